@@ -1,0 +1,55 @@
+# Everything runs in a virtual environment that these targets make and keep up to date.
+#
+#   PYTHON=...   the Python to make it with (default: the first of 3.8 to 3.12 that works)
+#   MXNET=cu112  the CUDA build of MXNet instead of the CPU one
+#   VENV=...     where to put it (default: .venv, or .venv-cu112)
+#   ARGS=...     more arguments for the script or for pytest
+
+MXNET ?= cpu
+VENV ?= .venv$(if $(filter-out cpu,$(MXNET)),-$(MXNET))
+PYTHON ?=
+ARGS ?=
+
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+COMPARE := benchmarks/ssd_synthetic.py --compare fp32,amp,mxnet-amp
+RESULTS := bench-results
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv ssd digits bench test test-all lint clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@sed -n 's/^#  /  /p' $(firstword $(MAKEFILE_LIST))
+
+venv: $(READY)  ## make or update the virtual environment
+
+$(READY): pyproject.toml setup.py tools/make_venv.sh tools/find_python.sh tools/check_libs.py
+	@VENV='$(VENV)' PYTHON='$(PYTHON)' tools/make_venv.sh '$(MXNET),bench,test'
+	@touch $@
+
+ssd: $(READY)  ## train the tutorial's SSD in FP32, with gluon_amp and with MXNet's AMP, and compare
+	$(RUN) $(COMPARE) $(ARGS)
+
+digits: $(READY)  ## train a small SSD on handwritten digits in FP32 and with gluon_amp, and compare
+	$(RUN) benchmarks/digits.py $(ARGS)
+
+bench: $(READY)  ## as `make ssd`, and keep figures and plot in bench-results/
+	@mkdir -p $(RESULTS)
+	$(RUN) $(COMPARE) --json $(RESULTS)/ssd.json --plot $(RESULTS)/ssd.png $(ARGS)
+
+test: $(READY)  ## run the tests but the slow ones
+	$(RUN) -m pytest -m "not slow" $(ARGS)
+
+test-all: $(READY)  ## run all tests
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(READY)  ## check style and types
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy gluon_amp
+
+clean:  ## remove the virtual environment and everything generated
+	[ ! -f '$(VENV)/pyvenv.cfg' ] || rm -rf '$(VENV)'
+	rm -rf $(RESULTS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

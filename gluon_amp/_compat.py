@@ -1,0 +1,299 @@
+"""Make ``import mxnet`` possible, or say what to install.
+
+:func:`prepare` runs before anything else of the package. It must therefore be readable by
+Pythons older than the supported ones, and import neither MXNet nor the rest of the package.
+"""
+
+import ctypes
+import importlib
+import importlib.util
+import logging
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+
+logger = logging.getLogger(__name__)
+
+PYTHON_MIN = (3, 8)
+PYTHON_MAX = (3, 12)
+MXNET_SERIES = "1.9"
+MXNET_DISTRIBUTIONS = (
+    "mxnet",
+    "mxnet-native",
+    "mxnet-cu117",
+    "mxnet-cu116",
+    "mxnet-cu115",
+    "mxnet-cu114",
+    "mxnet-cu113",
+    "mxnet-cu112",
+    "mxnet-cu111",
+    "mxnet-cu110",
+    "mxnet-cu102",
+    "mxnet-cu101",
+    "mxnet-cu100",
+    "mxnet-cu92",
+)
+INSTALL_MXNET = "python -m pip install mxnet==1.9.1"
+CUDA_HINT = "With a CUDA GPU install mxnet-cu112==1.9.1 instead."
+
+NUMPY_ALIASES = {"bool": bool, "object": object, "int": int, "float": float, "complex": complex, "str": str}
+
+# A library comes after those it needs. cuDNN opens its parts by name when they are first
+# used, which only finds them when they are loaded already or on the system's search path.
+CUDA_LIBRARIES = (
+    "libcudart.so.11.0",
+    "libnvrtc-builtins.so.11.*",
+    "libnvrtc.so.11.2",
+    "libcublasLt.so.11",
+    "libcublas.so.11",
+    "libcufft.so.10",
+    "libcurand.so.10",
+    "libcusolver.so.11",
+    "libnccl.so.2",
+    "libcudnn_ops_infer.so.8",
+    "libcudnn_ops_train.so.8",
+    "libcudnn_cnn_infer.so.8",
+    "libcudnn_cnn_train.so.8",
+    "libcudnn_adv_infer.so.8",
+    "libcudnn_adv_train.so.8",
+    "libcudnn.so.8",
+)
+
+
+def prepare() -> None:
+    """Check Python, NumPy and MXNet, then make MXNet importable. May be called repeatedly.
+
+    Raises
+    ------
+    ImportError
+        When Python, NumPy or MXNet is missing or of an unsupported version. The message says
+        what was found, what is supported and the command that installs it.
+
+    Examples
+    --------
+    >>> from gluon_amp._compat import prepare
+    >>> prepare()
+    >>> import mxnet as mx
+    """
+    check_python(sys.version_info[:3])
+    check_numpy(numpy_version(), sys.version_info[:3])
+    found = find_mxnet()
+    check_mxnet(found)
+    check_distutils()
+    add_numpy_aliases(importlib.import_module("numpy"))
+    if uses_cuda(found):
+        preload_cuda_libraries(sys.path)
+
+
+def check_python(version: Tuple[int, ...]) -> None:
+    """Raise ImportError unless MXNet 1.9.1 runs on this Python.
+
+    Parameters
+    ----------
+    version : tuple of int
+        Major, minor and micro version.
+    """
+    if PYTHON_MIN <= tuple(version[:2]) <= PYTHON_MAX:
+        return
+    raise ImportError(
+        "gluon_amp needs Python 3.8 to 3.12 (MXNet 1.9.1 runs on no other), "
+        f"found Python {_dotted(version)}.\nInstall Python 3.11, then: "
+        'python3.11 -m venv .venv && .venv/bin/python -m pip install mxnet==1.9.1 "numpy<1.24"'
+    )
+
+
+def numpy_version() -> Optional[str]:
+    """Return the version of the NumPy that ``import numpy`` gives, None without one."""
+    try:
+        return str(importlib.import_module("numpy").__version__)
+    except ModuleNotFoundError:
+        return None
+
+
+def check_numpy(version: Optional[str], python: Tuple[int, ...]) -> None:
+    """Raise ImportError unless MXNet 1.9.1 works with this NumPy.
+
+    Parameters
+    ----------
+    version : str or None
+        NumPy's version, None when it is not installed.
+    python : tuple of int
+        Python's version: which NumPy to advise depends on it.
+    """
+    if version is not None and int(version.split(".")[0]) < 2:
+        return
+    wanted = "numpy>=1.26,<2" if tuple(python[:2]) >= (3, 12) else "numpy<1.24"
+    found = "no NumPy" if version is None else f"NumPy {version}"
+    raise ImportError(
+        f"gluon_amp needs NumPy 1.x (MXNet 1.9.1 does not work with NumPy 2), found {found}.\n"
+        f'Run: python -m pip install "{wanted}"'
+    )
+
+
+def find_mxnet(
+    version_of: Optional[Callable[[str], Optional[str]]] = None,
+    modules: Optional[Mapping[str, Any]] = None,
+) -> Dict[str, str]:
+    """Return the MXNet builds that are loaded or installed, without importing one.
+
+    Parameters
+    ----------
+    version_of : callable, optional
+        Version of the distribution of a given name, None when it is not installed.
+    modules : mapping, optional
+        Loaded modules, ``sys.modules`` by default.
+
+    Returns
+    -------
+    dict of str to str
+        Version by name: of the module in memory (``'loaded mxnet'``) and of each distribution,
+        or of the source tree on ``sys.path`` when there is no distribution.
+    """
+    version_of = distribution_version if version_of is None else version_of
+    loaded = (sys.modules if modules is None else modules).get("mxnet")
+    installed = {name: version_of(name) for name in MXNET_DISTRIBUTIONS}
+    found = {name: version for name, version in installed.items() if version is not None}
+    if loaded is not None:
+        found["loaded mxnet"] = str(getattr(loaded, "__version__", "of unknown version"))
+    elif not found:
+        source = source_tree_version()
+        found.update({} if source is None else {"mxnet": source})
+    return found
+
+
+def distribution_version(name: str) -> Optional[str]:
+    """Return the version of an installed distribution, None when it is not installed."""
+    from importlib import metadata  # not in Python 3.7, which must get as far as check_python
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def source_tree_version() -> Optional[str]:
+    """Return the version of an MXNet built from source and reached through PYTHONPATH."""
+    spec = importlib.util.find_spec("mxnet")
+    if spec is None or spec.origin is None:
+        return None
+    libinfo = Path(spec.origin).parent / "libinfo.py"
+    text = libinfo.read_text(encoding="utf-8") if libinfo.is_file() else ""
+    match = re.search(r"""^__version__ = ['"](.+?)['"]""", text, re.MULTILINE)
+    return "of unknown version" if match is None else match.group(1)
+
+
+def check_mxnet(found: Mapping[str, str]) -> None:
+    """Raise ImportError unless there is an MXNet and every one is of the 1.9 series.
+
+    Parameters
+    ----------
+    found : mapping of str to str
+        As :func:`find_mxnet` returns it.
+    """
+    if not found:
+        raise ImportError(
+            f"gluon_amp needs MXNet 1.9.1, found no MXNet.\nRun: {INSTALL_MXNET}\n{CUDA_HINT}"
+        )
+    wrong = {name: version for name, version in found.items() if not _is_supported(version)}
+    if not wrong:
+        return
+    described = ", ".join(f"{name} {version}" for name, version in wrong.items())
+    packages = " ".join(name for name in wrong if name in MXNET_DISTRIBUTIONS) or "mxnet"
+    raise ImportError(
+        f"gluon_amp needs MXNet 1.9.1, found {described}.\n"
+        f"Run: python -m pip uninstall -y {packages} && {INSTALL_MXNET}\n{CUDA_HINT}"
+    )
+
+
+def check_distutils() -> None:
+    """Raise ImportError when distutils is missing: MXNet 1.9.1 imports it.
+
+    Python 3.12 has no distutils of its own; setuptools provides it.
+    """
+    if importlib.util.find_spec("distutils") is None:
+        raise ImportError(
+            f"MXNet 1.9.1 imports distutils, which Python {_dotted(sys.version_info[:3])} "
+            "does not have.\nRun: python -m pip install setuptools"
+        )
+
+
+def add_numpy_aliases(numpy: ModuleType) -> List[str]:
+    """Set ``np.bool`` and the like where NumPy no longer has them; MXNet 1.9.1 uses them.
+
+    Parameters
+    ----------
+    numpy : module
+        NumPy, or a stand-in.
+
+    Returns
+    -------
+    list of str
+        The names that were set.
+    """
+    # Not hasattr: NumPy 1.20 to 1.23 answer it with a DeprecationWarning for each name.
+    absent = [name for name in NUMPY_ALIASES if name not in vars(numpy)]
+    for name in absent:
+        setattr(numpy, name, NUMPY_ALIASES[name])
+    return absent
+
+
+def uses_cuda(found: Mapping[str, str]) -> bool:
+    """Return whether one of the installed distributions is a CUDA build."""
+    return any(name.startswith("mxnet-cu") for name in found)
+
+
+def preload_cuda_libraries(
+    roots: Iterable[str], load: Optional[Callable[[str], object]] = None
+) -> List[Path]:
+    """Load the CUDA libraries of the nvidia-*-cu11 packages, so that MXNet needs no system CUDA.
+
+    Those that no package provides are left for the system's CUDA to serve.
+
+    Parameters
+    ----------
+    roots : iterable of str
+        Directories to search for ``nvidia/*/lib``, usually ``sys.path``.
+    load : callable, optional
+        Loads the library at a path; ``ctypes.CDLL`` with ``RTLD_GLOBAL`` by default.
+
+    Returns
+    -------
+    list of pathlib.Path
+        The libraries loaded, in order.
+    """
+    load = _load_globally if load is None else load
+    directories = [path for root in roots for path in sorted(Path(root).glob("nvidia/*/lib"))]
+    loaded = []
+    for pattern in CUDA_LIBRARIES:
+        path = _first_match(directories, pattern)
+        if path is not None and _try_to_load(path, load):
+            loaded.append(path)
+    return loaded
+
+
+def _first_match(directories: Iterable[Path], pattern: str) -> Optional[Path]:
+    matches = (path for directory in directories for path in sorted(directory.glob(pattern)))
+    return next(matches, None)
+
+
+def _try_to_load(path: Path, load: Callable[[str], object]) -> bool:
+    try:
+        load(str(path))
+    except OSError as error:
+        logger.warning("Could not load %s (%s); MXNet will look for a system copy.", path, error)
+        return False
+    return True
+
+
+def _load_globally(path: str) -> ctypes.CDLL:
+    return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+
+
+def _is_supported(version: str) -> bool:
+    return version.split(".")[:2] == MXNET_SERIES.split(".")
+
+
+def _dotted(version: Tuple[int, ...]) -> str:
+    return ".".join(str(part) for part in version)

@@ -1,0 +1,336 @@
+"""gluon_amp._compat: what is refused and how, NumPy's aliases, the CUDA libraries."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+
+import gluon_amp
+from gluon_amp import _compat
+
+COMPAT = Path(_compat.__file__)
+REPOSITORY = Path(gluon_amp.__file__).parents[1]
+PREPARE = f"""
+import importlib.util
+spec = importlib.util.spec_from_file_location("_compat", {str(COMPAT)!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.prepare()
+"""
+
+
+def add_distribution(folder, name, version, module=None, code=""):
+    """Make `name` look installed in `folder`, with a module that would run `code`."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    package = folder / (module or name)
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").write_text(f"__version__ = {version!r}\n{code}")
+
+
+def isolated(code, *folders):
+    """Run `code` in a Python that sees the standard library and `folders` only."""
+    path = os.pathsep.join(str(folder) for folder in folders)
+    return subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Return a folder of fake packages that holds a NumPy and distutils fit for MXNet."""
+    add_distribution(tmp_path, "numpy", "1.23.5")
+    (tmp_path / "distutils").mkdir()
+    (tmp_path / "distutils" / "__init__.py").touch()
+    return tmp_path
+
+
+class TestPython:
+    @pytest.mark.parametrize("minor", range(8, 13))
+    def test_supported(self, minor):
+        _compat.check_python((3, minor, 1))
+
+    @pytest.mark.parametrize("version", [(3, 7, 16), (3, 13, 0), (3, 14, 0), (4, 0, 0), (2, 7, 18)])
+    def test_others_are_refused_with_the_way_out(self, version):
+        with pytest.raises(ImportError) as caught:
+            _compat.check_python(version)
+        message = str(caught.value)
+        assert "found Python {}.{}.{}.".format(*version) in message
+        assert "3.8 to 3.12" in message
+        assert "python3.11 -m venv .venv && .venv/bin/python -m pip install mxnet==1.9.1" in message
+
+    def test_older_pythons_can_read_the_module(self):
+        # Python 3.6 and 3.7 must get as far as check_python.
+        import ast
+
+        ast.parse(COMPAT.read_text(encoding="utf-8"), feature_version=(3, 6))
+        assert "from __future__ import annotations" not in COMPAT.read_text(encoding="utf-8")
+
+
+class TestNumPyVersion:
+    @pytest.mark.parametrize("version", ["1.17.0", "1.23.5", "1.26.4"])
+    def test_supported(self, version):
+        _compat.check_numpy(version, (3, 11, 7))
+
+    @pytest.mark.parametrize(
+        ("version", "python", "found", "wanted"),
+        [
+            ("2.0.0rc1", (3, 11, 7), "found NumPy 2.0.0rc1.", '"numpy<1.24"'),
+            ("2.3.1", (3, 12, 1), "found NumPy 2.3.1.", '"numpy>=1.26,<2"'),
+            (None, (3, 8, 18), "found no NumPy.", '"numpy<1.24"'),
+        ],
+    )
+    def test_others_are_refused_with_the_command(self, version, python, found, wanted):
+        with pytest.raises(ImportError) as caught:
+            _compat.check_numpy(version, python)
+        assert found in str(caught.value)
+        assert f"python -m pip install {wanted}" in str(caught.value)
+
+    def test_missing_numpy(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "numpy", None)
+        assert _compat.numpy_version() is None
+
+
+class TestFindMXNet:
+    def find(self, installed, modules=None):
+        return _compat.find_mxnet(installed.get, modules or {})
+
+    def test_every_build(self):
+        assert self.find({"mxnet": "1.9.1"}) == {"mxnet": "1.9.1"}
+        assert self.find({"mxnet-cu112": "1.9.1", "numpy": "1.2"}) == {"mxnet-cu112": "1.9.1"}
+
+    def test_module_in_memory_counts(self):
+        loaded = {"mxnet": types.SimpleNamespace(__version__="2.0.0")}
+        assert self.find({"mxnet": "1.9.1"}, loaded) == {"mxnet": "1.9.1", "loaded mxnet": "2.0.0"}
+
+    def test_module_in_memory_without_version(self):
+        assert self.find({}, {"mxnet": object()}) == {"loaded mxnet": "of unknown version"}
+
+    def test_source_tree_on_the_path(self, tmp_path, monkeypatch):
+        (tmp_path / "mxnet").mkdir()
+        (tmp_path / "mxnet" / "__init__.py").write_text("raise RuntimeError('imported')")
+        (tmp_path / "mxnet" / "libinfo.py").write_text('x = 1\n__version__ = "1.9.1"\n')
+        monkeypatch.delitem(sys.modules, "mxnet", raising=False)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert self.find({}) == {"mxnet": "1.9.1"}
+        (tmp_path / "mxnet" / "libinfo.py").unlink()
+        assert self.find({}) == {"mxnet": "of unknown version"}
+
+    def test_nothing_installed(self, monkeypatch):
+        monkeypatch.setattr(_compat, "source_tree_version", lambda: None)
+        assert self.find({}) == {}
+
+    def test_empty_folder_named_mxnet_is_no_mxnet(self, tmp_path, monkeypatch):
+        (tmp_path / "mxnet").mkdir()
+        monkeypatch.delitem(sys.modules, "mxnet", raising=False)
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+        importlib.invalidate_caches()
+        assert _compat.source_tree_version() is None
+
+
+class TestMXNetVersion:
+    @pytest.mark.parametrize("version", ["1.9.0", "1.9.1", "1.9.1.post0"])
+    def test_supported(self, version):
+        _compat.check_mxnet({"mxnet": version})
+
+    def test_missing(self):
+        with pytest.raises(ImportError) as caught:
+            _compat.check_mxnet({})
+        assert "found no MXNet" in str(caught.value)
+        assert "\nRun: python -m pip install mxnet==1.9.1\n" in str(caught.value)
+        assert "mxnet-cu112==1.9.1" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("found", "uninstall"),
+        [
+            ({"mxnet": "2.0.0b1"}, "mxnet"),
+            ({"mxnet": "1.19.1"}, "mxnet"),
+            ({"mxnet-cu112": "1.8.0.post0"}, "mxnet-cu112"),
+            ({"mxnet": "2.0.0b1", "mxnet-cu112": "1.9.1"}, "mxnet"),
+            ({"mxnet": "1.9.1", "loaded mxnet": "2.0.0"}, "mxnet"),
+            ({"loaded mxnet": "of unknown version"}, "mxnet"),
+        ],
+    )
+    def test_others_are_refused_with_the_command(self, found, uninstall):
+        with pytest.raises(ImportError) as caught:
+            _compat.check_mxnet(found)
+        message = str(caught.value)
+        assert f"python -m pip uninstall -y {uninstall} && python -m pip install mxnet==1.9.1" in message
+        name, version = next(item for item in found.items() if not item[1].startswith("1.9."))
+        assert f"{name} {version}" in message
+
+
+def test_missing_distutils(monkeypatch):
+    _compat.check_distutils()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="python -m pip install setuptools"):
+        _compat.check_distutils()
+
+
+class TestNumPyAliases:
+    def test_absent_ones_are_set(self):
+        numpy = types.ModuleType("numpy")
+        absent = ["bool", "object", "int", "float", "complex", "str"]
+        assert _compat.add_numpy_aliases(numpy) == absent
+        assert (numpy.bool, numpy.object, numpy.int) == (bool, object, int)
+        assert (numpy.float, numpy.complex, numpy.str) == (float, complex, str)
+        assert _compat.add_numpy_aliases(numpy) == []
+
+    def test_present_ones_are_kept(self):
+        numpy = types.ModuleType("numpy")
+        numpy.bool = numpy.int = "NumPy's own"
+        assert "bool" not in _compat.add_numpy_aliases(numpy)
+        assert numpy.bool == numpy.int == "NumPy's own"
+
+    def test_deprecated_ones_are_set_without_a_warning(self):
+        # As NumPy 1.20 to 1.23 have them: found by getattr, with a warning.
+        numpy = types.ModuleType("numpy")
+        numpy.__getattr__ = lambda name: warnings.warn(name, DeprecationWarning, stacklevel=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(_compat.add_numpy_aliases(numpy)) == 6
+            assert numpy.bool is bool
+
+    def test_the_installed_numpy(self):
+        import numpy
+
+        _compat.prepare()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert numpy.bool is bool
+            assert numpy.zeros(1, dtype=numpy.float).dtype == numpy.float64
+
+
+class TestCudaLibraries:
+    @pytest.fixture
+    def roots(self, tmp_path):
+        """Return two roots: all libraries are spread over the second, the first has none."""
+        libraries = [name.replace("*", "8") for name in _compat.CUDA_LIBRARIES]
+        for number, name in enumerate(libraries):
+            folder = tmp_path / "second" / "nvidia" / f"part{len(libraries) - number:02}" / "lib"
+            folder.mkdir(parents=True)
+            (folder / name).touch()
+        (tmp_path / "first" / "nvidia" / "cudnn" / "lib").mkdir(parents=True)
+        return [str(tmp_path / "first"), str(tmp_path / "absent"), str(tmp_path / "second")]
+
+    def test_loaded_after_what_they_need(self, roots):
+        paths = []
+        loaded = _compat.preload_cuda_libraries(roots, paths.append)
+        names = [Path(path).name for path in paths]
+        assert [str(path) for path in loaded] == paths
+        assert len(names) == len(_compat.CUDA_LIBRARIES)
+        order = {name: names.index(name) for name in names}
+        assert order["libnvrtc-builtins.so.11.8"] < order["libnvrtc.so.11.2"]
+        assert order["libcublasLt.so.11"] < order["libcublas.so.11"] < order["libcusolver.so.11"]
+        assert order["libcublas.so.11"] < order["libcudnn_ops_infer.so.8"] < order["libcudnn.so.8"]
+        assert names[-1] == "libcudnn.so.8"
+
+    def test_what_mxnet_links_to_is_covered(self):
+        assert {
+            "libcudnn.so.8",
+            "libcublas.so.11",
+            "libcudart.so.11.0",
+            "libcufft.so.10",
+            "libcusolver.so.11",
+            "libcurand.so.10",
+            "libnvrtc.so.11.2",
+            "libnccl.so.2",
+        } <= set(_compat.CUDA_LIBRARIES)
+
+    def test_absent_ones_are_skipped_in_silence(self, tmp_path, caplog):
+        folder = tmp_path / "nvidia" / "cublas" / "lib"
+        folder.mkdir(parents=True)
+        (folder / "libcublas.so.11").touch()
+        (folder / "libcublas.so.12").touch()
+        paths = []
+        _compat.preload_cuda_libraries([str(tmp_path)], paths.append)
+        assert paths == [str(folder / "libcublas.so.11")]
+        assert not caplog.records
+
+    def test_broken_one_is_reported_and_the_rest_loaded(self, roots, caplog):
+        def load(path):
+            if "cufft" in path:
+                raise OSError("file too short")
+
+        loaded = _compat.preload_cuda_libraries(roots, load)
+        assert len(loaded) == len(_compat.CUDA_LIBRARIES) - 1
+        assert "libcufft.so.10" in caplog.text
+        assert "file too short" in caplog.text
+
+    def test_the_loader_makes_symbols_global(self, monkeypatch):
+        calls = []
+        monkeypatch.setattr(_compat.ctypes, "CDLL", lambda path, mode: calls.append((path, mode)))
+        _compat._load_globally("lib.so")
+        assert calls == [("lib.so", _compat.ctypes.RTLD_GLOBAL)]
+
+    @pytest.mark.parametrize(("build", "expected"), [("mxnet", 0), ("mxnet-cu112", 1), ("mxnet-cu117", 1)])
+    def test_only_for_cuda_builds(self, build, expected, monkeypatch):
+        searched = []
+        monkeypatch.setattr(_compat, "find_mxnet", lambda: {build: "1.9.1"})
+        monkeypatch.setattr(_compat, "preload_cuda_libraries", searched.append)
+        _compat.prepare()
+        assert searched == [sys.path] * expected
+
+
+class TestPrepareInAnotherProcess:
+    def test_accepts_fakes_of_the_right_versions(self, site):
+        add_distribution(site, "mxnet", "1.9.1", code="raise RuntimeError('imported')")
+        done = isolated(PREPARE + "import sys, numpy; print(numpy.bool, 'mxnet' in sys.modules)", site)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split("\n")[0] == "<class 'bool'> False"
+
+    @pytest.mark.parametrize("name", ["mxnet", "mxnet-cu112"])
+    def test_refuses_mxnet_2_before_importing_it(self, site, name):
+        add_distribution(site, name, "2.0.0b1", module="mxnet", code="raise RuntimeError('imported')")
+        done = isolated(PREPARE, site)
+        assert f"ImportError: gluon_amp needs MXNet 1.9.1, found {name} 2.0.0b1." in done.stderr
+        assert "RuntimeError" not in done.stderr
+
+    def test_refuses_another_module_named_mxnet(self, site):
+        add_distribution(site, "mxnet", "1.9.1")
+        other = "import sys, types; m = types.ModuleType('mxnet'); m.__version__ = '2.0.0'\n"
+        done = isolated(other + "sys.modules['mxnet'] = m\n" + PREPARE, site)
+        assert "found loaded mxnet 2.0.0." in done.stderr
+
+    def test_refuses_no_mxnet(self, site):
+        done = isolated(PREPARE, site)
+        assert "found no MXNet." in done.stderr
+
+    def test_refuses_no_numpy(self, tmp_path):
+        done = isolated(PREPARE, tmp_path)
+        assert "found no NumPy." in done.stderr
+
+    def test_refuses_numpy_2(self, tmp_path):
+        add_distribution(tmp_path, "numpy", "2.1.0")
+        done = isolated(PREPARE, tmp_path)
+        assert "found NumPy 2.1.0." in done.stderr
+
+    def test_loads_cuda_libraries_for_the_cuda_build_only(self, site):
+        library = site / "nvidia" / "cudnn" / "lib" / "libcudnn.so.8"
+        library.parent.mkdir(parents=True)
+        library.write_text("not a library")
+        add_distribution(site, "mxnet", "1.9.1")
+        assert isolated(PREPARE, site).stderr == ""
+        add_distribution(site, "mxnet-cu112", "1.9.1", module="mxnet")
+        done = isolated(PREPARE, site)
+        assert done.returncode == 0
+        assert f"Could not load {library}" in done.stderr
+
+    @pytest.mark.parametrize(("version", "found"), [("2.0.0b1", "mxnet 2.0.0b1"), (None, "no MXNet")])
+    def test_import_of_the_package(self, site, version, found):
+        if version:
+            add_distribution(site, "mxnet", version, code="raise RuntimeError('imported')")
+        done = isolated("import gluon_amp", site, REPOSITORY)
+        assert done.stderr.splitlines()[-3].startswith("ImportError: gluon_amp needs MXNet 1.9.1")
+        assert f"found {found}." in done.stderr
+        assert "RuntimeError" not in done.stderr
