@@ -1,0 +1,19 @@
+"""Automatic mixed precision for Apache MXNet 1.9.1 Gluon.
+
+Three added lines train in mixed precision::
+
+    import gluon_amp as amp
+    amp.init()
+    amp.init_trainer(trainer)                                # a gluon.Trainer
+    with amp.scale_loss(loss, trainer) as scaled_loss:       # in the training loop
+        mx.autograd.backward(scaled_loss)
+"""
+from ._compat import prepare as _prepare
+
+_prepare()
+
+from .autocast import active_dtype, deinit, init, is_active  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = ["active_dtype", "deinit", "init", "is_active"]

@@ -1,0 +1,107 @@
+"""A cached op that rewrites its symbol for the precision policy in force when it is called.
+
+``HybridBlock._build_cache`` instantiates ``mxnet.ndarray.CachedOp`` with the traced symbol. The class here takes
+that place: it keeps the symbol as traced, and makes one stock cached op per way of running it.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Sequence, Tuple
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.ndarray import CachedOp, NDArray
+
+from .symbols import dtype_name, input_names
+
+__all__ = ["Inputs", "RewritingCachedOp", "StockCachedOp"]
+
+StockCachedOp = CachedOp
+
+
+class Inputs(NamedTuple):
+    """What is known of a symbol's inputs when it is about to run.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Arguments and auxiliary states, in order.
+    dtypes : tuple of str
+        Their data types.
+    shapes : tuple of tuple of int
+        Their shapes; empty where unknown.
+    device_type : str
+        ``'cpu'`` or ``'gpu'``.
+    guarded : frozenset of str
+        The inputs whose gradient is accumulated.
+    """
+
+    names: Tuple[str, ...]
+    dtypes: Tuple[Optional[str], ...]
+    shapes: Tuple[Tuple[int, ...], ...]
+    device_type: str
+    guarded: FrozenSet[str]
+
+
+# Rewrites a symbol for the inputs at hand; None to run it as it is. The token changes when the answer may.
+Rewriter = Callable[[mx.sym.Symbol, Inputs], Optional[mx.sym.Symbol]]
+
+
+class RewritingCachedOp:
+    """Runs a traced symbol, rewritten as long as AMP is active.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        The symbol as traced.
+    flags : sequence of (str, object)
+        The flags of MXNet's cached op.
+    """
+
+    # Set by hooks.install: gives the current rewriter, None while AMP is off.
+    current_rewriter: Callable[[], Optional[Rewriter]] = staticmethod(lambda: None)
+
+    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[Tuple[str, Any]] = ()):
+        self.symbol = symbol
+        self.flags = flags
+        self.accumulating: FrozenSet[str] = frozenset()
+        self._names = tuple(input_names(symbol))
+        self._data_positions = tuple(dict(flags).get("data_indices", ()))
+        self._plain: Optional[CachedOp] = None
+        self._rewriter: Optional[Rewriter] = None
+        self._variants: Dict[Any, CachedOp] = {}
+        self._hook: Tuple[Any, ...] = ()
+
+    def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
+        """Run the symbol; arguments and result are those of MXNet's cached op."""
+        rewriter = self.current_rewriter()
+        operation = self._stock() if rewriter is None else self._variant(rewriter, args)
+        if self._hook:
+            operation._register_op_hook(*self._hook)
+        return operation(*args, **kwargs)
+
+    def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
+        self._hook = (callback, monitor_all)
+
+    def _stock(self) -> CachedOp:
+        if self._plain is None:
+            self._plain = StockCachedOp(self.symbol, self.flags)
+        return self._plain
+
+    def _variant(self, rewriter: Rewriter, args: Sequence[NDArray]) -> CachedOp:
+        if rewriter is not self._rewriter:
+            self._rewriter, self._variants = rewriter, {}
+        dtypes = tuple(array.dtype for array in args)
+        device_type = args[0].context.device_type if args else "cpu"
+        key = (tuple(map(str, dtypes)), device_type, self._guarded(args))
+        if key not in self._variants:
+            inputs = Inputs(self._names, tuple(map(dtype_name, dtypes)), tuple(array.shape for array in args), *key[1:])
+            rewritten = rewriter(self.symbol, inputs)
+            self._variants[key] = self._stock() if rewritten is None else StockCachedOp(rewritten, self.flags)
+        return self._variants[key]
+
+    def _guarded(self, args: Sequence[NDArray]) -> FrozenSet[str]:
+        if not autograd.is_recording():
+            return frozenset()
+        # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.
+        marked = (self._names[i] for i in self._data_positions if args[i].grad is not None)
+        return self.accumulating.union(marked)

@@ -1,0 +1,185 @@
+"""Names and aliases of data types, and what the CPU and GPU at hand can run.
+
+Nothing here imports MXNet: a data type is its name (``'bfloat16'``) everywhere above the engine.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Mapping, NamedTuple, Optional
+
+import numpy as np
+
+from .errors import DTypeError, expected
+
+__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "Support", "cpu_isa", "cpu_support", "cuda_support", "normalize"]
+
+FLOAT16, BFLOAT16, FLOAT32 = "float16", "bfloat16", "float32"
+LOW_PRECISION = (FLOAT16, BFLOAT16)
+
+# MXNet's Python side represents bfloat16 as this structured type.
+BFLOAT16_DTYPE = np.dtype([("bfloat16", np.uint16)])
+
+
+def normalize(dtype: object, name: str = "target_dtype") -> str:
+    """Turn any accepted spelling of a low-precision type into its name.
+
+    Parameters
+    ----------
+    dtype : str, numpy.dtype or type
+        ``'float16'``, ``'bfloat16'``, ``np.float16``, MXNet's structured bfloat16 type.
+    name : str
+        The argument's name, for the error message.
+
+    Returns
+    -------
+    str
+        ``'float16'`` or ``'bfloat16'``.
+
+    Raises
+    ------
+    DTypeError
+        For every other value.
+
+    Examples
+    --------
+    >>> normalize(np.float16)
+    'float16'
+    """
+    if isinstance(dtype, str) and dtype in LOW_PRECISION:
+        return dtype
+    try:
+        as_numpy = np.dtype(dtype)  # type: ignore[call-overload]
+    except TypeError:
+        as_numpy = None
+    if as_numpy == BFLOAT16_DTYPE:
+        return BFLOAT16
+    if as_numpy is not None and as_numpy == np.float16:
+        return FLOAT16
+    raise DTypeError(expected("'float16', 'bfloat16', np.float16 or None (chosen by the machine)", name, dtype))
+
+
+class Support(NamedTuple):
+    """Whether a device runs a low-precision type, and why.
+
+    Attributes
+    ----------
+    dtype : str or None
+        The type this device should run in, None when it has none.
+    native : bool
+        False when the engine emulates the type, slower than FP32.
+    reason : str
+        One sentence for the log and for error messages.
+    """
+
+    dtype: Optional[str]
+    native: bool
+    reason: str
+
+
+# From the least to the most capable, as in oneDNN's DNNL_MAX_CPU_ISA.
+_ISA_LEVELS = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16",
+               "AVX512_CORE_AMX")
+_ISA_FLAGS = (("AVX512_CORE_AMX", ("amx_bf16", "amx_tile")), ("AVX512_CORE_BF16", ("avx512_bf16",)),
+              ("AVX512_CORE_VNNI", ("avx512_vnni",)),
+              ("AVX512_CORE", ("avx512f", "avx512bw", "avx512vl", "avx512dq")),
+              ("AVX2", ("avx2",)), ("AVX", ("avx",)))
+
+
+def cpu_isa(cpuinfo: Optional[str] = None, environ: Optional[Mapping[str, str]] = None) -> str:
+    """Name the instruction set that oneDNN will use on this CPU.
+
+    Parameters
+    ----------
+    cpuinfo : str, optional
+        Text in the form of ``/proc/cpuinfo``; read from the machine when None.
+    environ : mapping, optional
+        The environment; ``DNNL_MAX_CPU_ISA`` lowers the answer as it lowers oneDNN's own choice.
+
+    Returns
+    -------
+    str
+        One of oneDNN's names, such as ``'AVX512_CORE_BF16'``.
+
+    Examples
+    --------
+    >>> cpu_isa("flags : fpu avx avx2", environ={})
+    'AVX2'
+    """
+    environ = os.environ if environ is None else environ
+    if cpuinfo is None:
+        path = Path("/proc/cpuinfo")
+        cpuinfo = path.read_text() if path.exists() else ""
+    flags = next((set(line.split(":", 1)[1].split()) for line in cpuinfo.splitlines()
+                  if line.startswith("flags")), set())
+    found = next((isa for isa, needed in _ISA_FLAGS if flags.issuperset(needed)), "SSE41")
+    limit = environ.get("DNNL_MAX_CPU_ISA", "").upper()
+    if limit in _ISA_LEVELS:
+        found = min(found, limit, key=_ISA_LEVELS.index)
+    return found
+
+
+def cpu_support(isa: Optional[str] = None) -> Support:
+    """Say which low-precision type this CPU runs through MXNet's oneDNN, and how well.
+
+    Examples
+    --------
+    >>> cpu_support('AVX2').dtype is None
+    True
+    """
+    isa = cpu_isa() if isa is None else isa
+    level = _ISA_LEVELS.index(isa)
+    if level >= _ISA_LEVELS.index("AVX512_CORE_BF16"):
+        return Support(BFLOAT16, True, f"the CPU has bfloat16 instructions ({isa})")
+    if level >= _ISA_LEVELS.index("AVX512_CORE"):
+        return Support(BFLOAT16, False, f"the CPU has AVX512 without bfloat16 instructions ({isa}): oneDNN emulates "
+                                        "bfloat16, about 2x slower than FP32")
+    return Support(None, False, f"the CPU has no AVX512 ({isa}): oneDNN has no bfloat16 kernels for it")
+
+
+_COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
+
+
+def cuda_compute_capability(device_id: int = 0) -> Optional[tuple]:
+    """Ask the CUDA driver for a device's compute capability; None without driver or device.
+
+    Examples
+    --------
+    >>> cuda_compute_capability(10_000) is None
+    True
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, value = ctypes.c_int(), ctypes.c_int()
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGet(ctypes.byref(device), device_id) != 0:
+        return None
+    found = []
+    for attribute in (_COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR):
+        if cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) != 0:
+            return None
+        found.append(value.value)
+    return tuple(found)
+
+
+def cuda_support(capability: Optional[tuple]) -> Support:
+    """Say whether MXNet's published CUDA wheels run float16 on a device of this compute capability.
+
+    Examples
+    --------
+    >>> cuda_support((7, 5)).dtype
+    'float16'
+    >>> cuda_support((9, 0)).dtype is None
+    True
+    """
+    if capability is None:
+        return Support(FLOAT16, True, "the GPU's compute capability is unknown: float16 is assumed to work")
+    name = f"compute capability {capability[0]}.{capability[1]}"
+    if capability >= (9, 0):
+        return Support(None, False, f"the GPU has {name}: MXNet's wheels hold kernels for 5.0 to 8.9 only, and no PTX")
+    if capability < (5, 0):
+        return Support(None, False, f"the GPU has {name}: MXNet's wheels hold kernels for 5.0 to 8.9 only")
+    cores = "Tensor Cores" if capability >= (7, 0) else "no Tensor Cores: memory traffic is halved, not arithmetic"
+    return Support(FLOAT16, True, f"the GPU has {name} ({cores})")

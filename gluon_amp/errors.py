@@ -1,0 +1,65 @@
+"""Exceptions raised by gluon_amp, and the helpers that word them."""
+from __future__ import annotations
+
+import difflib
+from typing import Iterable
+
+__all__ = ["AmpError", "DTypeError", "GraphError", "PolicyError", "StateError", "closest", "expected"]
+
+
+class AmpError(Exception):
+    """Base of every exception that gluon_amp raises on purpose."""
+
+
+class DTypeError(AmpError, ValueError):
+    """A data type is unknown, or the device at hand cannot run it."""
+
+
+class GraphError(AmpError, ValueError):
+    """A symbol graph is malformed, or a rewrite of it broke an invariant."""
+
+
+class PolicyError(AmpError, ValueError):
+    """The operator lists or rules given by the user contradict each other or name unknown things."""
+
+
+class StateError(AmpError, RuntimeError):
+    """A call came at the wrong time: before ``init``, twice, or on the wrong trainer."""
+
+
+def closest(name: str, candidates: Iterable[str], count: int = 3) -> str:
+    """Word a suggestion of the closest known names.
+
+    Parameters
+    ----------
+    name : str
+        The name that was not found.
+    candidates : iterable of str
+        All names that would have been accepted.
+    count : int
+        The most suggestions to give.
+
+    Returns
+    -------
+    str
+        ``" Did you mean 'a' or 'b'?"``, or an empty string when nothing is close.
+
+    Examples
+    --------
+    >>> closest('Convolutoin', ['Convolution', 'Pooling'])
+    " Did you mean 'Convolution'?"
+    """
+    lowered = {candidate.lower(): candidate for candidate in candidates}
+    found = [lowered[key] for key in difflib.get_close_matches(name.lower(), lowered, count)]
+    return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def expected(what: str, name: str, value: object) -> str:
+    """Word "expected X, received name=value (of type T)".
+
+    Examples
+    --------
+    >>> expected("a number above 0", "scale", -1)
+    'expected a number above 0, received scale=-1 (of type int)'
+    """
+    return f"expected {what}, received {name}={value!r} (of type {type(value).__name__})"

@@ -1,0 +1,234 @@
+"""Graph and Node: an editable view of MXNet's symbol JSON, lossless both ways, and its verifier.
+
+The format is nnvm's: a topologically sorted list of nodes whose inputs are ``[node, output, version]``
+triples, and heads of the same form. Here inputs point at :class:`Node` objects, so that a rewrite needs no
+renumbering; the order of the list is restored when the graph is written.
+"""
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+from .errors import GraphError
+
+__all__ = ["Entry", "Graph", "Node", "unique_name"]
+
+VARIABLE = "null"
+
+
+class Entry(NamedTuple):
+    """One output of a node, as an operator reads it.
+
+    Attributes
+    ----------
+    node : Node
+        The producer.
+    index : int
+        Which of the producer's outputs.
+    version : int
+        nnvm's version of a mutable variable; copied, never interpreted.
+    """
+
+    node: "Node"
+    index: int = 0
+    version: int = 0
+
+    @property
+    def key(self) -> Tuple[int, int]:
+        """A hashable identity of the tensor (producer and output number)."""
+        return id(self.node), self.index
+
+    @property
+    def dtype(self) -> Optional[str]:
+        """The tensor's data type, None when the analysis does not know it."""
+        return self.node.dtypes[self.index] if self.index < len(self.node.dtypes) else None
+
+    @property
+    def shape(self) -> Optional[Tuple[int, ...]]:
+        """The tensor's shape, None when the analysis does not know it."""
+        return self.node.shapes[self.index] if self.index < len(self.node.shapes) else None
+
+
+@dataclass(eq=False)
+class Node:
+    """An operator or a variable of a graph.
+
+    Attributes
+    ----------
+    op : str
+        Registered operator name, ``'null'`` for a variable.
+    name : str
+        The user's name of the node.
+    attrs : dict of str to str
+        Operator parameters and symbol attributes, all strings.
+    inputs : list of Entry
+        What it reads, in the operator's order.
+    num_outputs : int
+        All outputs, hidden ones included.
+    extra : dict
+        JSON fields that are carried along unread (``subgraphs`` of control flow operators).
+    dtypes, shapes : list
+        Per output, written by the analysis; empty until then.
+    decision : object
+        The policy's decision for this operator, written by the assignment pass.
+    """
+
+    op: str
+    name: str
+    attrs: Dict[str, str] = field(default_factory=dict)
+    inputs: List[Entry] = field(default_factory=list)
+    num_outputs: int = 1
+    extra: Dict[str, Any] = field(default_factory=dict)
+    dtypes: List[Optional[str]] = field(default_factory=list)
+    shapes: List[Optional[Tuple[int, ...]]] = field(default_factory=list)
+    decision: Any = None
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether the node is an input of the graph rather than an operator."""
+        return self.op == VARIABLE
+
+    def __repr__(self) -> str:
+        return f"Node({self.op} {self.name!r})"
+
+
+class Graph:
+    """A symbol graph.
+
+    Parameters
+    ----------
+    heads : list of Entry
+        The graph's outputs.
+    attrs : dict
+        Graph attributes of the JSON (``mxnet_version``), carried along.
+
+    Examples
+    --------
+    >>> text = ('{"nodes": [{"op": "null", "name": "x", "inputs": []}], "arg_nodes": [0],'
+    ...         ' "node_row_ptr": [0, 1], "heads": [[0, 0, 0]]}')
+    >>> Graph.from_json(text).variables()
+    [Node(null 'x')]
+    """
+
+    def __init__(self, heads: List[Entry], attrs: Optional[Dict[str, Any]] = None):
+        self.heads = heads
+        self.attrs = attrs or {}
+
+    @classmethod
+    def from_json(cls, text: str) -> "Graph":
+        """Read a graph from the text that ``Symbol.tojson`` writes.
+
+        Raises
+        ------
+        GraphError
+            When the text is not JSON or not a symbol; the message says where.
+        """
+        try:
+            raw = json.loads(text)
+            rows = raw.get("node_row_ptr")
+            nodes: List[Node] = []
+            for number, item in enumerate(raw["nodes"]):
+                count = rows[number + 1] - rows[number] if rows else 1
+                nodes.append(_read_node(item, nodes, count))
+            return cls([_read_entry(head, nodes) for head in raw["heads"]], dict(raw.get("attrs", {})))
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise GraphError(f"not the JSON text of an MXNet symbol: {type(error).__name__}: {error}") from error
+
+    def to_json(self) -> str:
+        """Write the graph in the form that ``mx.sym.load_json`` reads."""
+        nodes = self.nodes()
+        number = {id(node): position for position, node in enumerate(nodes)}
+        rows = [0]
+        for node in nodes:
+            rows.append(rows[-1] + node.num_outputs)
+
+        def triple(entry: Entry) -> List[int]:
+            return [number[id(entry.node)], entry.index, entry.version]
+
+        items = []
+        for node in nodes:
+            item: Dict[str, Any] = {"op": node.op, "name": node.name}
+            if node.attrs:
+                item["attrs"] = node.attrs
+            item["inputs"] = [triple(entry) for entry in node.inputs]
+            item.update(node.extra)
+            items.append(item)
+        return json.dumps({"nodes": items,
+                           "arg_nodes": [i for i, node in enumerate(nodes) if node.is_variable],
+                           "node_row_ptr": rows, "heads": [triple(head) for head in self.heads],
+                           "attrs": self.attrs}, indent=2)
+
+    def nodes(self) -> List[Node]:
+        """All nodes in nnvm's own order (depth first, inputs before their reader).
+
+        Raises
+        ------
+        GraphError
+            When the graph has a cycle; the message names a node on it.
+        """
+        order: List[Node] = []
+        state: Dict[int, bool] = {}  # False: being visited, True: done
+        for head in self.heads:
+            stack: List[Tuple[Node, Iterator[Entry]]] = []
+            self._push(head.node, state, stack)
+            while stack:
+                node, pending = stack[-1]
+                entry = next(pending, None)
+                if entry is not None:
+                    self._push(entry.node, state, stack)
+                else:
+                    stack.pop()
+                    state[id(node)] = True
+                    order.append(node)
+        return order
+
+    @staticmethod
+    def _push(node: Node, state: Dict[int, bool], stack: List[Tuple[Node, Iterator[Entry]]]) -> None:
+        done = state.get(id(node))
+        if done is False:
+            raise GraphError(f"the graph has a cycle through {node!r}")
+        if done is None:
+            state[id(node)] = False
+            stack.append((node, iter(node.inputs)))
+
+    def operators(self) -> List[Node]:
+        """All nodes that are operators, in order."""
+        return [node for node in self.nodes() if not node.is_variable]
+
+    def variables(self) -> List[Node]:
+        """All nodes that are variables, in the order of ``Symbol.list_inputs``."""
+        return [node for node in self.nodes() if node.is_variable]
+
+
+def unique_name(base: str, taken: Set[str]) -> str:
+    """Return ``base``, numbered when it is in ``taken`` already, and note it there.
+
+    Examples
+    --------
+    >>> unique_name('fc_cast', {'fc_cast'})
+    'fc_cast1'
+    """
+    name, count = base, 1
+    while name in taken:
+        name, count = f"{base}{count}", count + 1
+    taken.add(name)
+    return name
+
+
+def _read_entry(raw: Any, nodes: List[Node]) -> Entry:
+    node, index = raw[0], raw[1]
+    if not (isinstance(node, int) and 0 <= node < len(nodes)):
+        raise ValueError(f"an input refers to node {node}, which does not come before it")
+    if not (isinstance(index, int) and 0 <= index < nodes[node].num_outputs):
+        raise ValueError(f"an input refers to output {index} of {nodes[node]!r}, which has {nodes[node].num_outputs}")
+    return Entry(nodes[node], index, raw[2] if len(raw) > 2 else 0)
+
+
+def _read_node(raw: Any, nodes: List[Node], num_outputs: int) -> Node:
+    # Files of MXNet before 1.0 say "param" or "attr" where later ones say "attrs".
+    attrs = {**raw.get("param", {}), **raw.get("attr", {}), **raw.get("attrs", {})}
+    known = {"op", "name", "attrs", "attr", "param", "inputs", "backward_source_id"}
+    return Node(op=raw["op"], name=raw["name"], attrs=attrs,
+                inputs=[_read_entry(entry, nodes) for entry in raw["inputs"]], num_outputs=num_outputs,
+                extra={key: value for key, value in raw.items() if key not in known})

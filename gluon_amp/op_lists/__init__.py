@@ -1,0 +1,34 @@
+"""Operator tables: for each target data type, the precision that each operator runs in. Data only."""
+from __future__ import annotations
+
+from typing import Dict, Mapping, Tuple
+
+from ..dtypes import BFLOAT16, FLOAT16
+from . import bfloat16, float16
+from .records import FP32, LOWER, NEUTRAL, RULES, WIDEST, OpRule
+
+__all__ = ["DEFAULT_RULE", "FP32", "LOWER", "NEUTRAL", "RULES", "WIDEST", "OpRule", "table"]
+
+# What happens to an operator that is in no table: a custom operator, a plug-in's, a rare one.
+DEFAULT_RULE = OpRule("*", FP32, note="not in the operator tables: FP32 is safe for every operator")
+
+
+def _index(records: Tuple[OpRule, ...]) -> Dict[str, Tuple[OpRule, ...]]:
+    found: Dict[str, Tuple[OpRule, ...]] = {}
+    for record in records:
+        found[record.name] = (*found.get(record.name, ()), record)
+    return found
+
+
+_TABLES = {BFLOAT16: _index(bfloat16.TABLE), FLOAT16: _index(float16.TABLE)}
+
+
+def table(target_dtype: str) -> Mapping[str, Tuple[OpRule, ...]]:
+    """Return the operator table of a target type: operator name to its records, in order of precedence.
+
+    Examples
+    --------
+    >>> [record.rule for record in table('bfloat16')['Convolution']][-1]
+    'LOWER'
+    """
+    return _TABLES[target_dtype]

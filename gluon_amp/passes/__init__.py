@@ -1,0 +1,52 @@
+"""Graph rewrites: one module per pass, and the pipeline that runs them in order.
+
+A pass is a function of a :class:`~gluon_amp.graph.Graph` and a :class:`Context` that edits the graph in
+place and says whether it changed anything. Passes read the data types and shapes that an analysis wrote into
+the nodes, and keep them up to date for the nodes they add.
+"""
+from __future__ import annotations
+
+from typing import Callable, FrozenSet, Tuple
+
+from ..graph import Graph
+from ..policy import Policy
+from . import align_channels, assign_dtypes, place_casts, shape_operands, verify
+from .context import Context
+
+__all__ = ["PIPELINE", "Context", "rewrite"]
+
+Pass = Callable[[Graph, Context], bool]
+
+PIPELINE: Tuple[Pass, ...] = (shape_operands.run, assign_dtypes.run, align_channels.run, place_casts.run)
+
+
+def rewrite(graph: Graph, policy: Policy, guarded: FrozenSet[str] = frozenset(), check: bool = False) -> bool:
+    """Rewrite an analysed FP32 graph for mixed precision, in place.
+
+    Parameters
+    ----------
+    graph : Graph
+        Its nodes carry data types, and shapes where known.
+    policy : Policy
+        Decides the precision of each operator.
+    guarded : frozenset of str
+        Variables whose gradient is accumulated (``grad_req='add'``): MXNet's ``amp_cast`` loses it.
+    check : bool
+        Verify the result, for tests and debugging.
+
+    Returns
+    -------
+    bool
+        False when nothing runs in low precision: the graph is then untouched up to exact simplifications.
+
+    Raises
+    ------
+    GraphError
+        When the verifier finds a broken invariant.
+    """
+    context = Context(policy, guarded)
+    before = [node.name for node in graph.variables()]
+    changed = any([run(graph, context) for run in PIPELINE])
+    if check:
+        verify.run(graph, context, before)
+    return changed

@@ -1,0 +1,72 @@
+"""Pad convolutions' output channels to the multiple that the fast low-precision kernels need.
+
+oneDNN falls back to slow kernels for bfloat16 convolutions whose channel counts are not multiples of 16.
+Zero filters are appended to the weight inside the graph and the extra outputs are sliced off, so parameters,
+gradients and files keep the user's shapes, and the values are exact.
+"""
+from __future__ import annotations
+
+from typing import Optional, Set
+
+from ..dtypes import BFLOAT16, FLOAT16
+from ..graph import Entry, Graph, Node, unique_name
+from .context import Context, operator
+
+__all__ = ["MULTIPLE", "run"]
+
+MULTIPLE = {BFLOAT16: 16, FLOAT16: 8}
+
+
+def run(graph: Graph, context: Context) -> bool:
+    """Pad every low-precision convolution that needs it and whose shapes are known.
+
+    Returns
+    -------
+    bool
+        Whether one was padded.
+    """
+    nodes = graph.nodes()
+    names = {node.name for node in nodes}
+    padded = {id(node): _pad(node, extra, names, context) for node in nodes
+              for extra in [_missing_channels(node, context)] if extra}
+    for node in nodes:
+        node.inputs = [padded.get(id(entry.node), entry) for entry in node.inputs]
+    graph.heads = [padded.get(id(head.node), head) for head in graph.heads]
+    return bool(padded)
+
+
+def _missing_channels(node: Node, context: Context) -> Optional[int]:
+    """Return how many output channels to add; None when the node is to be left alone."""
+    if node.op != "Convolution" or node.dtypes[0] != context.target or int(node.attrs.get("num_group", 1)) != 1:
+        return None
+    weight = node.inputs[1].shape
+    # Fewer output channels than half a block would more than double the arithmetic.
+    if weight is None or 0 in weight or weight[0] < MULTIPLE[context.target] // 2:
+        return None
+    return -weight[0] % MULTIPLE[context.target] or None
+
+
+def _pad(node: Node, extra: int, names: Set[str], context: Context) -> Entry:
+    """Pad a convolution in place and return its output cut back to the user's channels."""
+    channels = node.shapes[0]
+    filters = int(node.attrs["num_filter"])
+    cut = operator("slice_axis", unique_name(f"{node.name}_unpad", names), [], Entry(node), axis=1, begin=0,
+                   end=filters)
+    node.attrs = {**node.attrs, "num_filter": str(filters + extra)}
+    if channels is not None:
+        node.shapes = [(channels[0], filters + extra, *channels[2:])]
+    node.inputs = [node.inputs[0], *(_appended(entry, extra, names) for entry in node.inputs[1:])]
+    cut.inputs = [Entry(node)]
+    return Entry(cut)
+
+
+def _appended(entry: Entry, extra: int, names: Set[str]) -> Entry:
+    """Append ``extra`` zero rows to a weight or bias."""
+    shape = entry.shape or ()
+    zeros = operator("_zeros", unique_name(f"{entry.node.name}_zeros", names), [], entry,
+                     shape=(extra, *shape[1:]), dtype=entry.dtype)
+    zeros.shapes = [(extra, *shape[1:])]
+    joined = operator("Concat", unique_name(f"{entry.node.name}_padded", names), [entry, Entry(zeros)], entry,
+                      dim=0, num_args=2)
+    joined.shapes = [(shape[0] + extra, *shape[1:])]
+    return Entry(joined)

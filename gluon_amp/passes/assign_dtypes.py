@@ -1,0 +1,65 @@
+"""Give every operator a precision, by propagation from the inputs to the outputs."""
+from __future__ import annotations
+
+from typing import List, Optional
+
+from ..dtypes import FLOAT32
+from ..graph import Graph, Node
+from ..op_lists import FP32, LOWER, NEUTRAL
+from .context import Context
+
+__all__ = ["input_dtypes", "run"]
+
+
+def run(graph: Graph, context: Context) -> bool:
+    """Write each operator's decision and the data types of its outputs.
+
+    Returns
+    -------
+    bool
+        Whether any operator runs in low precision.
+    """
+    lowered = False
+    for node in graph.operators():
+        shape = node.inputs[0].shape if node.inputs else None
+        channels = shape[1] if shape and len(shape) > 1 else None
+        node.decision = context.policy.decide(node.op, node.attrs, channels)
+        if _precision(node, context) == context.target:
+            lowered |= _lower_outputs(node, context)
+    return lowered
+
+
+def _precision(node: Node, context: Context) -> Optional[str]:
+    """Return the precision that a node's floating-point data takes; None when it has no such data."""
+    rule = node.decision.rule
+    data = [entry.dtype for position, entry in enumerate(node.inputs)
+            if position not in node.decision.fp32_inputs and context.is_float(entry)]
+    if not data:
+        return None
+    if rule == FP32:
+        return FLOAT32
+    if rule == LOWER:
+        return context.target
+    if rule == NEUTRAL:
+        return data[0]
+    return FLOAT32 if FLOAT32 in data else context.target
+
+
+def _lower_outputs(node: Node, context: Context) -> bool:
+    # The hidden outputs of operators with FP32 inputs (BatchNorm's mean and variance) are FP32 as well.
+    count = 1 if node.decision.fp32_inputs else len(node.dtypes)
+    lowered = False
+    for index in range(count):
+        if node.dtypes[index] == FLOAT32:
+            node.dtypes[index] = context.target
+            lowered = True
+    return lowered
+
+
+def input_dtypes(node: Node, context: Context) -> List[Optional[str]]:
+    """Return the type that each input must have; None where the input is left as it is."""
+    precision = _precision(node, context)
+    return [None if not context.is_float(entry)
+            else FLOAT32 if position in node.decision.fp32_inputs
+            else precision
+            for position, entry in enumerate(node.inputs)]

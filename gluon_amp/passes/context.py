@@ -1,0 +1,42 @@
+"""What every pass needs to know beside the graph."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import FrozenSet, List
+
+from ..dtypes import FLOAT32
+from ..graph import Entry, Node
+from ..policy import Policy
+
+__all__ = ["Context", "operator"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """The settings of one rewrite.
+
+    Attributes
+    ----------
+    policy : Policy
+        Decides the precision of each operator.
+    guarded : frozenset of str
+        Names of variables whose gradient is accumulated rather than written.
+    """
+
+    policy: Policy
+    guarded: FrozenSet[str] = frozenset()
+
+    @property
+    def target(self) -> str:
+        """The low-precision type."""
+        return self.policy.target_dtype
+
+    def is_float(self, entry: Entry) -> bool:
+        """Whether the tensor is one that passes may cast: FP32, or low precision by an earlier decision."""
+        return entry.dtype in (FLOAT32, self.target)
+
+
+def operator(op: str, name: str, inputs: List[Entry], like: Entry, **attrs: object) -> Node:
+    """Make a single-output operator node with the data type and shape of ``like``."""
+    return Node(op, name, {key: str(value) for key, value in attrs.items()}, inputs,
+                dtypes=[like.dtype], shapes=[like.shape])

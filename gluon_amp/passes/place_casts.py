@@ -1,0 +1,74 @@
+"""Insert an ``amp_cast`` where producer and consumer differ, once per tensor and data type."""
+from __future__ import annotations
+
+from typing import Dict, List, Set, Tuple
+
+from ..dtypes import FLOAT32
+from ..graph import Entry, Graph, Node, unique_name
+from .assign_dtypes import input_dtypes
+from .context import Context, operator
+
+__all__ = ["CAST", "run"]
+
+CAST = "amp_cast"
+
+
+def run(graph: Graph, context: Context) -> bool:
+    """Make the data types of the graph agree; its outputs keep the types they had.
+
+    Returns
+    -------
+    bool
+        Whether a cast was inserted.
+    """
+    nodes = graph.nodes()
+    casts = _Casts(context, {node.name for node in nodes})
+    for node in nodes:
+        if node.decision is None:
+            continue
+        for position, wanted in enumerate(input_dtypes(node, context)):
+            if wanted is not None:
+                node.inputs[position] = casts.to(node.inputs[position], wanted)
+    graph.heads = [_restored(head, casts, context) for head in graph.heads]
+    return bool(casts.made)
+
+
+def _restored(head: Entry, casts: "_Casts", context: Context) -> Entry:
+    lowered = head.dtype == context.target and head.node.decision is not None
+    return casts.to(head, FLOAT32) if lowered else head
+
+
+class _Casts:
+    """Makes casts, one per tensor and type."""
+
+    def __init__(self, context: Context, names: Set[str]):
+        self.context = context
+        self.names = names
+        self.made: Dict[Tuple[Tuple[int, int], str], Node] = {}
+
+    def to(self, entry: Entry, dtype: str) -> Entry:
+        """Return the tensor in ``dtype``."""
+        if entry.dtype == dtype:
+            return entry
+        key = (entry.key, dtype)
+        if key not in self.made:
+            source = self._guarded(entry)
+            cast = operator(CAST, self._name(entry, dtype), [source], entry, dtype=dtype)
+            cast.dtypes = [dtype]
+            self.made[key] = cast
+        return Entry(self.made[key])
+
+    def _guarded(self, entry: Entry) -> Entry:
+        # MXNet's CPU amp_cast ignores grad_req='add' and loses the gradient; an identity in between keeps it.
+        if not (entry.node.is_variable and entry.node.name in self.context.guarded):
+            return entry
+        return Entry(operator("_copy", self._name(entry, "guard"), [entry], entry))
+
+    def _name(self, entry: Entry, suffix: str) -> str:
+        output = str(entry.index) if entry.node.num_outputs > 1 and entry.index else ""
+        return unique_name(f"{entry.node.name}{output}_{suffix}", self.names)
+
+
+def cast_nodes(graph: Graph) -> List[Node]:
+    """All casts in a graph."""
+    return [node for node in graph.operators() if node.op == CAST]

@@ -1,0 +1,35 @@
+"""Cut what is computed for its shape only.
+
+``slice_like(anchors, x * 0)``, an idiom of GluonCV's detectors, computes a tensor as large as a feature map and
+sends a zero gradient of that size back. Reading ``x`` itself behind a BlockGrad gives the same result.
+"""
+from __future__ import annotations
+
+from ..graph import Entry, Graph, unique_name
+from .context import Context, operator
+
+__all__ = ["run"]
+
+_SHAPE_OPERANDS = {"slice_like": 1, "reshape_like": 1, "broadcast_like": 1}
+_KEEPS_SHAPE_AND_TYPE = {"_mul_scalar", "_plus_scalar", "_minus_scalar"}
+
+
+def run(graph: Graph, context: Context) -> bool:
+    """Replace operands that give only their shape by a cheap tensor of that shape."""
+    nodes = graph.nodes()
+    names = {node.name for node in nodes}
+    changed = False
+    for node in nodes:
+        position = _SHAPE_OPERANDS.get(node.op)
+        if position is None or position >= len(node.inputs):
+            continue
+        operand = node.inputs[position]
+        source = operand
+        while source.node.op in _KEEPS_SHAPE_AND_TYPE and source.node.inputs[0].dtype == operand.dtype:
+            source = source.node.inputs[0]
+        if source is operand or source.dtype is None:
+            continue
+        block = operator("BlockGrad", unique_name(f"{node.name}_shape", names), [source], source)
+        node.inputs[position] = Entry(block)
+        changed = True
+    return changed

@@ -1,0 +1,156 @@
+"""The policy: operator and attributes to a precision rule, with the user's overrides."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import List, Mapping, Optional, Sequence, Tuple
+
+from . import op_lists
+from .errors import PolicyError, closest, expected
+from .op_lists import FP32, LOWER, OpRule
+
+__all__ = ["Policy", "make_policy"]
+
+ConditionalOp = Tuple[str, str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Decides the precision that an operator runs in.
+
+    Attributes
+    ----------
+    target_dtype : str
+        ``'bfloat16'`` or ``'float16'``.
+    overrides : mapping of str to tuple of OpRule
+        Records that come before those of the built-in table.
+
+    Examples
+    --------
+    >>> Policy('bfloat16').decide('FullyConnected', {}).rule
+    'LOWER'
+    """
+
+    target_dtype: str
+    overrides: Mapping[str, Tuple[OpRule, ...]] = field(default_factory=dict)
+
+    def decide(self, op: str, attrs: Mapping[str, str], channels: Optional[int] = None) -> OpRule:
+        """Return the record that governs an operator.
+
+        Parameters
+        ----------
+        op : str
+            Registered operator name.
+        attrs : mapping of str to str
+            Its parameters, as in symbol JSON.
+        channels : int, optional
+            Size of axis 1 of its data input, None where unknown.
+
+        Returns
+        -------
+        OpRule
+        """
+        records = (*self.overrides.get(op, ()), *op_lists.table(self.target_dtype).get(op, ()))
+        return next((record for record in records if _holds(record, attrs, channels)), op_lists.DEFAULT_RULE)
+
+
+def _holds(record: OpRule, attrs: Mapping[str, str], channels: Optional[int]) -> bool:
+    if record.min_channels and channels is not None and channels < record.min_channels:
+        return False
+    if record.when is None:
+        return True
+    attribute, values = record.when
+    return str(attrs.get(attribute)) in values
+
+
+def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_precision_ops: Optional[Sequence[str]] = None,
+                fp32_ops: Optional[Sequence[str]] = None,
+                conditional_fp32_ops: Optional[Sequence[ConditionalOp]] = None) -> Policy:
+    """Build a policy from operator lists as MXNet's ``amp.init`` takes them.
+
+    Parameters
+    ----------
+    target_dtype : str
+        ``'bfloat16'`` or ``'float16'``.
+    known_ops : mapping of str to str
+        Every name that MXNet knows an operator by, to the one it is registered under.
+    target_precision_ops : sequence of str, optional
+        The operators that run in ``target_dtype``, in place of the table's.
+    fp32_ops : sequence of str, optional
+        Operators forced to FP32, beside the table's.
+    conditional_fp32_ops : sequence of (str, str, sequence of str), optional
+        Operator, attribute, and the attribute's values that force FP32, beside the table's.
+
+    Raises
+    ------
+    PolicyError
+        For an unknown operator, one in two lists, or one that has no sound kernel in ``target_dtype``.
+
+    Examples
+    --------
+    >>> known = {'Convolution': 'Convolution'}
+    >>> make_policy('bfloat16', known, fp32_ops=['Convolution']).decide('Convolution', {}).rule
+    'FP32'
+    """
+    lower = _names("target_precision_ops", target_precision_ops, known_ops)
+    forced = _names("fp32_ops", fp32_ops, known_ops)
+    conditional = _conditions(conditional_fp32_ops, known_ops)
+    listed = {"target_precision_ops": lower, "fp32_ops": forced,
+              "conditional_fp32_ops": [name for name, _, _ in conditional]}
+    _check_disjoint(listed)
+    overrides = {name: (OpRule(name, FP32, note="in the fp32_ops list"),) for name in forced}
+    for name, attribute, values in conditional:
+        record = OpRule(name, FP32, when=(attribute, tuple(map(str, values))), note="in the conditional_fp32_ops list")
+        overrides[name] = (*overrides.get(name, ()), record)
+    if target_precision_ops is not None:
+        overrides.update(_lower_overrides(target_dtype, lower))
+    return Policy(target_dtype, overrides)
+
+
+def _lower_overrides(target_dtype: str, names: List[str]) -> Mapping[str, Tuple[OpRule, ...]]:
+    table = op_lists.table(target_dtype)
+    found = {}
+    for name in names:
+        unsafe = [record for record in table.get(name, ()) if not record.safe]
+        if any(record.when is None for record in unsafe):
+            raise PolicyError(f"target_precision_ops: {name!r} cannot run in {target_dtype}: {unsafe[0].note}. "
+                              "Leave it out of the list")
+        fp32_inputs = next((record.fp32_inputs for record in table.get(name, ())), ())
+        found[name] = (*unsafe, OpRule(name, LOWER, fp32_inputs=fp32_inputs, note="in the target_precision_ops list"))
+    dropped = [name for name, records in table.items() if any(record.rule == LOWER for record in records)
+               and name not in found]
+    for name in dropped:
+        found[name] = (OpRule(name, FP32, note="not in the target_precision_ops list"),)
+    return found
+
+
+def _names(argument: str, value: Optional[Sequence[str]], known: Mapping[str, str]) -> List[str]:
+    if value is None:
+        return []
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+        raise PolicyError(expected("a list of operator names", argument, value))
+    return [_registered(argument, name, known) for name in value]
+
+
+def _conditions(value: Optional[Sequence[ConditionalOp]], known: Mapping[str, str]) -> List[ConditionalOp]:
+    argument = "conditional_fp32_ops"
+    for item in value or ():
+        shaped = isinstance(item, (tuple, list)) and len(item) == 3
+        if not (shaped and isinstance(item[0], str) and isinstance(item[1], str) and isinstance(item[2], (tuple, list))):
+            raise PolicyError(expected("a list of (operator, attribute, [values]) tuples", argument, value))
+    return [(_registered(argument, op, known), attribute, values) for op, attribute, values in value or ()]
+
+
+def _registered(argument: str, name: str, known: Mapping[str, str]) -> str:
+    if name not in known:
+        raise PolicyError(f"{argument}: MXNet has no operator {name!r}.{closest(name, known)}")
+    return known[name]
+
+
+def _check_disjoint(listed: Mapping[str, Sequence[str]]) -> None:
+    arguments = list(listed)
+    for position, first in enumerate(arguments):
+        for second in arguments[position + 1:]:
+            common = sorted(set(listed[first]) & set(listed[second]))
+            if common:
+                raise PolicyError(f"operators can be in one list only; in both {first} and {second}: "
+                                  f"{', '.join(common)}")
