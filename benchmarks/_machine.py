@@ -1,0 +1,129 @@
+"""What the measurements ran on: processor, memory, versions. Nothing here imports a framework."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+# the flags of /proc/cpuinfo that decide which kernels oneDNN can use
+_INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
+_PACKAGES = ("mxnet", "gluon_amp", "gluoncv", "numpy")
+_SETTING_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MXNET_", "DNNL_", "ONEDNN_", "OPENBLAS_", "CUDA_VISIBLE")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _records(cpuinfo: str) -> list[dict[str, str]]:
+    """Split the text of /proc/cpuinfo into one mapping a logical processor."""
+    records = []
+    for block in cpuinfo.strip().split("\n\n"):
+        pairs = (line.partition(":") for line in block.splitlines())
+        records.append({key.strip(): value.strip() for key, _, value in pairs})
+    return records
+
+
+def physical_cores(cpuinfo: str | None = None, usable: set[int] | None = None) -> int:
+    """Count the physical cores that this process may use.
+
+    Parameters
+    ----------
+    cpuinfo : str, optional
+        The text of /proc/cpuinfo, read from this machine by default.
+    usable : set of int, optional
+        The logical processors to count, those of this process by default.
+    """
+    if usable is None:
+        everything = set(range(os.cpu_count() or 1))
+        usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else everything
+    cores = set()
+    for record in _records(_read("/proc/cpuinfo") if cpuinfo is None else cpuinfo):
+        number = record.get("processor", "")
+        if number.isdigit() and int(number) in usable:
+            cores.add((record.get("physical id", "0"), record.get("core id", number)))
+    return len(cores) or len(usable)
+
+
+def describe() -> dict[str, Any]:
+    """Return the machine: processor, instruction sets, cores, memory in bytes, system and Python."""
+    first = _records(_read("/proc/cpuinfo"))[0]
+    flags = set(first.get("flags", "").split())
+    return {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": first.get("model name") or platform.processor() or "unknown",
+        "cpu_family_model": f"{first.get('cpu family', '?')}/{first.get('model', '?')}",
+        "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
+        "physical_cores": physical_cores(),
+        "logical_cores": os.cpu_count() or 1,
+        "memory": _meminfo("MemTotal"),
+        "memory_available": available_memory(),
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that take part, for those that are installed."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def library_settings() -> dict[str, str]:
+    """Return the environment variables that change how the numerical libraries run."""
+    return {key: value for key, value in sorted(os.environ.items()) if key.startswith(_SETTING_PREFIXES)}
+
+
+def _meminfo(field: str) -> int:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def available_memory() -> int:
+    """Return the bytes that new processes can use: the machine's, or the container's if it has fewer."""
+    available = _meminfo("MemAvailable")
+    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        available = min(available or int(limit), max(0, int(limit) - int(used)))
+    return available
+
+
+def peak_memory() -> int:
+    """Return the most bytes of host memory that this process has held so far."""
+    for line in _read("/proc/self/status").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    # where there is no /proc; there it may count what the parent process held before exec
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def matmul_gflops(size: int = 2048, repeats: int = 3) -> float:
+    """Return the FP32 speed of this machine's matrix product, in 1e9 operations a second.
+
+    A quick estimate (under a second) of how long a training step will take.
+    """
+    import numpy as np  # after the caller has set the number of threads
+
+    left = np.ones((size, size), np.float32)
+    left @ left
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        left @ left
+        best = min(best, time.perf_counter() - begin)
+    return 2.0 * size**3 / best / 1e9

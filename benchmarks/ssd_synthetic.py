@@ -1,0 +1,217 @@
+"""Train SSD on synthetic data, as MXNet's AMP tutorial does, and measure how fast that goes.
+
+    python benchmarks/ssd_synthetic.py                              # FP32, the tutorial's lines
+    python benchmarks/ssd_synthetic.py --amp                        # mixed precision
+    python benchmarks/ssd_synthetic.py --compare fp32,amp,mxnet-amp # side by side, with a table
+    python benchmarks/ssd_synthetic.py --amp --data DIR             # real images in Pascal VOC's format
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn, Sequence
+
+import _machine
+import _report
+import _sizes
+from _children import ChildCommand
+from _compare import Comparison, Plan, Track, compare
+from _errors import ChildFailed, UsageError
+from _registry import build, implementation
+from _worker import timed_step
+from tqdm import tqdm
+
+DEFAULT_NETWORK = "ssd_512_resnet50_v1_coco"
+DEFAULT_STEPS = 20
+DEFAULT_WARMUP = 2
+WORKER = Path(__file__).with_name("_worker.py")
+_SIZE_OF_COST = 512  # the side length in pixels that the cost below belongs to
+
+# ssd_512_resnet50_v1_coco in FP32; other networks differ, which a measured warm-up step then shows
+COST = _sizes.Cost(base_bytes=1.0e9, sample_bytes=0.68e9, sample_gflop=180.0)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--amp", action="store_true", help="mixed precision through gluon_amp")
+    what.add_argument("--dtype", help="bfloat16 or float16 (default: what the device is good at)")
+    what.add_argument("--compare", metavar="NAMES", help="measure in turns: fp32,amp,mxnet-amp")
+    what.add_argument("--network", help=f"an SSD of GluonCV (default: {DEFAULT_NETWORK})")
+    what.add_argument("--pretrained-base", action="store_true", help="download the pretrained backbone")
+    what.add_argument("--data", metavar="DIR", help="train on a Pascal VOC directory and report its mAP")
+    what.add_argument("--batch-size", type=int, help="default: 8, or less when that does not fit the machine")
+    what.add_argument("--data-shape", type=int, help="side of the images in pixels (default: the network's)")
+    what.add_argument("--device", default="cpu", help="cpu, gpu or gpu:1 (default: cpu)")
+    what.add_argument("--threads", type=int, help="OpenMP threads (default: all physical cores)")
+    add("--seed", type=int, default=0, help="of the weights and of the data (default: 0)")
+    add("--steps", type=int, help=f"timed steps (default: {DEFAULT_STEPS}); with --compare, of one turn")
+    add("--warmup", type=int, default=DEFAULT_WARMUP, help=f"steps before timing (default: {DEFAULT_WARMUP})")
+    add("--rounds", type=int, help="turns of each implementation (default: chosen from the budget)")
+    add("--budget", type=float, default=300.0, help="seconds for the comparison (default: 300)")
+    add("--json", metavar="PATH", help="write everything that was measured")
+    add("--plot", metavar="PATH", help="write a bar chart")
+    return parser
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what can be seen to be wrong without MXNet."""
+    for name in ("batch_size", "data_shape", "threads", "steps", "rounds"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag}: expected an integer of at least 1, received {value}")
+    if args.warmup < 0 or args.budget <= 0:
+        raise UsageError(f"expected --warmup >= 0 and --budget > 0, received {args.warmup} and {args.budget}")
+    if not re.fullmatch(r"(cpu|gpu)(:\d+)?", args.device):
+        raise UsageError(f"--device: expected cpu, gpu or gpu:1, received {args.device!r}")
+    for name in _names(args):
+        implementation(name)
+    if args.compare and args.amp:
+        raise UsageError("--amp goes without --compare: name amp in --compare instead")
+    if args.data is not None and args.compare:
+        raise UsageError("--data goes without --compare")
+    if args.data is not None and not Path(args.data).is_dir():
+        raise UsageError(f"--data: there is no directory {args.data}")
+    for path in (args.json, args.plot):
+        _report.check_writable(path)
+
+
+def _names(args: argparse.Namespace) -> list[str]:
+    """Return the implementations to run."""
+    if args.compare is None:
+        return ["amp" if args.amp else "fp32"]
+    names = [name.strip() for name in args.compare.split(",") if name.strip()]
+    if not names or len(set(names)) < len(names):
+        raise UsageError(f"--compare: expected different names with commas, received {args.compare!r}")
+    return names
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the workload's settings, the batch size still as it was given."""
+    return {
+        "network": args.network or DEFAULT_NETWORK,
+        "batch_size": args.batch_size,
+        "data_shape": args.data_shape,
+        "device": args.device,
+        "dtype": args.dtype,
+        "seed": args.seed,
+        "pretrained_base": args.pretrained_base,
+        "threads": args.threads or _machine.physical_cores(),
+    }
+
+
+def _side(settings: dict[str, Any]) -> int:
+    found = re.match(r"ssd_(\d+)_", settings["network"])
+    return int(settings["data_shape"] or (found.group(1) if found else _SIZE_OF_COST))
+
+
+def _fill_batch_size(settings: dict[str, Any], names: Sequence[str], budget: float | None) -> None:
+    """Choose a batch size when none was given, and say which and why."""
+    if settings["batch_size"] is not None:
+        return
+    settings["batch_size"] = 8
+    if settings["device"].startswith("cpu"):
+        area = (_side(settings) / _SIZE_OF_COST) ** 2
+        cost = _sizes.Cost(COST.base_bytes, COST.sample_bytes * area, COST.sample_gflop * area)
+        machine = _sizes.Machine(_machine.available_memory(), _machine.matmul_gflops())
+        shares = [implementation(name).memory_share for name in names]
+        settings["batch_size"], reason = _sizes.choose_batch_size(cost, machine, shares, budget)
+        memory, gflops = machine.available_bytes / 1e9, machine.gflops
+        print(f"{reason} ({memory:.0f} GB available, about {gflops:.0f} GFLOP/s in FP32)", flush=True)
+
+
+def _command(name: str, settings: dict[str, Any]) -> ChildCommand:
+    spec = json.dumps({"workload": "ssd", "implementation": name, "settings": settings})
+    return ChildCommand(name, [sys.executable, str(WORKER), spec])
+
+
+def _compared(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
+    """Measure several implementations in turns."""
+    _fill_batch_size(settings, _names(args), None if args.rounds else args.budget)
+    plan = Plan(rounds=args.rounds, steps=args.steps, warmup=args.warmup, budget=args.budget)
+    progress = _report.TqdmProgress()
+    try:
+        return compare([_command(name, settings) for name in _names(args)], plan, progress)
+    finally:
+        progress.close()
+
+
+def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
+    """Train with one implementation in this process, with lines like the tutorial's."""
+    logging.basicConfig(level=logging.INFO)
+    name = _names(args)[0]
+    _fill_batch_size(settings, [name], None)
+    begin = time.monotonic()
+    session = build("ssd", name, settings)
+    about = dict(session.about, samples_per_step=session.samples_per_step, versions=_machine.versions())
+    track = Track(name, about, _machine.library_settings(), time.monotonic() - begin)
+    for text in about["notes"]:
+        print(f"{name}: {text}", flush=True)
+    steps = args.steps or DEFAULT_STEPS
+    shown_every = max(1, steps // 4)
+    for number in tqdm(range(args.warmup + steps), unit="step", dynamic_ncols=True):
+        seconds, losses = timed_step(session)
+        track.losses.append(losses)
+        if number < args.warmup:
+            track.warmup.append(seconds)
+            continue
+        track.turns.append([seconds])
+        if len(track.turns) % shown_every == 0:
+            tqdm.write(_tutorial_line(track, number, shown_every))
+    track.peak_memory = _machine.peak_memory()
+    return Comparison([track], time.monotonic() - begin)
+
+
+def _tutorial_line(track: Track, batch: int, shown: int) -> str:
+    """Return the tutorial's line: the speed since the last line, the losses as means of the epoch so far."""
+    speed = shown * track.about["samples_per_step"] / sum(track.round_seconds[-shown:])
+    means = {name: sum(each[name] for each in track.losses) / len(track.losses) for name in track.losses[-1]}
+    losses = ", ".join(f"{name}={value:.3f}" for name, value in means.items())
+    return f"[Epoch 0][Batch {batch}], Speed: {speed:.3f} samples/sec, {losses}"
+
+
+def _run(args: argparse.Namespace) -> None:
+    _check(args)
+    settings = _settings(args)
+    # before anything loads OpenMP: every implementation gets the same number, child processes too
+    os.environ["OMP_NUM_THREADS"] = str(settings["threads"])
+    comparison = _compared(args, settings) if args.compare else _trained(args, settings)
+    _report.show(settings, comparison)
+    if args.json:
+        _report.write_json(args.json, settings, comparison)
+    if args.plot:
+        title = f"{settings['network']}, batch {settings['batch_size']}, {settings['threads']} threads"
+        _report.write_plot(args.plot, title, comparison)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark and return the exit code: 2 for a request that cannot be met, 1 for a failure."""
+    try:
+        _run(_parser().parse_args(argv))
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ChildFailed as failure:
+        print(f"error: {failure}\n{failure.stderr_tail}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
