@@ -13,7 +13,11 @@ from ._compat import prepare as _prepare
 _prepare()
 
 from .autocast import active_dtype, deinit, init, is_active  # noqa: E402
+from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError  # noqa: E402
+from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler  # noqa: E402
+from .training import init_trainer, scale_loss, unscale  # noqa: E402
 
 __version__ = "0.1.0"
 
-__all__ = ["active_dtype", "deinit", "init", "is_active"]
+__all__ = ["AmpError", "DTypeError", "DynamicLossScaler", "GraphError", "LossScaler", "PolicyError", "StateError",
+           "StaticLossScaler", "active_dtype", "deinit", "init", "init_trainer", "is_active", "scale_loss", "unscale"]

@@ -1,0 +1,120 @@
+"""What the loss scaler needs of ``gluon.Trainer``.
+
+``Trainer._update`` asks ``trainer._amp_loss_scaler.has_overflow(params)`` after the gradients are reduced and
+skips the update when the answer is true. That attribute is MXNet's own way in for loss scaling.
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+from mxnet import autograd, gluon, nd
+from mxnet.ndarray import NDArray
+
+from ..errors import StateError
+
+__all__ = ["attach", "attached", "clear_accumulated", "device_type", "divide_rescaling", "gradients_are_finite",
+           "scale_gradients", "update_locally"]
+
+_ATTRIBUTE = "_amp_loss_scaler"
+_ARRAYS_A_CALL = 200  # as many as MXNet's multi-tensor operators take comfortably
+
+
+def attach(trainer: gluon.Trainer, scaler: Any) -> None:
+    """Make ``trainer`` ask ``scaler`` before each update."""
+    setattr(trainer, _ATTRIBUTE, scaler)
+    trainer._amp_original_scale = trainer._scale  # read by scripts written for MXNet's own amp
+
+
+def attached(trainer: gluon.Trainer) -> Any:
+    """Return what :func:`attach` left on the trainer, None without."""
+    return getattr(trainer, _ATTRIBUTE, None)
+
+
+def device_type(trainer: gluon.Trainer) -> str:
+    """Return the kind of device that the trainer's parameters are on."""
+    return trainer._contexts[0].device_type if trainer._contexts else "cpu"
+
+
+def update_locally(trainer: gluon.Trainer) -> None:
+    """Make the trainer update parameters itself rather than on the KVStore, where no step can be skipped.
+
+    Raises
+    ------
+    StateError
+        The trainer was told to update on the KVStore, or its sparse weights force it to.
+    """
+    remedy = "Create it with gluon.Trainer(..., update_on_kvstore=False)"
+    if trainer._kvstore_params["update_on_kvstore"]:
+        raise StateError("the trainer was created with update_on_kvstore=True: updates on the KVStore cannot be "
+                         f"skipped when a gradient overflows. {remedy}")
+    if trainer._contains_sparse_weight:
+        raise StateError("the trainer has parameters with sparse weights, which MXNet updates on the KVStore only: "
+                         "loss scaling cannot skip such updates. Use dense weights (sparse gradients are fine)")
+    states = _kvstore_states(trainer)
+    trainer._kvstore_params["update_on_kvstore"] = False
+    if states is not None:
+        trainer._reset_kvstore()
+        for updater in trainer._updaters:
+            updater.set_states(states)
+
+
+def _kvstore_states(trainer: gluon.Trainer) -> Optional[bytes]:
+    """Return the optimizer states that an earlier step or ``load_states`` left on the KVStore."""
+    if not (trainer._kvstore and trainer._update_on_kvstore):
+        return None
+    if trainer._distributed:
+        raise StateError("the trainer has begun to update on a distributed KVStore, which cannot be changed any more. "
+                         "Call amp.init_trainer(trainer) before its first step")
+    return trainer._kvstore._updater.get_states(dump_optimizer=False)
+
+
+def divide_rescaling(trainer: gluon.Trainer, factor: float) -> None:
+    """Divide the gradient rescaling of the update at hand; the next step sets it anew from the live value."""
+    trainer._optimizer.rescale_grad /= factor
+
+
+def gradients_are_finite(trainer: gluon.Trainer) -> bool:
+    """Whether every gradient on every context is finite; one answer for all.
+
+    A finite sum of squares proves all values finite, and takes a fraction of the time of MXNet's exact check; one
+    that is not finite may come from large finite values, so that the exact check decides.
+    """
+    groups: Dict[Tuple[Any, Any], List[NDArray]] = defaultdict(list)
+    for gradient in _gradients(trainer):
+        groups[gradient.context, gradient.dtype].append(gradient)
+    chunks = [arrays[start:start + _ARRAYS_A_CALL] for arrays in groups.values()
+              for start in range(0, len(arrays), _ARRAYS_A_CALL)]
+    with autograd.pause():
+        sums = [nd.multi_sum_sq(*chunk, num_arrays=len(chunk)) for chunk in chunks]
+        return all(np.isfinite(total.asnumpy()).all() or _all_finite(chunk) for total, chunk in zip(sums, chunks))
+
+
+def _all_finite(arrays: List[NDArray]) -> bool:
+    return bool(nd.multi_all_finite(*arrays, num_arrays=len(arrays)).asscalar())
+
+
+def _gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
+    """Yield every non-empty gradient on every context; of row-sparse ones the stored rows."""
+    for parameter in trainer._params:
+        if parameter.grad_req == "null" or parameter._grad is None:
+            continue
+        for gradient in parameter.list_grad():
+            values = gradient if gradient.stype == "default" else gradient.data
+            if values.size:
+                yield values
+
+
+def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
+    """Multiply every gradient in place."""
+    with autograd.pause():
+        for gradient in _gradients(trainer):
+            gradient *= factor
+
+
+def clear_accumulated(trainer: gluon.Trainer) -> None:
+    """Zero the gradients that accumulate, so that an inf in them does not outlive its step."""
+    for parameter in trainer._params:
+        if parameter.grad_req == "add" and parameter._grad is not None:
+            parameter.zero_grad()

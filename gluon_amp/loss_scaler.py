@@ -1,0 +1,173 @@
+"""The loss scale and how it changes: a pure update rule and its state. Nothing here imports MXNet."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Optional
+
+from .errors import expected
+
+__all__ = ["DynamicLossScaler", "LossScaler", "StaticLossScaler"]
+
+
+@dataclass(frozen=True)
+class ScalerState:
+    """Everything about a scaler that changes.
+
+    Attributes
+    ----------
+    scale : float
+        What the loss is multiplied by.
+    good_steps : int
+        Steps without overflow since the scale last changed.
+    bad_steps : int
+        Steps skipped in a row.
+    num_skipped : int
+        All steps skipped so far.
+    """
+
+    scale: float
+    good_steps: int = 0
+    bad_steps: int = 0
+    num_skipped: int = 0
+
+
+@dataclass(frozen=True)
+class ScalerRule:
+    """How the scale answers to overflow; the parameters are those of :class:`DynamicLossScaler`."""
+
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    min_scale: float = 1.0
+    max_scale: float = 2.0 ** 24
+    hysteresis: int = 1
+
+    def __call__(self, state: ScalerState, found_inf: bool) -> ScalerState:
+        """Return the state after a step whose gradients were non-finite, or were not."""
+        if found_inf:
+            return self._overflowed(state)
+        good = state.good_steps + 1
+        if good < self.growth_interval:
+            return replace(state, good_steps=good, bad_steps=0)
+        return replace(state, scale=max(state.scale, min(state.scale * self.growth_factor, self.max_scale)),
+                       good_steps=0, bad_steps=0)
+
+    def _overflowed(self, state: ScalerState) -> ScalerState:
+        bad = state.bad_steps + 1
+        scale = state.scale if bad < self.hysteresis else state.scale * self.backoff_factor
+        return ScalerState(min(state.scale, max(scale, self.min_scale)), 0, bad, state.num_skipped + 1)
+
+
+class LossScaler:
+    """A loss scale that counts skipped steps; the base of the two kinds below."""
+
+    def __init__(self, init_scale: float, rule: Optional[ScalerRule]):
+        self._state = ScalerState(_positive("init_scale", init_scale))
+        self._rule = rule
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by in the next backward."""
+        return self._state.scale
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped because its gradients were not finite."""
+        return self._state.bad_steps > 0
+
+    @property
+    def num_skipped(self) -> int:
+        """How many steps were skipped so far."""
+        return self._state.num_skipped
+
+    def update(self, found_inf: bool) -> None:
+        """Take note of a step.
+
+        Parameters
+        ----------
+        found_inf : bool
+            Whether a gradient was infinite or NaN, so that the step was skipped.
+
+        Examples
+        --------
+        >>> scaler = DynamicLossScaler(init_scale=1024)
+        >>> scaler.update(found_inf=True)
+        >>> scaler.loss_scale, scaler.step_was_skipped
+        (512.0, True)
+        """
+        before = self._state
+        rule = self._rule or ScalerRule()
+        after = rule(before, found_inf)
+        self._state = after if self._rule else replace(after, scale=before.scale)
+
+
+class DynamicLossScaler(LossScaler):
+    """A loss scale that falls at overflow and grows again after a while without.
+
+    Parameters
+    ----------
+    init_scale : float
+        The first scale.
+    growth_factor : float
+        Multiplies the scale after ``growth_interval`` good steps, at least 1.
+    backoff_factor : float
+        Multiplies the scale at overflow, between 0 and 1.
+    growth_interval : int
+        Good steps in a row before the scale grows.
+    min_scale, max_scale : float
+        The scale stays between them.
+    hysteresis : int
+        How many overflows in a row before the scale falls.
+
+    Raises
+    ------
+    ValueError
+        For a parameter outside its range.
+
+    Examples
+    --------
+    >>> DynamicLossScaler().loss_scale
+    65536.0
+    """
+
+    def __init__(self, init_scale: float = 2.0 ** 16, growth_factor: float = 2.0, backoff_factor: float = 0.5,
+                 growth_interval: int = 2000, min_scale: float = 1.0, max_scale: float = 2.0 ** 24,
+                 hysteresis: int = 1):
+        _in_range("growth_factor", growth_factor, 1.0, math.inf)
+        _in_range("backoff_factor", backoff_factor, 0.0, 1.0)
+        _in_range("growth_interval", growth_interval, 1, math.inf)
+        _in_range("hysteresis", hysteresis, 1, math.inf)
+        _in_range("max_scale", max_scale, _positive("min_scale", min_scale), math.inf)
+        _in_range("init_scale", init_scale, min_scale, max_scale)
+        super().__init__(init_scale, ScalerRule(float(growth_factor), float(backoff_factor), int(growth_interval),
+                                                float(min_scale), float(max_scale), int(hysteresis)))
+
+
+class StaticLossScaler(LossScaler):
+    """A loss scale that never changes; steps with non-finite gradients are still skipped and counted.
+
+    Parameters
+    ----------
+    value : float
+        The scale. 1.0, bfloat16's default, leaves the loss as it is.
+
+    Examples
+    --------
+    >>> StaticLossScaler(128).loss_scale
+    128.0
+    """
+
+    def __init__(self, value: float = 1.0):
+        super().__init__(value, None)
+
+
+def _positive(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
+        raise ValueError(expected("a finite number above 0", name, value))
+    return float(value)
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (low <= value <= high):
+        raise ValueError(expected(f"a number between {low} and {high}", name, value))
