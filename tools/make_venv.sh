@@ -28,5 +28,6 @@ fi
 echo "Installing gluon_amp[$extras] and what it needs into $VENV (a few minutes the first time)"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 "$run" -m pip install --quiet --upgrade pip
-"$run" -m pip install --quiet --editable ".[$extras]"
+# The build warns that an editable install is one.
+PYTHONWARNINGS=ignore "$run" -m pip install --quiet --editable ".[$extras]"
 "$run" "$tools/check_libs.py"
