@@ -12,10 +12,10 @@ from ._compat import prepare as _prepare
 
 _prepare()
 
-from .autocast import active_dtype, deinit, init, is_active  # noqa: E402
-from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError  # noqa: E402
-from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler  # noqa: E402
-from .training import init_trainer, scale_loss, unscale  # noqa: E402
+from .autocast import active_dtype, deinit, init, is_active
+from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
+from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
+from .training import init_trainer, scale_loss, unscale
 
 __version__ = "0.1.0"
 

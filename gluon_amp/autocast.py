@@ -5,7 +5,7 @@ import logging
 import os
 import warnings
 from dataclasses import dataclass
-from typing import Dict, Mapping, Optional, Sequence
+from typing import Mapping, Sequence
 
 import mxnet as mx
 
@@ -14,8 +14,16 @@ from ._mxnet import hooks
 from ._mxnet.cached_op import Inputs
 from ._mxnet.operators import registered_operators
 from ._mxnet.symbols import analyse, from_graph, to_graph
-from .dtypes import (BFLOAT16, FLOAT16, LOW_PRECISION, Support, cpu_support, cuda_compute_capability, cuda_support,
-                     normalize)
+from .dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    LOW_PRECISION,
+    Support,
+    cpu_support,
+    cuda_compute_capability,
+    cuda_support,
+    normalize,
+)
 from .errors import DTypeError, StateError
 from .policy import ConditionalOp, Policy, make_policy
 
@@ -31,17 +39,17 @@ class _State:
     ``requested`` is the dtype asked for (None: by device), ``policies`` holds one policy per dtype in use.
     """
 
-    requested: Optional[str]
+    requested: str | None
     policies: Mapping[str, Policy]
     arguments: tuple
 
-    def policy(self, device_type: str) -> Optional[Policy]:
+    def policy(self, device_type: str) -> Policy | None:
         """Return the policy for arrays on a device, None where they stay in FP32."""
         support = _support(device_type)
         dtype = support.dtype if self.requested in (None, support.dtype) else None
         return self.policies.get(dtype) if dtype else None
 
-    def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Optional[mx.sym.Symbol]:
+    def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> mx.sym.Symbol | None:
         """Rewrite a symbol for its inputs; None when nothing in it runs in low precision."""
         policy = self.policy(inputs.device_type)
         if policy is None:
@@ -55,10 +63,10 @@ class _State:
 
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
-_state: Optional[_State] = None
+_state: _State | None = None
 
 
-def _current() -> Optional[_State]:
+def _current() -> _State | None:
     return _state
 
 
@@ -68,8 +76,8 @@ def _support(device_type: str, device_id: int = 0) -> Support:
     return cuda_support(cuda_compute_capability(device_id))
 
 
-def init(target_dtype: object = None, target_precision_ops: Optional[Sequence[str]] = None,
-         conditional_fp32_ops: Optional[Sequence[ConditionalOp]] = None, fp32_ops: Optional[Sequence[str]] = None,
+def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
+         conditional_fp32_ops: Sequence[ConditionalOp] | None = None, fp32_ops: Sequence[str] | None = None,
          layout_optimization: bool = False) -> None:
     """Switch automatic mixed precision on.
 
@@ -158,7 +166,7 @@ def is_active() -> bool:
     return _state is not None
 
 
-def active_dtype(device_type: str = "cpu") -> Optional[str]:
+def active_dtype(device_type: str = "cpu") -> str | None:
     """Name the low-precision type in use for arrays on a kind of device, None for FP32.
 
     Parameters
@@ -176,7 +184,7 @@ def active_dtype(device_type: str = "cpu") -> Optional[str]:
     return policy.target_dtype if policy else None
 
 
-def _devices() -> Dict[str, Support]:
+def _devices() -> dict[str, Support]:
     found = {"cpu": _support("cpu")}
     if mx.context.num_gpus():
         found["gpu"] = _support("gpu")
@@ -187,7 +195,7 @@ def _usable_dtypes() -> Sequence[str]:
     return [support.dtype for support in _devices().values() if support.dtype]
 
 
-def _explain_choice(requested: Optional[str]) -> str:
+def _explain_choice(requested: str | None) -> str:
     """Say what runs where; warn or raise where nothing can."""
     devices = _devices()
     usable = {name: support for name, support in devices.items()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import Mapping, NamedTuple, Optional
+from typing import Mapping, NamedTuple
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Support(NamedTuple):
         One sentence for the log and for error messages.
     """
 
-    dtype: Optional[str]
+    dtype: str | None
     native: bool
     reason: str
 
@@ -87,7 +87,7 @@ _ISA_FLAGS = (("AVX512_CORE_AMX", ("amx_bf16", "amx_tile")), ("AVX512_CORE_BF16"
               ("AVX2", ("avx2",)), ("AVX", ("avx",)))
 
 
-def cpu_isa(cpuinfo: Optional[str] = None, environ: Optional[Mapping[str, str]] = None) -> str:
+def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None) -> str:
     """Name the instruction set that oneDNN will use on this CPU.
 
     Parameters
@@ -120,7 +120,7 @@ def cpu_isa(cpuinfo: Optional[str] = None, environ: Optional[Mapping[str, str]] 
     return found
 
 
-def cpu_support(isa: Optional[str] = None) -> Support:
+def cpu_support(isa: str | None = None) -> Support:
     """Say which low-precision type this CPU runs through MXNet's oneDNN, and how well.
 
     Examples
@@ -141,7 +141,7 @@ def cpu_support(isa: Optional[str] = None) -> Support:
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
 
 
-def cuda_compute_capability(device_id: int = 0) -> Optional[tuple]:
+def cuda_compute_capability(device_id: int = 0) -> tuple | None:
     """Ask the CUDA driver for a device's compute capability; None without driver or device.
 
     Examples
@@ -164,7 +164,7 @@ def cuda_compute_capability(device_id: int = 0) -> Optional[tuple]:
     return tuple(found)
 
 
-def cuda_support(capability: Optional[tuple]) -> Support:
+def cuda_support(capability: tuple | None) -> Support:
     """Say whether MXNet's published CUDA wheels run float16 on a device of this compute capability.
 
     Examples

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Iterator, NamedTuple
 
 from .errors import GraphError
 
@@ -24,30 +24,30 @@ class Entry(NamedTuple):
     ----------
     node : Node
         The producer.
-    index : int
+    output : int
         Which of the producer's outputs.
     version : int
         nnvm's version of a mutable variable; copied, never interpreted.
     """
 
-    node: "Node"
-    index: int = 0
+    node: Node
+    output: int = 0
     version: int = 0
 
     @property
-    def key(self) -> Tuple[int, int]:
+    def key(self) -> tuple[int, int]:
         """A hashable identity of the tensor (producer and output number)."""
-        return id(self.node), self.index
+        return id(self.node), self.output
 
     @property
-    def dtype(self) -> Optional[str]:
+    def dtype(self) -> str | None:
         """The tensor's data type, None when the analysis does not know it."""
-        return self.node.dtypes[self.index] if self.index < len(self.node.dtypes) else None
+        return self.node.dtypes[self.output] if self.output < len(self.node.dtypes) else None
 
     @property
-    def shape(self) -> Optional[Tuple[int, ...]]:
+    def shape(self) -> tuple[int, ...] | None:
         """The tensor's shape, None when the analysis does not know it."""
-        return self.node.shapes[self.index] if self.index < len(self.node.shapes) else None
+        return self.node.shapes[self.output] if self.output < len(self.node.shapes) else None
 
 
 @dataclass(eq=False)
@@ -76,12 +76,12 @@ class Node:
 
     op: str
     name: str
-    attrs: Dict[str, str] = field(default_factory=dict)
-    inputs: List[Entry] = field(default_factory=list)
+    attrs: dict[str, str] = field(default_factory=dict)
+    inputs: list[Entry] = field(default_factory=list)
     num_outputs: int = 1
-    extra: Dict[str, Any] = field(default_factory=dict)
-    dtypes: List[Optional[str]] = field(default_factory=list)
-    shapes: List[Optional[Tuple[int, ...]]] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+    dtypes: list[str | None] = field(default_factory=list)
+    shapes: list[tuple[int, ...] | None] = field(default_factory=list)
     decision: Any = None
 
     @property
@@ -111,12 +111,12 @@ class Graph:
     [Node(null 'x')]
     """
 
-    def __init__(self, heads: List[Entry], attrs: Optional[Dict[str, Any]] = None):
+    def __init__(self, heads: list[Entry], attrs: dict[str, Any] | None = None):
         self.heads = heads
         self.attrs = attrs or {}
 
     @classmethod
-    def from_json(cls, text: str) -> "Graph":
+    def from_json(cls, text: str) -> Graph:
         """Read a graph from the text that ``Symbol.tojson`` writes.
 
         Raises
@@ -127,7 +127,7 @@ class Graph:
         try:
             raw = json.loads(text)
             rows = raw.get("node_row_ptr")
-            nodes: List[Node] = []
+            nodes: list[Node] = []
             for number, item in enumerate(raw["nodes"]):
                 count = rows[number + 1] - rows[number] if rows else 1
                 nodes.append(_read_node(item, nodes, count))
@@ -143,12 +143,12 @@ class Graph:
         for node in nodes:
             rows.append(rows[-1] + node.num_outputs)
 
-        def triple(entry: Entry) -> List[int]:
-            return [number[id(entry.node)], entry.index, entry.version]
+        def triple(entry: Entry) -> list[int]:
+            return [number[id(entry.node)], entry.output, entry.version]
 
         items = []
         for node in nodes:
-            item: Dict[str, Any] = {"op": node.op, "name": node.name}
+            item: dict[str, Any] = {"op": node.op, "name": node.name}
             if node.attrs:
                 item["attrs"] = node.attrs
             item["inputs"] = [triple(entry) for entry in node.inputs]
@@ -159,7 +159,7 @@ class Graph:
                            "node_row_ptr": rows, "heads": [triple(head) for head in self.heads],
                            "attrs": self.attrs}, indent=2)
 
-    def nodes(self) -> List[Node]:
+    def nodes(self) -> list[Node]:
         """All nodes in nnvm's own order (depth first, inputs before their reader).
 
         Raises
@@ -167,10 +167,10 @@ class Graph:
         GraphError
             When the graph has a cycle; the message names a node on it.
         """
-        order: List[Node] = []
-        state: Dict[int, bool] = {}  # False: being visited, True: done
+        order: list[Node] = []
+        state: dict[int, bool] = {}  # False: being visited, True: done
         for head in self.heads:
-            stack: List[Tuple[Node, Iterator[Entry]]] = []
+            stack: list[tuple[Node, Iterator[Entry]]] = []
             self._push(head.node, state, stack)
             while stack:
                 node, pending = stack[-1]
@@ -184,7 +184,7 @@ class Graph:
         return order
 
     @staticmethod
-    def _push(node: Node, state: Dict[int, bool], stack: List[Tuple[Node, Iterator[Entry]]]) -> None:
+    def _push(node: Node, state: dict[int, bool], stack: list[tuple[Node, Iterator[Entry]]]) -> None:
         done = state.get(id(node))
         if done is False:
             raise GraphError(f"the graph has a cycle through {node!r}")
@@ -192,16 +192,16 @@ class Graph:
             state[id(node)] = False
             stack.append((node, iter(node.inputs)))
 
-    def operators(self) -> List[Node]:
+    def operators(self) -> list[Node]:
         """All nodes that are operators, in order."""
         return [node for node in self.nodes() if not node.is_variable]
 
-    def variables(self) -> List[Node]:
+    def variables(self) -> list[Node]:
         """All nodes that are variables, in the order of ``Symbol.list_inputs``."""
         return [node for node in self.nodes() if node.is_variable]
 
 
-def unique_name(base: str, taken: Set[str]) -> str:
+def unique_name(base: str, taken: set[str]) -> str:
     """Return ``base``, numbered when it is in ``taken`` already, and note it there.
 
     Examples
@@ -216,7 +216,7 @@ def unique_name(base: str, taken: Set[str]) -> str:
     return name
 
 
-def _read_entry(raw: Any, nodes: List[Node]) -> Entry:
+def _read_entry(raw: Any, nodes: list[Node]) -> Entry:
     node, index = raw[0], raw[1]
     if not (isinstance(node, int) and 0 <= node < len(nodes)):
         raise ValueError(f"an input refers to node {node}, which does not come before it")
@@ -225,7 +225,7 @@ def _read_entry(raw: Any, nodes: List[Node]) -> Entry:
     return Entry(nodes[node], index, raw[2] if len(raw) > 2 else 0)
 
 
-def _read_node(raw: Any, nodes: List[Node], num_outputs: int) -> Node:
+def _read_node(raw: Any, nodes: list[Node], num_outputs: int) -> Node:
     # Files of MXNet before 1.0 say "param" or "attr" where later ones say "attrs".
     attrs = {**raw.get("param", {}), **raw.get("attr", {}), **raw.get("attrs", {})}
     known = {"op", "name", "attrs", "attr", "param", "inputs", "backward_source_id"}

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Optional
 
 from .errors import expected
 
@@ -62,7 +61,7 @@ class ScalerRule:
 class LossScaler:
     """A loss scale that counts skipped steps; the base of the two kinds below."""
 
-    def __init__(self, init_scale: float, rule: Optional[ScalerRule]):
+    def __init__(self, init_scale: float, rule: ScalerRule | None):
         self._state = ScalerState(_positive("init_scale", init_scale))
         self._rule = rule
 

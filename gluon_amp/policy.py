@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import Mapping, Sequence, Tuple
 
 from . import op_lists
 from .errors import PolicyError, closest, expected
@@ -31,9 +31,9 @@ class Policy:
     """
 
     target_dtype: str
-    overrides: Mapping[str, Tuple[OpRule, ...]] = field(default_factory=dict)
+    overrides: Mapping[str, tuple[OpRule, ...]] = field(default_factory=dict)
 
-    def decide(self, op: str, attrs: Mapping[str, str], channels: Optional[int] = None) -> OpRule:
+    def decide(self, op: str, attrs: Mapping[str, str], channels: int | None = None) -> OpRule:
         """Return the record that governs an operator.
 
         Parameters
@@ -53,7 +53,7 @@ class Policy:
         return next((record for record in records if _holds(record, attrs, channels)), op_lists.DEFAULT_RULE)
 
 
-def _holds(record: OpRule, attrs: Mapping[str, str], channels: Optional[int]) -> bool:
+def _holds(record: OpRule, attrs: Mapping[str, str], channels: int | None) -> bool:
     if record.min_channels and channels is not None and channels < record.min_channels:
         return False
     if record.when is None:
@@ -62,9 +62,9 @@ def _holds(record: OpRule, attrs: Mapping[str, str], channels: Optional[int]) ->
     return str(attrs.get(attribute)) in values
 
 
-def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_precision_ops: Optional[Sequence[str]] = None,
-                fp32_ops: Optional[Sequence[str]] = None,
-                conditional_fp32_ops: Optional[Sequence[ConditionalOp]] = None) -> Policy:
+def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_precision_ops: Sequence[str] | None = None,
+                fp32_ops: Sequence[str] | None = None,
+                conditional_fp32_ops: Sequence[ConditionalOp] | None = None) -> Policy:
     """Build a policy from operator lists as MXNet's ``amp.init`` takes them.
 
     Parameters
@@ -97,6 +97,7 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
     listed = {"target_precision_ops": lower, "fp32_ops": forced,
               "conditional_fp32_ops": [name for name, _, _ in conditional]}
     _check_disjoint(listed)
+    overrides: dict[str, tuple[OpRule, ...]]
     overrides = {name: (OpRule(name, FP32, note="in the fp32_ops list"),) for name in forced}
     for name, attribute, values in conditional:
         record = OpRule(name, FP32, when=(attribute, tuple(map(str, values))), note="in the conditional_fp32_ops list")
@@ -106,7 +107,7 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
     return Policy(target_dtype, overrides)
 
 
-def _lower_overrides(target_dtype: str, names: List[str]) -> Mapping[str, Tuple[OpRule, ...]]:
+def _lower_overrides(target_dtype: str, names: list[str]) -> Mapping[str, tuple[OpRule, ...]]:
     table = op_lists.table(target_dtype)
     found = {}
     for name in names:
@@ -123,7 +124,7 @@ def _lower_overrides(target_dtype: str, names: List[str]) -> Mapping[str, Tuple[
     return found
 
 
-def _names(argument: str, value: Optional[Sequence[str]], known: Mapping[str, str]) -> List[str]:
+def _names(argument: str, value: Sequence[str] | None, known: Mapping[str, str]) -> list[str]:
     if value is None:
         return []
     if isinstance(value, str) or not all(isinstance(name, str) for name in value):
@@ -131,11 +132,11 @@ def _names(argument: str, value: Optional[Sequence[str]], known: Mapping[str, st
     return [_registered(argument, name, known) for name in value]
 
 
-def _conditions(value: Optional[Sequence[ConditionalOp]], known: Mapping[str, str]) -> List[ConditionalOp]:
+def _conditions(value: Sequence[ConditionalOp] | None, known: Mapping[str, str]) -> list[ConditionalOp]:
     argument = "conditional_fp32_ops"
     for item in value or ():
         shaped = isinstance(item, (tuple, list)) and len(item) == 3
-        if not (shaped and isinstance(item[0], str) and isinstance(item[1], str) and isinstance(item[2], (tuple, list))):
+        if not (shaped and all(isinstance(part, str) for part in item[:2]) and isinstance(item[2], (tuple, list))):
             raise PolicyError(expected("a list of (operator, attribute, [values]) tuples", argument, value))
     return [(_registered(argument, op, known), attribute, values) for op, attribute, values in value or ()]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import Any, Iterator, List, Optional, Sequence, Union
+from typing import Any, Iterator, Sequence, Union
 
 import numpy as np
 from mxnet import autograd, gluon
@@ -82,7 +82,7 @@ class TrainerScaler:
         return not finite
 
 
-def init_trainer(trainer: gluon.Trainer, loss_scaler: Union[LossScaler, float, str, None] = None) -> None:
+def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str | None = None) -> None:
     """Attach a loss scaler to a trainer, which from then on skips steps whose gradients are not finite.
 
     Parameters
@@ -125,7 +125,7 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: Union[LossScaler, float, s
     trainers.attach(trainer, TrainerScaler(trainer, scaler))
 
 
-def _make_scaler(value: Union[LossScaler, float, str, None], dtype: Optional[str]) -> LossScaler:
+def _make_scaler(value: LossScaler | float | str | None, dtype: str | None) -> LossScaler:
     if value is None:
         return DynamicLossScaler() if dtype == FLOAT16 else StaticLossScaler(1.0)
     if isinstance(value, LossScaler):
@@ -147,7 +147,7 @@ def _attached(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
 
 
 @contextmanager
-def scale_loss(loss: Loss, trainer: gluon.Trainer) -> Iterator[Union[NDArray, List[NDArray]]]:
+def scale_loss(loss: Loss, trainer: gluon.Trainer) -> Iterator[NDArray | list[NDArray]]:
     """Scale a loss, or a list of them, for the backward pass inside the ``with`` block.
 
     The gradients then carry the scale; ``trainer.step`` divides it out, on top of the trainer's own rescaling.

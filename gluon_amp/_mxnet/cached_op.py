@@ -5,7 +5,7 @@ that place: it keeps the symbol as traced, and makes one stock cached op per way
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -35,11 +35,11 @@ class Inputs(NamedTuple):
         The inputs whose gradient is accumulated.
     """
 
-    names: Tuple[str, ...]
-    dtypes: Tuple[Optional[str], ...]
-    shapes: Tuple[Tuple[int, ...], ...]
+    names: tuple[str, ...]
+    dtypes: tuple[str | None, ...]
+    shapes: tuple[tuple[int, ...], ...]
     device_type: str
-    guarded: FrozenSet[str]
+    guarded: frozenset[str]
 
 
 # Rewrites a symbol for the inputs at hand; None to run it as it is. The token changes when the answer may.
@@ -58,18 +58,18 @@ class RewritingCachedOp:
     """
 
     # Set by hooks.install: gives the current rewriter, None while AMP is off.
-    current_rewriter: Callable[[], Optional[Rewriter]] = staticmethod(lambda: None)
+    current_rewriter: Callable[[], Rewriter | None] = staticmethod(lambda: None)
 
-    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[Tuple[str, Any]] = ()):
+    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]] = ()):
         self.symbol = symbol
         self.flags = flags
-        self.accumulating: FrozenSet[str] = frozenset()
+        self.accumulating: frozenset[str] = frozenset()
         self._names = tuple(input_names(symbol))
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
-        self._plain: Optional[CachedOp] = None
-        self._rewriter: Optional[Rewriter] = None
-        self._variants: Dict[Any, CachedOp] = {}
-        self._hook: Tuple[Any, ...] = ()
+        self._plain: CachedOp | None = None
+        self._rewriter: Rewriter | None = None
+        self._variants: dict[Any, CachedOp] = {}
+        self._hook: tuple[Any, ...] = ()
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""
@@ -99,7 +99,7 @@ class RewritingCachedOp:
             self._variants[key] = self._stock() if rewritten is None else StockCachedOp(rewritten, self.flags)
         return self._variants[key]
 
-    def _guarded(self, args: Sequence[NDArray]) -> FrozenSet[str]:
+    def _guarded(self, args: Sequence[NDArray]) -> frozenset[str]:
         if not autograd.is_recording():
             return frozenset()
         # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.

@@ -8,20 +8,22 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
+from itertools import zip_longest
+from typing import Any, Callable
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
 
+from ..dtypes import FLOAT32
 from .cached_op import Inputs, Rewriter, RewritingCachedOp, StockCachedOp
 from .symbols import dtype_name
 
 __all__ = ["install", "uninstall"]
 
-_originals: List[Tuple[Any, str, Any]] = []
+_originals: list[tuple[Any, str, Any]] = []
 
 
-def install(current_rewriter: Callable[[], Optional[Rewriter]]) -> None:
+def install(current_rewriter: Callable[[], Rewriter | None]) -> None:
     """Put the replacements in place; all or none.
 
     Parameters
@@ -66,14 +68,14 @@ def _make_call_cached_op(original: Callable) -> Callable:
     return call_cached_op
 
 
-def _accumulating(block: HybridBlock) -> FrozenSet[str]:
+def _accumulating(block: HybridBlock) -> frozenset[str]:
     if not mx.autograd.is_recording():
         return frozenset()
     return frozenset(source.name for is_data, source in block._cached_op_args
                      if not is_data and source.grad_req == "add")
 
 
-def _make_bind(original: Callable, current_rewriter: Callable[[], Optional[Rewriter]]) -> Callable:
+def _make_bind(original: Callable, current_rewriter: Callable[[], Rewriter | None]) -> Callable:
     @functools.wraps(original)
     def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
              aux_states: Any = None, **kwargs: Any) -> Any:
@@ -92,7 +94,7 @@ def _make_bind(original: Callable, current_rewriter: Callable[[], Optional[Rewri
     return bind
 
 
-def _make_simple_bind(original: Callable, current_rewriter: Callable[[], Optional[Rewriter]]) -> Callable:
+def _make_simple_bind(original: Callable, current_rewriter: Callable[[], Rewriter | None]) -> Callable:
     @functools.wraps(original)
     def simple_bind(symbol: mx.sym.Symbol, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
                     **kwargs: Any) -> Any:
@@ -111,8 +113,8 @@ def _make_simple_bind(original: Callable, current_rewriter: Callable[[], Optiona
     return simple_bind
 
 
-def _inputs(symbol: mx.sym.Symbol, ctx: mx.Context, dtypes: Dict[str, Optional[str]],
-            shapes: Dict[str, Tuple[int, ...]], grad_req: Any) -> Inputs:
+def _inputs(symbol: mx.sym.Symbol, ctx: mx.Context, dtypes: dict[str, str | None],
+            shapes: dict[str, tuple[int, ...]], grad_req: Any) -> Inputs:
     names = tuple(symbol.list_inputs())
     requests = _by_name([grad_req] * len(symbol.list_arguments()) if isinstance(grad_req, str) else grad_req,
                         symbol.list_arguments())
@@ -121,20 +123,21 @@ def _inputs(symbol: mx.sym.Symbol, ctx: mx.Context, dtypes: Dict[str, Optional[s
                   ctx.device_type, guarded)
 
 
-def _by_name(values: Any, names: List[str]) -> Dict[str, Any]:
+def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
     if values is None:
         return {}
     pairs = values.items() if isinstance(values, dict) else zip(names, values)
     return {name: value for name, value in pairs if value is not None}
 
 
-def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: Dict[str, Any]) -> Dict[str, Optional[str]]:
-    arguments, _, auxiliary = symbol.infer_type(**{name: value for name, value in type_dict.items()})
+def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: dict[str, Any]) -> dict[str, str | None]:
+    arguments, _, auxiliary = symbol.infer_type_partial(**type_dict)
     names = symbol.list_arguments() + symbol.list_auxiliary_states()
-    return dict(zip(names, map(dtype_name, [*(arguments or []), *(auxiliary or [])])))
+    found = map(dtype_name, [*(arguments or []), *(auxiliary or [])])
+    return {name: dtype or FLOAT32 for name, dtype in zip_longest(names, found)}  # simple_bind's own default
 
 
-def _inferred_shapes(symbol: mx.sym.Symbol, given: Dict[str, Any]) -> Dict[str, Tuple[int, ...]]:
+def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     known = {name: shape for name, shape in given.items() if isinstance(shape, tuple)}
     arguments, _, auxiliary = symbol.infer_shape_partial(**known)
     names = symbol.list_arguments() + symbol.list_auxiliary_states()

@@ -1,7 +1,7 @@
 """Symbols to graphs and back, and what MXNet can infer about every tensor in them."""
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -15,7 +15,7 @@ __all__ = ["analyse", "dtype_name", "from_graph", "to_graph"]
 Shape = Optional[Tuple[int, ...]]
 
 
-def dtype_name(dtype: Any) -> Optional[str]:
+def dtype_name(dtype: Any) -> str | None:
     """Name a data type as MXNet's Python side gives it; None for None."""
     if dtype is None:
         return None
@@ -36,7 +36,7 @@ def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
 
 
 def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
-            shapes: Optional[Mapping[str, Tuple[int, ...]]] = None) -> None:
+            shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
     """Write the data type and shape of every tensor into the nodes of ``symbol``'s graph.
 
     Parameters
@@ -74,6 +74,6 @@ def _known(shape: Shape) -> Shape:
     return None if shape is None or len(shape) == 0 or unknown in shape else tuple(shape)
 
 
-def input_names(symbol: mx.sym.Symbol) -> List[str]:
+def input_names(symbol: mx.sym.Symbol) -> list[str]:
     """Names of a symbol's arguments and auxiliary states, in the order that a cached op takes them."""
     return symbol.list_inputs()

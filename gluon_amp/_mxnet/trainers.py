@@ -6,7 +6,7 @@ skips the update when the answer is true. That attribute is MXNet's own way in f
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Iterator
 
 import numpy as np
 from mxnet import autograd, gluon, nd
@@ -60,7 +60,7 @@ def update_locally(trainer: gluon.Trainer) -> None:
             updater.set_states(states)
 
 
-def _kvstore_states(trainer: gluon.Trainer) -> Optional[bytes]:
+def _kvstore_states(trainer: gluon.Trainer) -> bytes | None:
     """Return the optimizer states that an earlier step or ``load_states`` left on the KVStore."""
     if not (trainer._kvstore and trainer._update_on_kvstore):
         return None
@@ -81,7 +81,7 @@ def gradients_are_finite(trainer: gluon.Trainer) -> bool:
     A finite sum of squares proves all values finite, and takes a fraction of the time of MXNet's exact check; one
     that is not finite may come from large finite values, so that the exact check decides.
     """
-    groups: Dict[Tuple[Any, Any], List[NDArray]] = defaultdict(list)
+    groups: dict[tuple[Any, Any], list[NDArray]] = defaultdict(list)
     for gradient in _gradients(trainer):
         groups[gradient.context, gradient.dtype].append(gradient)
     chunks = [arrays[start:start + _ARRAYS_A_CALL] for arrays in groups.values()
@@ -91,7 +91,7 @@ def gradients_are_finite(trainer: gluon.Trainer) -> bool:
         return all(np.isfinite(total.asnumpy()).all() or _all_finite(chunk) for total, chunk in zip(sums, chunks))
 
 
-def _all_finite(arrays: List[NDArray]) -> bool:
+def _all_finite(arrays: list[NDArray]) -> bool:
     return bool(nd.multi_all_finite(*arrays, num_arrays=len(arrays)).asscalar())
 
 

@@ -1,7 +1,7 @@
 """Operator tables: for each target data type, the precision that each operator runs in. Data only."""
 from __future__ import annotations
 
-from typing import Dict, Mapping, Tuple
+from typing import Mapping
 
 from ..dtypes import BFLOAT16, FLOAT16
 from . import bfloat16, float16
@@ -13,8 +13,8 @@ __all__ = ["DEFAULT_RULE", "FP32", "LOWER", "NEUTRAL", "RULES", "WIDEST", "OpRul
 DEFAULT_RULE = OpRule("*", FP32, note="not in the operator tables: FP32 is safe for every operator")
 
 
-def _index(records: Tuple[OpRule, ...]) -> Dict[str, Tuple[OpRule, ...]]:
-    found: Dict[str, Tuple[OpRule, ...]] = {}
+def _index(records: tuple[OpRule, ...]) -> dict[str, tuple[OpRule, ...]]:
+    found: dict[str, tuple[OpRule, ...]] = {}
     for record in records:
         found[record.name] = (*found.get(record.name, ()), record)
     return found
@@ -23,7 +23,7 @@ def _index(records: Tuple[OpRule, ...]) -> Dict[str, Tuple[OpRule, ...]]:
 _TABLES = {BFLOAT16: _index(bfloat16.TABLE), FLOAT16: _index(float16.TABLE)}
 
 
-def table(target_dtype: str) -> Mapping[str, Tuple[OpRule, ...]]:
+def table(target_dtype: str) -> Mapping[str, tuple[OpRule, ...]]:
     """Return the operator table of a target type: operator name to its records, in order of precedence.
 
     Examples

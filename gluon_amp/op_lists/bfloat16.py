@@ -5,8 +5,6 @@ static allocation. Operators in no record run in FP32.
 """
 from __future__ import annotations
 
-from typing import Tuple
-
 from .records import FP32, LOWER, NEUTRAL, WIDEST, OpRule, rules
 
 _BATCH_NORM = OpRule("", NEUTRAL, fp32_inputs=(1, 2, 3, 4),
@@ -20,7 +18,7 @@ _MOVES = OpRule("", NEUTRAL, note="moves data only: any precision is exact")
 
 _CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 
-TABLE: Tuple[OpRule, ...] = (
+TABLE: tuple[OpRule, ...] = (
     # Arithmetic that pays.
     OpRule("Convolution", FP32, when=("layout", _CHANNELS_LAST), note="oneDNN is not used for this layout"),
     OpRule("Convolution", LOWER, min_channels=16,

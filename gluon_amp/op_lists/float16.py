@@ -1,8 +1,6 @@
 """Operator rules for float16 on CUDA GPUs. Operators in no record run in FP32."""
 from __future__ import annotations
 
-from typing import Tuple
-
 from .records import FP32, LOWER, NEUTRAL, WIDEST, OpRule, rules
 
 _TENSOR_CORES = OpRule("", LOWER, note="matrix product: Tensor Cores take float16 and accumulate in FP32")
@@ -14,7 +12,7 @@ _REDUCES = OpRule("", FP32, note="sums of many values need FP32's range and reso
 _LOSS = OpRule("", FP32, note="probabilities and losses need FP32's resolution")
 _DETECTION = OpRule("", FP32, note="box coordinates and scores need FP32's resolution")
 
-TABLE: Tuple[OpRule, ...] = (
+TABLE: tuple[OpRule, ...] = (
     *rules(("Convolution", "Deconvolution", "FullyConnected", "RNN", "dot", "batch_dot", "_linalg_gemm2",
             "_contrib_interleaved_matmul_selfatt_qk", "_contrib_interleaved_matmul_selfatt_valatt",
             "_contrib_interleaved_matmul_encdec_qk", "_contrib_interleaved_matmul_encdec_valatt"), _TENSOR_CORES),

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Iterable, Optional, Tuple
+from typing import Iterable
 
 __all__ = ["FP32", "LOWER", "NEUTRAL", "RULES", "WIDEST", "OpRule", "rules"]
 
@@ -38,14 +38,14 @@ class OpRule:
 
     name: str
     rule: str
-    when: Optional[Tuple[str, Tuple[str, ...]]] = None
-    fp32_inputs: Tuple[int, ...] = ()
+    when: tuple[str, tuple[str, ...]] | None = None
+    fp32_inputs: tuple[int, ...] = ()
     min_channels: int = 0
     safe: bool = True
     note: str = ""
 
 
-def rules(names: Iterable[str], like: OpRule) -> Tuple[OpRule, ...]:
+def rules(names: Iterable[str], like: OpRule) -> tuple[OpRule, ...]:
     """Make one record per name with everything else as in ``like``.
 
     Examples

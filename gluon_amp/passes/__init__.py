@@ -6,7 +6,7 @@ the nodes, and keep them up to date for the nodes they add.
 """
 from __future__ import annotations
 
-from typing import Callable, FrozenSet, Tuple
+from typing import Callable
 
 from ..graph import Graph
 from ..policy import Policy
@@ -17,10 +17,10 @@ __all__ = ["PIPELINE", "Context", "rewrite"]
 
 Pass = Callable[[Graph, Context], bool]
 
-PIPELINE: Tuple[Pass, ...] = (shape_operands.run, assign_dtypes.run, align_channels.run, place_casts.run)
+PIPELINE: tuple[Pass, ...] = (shape_operands.run, assign_dtypes.run, align_channels.run, place_casts.run)
 
 
-def rewrite(graph: Graph, policy: Policy, guarded: FrozenSet[str] = frozenset(), check: bool = False) -> bool:
+def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(), check: bool = False) -> bool:
     """Rewrite an analysed FP32 graph for mixed precision, in place.
 
     Parameters
@@ -44,9 +44,9 @@ def rewrite(graph: Graph, policy: Policy, guarded: FrozenSet[str] = frozenset(),
     GraphError
         When the verifier finds a broken invariant.
     """
-    context = Context(policy, guarded)
+    context = Context(policy, guarded, tuple(head.dtype for head in graph.heads))
     before = [node.name for node in graph.variables()]
-    changed = any([run(graph, context) for run in PIPELINE])
+    changed = any(run(graph, context) for run in PIPELINE)
     if check:
         verify.run(graph, context, before)
     return changed

@@ -6,8 +6,6 @@ gradients and files keep the user's shapes, and the values are exact.
 """
 from __future__ import annotations
 
-from typing import Optional, Set
-
 from ..dtypes import BFLOAT16, FLOAT16
 from ..graph import Entry, Graph, Node, unique_name
 from .context import Context, operator
@@ -35,18 +33,20 @@ def run(graph: Graph, context: Context) -> bool:
     return bool(padded)
 
 
-def _missing_channels(node: Node, context: Context) -> Optional[int]:
+def _missing_channels(node: Node, context: Context) -> int | None:
     """Return how many output channels to add; None when the node is to be left alone."""
     if node.op != "Convolution" or node.dtypes[0] != context.target or int(node.attrs.get("num_group", 1)) != 1:
         return None
     weight = node.inputs[1].shape
+    if not all(entry.node.is_variable for entry in node.inputs[1:]):
+        return None
     # Fewer output channels than half a block would more than double the arithmetic.
     if weight is None or 0 in weight or weight[0] < MULTIPLE[context.target] // 2:
         return None
     return -weight[0] % MULTIPLE[context.target] or None
 
 
-def _pad(node: Node, extra: int, names: Set[str], context: Context) -> Entry:
+def _pad(node: Node, extra: int, names: set[str], context: Context) -> Entry:
     """Pad a convolution in place and return its output cut back to the user's channels."""
     channels = node.shapes[0]
     filters = int(node.attrs["num_filter"])
@@ -60,9 +60,11 @@ def _pad(node: Node, extra: int, names: Set[str], context: Context) -> Entry:
     return Entry(cut)
 
 
-def _appended(entry: Entry, extra: int, names: Set[str]) -> Entry:
+def _appended(entry: Entry, extra: int, names: set[str]) -> Entry:
     """Append ``extra`` zero rows to a weight or bias."""
     shape = entry.shape or ()
+    # Behind a Concat MXNet infers a variable's shape wrongly when a symbol is bound or reshaped: say it.
+    entry.node.attrs = {**entry.node.attrs, "__shape__": str(shape)}
     zeros = operator("_zeros", unique_name(f"{entry.node.name}_zeros", names), [], entry,
                      shape=(extra, *shape[1:]), dtype=entry.dtype)
     zeros.shapes = [(extra, *shape[1:])]

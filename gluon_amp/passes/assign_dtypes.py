@@ -1,8 +1,6 @@
 """Give every operator a precision, by propagation from the inputs to the outputs."""
 from __future__ import annotations
 
-from typing import List, Optional
-
 from ..dtypes import FLOAT32
 from ..graph import Graph, Node
 from ..op_lists import FP32, LOWER, NEUTRAL
@@ -29,7 +27,7 @@ def run(graph: Graph, context: Context) -> bool:
     return lowered
 
 
-def _precision(node: Node, context: Context) -> Optional[str]:
+def _precision(node: Node, context: Context) -> str | None:
     """Return the precision that a node's floating-point data takes; None when it has no such data."""
     rule = node.decision.rule
     data = [entry.dtype for position, entry in enumerate(node.inputs)
@@ -56,7 +54,7 @@ def _lower_outputs(node: Node, context: Context) -> bool:
     return lowered
 
 
-def input_dtypes(node: Node, context: Context) -> List[Optional[str]]:
+def input_dtypes(node: Node, context: Context) -> list[str | None]:
     """Return the type that each input must have; None where the input is left as it is."""
     precision = _precision(node, context)
     return [None if not context.is_float(entry)

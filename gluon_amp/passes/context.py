@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import FrozenSet, List
 
 from ..dtypes import FLOAT32
 from ..graph import Entry, Node
@@ -21,10 +20,13 @@ class Context:
         Decides the precision of each operator.
     guarded : frozenset of str
         Names of variables whose gradient is accumulated rather than written.
+    outputs : tuple of str
+        The data types that the graph's outputs had, and are to have.
     """
 
     policy: Policy
-    guarded: FrozenSet[str] = frozenset()
+    guarded: frozenset[str] = frozenset()
+    outputs: tuple[str | None, ...] = ()
 
     @property
     def target(self) -> str:
@@ -36,7 +38,7 @@ class Context:
         return entry.dtype in (FLOAT32, self.target)
 
 
-def operator(op: str, name: str, inputs: List[Entry], like: Entry, **attrs: object) -> Node:
+def operator(op: str, name: str, inputs: list[Entry], like: Entry, **attrs: object) -> Node:
     """Make a single-output operator node with the data type and shape of ``like``."""
     return Node(op, name, {key: str(value) for key, value in attrs.items()}, inputs,
                 dtypes=[like.dtype], shapes=[like.shape])

@@ -1,8 +1,6 @@
 """Insert an ``amp_cast`` where producer and consumer differ, once per tensor and data type."""
 from __future__ import annotations
 
-from typing import Dict, List, Set, Tuple
-
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node, unique_name
 from .assign_dtypes import input_dtypes
@@ -29,22 +27,18 @@ def run(graph: Graph, context: Context) -> bool:
         for position, wanted in enumerate(input_dtypes(node, context)):
             if wanted is not None:
                 node.inputs[position] = casts.to(node.inputs[position], wanted)
-    graph.heads = [_restored(head, casts, context) for head in graph.heads]
+    graph.heads = [casts.to(head, FLOAT32) if dtype == FLOAT32 else head
+                   for head, dtype in zip(graph.heads, context.outputs)]
     return bool(casts.made)
-
-
-def _restored(head: Entry, casts: "_Casts", context: Context) -> Entry:
-    lowered = head.dtype == context.target and head.node.decision is not None
-    return casts.to(head, FLOAT32) if lowered else head
 
 
 class _Casts:
     """Makes casts, one per tensor and type."""
 
-    def __init__(self, context: Context, names: Set[str]):
+    def __init__(self, context: Context, names: set[str]):
         self.context = context
         self.names = names
-        self.made: Dict[Tuple[Tuple[int, int], str], Node] = {}
+        self.made: dict[tuple[tuple[int, int], str], Node] = {}
 
     def to(self, entry: Entry, dtype: str) -> Entry:
         """Return the tensor in ``dtype``."""
@@ -65,10 +59,10 @@ class _Casts:
         return Entry(operator("_copy", self._name(entry, "guard"), [entry], entry))
 
     def _name(self, entry: Entry, suffix: str) -> str:
-        output = str(entry.index) if entry.node.num_outputs > 1 and entry.index else ""
+        output = str(entry.output) if entry.node.num_outputs > 1 and entry.output else ""
         return unique_name(f"{entry.node.name}{output}_{suffix}", self.names)
 
 
-def cast_nodes(graph: Graph) -> List[Node]:
+def cast_nodes(graph: Graph) -> list[Node]:
     """All casts in a graph."""
     return [node for node in graph.operators() if node.op == CAST]

@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Callable, Iterator, Sequence, Tuple
+from typing import Callable, Iterator, Sequence
 
-from ..dtypes import FLOAT32, LOW_PRECISION
+from ..dtypes import LOW_PRECISION
 from ..errors import GraphError
 from ..graph import Graph
 from .assign_dtypes import input_dtypes
 from .context import Context
-from .place_casts import CAST, cast_nodes
+from .place_casts import cast_nodes
 
 __all__ = ["CHECKS", "run"]
 
@@ -45,14 +45,15 @@ def _names_are_unique(graph: Graph, context: Context) -> Iterator[str]:
     yield from (f"the name {name!r} of a new node was taken" for name in names if name in originals)
 
 
-def _heads_are_fp32(graph: Graph, context: Context) -> Iterator[str]:
-    for head in graph.heads:
-        if head.dtype == context.target and head.node.op != CAST:
-            yield f"the graph's output {head.node!r} is {head.dtype}, expected {FLOAT32}"
+def _heads_keep_their_types(graph: Graph, context: Context) -> Iterator[str]:
+    for head, dtype in zip(graph.heads, context.outputs):
+        if head.dtype != dtype:
+            yield f"the graph's output {head.node!r} is {head.dtype}, expected {dtype}"
 
 
 Check = Callable[[Graph, Context], Iterator[str]]
-CHECKS: Tuple[Check, ...] = (_inputs_agree, _casts_are_needed, _casts_are_shared, _names_are_unique, _heads_are_fp32)
+CHECKS: tuple[Check, ...] = (_inputs_agree, _casts_are_needed, _casts_are_shared, _names_are_unique,
+                             _heads_keep_their_types)
 
 
 def run(graph: Graph, context: Context, variables: Sequence[str]) -> None:
