@@ -46,7 +46,9 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
     """
     context = Context(policy, guarded, tuple(head.dtype for head in graph.heads))
     before = [node.name for node in graph.variables()]
-    changed = any(run(graph, context) for run in PIPELINE)
+    changed = False
+    for run in PIPELINE:
+        changed |= run(graph, context)
     if check:
         verify.run(graph, context, before)
     return changed
