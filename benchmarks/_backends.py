@@ -68,7 +68,8 @@ class GluonAmp:
         self.notes = [str(item.message) for item in caught]
         active = gluon_amp.active_dtype(self.context.device_type)
         if active is None:
-            raise UsageError(f"gluon_amp has nothing to run: {'; '.join(self.notes) or 'it stays in FP32 here'}")
+            reasons = "; ".join(self.notes) or "it stays in FP32"
+            raise UsageError(f"gluon_amp does nothing on {device!r}: {reasons}")
         self.dtype: str = active
 
     def init_trainer(self, trainer: mx.gluon.Trainer) -> None:

@@ -53,11 +53,11 @@ def references(comparison: Comparison) -> list[str]:
 
 def table(comparison: Comparison) -> Table:
     """Return the table of a comparison: a row an implementation, ratios above 1 where it is faster."""
-    result = Table(title="Median over the rounds (minimum to maximum)")
+    result = Table(title="Median over the rounds, minimum-maximum")
     result.add_column("implementation", no_wrap=True)
     for heading in ("s/step", "samples/s", *(f"speed vs {name}" for name in references(comparison))):
-        result.add_column(heading, justify="right")
-    result.add_column("peak memory", justify="right")
+        result.add_column(heading, justify="right", min_width=9)
+    result.add_column("peak memory", justify="right", no_wrap=True)
     for name in comparison.tracks[0].losses[0]:
         result.add_column(f"{name}:\nfirst, last", justify="right")
     for track in comparison.tracks:
@@ -90,7 +90,7 @@ def _memory(comparison: Comparison, track: Track) -> str:
 
 def _spread_text(value: Spread, digits: int, unit: str = "") -> str:
     text = f"{value.median:.{digits}f}{unit}"
-    return text if value.count == 1 else f"{text}\n({value.low:.{digits}f} to {value.high:.{digits}f})"
+    return text if value.count == 1 else f"{text}\n{value.low:.{digits}f}-{value.high:.{digits}f}"
 
 
 def conditions(settings: Mapping[str, Any], comparison: Comparison) -> str:
@@ -169,9 +169,9 @@ def write_plot(path: str, title: str, comparison: Comparison) -> None:
     errors = [[speed.median - speed.low for speed in speeds], [speed.high - speed.median for speed in speeds]]
     figure, axes = pyplot.subplots(figsize=(1.8 * len(labels) + 1.5, 4), layout="constrained")
     colors = [f"C{number}" for number in range(len(labels))]
-    bars = axes.bar(labels, medians, yerr=errors, capsize=6, color=colors)
-    texts = [_bar_text(comparison, track) for track in comparison.tracks]
-    axes.bar_label(bars, texts, label_type="center", color="white")
+    axes.bar(labels, medians, yerr=errors, capsize=6, color=colors)
+    for place, track in enumerate(comparison.tracks):  # at the foot, where no error bar crosses the text
+        axes.text(place, 0.02 * max(medians), _bar_text(comparison, track), ha="center", color="white")
     axes.set_ylabel("samples per second")
     axes.set_title(title, fontsize=10)
     figure.savefig(path, dpi=150)

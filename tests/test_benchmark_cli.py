@@ -1,0 +1,351 @@
+"""The SSD benchmark: its errors, its statistics, the driver that takes turns, and one real tiny run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Mapping
+
+import pytest
+
+for module in ("rich", "tqdm"):
+    pytest.importorskip(module)
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import _machine  # noqa: E402
+import _report  # noqa: E402
+import _sizes  # noqa: E402
+import ssd_synthetic  # noqa: E402
+from _children import Child, ChildCommand  # noqa: E402
+from _compare import Comparison, Plan, Track, affordable_rounds, compare, steps_per_turn  # noqa: E402
+from _errors import ChildFailed, UsageError, unknown  # noqa: E402
+from _stats import Spread, round_ratios, spread  # noqa: E402
+
+SMALL = ["--network", "ssd_300_mobilenet0.25_voc", "--data-shape", "64", "--batch-size", "1", "--threads", "1"]
+
+# Answers the protocol; every turn is logged with its number of steps, and takes the seconds it was given.
+FAKE_CHILD = """
+import json, sys
+name, log, seconds, trouble = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4]
+
+def answer(**message):
+    print(json.dumps(message), flush=True)
+
+if trouble == "refuse":
+    answer(event="refused", message="no such thing here")
+    sys.exit(2)
+answer(event="ready", about={"samples_per_step": 2, "dtype": "fake"})
+for line in sys.stdin:
+    command = json.loads(line)
+    with open(log, "a") as file:
+        file.write(f"{name} {command.get('steps', command['command'])}\\n")
+    if command["command"] == "stop":
+        break
+    if trouble == "crash":
+        sys.exit("the bottom fell out")
+    if trouble == "hang":
+        continue
+    if trouble == "chatter":
+        print("hello", flush=True)
+    steps = command["steps"]
+    losses = [{"loss": 1.0}] * steps
+    answer(event="ran", seconds=[seconds] * steps, losses=losses, peak_memory=int(1e9 * seconds))
+"""
+
+
+class Silent:
+    """Collects what the driver says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.turns: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def total(self, turns: int) -> None:
+        self.planned = turns
+
+    def turn(self, name: str, seconds: float) -> None:
+        self.turns.append(name)
+
+
+class Fakes:
+    """Makes commands for fake children that share a log."""
+
+    def __init__(self, folder: Path):
+        self.script = folder / "fake_child.py"
+        self.script.write_text(FAKE_CHILD)
+        self.log = folder / "log"
+        self.log.touch()
+
+    def command(self, name: str, seconds: float = 0.5, trouble: str = "none") -> ChildCommand:
+        return ChildCommand(name, [sys.executable, str(self.script), name, str(self.log), str(seconds), trouble])
+
+    @property
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> Fakes:
+    return Fakes(tmp_path)
+
+
+def run_benchmark(*arguments: str, extra: Mapping[str, str] | None = None) -> subprocess.CompletedProcess:
+    script = str(ROOT / "benchmarks" / "ssd_synthetic.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(extra or {})}
+    command = [sys.executable, script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch-size", "0"], "--batch-size: expected an integer of at least 1, received 0"),
+        (["--batch-size", "many"], "--batch-size: invalid int value: 'many'"),
+        (["--data-shape", "-5"], "--data-shape: expected an integer of at least 1, received -5"),
+        (["--warmup", "-1"], "expected --warmup >= 0"),
+        (["--device", "tpu"], "--device: expected cpu, gpu or gpu:1, received 'tpu'"),
+        (["--compare", "fp32,apm"], "unknown implementation 'apm'; did you mean amp?"),
+        (["--compare", "fp32,fp32"], "expected different names"),
+        (["--compare", ","], "expected different names"),
+        (["--compare", "fp32", "--amp"], "--amp goes without --compare"),
+        (["--data", "no/such/folder"], "there is no directory no/such/folder"),
+        (["--json", "no/such/folder/out.json"], "its folder does not exist"),
+        (["--colour"], "unrecognized arguments: --colour"),
+    ],
+)
+def test_bad_arguments_give_one_line_and_exit_code_2(arguments, message, capsys):
+    assert ssd_synthetic.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--network", "ssd_512_resnet50_v1_coc"], "did you mean ssd_512_resnet50_v1_coco"),
+        (["--device", "gpu:97"], "no device 'gpu:97'"),
+        (["--network", "ssd_300_vgg16_atrous_voc", "--data-shape", "32"], "data shape 32 is not possible"),
+        (["--amp", "--dtype", "bfloat61"], "bfloat61"),
+    ],
+)
+def test_what_only_mxnet_can_refuse(arguments, message):
+    pytest.importorskip("gluoncv")
+    result = run_benchmark("--batch-size", "1", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_machine_without_bfloat16_is_refused_in_gluon_amps_words():
+    pytest.importorskip("gluoncv")
+    flags = ["--compare", "amp", "--dtype", "bfloat16", *SMALL]
+    result = run_benchmark(*flags, extra={"DNNL_MAX_CPU_ISA": "AVX2"})
+    assert result.returncode == 2, result.stderr
+    assert "cannot run bfloat16" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_unknown_names_without_a_close_one_are_listed():
+    assert str(unknown("network", "xyz", ["alpha", "beta"])) == "unknown network 'xyz'; known: alpha, beta"
+
+
+# statistics
+
+
+def test_spread():
+    assert spread([4.0, 1.0, 3.0, 2.0]) == Spread(median=2.5, low=1.0, high=4.0, count=4)
+    with pytest.raises(ValueError, match="at least one"):
+        spread([])
+
+
+def test_ratios_are_taken_within_each_round():
+    # the second round was slow for both: the ratio of the medians, 3/1.5, would not say 2.0 for every round
+    assert round_ratios([2.0, 10.0, 3.0], [1.0, 5.0, 1.5]) == Spread(2.0, 2.0, 2.0, 3)
+    with pytest.raises(ValueError, match="same number of rounds"):
+        round_ratios([1.0], [1.0, 2.0])
+
+
+def test_a_turn_counts_as_its_median_step():
+    track = Track("fp32", about={"samples_per_step": 6}, turns=[[1.0, 9.0, 2.0], [4.0]])
+    assert track.round_seconds == [2.0, 4.0]
+    assert track.step == Spread(3.0, 2.0, 4.0, 2)
+    assert track.speed == Spread(2.25, 1.5, 3.0, 2)
+
+
+def test_turns_and_rounds_follow_from_the_measured_steps():
+    assert steps_per_turn([0.3, 5.0]) == 4
+    assert steps_per_turn([2.0]) == steps_per_turn([]) == 1
+    assert affordable_rounds(100.0, 10.0) == 9
+    assert affordable_rounds(1.0, 10.0) == 3
+    assert affordable_rounds(1e6, 1.0) == 30
+
+
+# sizes and machine
+
+
+@pytest.mark.parametrize(
+    ("available", "gflops", "budget", "expected", "reason"),
+    [
+        (40e9, 100.0, 300.0, 8, "it fits"),
+        (12e9, 100.0, 300.0, 4, "batch 8 would need about 18 GB of 12 GB"),
+        (40e9, 100.0, 150.0, 4, "batch 8 would take about 168 s of 150 s"),
+        (40e9, 1.0, None, 8, "it fits"),
+        (1e9, 100.0, None, 1, "batch 2 would need"),
+    ],
+)
+def test_batch_size_follows_memory_and_time(available, gflops, budget, expected, reason):
+    cost = _sizes.Cost(base_bytes=1e9, sample_bytes=1e9, sample_gflop=100.0)
+    machine = _sizes.Machine(available, gflops)
+    size, text = _sizes.choose_batch_size(cost, machine, [1.0, 0.5, 0.5], budget)
+    assert size == expected
+    assert reason in text
+
+
+def test_hyperthreads_are_not_cores():
+    template = "processor : {0}\nphysical id : 0\ncore id : {1}\n\n"
+    cpuinfo = "".join(template.format(number, number // 2) for number in range(4))
+    assert _machine.physical_cores(cpuinfo, {0, 1, 2, 3}) == 2
+    assert _machine.physical_cores(cpuinfo, {0, 1}) == 1
+    assert _machine.physical_cores("", {0, 1}) == 2
+
+
+def test_peak_memory_is_plausible():
+    assert 5e6 < _machine.peak_memory() < 1e12
+
+
+# the driver, with children that only pretend
+
+
+def test_children_take_turns_and_every_round_begins_with_the_next(fakes):
+    progress = Silent()
+    commands = [fakes.command("a", 1.0), fakes.command("b", 0.5), fakes.command("c", 0.25)]
+    result = compare(commands, Plan(rounds=3, steps=2, warmup=1), progress)
+    warm_up = ["a 1", "b 1", "c 1"]
+    rounds = ["a 2", "b 2", "c 2", "b 2", "c 2", "a 2", "c 2", "a 2", "b 2"]
+    assert fakes.lines[:12] == warm_up + rounds
+    assert sorted(fakes.lines[12:]) == ["a stop", "b stop", "c stop"]
+    assert progress.turns == [line[0] for line in rounds]
+    assert progress.planned == 9
+    assert result.ratio("c", "a") == Spread(4.0, 4.0, 4.0, 3)
+    assert [len(track.losses) for track in result.tracks] == [7, 7, 7]
+
+
+def test_rounds_follow_from_the_budget(fakes):
+    progress = Silent()
+    result = compare([fakes.command("a", 1.0)], Plan(budget=10.0), progress)
+    assert len(result.tracks[0].turns) in (8, 9)
+    compare([fakes.command("a", 50.0)], Plan(budget=10.0, warmup=1), progress)
+    assert any("exceed the budget" in line for line in progress.said)
+
+
+def test_a_crash_is_reported_with_its_last_words_and_ends_the_others(fakes):
+    started: list[Child] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("_compare.Child", lambda *given: started.append(Child(*given)) or started[-1])
+        with pytest.raises(ChildFailed, match="b: ended with exit code 1") as caught:
+            compare([fakes.command("a"), fakes.command("b", trouble="crash")], Plan(rounds=1), Silent())
+    assert caught.value.stderr_tail == "the bottom fell out"
+    assert [child._process.poll() is not None for child in started] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [("hang", "did not answer within 1 s"), ("chatter", "expected a JSON object with an event")],
+)
+def test_a_child_that_breaks_the_protocol(fakes, trouble, message):
+    with pytest.raises(ChildFailed, match=message):
+        compare([fakes.command("a", trouble=trouble)], Plan(rounds=1), Silent(), timeout=1.0)
+
+
+def test_a_refusal_is_passed_on(fakes):
+    with pytest.raises(UsageError, match="no such thing here"):
+        compare([fakes.command("a"), fakes.command("b", trouble="refuse")], Plan(rounds=1), Silent())
+
+
+def test_a_crash_gives_exit_code_1(fakes, monkeypatch, capsys):
+    monkeypatch.setattr(ssd_synthetic, "_command", lambda name, _: fakes.command(name, trouble="crash"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # put back after the test: the benchmark sets it
+    assert ssd_synthetic.main(["--compare", "fp32,amp", "--batch-size", "1"]) == 1
+    assert "error: fp32: ended with exit code 1\nthe bottom fell out" in capsys.readouterr().err
+
+
+# the report
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    def track(name: str, scale: float) -> Track:
+        turns = [[scale * seconds] for seconds in (1.0, 2.0, 4.0)]
+        about: dict[str, Any] = {"samples_per_step": 8, "dtype": "float32", "versions": {"mxnet": "1.9.1"}}
+        losses = [{"CrossEntropy": 4.0}, {"CrossEntropy": 1.25}]
+        return Track(name, about, turns=turns, losses=losses, peak_memory=int(scale * 4e9))
+
+    return Comparison([track("fp32", 1.0), track("amp", 0.5), track("mxnet-amp", 0.8)], seconds=60.0)
+
+
+def test_the_table_shows_speeds_ratios_memory_and_losses(comparison, capsys):
+    _report.show({"network": "a network", "batch_size": 8}, comparison)
+    text = capsys.readouterr().out
+    for expected in ("speed vs fp32", "mxnet-amp", "2.00x", "1.60x", "4.00 GB", "0.50x fp32", "1.25", "batch_size 8"):
+        assert expected in text
+
+
+def test_the_json_file_holds_every_step_and_the_ratios(comparison, tmp_path):
+    _report.write_json(str(tmp_path / "out.json"), {"batch_size": 8}, comparison)
+    read = json.loads((tmp_path / "out.json").read_text())
+    assert read["speed_ratios"]["amp vs fp32"]["median"] == 2.0
+    assert read["implementations"][1]["turns"] == [[0.5], [1.0], [2.0]]
+    assert read["machine"]["physical_cores"] >= 1
+
+
+def test_the_plot_is_an_image(comparison, tmp_path):
+    pytest.importorskip("matplotlib")
+    _report.write_plot(str(tmp_path / "out.png"), "title", comparison)
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+# the real thing
+
+
+def test_a_tiny_fp32_run_prints_the_tutorials_lines(tmp_path):
+    pytest.importorskip("gluoncv")
+    path = tmp_path / "out.json"
+    result = run_benchmark(*SMALL, "--steps", "2", "--warmup", "1", "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    assert "[Epoch 0][Batch 2], Speed: " in result.stdout
+    assert "samples/sec, CrossEntropy=" in result.stdout
+    (track,) = json.loads(path.read_text())["implementations"]
+    assert track["about"]["dtype"] == "float32"
+    assert track["library_settings"]["OMP_NUM_THREADS"] == "1"
+    assert len(track["turns"]) == 2
+    assert 0 < track["losses"][-1]["CrossEntropy"] < track["losses"][0]["CrossEntropy"]
+
+
+@pytest.mark.slow
+@pytest.mark.bf16
+def test_all_implementations_start_from_the_same_weights_and_train_alike(tmp_path):
+    pytest.importorskip("gluoncv")
+    path = tmp_path / "out.json"
+    flags = ["--rounds", "2", "--steps", "2", "--json", str(path)]
+    result = run_benchmark("--compare", "fp32,amp,mxnet-amp", *SMALL, *flags)
+    assert result.returncode == 0, result.stderr
+    tracks = json.loads(path.read_text())["implementations"]
+    for name in ("CrossEntropy", "SmoothL1"):
+        for step in (0, -1):
+            first, *others = (track["losses"][step][name] for track in tracks)
+            assert others == pytest.approx([first, first], rel=0.1)
