@@ -38,8 +38,9 @@ explain_and_fail() {
 
 if [ -n "${1:-}" ]; then
     accept "$1"
-    [ -n "$seen" ] || say "PYTHON=$1 does not run, or is not a Python from 3.8 to 3.12."
-    explain_and_fail
+    [ -z "$seen" ] || explain_and_fail
+    say "PYTHON=$1 does not run, or is not a Python from 3.8 to 3.12."
+    exit 1
 fi
 for name in $NAMES; do
     command -v "$name" >/dev/null 2>&1 && accept "$name"
