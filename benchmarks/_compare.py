@@ -29,7 +29,7 @@ class Progress(Protocol):
         """Show a line of text."""
 
     def total(self, turns: int) -> None:
-        """Announce how many turns will be taken."""
+        """Say how many turns there will be; said again when that changes."""
 
     def turn(self, name: str, seconds: float) -> None:
         """Report a finished turn and its seconds per step."""
@@ -164,26 +164,29 @@ def _record(track: Track, answer: dict[str, Any]) -> None:
 def _run_rounds(pairs: Sequence[tuple[Child, Track]], plan: Plan, begin: float, progress: Progress) -> None:
     expected = [track.warmup[-1] for _, track in pairs if track.warmup]
     steps = plan.steps or steps_per_turn(expected)
-    left = plan.budget - (time.monotonic() - begin)
-    rounds = plan.rounds or affordable_rounds(left, steps * sum(expected))
-    progress.say(f"{rounds} rounds of {steps} step{'s' * (steps > 1)} for each of {len(pairs)} processes")
-    if not plan.rounds and rounds * steps * sum(expected) > left:
+    end = begin + plan.budget
+    planned = plan.rounds or affordable_rounds(0, end - time.monotonic(), steps * sum(expected))
+    progress.say(f"{planned} rounds of {steps} step{'s' * (steps > 1)} for each of {len(pairs)} processes")
+    if not plan.rounds and time.monotonic() + planned * steps * sum(expected) > end:
         progress.say(f"this will exceed the budget of {plan.budget:.0f} s; a smaller batch would fit")
-    progress.total(rounds * len(pairs))
-    for number in range(rounds):
-        if not plan.rounds and number >= _FEWEST_ROUNDS and _out_of_time(begin, plan.budget, pairs):
-            progress.say(f"the budget is used up: {number} rounds instead of {rounds}")
-            return
-        for child, track in turn_order(pairs, number):
-            answer = child.run(steps)
-            track.turns.append(answer["seconds"])
-            _record(track, answer)
-            progress.turn(track.name, track.round_seconds[-1])
+    done = 0
+    while done < planned:
+        progress.total(planned * len(pairs))
+        seconds = _run_round(turn_order(pairs, done), steps, progress)
+        done += 1
+        if not plan.rounds:  # the machine may have become faster or slower than it was in the warm-up
+            planned = affordable_rounds(done, end - time.monotonic(), seconds)
 
 
-def _out_of_time(begin: float, budget: float, pairs: Sequence[tuple[Child, Track]]) -> bool:
-    last_round = sum(sum(track.turns[-1]) for _, track in pairs)
-    return time.monotonic() - begin + last_round > budget
+def _run_round(pairs: Sequence[tuple[Child, Track]], steps: int, progress: Progress) -> float:
+    """Let each process take its turn and return the seconds that all of them took."""
+    begin = time.monotonic()
+    for child, track in pairs:
+        answer = child.run(steps)
+        track.turns.append(answer["seconds"])
+        _record(track, answer)
+        progress.turn(track.name, track.round_seconds[-1])
+    return time.monotonic() - begin
 
 
 def turn_order(items: Sequence[Any], number: int) -> list[Any]:
@@ -211,8 +214,22 @@ def steps_per_turn(expected: Sequence[float]) -> int:
     return max(1, min(100, math.ceil(_TURN_SECONDS / min(expected))))
 
 
-def affordable_rounds(seconds: float, seconds_per_round: float) -> int:
-    """Return how many rounds fit into the time that is left, within reasonable bounds."""
-    if seconds_per_round <= 0:
-        return _FEWEST_ROUNDS
-    return max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(seconds * _TIMER_MARGIN / seconds_per_round)))
+def affordable_rounds(done: int, seconds: float, seconds_per_round: float) -> int:
+    """Return how many rounds there can be in all, within reasonable bounds.
+
+    Parameters
+    ----------
+    done : int
+        Rounds that are over.
+    seconds : float
+        The time that is left.
+    seconds_per_round : float
+        What a round takes; 0 when nothing is known.
+
+    Examples
+    --------
+    >>> affordable_rounds(2, 100.0, 10.0)
+    11
+    """
+    more = int(seconds * _TIMER_MARGIN / seconds_per_round) if seconds_per_round > 0 else 0
+    return max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, done + max(0, more)))

@@ -28,8 +28,11 @@ class TqdmProgress:
         tqdm.write(text)
 
     def total(self, turns: int) -> None:
-        """Start the bar."""
-        self._bar = tqdm(total=turns, unit="turn", dynamic_ncols=True)
+        """Start the bar, or change its length."""
+        if self._bar is None:
+            self._bar = tqdm(unit="turn", dynamic_ncols=True, disable=None)
+        self._bar.total = turns
+        self._bar.refresh()
 
     def turn(self, name: str, seconds: float) -> None:
         """Advance the bar."""

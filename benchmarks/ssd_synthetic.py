@@ -163,7 +163,7 @@ def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
         print(f"{name}: {text}", flush=True)
     steps = args.steps or DEFAULT_STEPS
     shown_every = max(1, steps // 4)
-    for number in tqdm(range(args.warmup + steps), unit="step", dynamic_ncols=True):
+    for number in tqdm(range(args.warmup + steps), unit="step", dynamic_ncols=True, disable=None):
         seconds, losses = timed_step(session)
         track.losses.append(losses)
         if number < args.warmup:

@@ -190,9 +190,11 @@ def test_a_turn_counts_as_its_median_step():
 def test_turns_and_rounds_follow_from_the_measured_steps():
     assert steps_per_turn([0.3, 5.0]) == 4
     assert steps_per_turn([2.0]) == steps_per_turn([]) == 1
-    assert affordable_rounds(100.0, 10.0) == 9
-    assert affordable_rounds(1.0, 10.0) == 3
-    assert affordable_rounds(1e6, 1.0) == 30
+    assert affordable_rounds(0, 100.0, 10.0) == 9
+    assert affordable_rounds(5, 100.0, 10.0) == 14
+    assert affordable_rounds(5, -100.0, 10.0) == 5
+    assert affordable_rounds(0, 1.0, 10.0) == affordable_rounds(0, 1.0, 0.0) == 3
+    assert affordable_rounds(0, 1e6, 1.0) == 30
 
 
 # sizes and machine
@@ -247,10 +249,16 @@ def test_children_take_turns_and_every_round_begins_with_the_next(fakes):
 
 def test_rounds_follow_from_the_budget(fakes):
     progress = Silent()
-    result = compare([fakes.command("a", 1.0)], Plan(budget=10.0), progress)
-    assert len(result.tracks[0].turns) in (8, 9)
+    compare([fakes.command("a", 1.0)], Plan(budget=10.0), progress)
+    assert progress.said[-1] in [f"{rounds} rounds of 1 step for each of 1 processes" for rounds in (8, 9)]
     compare([fakes.command("a", 50.0)], Plan(budget=10.0, warmup=1), progress)
-    assert any("exceed the budget" in line for line in progress.said)
+    assert "exceed the budget" in progress.said[-1]
+
+
+def test_rounds_are_planned_anew_when_the_machine_becomes_faster(fakes):
+    # the children say 2 s a step but take none: after the first round all the rounds there may be fit
+    result = compare([fakes.command("a", 2.0)], Plan(budget=20.0), Silent())
+    assert len(result.tracks[0].turns) == 30
 
 
 def test_a_crash_is_reported_with_its_last_words_and_ends_the_others(fakes):
