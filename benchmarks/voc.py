@@ -1,0 +1,312 @@
+"""Train an SSD on a Pascal-VOC-format directory, in FP32 or with gluon_amp, and report its mAP.
+
+Everything but the loop and the light network is GluonCV's: dataset, transforms, target generator, networks,
+loss and metric. ``ssd_synthetic.py --data DIR`` and ``digits.py`` are the command lines for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any, Iterator, NamedTuple
+
+# first: it lets MXNet 1.9.1 import under newer NumPy, and changes nothing else
+import gluon_amp
+
+# isort: split
+import mxnet as mx
+from _voc_directory import VocDirectory, check_directory
+from _voc_network import DIGITS, create_network, default_data_shape, weights_digest
+from _voc_samples import PlainTrainTransform, TrainingSamples, seed_everything
+from mxnet import autograd, gluon
+from tqdm import tqdm
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import gluoncv
+    from gluoncv.data import VOCDetection
+    from gluoncv.data.batchify import Pad, Stack, Tuple
+    from gluoncv.data.transforms.presets.ssd import SSDDefaultTrainTransform, SSDDefaultValTransform
+    from gluoncv.utils.metrics.voc_detection import VOCMApMetric
+
+_EVALUATION_BATCH = 32
+_MOMENTUM = 0.9
+_WEIGHT_DECAY = 0.0005
+_FINAL_LEARNING_RATE = 0.01  # as a share of the first one
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train; see `train`."""
+
+    amp: bool
+    dtype: str | None
+    network: str
+    steps: int
+    batch_size: int
+    data_shape: int
+    seed: int
+    learning_rate: float
+    augment: bool
+
+    def check(self) -> None:
+        """Raise ValueError for a value that cannot be used."""
+        for name, lowest in (("steps", 1), ("batch_size", 1), ("data_shape", 32), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < lowest:
+                raise ValueError(f"expected {name} to be an integer of at least {lowest}, received {value!r}")
+        if not self.learning_rate > 0:
+            raise ValueError(f"expected learning_rate > 0, received {self.learning_rate!r}")
+
+
+class Losses(NamedTuple):
+    """Losses of one step, as sums over its batch divided by its number of matched anchors."""
+
+    cls: float
+    box: float
+    total: float
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training run gave.
+
+    Parameters
+    ----------
+    settings : Settings
+        As they were used.
+    dtype : str
+        ``'float32'``, or the low-precision type that AMP used.
+    losses : tuple of Losses
+        One for each step.
+    average_precision : dict of str to float
+        Area under the precision-recall curve of each class at IoU 0.5, 0 to 1.
+    mean_ap : float
+        Their mean.
+    step_seconds : tuple of float
+        Forward, backward and update of each step, without loading its data.
+    seconds : float
+        All steps with the loading of data, without evaluation.
+    initial_weights : str
+        Digest of the weights before the first step: equal for runs that began alike.
+    """
+
+    settings: Settings
+    dtype: str
+    losses: tuple[Losses, ...]
+    average_precision: dict[str, float]
+    mean_ap: float
+    step_seconds: tuple[float, ...]
+    seconds: float
+    initial_weights: str
+
+    @property
+    def samples_per_second(self) -> float:
+        """Images per second of the median step, without loading."""
+        return self.settings.batch_size / statistics.median(self.step_seconds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        losses = {name: [getattr(step, name) for step in self.losses] for name in Losses._fields}
+        return {**asdict(self), "losses": losses, "samples_per_second": self.samples_per_second}
+
+
+def train(
+    data_dir: str | os.PathLike[str],
+    amp: bool = False,
+    dtype: str | None = None,
+    network: str = DIGITS,
+    steps: int = 600,
+    batch_size: int = 16,
+    data_shape: int | None = None,
+    seed: int = 0,
+    device: mx.Context | None = None,
+    progress: bool = True,
+    learning_rate: float = 0.02,
+    augment: bool = True,
+) -> TrainingResult:
+    """Train on the ``train`` set of a directory and evaluate on its ``val`` set.
+
+    Runs with the same seed get the same first weights, order of images and augmentation, with and without
+    AMP. The learning rate warms up, then follows a cosine to nearly zero.
+
+    Parameters
+    ----------
+    data_dir : path
+        See `_voc_directory.check_directory`.
+    amp : bool
+        Train and evaluate in mixed precision.
+    dtype : str, optional
+        Low-precision type; None takes the one that suits the device.
+    network : str
+        ``'digits'`` for a light SSD that trains from scratch in minutes, or an SSD of GluonCV's model zoo,
+        whose last layers are made for the directory's classes and whose weights are random.
+    steps, batch_size : int
+        Number of updates, and of images in each.
+    data_shape : int, optional
+        Side of the network's square input in pixels; None takes the one in the network's name (128 for
+        ``'digits'``).
+    seed : int
+        Seed of weights, order and augmentation.
+    device : mx.Context, optional
+        Where to train, ``mx.cpu()`` by default.
+    progress : bool
+        Show progress bars on standard error.
+    learning_rate : float
+        The highest one.
+    augment : bool
+        Use GluonCV's training transform (colour, expansion, crop, mirror). False resizes and normalizes
+        only: for classes that a mirror changes, and for short runs.
+
+    Returns
+    -------
+    TrainingResult
+        Losses, average precision and times.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        The directory or a setting cannot be used; nothing was trained.
+
+    Examples
+    --------
+    >>> result = train("build/digits", amp=True, steps=600, augment=False)
+    >>> result.mean_ap > 0.6
+    True
+    """
+    side = default_data_shape(network) if data_shape is None else data_shape
+    settings = Settings(amp, dtype, network, steps, batch_size, side, seed, learning_rate, augment)
+    settings.check()
+    directory = check_directory(data_dir)
+    with _precision(settings, device or mx.cpu()) as active:
+        return _Training(settings, directory, device or mx.cpu(), progress).run(active)
+
+
+@contextlib.contextmanager
+def _precision(settings: Settings, device: mx.Context) -> Iterator[str]:
+    """Switch AMP on where it is asked for, and off again; gives the name of the dtype in use."""
+    if not settings.amp:
+        yield "float32"
+        return
+    with device:
+        gluon_amp.init(target_dtype=settings.dtype)
+    try:
+        yield gluon_amp.active_dtype(device.device_type) or "float32"
+    finally:
+        gluon_amp.deinit()
+
+
+class _Training:
+    """One run: network, data and trainer."""
+
+    def __init__(self, settings: Settings, directory: VocDirectory, device: mx.Context, progress: bool):
+        self._settings = settings
+        self._device = device
+        self._hidden = None if progress else True  # None: tqdm shows a bar on a terminal only
+        dataset = type("VOCDirectoryDetection", (VOCDetection,), {"CLASSES": directory.classes})
+        self._train_set, self._val_set = (
+            dataset(root=str(directory.root), splits=(("", name),)) for name in ("train", "val")
+        )
+        seed_everything(settings.seed)
+        self._net = create_network(settings.network, directory.classes, settings.data_shape)
+        self._net.initialize(mx.init.Xavier(), ctx=device)
+        self._anchors = self._probe()
+        self._trainer = self._make_trainer()
+        self._loss = gluoncv.loss.SSDMultiBoxLoss()
+
+    def _probe(self) -> mx.nd.NDArray:
+        """Complete the deferred initialization and return the anchors, on the CPU, where targets are made."""
+        side = self._settings.data_shape
+        try:
+            with autograd.train_mode():
+                return self._net(mx.nd.zeros((1, 3, side, side), ctx=self._device))[2].as_in_context(mx.cpu())
+        except mx.base.MXNetError as error:
+            reason = str(error).splitlines()[-1]
+            raise ValueError(f"data_shape={side} is not possible for {self._settings.network}: {reason}") from error
+
+    def _make_trainer(self) -> gluon.Trainer:
+        settings = self._settings
+        schedule = mx.lr_scheduler.CosineScheduler(
+            settings.steps,
+            base_lr=settings.learning_rate,
+            final_lr=settings.learning_rate * _FINAL_LEARNING_RATE,
+            warmup_steps=min(50, settings.steps // 10),
+        )
+        options = {
+            "learning_rate": settings.learning_rate,
+            "lr_scheduler": schedule,
+            "momentum": _MOMENTUM,
+            "wd": _WEIGHT_DECAY,
+        }
+        # the same in FP32, so that nothing but the precision differs
+        trainer = gluon.Trainer(self._net.collect_params(), "sgd", options, update_on_kvstore=False)
+        if settings.amp:
+            gluon_amp.init_trainer(trainer)
+        return trainer
+
+    def run(self, dtype: str) -> TrainingResult:
+        """Train, then evaluate."""
+        digest = weights_digest(self._net)
+        self._net.hybridize(static_alloc=True, static_shape=True)
+        begin = time.perf_counter()
+        losses, step_seconds = self._train(dtype)
+        seconds = time.perf_counter() - begin
+        precision = self._evaluate()
+        mean_ap = precision.pop("mAP")
+        return TrainingResult(self._settings, dtype, losses, precision, mean_ap, step_seconds, seconds, digest)
+
+    def _train(self, dtype: str) -> tuple[tuple[Losses, ...], tuple[float, ...]]:
+        losses, seconds = [], []
+        with tqdm(total=self._settings.steps, desc=dtype, unit="step", disable=self._hidden) as bar:
+            for batch in self._batches():
+                mx.nd.waitall()
+                begin = time.perf_counter()
+                losses.append(self._step(*(part.as_in_context(self._device) for part in batch)))
+                seconds.append(time.perf_counter() - begin)
+                bar.set_postfix(cls=f"{losses[-1].cls:.3f}", box=f"{losses[-1].box:.3f}", refresh=False)
+                bar.update()
+        return tuple(losses), tuple(seconds)
+
+    def _batches(self) -> gluon.data.DataLoader:
+        settings = self._settings
+        side = settings.data_shape
+        kind = SSDDefaultTrainTransform if settings.augment else PlainTrainTransform
+        samples = TrainingSamples(
+            self._train_set, kind(side, side, self._anchors), settings.steps * settings.batch_size, settings.seed
+        )
+        return gluon.data.DataLoader(samples, settings.batch_size, batchify_fn=Tuple(Stack(), Stack(), Stack()))
+
+    def _step(self, images: mx.nd.NDArray, classes: mx.nd.NDArray, boxes: mx.nd.NDArray) -> Losses:
+        with autograd.record():
+            cls_pred, box_pred, _ = self._net(images)
+            total, cls, box = self._loss(cls_pred, box_pred, classes, boxes)
+            if self._settings.amp:
+                with gluon_amp.scale_loss(total, self._trainer) as scaled:
+                    autograd.backward(scaled)
+            else:
+                autograd.backward(total)
+        self._trainer.step(1)  # the loss is divided by the number of matched anchors already
+        mx.nd.waitall()
+        return Losses(*(float(part[0].asnumpy().sum()) for part in (cls, box, total)))
+
+    def _evaluate(self) -> dict[str, float]:
+        side = self._settings.data_shape
+        self._net.set_nms(nms_thresh=0.45, nms_topk=400)
+        self._net.hybridize(static_alloc=True, static_shape=True)
+        # the area metric: the eleven-point one of VOC07 jumps by 0.09 a class when one detection changes
+        metric = VOCMApMetric(iou_thresh=0.5, class_names=list(self._val_set.classes))
+        loader = gluon.data.DataLoader(
+            self._val_set.transform(SSDDefaultValTransform(side, side)),
+            _EVALUATION_BATCH,
+            last_batch="keep",
+            batchify_fn=Tuple(Stack(), Pad(pad_val=-1)),
+        )
+        for images, labels in tqdm(loader, desc="mAP", unit="batch", disable=self._hidden):
+            ids, scores, boxes = self._net(images.as_in_context(self._device))
+            truth = labels.asnumpy()
+            metric.update(boxes.clip(0, side), ids, scores, truth[..., :4], truth[..., 4:5], truth[..., 5:6])
+        return {name: float(value) for name, value in zip(*metric.get())}
