@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Sequence
 
 from _children import Child, ChildCommand
+from _machine import OtherLoad
 from _stats import Spread, round_ratios, spread
 
 _TURN_SECONDS = 1.0
@@ -88,10 +89,15 @@ class Track:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The tracks of all implementations, in the order asked for."""
+    """The tracks of all implementations, in the order asked for.
+
+    ``seconds`` is the time for everything, ``other_load`` the share of the processors that other programs used
+    meanwhile.
+    """
 
     tracks: Sequence[Track]
     seconds: float
+    other_load: float
 
     def track(self, name: str) -> Track:
         """Return the track of an implementation."""
@@ -125,13 +131,13 @@ def compare(
     ChildFailed
         If a child dies or hangs. The others are ended.
     """
-    begin = time.monotonic()
+    begin, load = time.monotonic(), OtherLoad()
     with contextlib.ExitStack() as stack:
         pairs = [_start(stack, command, progress, timeout) for command in commands]
         for child, track in pairs:
             _warm_up(child, track, plan.warmup, progress)
         _run_rounds(pairs, plan, begin, progress)
-    return Comparison([track for _, track in pairs], time.monotonic() - begin)
+    return Comparison([track for _, track in pairs], time.monotonic() - begin, load.share())
 
 
 def _start(

@@ -112,6 +112,27 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+class OtherLoad:
+    """Watches how much of the machine other programs use, from its creation on."""
+
+    def __init__(self) -> None:
+        self._begin = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        fields = _read("/proc/stat").partition("\n")[0].split()[1:9]
+        # user, nice, system, irq, softirq and steal; not idle and iowait
+        ticks = sum(int(value) for place, value in enumerate(fields) if place not in (3, 4))
+        own = os.times()
+        own_seconds = own.user + own.system + own.children_user + own.children_system
+        return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), own_seconds
+
+    def share(self) -> float:
+        """Return the mean share of all processors, 0 to 1; child processes count as own once they have ended."""
+        elapsed, busy, own = (now - before for now, before in zip(self._now(), self._begin))
+        return max(0.0, min(1.0, (busy - own) / max(elapsed, 1e-9) / (os.cpu_count() or 1)))
+
+
 def matmul_gflops(size: int = 2048, repeats: int = 3) -> float:
     """Return the FP32 speed of this machine's matrix product, in 1e9 operations a second.
 

@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+_DISTURBED = 0.1  # of all processors: beyond that the figures depend on what else ran
+
 
 class TqdmProgress:
     """Lines of text above one progress bar of turns."""
@@ -103,12 +105,14 @@ def conditions(settings: Mapping[str, Any], comparison: Comparison) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in first.about.get("versions", {}).items())
     sets = " ".join(machine["instruction_sets"]) or "none of AVX2 and above"
     measured = ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None)
-    turns = f"{len(first.turns)} rounds of {len(first.turns[0])} steps" if first.turns else "no rounds"
+    turns = f"{len(first.turns)} rounds of {len(first.turns[0])} steps, {comparison.seconds:.0f} s in all"
+    disturbed = " (too much: measure again)" if comparison.other_load > _DISTURBED else ""
     return (
         f"{machine['cpu']} ({model}), {machine['physical_cores']} cores, {sets}, "
         f"{machine['memory'] / 1e9:.0f} GB\n"
         f"{machine['system']}, Python {machine['python']}, {versions}\n"
-        f"{measured}; {turns}, {comparison.seconds:.0f} s in all"
+        f"{measured}; {turns}\n"
+        f"other programs used {comparison.other_load:.0%} of the processors meanwhile{disturbed}"
     )
 
 
@@ -127,6 +131,7 @@ def as_dict(settings: Mapping[str, Any], comparison: Comparison) -> dict[str, An
         "settings": dict(settings),
         "machine": _machine.describe(),
         "seconds": comparison.seconds,
+        "other_load": comparison.other_load,
         "implementations": [_track_dict(track) for track in comparison.tracks],
         "speed_ratios": {
             f"{name} vs {other}": vars(comparison.ratio(name, other))

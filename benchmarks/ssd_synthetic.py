@@ -82,10 +82,9 @@ def _check(args: argparse.Namespace) -> None:
         implementation(name)
     if args.compare and args.amp:
         raise UsageError("--amp goes without --compare: name amp in --compare instead")
-    if args.data is not None and args.compare:
-        raise UsageError("--data goes without --compare")
-    if args.data is not None and not Path(args.data).is_dir():
-        raise UsageError(f"--data: there is no directory {args.data}")
+    for flag in ("compare", "plot", "pretrained_base"):
+        if args.data is not None and getattr(args, flag):
+            raise UsageError(f"--data goes without --{flag.replace('_', '-')}")
     for path in (args.json, args.plot):
         _report.check_writable(path)
 
@@ -155,7 +154,7 @@ def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
     logging.basicConfig(level=logging.INFO)
     name = _names(args)[0]
     _fill_batch_size(settings, [name], None)
-    begin = time.monotonic()
+    begin, load = time.monotonic(), _machine.OtherLoad()
     session = build("ssd", name, settings)
     about = dict(session.about, samples_per_step=session.samples_per_step, versions=_machine.versions())
     track = Track(name, about, _machine.library_settings(), time.monotonic() - begin)
@@ -173,7 +172,7 @@ def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
         if len(track.turns) % shown_every == 0:
             tqdm.write(_tutorial_line(track, number, shown_every))
     track.peak_memory = _machine.peak_memory()
-    return Comparison([track], time.monotonic() - begin)
+    return Comparison([track], time.monotonic() - begin, load.share())
 
 
 def _tutorial_line(track: Track, batch: int, shown: int) -> str:
@@ -184,11 +183,34 @@ def _tutorial_line(track: Track, batch: int, shown: int) -> str:
     return f"[Epoch 0][Batch {batch}], Speed: {speed:.3f} samples/sec, {losses}"
 
 
+def _train_on_voc(args: argparse.Namespace) -> None:
+    """Train on a Pascal VOC directory and print the mean average precision."""
+    import voc  # MXNet with it, which reads the number of threads when it is imported
+    from _backends import context
+
+    optional = ("network", "steps", "batch_size", "data_shape")
+    given = {name: getattr(args, name) for name in optional if getattr(args, name) is not None}
+    device = context(args.device)
+    try:
+        result = voc.train(args.data, args.amp, args.dtype, seed=args.seed, device=device, **given)
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    print(f"{result.dtype}: {result.settings.steps} steps, {result.samples_per_second:.2f} samples/sec")
+    for name, precision in result.average_precision.items():
+        print(f"  {name}: {precision:.4f}")
+    print(f"VOC mAP (IoU 0.5) = {result.mean_ap:.4f}")
+    if args.json:
+        Path(args.json).write_text(json.dumps(result.as_dict(), indent=2) + "\n", encoding="utf-8")
+
+
 def _run(args: argparse.Namespace) -> None:
     _check(args)
     settings = _settings(args)
     # before anything loads OpenMP: every implementation gets the same number, child processes too
     os.environ["OMP_NUM_THREADS"] = str(settings["threads"])
+    if args.data is not None:
+        _train_on_voc(args)
+        return
     comparison = _compared(args, settings) if args.compare else _trained(args, settings)
     _report.show(settings, comparison)
     if args.json:

@@ -119,7 +119,8 @@ def run_benchmark(*arguments: str, extra: Mapping[str, str] | None = None) -> su
         (["--compare", "fp32,fp32"], "expected different names"),
         (["--compare", ","], "expected different names"),
         (["--compare", "fp32", "--amp"], "--amp goes without --compare"),
-        (["--data", "no/such/folder"], "there is no directory no/such/folder"),
+        (["--data", "folder", "--compare", "fp32"], "--data goes without --compare"),
+        (["--data", "folder", "--plot", "plot.png"], "--data goes without --plot"),
         (["--json", "no/such/folder/out.json"], "its folder does not exist"),
         (["--colour"], "unrecognized arguments: --colour"),
     ],
@@ -140,6 +141,7 @@ def test_bad_arguments_give_one_line_and_exit_code_2(arguments, message, capsys)
         (["--device", "gpu:97"], "no device 'gpu:97'"),
         (["--network", "ssd_300_vgg16_atrous_voc", "--data-shape", "32"], "data shape 32 is not possible"),
         (["--amp", "--dtype", "bfloat61"], "bfloat61"),
+        (["--data", "no/such/folder"], "there is no directory no/such/folder"),
     ],
 )
 def test_what_only_mxnet_can_refuse(arguments, message):
@@ -226,6 +228,10 @@ def test_hyperthreads_are_not_cores():
     assert _machine.physical_cores("", {0, 1}) == 2
 
 
+def test_the_load_of_others_is_a_share():
+    assert 0.0 <= _machine.OtherLoad().share() <= 1.0
+
+
 def test_peak_memory_is_plausible():
     assert 5e6 < _machine.peak_memory() < 1e12
 
@@ -303,13 +309,14 @@ def comparison() -> Comparison:
         losses = [{"CrossEntropy": 4.0}, {"CrossEntropy": 1.25}]
         return Track(name, about, turns=turns, losses=losses, peak_memory=int(scale * 4e9))
 
-    return Comparison([track("fp32", 1.0), track("amp", 0.5), track("mxnet-amp", 0.8)], seconds=60.0)
+    return Comparison([track("fp32", 1.0), track("amp", 0.5), track("mxnet-amp", 0.8)], seconds=60.0, other_load=0.25)
 
 
 def test_the_table_shows_speeds_ratios_memory_and_losses(comparison, capsys):
     _report.show({"network": "a network", "batch_size": 8}, comparison)
     text = capsys.readouterr().out
-    for expected in ("speed vs fp32", "mxnet-amp", "2.00x", "1.60x", "4.00 GB", "0.50x fp32", "1.25", "batch_size 8"):
+    ratios_and_memory = ("speed vs fp32", "mxnet-amp", "2.00x", "1.60x", "4.00 GB", "0.50x fp32")
+    for expected in (*ratios_and_memory, "1.25", "batch_size 8", "used 25%"):
         assert expected in text
 
 
