@@ -20,7 +20,7 @@ def run(graph: Graph, context: Context) -> bool:
         Whether a cast was inserted.
     """
     nodes = graph.nodes()
-    casts = _Casts(context, {node.name for node in nodes})
+    casts = _Casts(context, {node.name for node in nodes}, _grouped_weights(nodes))
     for node in nodes:
         if node.decision is None:
             continue
@@ -32,12 +32,18 @@ def run(graph: Graph, context: Context) -> bool:
     return bool(casts.made)
 
 
+def _grouped_weights(nodes: list[Node]) -> set[str]:
+    return {node.inputs[1].node.name for node in nodes
+            if node.op == "Convolution" and int(node.attrs.get("num_group", 1)) > 1}
+
+
 class _Casts:
     """Makes casts, one per tensor and type."""
 
-    def __init__(self, context: Context, names: set[str]):
+    def __init__(self, context: Context, names: set[str], grouped_weights: set[str]):
         self.context = context
         self.names = names
+        self.guarded = context.guarded | grouped_weights
         self.made: dict[tuple[tuple[int, int], str], Node] = {}
 
     def to(self, entry: Entry, dtype: str) -> Entry:
@@ -53,10 +59,12 @@ class _Casts:
         return Entry(self.made[key])
 
     def _guarded(self, entry: Entry) -> Entry:
-        # MXNet's CPU amp_cast ignores grad_req='add' and loses the gradient; an identity in between keeps it.
-        if not (entry.node.is_variable and entry.node.name in self.context.guarded):
+        # MXNet's CPU amp_cast ignores grad_req='add' and loses the gradient. It also fails on the weight of a grouped
+        # convolution that inference in FP32 has left in oneDNN's five-dimensional layout. An elementwise operator in
+        # between, one that oneDNN does not run, makes both right.
+        if not (entry.node.is_variable and entry.node.name in self.guarded):
             return entry
-        return Entry(operator("_copy", self._name(entry, "guard"), [entry], entry))
+        return Entry(operator("_mul_scalar", self._name(entry, "guard"), [entry], entry, scalar=1.0))
 
     def _name(self, entry: Entry, suffix: str) -> str:
         output = str(entry.output) if entry.node.num_outputs > 1 and entry.output else ""
