@@ -84,7 +84,7 @@ class TrainingResult:
     losses : tuple of Losses
         One for each step.
     average_precision : dict of str to float
-        Area under the precision-recall curve of each class at IoU 0.5, 0 to 1.
+        Area under the precision-recall curve at IoU 0.5, 0 to 1, of each class that the val set shows.
     mean_ap : float
         Their mean.
     step_seconds : tuple of float
@@ -255,8 +255,7 @@ class _Training:
         begin = time.perf_counter()
         losses, step_seconds = self._train(dtype)
         seconds = time.perf_counter() - begin
-        precision = self._evaluate()
-        mean_ap = precision.pop("mAP")
+        mean_ap, precision = self._evaluate()
         return TrainingResult(self._settings, dtype, losses, precision, mean_ap, step_seconds, seconds, digest)
 
     def _train(self, dtype: str) -> tuple[tuple[Losses, ...], tuple[float, ...]]:
@@ -293,7 +292,7 @@ class _Training:
         mx.nd.waitall()
         return Losses(*(float(part[0].asnumpy().sum()) for part in (cls, box, total)))
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self) -> tuple[float, dict[str, float]]:
         side = self._settings.data_shape
         self._net.set_nms(nms_thresh=0.45, nms_topk=400)
         self._net.hybridize(static_alloc=True, static_shape=True)
@@ -309,4 +308,7 @@ class _Training:
             ids, scores, boxes = self._net(images.as_in_context(self._device))
             truth = labels.asnumpy()
             metric.update(boxes.clip(0, side), ids, scores, truth[..., :4], truth[..., 4:5], truth[..., 5:6])
-        return {name: float(value) for name, value in zip(*metric.get())}
+        precision = {name: float(value) for name, value in zip(*metric.get())}
+        mean_ap = precision.pop("mAP")
+        # not a number: the val set does not show the class
+        return mean_ap, {name: value for name, value in precision.items() if value == value}
