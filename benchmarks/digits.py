@@ -199,20 +199,16 @@ def write_plot(path: Path, fp32: Run, amp: Run) -> None:
     pyplot.close(figure)
 
 
-def smoothed(values: Sequence[float], weight: float = 0.95) -> list[float]:
-    """Return the exponential moving average, corrected for its start.
+def smoothed(values: Sequence[float], reach: int = 10) -> list[float]:
+    """Return the mean of each value and up to ``reach`` values on either side.
 
     Examples
     --------
-    >>> smoothed([2.0, 2.0, 2.0])
-    [2.0, 2.0, 2.0]
+    >>> smoothed([0.0, 3.0, 0.0], reach=1)
+    [1.5, 1.0, 1.5]
     """
-    result, mean, total = [], 0.0, 0.0
-    for value in values:
-        mean = weight * mean + (1.0 - weight) * value
-        total = weight * total + (1.0 - weight)
-        result.append(mean / total)
-    return result
+    windows = (values[max(0, middle - reach) : middle + reach + 1] for middle in range(len(values)))
+    return [sum(window) / len(window) for window in windows]
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -126,7 +126,7 @@ def train(
     seed: int = 0,
     device: mx.Context | None = None,
     progress: bool = True,
-    learning_rate: float = 0.02,
+    learning_rate: float = 0.05,
     augment: bool = True,
 ) -> TrainingResult:
     """Train on the ``train`` set of a directory and evaluate on its ``val`` set.
