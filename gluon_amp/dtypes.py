@@ -49,15 +49,19 @@ def normalize(dtype: object, name: str = "target_dtype") -> str:
     """
     if isinstance(dtype, str) and dtype in LOW_PRECISION:
         return dtype
-    try:
-        as_numpy = np.dtype(dtype)  # type: ignore[call-overload]
-    except TypeError:
-        as_numpy = None
+    as_numpy = None if isinstance(dtype, str) else _as_numpy(dtype)
     if as_numpy == BFLOAT16_DTYPE:
         return BFLOAT16
-    if as_numpy is not None and as_numpy == np.float16:
+    if as_numpy == np.float16:
         return FLOAT16
     raise DTypeError(expected("'float16', 'bfloat16', np.float16 or None (chosen by the machine)", name, dtype))
+
+
+def _as_numpy(dtype: object) -> np.dtype | None:
+    try:
+        return np.dtype(dtype)  # type: ignore[call-overload]
+    except TypeError:
+        return None
 
 
 class Support(NamedTuple):

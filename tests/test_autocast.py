@@ -1,0 +1,391 @@
+"""Mixed precision on hybridized networks and symbols, against FP32 on the same weights and data."""
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluon_amp as amp
+from gluon_amp import passes
+from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
+from gluon_amp.policy import Policy
+
+HYBRIDIZE = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
+BF16_EPS = 2.0 ** -8
+
+
+def conv_net():
+    """Every kind of rewrite: a stem in FP32, aligned and padded, grouped and shared convolutions, a dense head."""
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(32, 3, padding=1, in_channels=3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"),
+                nn.MaxPool2D(2), nn.Conv2D(32, 3, padding=1, groups=4), nn.LeakyReLU(0.1),
+                nn.Conv2D(44, 3, padding=1), nn.Activation("tanh"), nn.Dropout(0.0), nn.Flatten(), nn.Dense(10))
+    return net
+
+
+def ready(net, shape=(4, 3, 16, 16), **flags):
+    mx.random.seed(1)
+    net.initialize(mx.init.Xavier(magnitude=2), force_reinit=True)
+    data = mx.nd.random.normal(shape=shape)
+    net(data)
+    net.hybridize(**flags)
+    return net, data
+
+
+def gradients(net, data, passes=1):
+    for _ in range(passes):
+        with autograd.record():
+            loss = (net(data) ** 2).mean()
+        loss.backward()
+    return {name: parameter.grad().asnumpy() for name, parameter in net.collect_params().items()
+            if parameter.grad_req != "null"}
+
+
+def relative(expected, found):
+    return float(np.abs(expected - found).max() / max(np.abs(expected).max(), 1e-12))
+
+
+def worst(expected, found):
+    return max((relative(expected[name], found[name]), name) for name in expected)
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("flags", HYBRIDIZE, ids=str)
+class TestHybridized:
+    def test_values_and_gradients_are_those_of_fp32_up_to_rounding(self, flags):
+        net, data = ready(conv_net(), **flags)
+        output = net(data).asnumpy()
+        amp.init()
+        assert relative(output, net(data).asnumpy()) < 4 * BF16_EPS
+        amp.deinit()
+        expected = gradients(net, data)
+        amp.init()
+        found = gradients(net, data)
+        assert worst(expected, found)[0] < 16 * BF16_EPS
+        assert any((expected[name] != found[name]).any() for name in expected), "nothing ran in bfloat16"
+
+    def test_accumulated_gradients_are_kept(self, flags):
+        net, data = ready(conv_net(), **flags)
+        amp.init()
+        single = gradients(net, data)
+        for parameter in net.collect_params().values():
+            if parameter.grad_req != "null":
+                parameter.grad_req = "add"
+        tripled = gradients(net, data, passes=3)
+        assert worst({name: 3 * value for name, value in single.items()}, tripled)[0] < 2 * BF16_EPS
+
+    def test_accumulated_gradients_of_the_data_are_kept(self, flags):
+        net, data = ready(nn.HybridSequential(), (2, 16, 4, 4), **flags)
+        net.add(nn.Conv2D(16, 1))
+        net.initialize()
+        data.attach_grad("add")
+        amp.init()
+        for _ in range(3):
+            with autograd.record():
+                loss = net(data).sum()
+            loss.backward()
+        total = data.grad.asnumpy()
+        weight = net[0].weight.data().asnumpy().sum(axis=0).reshape(1, 16, 1, 1)
+        assert relative(np.broadcast_to(3 * weight, total.shape), total) < 4 * BF16_EPS
+
+    def test_results_are_fp32(self, flags):
+        net, data = ready(conv_net(), **flags)
+        amp.init()
+        assert net(data).dtype == np.float32
+        with autograd.record():
+            assert net(data).dtype == np.float32
+
+    def test_a_batch_of_another_size_is_fine(self, flags):
+        net, data = ready(conv_net(), **flags)
+        expected = net(data[:2]).asnumpy()
+        amp.init()
+        net(data)
+        assert relative(expected, net(data[:2]).asnumpy()) < 4 * BF16_EPS
+
+    def test_after_deinit_the_network_runs_in_fp32_bit_for_bit(self, flags):
+        net, data = ready(conv_net(), **flags)
+        expected = net(data).asnumpy()
+        amp.init()
+        assert (net(data).asnumpy() != expected).any()
+        amp.deinit()
+        assert (net(data).asnumpy() == expected).all()
+
+
+@pytest.mark.bf16
+class TestLifeCycle:
+    def test_a_network_made_after_init_runs_as_one_made_before(self):
+        net, data = ready(conv_net())
+        amp.init()
+        before = net(data).asnumpy()
+        weights = [parameter.data() for parameter in net.collect_params().values()]
+        late, _ = ready(conv_net())
+        for parameter, weight in zip(late.collect_params().values(), weights):
+            parameter.set_data(weight)
+        assert (late(data).asnumpy() == before).all()
+
+    def test_a_network_not_initialized_yet_is_fine(self):
+        amp.init()
+        net = conv_net()
+        net.initialize()
+        net.hybridize()
+        assert net(mx.nd.ones((2, 3, 16, 16))).shape == (2, 10)
+
+    def test_init_may_be_repeated_but_not_changed(self):
+        amp.init()
+        amp.init()
+        with pytest.raises(amp.StateError, match=r"amp\.deinit"):
+            amp.init(fp32_ops=["Convolution"])
+        assert amp.is_active()
+
+    def test_deinit_restores_every_replaced_name(self):
+        places = [(mx.ndarray, "CachedOp"), (gluon.HybridBlock, "_call_cached_op"), (mx.sym.Symbol, "bind"),
+                  (mx.sym.Symbol, "simple_bind")]
+        before = [getattr(*place) for place in places]
+        amp.init()
+        assert [getattr(*place) for place in places] != before
+        amp.deinit()
+        assert [getattr(*place) for place in places] == before
+        amp.deinit()
+
+    def test_the_log_says_type_and_reason(self, caplog):
+        with caplog.at_level(logging.INFO, "gluon_amp"):
+            amp.init()
+        assert "Using AMP: bfloat16 on the cpu" in caplog.text
+        assert "AVX512" in caplog.text
+
+    def test_export_writes_the_fp32_model(self, tmp_path):
+        net, data = ready(conv_net())
+        net(data)
+        net.export(str(tmp_path / "plain"))
+        amp.init()
+        gradients(net, data)
+        net.export(str(tmp_path / "amp"))
+        amp.deinit()
+        plain, mixed = ((tmp_path / f"{name}-symbol.json").read_text() for name in ("plain", "amp"))
+        assert json.loads(plain) == json.loads(mixed)
+        again = gluon.SymbolBlock.imports(str(tmp_path / "amp-symbol.json"), ["data"],
+                                          str(tmp_path / "amp-0000.params"))
+        assert (again(data).asnumpy() == net(data).asnumpy()).all()
+
+    def test_inference_in_fp32_before_does_no_harm(self):
+        # It leaves weights in oneDNN's blocked layouts, from which not every cast works.
+        net, data = ready(conv_net())
+        expected = [net(data).asnumpy() for _ in range(3)][-1]
+        amp.init()
+        assert relative(expected, net(data).asnumpy()) < 4 * BF16_EPS
+
+    def test_operator_hooks_see_bfloat16(self):
+        net, data = ready(conv_net())
+        amp.init()
+        seen = []
+        net.register_op_hook(lambda name, operator, array: seen.append(operator))
+        net(data).wait_to_read()
+        assert b"amp_cast" in seen
+
+    def test_a_list_keeps_an_operator_in_fp32(self):
+        net, data = ready(conv_net())
+        expected = net(data).asnumpy()
+        amp.init(fp32_ops=["Convolution", "FullyConnected"])
+        assert (net(data).asnumpy() == expected).all()
+
+
+@pytest.mark.bf16
+def test_numpy_blocks_are_covered():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(32, 1, in_channels=16), nn.Dense(8))
+        net.initialize()
+        data = mx.np.random.normal(size=(2, 16, 4, 4))
+        net(data)
+        net.hybridize()
+        expected = net(data).asnumpy()
+        amp.init()
+        found = net(data)
+        assert isinstance(found, mx.np.ndarray)
+        assert 0 < relative(expected, found.asnumpy()) < 4 * BF16_EPS
+
+
+def softmax_net():
+    data = mx.sym.var("data")
+    body = mx.sym.relu(mx.sym.Convolution(data, num_filter=20, kernel=(3, 3), name="conv"))
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(body), num_hidden=5, name="fc"), name="softmax")
+
+
+@pytest.mark.bf16
+class TestSymbols:
+    def module(self, grad_req="write"):
+        mx.random.seed(2)
+        np.random.seed(2)
+        module = mx.mod.Module(softmax_net(), label_names=["softmax_label"])
+        module.bind([("data", (8, 16, 8, 8))], [("softmax_label", (8,))], grad_req=grad_req)
+        module.init_params(mx.init.Xavier())
+        return module
+
+    def batch(self, size=8):
+        generator = np.random.RandomState(3)
+        return mx.io.DataBatch([mx.nd.array(generator.randn(size, 16, 8, 8))],
+                               [mx.nd.array(generator.randint(0, 5, size))])
+
+    def run(self, module, passes=1):
+        for _ in range(passes):
+            module.forward_backward(self.batch())
+        executor = module._exec_group.execs[0]
+        trained = ("conv_weight", "conv_bias", "fc_weight", "fc_bias")
+        return module.get_outputs()[0].asnumpy(), {name: executor.grad_dict[name].asnumpy() for name in trained}
+
+    def test_module_runs_the_rewritten_symbol(self):
+        output, grads = self.run(self.module())
+        amp.init()
+        module = self.module()
+        found, found_grads = self.run(module)
+        assert module.output_names == ["softmax_output"]
+        assert 0 < relative(output, found) < 4 * BF16_EPS
+        assert worst(grads, found_grads)[0] < 8 * BF16_EPS
+
+    def test_module_accumulates(self):
+        amp.init()
+        single = self.run(self.module())[1]
+        tripled = self.run(self.module("add"), passes=3)[1]
+        assert worst({name: 3 * value for name, value in single.items()}, tripled)[0] < 2 * BF16_EPS
+
+    def test_module_takes_another_batch_size(self):
+        amp.init()
+        module = self.module()
+        self.run(module)
+        module.reshape([("data", (4, 16, 8, 8))], [("softmax_label", (4,))])
+        module.forward(self.batch(4), is_train=False)
+        assert module.get_outputs()[0].shape == (4, 5)
+
+    def test_bind_keeps_names_and_types(self):
+        arguments = {"data": mx.nd.ones((1, 16, 8, 8)), "conv_weight": mx.nd.ones((20, 16, 3, 3)),
+                     "conv_bias": mx.nd.zeros(20)}
+        conv = softmax_net().get_internals()["conv_output"]
+        amp.init()
+        executor = conv.bind(mx.cpu(), arguments)
+        result = executor.forward()[0]
+        assert list(executor.output_dict) == ["conv_output"]
+        assert (result.dtype, result.shape) == (np.float32, (1, 20, 6, 6))
+        assert (result.asnumpy() == 144).all()
+
+
+def rounded_nowhere(symbol, dtypes, shapes, target):
+    """Rewrite a symbol, then turn every cast into one to FP32: what is left must compute exactly the original."""
+    graph = to_graph(symbol)
+    analyse(symbol, graph, dtypes, shapes)
+    assert passes.rewrite(graph, Policy(target), check=True)
+    for node in graph.operators():
+        if node.op == "amp_cast":
+            node.attrs["dtype"] = "float32"
+    return from_graph(graph, symbol)
+
+
+@pytest.mark.parametrize("target", ["bfloat16", "float16"])
+def test_but_for_rounding_the_rewrite_changes_nothing(target):
+    net, data = ready(conv_net())
+    symbol = net(mx.sym.var("data"))
+    arrays = {name: parameter.data() for name, parameter in net.collect_params().items()}
+    values = {**arrays, "data": data}
+    plain = symbol
+    padded = rounded_nowhere(symbol, dict.fromkeys(values, "float32"),
+                             {name: value.shape for name, value in values.items()}, target)
+    assert "slice_axis" in padded.tojson()
+    results = []
+    for candidate in (plain, padded):
+        arguments = {name: values[name].copy() for name in candidate.list_arguments()}
+        grads = {name: mx.nd.zeros_like(value) for name, value in arguments.items()}
+        states = {name: values[name].copy() for name in candidate.list_auxiliary_states()}
+        executor = candidate.bind(mx.cpu(), arguments, grads, aux_states=states)
+        output = executor.forward(is_train=True)[0]
+        executor.backward(output)
+        results.append({"output": output.asnumpy(), **{name: value.asnumpy() for name, value in grads.items()}})
+    assert worst(*results)[0] < 1e-5
+
+
+@pytest.mark.parametrize("target", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["resnet18_v1", "mobilenetv2_0.5", "densenet121", "squeezenet1.0", "inceptionv3"])
+def test_mxnet_infers_the_types_that_were_planned(name, target):
+    net = gluon.model_zoo.vision.get_model(name)
+    net.initialize()
+    data = mx.nd.zeros((1, 3, 299, 299))
+    net(data)
+    symbol = net(mx.sym.var("data"))
+    shapes = {"data": data.shape, **{key: value.shape for key, value in net.collect_params().items()}}
+    graph = to_graph(symbol)
+    analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
+    assert passes.rewrite(graph, Policy(target), check=True)
+    planned = [tuple(node.dtypes[:1]) for node in graph.nodes()]
+    rewritten = from_graph(graph, symbol)
+    again = to_graph(rewritten)
+    analyse(rewritten, again, dict.fromkeys(shapes, "float32"), shapes)
+    assert [tuple(node.dtypes[:1]) for node in again.nodes()] == planned
+    assert rewritten.list_inputs() == symbol.list_inputs()
+    assert rewritten.infer_shape(data=data.shape)[1] == symbol.infer_shape(data=data.shape)[1]
+
+
+class TestMachines:
+    """What init chooses; oneDNN's own limit makes this CPU behave as a lesser one."""
+
+    def run(self, isa, code):
+        environ = {**os.environ, "DNNL_MAX_CPU_ISA": isa}
+        script = f"import gluon_amp as amp, mxnet as mx, warnings\nwarnings.simplefilter('always')\n{code}"
+        return subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=120)
+
+    TRAIN = """
+amp.init()
+net = mx.gluon.nn.Dense(4, in_units=8)
+net.initialize(); net.hybridize()
+trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
+amp.init_trainer(trainer)
+with mx.autograd.record():
+    with amp.scale_loss(net(mx.nd.ones((2, 8))).sum(), trainer) as loss:
+        loss.backward()
+trainer.step(1)
+print('dtype', amp.active_dtype('cpu'), amp.is_active(), trainer._amp_loss_scaler.loss_scale)
+"""
+
+    def test_without_avx512_training_stays_in_fp32_and_says_so_once(self):
+        done = self.run("AVX2", self.TRAIN)
+        assert "dtype None True 1.0" in done.stdout, done.stderr
+        assert done.stderr.count("AMP stays in FP32") == 1
+        assert "AVX512" in done.stderr
+
+    def test_without_avx512_an_explicit_bfloat16_is_refused(self):
+        done = self.run("AVX2", "try: amp.init('bfloat16')\nexcept amp.DTypeError as e: print(e, amp.is_active())")
+        assert "cannot run bfloat16" in done.stdout
+        assert done.stdout.strip().endswith("False")
+
+    @pytest.mark.bf16
+    def test_without_bf16_instructions_it_works_and_warns_of_the_speed(self):
+        done = self.run("AVX512_CORE", self.TRAIN)
+        assert "dtype bfloat16 True 1.0" in done.stdout, done.stderr
+        assert done.stderr.count("AMP will be slow on the cpu") == 1
+
+    @pytest.mark.skipif(mx.context.num_gpus() > 0, reason="needs a machine without a GPU")
+    def test_float16_is_refused_without_a_gpu(self):
+        with pytest.raises(amp.DTypeError, match=r"cannot run float16.*CPU"):
+            amp.init("float16")
+        assert not amp.is_active()
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ({"target_dtype": "int8"}, amp.DTypeError, "expected 'float16', 'bfloat16'"),
+    ({"fp32_ops": ["Convolutin"]}, amp.PolicyError, "Did you mean 'Convolution'"),
+    ({"fp32_ops": ["Pooling"], "target_precision_ops": ["Pooling"]}, amp.PolicyError, "in one list only"),
+    ({"layout_optimization": True}, amp.StateError, "MXNet 2"),
+])
+@pytest.mark.bf16
+def test_a_failed_init_leaves_mxnet_as_it_was(arguments, error, message):
+    before = mx.ndarray.CachedOp
+    with pytest.raises(error, match=message):
+        amp.init(**arguments)
+    assert mx.ndarray.CachedOp is before
+    assert not amp.is_active()

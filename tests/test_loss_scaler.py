@@ -1,0 +1,72 @@
+"""The update rule of the loss scale, without MXNet."""
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gluon_amp.loss_scaler import DynamicLossScaler, StaticLossScaler
+
+RULES = st.fixed_dictionaries({
+    "init_scale": st.floats(1, 2**24), "growth_factor": st.floats(1, 16), "backoff_factor": st.floats(0.01, 1),
+    "growth_interval": st.integers(1, 5), "hysteresis": st.integers(1, 3)})
+
+
+def scales(scaler, overflows):
+    found = []
+    for overflow in overflows:
+        scaler.update(overflow)
+        found.append(scaler.loss_scale)
+    return found
+
+
+def test_the_scale_halves_at_once_and_doubles_after_the_interval():
+    scaler = DynamicLossScaler(init_scale=1024, growth_interval=3)
+    assert scales(scaler, [1, 1, 0, 0, 0, 0, 0, 1]) == [512, 256, 256, 256, 512, 512, 512, 256]
+    assert (scaler.num_skipped, scaler.step_was_skipped) == (3, True)
+
+
+def test_an_overflow_starts_the_interval_anew():
+    assert scales(DynamicLossScaler(8, growth_interval=2), [0, 1, 0, 0]) == [8, 4, 4, 8]
+
+
+def test_the_scale_stays_within_its_bounds():
+    assert scales(DynamicLossScaler(4, min_scale=2), [1, 1, 1]) == [2, 2, 2]
+    assert scales(DynamicLossScaler(4, max_scale=8, growth_interval=1), [0, 0, 0]) == [8, 8, 8]
+
+
+def test_hysteresis_waits_for_overflows_in_a_row():
+    assert scales(DynamicLossScaler(16, hysteresis=2), [1, 0, 1, 1, 1]) == [16, 16, 16, 8, 4]
+
+
+def test_a_static_scale_never_changes_but_counts():
+    scaler = StaticLossScaler(128)
+    assert scales(scaler, [1, 0, 1]) == [128, 128, 128]
+    assert (scaler.num_skipped, scaler.step_was_skipped) == (2, True)
+
+
+@given(RULES, st.lists(st.booleans(), max_size=60))
+def test_the_scale_never_leaves_its_bounds_nor_moves_the_wrong_way(rule, overflows):
+    scaler = DynamicLossScaler(min_scale=1.0, max_scale=2.0**24, **rule)
+    for overflow in overflows:
+        before = scaler.loss_scale
+        scaler.update(overflow)
+        assert 1.0 <= scaler.loss_scale <= 2.0**24
+        assert scaler.loss_scale <= before if overflow else scaler.loss_scale >= before
+        assert scaler.step_was_skipped == overflow
+    assert scaler.num_skipped == sum(overflows)
+
+
+@pytest.mark.parametrize("arguments", [
+    {"init_scale": 0}, {"init_scale": float("inf")}, {"init_scale": float("nan")}, {"init_scale": "big"},
+    {"init_scale": True}, {"growth_factor": 0.5}, {"backoff_factor": 2}, {"growth_interval": 0}, {"hysteresis": 0},
+    {"min_scale": 4, "max_scale": 2}, {"init_scale": 2, "min_scale": 4}])
+def test_wrong_parameters_are_refused_by_name(arguments):
+    with pytest.raises(ValueError, match="expected a .*received (init_scale|" + list(arguments)[-1] + "|max_scale)="):
+        DynamicLossScaler(**arguments)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), None, "1"])
+def test_wrong_static_scales_are_refused(value):
+    with pytest.raises(ValueError, match="expected a finite number above 0"):
+        StaticLossScaler(value)

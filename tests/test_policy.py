@@ -1,0 +1,109 @@
+"""The policy, the operator tables, and the data types."""
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from gluon_amp import DTypeError, PolicyError, dtypes, op_lists
+from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp.op_lists import bfloat16, float16
+from gluon_amp.policy import Policy, make_policy
+
+KNOWN = {name: name for name in ("Convolution", "FullyConnected", "Activation", "transpose", "softmax")}
+KNOWN["linalg_gemm2"] = "_linalg_gemm2"
+
+
+@pytest.mark.parametrize("table", [bfloat16.TABLE, float16.TABLE], ids=["bfloat16", "float16"])
+class TestTables:
+    def test_every_name_is_a_registered_operator(self, table):
+        known = registered_operators()
+        assert [record.name for record in table if known.get(record.name) != record.name] == []
+
+    def test_every_record_gives_a_rule_and_a_reason(self, table):
+        assert [record for record in table if record.rule not in op_lists.RULES or not record.note] == []
+
+    def test_no_operator_is_listed_twice_under_the_same_condition(self, table):
+        counts = Counter((record.name, record.when, record.min_channels) for record in table)
+        assert [key for key, count in counts.items() if count > 1] == []
+
+    def test_a_conditional_operator_ends_with_a_rule_for_the_rest(self, table):
+        last = {record.name: record for record in table}
+        assert [name for name, record in last.items() if record.when or record.min_channels] == []
+
+
+def test_operators_in_no_table_run_in_fp32():
+    assert Policy("bfloat16").decide("my_custom_operator", {}).rule == "FP32"
+
+
+def test_what_corrupts_memory_is_never_low():
+    for name in ("transpose", "Deconvolution", "Reshape", "Embedding"):
+        assert Policy("bfloat16").decide(name, {}).rule == "FP32"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"fp32_ops": ["Convolutin"]}, r"fp32_ops: MXNet has no operator 'Convolutin'\. Did you mean 'Convolution'"),
+    ({"target_precision_ops": "Convolution"}, "expected a list of operator names, received target_precision_ops="),
+    ({"fp32_ops": ["softmax"], "target_precision_ops": ["softmax"]}, "both target_precision_ops and fp32_ops: softmax"),
+    ({"target_precision_ops": ["transpose"]}, "'transpose' cannot run in bfloat16.*corrupts memory"),
+    ({"conditional_fp32_ops": [("Activation", "act_type")]}, "expected a list of .operator, attribute"),
+    ({"conditional_fp32_ops": [("Activatoin", "act_type", ["relu"])]}, "Did you mean 'Activation'"),
+])
+def test_wrong_lists_are_refused(arguments, message):
+    with pytest.raises(PolicyError, match=message):
+        make_policy("bfloat16", KNOWN, **arguments)
+
+
+def test_a_list_of_low_precision_operators_replaces_the_tables():
+    policy = make_policy("bfloat16", KNOWN, target_precision_ops=["Convolution"])
+    assert policy.decide("Convolution", {}).rule == "LOWER"
+    assert policy.decide("FullyConnected", {}).rule == "FP32"
+
+
+def test_conditions_hold_for_their_values_only():
+    policy = make_policy("bfloat16", KNOWN, conditional_fp32_ops=[("Activation", "act_type", ["relu"])])
+    assert policy.decide("Activation", {"act_type": "relu"}).rule == "FP32"
+    assert policy.decide("Activation", {"act_type": "tanh"}).rule == "NEUTRAL"
+
+
+def test_aliases_mean_the_registered_operator():
+    policy = make_policy("float16", KNOWN, fp32_ops=["linalg_gemm2"])
+    assert policy.decide("_linalg_gemm2", {}).rule == "FP32"
+
+
+@pytest.mark.parametrize("spelling", ["bfloat16", dtypes.BFLOAT16_DTYPE])
+def test_spellings_of_bfloat16(spelling):
+    assert dtypes.normalize(spelling) == "bfloat16"
+
+
+@pytest.mark.parametrize("spelling", ["float16", np.float16, np.dtype("float16")])
+def test_spellings_of_float16(spelling):
+    assert dtypes.normalize(spelling) == "float16"
+
+
+@pytest.mark.parametrize("spelling", ["int8", "half", np.float32, 16, object()])
+def test_other_types_are_refused(spelling):
+    with pytest.raises(DTypeError, match=r"expected 'float16', 'bfloat16'.*received target_dtype="):
+        dtypes.normalize(spelling)
+
+
+@pytest.mark.parametrize(("flags", "environ", "isa", "dtype", "native"), [
+    ("fpu avx avx2", {}, "AVX2", None, False),
+    ("avx avx2 avx512f avx512bw avx512vl avx512dq", {}, "AVX512_CORE", "bfloat16", False),
+    ("avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", {}, "AVX512_CORE_BF16", "bfloat16", True),
+    ("avx512_bf16 amx_bf16 amx_tile", {}, "AVX512_CORE_AMX", "bfloat16", True),
+    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "AVX2"}, "AVX2", None, False),
+    ("avx2", {"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, "AVX2", None, False),
+    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "ALL"}, "AVX512_CORE_BF16", "bfloat16", True),
+    ("", {}, "SSE41", None, False),
+])
+def test_the_cpu_decides_the_type(flags, environ, isa, dtype, native):
+    found = dtypes.cpu_isa(f"model name : x\nflags : {flags}\n", environ)
+    assert (found, dtypes.cpu_support(found).dtype, dtypes.cpu_support(found).native) == (isa, dtype, native)
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [
+    (None, "float16"), ((3, 5), None), ((5, 0), "float16"), ((7, 5), "float16"), ((8, 9), "float16"), ((9, 0), None)])
+def test_the_gpu_decides_the_type(capability, dtype):
+    assert dtypes.cuda_support(capability).dtype == dtype

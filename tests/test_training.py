@@ -1,0 +1,263 @@
+"""Loss scaling on trainers, on one context and on several, against plain FP32 steps."""
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluon_amp as amp
+
+pytestmark = pytest.mark.bf16
+ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
+
+
+@pytest.fixture(autouse=True)
+def _amp_on(_amp_off):
+    amp.init()
+
+
+def make(contexts=ONE, scaler=None, momentum=0.9, **trainer_arguments):
+    mx.random.seed(4)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(16, in_units=8, activation="relu"), nn.Dense(2, in_units=16))
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": momentum},
+                            **trainer_arguments)
+    if scaler is not False:
+        amp.init_trainer(trainer, scaler)
+    return net, trainer
+
+
+def backward(net, trainer, contexts=ONE, poison=None, scaled=True):
+    generator = np.random.RandomState(5)
+    losses = []
+    with autograd.record():
+        for number, context in enumerate(contexts):
+            data = mx.nd.array(generator.randn(4, 8), ctx=context)
+            if number == poison:
+                data[0, 0] = np.inf
+            losses.append((net(data) ** 2).mean())
+        if scaled:
+            with amp.scale_loss(losses, trainer) as scaled_losses:
+                autograd.backward(scaled_losses)
+        else:
+            autograd.backward(losses)
+
+
+def weights(net, context=ONE[0]):
+    return [parameter.data(context).asnumpy() for parameter in net.collect_params().values()]
+
+
+def same(first, second):
+    return all((a == b).all() for a, b in zip(first, second))
+
+
+@pytest.mark.parametrize("contexts", [ONE, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("scale", [None, 1024.0, "dynamic"])
+def test_a_scaled_step_is_the_unscaled_one(contexts, scale):
+    # Powers of two scale exactly, so that not a bit may differ.
+    scaled, trainer = make(contexts, scale)
+    plain, reference = make(contexts, False, update_on_kvstore=False)
+    for _ in range(3):
+        backward(scaled, trainer, contexts)
+        trainer.step(4 * len(contexts))
+        backward(plain, reference, contexts, scaled=False)
+        reference.step(4 * len(contexts))
+    assert same(weights(scaled), weights(plain))
+    assert all(same(weights(scaled), weights(scaled, context)) for context in contexts)
+
+
+@pytest.mark.parametrize("poison", [0, 1])
+def test_an_overflow_on_any_context_skips_the_step_on_all(poison):
+    net, trainer = make(TWO, amp.DynamicLossScaler(init_scale=256))
+    backward(net, trainer, TWO)
+    trainer.step(8)
+    before, updates = weights(net), trainer.optimizer.num_update
+    backward(net, trainer, TWO, poison=poison)
+    trainer.step(8)
+    assert all(same(before, weights(net, context)) for context in TWO)
+    assert trainer.optimizer.num_update == updates
+    scaler = trainer._amp_loss_scaler.scaler
+    assert (scaler.step_was_skipped, scaler.num_skipped, scaler.loss_scale) == (True, 1, 128)
+    backward(net, trainer, TWO)
+    trainer.step(8)
+    assert not scaler.step_was_skipped
+    assert not same(before, weights(net))
+
+
+def test_bfloat16_is_not_scaled_but_skips():
+    net, trainer = make()
+    assert trainer._amp_loss_scaler.loss_scale == 1.0
+    before = weights(net)
+    backward(net, trainer, poison=0)
+    trainer.step(4)
+    assert same(before, weights(net))
+    assert trainer._amp_loss_scaler.loss_scale == 1.0
+
+
+def test_large_finite_gradients_are_no_overflow():
+    # Their sum of squares overflows, the gradients do not.
+    net, trainer = make(scaler=1.0)
+    backward(net, trainer)
+    net[0].weight.grad()[:] = 1e30
+    trainer.step(1e30)
+    assert not trainer._amp_loss_scaler.scaler.step_was_skipped
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_one_bad_value_is_found(value):
+    net, trainer = make()
+    backward(net, trainer)
+    net[1].bias.grad()[1] = value
+    trainer.step(4)
+    assert trainer._amp_loss_scaler.scaler.step_was_skipped
+
+
+def test_an_overflow_clears_accumulated_gradients():
+    net, trainer = make()
+    for parameter in net.collect_params().values():
+        parameter.grad_req = "add"
+    backward(net, trainer, poison=0)
+    trainer.step(4)
+    assert all((parameter.grad().asnumpy() == 0).all() for parameter in net.collect_params().values())
+
+
+def test_row_sparse_and_missing_gradients_are_handled():
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(50, 4, sparse_grad=True), nn.Dense(2, in_units=12))
+    net.initialize()
+    net[1].bias.grad_req = "null"
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    amp.init_trainer(trainer)
+    before = net[0].weight.data().asnumpy()
+    for fill, moved in ((1.0, True), (np.inf, False)):
+        with autograd.record(), amp.scale_loss((net(mx.nd.array([[1, 2, 3]])) * fill).sum(), trainer) as loss:
+            loss.backward()
+        assert net[0].weight.grad().stype == "row_sparse"
+        trainer.step(1)
+        after = net[0].weight.data().asnumpy()
+        assert (before != after).any() == moved
+        before = after
+
+
+def test_a_trainer_without_gradients_is_no_error():
+    net = nn.Dense(2, in_units=2)
+    net.initialize()
+    net.collect_params().setattr("grad_req", "null")
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer)
+    trainer.step(1)
+
+
+def test_the_trainers_own_rescaling_is_kept():
+    net, trainer = make(scaler=64.0, momentum=0)
+    backward(net, trainer)
+    before, gradient = net[1].bias.data().asnumpy(), net[1].bias.grad().asnumpy() / 64
+    trainer._scale = 0.5
+    trainer.step(2)
+    assert np.allclose(net[1].bias.data().asnumpy(), before - 0.1 * 0.5 / 2 * gradient, rtol=1e-6, atol=0)
+
+
+def test_unscale_gives_true_gradients_and_the_same_step():
+    plain, reference = make(scaler=False, update_on_kvstore=False)
+    backward(plain, reference, scaled=False)
+    net, trainer = make(scaler=4096.0)
+    backward(net, trainer)
+    amp.unscale(trainer)
+    assert same([p.grad().asnumpy() for p in net.collect_params().values()],
+                [p.grad().asnumpy() for p in plain.collect_params().values()])
+    trainer.step(4)
+    reference.step(4)
+    assert same(weights(net), weights(plain))
+
+
+def test_a_single_loss_and_a_tuple():
+    _, trainer = make(scaler=8.0)
+    with amp.scale_loss(mx.nd.ones(3), trainer) as scaled:
+        assert (scaled.asnumpy() == 8).all()
+    with amp.scale_loss((mx.nd.ones(1), mx.nd.ones(1)), trainer) as scaled:
+        assert [value.asscalar() for value in scaled] == [8, 8]
+
+
+def test_float16_losses_are_scaled_in_fp32():
+    _, trainer = make(scaler=2.0**16)
+    with amp.scale_loss(mx.nd.array([3.0], dtype="float16"), trainer) as scaled:
+        assert scaled.asscalar() == 3 * 2**16
+
+
+def test_scaling_outside_of_record_still_reaches_the_loss():
+    net, trainer = make(scaler=16.0)
+    with autograd.record():
+        loss = net(mx.nd.ones((1, 8))).sum()
+    with amp.scale_loss(loss, trainer) as scaled:
+        scaled.backward()
+    assert (net[1].bias.grad().asnumpy() == 16).all()
+
+
+def test_updates_that_began_on_the_kvstore_move_to_the_trainer_with_their_state():
+    net, trainer = make(TWO, False)
+    other, reference = make(TWO, False, update_on_kvstore=False)
+    for one, its in ((net, trainer), (other, reference)):
+        backward(one, its, TWO, scaled=False)
+        its.step(8)
+    assert trainer._update_on_kvstore
+    amp.init_trainer(trainer)
+    for one, its in ((net, trainer), (other, reference)):
+        backward(one, its, TWO, scaled=False)
+        its.step(8)
+    assert not trainer._update_on_kvstore
+    assert all(np.allclose(a, b, rtol=1e-6) for a, b in zip(weights(net), weights(other)))
+
+
+class TestMisuse:
+    def test_init_trainer_before_init(self):
+        amp.deinit()
+        with pytest.raises(amp.StateError, match=r"call amp.init\(\) before"):
+            make()
+
+    def test_updates_on_the_kvstore(self):
+        with pytest.raises(amp.StateError, match=r"update_on_kvstore=True.*update_on_kvstore=False"):
+            make(update_on_kvstore=True)
+
+    def test_no_trainer(self):
+        with pytest.raises(TypeError, match=r"expected a gluon\.Trainer, received trainer='sgd'"):
+            amp.init_trainer("sgd")
+        with pytest.raises(TypeError, match=r"expected a gluon\.Trainer"), amp.scale_loss(mx.nd.ones(1), None):
+            pass
+
+    def test_an_unusable_scaler(self):
+        with pytest.raises(TypeError, match="expected a LossScaler, a number, 'dynamic' or None"):
+            make(scaler="static")
+        with pytest.raises(ValueError, match="expected a finite number above 0"):
+            make(scaler=-1.0)
+
+    def test_a_second_scaler(self):
+        _, trainer = make()
+        amp.init_trainer(trainer)
+        with pytest.raises(amp.StateError, match="once per trainer"):
+            amp.init_trainer(trainer, 8.0)
+
+    def test_scale_loss_before_init_trainer(self):
+        _, trainer = make(scaler=False)
+        with pytest.raises(amp.StateError, match=r"call amp.init_trainer\(trainer\) first"), \
+                amp.scale_loss(mx.nd.ones(1), trainer):
+            pass
+
+    def test_unscale_twice_or_without_a_scaled_loss(self):
+        net, trainer = make(scaler=8.0)
+        with pytest.raises(amp.StateError, match="no loss was scaled"):
+            amp.unscale(trainer)
+        backward(net, trainer)
+        amp.unscale(trainer)
+        with pytest.raises(amp.StateError, match="unscaled already"):
+            amp.unscale(trainer)
+
+    def test_unscale_inside_an_accumulation_window(self):
+        net, trainer = make(scaler=8.0)
+        backward(net, trainer)
+        amp.unscale(trainer)
+        with pytest.raises(amp.StateError, match="after the last micro-batch"):
+            backward(net, trainer)
