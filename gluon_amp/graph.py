@@ -41,8 +41,14 @@ class Entry(NamedTuple):
 
     @property
     def dtype(self) -> str | None:
-        """The tensor's data type, None when the analysis does not know it."""
-        return self.node.dtypes[self.output] if self.output < len(self.node.dtypes) else None
+        """The tensor's data type as planned, else as analysed; None when neither knows it."""
+        known = self.node.planned or self.node.dtypes
+        return known[self.output] if self.output < len(known) else None
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether the plan gives the tensor another type than it had."""
+        return self.dtype != self.node.dtypes[self.output]
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -70,6 +76,8 @@ class Node:
         JSON fields that are carried along unread (``subgraphs`` of control flow operators).
     dtypes, shapes : list
         Per output, written by the analysis; empty until then.
+    planned : list
+        Per output, the data types that the assignment pass decided on; empty until then.
     decision : object
         The policy's decision for this operator, written by the assignment pass.
     """
@@ -82,6 +90,7 @@ class Node:
     extra: dict[str, Any] = field(default_factory=dict)
     dtypes: list[str | None] = field(default_factory=list)
     shapes: list[tuple[int, ...] | None] = field(default_factory=list)
+    planned: list[str | None] = field(default_factory=list)
     decision: Any = None
 
     @property

@@ -37,7 +37,7 @@ def describe(result):
     def name(entry):
         return entry.node.name + (f".{entry.output}" if entry.output else "")
 
-    lines = [f"{node.name}: {node.op}({', '.join(map(name, node.inputs))}) -> {node.dtypes[0]}"
+    lines = [f"{node.name}: {node.op}({', '.join(map(name, node.inputs))}) -> {Entry(node).dtype}"
              for node in result.operators()]
     return [*lines, f"out: {', '.join(map(name, result.heads))}"]
 

@@ -16,6 +16,7 @@ from mxnet.gluon import nn
 import gluon_amp as amp
 from gluon_amp import passes
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
+from gluon_amp.graph import Entry
 from gluon_amp.policy import Policy
 
 HYBRIDIZE = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
@@ -322,11 +323,11 @@ def test_mxnet_infers_the_types_that_were_planned(name, target):
     graph = to_graph(symbol)
     analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
     assert passes.rewrite(graph, Policy(target), check=True)
-    planned = [tuple(node.dtypes[:1]) for node in graph.nodes()]
+    planned = [Entry(node).dtype for node in graph.nodes()]
     rewritten = from_graph(graph, symbol)
     again = to_graph(rewritten)
     analyse(rewritten, again, dict.fromkeys(shapes, "float32"), shapes)
-    assert [tuple(node.dtypes[:1]) for node in again.nodes()] == planned
+    assert [Entry(node).dtype for node in again.nodes()] == planned
     assert rewritten.list_inputs() == symbol.list_inputs()
     assert rewritten.infer_shape(data=data.shape)[1] == symbol.infer_shape(data=data.shape)[1]
 

@@ -146,6 +146,14 @@ def test_hidden_outputs_of_batch_norm_stay_fp32():
     assert rewritten("bfloat16", Entry(bn), Entry(bn, 1))[-1] == "out: bn_float32, bn.1"
 
 
+def test_casts_of_the_users_own_are_left_alone():
+    own = op("amp_cast", "own", data(), dtype="bfloat16")
+    own.dtypes, own.attrs["dtype"] = ["bfloat16"], "bfloat16"
+    lines = rewritten("bfloat16", conv("c", own, 16, 16), own)
+    assert "c: Convolution(own, c_weight_bfloat16) -> bfloat16" in lines
+    assert lines[-1] == "out: c_float32, own"
+
+
 def test_a_graph_without_low_precision_is_left_alone():
     x = variable("x")
     result = graph(op("softmax", "s", op("relu", "r", x)))

@@ -5,9 +5,9 @@ from typing import Mapping
 
 from ..dtypes import BFLOAT16, FLOAT16
 from . import bfloat16, float16
-from .records import FP32, LOWER, NEUTRAL, RULES, WIDEST, OpRule
+from .records import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, OpRule
 
-__all__ = ["DEFAULT_RULE", "FP32", "LOWER", "NEUTRAL", "RULES", "WIDEST", "OpRule", "table"]
+__all__ = ["DEFAULT_RULE", "FP32", "KEEP", "LOWER", "NEUTRAL", "RULES", "WIDEST", "OpRule", "table"]
 
 # What happens to an operator that is in no table: a custom operator, a plug-in's, a rare one.
 DEFAULT_RULE = OpRule("*", FP32, note="not in the operator tables: FP32 is safe for every operator")

@@ -4,13 +4,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Iterable
 
-__all__ = ["FP32", "LOWER", "NEUTRAL", "RULES", "WIDEST", "OpRule", "rules"]
+__all__ = ["FP32", "KEEP", "LOWER", "NEUTRAL", "RULES", "WIDEST", "OpRule", "rules"]
 
 LOWER = "LOWER"  # all floating-point inputs are cast to the target type
 FP32 = "FP32"  # all low-precision inputs are cast to FP32
 WIDEST = "WIDEST"  # FP32 as soon as one floating-point input is FP32, otherwise the target type
 NEUTRAL = "NEUTRAL"  # the precision that the data (first) input has already
-RULES = (LOWER, FP32, WIDEST, NEUTRAL)
+KEEP = "KEEP"  # inputs exactly as the program gives them: casts, optimizer updates, integer and random operators
+RULES = (LOWER, FP32, WIDEST, NEUTRAL, KEEP)
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class OpRule:
     name : str
         Registered operator name, as in symbol JSON.
     rule : str
-        ``'LOWER'``, ``'FP32'``, ``'WIDEST'`` or ``'NEUTRAL'``.
+        ``'LOWER'``, ``'FP32'``, ``'WIDEST'``, ``'NEUTRAL'`` or ``'KEEP'``.
     when : (str, tuple of str), optional
         Attribute and values under which the record holds; always, when None.
     fp32_inputs : tuple of int

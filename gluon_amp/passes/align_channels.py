@@ -35,7 +35,7 @@ def run(graph: Graph, context: Context) -> bool:
 
 def _missing_channels(node: Node, context: Context) -> int | None:
     """Return how many output channels to add; None when the node is to be left alone."""
-    if node.op != "Convolution" or node.dtypes[0] != context.target or int(node.attrs.get("num_group", 1)) != 1:
+    if node.op != "Convolution" or Entry(node).dtype != context.target or int(node.attrs.get("num_group", 1)) != 1:
         return None
     weight = node.inputs[1].shape
     if not all(entry.node.is_variable for entry in node.inputs[1:]):

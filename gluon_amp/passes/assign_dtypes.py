@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from ..dtypes import FLOAT32
 from ..graph import Graph, Node
-from ..op_lists import FP32, LOWER, NEUTRAL
+from ..op_lists import FP32, KEEP, LOWER, NEUTRAL
 from .context import Context
 
 __all__ = ["input_dtypes", "run"]
@@ -30,6 +30,8 @@ def run(graph: Graph, context: Context) -> bool:
 def _precision(node: Node, context: Context) -> str | None:
     """Return the precision that a node's floating-point data takes; None when it has no such data."""
     rule = node.decision.rule
+    if rule == KEEP:
+        return None
     data = [entry.dtype for position, entry in enumerate(node.inputs)
             if position not in node.decision.fp32_inputs and context.is_float(entry)]
     if not data:
@@ -46,16 +48,15 @@ def _precision(node: Node, context: Context) -> str | None:
 def _lower_outputs(node: Node, context: Context) -> bool:
     # The hidden outputs of operators with FP32 inputs (BatchNorm's mean and variance) are FP32 as well.
     count = 1 if node.decision.fp32_inputs else len(node.dtypes)
-    lowered = False
-    for index in range(count):
-        if node.dtypes[index] == FLOAT32:
-            node.dtypes[index] = context.target
-            lowered = True
-    return lowered
+    node.planned = [context.target if dtype == FLOAT32 and index < count else dtype
+                    for index, dtype in enumerate(node.dtypes)]
+    return node.planned != node.dtypes
 
 
 def input_dtypes(node: Node, context: Context) -> list[str | None]:
     """Return the type that each input must have; None where the input is left as it is."""
+    if node.decision.rule == KEEP:
+        return [FLOAT32 if entry.is_lowered else None for entry in node.inputs]
     precision = _precision(node, context)
     return [None if not context.is_float(entry)
             else FLOAT32 if position in node.decision.fp32_inputs
