@@ -41,7 +41,8 @@ class _Residual(gluon.HybridBlock):
             self.shortcut.add(*_conv_norm(channels, 1, 2))
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
-        return F.relu(self.body(x) + self.shortcut(x))
+        # not F.relu, which has no oneDNN kernel and is slow, in bfloat16 above all
+        return F.Activation(self.body(x) + self.shortcut(x), act_type="relu")
 
 
 def _conv_norm(channels: int, kernel: int, stride: int) -> tuple[gluon.HybridBlock, gluon.HybridBlock]:
