@@ -12,7 +12,7 @@ from ._compat import prepare as _prepare
 
 _prepare()
 
-from .autocast import active_dtype, deinit, init, is_active
+from .autocast import active_dtype, autocast, deinit, exclude, init, is_active
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from .training import init_trainer, scale_loss, unscale
@@ -20,4 +20,5 @@ from .training import init_trainer, scale_loss, unscale
 __version__ = "0.1.0"
 
 __all__ = ["AmpError", "DTypeError", "DynamicLossScaler", "GraphError", "LossScaler", "PolicyError", "StateError",
-           "StaticLossScaler", "active_dtype", "deinit", "init", "init_trainer", "is_active", "scale_loss", "unscale"]
+           "StaticLossScaler", "active_dtype", "autocast", "deinit", "exclude", "init", "init_trainer", "is_active",
+           "scale_loss", "unscale"]

@@ -1,79 +1,24 @@
-"""Switch mixed precision on and off: ``init``, ``deinit``, ``is_active``, and the rewriter behind them."""
+"""Switch mixed precision on and off: for the process (``init``), a region (``autocast``), a block (``exclude``)."""
 from __future__ import annotations
 
 import logging
-import os
 import warnings
-from dataclasses import dataclass
-from typing import Mapping, Sequence
+from contextlib import ContextDecorator, ExitStack
+from typing import Any, Mapping, Sequence
 
-import mxnet as mx
+from mxnet.gluon import Block
 
-from . import passes
 from ._mxnet import hooks
-from ._mxnet.cached_op import Inputs
 from ._mxnet.operators import registered_operators
-from ._mxnet.symbols import analyse, from_graph, to_graph
-from .dtypes import (
-    BFLOAT16,
-    FLOAT16,
-    LOW_PRECISION,
-    Support,
-    cpu_support,
-    cuda_compute_capability,
-    cuda_support,
-    normalize,
-)
-from .errors import DTypeError, StateError
-from .policy import ConditionalOp, Policy, make_policy
+from .dtypes import BFLOAT16, FLOAT16, Support, normalize
+from .errors import DTypeError, StateError, expected
+from .passes.context import REGION_OFF, REGION_ON
+from .policy import ConditionalOp, make_policy
+from .state import State, controller, device_supports, region
 
-__all__ = ["active_dtype", "deinit", "init", "is_active"]
+__all__ = ["active_dtype", "autocast", "deinit", "exclude", "init", "is_active"]
 
 _logger = logging.getLogger("gluon_amp")
-
-
-@dataclass(frozen=True)
-class _State:
-    """What ``init`` decided.
-
-    ``requested`` is the dtype asked for (None: by device), ``policies`` holds one policy per dtype in use.
-    """
-
-    requested: str | None
-    policies: Mapping[str, Policy]
-    arguments: tuple
-
-    def policy(self, device_type: str) -> Policy | None:
-        """Return the policy for arrays on a device, None where they stay in FP32."""
-        support = _support(device_type)
-        dtype = support.dtype if self.requested in (None, support.dtype) else None
-        return self.policies.get(dtype) if dtype else None
-
-    def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> mx.sym.Symbol | None:
-        """Rewrite a symbol for its inputs; None when nothing in it runs in low precision."""
-        policy = self.policy(inputs.device_type)
-        if policy is None:
-            return None
-        graph = to_graph(symbol)
-        dtypes = {name: dtype for name, dtype in zip(inputs.names, inputs.dtypes) if dtype}
-        shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
-        analyse(symbol, graph, dtypes, shapes)
-        changed = passes.rewrite(graph, policy, inputs.guarded, check=_CHECK)
-        return from_graph(graph, symbol) if changed else None
-
-
-_CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
-_state: _State | None = None
-
-
-def _current() -> _State | None:
-    return _state
-
-
-def _support(device_type: str, device_id: int = 0) -> Support:
-    if device_type.startswith("cpu"):
-        return cpu_support()
-    return cuda_support(cuda_compute_capability(device_id))
 
 
 def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
@@ -115,47 +60,41 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     True
     >>> amp.deinit()
     """
-    global _state
     if layout_optimization:
         raise StateError("layout_optimization=True needs MXNet 2: its graph pass does not exist in MXNet 1.9.1. "
                          "Leave it at False")
     requested = None if target_dtype is None else normalize(target_dtype)
     arguments = (requested, repr(target_precision_ops), repr(conditional_fp32_ops), repr(fp32_ops))
-    if _state is not None:
-        if arguments == _state.arguments:
+    if controller.state is not None:
+        if arguments == controller.state.arguments:
             return
         raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
-    reason = _explain_choice(requested)
-    known = registered_operators()
-    policies = {dtype: make_policy(dtype, known, target_precision_ops=target_precision_ops, fp32_ops=fp32_ops,
-                                   conditional_fp32_ops=conditional_fp32_ops)
-                for dtype in ([requested] if requested else _usable_dtypes())}
-    _state = _State(requested, policies, arguments)
-    try:
-        hooks.install(_current)
-    except BaseException:
-        _state = None
-        raise
-    _logger.info("Using AMP: %s", reason)
+    supports = device_supports()
+    usable = _usable(requested, supports)
+    state = State(_policies(usable, target_precision_ops=target_precision_ops, fp32_ops=fp32_ops,
+                            conditional_fp32_ops=conditional_fp32_ops), arguments)
+    hooks.install(controller)
+    controller.state = state
+    _announce(usable, supports)
 
 
 def deinit() -> None:
     """Switch mixed precision off and restore MXNet exactly; does nothing when AMP is off.
 
-    Networks run in FP32 from their next call on.
+    Networks run in FP32 from their next call on. Exclusions are forgotten.
 
     Examples
     --------
     >>> import gluon_amp as amp
     >>> amp.deinit()
     """
-    global _state
     hooks.uninstall()
-    _state = None
+    controller.state = controller.marked = None
+    controller.forget_exclusions()
 
 
 def is_active() -> bool:
-    """Whether ``init`` is in force.
+    """Whether AMP is on here: ``init`` is in force, or an ``autocast`` region says so.
 
     Examples
     --------
@@ -163,7 +102,7 @@ def is_active() -> bool:
     >>> amp.is_active()
     False
     """
-    return _state is not None
+    return controller.current() is not None
 
 
 def active_dtype(device_type: str = "cpu") -> str | None:
@@ -180,41 +119,131 @@ def active_dtype(device_type: str = "cpu") -> str | None:
     >>> amp.active_dtype('cpu') is None
     True
     """
-    policy = _state.policy(device_type) if _state is not None else None
+    state = controller.current()
+    policy = state.policy(device_type) if state is not None else None
     return policy.target_dtype if policy else None
 
 
-def _devices() -> dict[str, Support]:
-    found = {"cpu": _support("cpu")}
-    if mx.context.num_gpus():
-        found["gpu"] = _support("gpu")
-    return found
+class autocast(ContextDecorator):
+    """Switch mixed precision on or off for a region: a context manager, and a decorator.
+
+    Regions nest, the innermost counts, and each belongs to its thread. They work with and without :func:`init`. Inside
+    a ``hybrid_forward`` that is being traced, the operators keep the region's setting, so that the hybridized block
+    obeys it whenever it runs.
+
+    Parameters
+    ----------
+    enabled : bool
+        False runs the region in FP32.
+    dtype : {'float16', 'bfloat16'}, numpy dtype or None
+        The low-precision type; None takes the one of ``init``, or the device's.
+
+    Raises
+    ------
+    DTypeError
+        The type is unknown, or the machine cannot run it.
+    TypeError
+        ``enabled`` is not a bool.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> with amp.autocast(enabled=False):
+    ...     amp.is_active()
+    False
+    """
+
+    def __init__(self, enabled: bool = True, dtype: object = None):
+        if not isinstance(enabled, bool):
+            raise TypeError(expected("True or False", "enabled", enabled))
+        self._dtype = None if dtype is None else normalize(dtype, "dtype")
+        self._enabled = enabled
+        self._entered: list[ExitStack] = []
+        if enabled and self._dtype is not None:
+            _usable(self._dtype, device_supports())
+
+    def __enter__(self) -> autocast:
+        stack = ExitStack()
+        if self._enabled:
+            stack.enter_context(region(self._state(), self._dtype or REGION_ON))
+        else:
+            stack.enter_context(region(None, REGION_OFF))
+        self._entered.append(stack)
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._entered.pop().__exit__(*details)
+
+    def _recreate_cm(self) -> autocast:
+        # A decorated function may run in several threads at once: each call gets a region of its own.
+        return autocast(self._enabled, self._dtype)
+
+    def _state(self) -> State:
+        """Return the state around that fits, or make one; keep the hooks in place for what is traced here."""
+        hooks.install(controller)
+        around = controller.current() or controller.state
+        wanted = self._dtype
+        if around is not None and wanted in (None, *(policy.target_dtype for policy in around.policies.values())):
+            return around
+        policies = _policies(_usable(wanted, device_supports()))
+        if controller.marked is None:
+            controller.marked = State(policies, everywhere=False)
+        return State(policies)
 
 
-def _usable_dtypes() -> Sequence[str]:
-    return [support.dtype for support in _devices().values() if support.dtype]
+def exclude(*targets: Block | type | str) -> None:
+    """Keep blocks in FP32, with everything inside them, until :func:`deinit`.
+
+    Parameters
+    ----------
+    *targets : Block, class of blocks, or str
+        Strings are names of blocks and may hold wildcards, as in ``'ssd0_*'``.
+
+    Raises
+    ------
+    TypeError
+        For anything else.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> from mxnet.gluon import nn
+    >>> head = nn.Dense(10)
+    >>> amp.exclude(head, nn.BatchNorm, 'ssd0_*')
+    >>> amp.deinit()
+    """
+    for target in targets:
+        if not (isinstance(target, (Block, str)) or (isinstance(target, type) and issubclass(target, Block))):
+            raise TypeError(expected("a Block, a class of blocks or a name with wildcards", "target", target))
+    controller.exclude(targets)
 
 
-def _explain_choice(requested: str | None) -> str:
-    """Say what runs where; warn or raise where nothing can."""
-    devices = _devices()
-    usable = {name: support for name, support in devices.items()
-              if support.dtype and requested in (None, support.dtype)}
-    reasons = "; ".join(f"{name}: {support.reason}" for name, support in devices.items())
-    if not usable and requested is not None:
-        raise DTypeError(f"this machine cannot run {requested} ({reasons}). {_advice(requested, devices)}")
-    if not usable:
-        warnings.warn(f"AMP stays in FP32: {reasons}", stacklevel=3)
-        return f"float32 ({reasons})"
-    for name, support in usable.items():
-        if not support.native:
-            warnings.warn(f"AMP will be slow on the {name}: {support.reason}", stacklevel=3)
-    return "; ".join(f"{support.dtype} on the {name}, {support.reason}" for name, support in usable.items())
+def _policies(usable: Mapping[str, Support], **lists: Any) -> dict[str, Any]:
+    known = registered_operators()
+    return {device: make_policy(found.dtype, known, **lists) for device, found in usable.items() if found.dtype}
 
 
-def _advice(requested: str, devices: Mapping[str, Support]) -> str:
-    others = sorted({support.dtype for support in devices.values() if support.dtype} & set(LOW_PRECISION))
-    if others:
-        return f"Use target_dtype='{others[0]}', or leave it out"
+def _usable(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:
+    """Return the devices that run the type asked for, or any; raise when there is none for an explicit one."""
+    usable = {name: found for name, found in supports.items() if found.dtype and requested in (None, found.dtype)}
+    if usable or requested is None:
+        return usable
+    others = [found.dtype for found in supports.values() if found.dtype]
     needs = {BFLOAT16: "a CPU with AVX512", FLOAT16: "a CUDA GPU"}[requested]
-    return f"It needs {needs}; without target_dtype, amp.init() stays in FP32"
+    advice = f"Use target_dtype='{others[0]}', or leave it out" if others else f"It needs {needs}"
+    raise DTypeError(f"this machine cannot run {requested} ({_reasons(supports)}). {advice}")
+
+
+def _reasons(supports: Mapping[str, Support]) -> str:
+    return "; ".join(f"{name}: {found.reason}" for name, found in supports.items())
+
+
+def _announce(usable: Mapping[str, Support], supports: Mapping[str, Support]) -> None:
+    """Say what runs where; warn where that is slow, or nothing does."""
+    if not usable:
+        warnings.warn(f"AMP stays in FP32: {_reasons(supports)}", stacklevel=3)
+    for name, found in usable.items():
+        if not found.native:
+            warnings.warn(f"AMP will be slow on the {name}: {found.reason}", stacklevel=3)
+    chosen = "; ".join(f"{found.dtype} on the {name}, {found.reason}" for name, found in usable.items())
+    _logger.info("Using AMP: %s", chosen or f"float32 ({_reasons(supports)})")

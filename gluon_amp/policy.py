@@ -49,8 +49,19 @@ class Policy:
         -------
         OpRule
         """
-        records = (*self.overrides.get(op, ()), *op_lists.table(self.target_dtype).get(op, ()))
-        return next((record for record in records if _holds(record, attrs, channels)), op_lists.DEFAULT_RULE)
+        return next(record for record in self._records(op) if _holds(record, attrs, channels))
+
+    def fixed_rule(self, op: str) -> OpRule | None:
+        """Return the record that governs every use of an operator; None when it depends on the use."""
+        first = self._records(op)[0]
+        return None if first.when or first.min_channels else first
+
+    def may_lower(self, op: str) -> bool:
+        """Whether some use of an operator runs in low precision on FP32 inputs."""
+        return any(record.rule == LOWER for record in self._records(op))
+
+    def _records(self, op: str) -> tuple[OpRule, ...]:
+        return (*self.overrides.get(op, ()), *op_lists.table(self.target_dtype).get(op, ()), op_lists.DEFAULT_RULE)
 
 
 def _holds(record: OpRule, attrs: Mapping[str, str], channels: int | None) -> bool:

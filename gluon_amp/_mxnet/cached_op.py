@@ -11,6 +11,8 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import CachedOp, NDArray
 
+from ..dtypes import BFLOAT16
+from ..passes.context import REGION_ATTRIBUTE
 from .symbols import dtype_name, input_names
 
 __all__ = ["Inputs", "RewritingCachedOp", "StockCachedOp"]
@@ -33,6 +35,8 @@ class Inputs(NamedTuple):
         ``'cpu'`` or ``'gpu'``.
     guarded : frozenset of str
         The inputs whose gradient is accumulated.
+    low : frozenset of str
+        The data inputs that arrive in bfloat16 from a block around, standing for FP32 ones.
     """
 
     names: tuple[str, ...]
@@ -40,9 +44,10 @@ class Inputs(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     device_type: str
     guarded: frozenset[str]
+    low: frozenset[str] = frozenset()
 
 
-# Rewrites a symbol for the inputs at hand; None to run it as it is. The token changes when the answer may.
+# Rewrites a symbol for the inputs at hand; None to run it as it is.
 Rewriter = Callable[[mx.sym.Symbol, Inputs], Optional[mx.sym.Symbol]]
 
 
@@ -55,25 +60,26 @@ class RewritingCachedOp:
         The symbol as traced.
     flags : sequence of (str, object)
         The flags of MXNet's cached op.
+    current : callable
+        Gives the rewriter in force, None for none; told whether parts of the symbol were traced in an AMP region.
     """
 
-    # Set by hooks.install: gives the current rewriter, None while AMP is off.
-    current_rewriter: Callable[[], Rewriter | None] = staticmethod(lambda: None)
-
-    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]] = ()):
+    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]],
+                 current: Callable[[bool], Rewriter | None]):
         self.symbol = symbol
         self.flags = flags
         self.accumulating: frozenset[str] = frozenset()
+        self._current = current
+        self._marked = REGION_ATTRIBUTE in symbol.tojson(remove_amp_cast=False)
         self._names = tuple(input_names(symbol))
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
         self._plain: CachedOp | None = None
-        self._rewriter: Rewriter | None = None
         self._variants: dict[Any, CachedOp] = {}
         self._hook: tuple[Any, ...] = ()
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""
-        rewriter = self.current_rewriter()
+        rewriter = self._current(self._marked)
         operation = self._stock() if rewriter is None else self._variant(rewriter, args)
         if self._hook:
             operation._register_op_hook(*self._hook)
@@ -88,14 +94,13 @@ class RewritingCachedOp:
         return self._plain
 
     def _variant(self, rewriter: Rewriter, args: Sequence[NDArray]) -> CachedOp:
-        if rewriter is not self._rewriter:
-            self._rewriter, self._variants = rewriter, {}
-        dtypes = tuple(array.dtype for array in args)
+        dtypes = tuple(dtype_name(array.dtype) for array in args)
         device_type = args[0].context.device_type if args else "cpu"
-        key = (tuple(map(str, dtypes)), device_type, self._guarded(args))
+        key = (rewriter, dtypes, device_type, self._guarded(args))
         if key not in self._variants:
-            inputs = Inputs(self._names, tuple(map(dtype_name, dtypes)), tuple(array.shape for array in args), *key[1:])
-            rewritten = rewriter(self.symbol, inputs)
+            shapes = tuple(array.shape for array in args)
+            low = frozenset(self._names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
+            rewritten = rewriter(self.symbol, Inputs(self._names, dtypes, shapes, device_type, key[3], low))
             self._variants[key] = self._stock() if rewritten is None else StockCachedOp(rewritten, self.flags)
         return self._variants[key]
 

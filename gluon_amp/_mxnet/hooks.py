@@ -1,67 +1,104 @@
 """Install and remove the few replacements through which AMP sees what MXNet is about to run.
 
+- ``mxnet.ndarray.register._imperative_invoke``: every imperative operator call.
+- ``mxnet.ndarray.numpy._api_internal.tensordot``: the one NumPy operator that does not go that way.
 - ``mxnet.ndarray.CachedOp``: what a hybridized block instantiates with its traced symbol.
 - ``HybridBlock._call_cached_op``: the only place that sees blocks cached before AMP was switched on, and the
   ``grad_req`` of their parameters.
+- ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
+- ``autograd.Function.__call__``: user code that expects what it was written for.
 - ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
 """
 from __future__ import annotations
 
 import functools
+import threading
 from itertools import zip_longest
-from typing import Any, Callable
+from typing import Any, Callable, ContextManager, Protocol, Sequence
 
 import mxnet as mx
-from mxnet.gluon import HybridBlock
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock
+from mxnet.ndarray import numpy as nd_numpy
+from mxnet.ndarray import register
 
 from ..dtypes import FLOAT32
 from .cached_op import Inputs, Rewriter, RewritingCachedOp, StockCachedOp
+from .eager import EagerPolicy, frame, is_low, make_invoke, release
 from .symbols import dtype_name
 
-__all__ = ["install", "uninstall"]
+__all__ = ["Controller", "install", "installed", "uninstall"]
+
+
+class Controller(Protocol):
+    """What the replacements ask about the state of AMP."""
+
+    def rewriter(self, marked: bool = False) -> Rewriter | None:
+        """Give the rewriter in force, None for none; ``marked`` when the symbol has parts traced in a region."""
+
+    def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
+        """Give the policy for an imperative call with these inputs, None for none."""
+
+    def region(self, block: Block) -> ContextManager | None:
+        """Give the region that a block's call is to run in, None for the one around it."""
+
+    def off(self) -> ContextManager:
+        """Give a region without AMP."""
+
+    def epoch(self) -> int:
+        """Count the changes of what blocks trace."""
+
 
 _originals: list[tuple[Any, str, Any]] = []
+_lock = threading.Lock()
 
 
-def install(current_rewriter: Callable[[], Rewriter | None]) -> None:
-    """Put the replacements in place; all or none.
+def installed() -> bool:
+    """Whether the replacements are in place."""
+    return bool(_originals)
 
-    Parameters
-    ----------
-    current_rewriter : callable
-        Gives the rewriter in force, None for none.
-    """
-    RewritingCachedOp.current_rewriter = staticmethod(current_rewriter)
-    try:
-        _replace(mx.ndarray, "CachedOp", lambda _: RewritingCachedOp)
-        _replace(HybridBlock, "_call_cached_op", _make_call_cached_op)
-        _replace(mx.sym.Symbol, "bind", lambda original: _make_bind(original, current_rewriter))
-        _replace(mx.sym.Symbol, "simple_bind", lambda original: _make_simple_bind(original, current_rewriter))
-    except BaseException:
-        uninstall()
-        raise
+
+def install(controller: Controller) -> None:
+    """Put the replacements in place; all or none. Does nothing when they are."""
+    with _lock:
+        if _originals:
+            return
+        try:
+            for owner, name, make in _REPLACEMENTS:
+                original = getattr(owner, name)
+                setattr(owner, name, make(original, controller))
+                _originals.append((owner, name, original))
+        except BaseException:
+            _restore()
+            raise
 
 
 def uninstall() -> None:
     """Restore MXNet exactly as it was."""
+    with _lock:
+        _restore()
+
+
+def _restore() -> None:
     while _originals:
         setattr(*_originals.pop())
-    RewritingCachedOp.current_rewriter = staticmethod(lambda: None)
 
 
-def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    original = getattr(owner, name)
-    setattr(owner, name, make(original))
-    _originals.append((owner, name, original))
+def _make_cached_op(original: Any, controller: Controller) -> Callable:
+    return lambda symbol, flags=(): RewritingCachedOp(symbol, flags, controller.rewriter)
 
 
-def _make_call_cached_op(original: Callable) -> Callable:
+def _make_call_cached_op(original: Callable, controller: Controller) -> Callable:
     @functools.wraps(original)
     def call_cached_op(block: HybridBlock, *args: Any) -> Any:
+        epoch = controller.epoch()
+        if block._cached_op is not None and block.__dict__.get("_amp_epoch", 0) != epoch:
+            block._clear_cached_op()  # blocks inside were excluded since it was traced
         if isinstance(block._cached_op, StockCachedOp):
             block._cached_op = None  # cached before AMP was switched on
         if block._cached_op is None:
             block._build_cache(*args)
+            block.__dict__["_amp_epoch"] = epoch
         if isinstance(block._cached_op, RewritingCachedOp):
             block._cached_op.accumulating = _accumulating(block)
         return original(block, *args)
@@ -69,17 +106,82 @@ def _make_call_cached_op(original: Callable) -> Callable:
 
 
 def _accumulating(block: HybridBlock) -> frozenset[str]:
-    if not mx.autograd.is_recording():
+    if not autograd.is_recording():
         return frozenset()
     return frozenset(source.name for is_data, source in block._cached_op_args
                      if not is_data and source.grad_req == "add")
 
 
-def _make_bind(original: Callable, current_rewriter: Callable[[], Rewriter | None]) -> Callable:
+def _make_block_call(original: Callable, controller: Controller) -> Callable:
+    @functools.wraps(original)
+    def call(block: Block, *args: Any) -> Any:
+        region = controller.region(block)
+        if region is not None:
+            with region:
+                return _call_in_frame(original, controller, block, args)
+        return _call_in_frame(original, controller, block, args)
+    return call
+
+
+def _call_in_frame(original: Callable, controller: Controller, block: Block, args: tuple[Any, ...]) -> Any:
+    hybrid = isinstance(block, HybridBlock)
+    frame.blocks += 1
+    frame.hybrid_blocks += hybrid
+    try:
+        result = original(block, *args)
+    finally:
+        frame.blocks -= 1
+        frame.hybrid_blocks -= hybrid
+        if not frame.blocks:
+            frame.casts.clear()
+    policy = controller.eager(args) if hybrid and not frame.hybrid_blocks else None
+    # A user who hands low precision in gets it back.
+    if policy is None or any(is_low(value, policy) for value in args):
+        return result
+    return release(result, policy, _original_invoke())
+
+
+def _original_invoke() -> Callable:
+    return next(original for owner, name, original in _originals if name == "_imperative_invoke")
+
+
+def _make_function_call(original: Callable, controller: Controller) -> Callable:
+    @functools.wraps(original)
+    def call(function: autograd.Function, *inputs: Any) -> Any:
+        policy = controller.eager(inputs)
+        if policy is None or hasattr(type(function).forward, "__amp_custom__"):
+            return original(function, *inputs)
+        # Not written for AMP: FP32 in, and no casts inside, forward and backward.
+        function.backward = _within(controller.off, function.backward)
+        inputs = release(inputs, policy, _original_invoke())
+        with controller.off():
+            return original(function, *inputs)
+    return call
+
+
+def _within(region: Callable[[], ContextManager], function: Callable) -> Callable:
+    @functools.wraps(function)
+    def inside(*args: Any) -> Any:
+        with region():
+            return function(*args)
+    return inside
+
+
+def _make_tensordot(original: Callable, controller: Controller) -> Callable:
+    @functools.wraps(original)
+    def tensordot(first: Any, second: Any, axes: Any) -> Any:
+        policy = controller.eager((first, second))
+        if policy is not None:
+            first, second = release((first, second), policy, _original_invoke())
+        return original(first, second, axes)
+    return tensordot
+
+
+def _make_bind(original: Callable, controller: Controller) -> Callable:
     @functools.wraps(original)
     def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
              aux_states: Any = None, **kwargs: Any) -> Any:
-        rewriter = current_rewriter()
+        rewriter = controller.rewriter()
         rewritten = None
         if rewriter is not None and isinstance(ctx, mx.Context):
             arrays = {**_by_name(args, symbol.list_arguments()),
@@ -94,11 +196,11 @@ def _make_bind(original: Callable, current_rewriter: Callable[[], Rewriter | Non
     return bind
 
 
-def _make_simple_bind(original: Callable, current_rewriter: Callable[[], Rewriter | None]) -> Callable:
+def _make_simple_bind(original: Callable, controller: Controller) -> Callable:
     @functools.wraps(original)
     def simple_bind(symbol: mx.sym.Symbol, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
                     **kwargs: Any) -> Any:
-        rewriter = current_rewriter()
+        rewriter = controller.rewriter()
         rewritten = None
         if rewriter is not None and isinstance(ctx, mx.Context):
             dtypes = _inferred_dtypes(symbol, type_dict or {})
@@ -116,8 +218,8 @@ def _make_simple_bind(original: Callable, current_rewriter: Callable[[], Rewrite
 def _inputs(symbol: mx.sym.Symbol, ctx: mx.Context, dtypes: dict[str, str | None],
             shapes: dict[str, tuple[int, ...]], grad_req: Any) -> Inputs:
     names = tuple(symbol.list_inputs())
-    requests = _by_name([grad_req] * len(symbol.list_arguments()) if isinstance(grad_req, str) else grad_req,
-                        symbol.list_arguments())
+    arguments = symbol.list_arguments()
+    requests = _by_name([grad_req] * len(arguments) if isinstance(grad_req, str) else grad_req, arguments)
     guarded = frozenset(name for name, request in requests.items() if request == "add")
     return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
                   ctx.device_type, guarded)
@@ -142,3 +244,15 @@ def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, 
     arguments, _, auxiliary = symbol.infer_shape_partial(**known)
     names = symbol.list_arguments() + symbol.list_auxiliary_states()
     return {name: shape for name, shape in zip(names, [*(arguments or []), *(auxiliary or [])]) if shape}
+
+
+_REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any, Controller], Any]], ...] = (
+    (register, "_imperative_invoke", lambda original, controller: make_invoke(original, controller.eager)),
+    (nd_numpy._api_internal, "tensordot", _make_tensordot),
+    (mx.ndarray, "CachedOp", _make_cached_op),
+    (HybridBlock, "_call_cached_op", _make_call_cached_op),
+    (Block, "__call__", _make_block_call),
+    (autograd.Function, "__call__", _make_function_call),
+    (mx.sym.Symbol, "bind", _make_bind),
+    (mx.sym.Symbol, "simple_bind", _make_simple_bind),
+)

@@ -7,7 +7,7 @@ from typing import Mapping
 
 from mxnet.base import _LIB, check_call, py_str
 
-__all__ = ["registered_operators"]
+__all__ = ["handle_of", "registered_operators"]
 
 
 @lru_cache(maxsize=1)
@@ -24,7 +24,14 @@ def registered_operators() -> Mapping[str, str]:
 
 
 def _registered_name(name: str) -> str:
-    handle, registered = ctypes.c_void_p(), ctypes.c_char_p()
-    check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
-    check_call(_LIB.MXSymbolGetAtomicSymbolName(handle, ctypes.byref(registered)))
+    registered = ctypes.c_char_p()
+    check_call(_LIB.MXSymbolGetAtomicSymbolName(ctypes.c_void_p(handle_of(name)), ctypes.byref(registered)))
     return py_str(registered.value)
+
+
+@lru_cache(maxsize=None)
+def handle_of(name: str) -> int:
+    """Return the handle that MXNet's generated functions call an operator by; aliases share it."""
+    handle = ctypes.c_void_p()
+    check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
+    return handle.value or 0

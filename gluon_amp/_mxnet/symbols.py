@@ -1,17 +1,19 @@
 """Symbols to graphs and back, and what MXNet can infer about every tensor in them."""
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from ..dtypes import BFLOAT16, BFLOAT16_DTYPE
-from ..graph import Entry, Graph
+from ..graph import Entry, Graph, Node
 
 __all__ = ["analyse", "dtype_name", "from_graph", "to_graph"]
 
+_BFLOAT16_FLAG = "12"  # MXNet's number of the type
 Shape = Optional[Tuple[int, ...]]
 
 
@@ -53,15 +55,27 @@ def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
     nodes = graph.nodes()
     # Symbol.get_internals leaves out hidden outputs: make a symbol whose outputs are all tensors.
     entries = [Entry(node, index) for node in nodes for index in range(node.num_outputs)]
-    everything = from_graph(Graph(entries, graph.attrs), symbol)
+    with _typed_variables(nodes, dtypes):
+        everything = from_graph(Graph(entries, graph.attrs), symbol)
     types = _infer(everything.infer_type_partial, {name: dtype for name, dtype in dtypes.items() if dtype != BFLOAT16})
     found = _infer(everything.infer_shape_partial, dict(shapes or {}))
     known_types, known_shapes = iter(types or [None] * len(entries)), iter(found or [None] * len(entries))
     for node in nodes:
         node.dtypes = [dtype_name(next(known_types)) for _ in range(node.num_outputs)]
         node.shapes = [_known(next(known_shapes)) for _ in range(node.num_outputs)]
-        if node.is_variable and node.name in dtypes:
-            node.dtypes = [dtypes[node.name]]
+
+
+@contextmanager
+def _typed_variables(nodes: Sequence[Node], dtypes: Mapping[str, str]) -> Iterator[None]:
+    """Say the type of bfloat16 variables on them for the time being: infer_type takes no bfloat16."""
+    before = [(node, node.attrs) for node in nodes if node.is_variable and dtypes.get(node.name) == BFLOAT16]
+    for node, attrs in before:
+        node.attrs = {**attrs, "__dtype__": _BFLOAT16_FLAG}
+    try:
+        yield
+    finally:
+        for node, attrs in before:
+            node.attrs = attrs
 
 
 def _infer(method: Any, known: Mapping[str, Any]) -> Sequence[Any]:

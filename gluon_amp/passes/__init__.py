@@ -20,7 +20,8 @@ Pass = Callable[[Graph, Context], bool]
 PIPELINE: tuple[Pass, ...] = (shape_operands.run, assign_dtypes.run, align_channels.run, place_casts.run)
 
 
-def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(), check: bool = False) -> bool:
+def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(), check: bool = False,
+            everywhere: bool = True) -> bool:
     """Rewrite an analysed FP32 graph for mixed precision, in place.
 
     Parameters
@@ -33,6 +34,8 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
         Variables whose gradient is accumulated (``grad_req='add'``): MXNet's ``amp_cast`` loses it.
     check : bool
         Verify the result, for tests and debugging.
+    everywhere : bool
+        False to rewrite only what was traced inside autocast regions.
 
     Returns
     -------
@@ -44,7 +47,8 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
     GraphError
         When the verifier finds a broken invariant.
     """
-    context = Context(policy, guarded, tuple(head.dtype for head in graph.heads))
+    outputs = tuple(head.node.dtypes[head.output] for head in graph.heads)
+    context = Context(policy, guarded, outputs, everywhere)
     before = [node.name for node in graph.variables()]
     changed = False
     for run in PIPELINE:

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from ..dtypes import FLOAT32
 from ..graph import Graph, Node
-from ..op_lists import FP32, KEEP, LOWER, NEUTRAL
-from .context import Context
+from ..op_lists import FP32, KEEP, LOWER, NEUTRAL, OpRule
+from .context import REGION_ATTRIBUTE, REGION_ON, Context
 
 __all__ = ["input_dtypes", "run"]
 
@@ -19,12 +19,24 @@ def run(graph: Graph, context: Context) -> bool:
     """
     lowered = False
     for node in graph.operators():
-        shape = node.inputs[0].shape if node.inputs else None
-        channels = shape[1] if shape and len(shape) > 1 else None
-        node.decision = context.policy.decide(node.op, node.attrs, channels)
+        node.decision = _decide(node, context)
         if _precision(node, context) == context.target:
             lowered |= _lower_outputs(node, context)
     return lowered
+
+
+_OUTSIDE = OpRule("*", FP32, note="outside of every autocast region")
+_SWITCHED_OFF = OpRule("*", FP32, note="inside an autocast(enabled=False) region, or an excluded block")
+
+
+def _decide(node: Node, context: Context) -> OpRule:
+    region = node.attrs.get(REGION_ATTRIBUTE)
+    if region is None and not context.everywhere:
+        return _OUTSIDE
+    if region not in (None, REGION_ON, context.target):
+        return _SWITCHED_OFF
+    shape = node.inputs[0].shape if node.inputs else None
+    return context.policy.decide(node.op, node.attrs, shape[1] if shape and len(shape) > 1 else None)
 
 
 def _precision(node: Node, context: Context) -> str | None:

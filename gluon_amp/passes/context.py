@@ -7,7 +7,11 @@ from ..dtypes import FLOAT32
 from ..graph import Entry, Node
 from ..policy import Policy
 
-__all__ = ["Context", "operator"]
+__all__ = ["REGION_ATTRIBUTE", "REGION_OFF", "REGION_ON", "Context", "operator"]
+
+# The symbol attribute that operators traced inside an autocast region carry, and its values beside a data type.
+REGION_ATTRIBUTE = "__amp__"
+REGION_ON, REGION_OFF = "on", "off"
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,14 @@ class Context:
         Names of variables whose gradient is accumulated rather than written.
     outputs : tuple of str
         The data types that the graph's outputs had, and are to have.
+    everywhere : bool
+        False when only operators traced inside an autocast region are to run in low precision.
     """
 
     policy: Policy
     guarded: frozenset[str] = frozenset()
     outputs: tuple[str | None, ...] = ()
+    everywhere: bool = True
 
     @property
     def target(self) -> str:

@@ -1,0 +1,237 @@
+"""Imperative operator calls: the inputs of each are cast as the policy says.
+
+Every operator function of ``mx.nd``, ``mx.np`` and ``mx.npx`` ends in ``mxnet.ndarray.register._imperative_invoke``,
+looked up when it is called, so that replacing this one name reaches functions that were imported long before.
+
+Low precision lives inside calls of hybrid blocks only: what leaves the outermost one, or an operator called outside of
+any, is FP32, as it is when the block is hybridized. NumPy cannot read bfloat16, and users' code need not know about it.
+"""
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any, Callable, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.base import _LIB
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
+
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..op_lists import FP32, KEEP, LOWER, NEUTRAL, OpRule
+from ..policy import Policy
+from .operators import handle_of, registered_operators
+
+__all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "release"]
+
+Invoke = Callable[..., Any]
+
+# MXNet's type flags.
+_FLAGS = {FLOAT32: 0, FLOAT16: 2, BFLOAT16: 12}
+_MOST_DIMENSIONS = 6  # what amp_cast takes
+_NAMES = {flag: name for name, flag in _FLAGS.items()}
+_UNTOUCHED = {"amp_cast", "amp_multicast"}
+_get_dtype = _LIB.MXNDArrayGetDType
+
+
+class Frame(threading.local):
+    """What the current thread is in the middle of.
+
+    Attributes
+    ----------
+    blocks, hybrid_blocks : int
+        How many calls of blocks, and of hybrid blocks, are under way.
+    casts : dict
+        Casts of parameters made since the outermost block was called, so that each is made once. They must not live
+        longer: two losses that share a recorded cast cannot both be differentiated.
+    """
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self.hybrid_blocks = 0
+        self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] = {}
+
+
+frame = Frame()
+
+
+class _Operator(NamedTuple):
+    """One operator under a policy; ``rule`` is None where it depends on the call.
+
+    ``may_lower`` tells whether it can run in low precision when none of its inputs is.
+    """
+
+    name: str
+    rule: OpRule | None
+    may_lower: bool
+
+
+class EagerPolicy:
+    """A policy prepared for imperative calls: operator handle to rule.
+
+    Parameters
+    ----------
+    policy : Policy
+        Decides the precision of each operator.
+    """
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+        self.target = policy.target_dtype
+        self.flag = _FLAGS[policy.target_dtype]
+        names = set(registered_operators().values()) - _UNTOUCHED
+        self.operators = {handle_of(name): _Operator(name, policy.fixed_rule(name), policy.may_lower(name))
+                          for name in names if not self._keeps(policy.fixed_rule(name))}
+
+    def _keeps(self, rule: OpRule | None) -> bool:
+        # Operators that take inputs as they come know float16, but few know bfloat16.
+        return rule is not None and rule.rule == KEEP and self.target != BFLOAT16
+
+    def decide(self, operator: _Operator, inputs: Sequence[NDArray], keys: Sequence[str],
+               values: Sequence[Any]) -> OpRule:
+        """Return the rule of a call."""
+        if operator.rule is not None:
+            return operator.rule
+        attributes = dict(zip(keys, map(str, values)))
+        channels = inputs[0].shape[1] if inputs[0].ndim > 1 else None
+        return self.policy.decide(operator.name, attributes, channels)
+
+
+def _flag(array: NDArray) -> int:
+    flag = ctypes.c_int()
+    _get_dtype(array.handle, ctypes.byref(flag))
+    return flag.value
+
+
+def is_low(value: Any, policy: EagerPolicy) -> bool:
+    """Whether a value is a dense array of the policy's low-precision type."""
+    return isinstance(value, NDArray) and not isinstance(value, BaseSparseNDArray) and _flag(value) == policy.flag
+
+
+def _castable(array: NDArray) -> bool:
+    return not isinstance(array, BaseSparseNDArray) and array.ndim <= _MOST_DIMENSIONS and array.size > 0
+
+
+def _dtypes(rule: OpRule, flags: list[int], low: int) -> list[int] | None:
+    """Return the type flag that each input must have; None when the call is none of our business."""
+    floats = [flag for position, flag in enumerate(flags) if flag in (0, low) and position not in rule.fp32_inputs]
+    if not floats:
+        return None
+    if rule.rule in (FP32, KEEP):
+        precision = 0
+    elif rule.rule == LOWER:
+        precision = low
+    elif rule.rule == NEUTRAL:
+        precision = floats[0]
+    else:
+        precision = 0 if 0 in floats else low
+    return [flag if flag not in (0, low) else 0 if position in rule.fp32_inputs else precision
+            for position, flag in enumerate(flags)]
+
+
+def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPolicy | None]) -> Invoke:
+    """Make the function that takes the place of MXNet's ``_imperative_invoke``.
+
+    Parameters
+    ----------
+    original : callable
+        MXNet's function.
+    current : callable
+        Gives the policy for a call's inputs, None to leave the call alone.
+    """
+    def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
+               is_np_op: bool, output_is_list: bool) -> Any:
+        policy = current(inputs)
+        if policy is not None and inputs:
+            operator = policy.operators.get(handle)
+            # Outside of hybrid blocks there is no bfloat16 to look for.
+            if operator is not None and (operator.may_lower or frame.hybrid_blocks or policy.target != BFLOAT16):
+                flags = [_flag(array) for array in inputs]
+                if operator.may_lower or policy.flag in flags:
+                    call = _Call(original, policy, is_np_op)
+                    return call.run(operator, handle, inputs, flags, keys, values, out, output_is_list)
+        return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
+    return invoke
+
+
+class _Call(NamedTuple):
+    """One imperative call that may need casts."""
+
+    original: Invoke
+    policy: EagerPolicy
+    is_np_op: bool
+
+    def run(self, operator: _Operator, handle: int, inputs: Sequence[NDArray], flags: list[int], keys: Sequence[str],
+            values: Sequence[Any], out: Any, output_is_list: bool) -> Any:
+        """Cast the inputs, call the operator, and give the result the type that its receiver expects."""
+        rule = self.policy.decide(operator, inputs, keys, values)
+        wanted = _dtypes(rule, flags, self.policy.flag)
+        changed = [i for i, flag in enumerate(flags) if wanted is not None and flag != wanted[i]]
+        lowers = wanted is not None and self.policy.flag in wanted
+        if not (changed or lowers) or not all(_castable(inputs[i]) for i in changed):
+            return self.original(handle, inputs, keys, values, out, self.is_np_op, output_is_list)
+        cast = list(inputs)
+        for i in changed:
+            cast[i] = self._parameter_cast(inputs[i], wanted[i])  # type: ignore[index]
+        try:
+            result = self.original(handle, cast, keys, values, None, self.is_np_op, output_is_list)
+        except mx.MXNetError as error:
+            raise self._explained(error, operator, rule, cast) from error
+        if out is not None:
+            return self._written(result, out)
+        return result if frame.hybrid_blocks else _released(result, self)
+
+    def _parameter_cast(self, array: NDArray, flag: int) -> NDArray:
+        """Cast an array; a parameter once per call of the outermost block, and so that gradients accumulate."""
+        dtype = self.policy.target if flag else FLOAT32
+        if not (flag and autograd.is_recording() and array.grad is not None):
+            return self.cast(array, dtype)
+        key = (array.handle.value, dtype)
+        if key not in frame.casts:
+            # Behind an elementwise operator amp_cast keeps the gradient of grad_req='add', as in the graph pass.
+            source = self.original(handle_of("_mul_scalar"), [array], ["scalar"], [1.0], None, self.is_np_op, False)
+            cast = self.cast(source, dtype)
+            if not frame.blocks:
+                return cast
+            frame.casts[key] = (array, cast)
+        return frame.casts[key][1]
+
+    def cast(self, array: NDArray, dtype: str, out: Any = None) -> NDArray:
+        """Cast an array with MXNet's amp_cast, recorded for autograd when it is on."""
+        return self.original(handle_of("amp_cast"), [array], ["dtype"], [dtype], out, self.is_np_op, False)
+
+    def _written(self, result: Any, out: Any) -> Any:
+        """Write a result into the caller's arrays, in their types."""
+        receivers = out if isinstance(out, (list, tuple)) else [out]
+        for value, receiver in zip(result if isinstance(result, list) else [result], receivers):
+            flag = _flag(receiver)
+            if flag in _NAMES and flag != _flag(value):
+                self.cast(value, _NAMES[flag], receiver)
+            else:
+                self.original(handle_of("_copyto"), [value], [], [], receiver, self.is_np_op, False)
+        return out
+
+    def _explained(self, error: mx.MXNetError, operator: _Operator, rule: OpRule,
+                   inputs: Sequence[NDArray]) -> Exception:
+        types = ", ".join(_NAMES.get(_flag(array), "other") for array in inputs)
+        return type(error)(f"{error}\nThis operator ran under AMP: {operator.name} (rule {rule.rule}: {rule.note}), "
+                           f"with inputs of {types}. To keep it in FP32 use amp.init(fp32_ops=['{operator.name}']), or "
+                           "run it inside `with amp.autocast(enabled=False):`")
+
+
+def release(value: Any, policy: EagerPolicy, original: Invoke) -> Any:
+    """Return results, nested as they are, with low-precision arrays turned to FP32."""
+    return _released(value, _Call(original, policy, False))
+
+
+def _released(value: Any, call: _Call) -> Any:
+    """Return results, nested as they are, with low-precision arrays turned to FP32."""
+    if isinstance(value, (list, tuple)):
+        items = [_released(item, call) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: _released(item, call) for key, item in value.items()}
+    if is_low(value, call.policy):
+        return call._replace(is_np_op=isinstance(value, mx.np.ndarray)).cast(value, FLOAT32)
+    return value

@@ -1,0 +1,169 @@
+"""What AMP is doing now: the process-wide setting, the current thread's regions, and excluded blocks."""
+from __future__ import annotations
+
+import fnmatch
+import os
+import threading
+from contextlib import contextmanager
+from typing import Any, Iterator, Mapping, Sequence
+
+import mxnet as mx
+from mxnet.gluon import Block
+
+from . import passes
+from ._mxnet import hooks
+from ._mxnet.cached_op import Inputs
+from ._mxnet.eager import EagerPolicy
+from ._mxnet.symbols import analyse, from_graph, to_graph
+from .dtypes import BFLOAT16, FLOAT32, Support, cpu_support, cuda_compute_capability, cuda_support
+from .graph import Graph
+from .passes.context import REGION_ATTRIBUTE, REGION_OFF, REGION_ON
+from .policy import Policy
+
+__all__ = ["State", "controller", "device_supports", "region"]
+
+_CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
+
+
+def support(device_type: str, device_id: int = 0) -> Support:
+    """Say which low-precision type a kind of device runs."""
+    return cuda_support(cuda_compute_capability(device_id)) if device_type == "gpu" else cpu_support()
+
+
+def device_supports() -> dict[str, Support]:
+    """Say which low-precision type each kind of device of this machine runs."""
+    return {name: support(name) for name in (["cpu", "gpu"] if mx.context.num_gpus() else ["cpu"])}
+
+
+class State:
+    """One way of running in mixed precision: a policy per kind of device.
+
+    Parameters
+    ----------
+    policies : mapping of str to Policy
+        Kind of device (``'cpu'``, ``'gpu'``) to the policy for its arrays; others stay in FP32.
+    arguments : tuple
+        What the user asked for, to compare.
+    everywhere : bool
+        False when only what was traced inside autocast regions is to run in low precision.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy], arguments: tuple = (), everywhere: bool = True):
+        self.policies = policies
+        self.arguments = arguments
+        self.everywhere = everywhere
+        self._eager = {device: EagerPolicy(policy) for device, policy in policies.items()}
+        # Without a GPU every array takes the same policy, which saves asking for its device at every call.
+        self.eager_anywhere = self._eager.get("cpu") if not mx.context.num_gpus() else None
+
+    def policy(self, device_type: str) -> Policy | None:
+        """Return the policy for arrays on a device, None where they stay in FP32."""
+        return self.policies.get("gpu" if device_type == "gpu" else "cpu")
+
+    def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
+        """Return the policy for an imperative call with these inputs."""
+        if self.eager_anywhere is not None or not inputs:
+            return self.eager_anywhere
+        return self._eager.get("gpu" if inputs[0].context.device_type == "gpu" else "cpu")
+
+    def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> mx.sym.Symbol | None:
+        """Rewrite a symbol for its inputs; None when nothing in it runs in low precision."""
+        policy = self.policy(inputs.device_type)
+        if policy is None:
+            return None
+        graph = to_graph(symbol)
+        # What a block around hands over in bfloat16 stands for FP32 data.
+        dtypes = {name: FLOAT32 if name in inputs.low else dtype
+                  for name, dtype in zip(inputs.names, inputs.dtypes) if dtype}
+        shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
+        analyse(symbol, graph, dtypes, shapes)
+        _plan_low_inputs(graph, inputs.low)
+        changed = passes.rewrite(graph, policy, inputs.guarded, _CHECK, self.everywhere)
+        return from_graph(graph, symbol) if changed or inputs.low else None
+
+
+def _plan_low_inputs(graph: Graph, names: frozenset[str]) -> None:
+    for node in graph.variables():
+        if node.name in names:
+            node.planned = [BFLOAT16]
+
+
+class _Regions(threading.local):
+    """The autocast regions that the current thread is in, innermost last; None for one without AMP."""
+
+    def __init__(self) -> None:
+        self.stack: list[State | None] = []
+
+
+class _Controller:
+    """Answers the hooks; see :class:`gluon_amp._mxnet.hooks.Controller`."""
+
+    def __init__(self) -> None:
+        self.state: State | None = None  # set by init
+        self.marked: State | None = None  # for symbols traced in regions and run outside of them
+        self.regions = _Regions()
+        self.exclusions: list[Any] = []
+        self.changes = 0
+
+    def current(self) -> State | None:
+        """Return the state in force in this thread."""
+        stack = self.regions.stack
+        return stack[-1] if stack else self.state
+
+    def rewriter(self, marked: bool = False) -> State | None:
+        """Return the state that rewrites symbols; ``marked`` when parts of the symbol were traced in a region."""
+        current = self.current()
+        if current is None and marked and not self.regions.stack and hooks.installed():
+            return self.marked
+        return current
+
+    def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
+        """Return the policy for an imperative call with these inputs."""
+        stack = self.regions.stack  # in line: this is asked at every operator call
+        current = stack[-1] if stack else self.state
+        if current is None:
+            return None
+        return current.eager_anywhere or current.eager(inputs)
+
+    def region(self, block: Block) -> Any:
+        """Return the region that a block's call is to run in, None for the one around it."""
+        return self.off() if self.exclusions and self._is_excluded(block) else None
+
+    def off(self) -> Any:
+        """Return a region without AMP."""
+        return region(None, REGION_OFF)
+
+    def epoch(self) -> int:
+        """Count the changes of exclusions: what blocks traced before has to be traced again."""
+        return self.changes
+
+    def exclude(self, targets: Sequence[Any]) -> None:
+        """Keep blocks, classes of blocks, or names of blocks (with wildcards) in FP32."""
+        self.exclusions.extend(targets)
+        self.changes += 1
+
+    def forget_exclusions(self) -> None:
+        """Include everything again."""
+        if self.exclusions:
+            self.exclusions.clear()
+            self.changes += 1
+
+    def _is_excluded(self, block: Block) -> bool:
+        return any(fnmatch.fnmatchcase(block.name, target) if isinstance(target, str)
+                   else isinstance(block, target) if isinstance(target, type) else block is target
+                   for target in self.exclusions)
+
+
+controller = _Controller()
+
+
+@contextmanager
+def region(state: State | None, mark: str = REGION_ON) -> Iterator[None]:
+    """Run the body under a state, in this thread; operators traced in it carry the mark."""
+    stack = controller.regions.stack
+    stack.append(state)
+    try:
+        with mx.AttrScope(**{REGION_ATTRIBUTE: mark}):
+            yield
+    finally:
+        stack.pop()
