@@ -392,10 +392,19 @@ def voc() -> Any:
     return module
 
 
+def gluoncv_dataset(voc: Any, root: Path, name: str) -> Any:
+    kind = type("Digits", (voc.VOCDetection,), {"CLASSES": make_digits_voc.CLASSES})
+    return kind(root=str(root), splits=((2007, name),))
+
+
+def anchors(voc: Any) -> Any:
+    """Give sixteen anchors over a picture of 96 pixels."""
+    return voc.mx.nd.array([[[24 + 16 * x, 24 + 16 * y, 24, 24] for x in range(4) for y in range(4)]])
+
+
 class TestTraining:
     def test_gluoncv_reads_the_directory(self, made: Path, voc: Any) -> None:
-        dataset_type = type("Digits", (voc.VOCDetection,), {"CLASSES": make_digits_voc.CLASSES})
-        dataset = dataset_type(root=str(made), splits=((2007, "train"),))
+        dataset = gluoncv_dataset(voc, made, "train")
         assert len(dataset) == IMAGES
         for number, root in enumerate(annotations(made, "train").values()):
             image, label = dataset[number]
@@ -420,13 +429,9 @@ class TestTraining:
     @pytest.mark.parametrize("augment", [False, True])
     def test_targets_are_those_of_gluoncv(self, made: Path, voc: Any, augment: bool) -> None:
         """Both transforms give targets of one shape; the plain one matches every box with an anchor."""
-        from mxnet import nd
-
-        anchors = nd.array([[[24 + 16 * x, 24 + 16 * y, 24, 24] for x in range(4) for y in range(4)]])
         kind = voc.SSDDefaultTrainTransform if augment else voc.PlainTrainTransform
-        dataset_type = type("Digits", (voc.VOCDetection,), {"CLASSES": make_digits_voc.CLASSES})
-        dataset = dataset_type(root=str(made), splits=((2007, "val"),))
-        image, cls_targets, box_targets = kind(SIZE, SIZE, anchors)(*dataset[0])
+        dataset = gluoncv_dataset(voc, made, "val")
+        image, cls_targets, box_targets = kind(SIZE, SIZE, anchors(voc))(*dataset[0])
         assert (image.shape, cls_targets.shape, box_targets.shape) == ((3, SIZE, SIZE), (16,), (16, 4))
         if not augment:
             ids = {int(index) + 1 for index in dataset[0][1][:, 4]}
@@ -457,6 +462,23 @@ class TestTraining:
         assert mixed.initial_weights == fp32.initial_weights
         assert mixed.losses[0] != fp32.losses[0]
         assert mixed.losses[0] == pytest.approx(fp32.losses[0], rel=0.02)
+
+    @pytest.mark.bf16
+    @pytest.mark.parametrize("augment", [False, True])
+    def test_amp_leaves_the_data_as_they_are(self, made: Path, voc: Any, augment: bool) -> None:
+        amp = voc.gluon_amp
+        kind = voc.SSDDefaultTrainTransform if augment else voc.PlainTrainTransform
+        dataset = gluoncv_dataset(voc, made, "train")
+        samples = voc.TrainingSamples(dataset, kind(SIZE, SIZE, anchors(voc)), IMAGES, seed=0)
+        plain = [[part.asnumpy() for part in samples[number]] for number in range(IMAGES)]
+        amp.init()
+        try:
+            mixed = [[part.asnumpy() for part in samples[number]] for number in range(IMAGES)]
+        finally:
+            amp.deinit()
+        for one, other in zip(plain, mixed):
+            for expected, actual in zip(one, other):
+                np.testing.assert_array_equal(actual, expected)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
