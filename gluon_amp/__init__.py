@@ -14,11 +14,23 @@ _prepare()
 
 from .autocast import active_dtype, autocast, deinit, exclude, init, is_active
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
+from .functions import (
+    custom_bwd,
+    custom_fwd,
+    float32_function,
+    low_precision_function,
+    register_float32_function,
+    register_low_precision_function,
+    register_op,
+)
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from .training import init_trainer, scale_loss, unscale
 
 __version__ = "0.1.0"
 
-__all__ = ["AmpError", "DTypeError", "DynamicLossScaler", "GraphError", "LossScaler", "PolicyError", "StateError",
-           "StaticLossScaler", "active_dtype", "autocast", "deinit", "exclude", "init", "init_trainer", "is_active",
-           "scale_loss", "unscale"]
+__all__ = [
+    "AmpError", "DTypeError", "DynamicLossScaler", "GraphError", "LossScaler", "PolicyError", "StateError",
+    "StaticLossScaler", "active_dtype", "autocast", "custom_bwd", "custom_fwd", "deinit", "exclude", "float32_function",
+    "init", "init_trainer", "is_active", "low_precision_function", "register_float32_function",
+    "register_low_precision_function", "register_op", "scale_loss", "unscale",
+]

@@ -9,10 +9,11 @@ from typing import Any, Mapping, Sequence
 from mxnet.gluon import Block
 
 from ._mxnet import hooks
+from ._mxnet.eager import outermost
 from ._mxnet.operators import registered_operators
 from .dtypes import BFLOAT16, FLOAT16, Support, normalize
 from .errors import DTypeError, StateError, expected
-from .passes.context import REGION_OFF, REGION_ON
+from .passes.context import REGION_ON
 from .policy import ConditionalOp, make_policy
 from .state import State, controller, device_supports, region
 
@@ -81,7 +82,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
 def deinit() -> None:
     """Switch mixed precision off and restore MXNet exactly; does nothing when AMP is off.
 
-    Networks run in FP32 from their next call on. Exclusions are forgotten.
+    Networks run in FP32 from their next call on. Exclusions and registered functions are forgotten.
 
     Examples
     --------
@@ -89,8 +90,7 @@ def deinit() -> None:
     >>> amp.deinit()
     """
     hooks.uninstall()
-    controller.state = controller.marked = None
-    controller.forget_exclusions()
+    controller.reset()
 
 
 def is_active() -> bool:
@@ -102,7 +102,8 @@ def is_active() -> bool:
     >>> amp.is_active()
     False
     """
-    return controller.current() is not None
+    current = controller.current()
+    return current is not None and current.enabled
 
 
 def active_dtype(device_type: str = "cpu") -> str | None:
@@ -120,7 +121,7 @@ def active_dtype(device_type: str = "cpu") -> str | None:
     True
     """
     state = controller.current()
-    policy = state.policy(device_type) if state is not None else None
+    policy = state.policy(device_type) if state is not None and state.enabled else None
     return policy.target_dtype if policy else None
 
 
@@ -165,9 +166,11 @@ class autocast(ContextDecorator):
     def __enter__(self) -> autocast:
         stack = ExitStack()
         if self._enabled:
+            if not is_active():
+                stack.enter_context(outermost())  # the code around does not know low precision
             stack.enter_context(region(self._state(), self._dtype or REGION_ON))
         else:
-            stack.enter_context(region(None, REGION_OFF))
+            stack.enter_context(controller.off())
         self._entered.append(stack)
         return self
 
@@ -181,13 +184,14 @@ class autocast(ContextDecorator):
     def _state(self) -> State:
         """Return the state around that fits, or make one; keep the hooks in place for what is traced here."""
         hooks.install(controller)
-        around = controller.current() or controller.state
+        around = controller.current()
+        around = around if around is not None and around.enabled else controller.state
         wanted = self._dtype
         if around is not None and wanted in (None, *(policy.target_dtype for policy in around.policies.values())):
             return around
         policies = _policies(_usable(wanted, device_supports()))
         if controller.marked is None:
-            controller.marked = State(policies, everywhere=False)
+            controller.marked = State(policies, enabled=False)
         return State(policies)
 
 
@@ -220,7 +224,8 @@ def exclude(*targets: Block | type | str) -> None:
 
 def _policies(usable: Mapping[str, Support], **lists: Any) -> dict[str, Any]:
     known = registered_operators()
-    return {device: make_policy(found.dtype, known, **lists) for device, found in usable.items() if found.dtype}
+    return {device: make_policy(found.dtype, known, custom_ops=controller.custom_ops, **lists)
+            for device, found in usable.items() if found.dtype}
 
 
 def _usable(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:

@@ -75,7 +75,8 @@ def _holds(record: OpRule, attrs: Mapping[str, str], channels: int | None) -> bo
 
 def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_precision_ops: Sequence[str] | None = None,
                 fp32_ops: Sequence[str] | None = None,
-                conditional_fp32_ops: Sequence[ConditionalOp] | None = None) -> Policy:
+                conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
+                custom_ops: Mapping[str, str] | None = None) -> Policy:
     """Build a policy from operator lists as MXNet's ``amp.init`` takes them.
 
     Parameters
@@ -90,6 +91,8 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
         Operators forced to FP32, beside the table's.
     conditional_fp32_ops : sequence of (str, str, sequence of str), optional
         Operator, attribute, and the attribute's values that force FP32, beside the table's.
+    custom_ops : mapping of str to str, optional
+        Type of a custom operator to its rule.
 
     Raises
     ------
@@ -115,6 +118,8 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
         overrides[name] = (*overrides.get(name, ()), record)
     if target_precision_ops is not None:
         overrides.update(_lower_overrides(target_dtype, lower))
+    overrides["Custom"] = tuple(OpRule("Custom", rule, when=("op_type", (name,)), note="by register_op")
+                                for name, rule in (custom_ops or {}).items())
     return Policy(target_dtype, overrides)
 
 

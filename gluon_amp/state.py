@@ -5,7 +5,7 @@ import fnmatch
 import os
 import threading
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
@@ -14,7 +14,7 @@ from . import passes
 from ._mxnet import hooks
 from ._mxnet.cached_op import Inputs
 from ._mxnet.eager import EagerPolicy
-from ._mxnet.symbols import analyse, from_graph, to_graph
+from ._mxnet.symbols import analyse, from_graph, to_graph, was_traced_in_a_region
 from .dtypes import BFLOAT16, FLOAT32, Support, cpu_support, cuda_compute_capability, cuda_support
 from .graph import Graph
 from .passes.context import REGION_ATTRIBUTE, REGION_OFF, REGION_ON
@@ -44,17 +44,24 @@ class State:
         Kind of device (``'cpu'``, ``'gpu'``) to the policy for its arrays; others stay in FP32.
     arguments : tuple
         What the user asked for, to compare.
-    everywhere : bool
+    enabled : bool
         False when only what was traced inside autocast regions is to run in low precision.
     """
 
-    def __init__(self, policies: Mapping[str, Policy], arguments: tuple = (), everywhere: bool = True):
+    def __init__(self, policies: Mapping[str, Policy], arguments: tuple = (), enabled: bool = True):
         self.policies = policies
         self.arguments = arguments
-        self.everywhere = everywhere
-        self._eager = {device: EagerPolicy(policy) for device, policy in policies.items()}
+        self.enabled = enabled
+        self._disabled: State | None = None
+        self._eager = {device: EagerPolicy(policy, enabled) for device, policy in policies.items()}
         # Without a GPU every array takes the same policy, which saves asking for its device at every call.
         self.eager_anywhere = self._eager.get("cpu") if not mx.context.num_gpus() else None
+
+    def disabled(self) -> State:
+        """Return the state of a region without AMP inside this one."""
+        if self._disabled is None:
+            self._disabled = State(self.policies, enabled=False) if self.enabled else self
+        return self._disabled
 
     def policy(self, device_type: str) -> Policy | None:
         """Return the policy for arrays on a device, None where they stay in FP32."""
@@ -69,7 +76,8 @@ class State:
     def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> mx.sym.Symbol | None:
         """Rewrite a symbol for its inputs; None when nothing in it runs in low precision."""
         policy = self.policy(inputs.device_type)
-        if policy is None:
+        idle = not self.enabled and not inputs.low and not was_traced_in_a_region(symbol)
+        if policy is None or idle:
             return None
         graph = to_graph(symbol)
         # What a block around hands over in bfloat16 stands for FP32 data.
@@ -78,7 +86,7 @@ class State:
         shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
         analyse(symbol, graph, dtypes, shapes)
         _plan_low_inputs(graph, inputs.low)
-        changed = passes.rewrite(graph, policy, inputs.guarded, _CHECK, self.everywhere)
+        changed = passes.rewrite(graph, policy, inputs.guarded, _CHECK, self.enabled)
         return from_graph(graph, symbol) if changed or inputs.low else None
 
 
@@ -89,7 +97,7 @@ def _plan_low_inputs(graph: Graph, names: frozenset[str]) -> None:
 
 
 class _Regions(threading.local):
-    """The autocast regions that the current thread is in, innermost last; None for one without AMP."""
+    """The autocast regions that the current thread is in, innermost last; None for one without AMP anywhere."""
 
     def __init__(self) -> None:
         self.stack: list[State | None] = []
@@ -103,6 +111,8 @@ class _Controller:
         self.marked: State | None = None  # for symbols traced in regions and run outside of them
         self.regions = _Regions()
         self.exclusions: list[Any] = []
+        self.custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
+        self.replaced: list[tuple[Any, str, Callable]] = []  # by register_float32_function and the like
         self.changes = 0
 
     def current(self) -> State | None:
@@ -131,7 +141,8 @@ class _Controller:
 
     def off(self) -> Any:
         """Return a region without AMP."""
-        return region(None, REGION_OFF)
+        current = self.current()
+        return region(current.disabled() if current else None, REGION_OFF)
 
     def epoch(self) -> int:
         """Count the changes of exclusions: what blocks traced before has to be traced again."""
@@ -142,8 +153,12 @@ class _Controller:
         self.exclusions.extend(targets)
         self.changes += 1
 
-    def forget_exclusions(self) -> None:
-        """Include everything again."""
+    def reset(self) -> None:
+        """Forget everything that users set."""
+        self.state = self.marked = None
+        self.custom_ops.clear()
+        while self.replaced:
+            setattr(*self.replaced.pop())
         if self.exclusions:
             self.exclusions.clear()
             self.changes += 1

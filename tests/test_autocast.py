@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from networks import BF16_EPS, conv_net, gradients, ready, relative, worst
 
 import gluon_amp as amp
 from gluon_amp import passes
@@ -19,51 +20,14 @@ from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
 from gluon_amp.graph import Entry
 from gluon_amp.policy import Policy
 
+SHAPE = (4, 3, 16, 16)
 HYBRIDIZE = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
-BF16_EPS = 2.0 ** -8
-
-
-def conv_net():
-    """Every kind of rewrite: a stem in FP32, aligned and padded, grouped and shared convolutions, a dense head."""
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(nn.Conv2D(32, 3, padding=1, in_channels=3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"),
-                nn.MaxPool2D(2), nn.Conv2D(32, 3, padding=1, groups=4), nn.LeakyReLU(0.1),
-                nn.Conv2D(44, 3, padding=1), nn.Activation("tanh"), nn.Dropout(0.0), nn.Flatten(), nn.Dense(10))
-    return net
-
-
-def ready(net, shape=(4, 3, 16, 16), **flags):
-    mx.random.seed(1)
-    net.initialize(mx.init.Xavier(magnitude=2), force_reinit=True)
-    data = mx.nd.random.normal(shape=shape)
-    net(data)
-    net.hybridize(**flags)
-    return net, data
-
-
-def gradients(net, data, passes=1):
-    for _ in range(passes):
-        with autograd.record():
-            loss = (net(data) ** 2).mean()
-        loss.backward()
-    return {name: parameter.grad().asnumpy() for name, parameter in net.collect_params().items()
-            if parameter.grad_req != "null"}
-
-
-def relative(expected, found):
-    return float(np.abs(expected - found).max() / max(np.abs(expected).max(), 1e-12))
-
-
-def worst(expected, found):
-    return max((relative(expected[name], found[name]), name) for name in expected)
-
 
 @pytest.mark.bf16
 @pytest.mark.parametrize("flags", HYBRIDIZE, ids=str)
 class TestHybridized:
     def test_values_and_gradients_are_those_of_fp32_up_to_rounding(self, flags):
-        net, data = ready(conv_net(), **flags)
+        net, data = ready(conv_net(), SHAPE, **flags)
         output = net(data).asnumpy()
         amp.init()
         assert relative(output, net(data).asnumpy()) < 4 * BF16_EPS
@@ -75,7 +39,7 @@ class TestHybridized:
         assert any((expected[name] != found[name]).any() for name in expected), "nothing ran in bfloat16"
 
     def test_accumulated_gradients_are_kept(self, flags):
-        net, data = ready(conv_net(), **flags)
+        net, data = ready(conv_net(), SHAPE, **flags)
         amp.init()
         single = gradients(net, data)
         for parameter in net.collect_params().values():
@@ -99,21 +63,21 @@ class TestHybridized:
         assert relative(np.broadcast_to(3 * weight, total.shape), total) < 4 * BF16_EPS
 
     def test_results_are_fp32(self, flags):
-        net, data = ready(conv_net(), **flags)
+        net, data = ready(conv_net(), SHAPE, **flags)
         amp.init()
         assert net(data).dtype == np.float32
         with autograd.record():
             assert net(data).dtype == np.float32
 
     def test_a_batch_of_another_size_is_fine(self, flags):
-        net, data = ready(conv_net(), **flags)
+        net, data = ready(conv_net(), SHAPE, **flags)
         expected = net(data[:2]).asnumpy()
         amp.init()
         net(data)
         assert relative(expected, net(data[:2]).asnumpy()) < 4 * BF16_EPS
 
     def test_after_deinit_the_network_runs_in_fp32_bit_for_bit(self, flags):
-        net, data = ready(conv_net(), **flags)
+        net, data = ready(conv_net(), SHAPE, **flags)
         expected = net(data).asnumpy()
         amp.init()
         assert (net(data).asnumpy() != expected).any()
@@ -124,11 +88,11 @@ class TestHybridized:
 @pytest.mark.bf16
 class TestLifeCycle:
     def test_a_network_made_after_init_runs_as_one_made_before(self):
-        net, data = ready(conv_net())
+        net, data = ready(conv_net(), SHAPE)
         amp.init()
         before = net(data).asnumpy()
         weights = [parameter.data() for parameter in net.collect_params().values()]
-        late, _ = ready(conv_net())
+        late, _ = ready(conv_net(), SHAPE)
         for parameter, weight in zip(late.collect_params().values(), weights):
             parameter.set_data(weight)
         assert (late(data).asnumpy() == before).all()
@@ -164,7 +128,7 @@ class TestLifeCycle:
         assert "AVX512" in caplog.text
 
     def test_export_writes_the_fp32_model(self, tmp_path):
-        net, data = ready(conv_net())
+        net, data = ready(conv_net(), SHAPE)
         net(data)
         net.export(str(tmp_path / "plain"))
         amp.init()
@@ -179,13 +143,13 @@ class TestLifeCycle:
 
     def test_inference_in_fp32_before_does_no_harm(self):
         # It leaves weights in oneDNN's blocked layouts, from which not every cast works.
-        net, data = ready(conv_net())
+        net, data = ready(conv_net(), SHAPE)
         expected = [net(data).asnumpy() for _ in range(3)][-1]
         amp.init()
         assert relative(expected, net(data).asnumpy()) < 4 * BF16_EPS
 
     def test_operator_hooks_see_bfloat16(self):
-        net, data = ready(conv_net())
+        net, data = ready(conv_net(), SHAPE)
         amp.init()
         seen = []
         net.register_op_hook(lambda name, operator, array: seen.append(operator))
@@ -193,7 +157,7 @@ class TestLifeCycle:
         assert b"amp_cast" in seen
 
     def test_a_list_keeps_an_operator_in_fp32(self):
-        net, data = ready(conv_net())
+        net, data = ready(conv_net(), SHAPE)
         expected = net(data).asnumpy()
         amp.init(fp32_ops=["Convolution", "FullyConnected"])
         assert (net(data).asnumpy() == expected).all()
@@ -291,7 +255,7 @@ def rounded_nowhere(symbol, dtypes, shapes, target):
 
 @pytest.mark.parametrize("target", ["bfloat16", "float16"])
 def test_but_for_rounding_the_rewrite_changes_nothing(target):
-    net, data = ready(conv_net())
+    net, data = ready(conv_net(), SHAPE)
     symbol = net(mx.sym.var("data"))
     arrays = {name: parameter.data() for name, parameter in net.collect_params().items()}
     values = {**arrays, "data": data}

@@ -12,8 +12,7 @@ from mxnet import autograd
 from mxnet.ndarray import CachedOp, NDArray
 
 from ..dtypes import BFLOAT16
-from ..passes.context import REGION_ATTRIBUTE
-from .symbols import dtype_name, input_names
+from .symbols import dtype_name, input_names, was_traced_in_a_region
 
 __all__ = ["Inputs", "RewritingCachedOp", "StockCachedOp"]
 
@@ -70,7 +69,7 @@ class RewritingCachedOp:
         self.flags = flags
         self.accumulating: frozenset[str] = frozenset()
         self._current = current
-        self._marked = REGION_ATTRIBUTE in symbol.tojson(remove_amp_cast=False)
+        self._marked = was_traced_in_a_region(symbol)
         self._names = tuple(input_names(symbol))
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
         self._plain: CachedOp | None = None

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import Any, Callable, NamedTuple, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -21,9 +22,10 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..op_lists import FP32, KEEP, LOWER, NEUTRAL, OpRule
 from ..policy import Policy
+from .arrays import map_arrays
 from .operators import handle_of, registered_operators
 
-__all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "release"]
+__all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release"]
 
 Invoke = Callable[..., Any]
 
@@ -31,6 +33,7 @@ Invoke = Callable[..., Any]
 _FLAGS = {FLOAT32: 0, FLOAT16: 2, BFLOAT16: 12}
 _MOST_DIMENSIONS = 6  # what amp_cast takes
 _NAMES = {flag: name for name, flag in _FLAGS.items()}
+_SWITCHED_OFF = OpRule("*", FP32, note="inside an autocast(enabled=False) region, or an excluded block")
 _UNTOUCHED = {"amp_cast", "amp_multicast"}
 _get_dtype = _LIB.MXNDArrayGetDType
 
@@ -56,6 +59,16 @@ class Frame(threading.local):
 frame = Frame()
 
 
+@contextmanager
+def outermost() -> Iterator[None]:
+    """Treat the body as outside of every block: low precision does not leave the calls in it."""
+    around, frame.hybrid_blocks = frame.hybrid_blocks, 0
+    try:
+        yield
+    finally:
+        frame.hybrid_blocks = around
+
+
 class _Operator(NamedTuple):
     """One operator under a policy; ``rule`` is None where it depends on the call.
 
@@ -74,15 +87,20 @@ class EagerPolicy:
     ----------
     policy : Policy
         Decides the precision of each operator.
+    enabled : bool
+        False for a region without AMP: what enters it in low precision is cast up.
     """
 
-    def __init__(self, policy: Policy):
+    def __init__(self, policy: Policy, enabled: bool = True):
         self.policy = policy
         self.target = policy.target_dtype
         self.flag = _FLAGS[policy.target_dtype]
         names = set(registered_operators().values()) - _UNTOUCHED
-        self.operators = {handle_of(name): _Operator(name, policy.fixed_rule(name), policy.may_lower(name))
+        self.operators = {handle_of(name): self._operator(name) if enabled else _Operator(name, _SWITCHED_OFF, False)
                           for name in names if not self._keeps(policy.fixed_rule(name))}
+
+    def _operator(self, name: str) -> _Operator:
+        return _Operator(name, self.policy.fixed_rule(name), self.policy.may_lower(name))
 
     def _keeps(self, rule: OpRule | None) -> bool:
         # Operators that take inputs as they come know float16, but few know bfloat16.
@@ -180,7 +198,7 @@ class _Call(NamedTuple):
             raise self._explained(error, operator, rule, cast) from error
         if out is not None:
             return self._written(result, out)
-        return result if frame.hybrid_blocks else _released(result, self)
+        return result if frame.hybrid_blocks else release(result, self.policy, self.original)
 
     def _parameter_cast(self, array: NDArray, flag: int) -> NDArray:
         """Cast an array; a parameter once per call of the outermost block, and so that gradients accumulate."""
@@ -222,16 +240,8 @@ class _Call(NamedTuple):
 
 def release(value: Any, policy: EagerPolicy, original: Invoke) -> Any:
     """Return results, nested as they are, with low-precision arrays turned to FP32."""
-    return _released(value, _Call(original, policy, False))
-
-
-def _released(value: Any, call: _Call) -> Any:
-    """Return results, nested as they are, with low-precision arrays turned to FP32."""
-    if isinstance(value, (list, tuple)):
-        items = [_released(item, call) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {key: _released(item, call) for key, item in value.items()}
-    if is_low(value, call.policy):
-        return call._replace(is_np_op=isinstance(value, mx.np.ndarray)).cast(value, FLOAT32)
-    return value
+    def released(array: NDArray) -> NDArray:
+        if not is_low(array, policy):
+            return array
+        return _Call(original, policy, isinstance(array, mx.np.ndarray)).cast(array, FLOAT32)
+    return map_arrays(released, value)

@@ -10,8 +10,10 @@ from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from ..dtypes import BFLOAT16, BFLOAT16_DTYPE
 from ..graph import Entry, Graph, Node
+from ..passes.context import REGION_ATTRIBUTE
 
-__all__ = ["analyse", "dtype_name", "from_graph", "to_graph"]
+__all__ = ["analyse", "dtype_name", "from_graph", "to_graph",
+           "was_traced_in_a_region"]
 
 _BFLOAT16_FLAG = "12"  # MXNet's number of the type
 Shape = Optional[Tuple[int, ...]]
@@ -35,6 +37,11 @@ def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
     """Build a symbol from a graph, of the same kind (legacy or NumPy) as ``like``."""
     symbol = mx.sym.load_json(graph.to_json())
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
+
+
+def was_traced_in_a_region(symbol: mx.sym.Symbol) -> bool:
+    """Whether some of a symbol's operators were traced inside an autocast region."""
+    return f'"{REGION_ATTRIBUTE}"' in symbol.tojson(remove_amp_cast=False)
 
 
 def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],

@@ -1,0 +1,39 @@
+"""Casts of arrays that stand in nested arguments."""
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
+
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from .operators import handle_of
+from .symbols import dtype_name
+
+__all__ = ["cast_arrays", "map_arrays"]
+
+_FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
+
+
+def map_arrays(function: Any, value: Any) -> Any:
+    """Apply a function to every dense array in nested lists, tuples and dicts."""
+    if isinstance(value, (list, tuple)):
+        items = [map_arrays(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {key: map_arrays(function, item) for key, item in value.items()}
+    dense = isinstance(value, NDArray) and not isinstance(value, BaseSparseNDArray)
+    return function(value) if dense else value
+
+
+def cast_arrays(value: Any, dtype: str) -> Any:
+    """Cast FP32 and low-precision arrays to a type; other values pass."""
+    def cast(array: NDArray) -> NDArray:
+        name = dtype_name(array.dtype)
+        if name == dtype or name not in _FLOATS:
+            return array
+        is_np = isinstance(array, mx.np.ndarray)
+        return mx.ndarray.register._imperative_invoke(handle_of("amp_cast"), [array], ["dtype"], [dtype], None, is_np,
+                                                      False)
+    return map_arrays(cast, value)

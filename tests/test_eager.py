@@ -1,0 +1,274 @@
+"""Mixed precision in code that is not hybridized."""
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import HybridBlock, nn
+from mxnet.ndarray import (
+    FullyConnected,  # before init, on purpose
+    register,
+)
+from networks import BF16_EPS, NETWORKS, gradients, outputs_of, ready, relative, worst
+
+import gluon_amp as amp
+from gluon_amp._mxnet.eager import frame
+from gluon_amp._mxnet.operators import handle_of
+from gluon_amp.policy import Policy
+from gluon_amp.state import State, controller
+
+pytestmark = pytest.mark.bf16
+
+
+def on(name):
+    return pytest.param(name, id=name)
+
+
+@pytest.mark.parametrize("name", [on(name) for name in NETWORKS])
+class TestNetworks:
+    def test_eager_and_hybridized_agree_with_each_other_and_with_fp32(self, name):
+        make, shape = NETWORKS[name]
+        net, data = ready(make(), shape, active=False)
+        plain, plain_gradients = outputs_of(net, data), gradients(net, data)
+        amp.init()
+        eager, eager_gradients = outputs_of(net, data), gradients(net, data)
+        net.hybridize()
+        graph_gradients = gradients(net, data)
+        assert all(output.dtype == np.float32 for output in eager)
+        assert max(map(relative, plain, eager)) < 16 * BF16_EPS
+        assert worst(plain_gradients, eager_gradients)[0] < 16 * BF16_EPS
+        # Rounding happens in the same places; sums of gradients may differ in order.
+        assert worst(graph_gradients, eager_gradients)[0] < 2 * BF16_EPS
+        assert any((plain_gradients[key] != eager_gradients[key]).any() for key in plain_gradients)
+
+    def test_gradients_accumulate(self, name):
+        make, shape = NETWORKS[name]
+        net, data = ready(make(), shape, active=False)
+        amp.init()
+        single = gradients(net, data)
+        for parameter in net.collect_params().values():
+            if parameter.grad_req != "null":
+                parameter.grad_req = "add"
+        tripled = gradients(net, data, passes=3)
+        assert worst({key: 3 * value for key, value in single.items()}, tripled)[0] < 2 * BF16_EPS
+
+
+def test_functions_imported_before_init_are_covered():
+    x, w = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32))
+    expected = FullyConnected(x, w, no_bias=True, num_hidden=8).asnumpy()
+    amp.init()
+    found = FullyConnected(x, w, no_bias=True, num_hidden=8)
+    assert found.dtype == np.float32
+    assert 0 < relative(expected, found.asnumpy()) < 2 * BF16_EPS
+
+
+def test_numpy_operators_are_covered():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        x, w = mx.np.random.normal(size=(4, 32)), mx.np.random.normal(size=(8, 32))
+
+        class Net(HybridBlock):
+            def hybrid_forward(self, F, data):
+                a = F.npx.fully_connected(data, w, no_bias=True, num_hidden=8)
+                joined = F.np.concatenate([a, a], axis=1)
+                return F.np.tensordot(joined, joined, axes=([1], [1])) + F.np.sum(joined)
+
+        net = Net()
+        expected = net(x).asnumpy()
+        amp.init()
+        found = net(x)
+        assert isinstance(found, mx.np.ndarray)
+        assert 0 < relative(expected, found.asnumpy()) < 4 * BF16_EPS
+
+
+class TestArraysThatStayAsTheyAre:
+    @pytest.mark.parametrize("dtype", ["float64", "int32"])
+    def test_other_types(self, dtype):
+        x, w = mx.nd.ones((2, 3), dtype="float64"), mx.nd.ones((4, 3), dtype="float64")
+        index = mx.nd.array([0, 1], dtype=dtype)
+        amp.init()
+        assert FullyConnected(x, w, no_bias=True, num_hidden=4).dtype == np.float64
+        assert mx.nd.concat(index, index, dim=0).dtype == np.dtype(dtype)
+
+    def test_seven_dimensions(self):
+        x, w = mx.nd.random.normal(shape=(2, 1, 1, 1, 1, 1, 8)), mx.nd.random.normal(shape=(4, 8))
+        expected = FullyConnected(x, w, no_bias=True, num_hidden=4, flatten=False).asnumpy()
+        amp.init()
+        assert (FullyConnected(x, w, no_bias=True, num_hidden=4, flatten=False).asnumpy() == expected).all()
+
+    def test_nothing_at_all(self):
+        with mx.util.np_shape(True), mx.util.np_array(True):
+            empty = mx.np.zeros((0, 4))
+            amp.init()
+            assert mx.np.concatenate([empty, empty]).shape == (0, 4)
+            assert mx.npx.relu(empty).shape == (0, 4)
+
+    def test_sparse(self):
+        csr = mx.nd.array([[0, 1], [2, 0]]).tostype("csr")
+        amp.init()
+        assert (mx.nd.sparse.dot(csr, mx.nd.ones((2, 3))).asnumpy() == [[1, 1, 1], [2, 2, 2]]).all()
+
+    def test_arrays_on_another_kind_of_device(self):
+        controller.state = State({"gpu": Policy("float16")})
+        assert controller.eager([mx.nd.ones(1)]) is None
+        assert controller.state.policy("cpu_pinned") is None
+        assert controller.state.policy("gpu").target_dtype == "float16"
+
+
+class TestOut:
+    def test_a_result_lands_in_the_callers_array_in_its_type(self):
+        x, w, out = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32)), mx.nd.zeros((4, 8))
+        expected = FullyConnected(x, w, no_bias=True, num_hidden=8).asnumpy()
+        amp.init()
+        result = FullyConnected(x, w, no_bias=True, num_hidden=8, out=out)
+        assert result is out
+        assert out.dtype == np.float32
+        assert 0 < relative(expected, out.asnumpy()) < 2 * BF16_EPS
+
+    def test_in_place_operators(self):
+        amp.init()
+        x = mx.nd.ones((2, 2))
+        same = x
+        x += 1
+        x *= mx.nd.ones((2, 2)) * 3
+        assert x is same
+        assert (same.asnumpy() == 6).all()
+
+
+class Twice(HybridBlock):
+    """Uses one weight three times."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(8, in_units=8)
+
+    def hybrid_forward(self, F, x):
+        return self.dense(self.dense(self.dense(x)))
+
+
+class TestCasts:
+    @pytest.fixture
+    def count(self, monkeypatch):
+        counts = Counter()
+        original = register._imperative_invoke
+
+        def counted(handle, *args):
+            counts[handle] += 1
+            return original(handle, *args)
+
+        monkeypatch.setattr(register, "_imperative_invoke", counted)
+        amp.init()
+        yield lambda: counts[handle_of("amp_cast")]
+        amp.deinit()
+
+    def run(self, net):
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 8))).sum()
+        loss.backward()
+        return loss
+
+    def test_a_weight_is_cast_once_per_recorded_pass(self, count):
+        net = Twice()
+        net.initialize()
+        self.run(net)
+        # data, weight, bias, and the result back to FP32
+        assert count() == 4
+        self.run(net)
+        assert count() == 8
+        assert frame.casts == {}
+
+    def test_a_new_weight_is_seen(self, count):
+        net = Twice()
+        net.initialize(mx.init.Constant(1))
+        before = self.run(net).asscalar()
+        net.dense.weight.set_data(net.dense.weight.data() * 0)
+        assert self.run(net).asscalar() != before
+
+    def test_two_losses_of_one_network_are_both_differentiated(self, count):
+        net = Twice()
+        net.initialize()
+        weight = net.dense.weight
+        with autograd.record():
+            first, second = net(mx.nd.ones((2, 8))).sum(), net(mx.nd.ones((2, 8)) * 2).sum()
+        weight.grad_req = "add"
+        with autograd.record():
+            first, second = net(mx.nd.ones((2, 8))).sum(), net(mx.nd.ones((2, 8)) * 2).sum()
+        first.backward()
+        once = weight.grad().asnumpy()
+        second.backward()
+        assert np.abs(weight.grad().asnumpy() - once).max() > 0.1
+
+    def test_a_failed_call_leaves_nothing_behind(self, count):
+        net = Twice()
+        net.initialize()
+        with pytest.raises(mx.MXNetError), autograd.record():
+            net(mx.nd.ones((2, 9))).wait_to_read()
+        assert (frame.blocks, frame.hybrid_blocks, frame.casts) == (0, 0, {})
+
+
+def test_deinit_restores_the_operator_call():
+    before = register._imperative_invoke
+    amp.init()
+    assert register._imperative_invoke is not before
+    amp.deinit()
+    assert register._imperative_invoke is before
+
+
+def test_an_error_names_the_operator_the_rule_and_the_way_out():
+    amp.init()
+    with pytest.raises(mx.MXNetError, match=
+                       r"(?s)FullyConnected \(rule LOWER.*bfloat16.*fp32_ops=\['FullyConnected'\]"):
+        FullyConnected(mx.nd.ones((2, 3)), mx.nd.ones((4, 5)), no_bias=True, num_hidden=4).wait_to_read()
+
+
+class TestThreads:
+    def test_threads_train_as_one_does(self):
+        def work(results, number):
+            net, data = ready_nets[number]
+            results[number] = gradients(net, data)
+
+        amp.init()
+        make, shape = NETWORKS["residual"]
+        ready_nets = [ready(make(), shape, active=False) for _ in range(4)]
+        expected = [gradients(*pair) for pair in ready_nets]
+        results = {}
+        threads = [threading.Thread(target=work, args=(results, number)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, value in enumerate(expected):
+            assert worst(value, results[number])[0] < 1e-5
+
+    def test_gluoncvs_parallel(self):
+        from gluoncv.utils.parallel import Parallel, Parallelizable
+
+        class Task(Parallelizable):
+            def forward_backward(self, x):
+                with autograd.record():
+                    loss = net(x).sum()
+                loss.backward()
+                return loss
+
+        amp.init()
+        contexts = [mx.cpu(0), mx.cpu(1)]
+        net = nn.Dense(4, in_units=8)
+        net.initialize(ctx=contexts)
+        workers = Parallel(2, Task())
+        for context in contexts:
+            workers.put(mx.nd.ones((2, 8), ctx=context))
+        assert len([workers.get() for _ in contexts]) == 2
+        assert (net.weight.grad(contexts[0]).asnumpy() == 2).all()
+        assert (net.weight.grad(contexts[1]).asnumpy() == 2).all()
+
+    @pytest.mark.parametrize("thread_pool", [True, False], ids=["threads", "processes"])
+    def test_data_loaders_preprocess_as_before(self, thread_pool):
+        amp.init()
+        dataset = gluon.data.ArrayDataset(mx.nd.arange(24).reshape((8, 3)), mx.nd.arange(8))
+        loader = gluon.data.DataLoader(dataset.transform_first(lambda x: x * 2), batch_size=4, num_workers=2,
+                                       thread_pool=thread_pool, timeout=60)
+        total = sum(batch.asnumpy().sum() for batch, _ in loader)
+        assert total == 2 * 276
