@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import threading
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -75,10 +76,13 @@ class State:
 
     def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> mx.sym.Symbol | None:
         """Rewrite a symbol for its inputs; None when nothing in it runs in low precision."""
-        policy = self.policy(inputs.device_type)
         idle = not self.enabled and not inputs.low and not was_traced_in_a_region(symbol)
-        if policy is None or idle:
+        if self.policy(inputs.device_type) is None or idle:
             return None
+        graph, changed = self._rewritten(symbol, inputs)
+        return from_graph(graph, symbol) if changed or inputs.low else None
+
+    def _rewritten(self, symbol: mx.sym.Symbol, inputs: Inputs) -> tuple[Graph, bool]:
         graph = to_graph(symbol)
         # What a block around hands over in bfloat16 stands for FP32 data.
         dtypes = {name: FLOAT32 if name in inputs.low else dtype
@@ -86,8 +90,23 @@ class State:
         shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
         analyse(symbol, graph, dtypes, shapes)
         _plan_low_inputs(graph, inputs.low)
-        changed = passes.rewrite(graph, policy, inputs.guarded, _CHECK, self.enabled)
-        return from_graph(graph, symbol) if changed or inputs.low else None
+        policy = self.policies["gpu" if inputs.device_type == "gpu" else "cpu"]
+        return graph, passes.rewrite(graph, policy, inputs.guarded, _CHECK, self.enabled)
+
+    def explain(self, symbol: mx.sym.Symbol, inputs: Inputs, message: str) -> str:
+        """Say what AMP did to the operator that an error message of MXNet is about."""
+        graph, _ = self._rewritten(symbol, inputs)
+        named = re.search(r"Error in operator (\S+?):", message)
+        node = next((node for node in graph.operators() if named and node.name == named[1]), None)
+        remedy = "To see whether AMP is the cause run it inside `with amp.autocast(enabled=False):`"
+        if node is None:
+            return f"The network ran under AMP. {remedy}; MXNET_ENGINE_TYPE=NaiveEngine shows the operator"
+        if node.decision is None:
+            return f"The operator {node.name} ({node.op}) was inserted by AMP. {remedy}"
+        types = ", ".join(str(entry.dtype) for entry in node.inputs)
+        return (f"The operator {node.name} ({node.op}) ran under AMP with inputs of {types} (rule {node.decision.rule}: "
+                f"{node.decision.note}). {remedy}; amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in "
+                "FP32")
 
 
 def _plan_low_inputs(graph: Graph, names: frozenset[str]) -> None:

@@ -156,6 +156,14 @@ class TestLifeCycle:
         net(data).wait_to_read()
         assert b"amp_cast" in seen
 
+    def test_an_error_names_the_operator_the_rule_and_the_way_out(self):
+        net, data = ready(conv_net(), SHAPE)
+        amp.init()
+        net(data)
+        message = r"(?s)net_dense0_fwd \(FullyConnected\) ran under AMP.*bfloat16.*LOWER.*fp32_ops=\['FullyConnected'\]"
+        with pytest.raises(mx.MXNetError, match=message):
+            net(mx.nd.ones((4, 3, 20, 20))).wait_to_read()
+
     def test_a_list_keeps_an_operator_in_fp32(self):
         net, data = ready(conv_net(), SHAPE)
         expected = net(data).asnumpy()

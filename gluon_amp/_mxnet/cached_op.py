@@ -5,7 +5,7 @@ that place: it keeps the symbol as traced, and makes one stock cached op per way
 """
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -46,8 +46,14 @@ class Inputs(NamedTuple):
     low: frozenset[str] = frozenset()
 
 
-# Rewrites a symbol for the inputs at hand; None to run it as it is.
-Rewriter = Callable[[mx.sym.Symbol, Inputs], Optional[mx.sym.Symbol]]
+class Rewriter(Protocol):
+    """Rewrites symbols for the inputs at hand."""
+
+    def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> mx.sym.Symbol | None:
+        """Return the rewritten symbol, None to run it as it is."""
+
+    def explain(self, symbol: mx.sym.Symbol, inputs: Inputs, message: str) -> str:
+        """Say what AMP did to the operator that an error message is about."""
 
 
 class RewritingCachedOp:
@@ -73,16 +79,21 @@ class RewritingCachedOp:
         self._names = tuple(input_names(symbol))
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
         self._plain: CachedOp | None = None
-        self._variants: dict[Any, CachedOp] = {}
+        self._variants: dict[Any, tuple[CachedOp, Inputs | None]] = {}
         self._hook: tuple[Any, ...] = ()
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""
         rewriter = self._current(self._marked)
-        operation = self._stock() if rewriter is None else self._variant(rewriter, args)
+        operation, inputs = (self._stock(), None) if rewriter is None else self._variant(rewriter, args)
         if self._hook:
             operation._register_op_hook(*self._hook)
-        return operation(*args, **kwargs)
+        try:
+            return operation(*args, **kwargs)
+        except mx.MXNetError as error:
+            if rewriter is None or inputs is None:
+                raise
+            raise type(error)(f"{error}\n{rewriter.explain(self.symbol, inputs, str(error))}") from error
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
@@ -92,15 +103,18 @@ class RewritingCachedOp:
             self._plain = StockCachedOp(self.symbol, self.flags)
         return self._plain
 
-    def _variant(self, rewriter: Rewriter, args: Sequence[NDArray]) -> CachedOp:
+    def _variant(self, rewriter: Rewriter, args: Sequence[NDArray]) -> tuple[CachedOp, Inputs | None]:
+        """Return the cached op for these arguments, and what it was rewritten for; None when it was not."""
         dtypes = tuple(dtype_name(array.dtype) for array in args)
         device_type = args[0].context.device_type if args else "cpu"
         key = (rewriter, dtypes, device_type, self._guarded(args))
         if key not in self._variants:
             shapes = tuple(array.shape for array in args)
             low = frozenset(self._names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
-            rewritten = rewriter(self.symbol, Inputs(self._names, dtypes, shapes, device_type, key[3], low))
-            self._variants[key] = self._stock() if rewritten is None else StockCachedOp(rewritten, self.flags)
+            inputs = Inputs(self._names, dtypes, shapes, device_type, key[3], low)
+            rewritten = rewriter(self.symbol, inputs)
+            self._variants[key] = ((self._stock(), None) if rewritten is None
+                                   else (StockCachedOp(rewritten, self.flags), inputs))
         return self._variants[key]
 
     def _guarded(self, args: Sequence[NDArray]) -> frozenset[str]:
