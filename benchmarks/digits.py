@@ -216,9 +216,7 @@ def _run(args: argparse.Namespace) -> int:
     console = Console(width=None if sys.stdout.isatty() else 110)
     threads = args.threads or _machine.physical_cores()
     data = Path(args.data) if args.data else digits_directory()
-    # a mirrored digit is another sign, or none: GluonCV's augmentation would teach those too
     common = {"data_dir": str(data), "steps": args.steps, "batch_size": args.batch_size, "seed": args.seed}
-    common["augment"] = False
     runs = []
     for label, extra in (("FP32", {}), ("AMP", {"amp": True, "dtype": args.dtype})):
         print(f"{label}: {args.steps} steps of {args.batch_size} images from {data}", flush=True)

@@ -207,17 +207,13 @@ def _write_set(
     for identifier in identifiers:
         canvas, placed = compose(size, scans, rng)
         Image.fromarray(canvas).save(year / "JPEGImages" / f"{identifier}.jpg", quality=92)
-        _annotation(identifier, size, placed).write(
-            year / "Annotations" / f"{identifier}.xml", encoding="utf-8"
-        )
+        _annotation(identifier, size, placed).write(year / "Annotations" / f"{identifier}.xml", encoding="utf-8")
         bar.update()
     listing = year / "ImageSets" / "Main" / f"{name}.txt"
     listing.write_text("\n".join(identifiers) + "\n", encoding="utf-8")
 
 
-def compose(
-    size: int, scans: Iterator[Scan], rng: np.random.Generator
-) -> tuple[np.ndarray, list[Placed]]:
+def compose(size: int, scans: Iterator[Scan], rng: np.random.Generator) -> tuple[np.ndarray, list[Placed]]:
     """Draw one canvas with up to five digits on it.
 
     Parameters
@@ -274,9 +270,7 @@ def _resize(plane: np.ndarray, width: int, height: int) -> np.ndarray:
     return np.asarray(image)
 
 
-def _free_place(
-    ink: np.ndarray, size: int, taken: list[Box], rng: np.random.Generator
-) -> Box | None:
+def _free_place(ink: np.ndarray, size: int, taken: list[Box], rng: np.random.Generator) -> Box | None:
     """Return a box that hardly overlaps the taken ones, or None when none was found."""
     height, width = ink.shape
     for _ in range(_PLACEMENT_TRIES):

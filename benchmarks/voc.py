@@ -127,7 +127,7 @@ def train(
     device: mx.Context | None = None,
     progress: bool = True,
     learning_rate: float = 0.05,
-    augment: bool = True,
+    augment: bool | None = None,
 ) -> TrainingResult:
     """Train on the ``train`` set of a directory and evaluate on its ``val`` set.
 
@@ -158,9 +158,10 @@ def train(
         Show progress bars on standard error.
     learning_rate : float
         The highest one.
-    augment : bool
-        Use GluonCV's training transform (colour, expansion, crop, mirror). False resizes and normalizes
-        only: for classes that a mirror changes, and for short runs.
+    augment : bool, optional
+        Use GluonCV's training transform (colour, expansion, crop, mirror) rather than resize and normalize
+        only. None does so for GluonCV's networks, not for ``'digits'``: a mirror makes other signs of
+        digits, and short runs learn less from harder images.
 
     Returns
     -------
@@ -174,11 +175,12 @@ def train(
 
     Examples
     --------
-    >>> result = train("build/digits", amp=True, steps=600, augment=False)
+    >>> result = train("build/digits", amp=True, steps=600)
     >>> result.mean_ap > 0.6
     True
     """
     side = default_data_shape(network) if data_shape is None else data_shape
+    augment = network != DIGITS if augment is None else augment
     settings = Settings(amp, dtype, network, steps, batch_size, side, seed, learning_rate, augment)
     settings.check()
     directory = check_directory(data_dir)
