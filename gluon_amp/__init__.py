@@ -13,6 +13,8 @@ from ._compat import prepare as _prepare
 _prepare()
 
 from .autocast import active_dtype, autocast, deinit, exclude, init, is_active
+from .checkpoint import load_state_dict, load_states, save_states, state_dict
+from .compatibility import install, uninstall
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
 from .functions import (
     custom_bwd,
@@ -24,13 +26,14 @@ from .functions import (
     register_op,
 )
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
-from .training import init_trainer, scale_loss, unscale
+from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AmpError", "DTypeError", "DynamicLossScaler", "GraphError", "LossScaler", "PolicyError", "StateError",
-    "StaticLossScaler", "active_dtype", "autocast", "custom_bwd", "custom_fwd", "deinit", "exclude", "float32_function",
-    "init", "init_trainer", "is_active", "low_precision_function", "register_float32_function",
-    "register_low_precision_function", "register_op", "scale_loss", "unscale",
+    "StaticLossScaler", "active_dtype", "autocast", "clip_global_norm", "custom_bwd", "custom_fwd", "deinit", "exclude",
+    "float32_function", "init", "init_trainer", "install", "is_active", "load_state_dict", "load_states",
+    "low_precision_function", "master_params", "register_float32_function", "register_low_precision_function",
+    "register_op", "save_states", "scale_loss", "state_dict", "uninstall", "unscale",
 ]

@@ -11,7 +11,7 @@ from mxnet.gluon import Block
 from ._mxnet import hooks
 from ._mxnet.eager import outermost
 from ._mxnet.operators import registered_operators
-from .dtypes import BFLOAT16, FLOAT16, Support, normalize
+from .dtypes import BFLOAT16, FLOAT16, IMITATED_FLOAT16, Support, normalize
 from .errors import DTypeError, StateError, expected
 from .passes.context import REGION_ON
 from .policy import ConditionalOp, make_policy
@@ -34,7 +34,8 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     ----------
     target_dtype : {'float16', 'bfloat16'}, numpy dtype or None
         The low-precision type. None takes bfloat16 for arrays on a CPU and float16 for those on a GPU, where
-        the device runs it.
+        the device runs it. ``'float16'`` without a GPU imitates it on the CPU, exactly and slowly, for tests of
+        numerics.
     target_precision_ops : list of str, optional
         The operators that run in ``target_dtype``, in place of the table's own.
     conditional_fp32_ops : list of (str, str, list of str), optional
@@ -224,7 +225,7 @@ def exclude(*targets: Block | type | str) -> None:
 
 def _policies(usable: Mapping[str, Support], **lists: Any) -> dict[str, Any]:
     known = registered_operators()
-    return {device: make_policy(found.dtype, known, custom_ops=controller.custom_ops, **lists)
+    return {device: make_policy(found.dtype, known, custom_ops=controller.custom_ops, emulated=found.imitated, **lists)
             for device, found in usable.items() if found.dtype}
 
 
@@ -233,6 +234,8 @@ def _usable(requested: str | None, supports: Mapping[str, Support]) -> dict[str,
     usable = {name: found for name, found in supports.items() if found.dtype and requested in (None, found.dtype)}
     if usable or requested is None:
         return usable
+    if requested == FLOAT16 and "gpu" not in supports:
+        return {"cpu": IMITATED_FLOAT16}
     others = [found.dtype for found in supports.values() if found.dtype]
     needs = {BFLOAT16: "a CPU with AVX512", FLOAT16: "a CUDA GPU"}[requested]
     advice = f"Use target_dtype='{others[0]}', or leave it out" if others else f"It needs {needs}"

@@ -75,11 +75,18 @@ class Support(NamedTuple):
         False when the engine emulates the type, slower than FP32.
     reason : str
         One sentence for the log and for error messages.
+    imitated : bool
+        True when the engine has no kernels for the type, and this package imitates it on FP32 ones.
     """
 
     dtype: str | None
     native: bool
     reason: str
+    imitated: bool = False
+
+
+IMITATED_FLOAT16 = Support(FLOAT16, False, "the CPU has no float16 kernels: FP32 kernels run on values rounded through "
+                                           "float16, to test its numerics, never for speed", imitated=True)
 
 
 # From the least to the most capable, as in oneDNN's DNNL_MAX_CPU_ISA.

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Mapping
 
 from .errors import expected
 
@@ -79,6 +80,40 @@ class LossScaler:
     def num_skipped(self) -> int:
         """How many steps were skipped so far."""
         return self._state.num_skipped
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """How many steps up to the last one were skipped in a row."""
+        return self._state.bad_steps
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether the scale cannot fall any more."""
+        return self._rule is None or self.loss_scale <= self._rule.min_scale
+
+    def state_dict(self) -> dict[str, float]:
+        """Return everything that changes, to be saved.
+
+        Examples
+        --------
+        >>> StaticLossScaler(8).state_dict()
+        {'scale': 8.0, 'good_steps': 0, 'bad_steps': 0, 'num_skipped': 0}
+        """
+        return asdict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Continue from a state that :meth:`state_dict` returned.
+
+        Raises
+        ------
+        ValueError
+            The state lacks an entry, or has a scale that is not a finite number above 0.
+        """
+        names = [field.name for field in fields(ScalerState)]
+        if sorted(state) != sorted(names):
+            raise ValueError(expected(f"a dict with {', '.join(names)}", "state", dict(state)))
+        _positive("scale", state["scale"])
+        self._state = ScalerState(float(state["scale"]), *(int(state[name]) for name in names[1:]))
 
     def update(self, found_inf: bool) -> None:
         """Take note of a step.

@@ -23,6 +23,8 @@ class Policy:
         ``'bfloat16'`` or ``'float16'``.
     overrides : mapping of str to tuple of OpRule
         Records that come before those of the built-in table.
+    emulated : bool
+        Whether low precision is imitated: FP32 kernels, with values and gradients rounded at every edge.
 
     Examples
     --------
@@ -32,6 +34,7 @@ class Policy:
 
     target_dtype: str
     overrides: Mapping[str, tuple[OpRule, ...]] = field(default_factory=dict)
+    emulated: bool = False
 
     def decide(self, op: str, attrs: Mapping[str, str], channels: int | None = None) -> OpRule:
         """Return the record that governs an operator.
@@ -76,7 +79,7 @@ def _holds(record: OpRule, attrs: Mapping[str, str], channels: int | None) -> bo
 def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_precision_ops: Sequence[str] | None = None,
                 fp32_ops: Sequence[str] | None = None,
                 conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
-                custom_ops: Mapping[str, str] | None = None) -> Policy:
+                custom_ops: Mapping[str, str] | None = None, emulated: bool = False) -> Policy:
     """Build a policy from operator lists as MXNet's ``amp.init`` takes them.
 
     Parameters
@@ -93,6 +96,8 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
         Operator, attribute, and the attribute's values that force FP32, beside the table's.
     custom_ops : mapping of str to str, optional
         Type of a custom operator to its rule.
+    emulated : bool
+        As in :class:`Policy`.
 
     Raises
     ------
@@ -120,7 +125,7 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
         overrides.update(_lower_overrides(target_dtype, lower))
     overrides["Custom"] = tuple(OpRule("Custom", rule, when=("op_type", (name,)), note="by register_op")
                                 for name, rule in (custom_ops or {}).items())
-    return Policy(target_dtype, overrides)
+    return Policy(target_dtype, overrides, emulated)
 
 
 def _lower_overrides(target_dtype: str, names: list[str]) -> Mapping[str, tuple[OpRule, ...]]:

@@ -104,9 +104,9 @@ class State:
         if node.decision is None:
             return f"The operator {node.name} ({node.op}) was inserted by AMP. {remedy}"
         types = ", ".join(str(entry.dtype) for entry in node.inputs)
-        return (f"The operator {node.name} ({node.op}) ran under AMP with inputs of {types} (rule {node.decision.rule}: "
-                f"{node.decision.note}). {remedy}; amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in "
-                "FP32")
+        rule = f"rule {node.decision.rule}: {node.decision.note}"
+        return (f"The operator {node.name} ({node.op}) ran under AMP with inputs of {types} ({rule}). {remedy}; "
+                f"amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in FP32")
 
 
 def _plan_low_inputs(graph: Graph, names: frozenset[str]) -> None:

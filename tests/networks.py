@@ -86,13 +86,13 @@ def ready(net, shape, **flags):
     return net, data
 
 
-def gradients(net, data, passes=1):
-    """Gradients of the mean square of the outputs, by parameter."""
+def gradients(net, data, passes=1, scale=1):
+    """Gradients of the mean square of the outputs times a scale, by parameter."""
     for _ in range(passes):
         with autograd.record():
             outputs = net(data)
             outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-            loss = sum((output ** 2).mean() for output in outputs)
+            loss = sum((output ** 2).mean() for output in outputs) * scale
         loss.backward()
     return {name: parameter.grad().asnumpy() for name, parameter in net.collect_params().items()
             if parameter.grad_req != "null"}

@@ -1,6 +1,8 @@
 """Loss scaling on trainers, on one context and on several, against plain FP32 steps."""
 from __future__ import annotations
 
+import warnings
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -212,7 +214,215 @@ def test_updates_that_began_on_the_kvstore_move_to_the_trainer_with_their_state(
     assert all(np.allclose(a, b, rtol=1e-6) for a, b in zip(weights(net), weights(other)))
 
 
+class TestSeveral:
+    def test_trainers_that_share_a_scaler_scale_one_loss(self):
+        scaler = amp.DynamicLossScaler(init_scale=64)
+        net, first = make(scaler=scaler)
+        second = gluon.Trainer(net[1].collect_params(), "sgd")
+        amp.init_trainer(second, scaler)
+        with amp.scale_loss(mx.nd.ones(1), [first, second]) as scaled:
+            assert scaled.asscalar() == 64
+        assert first._amp_loss_scaler.state == second._amp_loss_scaler.state == "SCALED"
+
+    def test_trainers_with_other_scales_cannot_share_a_loss(self):
+        (_, first), (_, second) = make(scaler=8.0), make(scaler=16.0)
+        with pytest.raises(amp.StateError, match=r"different scales \(\[8.0, 16.0\]\)"), \
+                amp.scale_loss(mx.nd.ones(1), [first, second]):
+            pass
+
+    def test_the_scale_that_a_gradient_carries_is_the_one_divided_out(self):
+        # Two trainers share a scaler; the first one's overflow must not change what the second divides by.
+        scaler = amp.DynamicLossScaler(init_scale=64)
+        net, first = make(scaler=scaler, momentum=0)
+        other, second = make(scaler=scaler, momentum=0)
+        plain, reference = make(scaler=False, momentum=0, update_on_kvstore=False)
+        backward(net, first, poison=0)
+        backward(other, second)
+        backward(plain, reference, scaled=False)
+        first.step(4)
+        assert scaler.loss_scale == 32
+        second.step(4)
+        reference.step(4)
+        assert same(weights(other), weights(plain))
+
+    def test_several_losses_on_one_trainer(self):
+        net, trainer = make(scaler=16.0)
+        for parameter in net.collect_params().values():
+            parameter.grad_req = "add"
+        plain, reference = make(scaler=False, update_on_kvstore=False)
+        for parameter in plain.collect_params().values():
+            parameter.grad_req = "add"
+        for _ in range(2):
+            backward(net, trainer)
+            backward(plain, reference, scaled=False)
+        trainer.step(4)
+        reference.step(4)
+        assert same(weights(net), weights(plain))
+
+    def test_switched_off(self):
+        _, trainer = make(scaler=16.0)
+        with amp.scale_loss(mx.nd.ones(1), trainer, enabled=False) as scaled:
+            assert scaled.asscalar() == 1
+
+
+class TestClipping:
+    @pytest.mark.parametrize("scale", [None, 4096.0])
+    @pytest.mark.parametrize("contexts", [ONE, TWO], ids=["one", "two"])
+    def test_it_is_the_clipping_of_unscaled_gradients(self, scale, contexts):
+        plain, reference = make(contexts, False, update_on_kvstore=False)
+        backward(plain, reference, contexts, scaled=False)
+        reference.allreduce_grads()
+        gradients = [parameter.grad(contexts[0]).asnumpy() for parameter in plain.collect_params().values()]
+        expected = np.sqrt(sum((gradient.astype("float64") ** 2).sum() for gradient in gradients))
+        net, trainer = make(contexts, scale)
+        backward(net, trainer, contexts)
+        trainer.allreduce_grads()
+        norm = amp.clip_global_norm(trainer, expected / 2)
+        assert np.isclose(norm, expected, rtol=1e-5)
+        trainer.update(1)
+        start = weights(make(contexts, False)[0])
+        for before, parameter, gradient in zip(start, net.collect_params().values(), gradients):
+            for context in contexts:
+                moved = parameter.data(context).asnumpy() - before
+                assert np.allclose(moved, -0.1 * gradient / 2, rtol=1e-4, atol=1e-7)
+
+    def test_small_gradients_are_left_alone(self):
+        net, trainer = make(scaler=8.0)
+        backward(net, trainer)
+        before = [parameter.grad().asnumpy() for parameter in net.collect_params().values()]
+        amp.clip_global_norm(trainer, 1e6)
+        assert same(before, [parameter.grad().asnumpy() for parameter in net.collect_params().values()])
+
+    def test_the_published_pattern_with_the_threshold_times_the_scale(self):
+        net, trainer = make(scaler=512.0)
+        backward(net, trainer)
+        trainer.allreduce_grads()
+        gluon.utils.clip_global_norm([parameter.grad() for parameter in net.collect_params().values()],
+                                     0.01 * trainer._amp_loss_scaler.loss_scale)
+        other, ours = make(scaler=512.0)
+        backward(other, ours)
+        ours.allreduce_grads()
+        amp.clip_global_norm(ours, 0.01)
+        trainer.update(4)
+        ours.update(4)
+        assert all(np.allclose(a, b, rtol=1e-5, atol=1e-8) for a, b in zip(weights(net), weights(other)))
+
+    def test_an_overflow_is_reported_and_skipped(self):
+        net, trainer = make(scaler=8.0)
+        before = weights(net)
+        backward(net, trainer, poison=0)
+        assert not np.isfinite(amp.clip_global_norm(trainer, 1.0))
+        trainer.step(4)
+        assert same(before, weights(net))
+
+    @pytest.mark.parametrize("max_norm", [0, -1, float("nan")])
+    def test_a_wrong_norm(self, max_norm):
+        with pytest.raises(ValueError, match="expected a number above 0, received max_norm="):
+            amp.clip_global_norm(make()[1], max_norm)
+
+
+class TestAccumulation:
+    def run(self, scale, batches, poison=None):
+        net, trainer = make(scaler=scale, momentum=0)
+        for parameter in net.collect_params().values():
+            parameter.grad_req = "add"
+        generator = np.random.RandomState(8)
+        data = generator.randn(12, 8).astype("float32")
+        for number, part in enumerate(np.split(data, batches)):
+            part = mx.nd.array(part)
+            if number == poison:
+                part[0, 0] = np.inf
+            with autograd.record():
+                loss = (net(part) ** 2).sum()
+                with amp.scale_loss(loss, trainer) as scaled:
+                    scaled.backward()
+        amp.clip_global_norm(trainer, 1.0)
+        trainer.step(12)
+        return net, trainer
+
+    @pytest.mark.parametrize("scale", [None, 1024.0])
+    def test_micro_batches_equal_one_large_batch(self, scale):
+        (large, _), (small, _) = self.run(scale, 1), self.run(scale, 4)
+        start = weights(make(scaler=False)[0])
+        for before, one, many in zip(start, weights(large), weights(small)):
+            assert np.abs((one - before) - (many - before)).max() <= 2.0**-7 * np.abs(one - before).max()
+
+    def test_an_overflow_in_the_middle_of_the_window_skips_all_of_it(self):
+        net, trainer = self.run(1024.0, 4, poison=1)
+        assert trainer._amp_loss_scaler.step_was_skipped
+        assert same(weights(net), weights(make(scaler=False)[0]))
+        assert all((parameter.grad().asnumpy() == 0).all() for parameter in net.collect_params().values())
+
+
+def test_a_warning_names_the_parameters_after_many_skips_and_says_what_to_try():
+    net, trainer = make(scaler=False)
+    amp.init_trainer(trainer, amp.DynamicLossScaler(init_scale=4), warn_after=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            backward(net, trainer)
+            net[1].bias.grad()[0] = np.nan
+            trainer.step(4)
+    messages = [str(item.message) for item in caught if "in a row" in str(item.message)]
+    assert len(messages) == 1
+    assert "3 steps in a row were skipped" in messages[0]
+    assert net[1].bias.name in messages[0]
+    assert net[0].weight.name not in messages[0]
+    assert "learning rate" in messages[0]
+
+
+def test_the_scale_is_shown_on_the_trainer_as_long_as_amp_is_on():
+    _, trainer = make(scaler=32.0)
+    assert trainer.amp_loss_scale == trainer._amp_loss_scaler.loss_scale == 32
+    amp.deinit()
+    assert not hasattr(gluon.Trainer, "amp_loss_scale")
+
+
+def test_scripts_that_scale_by_hand_still_work():
+    net, trainer = make(scaler=128.0, momentum=0)
+    plain, reference = make(scaler=False, momentum=0, update_on_kvstore=False)
+    data = mx.nd.ones((2, 8))
+    for one, its, scale in ((net, trainer, trainer._amp_loss_scaler.loss_scale), (plain, reference, 1)):
+        with autograd.record():
+            loss = (one(data) ** 2).mean() * scale
+        loss.backward()
+        if scale != 1:
+            its._scale = its._amp_original_scale / scale
+        its.step(2)
+    assert same(weights(net), weights(plain))
+
+
+def test_master_params_are_the_fp32_values_that_are_updated():
+    net, trainer = make()
+    ordered = [parameter.data().asnumpy() for _, parameter in sorted(net.collect_params().items())]
+    assert same([value.asnumpy() for value in amp.master_params(trainer)], ordered)
+    for optimizer in ("sgd", "adam"):
+        half = nn.Dense(2, in_units=3)
+        half.cast("float16")
+        half.initialize()
+        low = gluon.Trainer(half.collect_params(), optimizer, {"multi_precision": True})
+        amp.init_trainer(low, 1.0)
+        half.weight.grad()[:] = 1
+        half.bias.grad()[:] = 1
+        low.step(1, ignore_stale_grad=True)
+        for parameter in half.collect_params().values():
+            parameter.data()._fresh_grad = True
+        low.step(1)
+        masters = list(amp.master_params(low))
+        assert [value.dtype for value in masters] == [np.float32, np.float32]
+        assert all(np.allclose(value.asnumpy(), parameter.data().asnumpy(), atol=1e-3)
+                   for value, (_, parameter) in zip(masters, sorted(half.collect_params().items())))
+
+
 class TestMisuse:
+    def test_a_step_without_a_scaled_loss(self):
+        net, trainer = make(scaler=64.0)
+        before = weights(net)
+        backward(net, trainer, scaled=False)
+        with pytest.raises(amp.StateError, match=r"step: no loss was scaled.*amp\.scale_loss"):
+            trainer.step(4)
+        assert same(before, weights(net))
+
     def test_init_trainer_before_init(self):
         amp.deinit()
         with pytest.raises(amp.StateError, match=r"call amp.init\(\) before"):

@@ -131,6 +131,10 @@ def _castable(array: NDArray) -> bool:
     return not isinstance(array, BaseSparseNDArray) and array.ndim <= _MOST_DIMENSIONS and array.size > 0
 
 
+def _is_grouped(keys: Sequence[str], values: Sequence[Any]) -> bool:
+    return any(key == "num_group" and int(value) > 1 for key, value in zip(keys, values))
+
+
 def _dtypes(rule: OpRule, flags: list[int], low: int) -> list[int] | None:
     """Return the type flag that each input must have; None when the call is none of our business."""
     floats = [flag for position, flag in enumerate(flags) if flag in (0, low) and position not in rule.fp32_inputs]
@@ -191,29 +195,44 @@ class _Call(NamedTuple):
             return self.original(handle, inputs, keys, values, out, self.is_np_op, output_is_list)
         cast = list(inputs)
         for i in changed:
-            cast[i] = self._parameter_cast(inputs[i], wanted[i])  # type: ignore[index]
+            fragile = i == 1 and operator.name == "Convolution" and _is_grouped(keys, values)
+            cast[i] = self._input_cast(inputs[i], wanted[i], fragile)  # type: ignore[index]
         try:
-            result = self.original(handle, cast, keys, values, None, self.is_np_op, output_is_list)
+            result = self._computed(handle, cast, keys, values, output_is_list, lowers)
         except mx.MXNetError as error:
             raise self._explained(error, operator, rule, cast) from error
         if out is not None:
             return self._written(result, out)
         return result if frame.hybrid_blocks else release(result, self.policy, self.original)
 
-    def _parameter_cast(self, array: NDArray, flag: int) -> NDArray:
+    def _computed(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any],
+                  output_is_list: bool, lowers: bool) -> Any:
+        if not (lowers and self.policy.policy.emulated):
+            return self.original(handle, inputs, keys, values, None, self.is_np_op, output_is_list)
+        # As in passes/emulate.py: FP32 arithmetic on rounded values, and a rounded result.
+        raised = [self.cast(array, FLOAT32) if is_low(array, self.policy) else array for array in inputs]
+        result = self.original(handle, raised, keys, values, None, self.is_np_op, output_is_list)
+        first, *rest = result if isinstance(result, list) else [result]
+        first = self.cast(first, self.policy.target) if _flag(first) == 0 else first
+        return [first, *rest] if isinstance(result, list) else first
+
+    def _input_cast(self, array: NDArray, flag: int, fragile: bool) -> NDArray:
         """Cast an array; a parameter once per call of the outermost block, and so that gradients accumulate."""
         dtype = self.policy.target if flag else FLOAT32
-        if not (flag and autograd.is_recording() and array.grad is not None):
-            return self.cast(array, dtype)
+        parameter = flag and autograd.is_recording() and array.grad is not None
+        if not parameter:
+            return self.cast(self._guarded(array) if fragile else array, dtype)
         key = (array.handle.value, dtype)
         if key not in frame.casts:
-            # Behind an elementwise operator amp_cast keeps the gradient of grad_req='add', as in the graph pass.
-            source = self.original(handle_of("_mul_scalar"), [array], ["scalar"], [1.0], None, self.is_np_op, False)
-            cast = self.cast(source, dtype)
+            cast = self.cast(self._guarded(array), dtype)
             if not frame.blocks:
                 return cast
             frame.casts[key] = (array, cast)
         return frame.casts[key][1]
+
+    def _guarded(self, array: NDArray) -> NDArray:
+        # Behind an elementwise operator amp_cast does what it fails to do otherwise: see passes/place_casts.py.
+        return self.original(handle_of("_mul_scalar"), [array], ["scalar"], [1.0], None, self.is_np_op, False)
 
     def cast(self, array: NDArray, dtype: str, out: Any = None) -> NDArray:
         """Cast an array with MXNet's amp_cast, recorded for autograd when it is on."""

@@ -7,6 +7,7 @@
   ``grad_req`` of their parameters.
 - ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
 - ``autograd.Function.__call__``: user code that expects what it was written for.
+- ``Trainer.amp_loss_scale``: a property that MXNet does not have.
 - ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
 """
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Callable, ContextManager, Protocol, Sequence
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block, HybridBlock, Trainer
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.ndarray import register
 
@@ -51,6 +52,7 @@ class Controller(Protocol):
 
 _originals: list[tuple[Any, str, Any]] = []
 _lock = threading.Lock()
+_ABSENT = object()
 
 
 def installed() -> bool:
@@ -65,7 +67,7 @@ def install(controller: Controller) -> None:
             return
         try:
             for owner, name, make in _REPLACEMENTS:
-                original = getattr(owner, name)
+                original = getattr(owner, name, _ABSENT)
                 setattr(owner, name, make(original, controller))
                 _originals.append((owner, name, original))
         except BaseException:
@@ -81,7 +83,11 @@ def uninstall() -> None:
 
 def _restore() -> None:
     while _originals:
-        setattr(*_originals.pop())
+        owner, name, original = _originals.pop()
+        if original is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 def _make_cached_op(original: Any, controller: Controller) -> Callable:
@@ -177,6 +183,13 @@ def _make_tensordot(original: Callable, controller: Controller) -> Callable:
     return tensordot
 
 
+def _make_amp_loss_scale(original: Any, controller: Controller) -> property:
+    def amp_loss_scale(trainer: Trainer) -> float:
+        """Return the loss scale for the next backward; 1.0 without a loss scaler."""
+        return getattr(getattr(trainer, "_amp_loss_scaler", None), "loss_scale", 1.0)
+    return property(amp_loss_scale, doc=amp_loss_scale.__doc__)
+
+
 def _make_bind(original: Callable, controller: Controller) -> Callable:
     @functools.wraps(original)
     def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
@@ -253,6 +266,7 @@ _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any, Controller], Any]], ...] = (
     (HybridBlock, "_call_cached_op", _make_call_cached_op),
     (Block, "__call__", _make_block_call),
     (autograd.Function, "__call__", _make_function_call),
+    (Trainer, "amp_loss_scale", _make_amp_loss_scale),
     (mx.sym.Symbol, "bind", _make_bind),
     (mx.sym.Symbol, "simple_bind", _make_simple_bind),
 )

@@ -5,17 +5,21 @@ skips the update when the answer is true. That attribute is MXNet's own way in f
 """
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import defaultdict
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator
 
 import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.ndarray import NDArray
+from mxnet.optimizer import Optimizer
 
 from ..errors import StateError
 
-__all__ = ["attach", "attached", "clear_accumulated", "device_type", "divide_rescaling", "gradients_are_finite",
-           "scale_gradients", "update_locally"]
+__all__ = ["attach", "attached", "clear_accumulated", "device_type", "divide_rescaling", "gradient_norm",
+           "gradients_are_finite", "has_gradients", "is_scaled_by_hand", "load_optimizer_states", "master_arrays",
+           "non_finite_parameters", "optimizer_states", "scale_gradients", "update_locally"]
 
 _ATTRIBUTE = "_amp_loss_scaler"
 _ARRAYS_A_CALL = 200  # as many as MXNet's multi-tensor operators take comfortably
@@ -81,14 +85,40 @@ def gradients_are_finite(trainer: gluon.Trainer) -> bool:
     A finite sum of squares proves all values finite, and takes a fraction of the time of MXNet's exact check; one
     that is not finite may come from large finite values, so that the exact check decides.
     """
-    groups: dict[tuple[Any, Any], list[NDArray]] = defaultdict(list)
-    for gradient in _gradients(trainer):
-        groups[gradient.context, gradient.dtype].append(gradient)
-    chunks = [arrays[start:start + _ARRAYS_A_CALL] for arrays in groups.values()
-              for start in range(0, len(arrays), _ARRAYS_A_CALL)]
+    chunks = _chunks(_gradients(trainer))
     with autograd.pause():
         sums = [nd.multi_sum_sq(*chunk, num_arrays=len(chunk)) for chunk in chunks]
         return all(np.isfinite(total.asnumpy()).all() or _all_finite(chunk) for total, chunk in zip(sums, chunks))
+
+
+def gradient_norm(trainer: gluon.Trainer) -> float:
+    """Return the 2-norm of all gradients of the first context, as they are."""
+    first = trainer._contexts[0] if trainer._contexts else None
+    chunks = _chunks(gradient for gradient in _gradients(trainer) if gradient.context == first)
+    with autograd.pause():
+        sums = [nd.multi_sum_sq(*chunk, num_arrays=len(chunk)) for chunk in chunks]
+        return float(np.sqrt(sum(total.asnumpy().astype("float64").sum() for total in sums)))
+
+
+def non_finite_parameters(trainer: gluon.Trainer) -> list[str]:
+    """Name the parameters with an infinite or NaN gradient on some context."""
+    with autograd.pause():
+        return [parameter.name for parameter in trainer._params
+                if any(not _all_finite([values]) for values in _gradients_of(parameter))]
+
+
+def has_gradients(trainer: gluon.Trainer) -> bool:
+    """Whether any parameter has a gradient."""
+    return next(_gradients(trainer), None) is not None
+
+
+def _chunks(gradients: Iterable[NDArray]) -> list[list[NDArray]]:
+    """Group by context and type, as multi-tensor operators need it."""
+    groups: dict[tuple[Any, Any], list[NDArray]] = defaultdict(list)
+    for gradient in gradients:
+        groups[gradient.context, gradient.dtype].append(gradient)
+    return [arrays[start:start + _ARRAYS_A_CALL] for arrays in groups.values()
+            for start in range(0, len(arrays), _ARRAYS_A_CALL)]
 
 
 def _all_finite(arrays: list[NDArray]) -> bool:
@@ -96,14 +126,19 @@ def _all_finite(arrays: list[NDArray]) -> bool:
 
 
 def _gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
-    """Yield every non-empty gradient on every context; of row-sparse ones the stored rows."""
+    """Yield every non-empty gradient on every context."""
     for parameter in trainer._params:
-        if parameter.grad_req == "null" or parameter._grad is None:
-            continue
-        for gradient in parameter.list_grad():
-            values = gradient if gradient.stype == "default" else gradient.data
-            if values.size:
-                yield values
+        yield from _gradients_of(parameter)
+
+
+def _gradients_of(parameter: gluon.Parameter) -> Iterator[NDArray]:
+    """Yield a parameter's gradients, of row-sparse ones the stored rows."""
+    if parameter.grad_req == "null" or parameter._grad is None:
+        return
+    for gradient in parameter.list_grad():
+        values = gradient if gradient.stype == "default" else gradient.data
+        if values.size:
+            yield values
 
 
 def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
@@ -118,3 +153,39 @@ def clear_accumulated(trainer: gluon.Trainer) -> None:
     for parameter in trainer._params:
         if parameter.grad_req == "add" and parameter._grad is not None:
             parameter.zero_grad()
+
+
+def is_scaled_by_hand(trainer: gluon.Trainer, scale: float) -> bool:
+    """Whether a script divides the scale out itself, by MXNet's own attributes, as scripts for its amp do."""
+    return bool(np.isclose(trainer._scale, trainer._amp_original_scale / scale, rtol=1e-6, atol=0))
+
+
+def master_arrays(trainer: gluon.Trainer) -> Iterator[NDArray]:
+    """Yield the FP32 values that the optimizer of the first context updates, in the order of the parameters."""
+    states = trainer._updaters[0].states if trainer._updaters else {}
+    # The base class keeps (master, state); optimizers that override the method keep (state, master).
+    last = type(trainer._optimizer).create_state_multi_precision is not Optimizer.create_state_multi_precision
+    for index, parameter in enumerate(trainer._params):
+        if parameter.grad_req == "null":
+            continue
+        low = np.dtype(parameter.dtype) == np.float16
+        state = states.get(index) if low and trainer._optimizer.multi_precision else None
+        yield parameter.list_data()[0] if state is None else state[-1 if last else 0]
+
+
+def optimizer_states(trainer: gluon.Trainer) -> bytes:
+    """Return what ``Trainer.save_states`` writes."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "states")
+        trainer.save_states(path)
+        with open(path, "rb") as file:
+            return file.read()
+
+
+def load_optimizer_states(trainer: gluon.Trainer, states: bytes) -> None:
+    """Hand the trainer what :func:`optimizer_states` returned."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "states")
+        with open(path, "wb") as file:
+            file.write(states)
+        trainer.load_states(path)

@@ -10,7 +10,7 @@ from typing import Callable
 
 from ..graph import Graph
 from ..policy import Policy
-from . import align_channels, assign_dtypes, place_casts, shape_operands, verify
+from . import align_channels, assign_dtypes, emulate, place_casts, shape_operands, verify
 from .context import Context
 
 __all__ = ["PIPELINE", "Context", "rewrite"]
@@ -55,4 +55,6 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
         changed |= run(graph, context)
     if check:
         verify.run(graph, context, before)
+    if policy.emulated:
+        emulate.run(graph, context)
     return changed

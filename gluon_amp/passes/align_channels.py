@@ -23,6 +23,8 @@ def run(graph: Graph, context: Context) -> bool:
     bool
         Whether one was padded.
     """
+    if context.policy.emulated:
+        return False
     nodes = graph.nodes()
     names = {node.name for node in nodes}
     padded = {id(node): _pad(node, extra, names, context) for node in nodes

@@ -1,0 +1,108 @@
+"""float16 imitated on the CPU: its rounding, underflow without loss scaling, overflow and recovery."""
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import HybridBlock, nn
+from networks import NETWORKS, gradients, outputs_of, ready, relative, worst
+
+import gluon_amp as amp
+
+FP16_EPS = 2.0 ** -11
+pytestmark = [pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU"),
+              pytest.mark.filterwarnings("ignore:AMP will be slow")]
+
+
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_eager_and_hybridized_agree_and_are_near_fp32(name):
+    make, shape = NETWORKS[name]
+    net, data = ready(make(), shape, active=False)
+    plain = outputs_of(net, data)
+    amp.init("float16")
+    assert max(map(relative, plain, outputs_of(net, data))) < 16 * FP16_EPS
+    amp.deinit()
+    plain_gradients = gradients(net, data, scale=1024)
+    amp.init("float16")
+    eager_gradients = gradients(net, data, scale=1024)
+    net.hybridize()
+    # Max-pooling may pick another of two values that round alike, which moves a gradient to another place.
+    assert worst(plain_gradients, eager_gradients)[0] < (160 if name == "conv" else 32) * FP16_EPS
+    assert worst(gradients(net, data, scale=1024), eager_gradients)[0] < 4 * FP16_EPS
+
+
+@pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
+def test_values_and_gradients_are_rounded_as_numpy_rounds_them(hybridize):
+    mx.random.seed(3)
+    net = nn.Dense(8, in_units=16, use_bias=False)
+    net.initialize(mx.init.Normal(1))
+    if hybridize:
+        net.hybridize()
+    data, up = mx.nd.random.normal(shape=(4, 16)), mx.nd.random.normal(shape=(4, 8))
+    amp.init("float16")
+    with autograd.record():
+        output = net(data)
+    output.backward(up)
+    half = [value.asnumpy().astype("float16").astype("float32") for value in (data, net.weight.data(), up)]
+    # Sums in FP32 may differ in their last bit, which moves a value to its float16 neighbour at most.
+    expected = (half[0] @ half[1].T).astype("float16").astype("float32")
+    assert np.allclose(output.asnumpy(), expected, rtol=2 * FP16_EPS, atol=0)
+    assert (output.asnumpy() == expected).mean() > 0.9
+    gradient = (half[2].T @ half[0]).astype("float16").astype("float32")
+    assert np.allclose(net.weight.grad().asnumpy(), gradient, rtol=2 * FP16_EPS, atol=0)
+    assert (net.weight.grad().asnumpy() == net.weight.grad().asnumpy().astype("float16")).all()
+
+
+class Faint(HybridBlock):
+    """A network whose gradients are far below float16's smallest number, about 6e-8."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(1, in_units=4, use_bias=False)
+
+    def hybrid_forward(self, F, x):
+        return self.dense(x * 1e-4)
+
+
+def learn(scaler, steps=60):
+    net = Faint()
+    net.initialize(mx.init.Zero())
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 2e9})
+    amp.init_trainer(trainer, scaler)
+    data = mx.nd.array(np.random.RandomState(0).randn(16, 4))
+    target = data.sum(axis=1, keepdims=True) * 1e-4
+    losses = []
+    for _ in range(steps):
+        with autograd.record():
+            loss = ((net(data) - target) ** 2).mean() * 1e-2
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        trainer.step(1)
+        losses.append(loss.asscalar())
+    return losses, trainer._amp_loss_scaler
+
+
+def test_without_scaling_gradients_underflow_and_with_it_the_network_learns():
+    amp.init("float16")
+    without, _ = learn(1.0)
+    assert without[-1] == without[0]
+    with_scaling, scaler = learn(None)
+    assert with_scaling[-1] < 0.05 * with_scaling[0]
+    assert scaler.num_skipped == 0
+
+
+def test_too_large_a_scale_overflows_and_recovers():
+    amp.init("float16")
+    losses, scaler = learn(amp.DynamicLossScaler(init_scale=2.0**60, max_scale=2.0**80, growth_interval=10**6))
+    assert scaler.num_skipped > 3
+    assert scaler.loss_scale == 2.0 ** (60 - scaler.num_skipped)
+    assert not scaler.step_was_skipped
+    assert losses[-1] < 0.05 * losses[0]
+
+
+def test_it_says_what_it_is(caplog):
+    with pytest.warns(UserWarning, match=r"slow on the cpu.*never for speed"):
+        amp.init("float16")
+    assert amp.active_dtype("cpu") == "float16"
