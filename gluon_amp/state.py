@@ -164,8 +164,8 @@ class _Controller:
         return region(current.disabled() if current else None, REGION_OFF)
 
     def epoch(self) -> int:
-        """Count the changes of exclusions: what blocks traced before has to be traced again."""
-        return self.changes
+        """Number the exclusions in force, 0 for none: what blocks traced under others has to be traced again."""
+        return self.changes if self.exclusions else 0
 
     def exclude(self, targets: Sequence[Any]) -> None:
         """Keep blocks, classes of blocks, or names of blocks (with wildcards) in FP32."""
@@ -178,9 +178,7 @@ class _Controller:
         self.custom_ops.clear()
         while self.replaced:
             setattr(*self.replaced.pop())
-        if self.exclusions:
-            self.exclusions.clear()
-            self.changes += 1
+        self.exclusions.clear()
 
     def _is_excluded(self, block: Block) -> bool:
         return any(fnmatch.fnmatchcase(block.name, target) if isinstance(target, str)

@@ -47,7 +47,7 @@ class Controller(Protocol):
         """Give a region without AMP."""
 
     def epoch(self) -> int:
-        """Count the changes of what blocks trace."""
+        """Number what blocks trace: 0 for everything, another number for every set of exclusions."""
 
 
 _originals: list[tuple[Any, str, Any]] = []
@@ -99,7 +99,7 @@ def _make_call_cached_op(original: Callable, controller: Controller) -> Callable
     def call_cached_op(block: HybridBlock, *args: Any) -> Any:
         epoch = controller.epoch()
         if block._cached_op is not None and block.__dict__.get("_amp_epoch", 0) != epoch:
-            block._clear_cached_op()  # blocks inside were excluded since it was traced
+            block._clear_cached_op()  # other blocks inside were excluded when it was traced
         if isinstance(block._cached_op, StockCachedOp):
             block._cached_op = None  # cached before AMP was switched on
         if block._cached_op is None:
