@@ -11,6 +11,7 @@ from typing import Any, Sequence
 import gluon_amp  # noqa: F401  first: it lets MXNet 1.9.1 import under newer NumPy
 
 # isort: split
+import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -129,6 +130,26 @@ def create_network(name: str, classes: Sequence[str], data_shape: int) -> SSD:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return get_model(custom, classes=list(classes), pretrained_base=False)
+
+
+@mx.init.register
+class _Xavier(mx.init.Xavier):
+    """Xavier for matrices; for vectors what their name asks for.
+
+    GluonCV's networks leave the BatchNorm vectors of their added layers to the default initializer, and
+    MXNet's Xavier refuses vectors.
+    """
+
+    def _init_weight(self, name: str, arr: mx.nd.NDArray) -> None:
+        if arr.ndim >= 2:
+            super()._init_weight(name, arr)
+        else:
+            arr[:] = 1.0 if name.endswith(("gamma", "var")) else 0.0
+
+
+def initialize(net: gluon.HybridBlock, device: mx.Context) -> None:
+    """Give a network that is trained from scratch its first weights."""
+    net.initialize(_Xavier(), ctx=device)
 
 
 def weights_digest(net: gluon.HybridBlock) -> str:

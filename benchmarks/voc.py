@@ -20,7 +20,7 @@ import gluon_amp
 # isort: split
 import mxnet as mx
 from _voc_directory import VocDirectory, check_directory
-from _voc_network import DIGITS, create_network, default_data_shape, weights_digest
+from _voc_network import DIGITS, create_network, default_data_shape, initialize, weights_digest
 from _voc_samples import PlainTrainTransform, TrainingSamples, seed_everything
 from mxnet import autograd, gluon
 from tqdm import tqdm
@@ -215,7 +215,7 @@ class _Training:
         )
         seed_everything(settings.seed)
         self._net = create_network(settings.network, directory.classes, settings.data_shape)
-        self._net.initialize(mx.init.Xavier(), ctx=device)
+        initialize(self._net, device)
         self._anchors = self._probe()
         self._trainer = self._make_trainer()
         self._loss = gluoncv.loss.SSDMultiBoxLoss()

@@ -240,9 +240,21 @@ class TestTraining:
             voc.train(data, amp=True, progress=False)
         assert not voc.gluon_amp.is_active()
 
-    def test_makes_a_network_of_the_model_zoo_for_the_classes(self, voc: Any) -> None:
-        net = voc.create_network("ssd_300_mobilenet0.25_coco", ("one", "two"), 300)
+    def test_trains_a_network_of_the_model_zoo(self, made: Path, voc: Any) -> None:
+        arguments = {"network": "ssd_300_mobilenet0.25_coco", "data_shape": 128, "augment": True}
+        result = voc.train(made, steps=2, batch_size=2, progress=False, **arguments)
+        assert all(math.isfinite(loss) for step in result.losses for loss in step)
+
+    def test_initializes_vectors_by_their_name(self, voc: Any) -> None:
+        net = voc.create_network("ssd_300_mobilenet0.25_voc", ("one", "two"), 300)
         assert tuple(net.classes) == ("one", "two")
+        voc.initialize(net, voc.mx.cpu())
+        with voc.autograd.train_mode():
+            net(voc.mx.nd.zeros((1, 3, 128, 128)))
+        vectors = net.collect_params(".*(gamma|beta)$")
+        assert len(list(vectors)) > 50
+        for name, parameter in vectors.items():
+            assert (parameter.data().asnumpy() == float(name.endswith("gamma"))).all(), name
 
     def test_worker_says_what_is_wrong(self, tmp_path: Path, voc: Any) -> None:
         worker = [sys.executable, str(digits.WORKER), str(tmp_path / "out.json")]
