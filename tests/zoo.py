@@ -1,0 +1,175 @@
+"""Compares one network under AMP with FP32, and prints the result as JSON. Run by test_zoo.py, in a process of its own.
+
+    python tests/zoo.py NAME compare|train [MODE ...]
+"""
+from __future__ import annotations
+
+import gluon_amp as amp  # before MXNet, which newer releases of NumPy need help for
+
+# isort: split
+import json
+import sys
+from contextlib import contextmanager
+from statistics import median
+from typing import Any, Dict, Iterator
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from zoo_networks import Task, flat, make_task
+
+MODES: dict[str, dict[str, Any]] = {
+    "eager": {"active": False},
+    "hybrid": {"active": True},
+    "static_alloc": {"active": True, "static_alloc": True},
+    "static_shape": {"active": True, "static_alloc": True, "static_shape": True},
+}
+STEPS = 20
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+
+Arrays = Dict[str, np.ndarray]
+
+
+class Bench:
+    """A network whose weights can be put back."""
+
+    def __init__(self, name: str):
+        self.task: Task = make_task(name)
+        for _ in range(5):  # running statistics near those of the data
+            with autograd.record():
+                self.task.loss(self.task.net, self.task.data)
+        self.parameters = dict(self.task.net.collect_params().items())
+        self.weights = {key: parameter.data().copy() for key, parameter in self.parameters.items()}
+        self.data = self.task.data
+
+    def restore(self, **flags: Any) -> None:
+        for key, parameter in self.parameters.items():
+            parameter.set_data(self.weights[key])
+        self.task.net.hybridize(**flags)
+        mx.random.seed(11)
+
+    @contextmanager
+    def rounded(self) -> Iterator[None]:
+        """Use weights and data rounded to bfloat16, in FP32."""
+        weights, data = self.weights, self.data
+        self.weights = {key: array if self.parameters[key].grad_req == "null" else through_bfloat16(array)
+                        for key, array in weights.items()}
+        self.data = None if data is None else through_bfloat16(data)
+        yield
+        self.weights, self.data = weights, data
+
+    def infer(self, **flags: Any) -> Arrays:
+        self.restore(**flags)
+        return {str(i): as_numpy(array) for i, array in enumerate(flat(self.task.infer(self.task.net, self.data)))}
+
+    def gradients(self, fixed: bool, **flags: Any) -> Arrays:
+        """Return the gradients, with running statistics in every BatchNorm if `fixed`: those of a batch are chaotic."""
+        self.task.net.apply(lambda block: use_running_statistics(block, fixed))
+        self.restore(**flags)
+        with autograd.record():
+            loss = self.task.loss(self.task.net, self.data)
+        loss.backward()
+        found = {key: as_numpy(parameter.grad()) for key, parameter in self.parameters.items()
+                 if parameter.grad_req != "null"}
+        return {key: value for key, value in found.items() if np.abs(value).max() > 0}
+
+    def train(self, **flags: Any) -> list[float]:
+        """Return the losses of some steps, under AMP when it is on."""
+        self.restore(**flags)
+        trainer = gluon.Trainer(self.parameters, "sgd", {"learning_rate": self.task.learning_rate, "momentum": 0.9})
+        if amp.is_active():
+            amp.init_trainer(trainer)
+        return [self.step(trainer) for _ in range(STEPS)]
+
+    def step(self, trainer: gluon.Trainer) -> float:
+        with autograd.record():
+            loss = self.task.loss(self.task.net, self.data)
+            if amp.is_active():
+                with amp.scale_loss(loss, trainer) as scaled:
+                    autograd.backward(scaled)
+        if not amp.is_active():
+            loss.backward()
+        trainer.step(1)
+        return float(loss.asnumpy())
+
+
+def use_running_statistics(block: gluon.Block, value: bool) -> None:
+    if isinstance(block, nn.BatchNorm):
+        own = block.__dict__.setdefault("_own", block._kwargs["use_global_stats"])
+        block._kwargs["use_global_stats"] = value or own
+    elif isinstance(block, gluon.SymbolBlock):
+        inputs, traced = block.__dict__.setdefault("_own", block._cached_graph)
+        block._cached_graph = inputs, with_running_statistics(traced) if value else traced
+        block._clear_cached_op()
+
+
+def with_running_statistics(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    graph = json.loads(symbol.tojson())
+    for node in graph["nodes"]:
+        if node["op"] == "BatchNorm":
+            node.setdefault("attrs", {})["use_global_stats"] = "True"
+    return mx.sym.load_json(json.dumps(graph))
+
+
+def as_numpy(array: Any) -> np.ndarray:
+    if array.dtype != np.float32:
+        raise TypeError(f"expected a float32 array, received {array.dtype}")
+    return array.asnumpy()
+
+
+def through_bfloat16(array: Any) -> Any:
+    legacy = array.as_nd_ndarray()
+    rounded = mx.nd.amp_cast(mx.nd.amp_cast(legacy, dtype=BFLOAT16), dtype="float32")
+    return rounded.as_np_ndarray() if isinstance(array, mx.np.ndarray) else rounded
+
+
+def deviations(expected: Arrays, found: Arrays) -> list[float]:
+    """Relative L2 errors, one for each array; infinite where the result is not finite."""
+    missing = expected.keys() ^ found.keys()
+    if len(missing) > len(expected) // 20:
+        raise ValueError(f"expected the same arrays, these are in one only: {sorted(missing)}")
+    pairs = [(expected[key].astype("float64"), found[key]) for key in expected.keys() & found.keys()]
+    errors = [float(np.linalg.norm(a - b) / max(np.linalg.norm(a), 1e-30)) for a, b in pairs]
+    return [error if np.isfinite(error) else float("inf") for error in errors]
+
+
+def compare(bench: Bench, modes: list[str]) -> dict[str, Any]:
+    """Return how far outputs (the worst) and gradients (the median one) are from FP32's, and from eager AMP's."""
+    plain = measured(bench, active=False)
+    with bench.rounded():
+        result = {"yardstick": distance(plain, measured(bench, active=False))}
+    amp.init()
+    first = None
+    for mode in modes:
+        found = measured(bench, **MODES[mode])
+        first = first or found
+        result[mode] = {**distance(plain, found), "between": distance(first, found)}
+    return result
+
+
+def measured(bench: Bench, **flags: Any) -> dict[str, Arrays]:
+    return {"outputs": bench.infer(**flags), "gradients": bench.gradients(True, **flags),
+            "batch_gradients": bench.gradients(False, **flags)}
+
+
+def distance(expected: dict[str, Arrays], found: dict[str, Arrays]) -> dict[str, float]:
+    errors = {key: deviations(value, found[key]) for key, value in expected.items()}
+    return {key: (max if key == "outputs" else median)(values) for key, values in errors.items()}
+
+
+def train(bench: Bench, modes: list[str]) -> dict[str, Any]:
+    """Return the losses of every step."""
+    result = {"fp32": bench.train(active=True)}
+    amp.init()
+    result.update((mode, bench.train(**MODES[mode])) for mode in modes)
+    return result
+
+
+def main(name: str, kind: str, *modes: str) -> None:
+    measure = {"compare": compare, "train": train}[kind]
+    print(json.dumps(measure(Bench(name), list(modes or MODES))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
