@@ -1,0 +1,144 @@
+"""The operator tables: every operator of MXNet 1.9.1 is in them, once, and MXNet can run what they say."""
+from __future__ import annotations
+
+from collections import Counter
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from gluon_amp import DTypeError, op_lists
+from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
+from gluon_amp.op_lists import FP32, KEEP, LOWER, NEUTRAL, WIDEST, bfloat16, float16, groups, views
+from gluon_amp.policy import Policy, make_policy
+
+FORWARD = sorted(name for name in set(registered_operators().values()) if groups.is_forward(name))
+DTYPES = [BFLOAT16, FLOAT16]
+both_tables = pytest.mark.parametrize("table", [bfloat16.TABLE, float16.TABLE], ids=DTYPES)
+both_dtypes = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def group_members():
+    return [(f"{module.__name__}.{group}", name) for module in (groups.arithmetic, groups.layers, groups.shapes,
+                                                                groups.system)
+            for group, names in vars(module).items() if group.isupper() for name in names]
+
+
+class TestGroups:
+    def test_every_forward_operator_is_in_one_group(self):
+        counts = Counter(name for _, name in group_members())
+        assert [name for name in FORWARD if name not in counts] == []
+        assert [name for name, count in counts.items() if count > 1] == []
+
+    def test_groups_hold_forward_operators_only(self):
+        assert [member for member in group_members() if member[1] not in FORWARD] == []
+
+    def test_this_is_the_mxnet_that_the_groups_were_made_for(self):
+        assert len(FORWARD) == 611
+
+
+@both_tables
+class TestTables:
+    def test_every_forward_operator_is_classified(self, table):
+        names = {record.name for record in table}
+        assert [name for name in FORWARD if name not in names] == []
+
+    def test_every_name_is_a_registered_operator(self, table):
+        assert [record.name for record in table if record.name not in FORWARD] == []
+
+    def test_every_record_gives_a_rule_and_a_reason(self, table):
+        assert [record for record in table if record.rule not in op_lists.RULES or not record.note] == []
+
+    def test_no_operator_is_listed_twice_under_the_same_condition(self, table):
+        counts = Counter((record.name, record.when, record.min_channels) for record in table)
+        assert [key for key, count in counts.items() if count > 1] == []
+
+    def test_a_conditional_operator_ends_with_a_rule_for_the_rest(self, table):
+        last = {record.name: record for record in table}
+        assert [name for name, record in last.items() if record.when or record.min_channels] == []
+
+    def test_what_has_no_sound_kernel_runs_in_fp32_or_is_left_alone(self, table):
+        assert [record for record in table if not record.safe and record.rule not in (FP32, KEEP)] == []
+
+    def test_conditions_name_attributes_of_the_operator(self, table):
+        for record in table:
+            if record.when:
+                assert record.when[0] in mx.operator.get_operator_arguments(record.name).names, record
+
+
+@pytest.mark.parametrize(("operator", "attributes", "channels", "low", "half"), [
+    ("Convolution", {}, 16, LOWER, LOWER), ("Convolution", {}, 3, FP32, LOWER),
+    ("Convolution", {"layout": "NHWC"}, 16, FP32, LOWER), ("FullyConnected", {}, None, LOWER, LOWER),
+    ("batch_dot", {}, None, FP32, LOWER), ("_npi_matmul", {}, None, FP32, LOWER), ("RNN", {}, None, FP32, LOWER),
+    ("_linalg_gemm2", {}, None, FP32, FP32), ("LayerNorm", {}, None, FP32, FP32), ("exp", {}, None, FP32, FP32),
+    ("softmax", {}, None, FP32, FP32), ("sum", {}, None, FP32, FP32), ("_contrib_box_nms", {}, None, FP32, FP32),
+    ("BatchNorm", {}, 16, NEUTRAL, NEUTRAL), ("transpose", {}, None, FP32, NEUTRAL),
+    ("clip", {}, None, NEUTRAL, NEUTRAL),
+    ("_npx_relu", {}, None, NEUTRAL, NEUTRAL), ("_npi_concatenate", {}, None, WIDEST, WIDEST),
+    ("broadcast_add", {}, None, FP32, WIDEST), ("Activation", {"act_type": "softrelu"}, None, NEUTRAL, FP32),
+    ("LeakyReLU", {"act_type": "prelu"}, None, FP32, WIDEST), ("mp_sgd_update", {}, None, KEEP, KEEP),
+    ("Cast", {}, None, KEEP, KEEP), ("_random_uniform", {}, None, KEEP, KEEP), ("Custom", {}, None, FP32, FP32),
+])
+def test_decisions_that_matter(operator, attributes, channels, low, half):
+    decisions = [Policy(dtype).decide(operator, attributes, channels).rule for dtype in DTYPES]
+    assert decisions == [low, half]
+
+
+@both_dtypes
+class TestViews:
+    LISTS = (views.list_lp16_ops, views.list_fp32_ops, views.list_lp16_fp32_ops, views.list_widest_type_cast)
+
+    def test_every_operator_is_in_one_list(self, dtype):
+        conditional = {name for name, _, _ in views.list_conditional_fp32_ops(dtype)}
+        counts = Counter([name for view in self.LISTS for name in view(dtype)] + sorted(conditional))
+        assert sorted(counts) == FORWARD
+        assert set(counts.values()) == {1}
+
+    def test_lists_are_accepted_as_the_users_own(self, dtype):
+        policy = make_policy(dtype, registered_operators(), target_precision_ops=views.list_lp16_ops(dtype),
+                             fp32_ops=views.list_fp32_ops(dtype),
+                             conditional_fp32_ops=views.list_conditional_fp32_ops(dtype))
+        assert policy.decide("FullyConnected", {}).rule == LOWER
+        assert policy.decide("exp", {}).rule == FP32
+
+    def test_conditions_have_mxnets_form(self, dtype):
+        for name, attribute, values in views.list_conditional_fp32_ops(dtype):
+            for value in values:
+                assert Policy(dtype).decide(name, {attribute: value}).rule == FP32
+
+    def test_callers_may_change_what_they_get(self, dtype):
+        views.list_loss_output_functions(dtype).clear()
+        views.list_lp16_ops(dtype).clear()
+        assert views.list_loss_output_functions(dtype)
+        assert views.list_lp16_ops(dtype)
+
+    def test_loss_outputs_are_those_with_a_gradient_scale(self, dtype):
+        found = [name for name in FORWARD if "grad_scale" in mx.operator.get_operator_arguments(name).names]
+        assert sorted(views.list_loss_output_functions(dtype)) == found
+
+
+@pytest.mark.parametrize("spelling", ["bfloat16", BFLOAT16_DTYPE])
+def test_lists_take_all_spellings_of_bfloat16(spelling):
+    assert views.list_lp16_ops(spelling) == ["Convolution", "FullyConnected"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("float16",), (np.float16,), (np.dtype("float16"),)])
+def test_lists_are_for_float16_when_not_told(arguments):
+    assert "batch_dot" in views.list_lp16_ops(*arguments)
+
+
+@pytest.mark.parametrize("view", [getattr(views, name) for name in views.__all__ if name.startswith("list_")])
+def test_lists_refuse_other_types(view):
+    with pytest.raises(DTypeError, match="received target_dtype='int8'"):
+        view("int8")
+
+
+def test_inputs_that_stay_fp32_have_mxnets_names():
+    assert views.list_lp16_use_fp32_params("float16") is None
+    found = views.list_lp16_use_fp32_params("bfloat16")
+    assert found["SequenceMask"] == ["", "sequence_length"]
+    for name in found:
+        variables = mx.operator.get_operator_arguments(name)
+        inputs = [each for each, kind in zip(variables.names, variables.types) if "NDArray" in kind]
+        assert list(views.INPUT_NAMES[name]) == inputs
