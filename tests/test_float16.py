@@ -106,3 +106,30 @@ def test_it_says_what_it_is(caplog):
     with pytest.warns(UserWarning, match=r"slow on the cpu.*never for speed"):
         amp.init("float16")
     assert amp.active_dtype("cpu") == "float16"
+
+
+@pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
+def test_a_network_cast_by_the_user_trains_with_masters(hybridize):
+    amp.init("float16")
+    mx.random.seed(0)
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"), nn.Flatten(), nn.Dense(4))
+    net.initialize(mx.init.Xavier())
+    net.cast("float16")
+    if hybridize:
+        net.hybridize()
+    data, label = mx.nd.random.normal(shape=(8, 3, 8, 8)).astype("float16"), mx.nd.array([0, 1, 2, 3] * 2)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "multi_precision": True})
+    amp.init_trainer(trainer)
+    losses = []
+    for _ in range(20):
+        with autograd.record():
+            output = net(data)
+            loss = gluon.loss.SoftmaxCrossEntropyLoss()(output, label)
+            with amp.scale_loss(loss, trainer) as scaled:
+                autograd.backward(scaled)
+        trainer.step(8)
+        losses.append(loss.mean().asscalar())
+    assert (net[0].weight.dtype, net[1].gamma.dtype, output.dtype) == ("float16", "float32", np.float16)
+    assert losses[-1] < 0.2 * losses[0]
+    assert {value.dtype for value in amp.master_params(trainer)} == {np.float32}

@@ -1,6 +1,8 @@
 """Loss scaling on trainers, on one context and on several, against plain FP32 steps."""
 from __future__ import annotations
 
+import pickle
+import threading
 import warnings
 
 import mxnet as mx
@@ -265,6 +267,56 @@ class TestSeveral:
             assert scaled.asscalar() == 1
 
 
+class AveragingTrainer(gluon.Trainer):
+    """Does what Horovod's DistributedTrainer does: divides its scale at construction, reduces in its own way."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, kvstore=None, **kwargs)
+        self._scale /= 2
+
+    def _allreduce_grads(self):
+        for parameter in self._params:
+            if parameter.grad_req != "null":
+                parameter.list_grad()[0][:] *= 2  # a second worker with the same gradients
+
+
+def test_subclasses_that_reduce_in_their_own_way_are_fine():
+    net, plain = make(scaler=False, update_on_kvstore=False)
+    other, _ = make(scaler=False)
+    trainer = AveragingTrainer(other.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    amp.init_trainer(trainer, 256.0)
+    for _ in range(2):
+        backward(net, plain, scaled=False)
+        plain.step(4)
+        backward(other, trainer)
+        trainer.step(4)
+    assert same(weights(net), weights(other))
+
+
+def test_losses_may_be_scaled_in_several_threads():
+    net, trainer = make(TWO, 32.0)
+    plain, reference = make(TWO, False, update_on_kvstore=False)
+
+    def work(number):
+        data = mx.nd.ones((4, 8), ctx=TWO[number])
+        with autograd.record():
+            loss = (net(data) ** 2).mean()
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with autograd.record():
+        losses = [(plain(mx.nd.ones((4, 8), ctx=context)) ** 2).mean() for context in TWO]
+    autograd.backward(losses)
+    trainer.step(8)
+    reference.step(8)
+    assert same(weights(net), weights(plain))
+
+
 class TestClipping:
     @pytest.mark.parametrize("scale", [None, 4096.0])
     @pytest.mark.parametrize("contexts", [ONE, TWO], ids=["one", "two"])
@@ -412,6 +464,13 @@ def test_master_params_are_the_fp32_values_that_are_updated():
         assert [value.dtype for value in masters] == [np.float32, np.float32]
         assert all(np.allclose(value.asnumpy(), parameter.data().asnumpy(), atol=1e-3)
                    for value, (_, parameter) in zip(masters, sorted(half.collect_params().items())))
+
+
+def test_trainers_stay_picklable():
+    _, trainer = make()
+    again = pickle.loads(pickle.dumps(trainer))
+    assert again.learning_rate == trainer.learning_rate
+    assert again._amp_loss_scaler.trainer is again
 
 
 class TestMisuse:

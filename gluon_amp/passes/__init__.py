@@ -56,5 +56,5 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
     if check:
         verify.run(graph, context, before)
     if policy.emulated:
-        emulate.run(graph, context)
+        changed |= emulate.run(graph, context)
     return changed
