@@ -93,7 +93,8 @@ ARITHMETIC = (
 SHAPES = (
     *rules((*shapes.IDENTITIES, *shapes.FLATTENING, *shapes.SWAPS, *shapes.REVERSALS, *shapes.BLOCKS, *shapes.SPLITS,
             *shapes.AXIS_SLICES), _MOVES),
-    *rules((*shapes.JOINS, *shapes.SLICE_LIKE), _JOINS),
+    *rules(shapes.JOINS, _JOINS),
+    *rules(shapes.SLICE_LIKE, OpRule("", NEUTRAL, note="moves data only; of the other tensor it reads the shape")),
     *rules(shapes.WHERE, OpRule("", WIDEST, fp32_inputs=(0,), note=_JOINS.note)),
     *rules((*shapes.RESHAPES, *shapes.RESHAPE_LIKE, *shapes.SLICES), _BLOCKED),
     *rules(shapes.TRANSPOSE, _CORRUPTS),

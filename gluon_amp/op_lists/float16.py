@@ -12,6 +12,7 @@ from .records import FP32, KEEP, LOWER, NEUTRAL, WIDEST, OpRule, rules
 _TENSOR_CORES = OpRule("", LOWER, note="matrix product: Tensor Cores take float16 and accumulate in FP32")
 _ELEMENTWISE = OpRule("", NEUTRAL, note="bound by memory: follows its data")
 _MOVES = OpRule("", NEUTRAL, note="moves data only: any precision is exact")
+_SHAPED = OpRule("", NEUTRAL, note="moves data only; of the other tensor it reads the shape")
 _SELECTS = OpRule("", NEUTRAL, note="picks values or judges them: exact in the precision of its data")
 _INDEXED = OpRule("", NEUTRAL, fp32_inputs=(1,),
                   note="moves data only; indices stay FP32: float16 counts exactly up to 2048 only")
@@ -77,8 +78,8 @@ SHAPES = (
             *shapes.MOVED_AXES, *shapes.REVERSALS, *shapes.BLOCKS, *shapes.SPLITS, *shapes.AXIS_SLICES,
             *shapes.SLICES, *shapes.REPETITIONS, *shapes.NUMPY_BROADCAST, *shapes.PADDING, *shapes.NUMPY_PADDING,
             *shapes.DIAGONALS, *shapes.PATCHES, *shapes.SHUFFLES, *shapes.FILLED_LIKE), _MOVES),
-    *rules((*shapes.JOINS, *shapes.RNN_PARAMETERS, *shapes.SLICE_LIKE, *shapes.RESHAPE_LIKE, *shapes.BROADCAST_LIKE),
-           _MIXES),
+    *rules((*shapes.SLICE_LIKE, *shapes.RESHAPE_LIKE, *shapes.BROADCAST_LIKE), _SHAPED),
+    *rules((*shapes.JOINS, *shapes.RNN_PARAMETERS), _MIXES),
     *rules((*shapes.WHERE, *shapes.NUMPY_WHERE), _CHOOSES),
     *rules(shapes.NUMPY_WHERE_SCALAR, OpRule("", NEUTRAL, fp32_inputs=(0,), note=_MOVES.note)),
     *rules((*shapes.PICK, *shapes.TAKE, *shapes.GATHERS), _INDEXED),
