@@ -336,6 +336,11 @@ print('dtype', amp.active_dtype('cpu'), amp.is_active(), trainer._amp_loss_scale
         assert "cannot run bfloat16" in done.stdout
         assert done.stdout.strip().endswith("False")
 
+    def test_without_avx512_a_bfloat16_region_is_refused(self):
+        done = self.run("AVX2", "try: amp.autocast(dtype='bfloat16')\nexcept amp.DTypeError as e: print(e)")
+        assert "cannot run bfloat16" in done.stdout
+        assert "AVX512" in done.stdout
+
     @pytest.mark.bf16
     def test_without_bf16_instructions_it_works_and_warns_of_the_speed(self):
         done = self.run("AVX512_CORE", self.TRAIN)

@@ -61,6 +61,59 @@ class TestNetworks:
         assert worst({key: 3 * value for key, value in single.items()}, tripled)[0] < 2 * BF16_EPS
 
 
+class Loop(HybridBlock):
+    """A dense layer, and a loop over its output."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(8, in_units=8, flatten=False)
+
+    def hybrid_forward(self, F, x):  # (length, batch, 8)
+        def body(step, state):
+            return step + state, step * 2 + state
+
+        return F.contrib.foreach(body, self.dense(x), F.zeros((2, 8)))[0]
+
+
+class TestMixtures:
+    """Hybridized and plain code inside each other."""
+
+    @pytest.mark.parametrize("flags", [{}, {"static_alloc": True}], ids=str)
+    def test_a_hybridized_child_of_a_parent_that_is_not(self, flags):
+        make, shape = NETWORKS["residual"]
+        net, data = ready(make(), shape, active=False)
+        expected = gradients(net, data)
+        amp.init()
+        eager = gradients(net, data)
+        net.again.hybridize(**flags)
+        net.norm.hybridize(**flags)
+        found = gradients(net, data)
+        assert worst(expected, found)[0] < 16 * BF16_EPS
+        assert worst(eager, found)[0] < 4 * BF16_EPS
+
+    @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
+    def test_loops(self, hybridize):
+        net, data = ready(Loop(), (3, 2, 8), active=hybridize)
+        expected, plain = outputs_of(net, data), gradients(net, data)
+        amp.init()
+        assert 0 < relative(expected[0], outputs_of(net, data)[0]) < 4 * BF16_EPS
+        assert worst(plain, gradients(net, data))[0] < 8 * BF16_EPS
+
+    def test_an_imported_symbol_block(self, tmp_path):
+        make, shape = NETWORKS["conv"]
+        net, data = ready(make(), shape)
+        expected = net(data).asnumpy()
+        path = str(tmp_path / "net")
+        net.export(path)
+        block = gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
+        amp.init()
+        found = block(data).asnumpy()
+        block.hybridize()
+        assert 0 < relative(expected, found) < 4 * BF16_EPS
+        assert relative(found, block(data).asnumpy()) < BF16_EPS
+        assert relative(found, net(data).asnumpy()) < BF16_EPS
+
+
 def test_functions_imported_before_init_are_covered():
     x, w = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32))
     expected = FullyConnected(x, w, no_bias=True, num_hidden=8).asnumpy()
