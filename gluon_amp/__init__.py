@@ -26,6 +26,15 @@ from .functions import (
     register_op,
 )
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
+from .op_lists.views import (
+    list_conditional_fp32_ops,
+    list_fp32_ops,
+    list_loss_output_functions,
+    list_lp16_fp32_ops,
+    list_lp16_ops,
+    list_lp16_use_fp32_params,
+    list_widest_type_cast,
+)
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
 
 __version__ = "0.1.0"
@@ -33,7 +42,9 @@ __version__ = "0.1.0"
 __all__ = [
     "AmpError", "DTypeError", "DynamicLossScaler", "GraphError", "LossScaler", "PolicyError", "StateError",
     "StaticLossScaler", "active_dtype", "autocast", "clip_global_norm", "custom_bwd", "custom_fwd", "deinit", "exclude",
-    "float32_function", "init", "init_trainer", "install", "is_active", "load_state_dict", "load_states",
-    "low_precision_function", "master_params", "register_float32_function", "register_low_precision_function",
-    "register_op", "save_states", "scale_loss", "state_dict", "uninstall", "unscale",
+    "float32_function", "init", "init_trainer", "install", "is_active", "list_conditional_fp32_ops", "list_fp32_ops",
+    "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
+    "list_widest_type_cast", "load_state_dict", "load_states", "low_precision_function", "master_params",
+    "register_float32_function", "register_low_precision_function", "register_op", "save_states", "scale_loss",
+    "state_dict", "uninstall", "unscale",
 ]

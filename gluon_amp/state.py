@@ -164,7 +164,7 @@ class _Controller:
         return region(current.disabled() if current else None, REGION_OFF)
 
     def epoch(self) -> int:
-        """Number the exclusions in force, 0 for none: what blocks traced under others has to be traced again."""
+        """Return a number for the exclusions in force, 0 for none: under others, blocks have to be traced again."""
         return self.changes if self.exclusions else 0
 
     def exclude(self, targets: Sequence[Any]) -> None:

@@ -113,7 +113,8 @@ def test_a_network_cast_by_the_user_trains_with_masters(hybridize):
     amp.init("float16")
     mx.random.seed(0)
     net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"), nn.Flatten(), nn.Dense(4))
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"), nn.Flatten(),
+            nn.Dense(4))
     net.initialize(mx.init.Xavier())
     net.cast("float16")
     if hybridize:

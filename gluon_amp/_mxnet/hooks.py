@@ -47,7 +47,7 @@ class Controller(Protocol):
         """Give a region without AMP."""
 
     def epoch(self) -> int:
-        """Number what blocks trace: 0 for everything, another number for every set of exclusions."""
+        """Return a number for the exclusions in force, 0 for none."""
 
 
 _originals: list[tuple[Any, str, Any]] = []
