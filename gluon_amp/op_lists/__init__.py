@@ -31,7 +31,7 @@ def table(target_dtype: str) -> Mapping[str, tuple[OpRule, ...]]:
 
     Examples
     --------
-    >>> [record.rule for record in table('bfloat16')['Convolution']][-1]
-    'LOWER'
+    >>> [record.rule for record in table('float16')['Convolution']]
+    ['LOWER']
     """
     return _TABLES[target_dtype]
