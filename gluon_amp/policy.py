@@ -6,7 +6,7 @@ from typing import Mapping, Sequence, Tuple
 
 from . import op_lists
 from .errors import PolicyError, closest, expected
-from .op_lists import FP32, LOWER, OpRule
+from .op_lists import FP32, KEEP, LOWER, OpRule
 
 __all__ = ["Policy", "make_policy"]
 
@@ -130,18 +130,21 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
 
 def _lower_overrides(target_dtype: str, names: list[str]) -> Mapping[str, tuple[OpRule, ...]]:
     table = op_lists.table(target_dtype)
-    found = {}
+    found: dict[str, tuple[OpRule, ...]] = {}
     for name in names:
-        unsafe = [record for record in table.get(name, ()) if not record.safe]
-        if any(record.when is None for record in unsafe):
-            raise PolicyError(f"target_precision_ops: {name!r} cannot run in {target_dtype}: {unsafe[0].note}. "
+        records = table.get(name, ())
+        refused = [record for record in records if not record.safe or record.rule == KEEP]
+        if any(record.when is None for record in refused):
+            raise PolicyError(f"target_precision_ops: {name!r} cannot run in {target_dtype}: {refused[0].note}. "
                               "Leave it out of the list")
-        fp32_inputs = next((record.fp32_inputs for record in table.get(name, ())), ())
-        found[name] = (*unsafe, OpRule(name, LOWER, fp32_inputs=fp32_inputs, note="in the target_precision_ops list"))
-    dropped = [name for name, records in table.items() if any(record.rule == LOWER for record in records)
-               and name not in found]
-    for name in dropped:
-        found[name] = (OpRule(name, FP32, note="not in the target_precision_ops list"),)
+        # What the table runs in low precision anyway keeps the table's conditions.
+        if not any(record.rule == LOWER for record in records):
+            fp32_inputs = next((record.fp32_inputs for record in records), ())
+            forced = OpRule(name, LOWER, fp32_inputs=fp32_inputs, note="in the target_precision_ops list")
+            found[name] = (*refused, forced)
+    for name, records in table.items():
+        if name not in names and any(record.rule == LOWER for record in records):
+            found[name] = (OpRule(name, FP32, note="not in the target_precision_ops list"),)
     return found
 
 

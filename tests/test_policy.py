@@ -7,7 +7,7 @@ import pytest
 from gluon_amp import DTypeError, PolicyError, dtypes
 from gluon_amp.policy import Policy, make_policy
 
-KNOWN = {name: name for name in ("Convolution", "FullyConnected", "Activation", "transpose", "softmax")}
+KNOWN = {name: name for name in ("Convolution", "FullyConnected", "Activation", "transpose", "softmax", "sgd_update")}
 KNOWN["linalg_gemm2"] = "_linalg_gemm2"
 
 
@@ -25,6 +25,7 @@ def test_what_corrupts_memory_is_never_low():
     ({"target_precision_ops": "Convolution"}, "expected a list of operator names, received target_precision_ops="),
     ({"fp32_ops": ["softmax"], "target_precision_ops": ["softmax"]}, "both target_precision_ops and fp32_ops: softmax"),
     ({"target_precision_ops": ["transpose"]}, "'transpose' cannot run in bfloat16.*corrupts memory"),
+    ({"target_precision_ops": ["sgd_update"]}, "'sgd_update' cannot run in bfloat16"),
     ({"conditional_fp32_ops": [("Activation", "act_type")]}, "expected a list of .operator, attribute"),
     ({"conditional_fp32_ops": [("Activatoin", "act_type", ["relu"])]}, "Did you mean 'Activation'"),
 ])
@@ -37,6 +38,13 @@ def test_a_list_of_low_precision_operators_replaces_the_tables():
     policy = make_policy("bfloat16", KNOWN, target_precision_ops=["Convolution"])
     assert policy.decide("Convolution", {}).rule == "LOWER"
     assert policy.decide("FullyConnected", {}).rule == "FP32"
+
+
+def test_the_tables_own_list_changes_nothing():
+    known = registered_operators()
+    policy = make_policy("bfloat16", known, target_precision_ops=op_lists.views.list_lp16_ops("bfloat16"))
+    for channels in (3, 64):
+        assert policy.decide("Convolution", {}, channels) == Policy("bfloat16").decide("Convolution", {}, channels)
 
 
 def test_conditions_hold_for_their_values_only():

@@ -147,6 +147,23 @@ def test_row_sparse_and_missing_gradients_are_handled():
         before = after
 
 
+def test_numpy_style_parameters_are_handled():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.Dense(2, in_units=3)
+        net.initialize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        amp.init_trainer(trainer, 8.0)
+        before = net.weight.data().asnumpy()
+        for fill in (1.0, np.inf):
+            with autograd.record(), amp.scale_loss((net(mx.np.ones((1, 3))) * fill).sum(), trainer) as loss:
+                loss.backward()
+            norm = amp.clip_global_norm(trainer, 100.0)
+            trainer.step(1)
+        assert not np.isfinite(norm)
+        assert trainer._amp_loss_scaler.num_skipped == 1
+        assert np.allclose(net.weight.data().asnumpy(), before - 0.1)
+
+
 def test_a_trainer_without_gradients_is_no_error():
     net = nn.Dense(2, in_units=2)
     net.initialize()

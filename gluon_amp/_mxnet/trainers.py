@@ -138,7 +138,7 @@ def _gradients_of(parameter: gluon.Parameter) -> Iterator[NDArray]:
     for gradient in parameter.list_grad():
         values = gradient if gradient.stype == "default" else gradient.data
         if values.size:
-            yield values
+            yield values.as_nd_ndarray()  # multi-tensor operators refuse NumPy-style arrays
 
 
 def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
