@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from gluon_amp import DTypeError, PolicyError, dtypes
+from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp.op_lists.views import list_lp16_ops
 from gluon_amp.policy import Policy, make_policy
 
 KNOWN = {name: name for name in ("Convolution", "FullyConnected", "Activation", "transpose", "softmax", "sgd_update")}
@@ -42,7 +44,7 @@ def test_a_list_of_low_precision_operators_replaces_the_tables():
 
 def test_the_tables_own_list_changes_nothing():
     known = registered_operators()
-    policy = make_policy("bfloat16", known, target_precision_ops=op_lists.views.list_lp16_ops("bfloat16"))
+    policy = make_policy("bfloat16", known, target_precision_ops=list_lp16_ops("bfloat16"))
     for channels in (3, 64):
         assert policy.decide("Convolution", {}, channels) == Policy("bfloat16").decide("Convolution", {}, channels)
 
