@@ -54,9 +54,11 @@ class TestCloseness:
 
     def test_eager_and_hybridized_agree(self, name):
         result = child(name, "compare")
-        for mode in MODES[1:]:
-            for kind in KINDS:
-                assert result[mode]["between"][kind] <= 1.1 * result[mode][kind] + 1e-3, (mode, kind, result)
+        # Gradients of tensors used several times are summed in another order, which batch statistics amplify.
+        for kind, share in (("outputs", 0.1), ("gradients", 0.5), ("batch_gradients", 1)):
+            share = 1 if name in SAMPLED else share
+            for mode in MODES[1:]:
+                assert result[mode]["between"][kind] <= share * result[mode][kind] + 1e-3, (mode, kind, result)
 
     def test_memory_planning_changes_nothing(self, name):
         result = child(name, "compare")
@@ -72,7 +74,7 @@ def test_training_follows_fp32(name):
     plain = result["fp32"]
     gained = plain[0] - late(plain)
     assert gained > 0, f"the FP32 run does not train: {plain}"
-    for mode in MODES:
+    for mode in set(MODES) - {"static_alloc"}:
         losses = result[mode]
         assert len(losses) == 20
         assert all(map(math.isfinite, losses)), (mode, losses)

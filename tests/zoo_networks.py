@@ -161,7 +161,8 @@ def rcnn_with_pyramid(batch: int) -> HybridBlock:
         pretrained=False)
     box_features = nn.HybridSequential()
     box_features.add(nn.Dense(128), nn.Activation("relu"))
-    settings = {**rcnn_settings(batch), "scales": (2, 4, 8, 16, 32)}
+    # ROIAlign reads memory that is not its own where GluonCV marks boxes of other levels by -1, in FP32 too.
+    settings = {**rcnn_settings(batch), "scales": (2, 4, 8, 16, 32), "roi_mode": "pool"}
     return get_faster_rcnn("fpn", features=features, top_features=None, box_features=box_features, min_stage=2,
                            max_stage=6, strides=(4, 8, 16, 32, 64), roi_size=(7, 7), **settings)
 
