@@ -167,7 +167,8 @@ def rcnn_with_pyramid(batch: int) -> HybridBlock:
                            max_stage=6, strides=(4, 8, 16, 32, 64), roi_size=(7, 7), **settings)
 
 
-def faster_rcnn(build: Callable[[int], HybridBlock], pixels: int, batch: int = 2) -> Callable[[], Task]:
+def faster_rcnn(build: Callable[[int], HybridBlock], pixels: int, batch: int = 2,
+                learning_rate: float = 0.002) -> Callable[[], Task]:
     def make() -> Task:
         data, (box, label) = images(pixels, batch), boxes(batch, pixels)
         net = build(batch)
@@ -190,7 +191,7 @@ def faster_rcnn(build: Callable[[int], HybridBlock], pixels: int, batch: int = 2
             weight = (targets >= 0).expand_dims(-1)
             return (binary(proposals, objects).mean() + cross_entropy(scores, targets * (targets > 0), weight).mean()
                     + huber(shifts * objects, shifts * 0).mean() + huber(offsets * masks, shift_targets).mean())
-        return Task(net, data, infer, loss, learning_rate=0.002)
+        return Task(net, data, infer, loss, learning_rate)
     return make
 
 
@@ -329,7 +330,7 @@ NETWORKS: dict[str, Callable[[], Task]] = {
     "yolo3_mobilenet0.25": yolo3("yolo3_mobilenet0.25_custom", 96),
     "yolo3_darknet53": yolo3("yolo3_darknet53_custom", 96),
     "faster_rcnn": faster_rcnn(rcnn_with_one_scale, 128),
-    "faster_rcnn_fpn": faster_rcnn(rcnn_with_pyramid, 128),
+    "faster_rcnn_fpn": faster_rcnn(rcnn_with_pyramid, 128, learning_rate=0.0003),
     "fcn": segmentation("FCN", 64),
     "deeplab": segmentation("DeepLabV3", 64),
     "lstm_plain": language_model(tied=False),
