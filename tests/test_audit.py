@@ -143,10 +143,12 @@ def test_a_process_that_does_not_end_well_costs_only_its_mode(fake_pool, name, v
     assert found[("default", "eager/plain/write")]["detail"] == detail
 
 
-def test_faults_of_fp32_do_not_count_unless_they_end_the_process():
-    assert runner.overall({"a": "ok", "b": "wrong"}, {"b": "wrong"}) == "ok"
+def test_errors_of_fp32_do_not_count():
+    assert runner.overall({"a": "ok", "b": "error"}, {"b": "error"}) == "ok"
+    assert runner.overall({"a": "ok", "b": "wrong"}, {"b": "wrong"}) == "wrong"
     assert runner.overall({"a": "ok", "b": "crash"}, {"b": "crash"}) == "crash"
     assert runner.overall({"a": "error", "b": "wrong"}, {}) == "wrong"
+    assert runner.overall({"eager/plain/write": "ok", "eager/plain/addlow": "wrong"}, {}) == "ok"
     assert runner.overall({"a": "wrong"}, {"a": "wrong"}) == "wrong"
 
 

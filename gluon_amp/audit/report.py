@@ -9,7 +9,8 @@ The JSON file holds ``engine`` (what was audited, where) and ``operators``, by r
 
 A mode is ``run/layout/grad``, see :class:`gluon_amp.audit.records.Mode`.
 
-``verdict`` of a condition is the worst of its modes; faults that FP32 has too count only when they end the process.
+``verdict`` of a condition is the worst of its modes, without errors that FP32 gives too and without ``addlow``, unless
+that ends the process.
 ``details`` and ``fp32`` are there only where a mode is not ``ok``; ``fp32`` names modes in which FP32 fails the same
 test.
 """
@@ -114,6 +115,8 @@ def _introduction(audit: dict) -> Iterator[str]:
         "Error: the largest of an element, relative to the element plus the tensor's root mean square, in any output, "
         "gradient or state; rounding alone gives 0.004 at most in bfloat16. Biased: magnitudes shrink by more than "
         "0.1 % in the mean, because the kernel truncates or accumulates in low precision.", "",
+        "The verdict is that of the worst mode. Errors that FP32 gives too do not count, nor does `addlow` unless it ends "
+        "the process: AMP keeps gradient buffers in FP32.", "",
         f"{len(conditions)} conditions of {sum('conditions' in entry for entry in operators.values())} operators: "
         + ", ".join(f"{counts[verdict]} {verdict}" for verdict in _TITLES if counts[verdict])
         + f"; {sum('not_applicable' in entry for entry in operators.values())} operators are not applicable.", "")
