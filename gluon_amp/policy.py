@@ -1,14 +1,18 @@
 """The policy: operator and attributes to a precision rule, with the user's overrides."""
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Mapping, Sequence, Tuple
 
 from . import op_lists
+from .dtypes import BFLOAT16
 from .errors import PolicyError, closest, expected
 from .op_lists import FP32, KEEP, LOWER, OpRule
 
-__all__ = ["Policy", "make_policy"]
+__all__ = ["Policy", "has_idle_taps", "make_policy"]
+
+_CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 
 ConditionalOp = Tuple[str, str, Sequence[str]]
 
@@ -36,7 +40,7 @@ class Policy:
     overrides: Mapping[str, tuple[OpRule, ...]] = field(default_factory=dict)
     emulated: bool = False
 
-    def decide(self, op: str, attrs: Mapping[str, str], channels: int | None = None) -> OpRule:
+    def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None = None) -> OpRule:
         """Return the record that governs an operator.
 
         Parameters
@@ -45,13 +49,16 @@ class Policy:
             Registered operator name.
         attrs : mapping of str to str
             Its parameters, as in symbol JSON.
-        channels : int, optional
-            Size of axis 1 of its data input, None where unknown.
+        shape : sequence of int, optional
+            Shape of its data (first) input, None where unknown.
 
         Returns
         -------
         OpRule
         """
+        if op == "Convolution" and self.target_dtype == BFLOAT16 and shape and has_idle_taps(attrs, shape):
+            return _IDLE_TAPS
+        channels = shape[1] if shape and len(shape) > 1 else None
         return next(record for record in self._records(op) if _holds(record, attrs, channels))
 
     def fixed_rule(self, op: str) -> OpRule | None:
@@ -74,6 +81,39 @@ def _holds(record: OpRule, attrs: Mapping[str, str], channels: int | None) -> bo
         return True
     attribute, values = record.when
     return str(attrs.get(attribute)) in values
+
+
+_IDLE_TAPS = OpRule("Convolution", FP32, safe=False,
+                    note="parts of its filters meet padding only, and oneDNN's bfloat16 kernel leaves garbage in their "
+                         "gradient")
+
+
+def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
+    """Whether some position of a convolution's filters never meets the data, as with small maps and wide padding.
+
+    Examples
+    --------
+    >>> has_idle_taps({'kernel': '(3, 3)', 'pad': '(1, 1)'}, (2, 16, 1, 1))
+    True
+    >>> has_idle_taps({'kernel': '(3, 3)', 'pad': '(1, 1)'}, (2, 16, 8, 8))
+    False
+    """
+    if str(attrs.get("layout")) in _CHANNELS_LAST:
+        return False
+    kernel, stride, pad, dilate = (_integers(attrs.get(name)) for name in ("kernel", "stride", "pad", "dilate"))
+    count = len(kernel)
+    return any(_is_idle(*values) for values in zip(kernel, stride or [1] * count, pad or [0] * count,
+                                                   dilate or [1] * count, shape[2:]))
+
+
+def _integers(text: object) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", str(text))] if text is not None else []
+
+
+def _is_idle(kernel: int, stride: int, pad: int, dilate: int, size: int) -> bool:
+    positions = (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
+    starts = [position * stride - pad for position in range(positions)]
+    return size > 0 and any(all(not 0 <= start + tap * dilate < size for start in starts) for tap in range(kernel))
 
 
 def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_precision_ops: Sequence[str] | None = None,

@@ -19,7 +19,7 @@ from ._mxnet.symbols import analyse, from_graph, to_graph, was_traced_in_a_regio
 from .dtypes import BFLOAT16, FLOAT32, Support, cpu_support, cuda_compute_capability, cuda_support
 from .graph import Graph
 from .passes.context import REGION_ATTRIBUTE, REGION_OFF, REGION_ON
-from .policy import Policy
+from .policy import Policy, has_idle_taps
 
 __all__ = ["State", "controller", "device_supports", "region"]
 
@@ -83,6 +83,11 @@ class State:
         return from_graph(graph, symbol) if changed or inputs.low else None
 
     def _rewritten(self, symbol: mx.sym.Symbol, inputs: Inputs) -> tuple[Graph, bool]:
+        graph = self._analysed(symbol, inputs)
+        policy = self.policies["gpu" if inputs.device_type == "gpu" else "cpu"]
+        return graph, passes.rewrite(graph, policy, inputs.guarded, _CHECK, self.enabled)
+
+    def _analysed(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Graph:
         graph = to_graph(symbol)
         # What a block around hands over in bfloat16 stands for FP32 data.
         dtypes = {name: FLOAT32 if name in inputs.low else dtype
@@ -90,8 +95,18 @@ class State:
         shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
         analyse(symbol, graph, dtypes, shapes)
         _plan_low_inputs(graph, inputs.low)
-        policy = self.policies["gpu" if inputs.device_type == "gpu" else "cpu"]
-        return graph, passes.rewrite(graph, policy, inputs.guarded, _CHECK, self.enabled)
+        return graph
+
+    def shape_rules(self, symbol: mx.sym.Symbol, inputs: Inputs) -> frozenset[str]:
+        """Name the convolutions that these inputs' shapes keep in FP32: another set needs another graph."""
+        if self.policy(inputs.device_type) is None:
+            return frozenset()
+        try:
+            graph = self._analysed(symbol, inputs)
+        except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
+            return frozenset()
+        return frozenset(node.name for node in graph.operators() if node.op == "Convolution"
+                         and node.inputs[0].shape and has_idle_taps(node.attrs, node.inputs[0].shape))
 
     def explain(self, symbol: mx.sym.Symbol, inputs: Inputs, message: str) -> str:
         """Say what AMP did to the operator that an error message of MXNet is about."""

@@ -81,7 +81,7 @@ class TestTables:
     ("Cast", {}, None, KEEP, KEEP), ("_random_uniform", {}, None, KEEP, KEEP), ("Custom", {}, None, FP32, FP32),
 ])
 def test_decisions_that_matter(operator, attributes, channels, low, half):
-    decisions = [Policy(dtype).decide(operator, attributes, channels).rule for dtype in DTYPES]
+    decisions = [Policy(dtype).decide(operator, attributes, (2, channels, 8, 8)).rule for dtype in DTYPES]
     assert decisions == [low, half]
 
 

@@ -46,7 +46,23 @@ def test_the_tables_own_list_changes_nothing():
     known = registered_operators()
     policy = make_policy("bfloat16", known, target_precision_ops=list_lp16_ops("bfloat16"))
     for channels in (3, 64):
-        assert policy.decide("Convolution", {}, channels) == Policy("bfloat16").decide("Convolution", {}, channels)
+        shape = (2, channels, 8, 8)
+        assert policy.decide("Convolution", {}, shape) == Policy("bfloat16").decide("Convolution", {}, shape)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "pad", "dilate", "size", "idle"), [
+    (3, 1, 1, 1, 1, True), (3, 1, 1, 1, 2, False), (3, 2, 1, 1, 1, True), (3, 2, 1, 1, 2, True), (3, 2, 1, 1, 3, False),
+    (5, 1, 2, 1, 2, True), (5, 1, 2, 1, 3, False), (7, 2, 3, 1, 16, False), (1, 1, 0, 1, 1, False),
+    (3, 1, 2, 2, 2, True)])
+def test_convolutions_whose_filters_meet_padding_only_stay_fp32(kernel, stride, pad, dilate, size, idle):
+    attrs = {name: f"({value}, {value})" for name, value in
+             (("kernel", kernel), ("stride", stride), ("pad", pad), ("dilate", dilate))}
+    # By definition: convolve a map of ones with each filter position alone.
+    reached = [any(0 <= start * stride - pad + tap * dilate < size for start in
+                   range((size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1)) for tap in range(kernel)]
+    assert idle == (not all(reached))
+    assert (Policy("bfloat16").decide("Convolution", attrs, (2, 32, size, size)).rule == "FP32") == idle
+    assert Policy("float16").decide("Convolution", attrs, (2, 32, size, size)).rule == "LOWER"
 
 
 def test_conditions_hold_for_their_values_only():

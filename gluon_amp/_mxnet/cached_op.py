@@ -52,6 +52,9 @@ class Rewriter(Protocol):
     def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> mx.sym.Symbol | None:
         """Return the rewritten symbol, None to run it as it is."""
 
+    def shape_rules(self, symbol: mx.sym.Symbol, inputs: Inputs) -> frozenset[str]:
+        """Name the operators whose precision depends on these inputs' shapes, rather than on the weights'."""
+
     def explain(self, symbol: mx.sym.Symbol, inputs: Inputs, message: str) -> str:
         """Say what AMP did to the operator that an error message is about."""
 
@@ -80,6 +83,7 @@ class RewritingCachedOp:
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
         self._plain: CachedOp | None = None
         self._variants: dict[Any, tuple[CachedOp, Inputs | None]] = {}
+        self._shape_rules: dict[Any, frozenset[str]] = {}
         self._hook: tuple[Any, ...] = ()
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
@@ -107,11 +111,16 @@ class RewritingCachedOp:
         """Return the cached op for these arguments, and what it was rewritten for; None when it was not."""
         dtypes = tuple(dtype_name(array.dtype) for array in args)
         device_type = args[0].context.device_type if args else "cpu"
-        key = (rewriter, dtypes, device_type, self._guarded(args))
-        if key not in self._variants:
+        guarded = self._guarded(args)
+        shaped = (rewriter, *(args[i].shape for i in self._data_positions))
+        key = (rewriter, dtypes, device_type, guarded, self._shape_rules.get(shaped))
+        if key not in self._variants or shaped not in self._shape_rules:
             shapes = tuple(array.shape for array in args)
             low = frozenset(self._names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
-            inputs = Inputs(self._names, dtypes, shapes, device_type, key[3], low)
+            inputs = Inputs(self._names, dtypes, shapes, device_type, guarded, low)
+            self._shape_rules[shaped] = rewriter.shape_rules(self.symbol, inputs)
+            key = (*key[:-1], self._shape_rules[shaped])
+        if key not in self._variants:
             rewritten = rewriter(self.symbol, inputs)
             self._variants[key] = ((self._stock(), None) if rewritten is None
                                    else (StockCachedOp(rewritten, self.flags), inputs))

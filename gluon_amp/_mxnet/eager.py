@@ -34,6 +34,7 @@ _FLAGS = {FLOAT32: 0, FLOAT16: 2, BFLOAT16: 12}
 _MOST_DIMENSIONS = 6  # what amp_cast takes
 _NAMES = {flag: name for name, flag in _FLAGS.items()}
 _SWITCHED_OFF = OpRule("*", FP32, note="inside an autocast(enabled=False) region, or an excluded block")
+_ARITHMETIC = ("add", "sub", "mul", "div")
 _UNTOUCHED = {"amp_cast", "amp_multicast"}
 _get_dtype = _LIB.MXNDArrayGetDType
 
@@ -99,6 +100,9 @@ class EagerPolicy:
         self.operators = {handle_of(name): self._operator(name) if enabled else _Operator(name, _SWITCHED_OFF, False)
                           for name in names if not self._keeps(policy.fixed_rule(name))}
 
+        # `x + y` is broadcast_add of arrays but elemwise_add of symbols: equal shapes take the one of graphs.
+        self.twins = {handle_of(f"broadcast_{name}"): handle_of(f"elemwise_{name}") for name in _ARITHMETIC}
+
     def _operator(self, name: str) -> _Operator:
         return _Operator(name, self.policy.fixed_rule(name), self.policy.may_lower(name))
 
@@ -112,8 +116,7 @@ class EagerPolicy:
         if operator.rule is not None:
             return operator.rule
         attributes = dict(zip(keys, map(str, values)))
-        channels = inputs[0].shape[1] if inputs[0].ndim > 1 else None
-        return self.policy.decide(operator.name, attributes, channels)
+        return self.policy.decide(operator.name, attributes, inputs[0].shape)
 
 
 def _flag(array: NDArray) -> int:
@@ -187,6 +190,9 @@ class _Call(NamedTuple):
     def run(self, operator: _Operator, handle: int, inputs: Sequence[NDArray], flags: list[int], keys: Sequence[str],
             values: Sequence[Any], out: Any, output_is_list: bool) -> Any:
         """Cast the inputs, call the operator, and give the result the type that its receiver expects."""
+        if handle in self.policy.twins and inputs[0].shape == inputs[1].shape:
+            handle = self.policy.twins[handle]
+            operator = self.policy.operators[handle]
         rule = self.policy.decide(operator, inputs, keys, values)
         wanted = _dtypes(rule, flags, self.policy.flag)
         changed = [i for i, flag in enumerate(flags) if wanted is not None and flag != wanted[i]]

@@ -35,8 +35,7 @@ def _decide(node: Node, context: Context) -> OpRule:
         return _OUTSIDE
     if region not in (None, REGION_ON, context.target):
         return _SWITCHED_OFF
-    shape = node.inputs[0].shape if node.inputs else None
-    return context.policy.decide(node.op, node.attrs, shape[1] if shape and len(shape) > 1 else None)
+    return context.policy.decide(node.op, node.attrs, node.inputs[0].shape if node.inputs else None)
 
 
 def _precision(node: Node, context: Context) -> str | None:
