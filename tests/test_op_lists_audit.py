@@ -45,7 +45,7 @@ def is_lowered(kind, aux, position, record):
 def low_samples(dtype):
     for name in sampled_operators():
         for sample in samples_of(name):
-            record = Policy(dtype).decide(name, dict(sample.attrs), 16)
+            record = Policy(dtype).decide(name, dict(sample.attrs), (2, 16, 8, 8))
             if record.rule in RUNS_LOW:
                 yield sample, record
 
