@@ -194,6 +194,19 @@ def test_page_is_generated_from_the_json_file(committed, tmp_path):
     assert report.markdown(committed) == MARKDOWN.read_text()
 
 
+@pytest.mark.bf16
+def test_update_keeps_other_operators(committed, tmp_path):
+    path = tmp_path / "audit.json"
+    changed = json.loads(JSON.read_text())
+    changed["operators"]["relu"]["conditions"]["default"]["verdict"] = "unknown"
+    changed["operators"]["abs"]["conditions"]["default"]["verdict"] = "kept"
+    report.write(path, changed)
+    assert command.main(["--ops", "relu", "--update", "--json", str(path)]) == 0
+    found = report.read(path)["operators"]
+    assert found["relu"] == committed["operators"]["relu"]
+    assert found["abs"]["conditions"]["default"]["verdict"] == "kept"
+
+
 def test_json_is_written_as_it_is_read(committed, tmp_path):
     report.write(tmp_path / "audit.json", committed)
     assert (tmp_path / "audit.json").read_text() == JSON.read_text()

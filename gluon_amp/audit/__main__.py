@@ -27,8 +27,11 @@ def main(argv: list[str] | None = None) -> int:
         if unknown or not names:
             return 2
         audit = run(names, Options(arguments.dtype, arguments.device, arguments.timeout), arguments.jobs,
-                    arguments.malloc_checks, arguments.json)
+                    arguments.malloc_checks, None if arguments.update else arguments.json)
     if arguments.json:
+        if arguments.update and Path(arguments.json).exists():
+            earlier = read(arguments.json)
+            audit = {name: {**earlier[name], **audit[name]} for name in ("engine", "operators")}
         write(arguments.json, audit)
     if arguments.markdown:
         Path(arguments.markdown).write_text(markdown(audit))
@@ -67,6 +70,7 @@ def run(names: Iterable[str], options: Options, jobs: int = 1, checks: bool = Fa
                 write(save_to, audit)
     if checks:
         audit["engine"]["malloc checks"] = "glibc.malloc.check=3, MALLOC_PERTURB_"
+        sys.stderr.write("again, with malloc checks\n")
         with Pool(jobs, malloc_checks()) as pool:
             for number, crashed in enumerate(pool.map(lambda op: checked_operator(pool, op, options), names)):
                 merge_checks(audit["operators"][names[number]], crashed)
@@ -91,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu(0)", help="cpu(0), gpu(0)")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--json", help="file for the results")
+    parser.add_argument("--update", action="store_true", help="keep what the file says about other operators")
     parser.add_argument("--markdown", help="file for the readable page")
     parser.add_argument("--malloc-checks", action="store_true", help="run again with glibc's malloc checks")
     parser.add_argument("--timeout", type=float, default=120.0,

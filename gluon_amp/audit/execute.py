@@ -16,7 +16,7 @@ from .program import Plan, as_array, build, caller
 from .records import LOW, Input, Mode, Sample
 from .values import EPSILON, fill
 
-__all__ = ["Judge", "Result"]
+__all__ = ["Judge", "Result", "drain", "first_line"]
 
 _PASSES = 2  # the second run of a CachedOp reuses its buffers
 _NO_GRADIENT = "non-differentiable"  # from nnvm's message for operators without a gradient
@@ -68,11 +68,12 @@ class Judge:
             try:
                 wanted = self._reference(mode)
             except Exception as error:
+                drain()
                 return Result(UNUSABLE, first_line(error))
             try:
                 found = self._run(Plan(mode, self.dtype, self.rounding, self.context))
             except Exception as error:
-                _drain()
+                drain()
                 return Result(ERROR, first_line(error))
         result = compare(found, wanted, self.item.tolerance * EPSILON[self.dtype])
         detail = f"{result.where} off by {result.error:.1g}" if result.verdict != OK else ""
@@ -135,8 +136,8 @@ def _read(array: mx.nd.NDArray) -> np.ndarray:
     return (mx.nd.amp_cast(array, dtype=FLOAT32) if low else array).asnumpy()
 
 
-def _drain() -> None:
-    """Let errors that are still on their way surface here, not in the next mode."""
+def drain() -> None:
+    """Finish all work; errors that are still on their way surface here, not in the next mode."""
     with contextlib.suppress(mx.MXNetError):
         mx.nd.waitall()
 

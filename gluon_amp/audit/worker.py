@@ -20,7 +20,7 @@ from typing import Any, Callable, Iterable, Iterator
 
 import mxnet as mx
 
-from .execute import Judge
+from .execute import Judge, drain
 from .records import modes_for
 from .samples import samples_of
 
@@ -57,7 +57,7 @@ def run_request(request: Request) -> Iterator[dict]:
                 yield {"done": key, "verdict": result.verdict, "detail": result.detail, "error": result.error,
                        "bias": result.bias, "gradient": judge.item.gradient}
     gc.collect()  # checks of the memory allocator act when memory is freed
-    mx.nd.waitall()
+    drain()
 
 
 def isolated(run: Runner, request: Request) -> dict:
