@@ -55,7 +55,7 @@ class TestCloseness:
     def test_eager_and_hybridized_agree(self, name):
         result = child(name, "compare")
         # Gradients of tensors used several times are summed in another order, which batch statistics amplify.
-        for kind, share in (("outputs", 0.1), ("gradients", 0.5), ("batch_gradients", 1)):
+        for kind, share in (("outputs", 0.1), ("gradients", 0.75), ("batch_gradients", 1)):
             share = 1 if name in SAMPLED else share
             for mode in MODES[1:]:
                 assert result[mode]["between"][kind] <= share * result[mode][kind] + 1e-3, (mode, kind, result)
