@@ -55,7 +55,7 @@ class Sample:
     attrs : tuple of (str, str)
         Operator parameters.
     tolerance : float
-        Largest error that is right, in units of the type's resolution (2^-8 for bfloat16).
+        Largest error that is right, in units of the type's resolution (2^-8 for bfloat16); 0 for indices.
     gradient : bool
         False when gradients say nothing about the operator (they are zero, random or not defined).
     numpy_shape : bool

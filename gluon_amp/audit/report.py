@@ -9,10 +9,9 @@ The JSON file holds ``engine`` (what was audited, where) and ``operators``, by r
 
 A mode is ``run/layout/grad``, see :class:`gluon_amp.audit.records.Mode`.
 
-``verdict`` of a condition is the worst of its modes, without errors that FP32 gives too and without ``addlow``, unless
-that ends the process.
-``details`` and ``fp32`` are there only where a mode is not ``ok``; ``fp32`` names modes in which FP32 fails the same
-test.
+``error`` and ``bias`` are the worst of all modes but ``addlow``; ``verdict`` of a condition is that of its worst mode,
+without errors that FP32 gives too and without ``addlow``, unless that ends the process. ``details`` and ``fp32`` are
+there only where a mode is not ``ok``; ``fp32`` names modes in which FP32 fails the same test.
 """
 from __future__ import annotations
 

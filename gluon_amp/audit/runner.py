@@ -157,7 +157,8 @@ def _condition(item: Sample, modes: tuple[Mode, ...], found: Mapping[Key, dict],
                                     {"verdict": ERROR, "detail": "no result", "error": 0.0, "bias": 0.0})
                for mode in modes}
     verdicts = {mode: record["verdict"] for mode, record in records.items()}
-    finite = [record for record in records.values() if record["verdict"] in (OK, WRONG)]
+    finite = [record for mode, record in records.items()
+              if record["verdict"] in (OK, WRONG) and not mode.endswith("/addlow")]
     worst = max((record["error"] for record in finite), default=0.0)
     same = {mode: control[(item.condition, mode)]["verdict"] for mode in verdicts
             if control.get((item.condition, mode), {"verdict": OK})["verdict"] != OK}
