@@ -314,8 +314,11 @@ def test_losses_may_be_scaled_in_several_threads():
     net, trainer = make(TWO, 32.0)
     plain, reference = make(TWO, False, update_on_kvstore=False)
 
+    start = threading.Barrier(2)
+
     def work(number):
         data = mx.nd.ones((4, 8), ctx=TWO[number])
+        start.wait()  # both trace the network at once
         with autograd.record():
             loss = (net(data) ** 2).mean()
             with amp.scale_loss(loss, trainer) as scaled:

@@ -52,6 +52,7 @@ class Controller(Protocol):
 
 _originals: list[tuple[Any, str, Any]] = []
 _lock = threading.Lock()
+_tracing = threading.RLock()
 _ABSENT = object()
 
 
@@ -98,22 +99,30 @@ def _make_call_cached_op(original: Callable, controller: Controller) -> Callable
     @functools.wraps(original)
     def call_cached_op(block: HybridBlock, *args: Any) -> Any:
         epoch = controller.epoch()
-        if block._cached_op is not None and block.__dict__.get("_amp_epoch", 0) != epoch:
-            block._clear_cached_op()  # other blocks inside were excluded when it was traced
-        if isinstance(block._cached_op, StockCachedOp):
-            block._cached_op = None  # cached before AMP was switched on
-        if block._cached_op is None:
-            block._build_cache(*args)
-            block.__dict__["_amp_epoch"] = epoch
+        if not _is_current(block, epoch):
+            with _tracing:  # blocks cannot be traced in two threads at once
+                _rebuild(block, epoch, args)
         if isinstance(block._cached_op, RewritingCachedOp):
             block._cached_op.accumulating = _accumulating(block)
         return original(block, *args)
     return call_cached_op
 
 
+def _is_current(block: HybridBlock, epoch: int) -> bool:
+    return isinstance(block._cached_op, RewritingCachedOp) and block.__dict__.get("_amp_epoch", 0) == epoch
+
+
+def _rebuild(block: HybridBlock, epoch: int, args: tuple[Any, ...]) -> None:
+    if block._cached_op is not None and block.__dict__.get("_amp_epoch", 0) != epoch:
+        block._clear_cached_op()  # other blocks inside were excluded when it was traced
+    if isinstance(block._cached_op, StockCachedOp):
+        block._cached_op = None  # cached before AMP was switched on
+    if block._cached_op is None:
+        block._build_cache(*args)
+        block.__dict__["_amp_epoch"] = epoch
+
+
 def _accumulating(block: HybridBlock) -> frozenset[str]:
-    if not autograd.is_recording():
-        return frozenset()
     return frozenset(source.name for is_data, source in block._cached_op_args
                      if not is_data and source.grad_req == "add")
 
