@@ -1,13 +1,22 @@
-"""The two ways in which a benchmark can end early."""
+"""The two ways in which a benchmark can end early, and the parser that uses one."""
 
 from __future__ import annotations
 
+import argparse
 import difflib
-from typing import Iterable
+from typing import Iterable, NoReturn
 
 
 class UsageError(Exception):
     """The request cannot be carried out on this machine: one line for the user, exit code 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are those of the benchmarks."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments."""
+        raise UsageError(message)
 
 
 class ChildFailed(Exception):

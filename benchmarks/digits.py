@@ -14,12 +14,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Mapping, NoReturn, Sequence
+from typing import Any, Mapping, Sequence
 
 import _machine
 import _report
 import make_digits_voc
-from _errors import ChildFailed, UsageError
+from _errors import ChildFailed, Parser, UsageError
 from rich.console import Console
 from rich.table import Table
 
@@ -35,13 +35,8 @@ _AVERAGED = 50  # steps: one batch's loss says little
 Run = Mapping[str, Any]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", metavar="DIR", help="a Pascal VOC directory (default: digits, made in build/ once)")
     add("--steps", type=int, default=600, help="updates of each run (default: 600)")

@@ -16,14 +16,14 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn, Sequence
+from typing import Any, Sequence
 
 import _machine
 import _report
 import _sizes
 from _children import ChildCommand
 from _compare import Comparison, Plan, Track, compare
-from _errors import ChildFailed, UsageError
+from _errors import ChildFailed, Parser, UsageError
 from _registry import build, implementation
 from _worker import timed_step
 from tqdm import tqdm
@@ -38,13 +38,8 @@ _SIZE_OF_COST = 512  # the side length in pixels that the cost below belongs to
 COST = _sizes.Cost(base_bytes=1.0e9, sample_bytes=0.68e9, sample_gflop=180.0)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     what = parser.add_argument_group("what to run")
     what.add_argument("--amp", action="store_true", help="mixed precision through gluon_amp")

@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence, Tuple
 
 from . import op_lists
 from .dtypes import BFLOAT16
 from .errors import PolicyError, closest, expected
-from .op_lists import FP32, KEEP, LOWER, OpRule
+from .op_lists import FP32, KEEP, LOWER, NEUTRAL, WIDEST, OpRule
 
-__all__ = ["Policy", "has_idle_taps", "make_policy"]
+__all__ = ["Policy", "has_idle_taps", "make_policy", "precision"]
 
 _CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 
@@ -56,10 +56,19 @@ class Policy:
         -------
         OpRule
         """
-        if op == "Convolution" and self.target_dtype == BFLOAT16 and shape and has_idle_taps(attrs, shape):
+        if self.is_fp32_for_its_shape(op, attrs, shape):
             return _IDLE_TAPS
         channels = shape[1] if shape and len(shape) > 1 else None
         return next(record for record in self._records(op) if _holds(record, attrs, channels))
+
+    @property
+    def has_shape_rules(self) -> bool:
+        """Whether :meth:`is_fp32_for_its_shape` can be true."""
+        return self.target_dtype == BFLOAT16
+
+    def is_fp32_for_its_shape(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> bool:
+        """Whether the shape of its data, which may change from call to call, keeps an operator in FP32."""
+        return self.has_shape_rules and op == "Convolution" and bool(shape) and has_idle_taps(attrs, shape or ())
 
     def fixed_rule(self, op: str) -> OpRule | None:
         """Return the record that governs every use of an operator; None when it depends on the use."""
@@ -81,6 +90,33 @@ def _holds(record: OpRule, attrs: Mapping[str, str], channels: int | None) -> bo
         return True
     attribute, values = record.when
     return str(attrs.get(attribute)) in values
+
+
+def precision(rule: OpRule, types: Sequence[Any], fp32: Any, low: Any) -> Any:
+    """Return the precision that an operator's floating-point data takes; None when it has no such data.
+
+    Parameters
+    ----------
+    rule : OpRule
+        Governs the operator.
+    types : sequence
+        The types of its inputs, in any representation.
+    fp32, low : object
+        FP32 and the low-precision type in that representation; inputs of other types do not count.
+
+    Examples
+    --------
+    >>> precision(OpRule('Concat', 'WIDEST'), ['bfloat16', 'float32', 'int32'], 'float32', 'bfloat16')
+    'float32'
+    """
+    data = [kind for position, kind in enumerate(types) if kind in (fp32, low) and position not in rule.fp32_inputs]
+    if not data:
+        return None
+    if rule.rule == LOWER:
+        return low
+    if rule.rule == NEUTRAL:
+        return data[0]
+    return low if rule.rule == WIDEST and fp32 not in data else fp32
 
 
 _IDLE_TAPS = OpRule("Convolution", FP32, safe=False,

@@ -19,7 +19,7 @@ from ._mxnet.symbols import analyse, from_graph, to_graph, was_traced_in_a_regio
 from .dtypes import BFLOAT16, FLOAT32, Support, cpu_support, cuda_compute_capability, cuda_support
 from .graph import Graph
 from .passes.context import REGION_ATTRIBUTE, REGION_OFF, REGION_ON
-from .policy import Policy, has_idle_taps
+from .policy import Policy
 
 __all__ = ["State", "controller", "device_supports", "region"]
 
@@ -76,15 +76,19 @@ class State:
 
     def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> mx.sym.Symbol | None:
         """Rewrite a symbol for its inputs; None when nothing in it runs in low precision."""
-        idle = not self.enabled and not inputs.low and not was_traced_in_a_region(symbol)
-        if self.policy(inputs.device_type) is None or idle:
+        policy = self._policy_for(symbol, inputs)
+        if policy is None:
             return None
-        graph, changed = self._rewritten(symbol, inputs)
+        graph, changed = self._rewritten(symbol, inputs, policy)
         return from_graph(graph, symbol) if changed or inputs.low else None
 
-    def _rewritten(self, symbol: mx.sym.Symbol, inputs: Inputs) -> tuple[Graph, bool]:
+    def _policy_for(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Policy | None:
+        """Return the policy to rewrite a symbol by, None where nothing in it can change."""
+        idle = not self.enabled and not inputs.low and not was_traced_in_a_region(symbol)
+        return None if idle else self.policy(inputs.device_type)
+
+    def _rewritten(self, symbol: mx.sym.Symbol, inputs: Inputs, policy: Policy) -> tuple[Graph, bool]:
         graph = self._analysed(symbol, inputs)
-        policy = self.policies["gpu" if inputs.device_type == "gpu" else "cpu"]
         return graph, passes.rewrite(graph, policy, inputs.guarded, _CHECK, self.enabled)
 
     def _analysed(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Graph:
@@ -99,18 +103,20 @@ class State:
 
     def shape_rules(self, symbol: mx.sym.Symbol, inputs: Inputs) -> frozenset[str]:
         """Name the convolutions that these inputs' shapes keep in FP32: another set needs another graph."""
-        if self.policy(inputs.device_type) is None:
+        policy = self._policy_for(symbol, inputs)
+        if policy is None or not policy.has_shape_rules:
             return frozenset()
         try:
             graph = self._analysed(symbol, inputs)
         except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
             return frozenset()
-        return frozenset(node.name for node in graph.operators() if node.op == "Convolution"
-                         and node.inputs[0].shape and has_idle_taps(node.attrs, node.inputs[0].shape))
+        return frozenset(node.name for node in graph.operators() if node.inputs
+                         and policy.is_fp32_for_its_shape(node.op, node.attrs, node.inputs[0].shape))
 
     def explain(self, symbol: mx.sym.Symbol, inputs: Inputs, message: str) -> str:
         """Say what AMP did to the operator that an error message of MXNet is about."""
-        graph, _ = self._rewritten(symbol, inputs)
+        policy = self.policies["gpu" if inputs.device_type == "gpu" else "cpu"]
+        graph, _ = self._rewritten(symbol, inputs, policy)
         named = re.search(r"Error in operator (\S+?):", message)
         node = next((node for node in graph.operators() if named and node.name == named[1]), None)
         remedy = "To see whether AMP is the cause run it inside `with amp.autocast(enabled=False):`"

@@ -75,13 +75,13 @@ class TrainerScaler:
         self.state = SCALED
         return self.applied
 
-    def unscale(self, factor: float = 1.0) -> None:
-        """Divide the gradients by the scale they carry, and multiply them by ``factor``."""
+    def unscale(self) -> None:
+        """Divide the gradients by the scale they carry."""
         if self.state != SCALED:
             cause = {READY: "no loss was scaled since the last step: use amp.scale_loss first",
                      UNSCALED: "they are unscaled already: call unscale once per step"}[self.state]
             raise StateError(f"unscale: the trainer's gradients are not scaled; {cause}")
-        self._multiply(factor / self.applied)
+        self._multiply(1.0 / self.applied)
         self.state = UNSCALED
 
     def clip(self, max_norm: float) -> float:

@@ -20,8 +20,8 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..op_lists import FP32, KEEP, LOWER, NEUTRAL, OpRule
-from ..policy import Policy
+from ..op_lists import KEEP, SWITCHED_OFF, OpRule
+from ..policy import Policy, precision
 from .arrays import map_arrays
 from .operators import handle_of, registered_operators
 
@@ -33,7 +33,6 @@ Invoke = Callable[..., Any]
 _FLAGS = {FLOAT32: 0, FLOAT16: 2, BFLOAT16: 12}
 _MOST_DIMENSIONS = 6  # what amp_cast takes
 _NAMES = {flag: name for name, flag in _FLAGS.items()}
-_SWITCHED_OFF = OpRule("*", FP32, note="inside an autocast(enabled=False) region, or an excluded block")
 _ARITHMETIC = ("add", "sub", "mul", "div")
 _UNTOUCHED = {"amp_cast", "amp_multicast"}
 _get_dtype = _LIB.MXNDArrayGetDType
@@ -97,7 +96,7 @@ class EagerPolicy:
         self.target = policy.target_dtype
         self.flag = _FLAGS[policy.target_dtype]
         names = set(registered_operators().values()) - _UNTOUCHED
-        self.operators = {handle_of(name): self._operator(name) if enabled else _Operator(name, _SWITCHED_OFF, False)
+        self.operators = {handle_of(name): self._operator(name) if enabled else _Operator(name, SWITCHED_OFF, False)
                           for name in names if not self._keeps(policy.fixed_rule(name))}
 
         # `x + y` is broadcast_add of arrays but elemwise_add of symbols: equal shapes take the one of graphs.
@@ -140,18 +139,10 @@ def _is_grouped(keys: Sequence[str], values: Sequence[Any]) -> bool:
 
 def _dtypes(rule: OpRule, flags: list[int], low: int) -> list[int] | None:
     """Return the type flag that each input must have; None when the call is none of our business."""
-    floats = [flag for position, flag in enumerate(flags) if flag in (0, low) and position not in rule.fp32_inputs]
-    if not floats:
+    data = precision(rule, flags, 0, low)
+    if data is None:
         return None
-    if rule.rule in (FP32, KEEP):
-        precision = 0
-    elif rule.rule == LOWER:
-        precision = low
-    elif rule.rule == NEUTRAL:
-        precision = floats[0]
-    else:
-        precision = 0 if 0 in floats else low
-    return [flag if flag not in (0, low) else 0 if position in rule.fp32_inputs else precision
+    return [flag if flag not in (0, low) else 0 if position in rule.fp32_inputs else data
             for position, flag in enumerate(flags)]
 
 

@@ -4,13 +4,12 @@ MXNet generates Python functions for most operators only, scattered over a dozen
 """
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
 from typing import Mapping, Sequence
 
 import mxnet as mx
-from mxnet.base import _LIB, check_call
 from mxnet.ndarray import register
+
+from .operators import handle_of
 
 __all__ = ["invoke"]
 
@@ -37,11 +36,5 @@ def invoke(op: str, inputs: Sequence[mx.nd.NDArray], attrs: Mapping[str, str]) -
     >>> invoke('_plus_scalar', [mx.nd.zeros(1)], {'scalar': '2.0'})[0].asscalar()
     2.0
     """
-    return register._imperative_invoke(_handle(op), list(inputs), list(attrs), list(attrs.values()), None, False, True)
-
-
-@lru_cache(maxsize=None)
-def _handle(op: str) -> int:
-    handle = ctypes.c_void_p()
-    check_call(_LIB.NNGetOpHandle(op.encode(), ctypes.byref(handle)))
-    return int(handle.value or 0)
+    names, values = list(attrs), list(attrs.values())
+    return register._imperative_invoke(handle_of(op), list(inputs), names, values, None, False, True)

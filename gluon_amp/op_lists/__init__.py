@@ -10,7 +10,10 @@ from ..dtypes import BFLOAT16, FLOAT16
 from . import bfloat16, float16
 from .records import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, OpRule
 
-__all__ = ["DEFAULT_RULE", "FP32", "KEEP", "LOWER", "NEUTRAL", "RULES", "WIDEST", "OpRule", "table"]
+__all__ = ["DEFAULT_RULE", "FP32", "KEEP", "LOWER", "NEUTRAL", "RULES", "SWITCHED_OFF", "WIDEST", "OpRule", "table"]
+
+# What happens inside autocast(enabled=False) and excluded blocks.
+SWITCHED_OFF = OpRule("*", FP32, note="inside an autocast(enabled=False) region, or an excluded block")
 
 # What happens to an operator that is in no table: one from a library that was loaded, or a later MXNet's.
 DEFAULT_RULE = OpRule("*", FP32, note="not in the operator tables: FP32 is safe for every operator")

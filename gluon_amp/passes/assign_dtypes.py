@@ -3,7 +3,8 @@ from __future__ import annotations
 
 from ..dtypes import FLOAT32
 from ..graph import Graph, Node
-from ..op_lists import FP32, KEEP, LOWER, NEUTRAL, OpRule
+from ..op_lists import FP32, KEEP, SWITCHED_OFF, OpRule
+from ..policy import precision
 from .context import REGION_ATTRIBUTE, REGION_ON, Context
 
 __all__ = ["input_dtypes", "run"]
@@ -26,7 +27,6 @@ def run(graph: Graph, context: Context) -> bool:
 
 
 _OUTSIDE = OpRule("*", FP32, note="outside of every autocast region")
-_SWITCHED_OFF = OpRule("*", FP32, note="inside an autocast(enabled=False) region, or an excluded block")
 
 
 def _decide(node: Node, context: Context) -> OpRule:
@@ -34,26 +34,15 @@ def _decide(node: Node, context: Context) -> OpRule:
     if region is None and not context.everywhere:
         return _OUTSIDE
     if region not in (None, REGION_ON, context.target):
-        return _SWITCHED_OFF
+        return SWITCHED_OFF
     return context.policy.decide(node.op, node.attrs, node.inputs[0].shape if node.inputs else None)
 
 
 def _precision(node: Node, context: Context) -> str | None:
     """Return the precision that a node's floating-point data takes; None when it has no such data."""
-    rule = node.decision.rule
-    if rule == KEEP:
+    if node.decision.rule == KEEP:
         return None
-    data = [entry.dtype for position, entry in enumerate(node.inputs)
-            if position not in node.decision.fp32_inputs and context.is_float(entry)]
-    if not data:
-        return None
-    if rule == FP32:
-        return FLOAT32
-    if rule == LOWER:
-        return context.target
-    if rule == NEUTRAL:
-        return data[0]
-    return FLOAT32 if FLOAT32 in data else context.target
+    return precision(node.decision, [entry.dtype for entry in node.inputs], FLOAT32, context.target)
 
 
 def _lower_outputs(node: Node, context: Context) -> bool:
@@ -68,8 +57,8 @@ def input_dtypes(node: Node, context: Context) -> list[str | None]:
     """Return the type that each input must have; None where the input is left as it is."""
     if node.decision.rule == KEEP:
         return [FLOAT32 if entry.is_lowered else None for entry in node.inputs]
-    precision = _precision(node, context)
+    wanted = _precision(node, context)
     return [None if not context.is_float(entry)
             else FLOAT32 if position in node.decision.fp32_inputs
-            else precision
+            else wanted
             for position, entry in enumerate(node.inputs)]
