@@ -12,6 +12,11 @@ from ._compat import prepare as _prepare
 
 _prepare()
 
+from . import _isa
+
+_isa.request()  # before oneDNN runs its first operator
+
+from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
 from .autocast import active_dtype, autocast, deinit, exclude, init, is_active
 from .checkpoint import load_state_dict, load_states, save_states, state_dict
 from .compatibility import install, uninstall
@@ -36,6 +41,8 @@ from .op_lists.views import (
     list_widest_type_cast,
 )
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
+
+_isa.settle(_run_onednn_operator)
 
 __version__ = "0.1.0"
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
 from typing import Mapping, NamedTuple
 
 import numpy as np
 
+from . import _isa
 from .errors import DTypeError, expected
 
 __all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "Support", "cpu_isa", "cpu_support", "cuda_support", "normalize"]
@@ -92,13 +92,13 @@ IMITATED_FLOAT16 = Support(FLOAT16, False, "the CPU has no float16 kernels: FP32
 # From the least to the most capable, as in oneDNN's DNNL_MAX_CPU_ISA.
 _ISA_LEVELS = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16",
                "AVX512_CORE_AMX")
-_ISA_FLAGS = (("AVX512_CORE_AMX", ("amx_bf16", "amx_tile")), ("AVX512_CORE_BF16", ("avx512_bf16",)),
+_ISA_FLAGS = ((_isa.AMX, ("amx_bf16", "amx_tile")), ("AVX512_CORE_BF16", ("avx512_bf16",)),
               ("AVX512_CORE_VNNI", ("avx512_vnni",)),
               ("AVX512_CORE", ("avx512f", "avx512bw", "avx512vl", "avx512dq")),
               ("AVX2", ("avx2",)), ("AVX", ("avx",)))
 
 
-def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None) -> str:
+def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None, amx: bool | None = None) -> str:
     """Name the instruction set that oneDNN will use on this CPU.
 
     Parameters
@@ -107,6 +107,8 @@ def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None
         Text in the form of ``/proc/cpuinfo``; read from the machine when None.
     environ : mapping, optional
         The environment; ``DNNL_MAX_CPU_ISA`` lowers the answer as it lowers oneDNN's own choice.
+    amx : bool, optional
+        Whether this process may use AMX tiles; asked of :mod:`gluon_amp._isa` when None.
 
     Returns
     -------
@@ -119,13 +121,10 @@ def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None
     'AVX2'
     """
     environ = os.environ if environ is None else environ
-    if cpuinfo is None:
-        path = Path("/proc/cpuinfo")
-        cpuinfo = path.read_text() if path.exists() else ""
-    flags = next((set(line.split(":", 1)[1].split()) for line in cpuinfo.splitlines()
-                  if line.startswith("flags")), set())
-    found = next((isa for isa, needed in _ISA_FLAGS if flags.issuperset(needed)), "SSE41")
-    limit = environ.get("DNNL_MAX_CPU_ISA", "").upper()
+    amx = _isa.granted() if amx is None else amx
+    flags = _isa.cpu_flags(cpuinfo)
+    found = next((isa for isa, needed in _ISA_FLAGS if flags.issuperset(needed) and (amx or isa != _isa.AMX)), "SSE41")
+    limit = environ.get(_isa.VARIABLE, "").upper()
     if limit in _ISA_LEVELS:
         found = min(found, limit, key=_ISA_LEVELS.index)
     return found

@@ -97,14 +97,19 @@ def test_other_types_are_refused(spelling):
     ("avx avx2 avx512f avx512bw avx512vl avx512dq", {}, "AVX512_CORE", "bfloat16", False),
     ("avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", {}, "AVX512_CORE_BF16", "bfloat16", True),
     ("avx512_bf16 amx_bf16 amx_tile", {}, "AVX512_CORE_AMX", "bfloat16", True),
+    ("avx512_bf16 amx_bf16 amx_tile", {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, "AVX512_CORE_BF16", "bfloat16", True),
     ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "AVX2"}, "AVX2", None, False),
     ("avx2", {"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, "AVX2", None, False),
     ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "ALL"}, "AVX512_CORE_BF16", "bfloat16", True),
     ("", {}, "SSE41", None, False),
 ])
 def test_the_cpu_decides_the_type(flags, environ, isa, dtype, native):
-    found = dtypes.cpu_isa(f"model name : x\nflags : {flags}\n", environ)
+    found = dtypes.cpu_isa(f"model name : x\nflags : {flags}\n", environ, amx=True)
     assert (found, dtypes.cpu_support(found).dtype, dtypes.cpu_support(found).native) == (isa, dtype, native)
+
+
+def test_amx_counts_only_where_the_process_may_use_it():
+    assert dtypes.cpu_isa("flags : avx512_bf16 amx_bf16 amx_tile", {}, amx=False) == "AVX512_CORE_BF16"
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [

@@ -11,7 +11,7 @@ from mxnet.ndarray import register
 
 from .operators import handle_of
 
-__all__ = ["invoke"]
+__all__ = ["invoke", "run_onednn_operator"]
 
 
 def invoke(op: str, inputs: Sequence[mx.nd.NDArray], attrs: Mapping[str, str]) -> list[mx.nd.NDArray]:
@@ -38,3 +38,8 @@ def invoke(op: str, inputs: Sequence[mx.nd.NDArray], attrs: Mapping[str, str]) -
     """
     names, values = list(attrs), list(attrs.values())
     return register._imperative_invoke(handle_of(op), list(inputs), names, values, None, False, True)
+
+
+def run_onednn_operator() -> None:
+    """Run an operator that oneDNN serves, so that oneDNN reads its settings."""
+    mx.nd.Activation(mx.nd.zeros((1, 1), ctx=mx.cpu()), act_type="relu").wait_to_read()
