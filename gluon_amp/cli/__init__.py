@@ -1,0 +1,7 @@
+"""The command line, installed as ``gluon-amp``: one module per command.
+
+A command is a module with ``NAME``, ``HELP``, ``add_arguments(parser)`` and ``run(args)``, which returns the exit code.
+"""
+from .main import main
+
+__all__ = ["main"]

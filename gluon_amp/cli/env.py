@@ -1,0 +1,91 @@
+"""``gluon-amp env``: what this machine runs in low precision, and why."""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from .. import _isa
+from ..dtypes import cpu_isa, cuda_compute_capability, cuda_support
+from ..state import device_supports
+
+NAME = "env"
+HELP = "show MXNet, oneDNN, the CPU's instruction sets, the GPUs, and the data type that init() chooses"
+
+_INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was found."""
+    found = environment()
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    table = Table("", "found", title="gluon-amp env")
+    for name, value in found.items():
+        table.add_row(name, _text(value))
+    Console().print(table)
+    return 0
+
+
+def environment() -> dict[str, Any]:
+    """Describe the machine and MXNet's build.
+
+    Returns
+    -------
+    dict
+        Strings, lists and dicts that JSON can hold. ``chosen`` maps each kind of device to the data type that
+        ``init()`` uses on it (None: FP32) and the reason.
+    """
+    flags = _isa.cpu_flags()
+    return {
+        "gluon_amp": metadata.version("gluon_amp"),
+        "mxnet": mx.__version__, "numpy": np.__version__, "python": platform.python_version(),
+        "onednn": _onednn(), "onednn_isa": cpu_isa(), "amx_granted": _isa.granted(),
+        "max_cpu_isa": os.environ.get(_isa.VARIABLE),
+        "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
+        "threads": os.environ.get("OMP_NUM_THREADS"), "processors": os.cpu_count(),
+        "gpus": [_gpu(index) for index in range(mx.context.num_gpus())],
+        "features": sorted(name for name, feature in mx.runtime.Features().items() if feature.enabled),
+        "chosen": {device: {"dtype": support.dtype, "native": support.native, "reason": support.reason}
+                   for device, support in device_supports().items()},
+    }
+
+
+def _onednn() -> list[str]:
+    """Return what oneDNN says of itself when it starts: version, threads and the instruction set that it uses."""
+    environ = {**os.environ, "DNNL_VERBOSE": "1"}
+    child = subprocess.run([sys.executable, "-c", "import gluon_amp"], env=environ, capture_output=True, text=True,
+                           check=False)
+    prefix = "dnnl_verbose,info,"
+    return [line[len(prefix):] for line in child.stdout.splitlines()
+            if line.startswith(prefix) and "gpu" not in line and "template" not in line]
+
+
+def _gpu(index: int) -> dict[str, Any]:
+    capability = cuda_compute_capability(index)
+    support = cuda_support(capability)
+    return {"compute_capability": capability, "has_kernels": support.dtype is not None, "reason": support.reason}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_text(item)}" for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_text, value)) or "none"
+    return str(value)
