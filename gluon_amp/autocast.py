@@ -14,10 +14,10 @@ from ._mxnet.operators import registered_operators
 from .dtypes import BFLOAT16, FLOAT16, IMITATED_FLOAT16, Support, normalize
 from .errors import DTypeError, StateError, expected
 from .passes.context import REGION_ON
-from .policy import ConditionalOp, make_policy
+from .policy import ConditionalOp, Policy, make_policy
 from .state import State, controller, device_supports, region
 
-__all__ = ["active_dtype", "autocast", "deinit", "exclude", "init", "is_active"]
+__all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "usable_types"]
 
 _logger = logging.getLogger("gluon_amp")
 
@@ -72,8 +72,8 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
             return
         raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
     supports = device_supports()
-    usable = _usable(requested, supports)
-    state = State(_policies(usable, target_precision_ops=target_precision_ops, fp32_ops=fp32_ops,
+    usable = usable_types(requested, supports)
+    state = State(device_policies(usable, target_precision_ops=target_precision_ops, fp32_ops=fp32_ops,
                             conditional_fp32_ops=conditional_fp32_ops), arguments)
     hooks.install(controller)
     controller.state = state
@@ -162,7 +162,7 @@ class autocast(ContextDecorator):
         self._enabled = enabled
         self._entered: list[ExitStack] = []
         if enabled and self._dtype is not None:
-            _usable(self._dtype, device_supports())
+            usable_types(self._dtype, device_supports())
 
     def __enter__(self) -> autocast:
         stack = ExitStack()
@@ -190,7 +190,7 @@ class autocast(ContextDecorator):
         wanted = self._dtype
         if around is not None and wanted in (None, *(policy.target_dtype for policy in around.policies.values())):
             return around
-        policies = _policies(_usable(wanted, device_supports()))
+        policies = device_policies(usable_types(wanted, device_supports()))
         if controller.marked is None:
             controller.marked = State(policies, enabled=False)
         return State(policies)
@@ -223,13 +223,14 @@ def exclude(*targets: Block | type | str) -> None:
     controller.exclude(targets)
 
 
-def _policies(usable: Mapping[str, Support], **lists: Any) -> dict[str, Any]:
+def device_policies(usable: Mapping[str, Support], **lists: Any) -> dict[str, Policy]:
+    """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
     known = registered_operators()
     return {device: make_policy(found.dtype, known, custom_ops=controller.custom_ops, emulated=found.imitated, **lists)
             for device, found in usable.items() if found.dtype}
 
 
-def _usable(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:
+def usable_types(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:
     """Return the devices that run the type asked for, or any; raise when there is none for an explicit one."""
     usable = {name: found for name, found in supports.items() if found.dtype and requested in (None, found.dtype)}
     if usable or requested is None:

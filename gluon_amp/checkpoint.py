@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from typing import Any, Mapping
 
 from mxnet import gluon
 
 from ._mxnet import trainers
 from .errors import StateError, expected
+from .files import replacing
 from .training import TrainerScaler, attached_scalers
 
 __all__ = ["load_state_dict", "load_states", "save_states", "state_dict"]
@@ -85,17 +85,9 @@ def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
     scaler = _scaler_of(trainer)
     header = json.dumps(scaler.scaler.state_dict() if scaler else None).encode()
     content = _MAGIC + header + b"\n" + trainers.optimizer_states(trainer)
-    target = os.path.abspath(os.fspath(fname))
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(target), prefix=os.path.basename(target))
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with replacing(fname) as (temporary,):
+        with open(temporary, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def load_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:

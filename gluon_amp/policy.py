@@ -29,6 +29,10 @@ class Policy:
         Records that come before those of the built-in table.
     emulated : bool
         Whether low precision is imitated: FP32 kernels, with values and gradients rounded at every edge.
+    excluded : frozenset of str
+        Names of graph nodes that stay in FP32.
+    training : bool
+        False where no gradients are taken: kernels whose gradients only are wrong may then be used.
 
     Examples
     --------
@@ -39,6 +43,8 @@ class Policy:
     target_dtype: str
     overrides: Mapping[str, tuple[OpRule, ...]] = field(default_factory=dict)
     emulated: bool = False
+    excluded: frozenset[str] = frozenset()
+    training: bool = True
 
     def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None = None) -> OpRule:
         """Return the record that governs an operator.
@@ -64,7 +70,7 @@ class Policy:
     @property
     def has_shape_rules(self) -> bool:
         """Whether :meth:`is_fp32_for_its_shape` can be true."""
-        return self.target_dtype == BFLOAT16
+        return self.training and self.target_dtype == BFLOAT16
 
     def is_fp32_for_its_shape(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> bool:
         """Whether the shape of its data, which may change from call to call, keeps an operator in FP32."""

@@ -6,7 +6,7 @@ the nodes, and keep them up to date for the nodes they add.
 """
 from __future__ import annotations
 
-from typing import Callable
+from typing import Callable, Sequence
 
 from ..graph import Graph
 from ..policy import Policy
@@ -21,7 +21,7 @@ PIPELINE: tuple[Pass, ...] = (shape_operands.run, assign_dtypes.run, align_chann
 
 
 def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(), check: bool = False,
-            everywhere: bool = True) -> bool:
+            everywhere: bool = True, pipeline: Sequence[Pass] = PIPELINE) -> bool:
     """Rewrite an analysed FP32 graph for mixed precision, in place.
 
     Parameters
@@ -36,6 +36,8 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
         Verify the result, for tests and debugging.
     everywhere : bool
         False to rewrite only what was traced inside autocast regions.
+    pipeline : sequence of callable
+        The passes to run.
 
     Returns
     -------
@@ -51,7 +53,7 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
     context = Context(policy, guarded, outputs, everywhere)
     before = [node.name for node in graph.variables()]
     changed = False
-    for run in PIPELINE:
+    for run in pipeline:
         changed |= run(graph, context)
     if check:
         verify.run(graph, context, before)

@@ -27,6 +27,7 @@ def run(graph: Graph, context: Context) -> bool:
 
 
 _OUTSIDE = OpRule("*", FP32, note="outside of every autocast region")
+_EXCLUDED = OpRule("*", FP32, note="excluded by name")
 
 
 def _decide(node: Node, context: Context) -> OpRule:
@@ -35,7 +36,18 @@ def _decide(node: Node, context: Context) -> OpRule:
         return _OUTSIDE
     if region not in (None, REGION_ON, context.target):
         return SWITCHED_OFF
-    return context.policy.decide(node.op, node.attrs, node.inputs[0].shape if node.inputs else None)
+    if node.name in context.policy.excluded:
+        return _EXCLUDED
+    return context.policy.decide(node.op, node.attrs, _data_shape(node))
+
+
+def _data_shape(node: Node) -> tuple[int, ...] | None:
+    """Return the shape of a node's data; of a convolution whose data is unknown, as far as its weight tells."""
+    shape = node.inputs[0].shape if node.inputs else None
+    weight = node.inputs[1].shape if node.op == "Convolution" and len(node.inputs) > 1 else None
+    if shape is None and weight is not None:
+        return 0, weight[1] * int(node.attrs.get("num_group", 1))
+    return shape
 
 
 def _precision(node: Node, context: Context) -> str | None:

@@ -1,0 +1,163 @@
+"""Trace a block without leaving a mark on it, and make blocks from symbols."""
+from __future__ import annotations
+
+import inspect
+from contextlib import ExitStack, contextmanager
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet.gluon import Block, HybridBlock, SymbolBlock
+
+from ..passes.context import REGION_ATTRIBUTE, REGION_OFF
+
+__all__ = ["Traced", "flags_of", "load_parameters", "parameters_of", "set_formats", "trace", "untouched_parameters"]
+
+
+class Traced(NamedTuple):
+    """A block as a symbol.
+
+    Attributes
+    ----------
+    inputs : list of Symbol
+        Its data variables.
+    symbol : Symbol
+        Its outputs.
+    formats : tuple
+        The nesting of its arguments and results, as Gluon notes it.
+    """
+
+    inputs: list[mx.sym.Symbol]
+    symbol: mx.sym.Symbol
+    formats: tuple[Any, Any]
+
+
+def trace(block: HybridBlock, example: Sequence[Any] | None = None,
+          is_excluded: Callable[[Block], bool] | None = None) -> Traced:
+    """Trace a hybrid block to a symbol; what it has cached stays as it is.
+
+    Parameters
+    ----------
+    block : HybridBlock or SymbolBlock
+        Hybridized or not, run before or not.
+    example : sequence of NDArray, optional
+        Arguments of a call. Without it they are taken from the block's last call when it was hybridized, or from the
+        signature of its ``hybrid_forward``.
+    is_excluded : callable, optional
+        Says of a block inside whether its operators are to be marked as without AMP.
+
+    Raises
+    ------
+    Exception
+        Whatever the block's code raises when it is traced with these arguments.
+    """
+    if isinstance(block, SymbolBlock):
+        inputs, symbol = block._cached_graph
+        return Traced(list(inputs), symbol, (block._in_format, block._out_format))
+    with _as_it_was(block), _marked(block, is_excluded):
+        arguments = _arguments(block) if example is None else list(example)
+        block._cached_graph = ()
+        inputs, symbol = block._get_graph(*arguments)
+        return Traced(list(inputs), symbol, (block._in_format, block._out_format))
+
+
+_CACHED = ("_cached_graph", "_in_format", "_out_format")
+
+
+@contextmanager
+def _as_it_was(block: HybridBlock) -> Iterator[None]:
+    before = {name: block.__dict__[name] for name in _CACHED if name in block.__dict__}
+    try:
+        yield
+    finally:
+        for name in _CACHED:
+            block.__dict__.pop(name, None)
+        block.__dict__.update(before)
+
+
+def _arguments(block: HybridBlock) -> list[Any]:
+    stand_in = mx.np.zeros((1,)) if mx.util.is_np_array() else mx.nd.zeros((1,))
+    if block._cached_graph:
+        return _of_format(block._in_format, stand_in)
+    return [stand_in] * _required_arguments(block)
+
+
+def _of_format(formats: Any, value: Any) -> Any:
+    """Nest a value as Gluon's note of a call says."""
+    if isinstance(formats, int):
+        return None if formats == -1 else value
+    return [_of_format(inner, value) for inner in formats]
+
+
+def _required_arguments(block: HybridBlock) -> int:
+    parameters = list(inspect.signature(block.hybrid_forward).parameters.values())[1:]  # after F
+    positional = [parameter for parameter in parameters
+                  if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+                  and parameter.default is parameter.empty and parameter.name not in block._reg_params]
+    return max(1, len(positional))
+
+
+@contextmanager
+def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterator[None]:
+    """Mark the operators of excluded blocks while they are traced."""
+    if is_excluded is None:
+        yield
+        return
+    with ExitStack() as handles:
+        if is_excluded(block):
+            handles.enter_context(mx.AttrScope(**{REGION_ATTRIBUTE: REGION_OFF}))
+        for child in _descendants(block):
+            if is_excluded(child):
+                scopes: list[Any] = []
+                handles.enter_context(child.register_forward_pre_hook(_entering(scopes)))
+                handles.enter_context(child.register_forward_hook(_leaving(scopes)))
+        yield
+
+
+def _entering(scopes: list[Any]) -> Callable:
+    def enter(*_: Any) -> None:
+        scopes.append(mx.AttrScope(**{REGION_ATTRIBUTE: REGION_OFF}))
+        scopes[-1].__enter__()
+    return enter
+
+
+def _leaving(scopes: list[Any]) -> Callable:
+    def leave(*_: Any) -> None:
+        scopes.pop().__exit__(None, None, None)
+    return leave
+
+
+def _descendants(block: Block) -> Iterator[Block]:
+    for child in block._children.values():
+        yield child
+        yield from _descendants(child)
+
+
+def parameters_of(block: HybridBlock, names: Sequence[str]) -> dict[str, mx.nd.NDArray]:
+    """Return a block's parameters by name; the mean over its contexts, as ``export`` writes them."""
+    found = block.collect_params()
+    return {name: found[name]._reduce() for name in names if name in found}
+
+
+def untouched_parameters(block: HybridBlock, names: Sequence[str]) -> list[str]:
+    """Name the parameters that hold no values yet."""
+    found = block.collect_params()
+    return [name for name in names if name in found and found[name]._data is None]
+
+
+def flags_of(block: HybridBlock) -> dict[str, Any]:
+    """Return how a block was hybridized, empty when it was not."""
+    return dict(block._flags) if block._active else {}
+
+
+def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], devices: Sequence[mx.Context]) -> None:
+    """Give a new symbol block its parameters, in the types that they have and without gradients."""
+    for name, parameter in block.collect_params().items():
+        parameter.grad_req = "null"
+        parameter.shape = arrays[name].shape
+        parameter.cast(arrays[name].dtype)
+        parameter._load_init(arrays[name], list(devices))
+
+
+def set_formats(block: SymbolBlock, formats: tuple[Any, Any]) -> None:
+    """Let a symbol block take and return what the block that it was made from does."""
+    block._in_format, block._out_format = formats

@@ -1,0 +1,59 @@
+"""Trained parameters as the passes change them: a copy of the caller's dict, never of the arrays in it."""
+from __future__ import annotations
+
+from typing import Collection, Mapping, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from ..dtypes import FLOAT32
+from .arrays import cast_arrays
+from .invoke import invoke
+from .symbols import dtype_name
+
+__all__ = ["NDArrayWeights"]
+
+
+class NDArrayWeights:
+    """Parameters by name; see :class:`gluon_amp.passes.weights.Weights`.
+
+    Parameters
+    ----------
+    arrays : mapping of str to NDArray
+        The trained values, which are not written to.
+    """
+
+    def __init__(self, arrays: Mapping[str, mx.nd.NDArray]):
+        self.arrays = dict(arrays)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays
+
+    def dtype(self, name: str) -> str | None:
+        """Name a parameter's data type."""
+        return dtype_name(self.arrays[name].dtype)
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a parameter's values, as FP32 where NumPy does not know their type."""
+        return cast_arrays(self.arrays[name], FLOAT32).asnumpy()
+
+    def write(self, name: str, values: np.ndarray) -> None:
+        """Give a parameter other values (FP32), or add one."""
+        self.arrays[name] = mx.nd.array(values, ctx=self._context(), dtype=values.dtype)
+
+    def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
+        """Add the result of an operator on parameters as a parameter."""
+        with self._context():
+            arrays = [self.arrays[source].as_nd_ndarray() for source in inputs]
+            self.arrays[name] = invoke(op, arrays, {key: str(value) for key, value in attrs.items()})[0]
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a parameter another name."""
+        self.arrays[new] = self.arrays.pop(old)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all other parameters."""
+        self.arrays = {name: array for name, array in self.arrays.items() if name in names}
+
+    def _context(self) -> mx.Context:
+        return next((array.context for array in self.arrays.values()), mx.cpu())

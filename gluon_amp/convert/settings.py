@@ -1,0 +1,121 @@
+"""What a conversion was asked to do, and what it did."""
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Iterable, Mapping, Sequence
+
+from ..dtypes import FLOAT32, normalize
+from ..errors import PolicyError, closest, expected
+from ..graph import Graph
+
+__all__ = ["ATTRIBUTE", "STEPS", "Conversion", "chosen_steps", "conversion_of"]
+
+# The symbol attribute, on the nodes that give the outputs, that tells how a symbol was converted.
+ATTRIBUTE = "__gluon_amp__"
+
+STEPS = {
+    "drop_training": "operators that do nothing in inference are dropped (Dropout)",
+    "fold_batch_norm": "BatchNorm is folded into the convolution or dense layer before it",
+    "align_channels": "convolutions are padded to the channel multiple that the fast kernels need",
+    "cast_params_offline": "parameters that are read in low precision only are stored in it",
+    "fuse": "oneDNN's fused operators (convolution, activation, sum) on the CPU",
+}
+
+
+def chosen_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool | None) -> frozenset[str]:
+    """Read the ``optimize`` argument.
+
+    Parameters
+    ----------
+    optimize : 'all', 'none' or iterable of str
+        Names of :data:`STEPS`.
+    cast_params_offline : bool or None
+        Adds or removes that step.
+
+    Raises
+    ------
+    PolicyError
+        For unknown steps.
+
+    Examples
+    --------
+    >>> sorted(chosen_steps(['fuse'], cast_params_offline=True))
+    ['cast_params_offline', 'fuse']
+    """
+    if isinstance(optimize, str) or optimize is None:
+        named = {"all": set(STEPS), "none": set(), None: set()}.get(optimize)
+    else:
+        named = set(optimize)
+    if named is None or not named <= set(STEPS):
+        wrong = next((step for step in sorted(map(str, named or ())) if step not in STEPS), str(optimize))
+        raise PolicyError(expected(f"'all', 'none' or some of {', '.join(STEPS)}", "optimize", optimize)
+                          + closest(wrong, STEPS))
+    if cast_params_offline is not None:
+        named = named | {"cast_params_offline"} if cast_params_offline else named - {"cast_params_offline"}
+    return frozenset(named)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How a network was converted.
+
+    Attributes
+    ----------
+    target_dtype : str
+        ``'bfloat16'``, ``'float16'``, or ``'float32'`` for one that was optimised only.
+    operators : int
+        Operators in the converted graph; those in a fused operator count as one.
+    low_precision : int
+        Operators that read low precision.
+    casts : int
+        Casts left in the graph.
+    steps : mapping of str to int
+        Each optimisation that was asked for, and how often it applied.
+    excluded : tuple of str
+        Nodes kept in FP32 on request.
+    version : str
+        Version of gluon_amp.
+
+    Examples
+    --------
+    >>> Conversion('bfloat16', 10, 4, 2, {'fuse': 3}).summary()
+    'bfloat16: 4 of 10 operators in low precision, 2 casts; fuse 3'
+    """
+
+    target_dtype: str
+    operators: int = 0
+    low_precision: int = 0
+    casts: int = 0
+    steps: Mapping[str, int] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+    version: str = ""
+
+    def summary(self) -> str:
+        """Return one line of text."""
+        steps = ", ".join(f"{name} {count}" for name, count in self.steps.items())
+        return (f"{self.target_dtype}: {self.low_precision} of {self.operators} operators in low precision, "
+                f"{self.casts} casts" + (f"; {steps}" if steps else ""))
+
+    def to_json(self) -> str:
+        """Return the record as JSON text, the form of the symbol attribute."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Conversion:
+        """Read what :meth:`to_json` wrote."""
+        values: dict[str, Any] = json.loads(text)
+        return cls(**{**values, "excluded": tuple(values.get("excluded", ()))})
+
+
+def conversion_of(graph: Graph) -> Conversion | None:
+    """Return the record that a converted graph carries, None for one that was not converted."""
+    found: Sequence[str] = [head.node.attrs[ATTRIBUTE] for head in graph.heads if ATTRIBUTE in head.node.attrs]
+    return Conversion.from_json(found[0]) if found else None
+
+
+def target_of(target_dtype: object) -> str | None:
+    """Name the type to convert to; None to let the machine choose."""
+    if target_dtype is None or (isinstance(target_dtype, str) and target_dtype == FLOAT32):
+        return target_dtype  # type: ignore[return-value]
+    return normalize(target_dtype)

@@ -1,0 +1,62 @@
+"""Files that are written whole or not at all."""
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import contextmanager
+from typing import Iterator
+
+__all__ = ["replacing"]
+
+
+@contextmanager
+def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
+    """Give temporary files to write, which take the place of ``paths`` together when the body succeeds.
+
+    Parameters
+    ----------
+    *paths : path
+        The files to write, in directories that exist.
+
+    Yields
+    ------
+    list of str
+        A temporary file beside each.
+
+    Raises
+    ------
+    OSError
+        A directory does not exist or cannot be written to. The old files are left as they were.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), 'note.txt')
+    >>> with replacing(path) as (temporary,):
+    ...     size = open(temporary, 'w').write('kept')
+    >>> open(path).read()
+    'kept'
+    """
+    temporary: list[str] = []
+    targets = [os.path.abspath(os.fspath(path)) for path in paths]
+    try:
+        for target in targets:
+            handle, name = tempfile.mkstemp(dir=os.path.dirname(target), prefix=os.path.basename(target))
+            os.close(handle)
+            temporary.append(name)
+        yield temporary
+        for name, target in zip(temporary, targets):
+            _publish(name, target)
+    finally:
+        for name in temporary:
+            if os.path.exists(name):
+                os.unlink(name)
+
+
+def _publish(name: str, target: str) -> None:
+    with open(name, "rb") as file:
+        os.fsync(file.fileno())
+    umask = os.umask(0)
+    os.umask(umask)
+    os.chmod(name, 0o666 & ~umask)  # temporary files are private
+    os.replace(name, target)
