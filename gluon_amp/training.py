@@ -1,12 +1,8 @@
 """Loss scaling for ``gluon.Trainer``: ``init_trainer``, ``scale_loss`` and ``unscale``."""
 from __future__ import annotations
 
-import logging
-import math
-import warnings
-import weakref
-from contextlib import contextmanager
-from typing import Any, Iterator, Sequence, Union
+from contextlib import ExitStack, contextmanager
+from typing import Iterator, Sequence, Union
 
 import numpy as np
 from mxnet import autograd, gluon
@@ -17,119 +13,11 @@ from .autocast import active_dtype, is_active
 from .dtypes import FLOAT16
 from .errors import StateError, expected
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
+from .trainer_scaler import TrainerScaler, attach
 
-__all__ = ["TrainerScaler", "attached_scalers", "clip_global_norm", "init_trainer", "master_params", "scale_loss",
-           "unscale"]
-
-_logger = logging.getLogger("gluon_amp")
-
-READY, SCALED, UNSCALED = "READY", "SCALED", "UNSCALED"
-_attached_scalers: list[weakref.ReferenceType[TrainerScaler]] = []
+__all__ = ["clip_global_norm", "init_trainer", "master_params", "scale_loss", "unscale"]
 
 Loss = Union[NDArray, Sequence[NDArray]]
-
-
-class TrainerScaler:
-    """Connects one trainer with its loss scaler; lives on the trainer as ``trainer._amp_loss_scaler``.
-
-    Attributes
-    ----------
-    scaler : LossScaler
-        Holds the scale; several trainers may share it.
-    state : str
-        What the trainer's gradients are: ``READY`` (none scaled yet), ``SCALED`` or ``UNSCALED``.
-    warn_after : int
-        Skipped steps in a row after which to warn.
-    """
-
-    def __init__(self, trainer: gluon.Trainer, scaler: LossScaler, warn_after: int = 20):
-        self.trainer = trainer
-        self.scaler = scaler
-        self.state = READY
-        self.warn_after = warn_after
-        self.applied = scaler.loss_scale  # the scale that the gradients at hand carry
-
-    @property
-    def loss_scale(self) -> float:
-        """The scale for the next backward."""
-        return self.scaler.loss_scale
-
-    @property
-    def step_was_skipped(self) -> bool:
-        """Whether the last step was skipped."""
-        return self.scaler.step_was_skipped
-
-    @property
-    def num_skipped(self) -> int:
-        """How many steps were skipped so far."""
-        return self.scaler.num_skipped
-
-    def begin(self) -> float:
-        """Take note that a loss is about to be scaled, and return the scale to use."""
-        if self.state == UNSCALED:
-            raise StateError("scale_loss was called after unscale and before step: gradients that are unscaled already "
-                             "would be mixed with scaled ones. With gradient accumulation call unscale once, after "
-                             "the last micro-batch")
-        if self.state == READY:
-            self.applied = self.scaler.loss_scale
-        self.state = SCALED
-        return self.applied
-
-    def unscale(self) -> None:
-        """Divide the gradients by the scale they carry."""
-        if self.state != SCALED:
-            cause = {READY: "no loss was scaled since the last step: use amp.scale_loss first",
-                     UNSCALED: "they are unscaled already: call unscale once per step"}[self.state]
-            raise StateError(f"unscale: the trainer's gradients are not scaled; {cause}")
-        self._multiply(1.0 / self.applied)
-        self.state = UNSCALED
-
-    def clip(self, max_norm: float) -> float:
-        """Clip the gradients to a norm, in the scale that they carry; return the norm that they had without scale."""
-        carried = self.applied if self.state == SCALED else 1.0
-        norm = trainers.gradient_norm(self.trainer) / carried
-        if math.isfinite(norm) and norm > max_norm:
-            self._multiply(max_norm / norm)
-        return norm
-
-    def _multiply(self, factor: float) -> None:
-        if factor != 1.0:
-            trainers.scale_gradients(self.trainer, factor)
-
-    def has_overflow(self, params: Any) -> bool:
-        """Answer the trainer, which skips its update when this is true."""
-        self._refuse_unscaled_losses()
-        finite = trainers.gradients_are_finite(self.trainer)
-        if finite and self.state == SCALED:
-            trainers.divide_rescaling(self.trainer, self.applied)
-        before = self.scaler.loss_scale
-        self.scaler.update(found_inf=not finite)
-        self.state = READY
-        if not finite:
-            self._warn()
-            trainers.clear_accumulated(self.trainer)
-        if self.scaler.loss_scale != before:
-            _logger.info("AMP: loss scale %g -> %g", before, self.scaler.loss_scale)
-        return not finite
-
-    def _refuse_unscaled_losses(self) -> None:
-        scale = self.scaler.loss_scale
-        forgotten = self.state == READY and scale != 1.0 and trainers.has_gradients(self.trainer)
-        if forgotten and not trainers.is_scaled_by_hand(self.trainer, scale):
-            raise StateError("step: no loss was scaled since the last step, so the gradients lack the loss scale. Use "
-                             "`with amp.scale_loss(loss, trainer) as scaled_loss: autograd.backward(scaled_loss)` for "
-                             "every backward pass")
-
-    def _warn(self) -> None:
-        if self.scaler.skipped_in_a_row != self.warn_after:
-            return
-        names = trainers.non_finite_parameters(self.trainer)
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        advice = ("The loss scale is at its lowest: the loss or the data may be infinite or NaN themselves, or a layer "
-                  "overflows; try a lower learning rate, or amp.exclude for the layers named"
-                  if self.scaler.at_floor else "The loss scale keeps falling")
-        warnings.warn(f"{self.warn_after} steps in a row were skipped, at loss scale {self.scaler.loss_scale:g}: "
-                      f"gradients of {shown} are not finite. {advice}", stacklevel=4)
 
 
 def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str | None = None,
@@ -175,9 +63,7 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
         raise StateError("the trainer has a loss scaler already: init_trainer once per trainer")
     scaler = _make_scaler(loss_scaler, active_dtype(trainers.device_type(trainer)))
     trainers.update_locally(trainer)
-    trainers.attach(trainer, TrainerScaler(trainer, scaler, warn_after))
-    _attached_scalers[:] = [reference for reference in _attached_scalers if reference() is not None]
-    _attached_scalers.append(weakref.ref(trainers.attached(trainer)))
+    attach(trainer, TrainerScaler(trainer, scaler, warn_after))
 
 
 def _make_scaler(value: LossScaler | float | str | None, dtype: str | None) -> LossScaler:
@@ -202,7 +88,7 @@ def _attached(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
 
 
 @contextmanager
-def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer],
+def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_id: int = 0,
                enabled: bool = True) -> Iterator[Loss]:
     """Scale a loss, or a list of them, for the backward pass inside the ``with`` block.
 
@@ -215,6 +101,9 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer],
     trainer : gluon.Trainer or sequence of them
         The trainer of the parameters, after :func:`init_trainer`. Several trainers whose parameters get gradients from
         the same loss must share one scaler, or have the same scale.
+    loss_id : int
+        Which of the trainer's scalers to use, where ``amp.initialize(num_losses=...)`` made one per loss. What the
+        backward of one loss leaves is brought to the scale of the next, so that losses may add up in one gradient.
     enabled : bool
         False gives the loss back as it is.
 
@@ -227,6 +116,8 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer],
     ------
     StateError
         The trainer has no loss scaler, its gradients were unscaled since the last step, or trainers disagree.
+    ValueError
+        ``loss_id`` is not below the trainer's number of scalers.
 
     Examples
     --------
@@ -242,15 +133,14 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer],
         yield loss
         return
     several = trainer if isinstance(trainer, (list, tuple)) else [trainer]
-    scales = {item.begin() for item in [_attached(one, "scale_loss") for one in several]}
-    if len(scales) != 1:
-        raise StateError(f"scale_loss: the trainers have different scales ({sorted(scales)}). Give them one scaler: "
-                         "amp.init_trainer(trainer, loss_scaler=scaler) for each")
-    scale = scales.pop()
-    if isinstance(loss, (list, tuple)):
-        yield [_scaled(item, scale) for item in loss]
-    else:
-        yield _scaled(loss, scale)
+    items = [_attached(one, "scale_loss") for one in several]
+    with ExitStack() as stack:
+        scales = {stack.enter_context(item.scaling(loss_id)) for item in items}
+        if len(scales) != 1:
+            raise StateError(f"scale_loss: the trainers have different scales ({sorted(scales)}). Give them one "
+                             "scaler: amp.init_trainer(trainer, loss_scaler=scaler) for each")
+        scale = scales.pop()
+        yield [_scaled(item, scale) for item in loss] if isinstance(loss, (list, tuple)) else _scaled(loss, scale)
 
 
 def _scaled(loss: NDArray, scale: float) -> NDArray:
@@ -338,9 +228,3 @@ def master_params(trainer: gluon.Trainer) -> Iterator[NDArray]:
     if not isinstance(trainer, gluon.Trainer):
         raise TypeError(expected("a gluon.Trainer", "trainer", trainer))
     return trainers.master_arrays(trainer)
-
-
-def attached_scalers() -> list[TrainerScaler]:
-    """Return what connects the living trainers with their scalers, in the order of ``init_trainer``."""
-    found = [reference() for reference in _attached_scalers]
-    return [item for item in found if item is not None]

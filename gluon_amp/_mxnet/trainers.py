@@ -19,7 +19,7 @@ from ..errors import StateError
 
 __all__ = ["attach", "attached", "clear_accumulated", "device_type", "divide_rescaling", "gradient_norm",
            "gradients_are_finite", "has_gradients", "is_scaled_by_hand", "load_optimizer_states", "master_arrays",
-           "non_finite_parameters", "optimizer_states", "scale_gradients", "update_locally"]
+           "non_finite_parameters", "optimizer_states", "reduces_over_processes", "scale_gradients", "update_locally"]
 
 _ATTRIBUTE = "_amp_loss_scaler"
 _ARRAYS_A_CALL = 200  # as many as MXNet's multi-tensor operators take comfortably
@@ -72,6 +72,16 @@ def _kvstore_states(trainer: gluon.Trainer) -> bytes | None:
         raise StateError("the trainer has begun to update on a distributed KVStore, which cannot be changed any more. "
                          "Call amp.init_trainer(trainer) before its first step")
     return trainer._kvstore._updater.get_states(dump_optimizer=False)
+
+
+def reduces_over_processes(trainer: gluon.Trainer) -> bool:
+    """Whether the trainer's gradients become those of several processes together, known once it has reduced any.
+
+    Trainers that reduce gradients in their own way, as Horovod's does, are taken to.
+    """
+    store = trainer._kvstore
+    own = type(trainer)._allreduce_grads is not gluon.Trainer._allreduce_grads
+    return own or (store is not None and store.num_workers > 1)
 
 
 def divide_rescaling(trainer: gluon.Trainer, factor: float) -> None:

@@ -1,0 +1,209 @@
+"""What connects one ``gluon.Trainer`` with its loss scalers: which gradients carry which scale, and whether to step."""
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+import weakref
+from contextlib import contextmanager
+from typing import Any, Iterator, Sequence
+
+from mxnet import gluon
+
+from ._mxnet import trainers
+from .errors import StateError, expected
+from .loss_scaler import LossScaler, StaticLossScaler
+
+__all__ = ["TrainerScaler", "UnscaledTrainer", "attach", "attached_scalers"]
+
+_logger = logging.getLogger("gluon_amp")
+
+READY, SCALED, UNSCALED = "READY", "SCALED", "UNSCALED"
+_attached_scalers: list[weakref.ReferenceType[TrainerScaler]] = []
+
+
+class TrainerScaler:
+    """Connects one trainer with its loss scalers; lives on the trainer as ``trainer._amp_loss_scaler``.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        Whose gradients these are.
+    scalers : LossScaler or sequence of LossScaler
+        One per loss; other trainers may share them.
+    warn_after : int
+        Skipped steps in a row after which to warn.
+
+    Attributes
+    ----------
+    scalers : list of LossScaler
+        Hold the scales.
+    state : str
+        What the trainer's gradients are: ``READY`` (none scaled yet), ``SCALED`` or ``UNSCALED``.
+    """
+
+    def __init__(self, trainer: gluon.Trainer, scalers: LossScaler | Sequence[LossScaler], warn_after: int = 20):
+        self.trainer = trainer
+        self.scalers = [scalers] if isinstance(scalers, LossScaler) else list(scalers)
+        self.state = READY
+        self.warn_after = warn_after
+        self.applied = self.scaler.loss_scale  # the scale that the gradients at hand carry
+        self._scaled: set[int] = set()  # the losses scaled since the last step
+        self._open: list[int] = []  # those whose backward is under way
+        self._overflowed: set[int] = set()  # those whose backward gave the step's first gradients that are not finite
+
+    @property
+    def scaler(self) -> LossScaler:
+        """The first loss's scaler."""
+        return self.scalers[0]
+
+    @property
+    def loss_scale(self) -> float:
+        """The first loss's scale for the next backward."""
+        return self.scaler.loss_scale
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped."""
+        return any(scaler.step_was_skipped for scaler in self.scalers)
+
+    @property
+    def num_skipped(self) -> int:
+        """How many steps were skipped so far; one that several losses overflowed in counts for each."""
+        return sum(scaler.num_skipped for scaler in self.scalers)
+
+    @contextmanager
+    def scaling(self, loss_id: int = 0) -> Iterator[float]:
+        """Give the scale for a loss whose backward runs in the body."""
+        scale = self._begin(loss_id)
+        try:
+            yield scale
+        finally:
+            if len(self.scalers) > 1 and not self._overflowed and not trainers.gradients_are_finite(self.trainer):
+                self._overflowed = set(self._open)
+            self._open.remove(loss_id)
+
+    def _begin(self, loss_id: int) -> float:
+        scale = self._scaler(loss_id).loss_scale
+        if self.state == UNSCALED:
+            raise StateError("scale_loss was called after unscale and before step: gradients that are unscaled already "
+                             "would be mixed with scaled ones. With gradient accumulation call unscale once, after "
+                             "the last micro-batch")
+        if self.state == READY:
+            self.applied = scale
+        elif not self._open and scale != self.applied:
+            # Gradients of another loss, in the same buffers or beside them, must carry the scale of this one.
+            self._multiply(scale / self.applied)
+            self.applied = scale
+        self.state = SCALED
+        self._scaled.add(loss_id)
+        self._open.append(loss_id)
+        return self.applied
+
+    def _scaler(self, loss_id: int) -> LossScaler:
+        if isinstance(loss_id, bool) or not isinstance(loss_id, int):
+            raise TypeError(expected("an int", "loss_id", loss_id))
+        if not 0 <= loss_id < len(self.scalers):
+            raise ValueError(expected(f"a number below num_losses={len(self.scalers)}", "loss_id", loss_id))
+        return self.scalers[loss_id]
+
+    def unscale(self) -> None:
+        """Divide the gradients by the scale they carry."""
+        if self.state != SCALED:
+            cause = {READY: "no loss was scaled since the last step: use amp.scale_loss first",
+                     UNSCALED: "they are unscaled already: call unscale once per step"}[self.state]
+            raise StateError(f"unscale: the trainer's gradients are not scaled; {cause}")
+        self._multiply(1.0 / self.applied)
+        self.state = UNSCALED
+
+    def clip(self, max_norm: float) -> float:
+        """Clip the gradients to a norm, in the scale that they carry; return the norm that they had without scale."""
+        carried = self.applied if self.state == SCALED else 1.0
+        norm = trainers.gradient_norm(self.trainer) / carried
+        if math.isfinite(norm) and norm > max_norm:
+            self._multiply(max_norm / norm)
+        return norm
+
+    def _multiply(self, factor: float) -> None:
+        if factor != 1.0:
+            trainers.scale_gradients(self.trainer, factor)
+
+    def has_overflow(self, params: Any) -> bool:
+        """Answer the trainer, which skips its update when this is true."""
+        self._refuse_unscaled_losses()
+        finite = trainers.gradients_are_finite(self.trainer)
+        if finite and self.state == SCALED:
+            trainers.divide_rescaling(self.trainer, self.applied)
+        self._update(not finite)
+        self.state = READY
+        if not finite:
+            self._warn()
+            trainers.clear_accumulated(self.trainer)
+        return not finite
+
+    def _update(self, found_inf: bool) -> None:
+        """Tell the scalers of the step's losses how it went."""
+        taken = self._scaled or set(range(len(self.scalers)))
+        # Processes must keep the same scales: what overflowed in one of them alone is the fault of all its losses.
+        told = self._overflowed and not trainers.reduces_over_processes(self.trainer)
+        guilty = self._overflowed if told else taken
+        for loss_id in sorted(taken):
+            scaler = self.scalers[loss_id]
+            before = scaler.loss_scale
+            scaler.update(found_inf=found_inf and loss_id in guilty)
+            if scaler.loss_scale != before:
+                _logger.info("AMP: loss scale %g -> %g", before, scaler.loss_scale)
+        self._scaled, self._overflowed = set(), set()
+
+    def _refuse_unscaled_losses(self) -> None:
+        scale = self.scaler.loss_scale
+        forgotten = self.state == READY and scale != 1.0 and trainers.has_gradients(self.trainer)
+        if forgotten and not trainers.is_scaled_by_hand(self.trainer, scale):
+            raise StateError("step: no loss was scaled since the last step, so the gradients lack the loss scale. Use "
+                             "`with amp.scale_loss(loss, trainer) as scaled_loss: autograd.backward(scaled_loss)` for "
+                             "every backward pass")
+
+    def _warn(self) -> None:
+        scaler = max(self.scalers, key=lambda scaler: scaler.skipped_in_a_row)
+        if scaler.skipped_in_a_row != self.warn_after:
+            return
+        names = trainers.non_finite_parameters(self.trainer)
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        advice = ("The loss scale is at its lowest: the loss or the data may be infinite or NaN themselves, or a layer "
+                  "overflows; try a lower learning rate, or amp.exclude for the layers named"
+                  if scaler.at_floor else "The loss scale keeps falling")
+        warnings.warn(f"{self.warn_after} steps in a row were skipped, at loss scale {scaler.loss_scale:g}: "
+                      f"gradients of {shown} are not finite. {advice}", stacklevel=4)
+
+
+class UnscaledTrainer(TrainerScaler):
+    """Stands on a trainer that is to work as without AMP: losses are not scaled, and no step is skipped."""
+
+    def __init__(self, trainer: gluon.Trainer):
+        super().__init__(trainer, StaticLossScaler(1.0))
+
+    @contextmanager
+    def scaling(self, loss_id: int = 0) -> Iterator[float]:
+        """Give 1."""
+        yield 1.0
+
+    def unscale(self) -> None:
+        """Do nothing."""
+
+    def has_overflow(self, params: Any) -> bool:
+        """Let every step be taken."""
+        return False
+
+
+def attach(trainer: gluon.Trainer, scaler: TrainerScaler) -> None:
+    """Put a scaler on its trainer, and remember it for :func:`attached_scalers`."""
+    trainers.attach(trainer, scaler)
+    _attached_scalers[:] = [reference for reference in _attached_scalers if reference() is not None]
+    if not isinstance(scaler, UnscaledTrainer):
+        _attached_scalers.append(weakref.ref(scaler))
+
+
+def attached_scalers() -> list[TrainerScaler]:
+    """Return what connects the living trainers with their scalers, in the order of ``init_trainer``."""
+    found = [reference() for reference in _attached_scalers]
+    return [item for item in found if item is not None]
