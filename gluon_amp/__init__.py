@@ -20,6 +20,7 @@ from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
 from .autocast import active_dtype, autocast, deinit, exclude, init, is_active
 from .checkpoint import load_state_dict, load_states, save_states, state_dict
 from .compatibility import install, uninstall
+from .convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
 from .functions import (
     custom_bwd,
@@ -48,7 +49,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AmpError", "DTypeError", "DynamicLossScaler", "GraphError", "LossScaler", "PolicyError", "StateError",
-    "StaticLossScaler", "active_dtype", "autocast", "clip_global_norm", "custom_bwd", "custom_fwd", "deinit", "exclude",
+    "StaticLossScaler", "active_dtype", "autocast", "clip_global_norm", "convert_bucketing_module",
+    "convert_hybrid_block", "convert_model", "convert_symbol", "custom_bwd", "custom_fwd", "deinit", "exclude",
     "float32_function", "init", "init_trainer", "install", "is_active", "list_conditional_fp32_ops", "list_fp32_ops",
     "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
     "list_widest_type_cast", "load_state_dict", "load_states", "low_precision_function", "master_params",

@@ -10,7 +10,8 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
 from ..passes.context import REGION_ATTRIBUTE, REGION_OFF
 
-__all__ = ["Traced", "flags_of", "load_parameters", "parameters_of", "set_formats", "trace", "untouched_parameters"]
+__all__ = ["Traced", "flags_of", "graph_of", "load_parameters", "parameters_of", "set_formats", "trace",
+           "untouched_parameters"]
 
 
 class Traced(NamedTuple):
@@ -161,3 +162,9 @@ def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], dev
 def set_formats(block: SymbolBlock, formats: tuple[Any, Any]) -> None:
     """Let a symbol block take and return what the block that it was made from does."""
     block._in_format, block._out_format = formats
+
+
+def graph_of(block: SymbolBlock) -> tuple[list[mx.sym.Symbol], mx.sym.Symbol]:
+    """Return a symbol block's inputs and outputs."""
+    inputs, symbol = block._cached_graph
+    return list(inputs), symbol

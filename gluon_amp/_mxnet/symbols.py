@@ -8,14 +8,17 @@ import mxnet as mx
 import numpy as np
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
-from ..dtypes import BFLOAT16, BFLOAT16_DTYPE
+from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16, FLOAT32
+from ..errors import GraphError
 from ..graph import Entry, Graph, Node
 from ..passes.context import REGION_ATTRIBUTE
 
-__all__ = ["analyse", "dtype_name", "from_graph", "to_graph",
-           "was_traced_in_a_region"]
+__all__ = ["DTYPE_ATTRIBUTE", "DTYPE_FLAGS", "analyse", "dtype_name", "first_line", "from_graph", "fuse",
+           "input_names", "load_symbol", "to_graph", "was_traced_in_a_region"]
 
-_BFLOAT16_FLAG = "12"  # MXNet's number of the type
+# The attribute that says a variable's type, and MXNet's numbers of the types.
+DTYPE_ATTRIBUTE = "__dtype__"
+DTYPE_FLAGS = {FLOAT32: "0", FLOAT16: "2", BFLOAT16: "12"}
 Shape = Optional[Tuple[int, ...]]
 
 
@@ -77,7 +80,7 @@ def _typed_variables(nodes: Sequence[Node], dtypes: Mapping[str, str]) -> Iterat
     """Say the type of bfloat16 variables on them for the time being: infer_type takes no bfloat16."""
     before = [(node, node.attrs) for node in nodes if node.is_variable and dtypes.get(node.name) == BFLOAT16]
     for node, attrs in before:
-        node.attrs = {**attrs, "__dtype__": _BFLOAT16_FLAG}
+        node.attrs = {**attrs, DTYPE_ATTRIBUTE: DTYPE_FLAGS[BFLOAT16]}
     try:
         yield
     finally:
@@ -93,6 +96,35 @@ def _infer(method: Any, known: Mapping[str, Any]) -> Sequence[Any]:
 def _known(shape: Shape) -> Shape:
     unknown = -1 if mx.util.is_np_shape() else 0
     return None if shape is None or len(shape) == 0 or unknown in shape else tuple(shape)
+
+
+def load_symbol(text: str) -> mx.sym.Symbol:
+    """Make a symbol of JSON text.
+
+    Raises
+    ------
+    GraphError
+        The text is no symbol, or holds operators or parameters that MXNet does not know.
+    """
+    # MXNet's own reader trusts the numbers in the text, down to reading beyond its arrays: check them first.
+    graph = Graph.from_json(text)
+    try:
+        return mx.sym.load_json(graph.to_json())
+    except mx.MXNetError as error:
+        raise GraphError(f"MXNet cannot make a symbol of the text: {first_line(error)}") from error
+
+
+def first_line(error: mx.MXNetError) -> str:
+    """Return the message of an MXNet error without its stack trace."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and not line.startswith(("Traceback", "File ", "Stack trace", "["))]
+    return (told or lines or [""])[0]
+
+
+def fuse(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Let oneDNN fuse neighbouring operators, for inference on the CPU."""
+    fused = symbol.get_backend_symbol("MKLDNN")
+    return fused.as_np_ndarray() if isinstance(symbol, NumpySymbol) else fused
 
 
 def input_names(symbol: mx.sym.Symbol) -> list[str]:

@@ -11,7 +11,7 @@ from .arrays import cast_arrays
 from .invoke import invoke
 from .symbols import dtype_name
 
-__all__ = ["NDArrayWeights"]
+__all__ = ["NDArrayWeights", "NamesOnly"]
 
 
 class NDArrayWeights:
@@ -29,9 +29,13 @@ class NDArrayWeights:
     def __contains__(self, name: object) -> bool:
         return name in self.arrays
 
-    def dtype(self, name: str) -> str | None:
-        """Name a parameter's data type."""
-        return dtype_name(self.arrays[name].dtype)
+    def dtypes(self) -> dict[str, str | None]:
+        """Name every parameter's data type."""
+        return {name: dtype_name(array.dtype) for name, array in self.arrays.items()}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return every parameter's shape."""
+        return {name: array.shape for name, array in self.arrays.items()}
 
     def read(self, name: str) -> np.ndarray:
         """Return a parameter's values, as FP32 where NumPy does not know their type."""
@@ -57,3 +61,39 @@ class NDArrayWeights:
 
     def _context(self) -> mx.Context:
         return next((array.context for array in self.arrays.values()), mx.cpu())
+
+
+class NamesOnly:
+    """Parameters of a symbol whose values are not at hand: only their types can be changed.
+
+    Parameters
+    ----------
+    names : collection of str
+        The parameters, all FP32.
+    """
+
+    def __init__(self, names: Collection[str]):
+        self._dtypes: dict[str, str | None] = dict.fromkeys(names, FLOAT32)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._dtypes
+
+    def dtypes(self) -> dict[str, str | None]:
+        """Name every parameter's data type."""
+        return dict(self._dtypes)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return no shape: none is known."""
+        return {}
+
+    def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
+        """Note the type that an inserted operator gives."""
+        self._dtypes[name] = attrs.get("dtype") or self._dtypes[inputs[0]]
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a parameter another name."""
+        self._dtypes[new] = self._dtypes.pop(old)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all other parameters."""
+        self._dtypes = {name: dtype for name, dtype in self._dtypes.items() if name in names}

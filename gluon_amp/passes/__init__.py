@@ -21,7 +21,7 @@ PIPELINE: tuple[Pass, ...] = (shape_operands.run, assign_dtypes.run, align_chann
 
 
 def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(), check: bool = False,
-            everywhere: bool = True, pipeline: Sequence[Pass] = PIPELINE) -> bool:
+            everywhere: bool = True, pipeline: Sequence[Pass] = PIPELINE, keep_outputs: bool = True) -> bool:
     """Rewrite an analysed FP32 graph for mixed precision, in place.
 
     Parameters
@@ -38,6 +38,8 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
         False to rewrite only what was traced inside autocast regions.
     pipeline : sequence of callable
         The passes to run.
+    keep_outputs : bool
+        Whether the graph's outputs keep their types; they are left in low precision otherwise.
 
     Returns
     -------
@@ -49,7 +51,7 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
     GraphError
         When the verifier finds a broken invariant.
     """
-    outputs = tuple(head.node.dtypes[head.output] for head in graph.heads)
+    outputs = tuple(head.node.dtypes[head.output] if keep_outputs else None for head in graph.heads)
     context = Context(policy, guarded, outputs, everywhere)
     before = [node.name for node in graph.variables()]
     changed = False

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from ..graph import Entry, Graph, Node
-
 from .readers import redirect
 
 __all__ = ["run"]

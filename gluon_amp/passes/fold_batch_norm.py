@@ -5,9 +5,12 @@ with weight ``s w`` and bias ``s (b - mean) + beta`` (https://arxiv.org/abs/1712
 """
 from __future__ import annotations
 
+from typing import Collection
+
 import numpy as np
 
 from ..graph import VARIABLE, Entry, Graph, Node, unique_name
+from .context import REGION_ATTRIBUTE
 from .readers import Readers, redirect
 from .weights import Weights
 
@@ -20,8 +23,17 @@ _DEFAULT_EPS = 1e-3  # of MXNet's operator
 _TRUE = ("True", "true", "1")
 
 
-def run(graph: Graph, weights: Weights) -> int:
+def run(graph: Graph, weights: Weights, excluded: Collection[str] = ()) -> int:
     """Fold every BatchNorm that is the only reader of a layer with trained parameters.
+
+    Parameters
+    ----------
+    graph : Graph
+        Edited in place.
+    weights : Weights
+        The trained parameters, changed with it.
+    excluded : collection of str
+        Nodes to keep in FP32: such a BatchNorm is folded into a layer that is excluded as well only.
 
     Returns
     -------
@@ -34,6 +46,8 @@ def run(graph: Graph, weights: Weights) -> int:
     for norm in graph.operators():
         if norm.op == "BatchNorm" and _is_foldable(norm, readers, weights):
             layer = norm.inputs[0].node
+            if _precision(norm, excluded) != _precision(layer, excluded):
+                continue
             _fold(norm, layer, readers, weights, names)
             moved[Entry(norm).key] = Entry(layer)
             if readers.is_head(Entry(norm)):
@@ -53,6 +67,10 @@ def _is_foldable(norm: Node, readers: Readers, weights: Weights) -> bool:
         return False
     trained = (*norm.inputs[1:], *layer.inputs[1:])
     return all(entry.node.is_variable and entry.node.name in weights for entry in trained) and _axis_fits(norm, layer)
+
+
+def _precision(node: Node, excluded: Collection[str]) -> tuple[bool, str | None]:
+    return node.name in excluded, node.attrs.get(REGION_ATTRIBUTE)
 
 
 def _axis_fits(norm: Node, layer: Node) -> bool:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Dict, List, Tuple
 
 from ..graph import Entry, Graph, Node
 
@@ -19,8 +18,8 @@ class Readers:
     """
 
     def __init__(self, graph: Graph):
-        self._operators: Dict[Tuple[int, int], List[Node]] = defaultdict(list)
-        self._nodes: Dict[int, int] = defaultdict(int)
+        self._operators: dict[tuple[int, int], list[Node]] = defaultdict(list)
+        self._nodes: dict[int, int] = defaultdict(int)
         self._heads = {head.key for head in graph.heads}
         for node in graph.nodes():
             for entry in node.inputs:

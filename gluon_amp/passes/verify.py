@@ -47,7 +47,7 @@ def _names_are_unique(graph: Graph, context: Context) -> Iterator[str]:
 
 def _heads_keep_their_types(graph: Graph, context: Context) -> Iterator[str]:
     for head, dtype in zip(graph.heads, context.outputs):
-        if head.dtype != dtype:
+        if dtype is not None and head.dtype != dtype:
             yield f"the graph's output {head.node!r} is {head.dtype}, expected {dtype}"
 
 
