@@ -4,6 +4,7 @@ from __future__ import annotations
 import logging
 import warnings
 from contextlib import ContextDecorator, ExitStack
+from dataclasses import replace
 from typing import Any, Mapping, Sequence
 
 from mxnet.gluon import Block
@@ -226,7 +227,8 @@ def exclude(*targets: Block | type | str) -> None:
 def device_policies(usable: Mapping[str, Support], **lists: Any) -> dict[str, Policy]:
     """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
     known = registered_operators()
-    return {device: make_policy(found.dtype, known, custom_ops=controller.custom_ops, emulated=found.imitated, **lists)
+    return {device: replace(make_policy(found.dtype, known, custom_ops=controller.custom_ops, emulated=found.imitated,
+                                        **lists), channel_multiple=found.channel_multiple)
             for device, found in usable.items() if found.dtype}
 
 

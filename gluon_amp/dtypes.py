@@ -77,12 +77,15 @@ class Support(NamedTuple):
         One sentence for the log and for error messages.
     imitated : bool
         True when the engine has no kernels for the type, and this package imitates it on FP32 ones.
+    channel_multiple : int
+        The multiple of channels that the fast convolution kernels need; 1 where it does not matter.
     """
 
     dtype: str | None
     native: bool
     reason: str
     imitated: bool = False
+    channel_multiple: int = 1
 
 
 IMITATED_FLOAT16 = Support(FLOAT16, False, "the CPU has no float16 kernels: FP32 kernels run on values rounded through "
@@ -140,11 +143,12 @@ def cpu_support(isa: str | None = None) -> Support:
     """
     isa = cpu_isa() if isa is None else isa
     level = _ISA_LEVELS.index(isa)
+    multiple = 32 if isa == _isa.AMX else 16
     if level >= _ISA_LEVELS.index("AVX512_CORE_BF16"):
-        return Support(BFLOAT16, True, f"the CPU has bfloat16 instructions ({isa})")
+        return Support(BFLOAT16, True, f"the CPU has bfloat16 instructions ({isa})", channel_multiple=multiple)
     if level >= _ISA_LEVELS.index("AVX512_CORE"):
         return Support(BFLOAT16, False, f"the CPU has AVX512 without bfloat16 instructions ({isa}): oneDNN emulates "
-                                        "bfloat16, about 2x slower than FP32")
+                                        "bfloat16, about 2x slower than FP32", channel_multiple=multiple)
     return Support(None, False, f"the CPU has no AVX512 ({isa}): oneDNN has no bfloat16 kernels for it")
 
 
@@ -174,6 +178,9 @@ def cuda_compute_capability(device_id: int = 0) -> tuple | None:
     return tuple(found)
 
 
+_TENSOR_CORES = 8  # the multiple of channels that they need in float16
+
+
 def cuda_support(capability: tuple | None) -> Support:
     """Say whether MXNet's published CUDA wheels run float16 on a device of this compute capability.
 
@@ -185,11 +192,12 @@ def cuda_support(capability: tuple | None) -> Support:
     True
     """
     if capability is None:
-        return Support(FLOAT16, True, "the GPU's compute capability is unknown: float16 is assumed to work")
+        return Support(FLOAT16, True, "the GPU's compute capability is unknown: float16 is assumed to work",
+                       channel_multiple=_TENSOR_CORES)
     name = f"compute capability {capability[0]}.{capability[1]}"
     if capability >= (9, 0):
         return Support(None, False, f"the GPU has {name}: MXNet's wheels hold kernels for 5.0 to 8.9 only, and no PTX")
     if capability < (5, 0):
         return Support(None, False, f"the GPU has {name}: MXNet's wheels hold kernels for 5.0 to 8.9 only")
     cores = "Tensor Cores" if capability >= (7, 0) else "no Tensor Cores: memory traffic is halved, not arithmetic"
-    return Support(FLOAT16, True, f"the GPU has {name} ({cores})")
+    return Support(FLOAT16, True, f"the GPU has {name} ({cores})", channel_multiple=_TENSOR_CORES)

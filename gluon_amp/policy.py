@@ -33,6 +33,8 @@ class Policy:
         Names of graph nodes that stay in FP32.
     training : bool
         False where no gradients are taken: kernels whose gradients only are wrong may then be used.
+    channel_multiple : int, optional
+        The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
 
     Examples
     --------
@@ -45,6 +47,7 @@ class Policy:
     emulated: bool = False
     excluded: frozenset[str] = frozenset()
     training: bool = True
+    channel_multiple: int | None = None
 
     def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None = None) -> OpRule:
         """Return the record that governs an operator.

@@ -68,7 +68,7 @@ def require_block(block: object) -> None:
     """Raise TypeError for what cannot be traced, and say why."""
     if isinstance(block, Block) and not isinstance(block, HybridBlock):
         raise TypeError(f"expected a HybridBlock, received {type(block).__name__}, a Block that runs Python code at "
-                        "every call and cannot be traced: make it a HybridBlock, or convert the hybrid blocks inside it")
+                        "every call and cannot be traced: make it a HybridBlock, or convert the hybrid blocks in it")
     require(block, HybridBlock, "block", "a HybridBlock")
 
 

@@ -1,6 +1,7 @@
 """Pad convolutions' output channels to the multiple that the fast low-precision kernels need.
 
-oneDNN falls back to slow kernels for bfloat16 convolutions whose channel counts are not multiples of 16.
+oneDNN falls back to slow kernels for bfloat16 convolutions whose channel counts are not multiples of 16 (of 32 where it
+uses AMX tiles).
 Zero filters are appended to the weight inside the graph and the extra outputs are sliced off, so parameters,
 gradients and files keep the user's shapes, and the values are exact.
 """
@@ -42,10 +43,11 @@ def _missing_channels(node: Node, context: Context) -> int | None:
     weight = node.inputs[1].shape
     if not all(entry.node.is_variable for entry in node.inputs[1:]):
         return None
+    multiple = context.policy.channel_multiple or MULTIPLE[context.target]
     # Fewer output channels than half a block would more than double the arithmetic.
-    if weight is None or 0 in weight or weight[0] < MULTIPLE[context.target] // 2:
+    if weight is None or 0 in weight or weight[0] < multiple // 2:
         return None
-    return -weight[0] % MULTIPLE[context.target] or None
+    return -weight[0] % multiple or None
 
 
 def _pad(node: Node, extra: int, names: set[str], context: Context) -> Entry:
