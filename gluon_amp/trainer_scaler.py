@@ -1,6 +1,7 @@
 """What connects one ``gluon.Trainer`` with its loss scalers: which gradients carry which scale, and whether to step."""
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import warnings
@@ -205,5 +206,6 @@ def attach(trainer: gluon.Trainer, scaler: TrainerScaler) -> None:
 
 def attached_scalers() -> list[TrainerScaler]:
     """Return what connects the living trainers with their scalers, in the order of ``init_trainer``."""
+    gc.collect()  # a trainer and its parameters refer to each other: without this, dead ones would count by chance
     found = [reference() for reference in _attached_scalers]
     return [item for item in found if item is not None]
