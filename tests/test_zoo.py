@@ -69,6 +69,25 @@ class TestCloseness:
 
 
 @networks
+class TestConversion:
+    def test_outputs_are_as_close_to_fp32_as_rounding_the_weights_leaves_them(self, name):
+        result = child(name, "convert")
+        assert [result[kind]["not_finite"] for kind in ("all", "none", "float32")] == [[]] * 3
+        if name not in SAMPLED:
+            limit = 2.5 * result["yardstick"]["outputs"] + 0.01
+            assert all(result[kind]["outputs"] < limit for kind in ("all", "none")), result
+
+    def test_graph_work_alone_changes_nothing_but_rounding(self, name):
+        result = child(name, "convert")
+        assert result["float32"]["outputs"] < 2e-5, result
+
+    def test_the_network_stays_as_it_was_and_files_give_the_same(self, name):
+        result = child(name, "convert")
+        assert result["untouched"] == 0
+        assert [result[kind]["imported"] for kind in ("all", "none", "float32")] == [0, 0, 0]
+
+
+@networks
 def test_training_follows_fp32(name):
     result = child(name, "train")
     plain = result["fp32"]

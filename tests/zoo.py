@@ -1,6 +1,6 @@
 """Compares one network under AMP with FP32, and prints the result as JSON. Run by test_zoo.py, in a process of its own.
 
-    python tests/zoo.py NAME compare|train [MODE ...]
+    python tests/zoo.py NAME compare|train|convert [MODE ...]
 """
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import gluon_amp as amp  # before MXNet, which newer releases of NumPy need help
 # isort: split
 import json
 import sys
+import tempfile
 from contextlib import contextmanager
 from statistics import median
 from typing import Any, Dict, Iterator
@@ -17,7 +18,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from zoo_networks import NEED_STATISTICS, Task, flat, make_task
+from zoo_networks import DETECTS_IN_TRAINING_ONLY, NEED_STATISTICS, Task, flat, make_task
 
 MODES: dict[str, dict[str, Any]] = {
     "eager": {"active": False},
@@ -35,6 +36,7 @@ class Bench:
     """A network whose weights can be put back."""
 
     def __init__(self, name: str):
+        self.name = name
         self.task: Task = make_task(name)
         if name in NEED_STATISTICS:
             self.warm_up()
@@ -170,8 +172,42 @@ def train(bench: Bench, modes: list[str]) -> dict[str, Any]:
     return result
 
 
+CONVERSIONS: dict[str, dict[str, Any]] = {
+    "all": {}, "none": {"optimize": "none"}, "float32": {"target_dtype": "float32"}}
+
+
+def convert(bench: Bench, modes: list[str]) -> dict[str, Any]:
+    """Return how far the outputs of converted networks are from FP32's, and whether the network stayed as it was."""
+    if bench.name in DETECTS_IN_TRAINING_ONLY:
+        bench.task = bench.task._replace(infer=lambda net, x: net(x[:1]))
+    plain = {"outputs": bench.infer(active=False)}
+    with bench.rounded():
+        result: dict[str, Any] = {"yardstick": distance(plain, {"outputs": bench.infer(active=False)})}
+    bench.restore(active=False)
+    for kind, options in CONVERSIONS.items():
+        net = amp.convert_hybrid_block(bench.task.net, **options, **example(bench))
+        result[kind] = {**distance(plain, {"outputs": run(bench, net)}), "summary": net.conversion.summary()}
+        with tempfile.TemporaryDirectory() as folder:
+            symbol_file, params_file = net.export(f"{folder}/net")
+            names = [variable.name for variable in net._cached_graph[0]]
+            imported = gluon.SymbolBlock.imports(symbol_file, names, params_file)
+        imported.hybridize(static_alloc=True, static_shape=True)
+        result[kind]["imported"] = distance({"outputs": run(bench, net)}, {"outputs": run(bench, imported)})["outputs"]
+    result["untouched"] = distance(plain, {"outputs": bench.infer(active=False)})["outputs"]
+    return result
+
+
+def example(bench: Bench) -> dict[str, Any]:
+    return {"data_example": bench.data[:1]} if bench.name in DETECTS_IN_TRAINING_ONLY else {}
+
+
+def run(bench: Bench, net: gluon.HybridBlock) -> Arrays:
+    mx.random.seed(11)
+    return {str(i): as_numpy(array) for i, array in enumerate(flat(bench.task.infer(net, bench.data)))}
+
+
 def main(name: str, kind: str, *modes: str) -> None:
-    measure = {"compare": compare, "train": train}[kind]
+    measure = {"compare": compare, "train": train, "convert": convert}[kind]
     print(json.dumps(measure(Bench(name), list(modes or MODES))))
 
 

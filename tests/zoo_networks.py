@@ -301,6 +301,8 @@ class NumpyEncoder(HybridBlock):
 
 
 # Those whose long chains of sums need normalisation.
+# Their inference gives boxes chosen by scores that lie close together: Task.infer looks at what training computes.
+DETECTS_IN_TRAINING_ONLY = {"faster_rcnn", "faster_rcnn_fpn"}
 NEED_STATISTICS = {"yolo3_darknet53"}
 
 # Those that need mx.npx.set_np() before anything is made.

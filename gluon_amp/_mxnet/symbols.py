@@ -13,8 +13,8 @@ from ..errors import GraphError
 from ..graph import Entry, Graph, Node
 from ..passes.context import REGION_ATTRIBUTE
 
-__all__ = ["DTYPE_ATTRIBUTE", "DTYPE_FLAGS", "analyse", "dtype_name", "first_line", "from_graph", "fuse",
-           "input_names", "load_symbol", "to_graph", "was_traced_in_a_region"]
+__all__ = ["DTYPE_ATTRIBUTE", "DTYPE_FLAGS", "NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph",
+           "fuse", "input_names", "load_symbol", "to_graph", "was_traced_in_a_region"]
 
 # The attribute that says a variable's type, and MXNet's numbers of the types.
 DTYPE_ATTRIBUTE = "__dtype__"
@@ -68,7 +68,7 @@ def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
     with _typed_variables(nodes, dtypes):
         everything = from_graph(Graph(entries, graph.attrs), symbol)
     types = _infer(everything.infer_type_partial, {name: dtype for name, dtype in dtypes.items() if dtype != BFLOAT16})
-    found = _infer(everything.infer_shape_partial, dict(shapes or {}))
+    found = _inferred_shapes(everything, nodes, dict(shapes or {}))
     known_types, known_shapes = iter(types or [None] * len(entries)), iter(found or [None] * len(entries))
     for node in nodes:
         node.dtypes = [dtype_name(next(known_types)) for _ in range(node.num_outputs)]
@@ -91,6 +91,17 @@ def _typed_variables(nodes: Sequence[Node], dtypes: Mapping[str, str]) -> Iterat
 def _infer(method: Any, known: Mapping[str, Any]) -> Sequence[Any]:
     inferred = method(**known)[1]
     return inferred if inferred is not None else []
+
+
+def _inferred_shapes(everything: mx.sym.Symbol, nodes: Sequence[Node],
+                     shapes: dict[str, tuple[int, ...]]) -> Sequence[Shape]:
+    try:
+        return _infer(everything.infer_shape_partial, shapes)
+    except mx.MXNetError:
+        if all(node.name in shapes for node in nodes if node.is_variable):
+            raise
+        # Some operators refuse inputs of unknown shape: what is left is what was given.
+        return [shapes.get(node.name) for node in nodes for _ in range(node.num_outputs)]
 
 
 def _known(shape: Shape) -> Shape:

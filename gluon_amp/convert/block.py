@@ -9,7 +9,9 @@ import mxnet as mx
 from mxnet.gluon import SymbolBlock
 
 from .._mxnet import blocks
+from .._mxnet.symbols import NumpySymbol
 from .files import save_model
+from .graphs import with_fp32_parameters
 from .settings import Conversion
 
 __all__ = ["ConvertedBlock"]
@@ -63,6 +65,9 @@ class ConvertedBlock(SymbolBlock):
         inputs, symbol = blocks.graph_of(self)
         names = {variable.name for variable in inputs}
         arrays = blocks.parameters_of(self, [name for name in symbol.list_inputs() if name not in names])
+        if isinstance(symbol, NumpySymbol):
+            # MXNet cannot make a gradient buffer for a bfloat16 parameter of a NumPy-style network when it loads one.
+            symbol, arrays = with_fp32_parameters(symbol, arrays)
         return save_model(path, epoch, symbol, *_split(symbol, arrays))
 
 

@@ -6,16 +6,18 @@ from typing import Any, Mapping, Sequence
 
 import mxnet as mx
 
+from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import DTYPE_ATTRIBUTE, DTYPE_FLAGS, analyse, first_line, from_graph, fuse, to_graph
-from ..dtypes import FLOAT32
+from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError
-from ..graph import Graph, unique_name
+from ..graph import Entry, Graph, Node, unique_name
 from ..passes import PIPELINE, align_channels, drop_training, fold_batch_norm, fold_constants, rewrite
 from ..passes.place_casts import CAST
+from ..passes.readers import redirect
 from ..policy import Policy
 from .settings import ATTRIBUTE, Conversion, conversion_of
 
-__all__ = ["Request", "convert"]
+__all__ = ["Request", "convert", "with_fp32_parameters"]
 
 
 @dataclass(frozen=True)
@@ -168,3 +170,21 @@ def _name_outputs(graph: Graph, outputs: Sequence[tuple[str, int]]) -> None:
             if node.name == name:
                 node.name = unique_name(f"{name}_low", names)
         head.node.name = name
+
+
+def with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tuple[mx.sym.Symbol, dict[str, Any]]:
+    """Undo ``cast_params_offline``: parameters are FP32 again and cast in the graph, to the same values."""
+    graph = to_graph(symbol)
+    names = {node.name for node in graph.nodes()}
+    low = {node: _LOW_FLAGS[node.attrs[DTYPE_ATTRIBUTE]] for node in graph.variables()
+           if node.name in arrays and node.attrs.get(DTYPE_ATTRIBUTE) in _LOW_FLAGS}
+    casts = {node: Node(CAST, unique_name(f"{node.name}_{dtype}", names), {"dtype": dtype})
+             for node, dtype in low.items()}
+    redirect(graph, {Entry(node).key: Entry(cast) for node, cast in casts.items()})
+    for node, cast in casts.items():
+        cast.inputs = [Entry(node)]
+        node.attrs = {key: value for key, value in node.attrs.items() if key != DTYPE_ATTRIBUTE}
+    return from_graph(graph, symbol), {name: cast_arrays(array, FLOAT32) for name, array in arrays.items()}
+
+
+_LOW_FLAGS = {DTYPE_FLAGS[dtype]: dtype for dtype in LOW_PRECISION}
