@@ -17,7 +17,7 @@ RESULTS := bench-results
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv ssd digits bench test test-all lint clean
+.PHONY: help venv ssd digits bench test test-all lint docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -26,7 +26,7 @@ help:  ## show this list
 venv: $(READY)  ## make or update the virtual environment
 
 $(READY): pyproject.toml setup.py tools/make_venv.sh tools/find_python.sh tools/check_libs.py
-	@VENV='$(VENV)' PYTHON='$(PYTHON)' tools/make_venv.sh '$(MXNET),bench,test'
+	@VENV='$(VENV)' PYTHON='$(PYTHON)' tools/make_venv.sh '$(MXNET),bench,docs,test'
 	@touch $@
 
 ssd: $(READY)  ## train the tutorial's SSD in FP32, with gluon_amp and with MXNet's AMP, and compare
@@ -48,6 +48,9 @@ test-all: $(READY)  ## run all tests
 lint: $(READY)  ## check style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy gluon_amp
+
+docs: $(READY)  ## build the documentation into build/docs; warnings are errors
+	$(RUN) -m sphinx --fail-on-warning --keep-going --quiet docs build/docs $(ARGS)
 
 clean:  ## remove the virtual environment and everything generated
 	[ ! -f '$(VENV)/pyvenv.cfg' ] || rm -rf '$(VENV)'

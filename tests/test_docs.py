@@ -1,37 +1,60 @@
-"""Every Python sample of the README and the docs runs; links lead somewhere."""
+"""Every sample of the README and the docs runs; links lead somewhere; the API reference has every public name."""
 from __future__ import annotations
 
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import gluon_amp
+from tests.doc_samples import DOCS, PAGES, ROOT, commands, complaint, program
 
-ROOT = Path(gluon_amp.__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md",
-         ROOT / "CONTRIBUTING.md"]
-SAMPLES = [(page, number, code) for page in PAGES
-           for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))]
+PROGRAMS = {page: program(page.read_text()) for page in PAGES}
 MODULES = [module.name for module in pkgutil.walk_packages(gluon_amp.__path__, "gluon_amp.")
            if not module.name.endswith("__main__")]
 
 
-@pytest.mark.parametrize(("page", "number", "code"), SAMPLES, ids=lambda value: getattr(value, "name", None))
-def test_samples_run(page, number, code):
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+def page_id(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page, code in PROGRAMS.items() if code.strip()], ids=page_id)
+def test_python_samples_of_a_page_run_in_order(page, tmp_path):
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text(PROGRAMS[page])
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_shell_samples_name_what_exists(page):
+    assert [complaint(words) for words in commands(page.read_text()) if complaint(words)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_lead_to_files(page):
     targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in target]
     assert [target for target in targets if target and not (page.parent / target).exists()] == []
+
+
+def test_the_reference_has_every_public_name_once():
+    pages = "\n".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
+    named = re.findall(r"^\.\. auto(?:function|class|exception|data):: (\w+)$", pages, re.MULTILINE)
+    assert sorted(named) == sorted(gluon_amp.__all__)
+
+
+def test_the_navigation_has_every_page():
+    entries = {str((page.parent / entry.strip()).with_suffix(".md").resolve().relative_to(DOCS.resolve()))
+               for page in DOCS.rglob("*.md")
+               for tree in re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+               for entry in tree.splitlines() if entry and not entry.startswith(":")}
+    assert entries == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"index.md"}
 
 
 @pytest.mark.bf16
