@@ -5,23 +5,25 @@ import fnmatch
 import os
 import re
 import threading
+import weakref
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
 
 from . import passes
 from ._mxnet import hooks
+from ._mxnet.arrays import cast_arrays
 from ._mxnet.cached_op import Inputs
 from ._mxnet.eager import EagerPolicy
-from ._mxnet.symbols import analyse, from_graph, to_graph, was_traced_in_a_region
+from ._mxnet.symbols import analyse, from_graph, to_graph, was_converted, was_traced_in_a_region
 from .dtypes import BFLOAT16, FLOAT32, Support, cpu_support, cuda_compute_capability, cuda_support
 from .graph import Graph
 from .passes.context import REGION_ATTRIBUTE, REGION_OFF, REGION_ON
 from .policy import Policy
 
-__all__ = ["State", "controller", "device_supports", "region"]
+__all__ = ["Network", "State", "controller", "device_supports", "region"]
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
 
@@ -82,10 +84,15 @@ class State:
         graph, changed = self._rewritten(symbol, inputs, policy)
         return from_graph(graph, symbol) if changed or inputs.low else None
 
+    def plan(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Graph:
+        """Return the graph that a symbol is rewritten to for its inputs, with the decisions taken."""
+        policy = self._policy_for(symbol, inputs)
+        return self._analysed(symbol, inputs) if policy is None else self._rewritten(symbol, inputs, policy)[0]
+
     def _policy_for(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Policy | None:
         """Return the policy to rewrite a symbol by, None where nothing in it can change."""
         idle = not self.enabled and not inputs.low and not was_traced_in_a_region(symbol)
-        return None if idle else self.policy(inputs.device_type)
+        return None if idle or was_converted(symbol) else self.policy(inputs.device_type)
 
     def _rewritten(self, symbol: mx.sym.Symbol, inputs: Inputs, policy: Policy) -> tuple[Graph, bool]:
         graph = self._analysed(symbol, inputs)
@@ -136,6 +143,21 @@ def _plan_low_inputs(graph: Graph, names: frozenset[str]) -> None:
             node.planned = [BFLOAT16]
 
 
+class Network(NamedTuple):
+    """How a network given to ``initialize`` runs.
+
+    Attributes
+    ----------
+    state : State or None
+        In force inside its calls; None for the one around.
+    output_dtype : str or None
+        The type of its floating-point results; None to leave them as they are.
+    """
+
+    state: State | None
+    output_dtype: str | None = None
+
+
 class _Regions(threading.local):
     """The autocast regions that the current thread is in, innermost last; None for one without AMP anywhere."""
 
@@ -153,6 +175,8 @@ class _Controller:
         self.exclusions: list[Any] = []
         self.custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
         self.replaced: list[tuple[Any, str, Callable]] = []  # by register_float32_function and the like
+        self.networks: weakref.WeakKeyDictionary[Block, Network] = weakref.WeakKeyDictionary()  # by initialize
+        self.level: Any = None  # what initialize made of its arguments
         self.changes = 0
 
     def current(self) -> State | None:
@@ -177,7 +201,21 @@ class _Controller:
 
     def region(self, block: Block) -> Any:
         """Return the region that a block's call is to run in, None for the one around it."""
-        return self.off() if self.exclusions and self._is_excluded(block) else None
+        if self.exclusions and self._is_excluded(block):
+            return self.off()
+        network = self.networks.get(block) if self.networks else None
+        if network is None or network.state is None or self._is_switched_off():
+            return None
+        return region(network.state)
+
+    def results(self, block: Block, value: Any) -> Any:
+        """Return a block's results, in the type that its network is to give."""
+        network = self.networks.get(block) if self.networks else None
+        return value if network is None or network.output_dtype is None else cast_arrays(value, network.output_dtype)
+
+    def _is_switched_off(self) -> bool:
+        stack = self.regions.stack
+        return bool(stack) and (stack[-1] is None or not stack[-1].enabled)
 
     def off(self) -> Any:
         """Return a region without AMP."""
@@ -185,17 +223,23 @@ class _Controller:
         return region(current.disabled() if current else None, REGION_OFF)
 
     def epoch(self) -> int:
-        """Return a number for the exclusions in force, 0 for none: under others, blocks have to be traced again."""
-        return self.changes if self.exclusions else 0
+        """Return a number for what blocks are traced under, 0 for nothing: under others they are traced again."""
+        return self.changes if self.exclusions or self.networks else 0
 
     def exclude(self, targets: Sequence[Any]) -> None:
         """Keep blocks, classes of blocks, or names of blocks (with wildcards) in FP32."""
         self.exclusions.extend(targets)
         self.changes += 1
 
+    def cast(self, networks: Mapping[Block, Network]) -> None:
+        """Run whole networks under states of their own."""
+        self.networks.update(networks)
+        self.changes += 1
+
     def reset(self) -> None:
         """Forget everything that users set."""
-        self.state = self.marked = None
+        self.state = self.marked = self.level = None
+        self.networks.clear()
         self.custom_ops.clear()
         while self.replaced:
             setattr(*self.replaced.pop())

@@ -12,7 +12,8 @@ from mxnet import autograd
 from mxnet.ndarray import CachedOp, NDArray
 
 from ..dtypes import BFLOAT16
-from .symbols import dtype_name, input_names, was_traced_in_a_region
+from ..graph import Graph
+from .symbols import analyse, dtype_name, input_names, to_graph, was_traced_in_a_region
 
 __all__ = ["Inputs", "RewritingCachedOp", "StockCachedOp"]
 
@@ -51,6 +52,9 @@ class Rewriter(Protocol):
 
     def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> mx.sym.Symbol | None:
         """Return the rewritten symbol, None to run it as it is."""
+
+    def plan(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Graph:
+        """Return the rewritten symbol as a graph, with the decision taken for every operator that was in the symbol."""
 
     def shape_rules(self, symbol: mx.sym.Symbol, inputs: Inputs) -> frozenset[str]:
         """Name the operators whose precision depends on these inputs' shapes, rather than on the weights'."""
@@ -98,6 +102,22 @@ class RewritingCachedOp:
             if rewriter is None or inputs is None:
                 raise
             raise type(error)(f"{error}\n{rewriter.explain(self.symbol, inputs, str(error))}") from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The symbol's inputs, in the order of the arguments."""
+        return self._names
+
+    def graph(self, args: Sequence[NDArray]) -> tuple[Graph, bool]:
+        """Return the graph that a call with these arguments runs, and whether AMP rewrote it."""
+        rewriter = self._current(self._marked)
+        inputs = None if rewriter is None else self._variant(rewriter, args)[1]
+        if rewriter is None or inputs is None:
+            graph = to_graph(self.symbol)
+            analyse(self.symbol, graph, {name: dtype_name(array.dtype) or "" for name, array in zip(self.names, args)},
+                    {name: array.shape for name, array in zip(self.names, args)})
+            return graph, False
+        return rewriter.plan(self.symbol, inputs), True
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -20,12 +22,12 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..op_lists import KEEP, SWITCHED_OFF, OpRule
+from ..op_lists import KEEP, LOWER, SWITCHED_OFF, OpRule
 from ..policy import Policy, precision
 from .arrays import map_arrays
 from .operators import handle_of, registered_operators
 
-__all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release"]
+__all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release", "run_lowered", "twins"]
 
 Invoke = Callable[..., Any]
 
@@ -99,8 +101,7 @@ class EagerPolicy:
         self.operators = {handle_of(name): self._operator(name) if enabled else _Operator(name, SWITCHED_OFF, False)
                           for name in names if not self._keeps(policy.fixed_rule(name))}
 
-        # `x + y` is broadcast_add of arrays but elemwise_add of symbols: equal shapes take the one of graphs.
-        self.twins = {handle_of(f"broadcast_{name}"): handle_of(f"elemwise_{name}") for name in _ARITHMETIC}
+        self.twins = twins()
 
     def _operator(self, name: str) -> _Operator:
         return _Operator(name, self.policy.fixed_rule(name), self.policy.may_lower(name))
@@ -116,6 +117,15 @@ class EagerPolicy:
             return operator.rule
         attributes = dict(zip(keys, map(str, values)))
         return self.policy.decide(operator.name, attributes, inputs[0].shape)
+
+
+@lru_cache(maxsize=1)
+def twins() -> Mapping[int, int]:
+    """Map handles of arithmetic on arrays to those on symbols.
+
+    ``x + y`` is broadcast_add of arrays but elemwise_add of symbols: equal shapes take the one of graphs.
+    """
+    return {handle_of(f"broadcast_{name}"): handle_of(f"elemwise_{name}") for name in _ARITHMETIC}
 
 
 def _flag(array: NDArray) -> int:
@@ -252,6 +262,17 @@ class _Call(NamedTuple):
         return type(error)(f"{error}\nThis operator ran under AMP: {operator.name} (rule {rule.rule}: {rule.note}), "
                            f"with inputs of {types}. To keep it in FP32 use amp.init(fp32_ops=['{operator.name}']), or "
                            "run it inside `with amp.autocast(enabled=False):`")
+
+
+def run_lowered(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], policy: EagerPolicy,
+                original: Invoke) -> list[NDArray]:
+    """Run an operator on FP32 inputs in low precision, whatever its rule says; return FP32 outputs."""
+    rule = replace(policy.policy.decide(op, attrs, inputs[0].shape), rule=LOWER)
+    flags = [_flag(array) for array in inputs]
+    call = _Call(original, policy, False)
+    with outermost():
+        return call.run(_Operator(op, rule, True), handle_of(op), inputs, flags, list(attrs), list(attrs.values()),
+                        None, True)
 
 
 def release(value: Any, policy: EagerPolicy, original: Invoke) -> Any:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import functools
 import threading
+from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, Callable, ContextManager, Protocol, Sequence
+from typing import Any, Callable, ContextManager, Iterator, Protocol, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -42,6 +43,9 @@ class Controller(Protocol):
 
     def region(self, block: Block) -> ContextManager | None:
         """Give the region that a block's call is to run in, None for the one around it."""
+
+    def results(self, block: Block, value: Any) -> Any:
+        """Give what a block's call is to return for its results."""
 
     def off(self) -> ContextManager:
         """Give a region without AMP."""
@@ -91,6 +95,26 @@ def _restore() -> None:
             setattr(owner, name, original)
 
 
+@contextmanager
+def invoke_replaced(controller: Controller) -> Iterator[tuple[Callable, Callable[[Callable, Callable], None]]]:
+    """Give MXNet's invoke function, and a function that puts another in its place for the body.
+
+    That one takes the new function, and one that wraps what AMP makes of it.
+    """
+    position = next(i for i, (_, name, _) in enumerate(_originals) if name == "_imperative_invoke")
+    owner, name, original = _originals[position]
+    before = getattr(owner, name)
+
+    def put(invoke: Callable, outer: Callable[[Callable], Callable]) -> None:
+        _originals[position] = (owner, name, invoke)
+        setattr(owner, name, outer(make_invoke(invoke, controller.eager)))
+    try:
+        yield original, put
+    finally:
+        _originals[position] = (owner, name, original)
+        setattr(owner, name, before)
+
+
 def _make_cached_op(original: Any, controller: Controller) -> Callable:
     return lambda symbol, flags=(): RewritingCachedOp(symbol, flags, controller.rewriter)
 
@@ -131,10 +155,11 @@ def _make_block_call(original: Callable, controller: Controller) -> Callable:
     @functools.wraps(original)
     def call(block: Block, *args: Any) -> Any:
         region = controller.region(block)
-        if region is not None:
-            with region:
-                return _call_in_frame(original, controller, block, args)
-        return _call_in_frame(original, controller, block, args)
+        if region is None:
+            return controller.results(block, _call_in_frame(original, controller, block, args))
+        with region:
+            result = _call_in_frame(original, controller, block, args)
+        return controller.results(block, result)
     return call
 
 
