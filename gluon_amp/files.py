@@ -45,6 +45,9 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
             os.close(handle)
             temporary.append(name)
         yield temporary
+        for target in targets:
+            if os.path.isdir(target):
+                raise IsADirectoryError(f"cannot write the file {target!r}: there is a directory of that name")
         for name, target in zip(temporary, targets):
             _publish(name, target)
     finally:

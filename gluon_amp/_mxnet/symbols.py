@@ -11,10 +11,10 @@ from mxnet.symbol.numpy import _Symbol as NumpySymbol
 from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16, FLOAT32
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node
-from ..passes.context import REGION_ATTRIBUTE
+from ..passes.context import CONVERSION_ATTRIBUTE, REGION_ATTRIBUTE
 
 __all__ = ["DTYPE_ATTRIBUTE", "DTYPE_FLAGS", "NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph",
-           "fuse", "input_names", "load_symbol", "to_graph", "was_traced_in_a_region"]
+           "fuse", "input_names", "load_symbol", "to_graph", "was_converted", "was_traced_in_a_region"]
 
 # The attribute that says a variable's type, and MXNet's numbers of the types.
 DTYPE_ATTRIBUTE = "__dtype__"
@@ -45,6 +45,11 @@ def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
 def was_traced_in_a_region(symbol: mx.sym.Symbol) -> bool:
     """Whether some of a symbol's operators were traced inside an autocast region."""
     return f'"{REGION_ATTRIBUTE}"' in symbol.tojson(remove_amp_cast=False)
+
+
+def was_converted(symbol: mx.sym.Symbol) -> bool:
+    """Whether a symbol was converted for inference, and has its casts already."""
+    return f'"{CONVERSION_ATTRIBUTE}"' in symbol.tojson(remove_amp_cast=False)
 
 
 def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],

@@ -19,6 +19,7 @@ from .arguments import (
     check_data_names,
     check_names,
     devices_of,
+    flat,
     given,
     require,
     require_block,
@@ -241,7 +242,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
                        devices[0], chosen_steps(optimize, given(cast_optional_params, cast_params_offline)),
                        cast_outputs)
     weights = NDArrayWeights(blocks.parameters_of(block, names))
-    known = dict(zip([data.name for data in traced.inputs], [array for array in example or () if array is not None]))
+    known = dict(zip([data.name for data in traced.inputs], flat(example)))
     symbol, record = convert(traced.symbol, weights, request,
                              {name: dtype_name(array.dtype) for name, array in known.items()},  # type: ignore[misc]
                              {name: array.shape for name, array in known.items()})

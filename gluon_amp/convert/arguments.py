@@ -10,7 +10,7 @@ from .._mxnet import blocks
 from ..errors import DTypeError, GraphError, StateError, closest, expected
 from .exclusions import Exclusions
 
-__all__ = ["as_example", "check_data_names", "check_names", "devices_of", "given", "require", "require_block",
+__all__ = ["as_example", "check_data_names", "check_names", "devices_of", "flat", "given", "require", "require_block",
            "require_no_example", "traced_block"]
 
 Arrays = Mapping[str, mx.nd.NDArray]
@@ -41,6 +41,13 @@ def as_example(value: Any) -> list[Any] | None:
     if value is None:
         return None
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def flat(value: Any) -> list[Any]:
+    """Return the arrays of nested lists, None left out."""
+    if isinstance(value, (list, tuple)):
+        return [array for item in value for array in flat(item)]
+    return [] if value is None else [value]
 
 
 def devices_of(value: Any, block: HybridBlock) -> list[mx.Context]:

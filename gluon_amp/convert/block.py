@@ -9,7 +9,9 @@ import mxnet as mx
 from mxnet.gluon import SymbolBlock
 
 from .._mxnet import blocks
+from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import NumpySymbol
+from ..dtypes import FLOAT32
 from .files import save_model
 from .graphs import with_fp32_parameters
 from .settings import Conversion
@@ -34,6 +36,10 @@ class ConvertedBlock(SymbolBlock):
             warnings.simplefilter("ignore", UserWarning)
             super().__init__(outputs, inputs)
         self.conversion = conversion
+
+    def forward(self, x: Any, *args: Any) -> Any:
+        """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32."""
+        return super().forward(*cast_arrays((x, *args), FLOAT32))
 
     def export(self, path: str | os.PathLike, epoch: int = 0, remove_amp_cast: bool = False) -> tuple[str, str]:
         """Write ``path-symbol.json`` and ``path-NNNN.params``, which MXNet loads and runs without this package.

@@ -12,10 +12,11 @@ from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node, unique_name
 from ..passes import PIPELINE, align_channels, drop_training, fold_batch_norm, fold_constants, rewrite
+from ..passes.context import CONVERSION_ATTRIBUTE
 from ..passes.place_casts import CAST
 from ..passes.readers import redirect
 from ..policy import Policy
-from .settings import ATTRIBUTE, Conversion, conversion_of
+from .settings import Conversion, conversion_of
 
 __all__ = ["Request", "convert", "with_fp32_parameters"]
 
@@ -96,7 +97,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mappi
                         request.version)
     _name_outputs(graph, outputs)
     for head in graph.heads:
-        head.node.attrs = {**head.node.attrs, ATTRIBUTE: record.to_json()}
+        head.node.attrs = {**head.node.attrs, CONVERSION_ATTRIBUTE: record.to_json()}
     return from_graph(graph, symbol), record
 
 

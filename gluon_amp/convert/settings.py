@@ -8,11 +8,9 @@ from typing import Any, Iterable, Mapping, Sequence
 from ..dtypes import FLOAT32, normalize
 from ..errors import PolicyError, closest, expected
 from ..graph import Graph
+from ..passes.context import CONVERSION_ATTRIBUTE
 
-__all__ = ["ATTRIBUTE", "STEPS", "Conversion", "chosen_steps", "conversion_of"]
-
-# The symbol attribute, on the nodes that give the outputs, that tells how a symbol was converted.
-ATTRIBUTE = "__gluon_amp__"
+__all__ = ["STEPS", "Conversion", "chosen_steps", "conversion_of"]
 
 STEPS = {
     "drop_training": "operators that do nothing in inference are dropped (Dropout)",
@@ -110,7 +108,8 @@ class Conversion:
 
 def conversion_of(graph: Graph) -> Conversion | None:
     """Return the record that a converted graph carries, None for one that was not converted."""
-    found: Sequence[str] = [head.node.attrs[ATTRIBUTE] for head in graph.heads if ATTRIBUTE in head.node.attrs]
+    found: Sequence[str] = [head.node.attrs[CONVERSION_ATTRIBUTE] for head in graph.heads
+                            if CONVERSION_ATTRIBUTE in head.node.attrs]
     return Conversion.from_json(found[0]) if found else None
 
 

@@ -7,11 +7,13 @@ from ..dtypes import FLOAT32
 from ..graph import Entry, Node
 from ..policy import Policy
 
-__all__ = ["REGION_ATTRIBUTE", "REGION_OFF", "REGION_ON", "Context", "operator"]
+__all__ = ["CONVERSION_ATTRIBUTE", "REGION_ATTRIBUTE", "REGION_OFF", "REGION_ON", "Context", "operator"]
 
 # The symbol attribute that operators traced inside an autocast region carry, and its values beside a data type.
 REGION_ATTRIBUTE = "__amp__"
 REGION_ON, REGION_OFF = "on", "off"
+# The symbol attribute, on the nodes that give the outputs, that tells how a symbol was converted for inference.
+CONVERSION_ATTRIBUTE = "__gluon_amp__"
 
 
 @dataclass(frozen=True)

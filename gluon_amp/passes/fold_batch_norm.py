@@ -77,7 +77,7 @@ def _axis_fits(norm: Node, layer: Node) -> bool:
     """Whether BatchNorm normalises over the layer's output channels."""
     axis = int(norm.attrs.get("axis", 1))
     if layer.op == "FullyConnected":
-        return axis == -1 or (axis == 1 and layer.attrs.get("flatten", "True") in _TRUE)
+        return axis == (1 if layer.attrs.get("flatten", "True") in _TRUE else -1)
     last = str(layer.attrs.get("layout")) in _CHANNELS_LAST
     dimensions = 2 + layer.attrs["kernel"].count(",") + (not layer.attrs["kernel"].rstrip(") ").endswith(","))
     return axis in ((dimensions - 1, -1) if last else (1,))
