@@ -2,15 +2,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence, Tuple
 
 from . import op_lists
 from .dtypes import BFLOAT16
 from .errors import PolicyError, closest, expected
 from .op_lists import FP32, KEEP, LOWER, NEUTRAL, WIDEST, OpRule
+from .op_lists.whole_network import WHOLE_NETWORK
 
-__all__ = ["Policy", "has_idle_taps", "make_policy", "precision"]
+__all__ = ["Policy", "cast_network", "has_idle_taps", "make_policy", "precision"]
 
 _CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 
@@ -231,6 +232,25 @@ def _lower_overrides(target_dtype: str, names: list[str]) -> Mapping[str, tuple[
         if name not in names and any(record.rule == LOWER for record in records):
             found[name] = (OpRule(name, FP32, note="not in the target_precision_ops list"),)
     return found
+
+
+def cast_network(policy: Policy) -> Policy:
+    """Return the policy for a network that is cast as a whole: operators with a sound kernel follow their data.
+
+    Examples
+    --------
+    >>> Policy('bfloat16').decide('softmax', {}).rule, cast_network(Policy('bfloat16')).decide('softmax', {}).rule
+    ('FP32', 'WIDEST')
+    """
+    table = op_lists.table(policy.target_dtype)
+    followers = {name: tuple(map(_follower, table[name])) for name in WHOLE_NETWORK if name in table}
+    return replace(policy, overrides={**followers, **policy.overrides})
+
+
+def _follower(record: OpRule) -> OpRule:
+    if record.rule != FP32 or not record.safe:
+        return record
+    return replace(record, rule=WIDEST, note="the network is cast as a whole; mixed inputs widen to FP32")
 
 
 def _names(argument: str, value: Sequence[str] | None, known: Mapping[str, str]) -> list[str]:
