@@ -15,7 +15,8 @@ ROOT = Path(gluon_amp.__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted(DOCS.rglob("*.md"))]
 
-_FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# Samples that are not to run, such as those of other packages, are fenced as `py`.
+_FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 _SHELL = ("", "sh", "bash", "console")
 # Programs of others, whose arguments are not for us to know.
 _FOREIGN = ("cd", "export", "git", "source")
@@ -25,16 +26,16 @@ def program(text: str) -> str:
     """Join the Python samples of a page, each on the lines that it has there, so that errors name these."""
     lines = [""] * (text.count("\n") + 1)
     for fence in _FENCE.finditer(text):
-        if fence[1] == "python":
-            first = text.count("\n", 0, fence.start(2))
-            sample = fence[2].splitlines()
+        if fence[2] == "python":
+            first = text.count("\n", 0, fence.start(3))
+            sample = fence[3].splitlines()
             lines[first:first + len(sample)] = sample
     return "\n".join(lines)
 
 
 def commands(text: str) -> Iterator[list[str]]:
     """Yield the words of every command in the shell samples of a page."""
-    for language, code in _FENCE.findall(text):
+    for _, language, code in _FENCE.findall(text):
         if language in _SHELL:
             for line in code.replace("\\\n", " ").splitlines():
                 yield from _split(re.sub(r"^\$ ", "", line.strip()))
