@@ -26,10 +26,13 @@ SHAPES = {"conv": lambda size: (size, 32, 32), "dense": lambda size: (size,)}
 
 def make_model(options: argparse.Namespace, ctx: list[mx.Context] | None = None) -> nn.HybridSequential:
     """Make layers with ReLUs in between, always with the same first weights."""
-    net = nn.HybridSequential()
-    for _ in range(options.layers - 1):
-        net.add(KINDS[options.kind](options.size), nn.Activation("relu"))
-    net.add(KINDS[options.kind](options.size))
+    # Optimizer states are saved in the order of the parameters' names. With a prefix of its own a network made anew has
+    # the same names; without, conv9 and conv10 come in another order than conv11 and conv12.
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for _ in range(options.layers - 1):
+            net.add(KINDS[options.kind](options.size), nn.Activation("relu"))
+        net.add(KINDS[options.kind](options.size))
     mx.random.seed(0)
     net.initialize(mx.init.Xavier(), ctx=ctx)
     net.hybridize(static_alloc=True, static_shape=True)
