@@ -86,7 +86,7 @@ def _check_python(words: list[str]) -> str | None:
     if not script.is_file():
         return f"no file {script.relative_to(ROOT)}"
     options = (word.split("=")[0] for word in words if word.startswith("--"))
-    return _first_missing(options, _strings(script.parent), "option")
+    return _first_missing(options, strings(script.parent), "option")
 
 
 def _check_command_line(words: list[str]) -> str | None:
@@ -98,7 +98,7 @@ def _check_command_line(words: list[str]) -> str | None:
 
 
 @lru_cache(maxsize=None)
-def _strings(directory: Path) -> frozenset[str]:
+def strings(directory: Path) -> frozenset[str]:
     """Return every string in a directory's Python files: the options that argparse is told about are among them."""
     return frozenset(node.value for path in directory.glob("*.py") for node in ast.walk(ast.parse(path.read_text()))
                      if isinstance(node, ast.Constant) and isinstance(node.value, str))

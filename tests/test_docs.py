@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import gluon_amp
-from tests.doc_samples import DOCS, PAGES, ROOT, commands, complaint, program
+from tests.doc_samples import DOCS, PAGES, ROOT, commands, complaint, program, strings
 
 PROGRAMS = {page: program(page.read_text()) for page in PAGES}
 MODULES = [module.name for module in pkgutil.walk_packages(gluon_amp.__path__, "gluon_amp.")
@@ -55,6 +55,16 @@ def test_the_navigation_has_every_page():
                for tree in re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
                for entry in tree.splitlines() if entry and not entry.startswith(":")}
     assert entries == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"index.md"}
+
+
+def test_messages_that_troubleshooting_quotes_are_raised():
+    table = (DOCS / "troubleshooting.md").read_text().split("| Message begins | Cause |")[1]
+    messages = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
+    directories = {path.parent for path in (ROOT / "gluon_amp").rglob("*.py")}
+    texts = "\n".join(text for directory in directories for text in strings(directory))
+    parts = [part.strip() for message in messages for part in message.split("...")]
+    assert len(messages) > 5
+    assert [part for part in parts if part not in texts] == []
 
 
 @pytest.mark.bf16
