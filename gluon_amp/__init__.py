@@ -41,6 +41,7 @@ from .op_lists.views import (
     list_lp16_use_fp32_params,
     list_widest_type_cast,
 )
+from .opt_level import initialize
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
 
 _isa.settle(_run_onednn_operator)
@@ -51,8 +52,8 @@ __all__ = [
     "AmpError", "DTypeError", "DynamicLossScaler", "GraphError", "LossScaler", "PolicyError", "StateError",
     "StaticLossScaler", "active_dtype", "autocast", "clip_global_norm", "convert_bucketing_module",
     "convert_hybrid_block", "convert_model", "convert_symbol", "custom_bwd", "custom_fwd", "deinit", "exclude",
-    "float32_function", "init", "init_trainer", "install", "is_active", "list_conditional_fp32_ops", "list_fp32_ops",
-    "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
+    "float32_function", "init", "init_trainer", "initialize", "install", "is_active", "list_conditional_fp32_ops",
+    "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
     "list_widest_type_cast", "load_state_dict", "load_states", "low_precision_function", "master_params",
     "register_float32_function", "register_low_precision_function", "register_op", "save_states", "scale_loss",
     "state_dict", "uninstall", "unscale",

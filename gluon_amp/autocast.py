@@ -78,7 +78,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
                             conditional_fp32_ops=conditional_fp32_ops), arguments)
     hooks.install(controller)
     controller.state = state
-    _announce(usable, supports)
+    announce(usable, supports)
 
 
 def deinit() -> None:
@@ -249,7 +249,7 @@ def _reasons(supports: Mapping[str, Support]) -> str:
     return "; ".join(f"{name}: {found.reason}" for name, found in supports.items())
 
 
-def _announce(usable: Mapping[str, Support], supports: Mapping[str, Support]) -> None:
+def announce(usable: Mapping[str, Support], supports: Mapping[str, Support]) -> None:
     """Say what runs where; warn where that is slow, or nothing does."""
     if not usable:
         warnings.warn(f"AMP stays in FP32: {_reasons(supports)}", stacklevel=3)

@@ -7,10 +7,10 @@ import re
 import threading
 import weakref
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import mxnet as mx
-from mxnet.gluon import Block
+from mxnet.gluon import Block, Trainer
 
 from . import passes
 from ._mxnet import hooks
@@ -23,7 +23,7 @@ from .graph import Graph
 from .passes.context import REGION_ATTRIBUTE, REGION_OFF, REGION_ON
 from .policy import Policy
 
-__all__ = ["Network", "State", "controller", "device_supports", "region"]
+__all__ = ["Level", "Network", "State", "controller", "device_supports", "region"]
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
 
@@ -158,6 +158,16 @@ class Network(NamedTuple):
     output_dtype: str | None = None
 
 
+class Level(Protocol):
+    """What ``initialize`` leaves behind for trainers."""
+
+    def attach(self, trainer: Trainer, warn_after: int = 20) -> None:
+        """Give a trainer the loss scalers of the level."""
+
+    def updated(self, trainer: Trainer) -> None:
+        """Take note that a trainer has updated its parameters, or skipped that."""
+
+
 class _Regions(threading.local):
     """The autocast regions that the current thread is in, innermost last; None for one without AMP anywhere."""
 
@@ -176,7 +186,7 @@ class _Controller:
         self.custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
         self.replaced: list[tuple[Any, str, Callable]] = []  # by register_float32_function and the like
         self.networks: weakref.WeakKeyDictionary[Block, Network] = weakref.WeakKeyDictionary()  # by initialize
-        self.level: Any = None  # what initialize made of its arguments
+        self.level: Level | None = None  # by initialize
         self.changes = 0
 
     def current(self) -> State | None:
@@ -212,6 +222,11 @@ class _Controller:
         """Return a block's results, in the type that its network is to give."""
         network = self.networks.get(block) if self.networks else None
         return value if network is None or network.output_dtype is None else cast_arrays(value, network.output_dtype)
+
+    def updated(self, trainer: Trainer) -> None:
+        """Take note that a trainer has updated its parameters, or skipped that."""
+        if self.level is not None:
+            self.level.updated(trainer)
 
     def _is_switched_off(self) -> bool:
         stack = self.regions.stack

@@ -13,6 +13,7 @@ from .autocast import active_dtype, is_active
 from .dtypes import FLOAT16
 from .errors import StateError, expected
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
+from .state import controller
 from .trainer_scaler import TrainerScaler, attach
 
 __all__ = ["clip_global_norm", "init_trainer", "master_params", "scale_loss", "unscale"]
@@ -30,7 +31,8 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
         Must update locally: ``update_on_kvstore`` left out (it is switched off here) or False.
     loss_scaler : LossScaler, float, 'dynamic' or None
         None scales dynamically for float16 and leaves the loss as it is (scale 1) for bfloat16 and FP32, whose
-        range needs no scaling. A number is a scale that never changes. One scaler may serve several trainers.
+        range needs no scaling; after :func:`initialize` it takes the level's. A number is a scale that never changes.
+        One scaler may serve several trainers.
     warn_after : int
         Warn when so many steps in a row were skipped.
 
@@ -54,13 +56,16 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
     """
     if not isinstance(trainer, gluon.Trainer):
         raise TypeError(expected("a gluon.Trainer", "trainer", trainer))
-    if not is_active():
+    if not is_active() and controller.level is None:
         raise StateError("AMP is off: call amp.init() before amp.init_trainer(trainer)")
     current = trainers.attached(trainer)
     if current is not None:
         if loss_scaler is None or loss_scaler is getattr(current, "scaler", None):
             return
         raise StateError("the trainer has a loss scaler already: init_trainer once per trainer")
+    if controller.level is not None and loss_scaler is None:
+        controller.level.attach(trainer, warn_after)
+        return
     scaler = _make_scaler(loss_scaler, active_dtype(trainers.device_type(trainer)))
     trainers.update_locally(trainer)
     attach(trainer, TrainerScaler(trainer, scaler, warn_after))

@@ -11,7 +11,7 @@ from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from .operators import handle_of
 from .symbols import dtype_name
 
-__all__ = ["cast_arrays", "map_arrays"]
+__all__ = ["cast_arrays", "map_arrays", "round_in_place"]
 
 _FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 
@@ -31,9 +31,16 @@ def cast_arrays(value: Any, dtype: str) -> Any:
     """Cast FP32 and low-precision arrays to a type; other values pass."""
     def cast(array: NDArray) -> NDArray:
         name = dtype_name(array.dtype)
-        if name == dtype or name not in _FLOATS:
-            return array
-        is_np = isinstance(array, mx.np.ndarray)
-        return mx.ndarray.register._imperative_invoke(handle_of("amp_cast"), [array], ["dtype"], [dtype], None, is_np,
-                                                      False)
+        return array if name == dtype or name not in _FLOATS else _amp_cast(array, dtype)
     return map_arrays(cast, value)
+
+
+def round_in_place(array: NDArray, dtype: str) -> None:
+    """Round an FP32 array's values through a low-precision type; arrays of other types, and sparse ones, pass."""
+    if dtype_name(array.dtype) == FLOAT32 and not isinstance(array, BaseSparseNDArray) and array.size:
+        _amp_cast(_amp_cast(array, dtype), FLOAT32, out=array)
+
+
+def _amp_cast(array: NDArray, dtype: str, out: NDArray | None = None) -> NDArray:
+    is_np = isinstance(array, mx.np.ndarray)
+    return mx.ndarray.register._imperative_invoke(handle_of("amp_cast"), [array], ["dtype"], [dtype], out, is_np, False)

@@ -7,6 +7,7 @@
   ``grad_req`` of their parameters.
 - ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
 - ``autograd.Function.__call__``: user code that expects what it was written for.
+- ``Trainer._update``: what the optimizer has written.
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
 - ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
 """
@@ -46,6 +47,9 @@ class Controller(Protocol):
 
     def results(self, block: Block, value: Any) -> Any:
         """Give what a block's call is to return for its results."""
+
+    def updated(self, trainer: Trainer) -> None:
+        """Take note that a trainer has updated its parameters, or skipped that."""
 
     def off(self) -> ContextManager:
         """Give a region without AMP."""
@@ -217,6 +221,14 @@ def _make_tensordot(original: Callable, controller: Controller) -> Callable:
     return tensordot
 
 
+def _make_update(original: Callable, controller: Controller) -> Callable:
+    @functools.wraps(original)
+    def update(trainer: Trainer, ignore_stale_grad: bool = False) -> None:
+        original(trainer, ignore_stale_grad)
+        controller.updated(trainer)
+    return update
+
+
 def _make_amp_loss_scale(original: Any, controller: Controller) -> property:
     def amp_loss_scale(trainer: Trainer) -> float:
         """Return the loss scale for the next backward; 1.0 without a loss scaler."""
@@ -300,6 +312,7 @@ _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any, Controller], Any]], ...] = (
     (HybridBlock, "_call_cached_op", _make_call_cached_op),
     (Block, "__call__", _make_block_call),
     (autograd.Function, "__call__", _make_function_call),
+    (Trainer, "_update", _make_update),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),
     (mx.sym.Symbol, "bind", _make_bind),
     (mx.sym.Symbol, "simple_bind", _make_simple_bind),

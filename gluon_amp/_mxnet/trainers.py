@@ -18,8 +18,9 @@ from mxnet.optimizer import Optimizer
 from ..errors import StateError
 
 __all__ = ["attach", "attached", "clear_accumulated", "device_type", "divide_rescaling", "gradient_norm",
-           "gradients_are_finite", "has_gradients", "is_scaled_by_hand", "load_optimizer_states", "master_arrays",
-           "non_finite_parameters", "optimizer_states", "reduces_over_processes", "scale_gradients", "update_locally"]
+           "gradients_are_finite", "has_gradients", "is_initialized", "is_scaled_by_hand", "load_optimizer_states",
+           "master_arrays", "non_finite_parameters", "optimizer_arrays", "optimizer_states", "parameters",
+           "reduces_over_processes", "scale_gradients", "update_locally"]
 
 _ATTRIBUTE = "_amp_loss_scaler"
 _ARRAYS_A_CALL = 200  # as many as MXNet's multi-tensor operators take comfortably
@@ -80,7 +81,7 @@ def reduces_over_processes(trainer: gluon.Trainer) -> bool:
     Trainers that reduce gradients in their own way, as Horovod's does, are taken to.
     """
     store = trainer._kvstore
-    own = type(trainer)._allreduce_grads is not gluon.Trainer._allreduce_grads
+    own = getattr(trainer._allreduce_grads, "__func__", None) is not gluon.Trainer._allreduce_grads
     return own or (store is not None and store.num_workers > 1)
 
 
@@ -181,6 +182,31 @@ def master_arrays(trainer: gluon.Trainer) -> Iterator[NDArray]:
         low = np.dtype(parameter.dtype) == np.float16
         state = states.get(index) if low and trainer._optimizer.multi_precision else None
         yield parameter.list_data()[0] if state is None else state[-1 if last else 0]
+
+
+def parameters(trainer: gluon.Trainer) -> list[gluon.Parameter]:
+    """Return the parameters that a trainer updates."""
+    return list(trainer._params)
+
+
+def is_initialized(parameter: gluon.Parameter) -> bool:
+    """Whether a parameter has values."""
+    return parameter._data is not None
+
+
+def optimizer_arrays(trainer: gluon.Trainer, of: Iterable[gluon.Parameter]) -> Iterator[NDArray]:
+    """Yield what the optimizer keeps for some of the parameters, on every context."""
+    indices = [trainer._param2idx[parameter.name] for parameter in of]
+    for updater in trainer._updaters:
+        yield from _arrays_in([updater.states.get(index) for index in indices])
+
+
+def _arrays_in(state: Any) -> Iterator[NDArray]:
+    if isinstance(state, (list, tuple)):
+        for item in state:
+            yield from _arrays_in(item)
+    elif isinstance(state, NDArray):
+        yield state
 
 
 def optimizer_states(trainer: gluon.Trainer) -> bytes:

@@ -1,0 +1,185 @@
+"""``initialize``: a whole training script's precision by one argument."""
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, Sequence, TypeVar
+
+from mxnet import gluon
+from mxnet.gluon import Block
+
+from .._mxnet import trainers
+from .._mxnet.symbols import dtype_name
+from ..dtypes import FLOAT32, LOW_PRECISION
+from ..errors import StateError, expected
+from ..loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
+from ..state import controller
+from ..trainer_scaler import UnscaledTrainer
+from .levels import Disabled, Enabled, switch_on
+from .options import DYNAMIC, LEVELS, LOW, Options, as_bool, as_count, describe, resolve
+
+__all__ = ["initialize"]
+
+Item = TypeVar("Item")
+
+
+def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[gluon.Trainer] | None = None,
+               opt_level: str = "O1", *, keep_batchnorm_fp32: bool | str | None = None,
+               master_weights: bool | str | None = None, loss_scale: float | str | LossScaler | None = None,
+               cast_model_type: object = None, cast_model_outputs: object = None, num_losses: int = 1,
+               enabled: bool | str = True, verbosity: int = 1) -> Any:
+    """Set networks and trainers up for a level of precision, in place.
+
+    Call it once, after the networks and trainers are created (and :func:`convert_sync_batchnorm`, if any), before the
+    first step.
+
+    ====  ==============================================  ================  ============  ==========
+    ..    what runs in low precision                      BatchNorm in      FP32 masters  loss scale
+    ====  ==============================================  ================  ============  ==========
+    O0    nothing                                         FP32              --            1
+    O1    operators that gain by it, as with ``init()``   --                --            dynamic
+    O2    the networks: every operator that can           FP32              yes           dynamic
+    O3    the networks, and the weights                   low precision     no            1
+    ====  ==============================================  ================  ============  ==========
+
+    Every keyword that is not None overrides its level. Command lines may hand strings through: ``'True'``, ``'128.0'``,
+    ``'dynamic'``.
+
+    Parameters
+    ----------
+    net : Block or sequence of Block
+        With FP32 parameters, initialized or not, hybridized or not.
+    trainer : gluon.Trainer or sequence of them, optional
+        Trainers that come later get the level's loss scalers by :func:`init_trainer`.
+    opt_level : {'O0', 'O1', 'O2', 'O3'}
+        The level.
+    keep_batchnorm_fp32 : bool, optional
+        O2 and O3: whether scale, shift and running statistics of BatchNorm stay FP32.
+    master_weights : bool, optional
+        O2 and O3: whether the optimizer updates FP32 weights, of which the network uses copies in low precision. False
+        rounds weights, and what the optimizer keeps, to low precision after every update.
+    loss_scale : float, 'dynamic' or LossScaler, optional
+        A number is a scale that never changes.
+    cast_model_type : dtype, optional
+        O2 and O3: the low-precision type, in place of the one that the device runs. ``'float16'`` without a GPU
+        imitates it, to test its numerics.
+    cast_model_outputs : {'float32', 'float16'}, optional
+        The type of what the networks return; FP32 without.
+    num_losses : int
+        How many losses have a scaler of their own, for ``amp.scale_loss(loss, trainer, loss_id=...)``.
+    enabled : bool
+        False leaves everything as it is; ``scale_loss`` then gives losses back unscaled.
+    verbosity : int
+        0 prints nothing; 1 the level's defaults and the options in force.
+
+    Returns
+    -------
+    Block or (Block, gluon.Trainer)
+        The arguments, lists where lists were given; the network alone without a trainer.
+
+    Raises
+    ------
+    PolicyError
+        The level is unknown, or an option contradicts it.
+    StateError
+        AMP is on already, a trainer has a loss scaler or updates on the KVStore, or parameters are not FP32.
+    DTypeError
+        The type is unknown, or the machine cannot run it.
+    TypeError, ValueError
+        An argument is not what it should be.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> net = mx.gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
+    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
+    >>> net, trainer = amp.initialize(net, trainer, opt_level='O2', loss_scale=128.0, verbosity=0)
+    >>> trainer._amp_loss_scaler.loss_scale
+    128.0
+    >>> amp.deinit()
+    """
+    networks = _items("net", net, Block, "a Block")
+    several = [] if trainer is None else _items("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    _refuse_repetition()
+    level: Enabled | Disabled = Disabled()
+    if as_bool("enabled", enabled):
+        overrides = {"cast_model_type": cast_model_type, "keep_batchnorm_fp32": keep_batchnorm_fp32,
+                     "master_weights": master_weights, "loss_scale": loss_scale,
+                     "cast_model_outputs": cast_model_outputs}
+        name, options = resolve(opt_level, overrides)
+        scalers = _scalers(options.loss_scale, as_count("num_losses", num_losses, 1))
+        as_count("verbosity", verbosity, 0)
+        _refuse_unfit(networks, several, name)
+        level = _start(name, options, networks, several, scalers)
+        if verbosity:
+            _print(name, options)
+    controller.level = level
+    for item in several:
+        level.attach(item)
+    return net if trainer is None else (net, trainer)
+
+
+def _items(name: str, value: Any, kind: type[Item], what: str) -> list[Item]:
+    found = list(value) if isinstance(value, (list, tuple)) else [value]
+    wrong = [item for item in found if not isinstance(item, kind)]
+    if wrong or not found:
+        raise TypeError(expected(f"{what} or a list of them", name, wrong[0] if wrong else value))
+    return found
+
+
+def _scalers(loss_scale: float | str | LossScaler, count: int) -> list[LossScaler]:
+    if not isinstance(loss_scale, LossScaler):
+        return [DynamicLossScaler() if loss_scale == DYNAMIC else StaticLossScaler(float(loss_scale))
+                for _ in range(count)]
+    if count != 1:
+        raise ValueError(f"num_losses={count} losses need as many scalers: expected a number or 'dynamic' as "
+                         "loss_scale, received one LossScaler")
+    return [loss_scale]
+
+
+def _refuse_repetition() -> None:
+    if controller.level is not None:
+        raise StateError("amp.initialize was called already: give it all networks and trainers at once, as lists, or "
+                         "call amp.deinit() first")
+    if controller.state is not None:
+        raise StateError("AMP is on already: amp.initialize switches it on itself. Leave amp.init() out, or call "
+                         "amp.deinit() first")
+
+
+def _refuse_unfit(networks: Sequence[Block], several: Sequence[gluon.Trainer], level: str) -> None:
+    if any(not isinstance(trainers.attached(trainer), (UnscaledTrainer, type(None))) for trainer in several):
+        raise StateError("a trainer has a loss scaler already: amp.initialize attaches its own. Leave amp.init_trainer "
+                         "out, and give every amp.initialize a new trainer")
+    low = [parameter.name for net in networks for parameter in net.collect_params().values()
+           if dtype_name(parameter.dtype) in LOW_PRECISION]
+    if low and level != "O0":
+        raise StateError(f"expected a network with FP32 parameters, received {', '.join(low[:3])} in low precision: "
+                         "leave net.cast('float16') out, amp.initialize does its work")
+
+
+def _start(name: str, options: Options, networks: Sequence[Block], several: Sequence[gluon.Trainer],
+           scalers: list[LossScaler]) -> Enabled | Disabled:
+    scaled = name != "O0" or options.loss_scale != 1.0
+    if scaled:
+        for trainer in several:
+            trainers.update_locally(trainer)
+    if scaled and name == "O0":
+        warnings.warn(f"opt_level O0 with loss_scale={options.loss_scale}: FP32 needs no loss scaling; leave it out",
+                      stacklevel=4)
+    weights = switch_on(name, options, networks)
+    return Enabled(scalers, weights) if scaled else Disabled()
+
+
+def _print(level: str, options: Options) -> None:
+    meaning, defaults = LEVELS[level]
+    if options.cast_model_type == LOW:
+        options = replace(options, cast_model_type=_low_types() or FLOAT32)
+    print(f"gluon_amp opt_level {level}: {meaning}. Its defaults:\n{describe(defaults)}\n"
+          f"In force:\n{describe(options)}")
+
+
+def _low_types() -> str:
+    policies = controller.marked.policies if controller.marked is not None else {}
+    return ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in policies.items())

@@ -1,0 +1,90 @@
+"""What is in force after ``initialize``: for the networks, and for the trainers."""
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+from mxnet import gluon
+from mxnet.gluon import Block
+
+from .._mxnet import hooks, trainers
+from .._mxnet.symbols import dtype_name
+from ..autocast import announce, device_policies, init, usable_types
+from ..dtypes import FLOAT32
+from ..loss_scaler import LossScaler
+from ..policy import cast_network
+from ..state import Network, State, controller, device_supports
+from ..trainer_scaler import TrainerScaler, UnscaledTrainer, attach
+from .options import LOW, Options
+from .weights import LowWeights
+
+__all__ = ["Disabled", "Enabled", "switch_on"]
+
+
+class Disabled:
+    """Lets trainers work as without AMP: losses are not scaled, and no step is skipped."""
+
+    def attach(self, trainer: gluon.Trainer, warn_after: int = 20) -> None:
+        """Let ``scale_loss`` know the trainer."""
+        attach(trainer, UnscaledTrainer(trainer))
+
+    def updated(self, trainer: gluon.Trainer) -> None:
+        """Do nothing."""
+
+
+class Enabled(NamedTuple):
+    """A level's work on trainers.
+
+    Attributes
+    ----------
+    scalers : list of LossScaler
+        One per loss, shared by all trainers.
+    weights : LowWeights or None
+        What is rounded after updates.
+    """
+
+    scalers: list[LossScaler]
+    weights: LowWeights | None
+
+    def attach(self, trainer: gluon.Trainer, warn_after: int = 20) -> None:
+        """Give a trainer the loss scalers."""
+        trainers.update_locally(trainer)
+        attach(trainer, TrainerScaler(trainer, self.scalers, warn_after))
+
+    def updated(self, trainer: gluon.Trainer) -> None:
+        """Round the weights that a trainer has updated."""
+        if self.weights is not None:
+            self.weights.round_updated(trainer)
+
+
+def switch_on(level: str, options: Options, networks: Sequence[Block]) -> LowWeights | None:
+    """Put networks into the precision of a level; return the weights that are to hold low precision, None for none."""
+    state, weights = None, None
+    if level == "O0":
+        _cast_up(networks)
+    elif level == "O1":
+        init()
+    else:
+        state = _cast_state(options.cast_model_type)
+        weights = LowWeights(networks, options, {device: policy.target_dtype
+                                                 for device, policy in state.policies.items()})
+        weights.round()
+    if state is not None or options.cast_model_outputs is not None:
+        hooks.install(controller)
+        controller.cast({net: Network(state, options.cast_model_outputs) for net in networks})
+    return weights
+
+
+def _cast_up(networks: Sequence[Block]) -> None:
+    for net in networks:
+        if any(dtype_name(parameter.dtype) != FLOAT32 for parameter in net.collect_params().values()):
+            net.cast(FLOAT32)
+
+
+def _cast_state(dtype: str | None) -> State:
+    """Make the state in which networks run in low precision as a whole."""
+    supports = device_supports()
+    usable = usable_types(None if dtype == LOW else dtype, supports)
+    policies = {device: cast_network(policy) for device, policy in device_policies(usable).items()}
+    announce(usable, supports)
+    controller.marked = State(policies, enabled=False)  # for networks inside blocks that are hybridized as a whole
+    return State(policies)
