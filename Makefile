@@ -50,7 +50,7 @@ lint: $(READY)  ## check style and types
 	$(RUN) -m mypy gluon_amp
 
 docs: $(READY)  ## build the documentation into build/docs; warnings are errors
-	$(RUN) -m sphinx -W --keep-going -q docs build/docs $(ARGS)
+	$(RUN) -m sphinx -E -a -W --keep-going -q docs build/docs $(ARGS)
 
 clean:  ## remove the virtual environment and everything generated
 	[ ! -f '$(VENV)/pyvenv.cfg' ] || rm -rf '$(VENV)'

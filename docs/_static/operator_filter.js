@@ -6,7 +6,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const count = document.createElement("output");
     field.type = "search";
     field.className = "operator-filter";
-    field.placeholder = "Filter: name, rule or reason, such as `concat` or `fp32 kernel`";
+    field.placeholder = "Filter by name, rule or reason, as in: concat, or: fp32 kernel";
     field.setAttribute("aria-label", "Filter the operators");
     const filter = () => {
       const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
