@@ -1,21 +1,46 @@
-"""How each MXNet implementation is switched on, and where it enters a training loop.
+"""How MXNet as it is published is switched on, in FP32 and with its own AMP, and where that enters a training loop.
 
-The three classes hold what differs between the tutorial's FP32 and mixed-precision scripts, nothing else.
+The classes here and in `_amp_backends` hold what differs between the tutorial's FP32 and mixed-precision scripts,
+nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import Any, ClassVar, ContextManager
+from typing import Any, ClassVar, ContextManager, Protocol, Sequence
 
-# first, in every process: it lets MXNet 1.9.1 import under newer NumPy, and changes nothing else
-import gluon_amp
+import _stock  # noqa: F401 - first: see there
 
 # isort: split
 import mxnet as mx
 from _errors import UsageError
 from mxnet.contrib import amp as contrib_amp
+
+
+class Backend(Protocol):
+    """An implementation that is switched on for training."""
+
+    context: mx.Context
+    dtype: str
+    notes: list[str]
+    trainer_options: ClassVar[dict[str, Any]]
+
+    def init_trainer(self, trainer: mx.gluon.Trainer) -> None:
+        """Prepare a trainer."""
+
+    def scale_loss(self, loss: Any, trainer: mx.gluon.Trainer) -> ContextManager[Any]:
+        """Return a context that yields what to differentiate."""
+
+class Converter(Protocol):
+    """An implementation that prepares a network for inference."""
+
+    context: mx.Context
+    dtype: str
+    notes: list[str]
+
+    def convert(self, net: mx.gluon.HybridBlock, example: Sequence[mx.nd.NDArray]) -> mx.gluon.HybridBlock:
+        """Return the network to run; `net` has run on the example and is not used afterwards."""
 
 
 def context(device: str) -> mx.Context:
@@ -51,35 +76,26 @@ class Float32:
         """Return a context that yields the loss as it is."""
         return contextlib.nullcontext(loss)
 
+    def convert(self, net: mx.gluon.HybridBlock, example: Sequence[mx.nd.NDArray]) -> mx.gluon.HybridBlock:
+        """Return the network as it is."""
+        return net
 
-class GluonAmp:
-    """This project's AMP."""
 
-    trainer_options: ClassVar[dict[str, Any]] = {"update_on_kvstore": False}
+def low_precision(device: mx.Context, dtype: str | None) -> str:
+    """Return the type that MXNet's own AMP is to use.
 
-    def __init__(self, device: str, dtype: str | None):
-        self.context = context(device)
-        with self.context, warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                gluon_amp.init(target_dtype=dtype)
-            except (ValueError, TypeError, RuntimeError) as error:
-                raise UsageError(f"gluon_amp cannot start: {error}") from error
-        self.notes = [str(item.message) for item in caught]
-        active = gluon_amp.active_dtype(self.context.device_type)
-        if active is None:
-            reasons = "; ".join(self.notes) or "it stays in FP32"
-            raise UsageError(f"gluon_amp does nothing on {device!r}: {reasons}")
-        self.dtype: str = active
-
-    def init_trainer(self, trainer: mx.gluon.Trainer) -> None:
-        """Attach the loss scaler."""
-        gluon_amp.init_trainer(trainer)
-
-    def scale_loss(self, loss: Any, trainer: mx.gluon.Trainer) -> ContextManager[Any]:
-        """Return a context that yields the scaled loss."""
-        scaled: ContextManager[Any] = gluon_amp.scale_loss(loss, trainer)
-        return scaled
+    Raises
+    ------
+    UsageError
+        If it cannot.
+    """
+    on_cpu = device.device_type == "cpu"
+    dtype = dtype or ("bfloat16" if on_cpu else "float16")
+    if dtype not in ("bfloat16", "float16"):
+        raise UsageError(f"mxnet-amp knows the dtypes bfloat16 and float16, received {dtype!r}")
+    if on_cpu and dtype == "float16":
+        raise UsageError("mxnet-amp cannot run float16 on a CPU: choose another --dtype or leave it out")
+    return dtype
 
 
 class ContribAmp:
@@ -89,12 +105,7 @@ class ContribAmp:
 
     def __init__(self, device: str, dtype: str | None):
         self.context = context(device)
-        on_cpu = self.context.device_type == "cpu"
-        self.dtype = dtype or ("bfloat16" if on_cpu else "float16")
-        if self.dtype not in ("bfloat16", "float16"):
-            raise UsageError(f"mxnet-amp knows the dtypes bfloat16 and float16, received {self.dtype!r}")
-        if on_cpu and self.dtype == "float16":
-            raise UsageError("mxnet-amp cannot run float16 on a CPU: choose another --dtype or leave it out")
+        self.dtype = low_precision(self.context, dtype)
         self.notes: list[str] = []
         contrib_amp.init(self.dtype)
 
@@ -106,3 +117,27 @@ class ContribAmp:
         """Return a context that yields the scaled loss."""
         scaled: ContextManager[Any] = contrib_amp.scale_loss(loss, trainer)
         return scaled
+
+
+class ContribConversion:
+    """The conversion for inference that MXNet 1.9.1 ships."""
+
+    def __init__(self, device: str, dtype: str | None):
+        self.context = context(device)
+        self.dtype = low_precision(self.context, dtype)
+        self.notes: list[str] = []
+
+    def convert(self, net: mx.gluon.HybridBlock, example: Sequence[mx.nd.NDArray]) -> mx.gluon.HybridBlock:
+        """Convert the network.
+
+        Raises
+        ------
+        UsageError
+            If MXNet fails to.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return contrib_amp.convert_hybrid_block(net, self.dtype, ctx=self.context)
+            except Exception as error:  # it has no errors of its own
+                raise UsageError(f"mxnet.contrib.amp cannot convert it: {type(error).__name__}: {error}") from error

@@ -9,10 +9,11 @@ import subprocess
 import tempfile
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Mapping, Sequence
 
-from _errors import ChildFailed, UsageError
+from _errors import ChildFailed, Refused
 
 _TAIL_LINES = 20
 _END_SECONDS = 10.0
@@ -76,7 +77,7 @@ class Child:
 
         Raises
         ------
-        UsageError
+        Refused
             If the child refuses the request.
         ChildFailed
             If it ends or says something else.
@@ -93,6 +94,17 @@ class Child:
         """
         self._send({"command": "run", "steps": steps})
         return self._expect("ran")
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Let the child write down its outputs and return what it says about its network.
+
+        Raises
+        ------
+        ChildFailed
+            If it ends, or does not answer in time.
+        """
+        self._send({"command": "save", "folder": str(folder)})
+        return self._expect("saved")
 
     def end(self, politely: bool = True) -> None:
         """End the child: ask it first if `politely`, and wait until it is gone."""
@@ -128,7 +140,7 @@ class Child:
         except (ValueError, KeyError, TypeError) as error:
             raise self._failure(f"expected a JSON object with an event, received {line!r}") from error
         if received == "refused":
-            raise UsageError(message["message"])
+            raise Refused(self.name, message["message"])
         if received != event:
             raise self._failure(f"expected the event {event!r}, received {received!r}")
         return message

@@ -11,11 +11,12 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, Sequence
 
 from _children import Child, ChildCommand
 from _machine import OtherLoad
-from _stats import Spread, round_ratios, spread
+from _stats import Spread, percentiles, round_ratios, spread
 
 _TURN_SECONDS = 1.0
 _FEWEST_ROUNDS = 3
@@ -70,6 +71,12 @@ class Track:
     turns: list[list[float]] = field(default_factory=list)
     losses: list[dict[str, float]] = field(default_factory=list)
     peak_memory: int = 0
+    saved: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def latency(self) -> dict[str, float]:
+        """Percentiles of the seconds of all steps."""
+        return percentiles([seconds for turn in self.turns for seconds in turn])
 
     @property
     def round_seconds(self) -> list[float]:
@@ -109,7 +116,11 @@ class Comparison:
 
 
 def compare(
-    commands: Sequence[ChildCommand], plan: Plan, progress: Progress, timeout: float = 1800.0
+    commands: Sequence[ChildCommand],
+    plan: Plan,
+    progress: Progress,
+    timeout: float = 1800.0,
+    save_to: Path | None = None,
 ) -> Comparison:
     """Run implementations in turns and return what was measured.
 
@@ -123,10 +134,12 @@ def compare(
         Where to report.
     timeout : float
         Seconds after which a child that does not answer counts as failed.
+    save_to : Path, optional
+        A folder in which every child writes its outputs at the end, in a folder of its name.
 
     Raises
     ------
-    UsageError
+    Refused
         If a child refuses the request.
     ChildFailed
         If a child dies or hangs. The others are ended.
@@ -137,6 +150,8 @@ def compare(
         for child, track in pairs:
             _warm_up(child, track, plan.warmup, progress)
         _run_rounds(pairs, plan, begin, progress)
+        for child, track in pairs if save_to else ():
+            _save(child, track, save_to / child.name)
     return Comparison([track for _, track in pairs], time.monotonic() - begin, load.share())
 
 
@@ -160,6 +175,11 @@ def _warm_up(child: Child, track: Track, steps: int, progress: Progress) -> None
     if steps:
         first, last = track.warmup[0], track.warmup[-1]
         progress.say(f"{track.name}: first step {first:.2f} s, last warm-up step {last:.2f} s")
+
+
+def _save(child: Child, track: Track, folder: Path) -> None:
+    folder.mkdir()
+    track.saved = child.save(folder)
 
 
 def _record(track: Track, answer: dict[str, Any]) -> None:

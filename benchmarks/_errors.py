@@ -11,6 +11,22 @@ class UsageError(Exception):
     """The request cannot be carried out on this machine: one line for the user, exit code 2."""
 
 
+class Refused(UsageError):
+    """A child process says that it cannot carry out the request.
+
+    Parameters
+    ----------
+    name : str
+        The implementation.
+    message : str
+        Its reason.
+    """
+
+    def __init__(self, name: str, message: str):
+        self.name = name
+        super().__init__(message)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are those of the benchmarks."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 # the flags of /proc/cpuinfo that decide which kernels oneDNN can use
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
-_PACKAGES = ("mxnet", "gluon_amp", "gluoncv", "numpy")
+_PACKAGES = ("mxnet", "torch", "gluon_amp", "gluoncv", "numpy")
 _SETTING_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MXNET_", "DNNL_", "ONEDNN_", "OPENBLAS_", "CUDA_VISIBLE")
 
 
@@ -101,6 +101,14 @@ def available_memory() -> int:
     if limit.isdigit() and used.isdigit():
         available = min(available or int(limit), max(0, int(limit) - int(used)))
     return available
+
+
+def memory() -> int:
+    """Return the bytes of host memory that this process holds now, 0 where there is no /proc."""
+    for line in _read("/proc/self/status").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def peak_memory() -> int:

@@ -1,16 +1,19 @@
 """What can be measured: implementations and workloads, as two tables of data.
 
-A row names the module that does the work, and that module is imported only in the process that runs it, so
-that the process which compares them stays free of MXNet (and of any other framework a row may need).
+A row names the modules that do the work, and they are imported only in the process that runs them, so that the
+process which compares them stays free of MXNet and of PyTorch.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Mapping, Protocol
 
-from _errors import unknown
+from _errors import UsageError, unknown
+
+TRAINING, INFERENCE = "training", "inference"
+MXNET, TORCH = "mxnet", "torch"
 
 
 class Session(Protocol):
@@ -23,6 +26,13 @@ class Session(Protocol):
         """Run one step to its real end and return the figures that show what it computed."""
 
 
+class SavingSession(Session, Protocol):
+    """One that can also write down what it is and what it computes."""
+
+    def save(self, folder: str) -> dict[str, Any]:
+        """Write ``outputs.npz`` into a folder and return figures about the network."""
+
+
 @dataclass(frozen=True)
 class Implementation:
     """One side of a comparison.
@@ -30,34 +40,83 @@ class Implementation:
     Parameters
     ----------
     name : str
-        The name used on the command line.
+        The name used on the command line. ``@1`` behind it sets the number of threads.
     label : str
         The name used in tables and plots.
-    backend : str
-        ``module:class`` that switches the implementation on, imported in the process that runs it.
+    backends : mapping of str to str
+        For each kind of workload the ``module:class`` that switches the implementation on, imported in the process
+        that runs it.
+    framework : str
+        Which of a workload's builders it needs.
     is_reference : bool
         Whether the others are reported as a ratio to this one.
     memory_share : float
         Peak memory as a share of FP32's; a guess used to choose sizes that fit.
+    threads : int, optional
+        OpenMP threads, where they differ from those of the whole comparison.
     """
 
     name: str
     label: str
-    backend: str
+    backends: Mapping[str, str]
+    framework: str = MXNET
     is_reference: bool = False
     memory_share: float = 1.0
+    threads: int | None = None
 
 
 IMPLEMENTATIONS = (
-    Implementation("fp32", "MXNet FP32", "_backends:Float32", is_reference=True),
-    Implementation("amp", "gluon_amp", "_backends:GluonAmp", memory_share=0.75),
     Implementation(
-        "mxnet-amp", "mxnet.contrib.amp", "_backends:ContribAmp", is_reference=True, memory_share=0.75
+        "fp32", "MXNet FP32", {TRAINING: "_backends:Float32", INFERENCE: "_backends:Float32"}, is_reference=True
+    ),
+    Implementation("fp32-optimized", "gluon_amp, FP32", {INFERENCE: "_amp_backends:Optimisation"}),
+    Implementation(
+        "amp",
+        "gluon_amp",
+        {TRAINING: "_amp_backends:GluonAmp", INFERENCE: "_amp_backends:Conversion"},
+        memory_share=0.75,
+    ),
+    Implementation(
+        "mxnet-amp",
+        "mxnet.contrib.amp",
+        {TRAINING: "_backends:ContribAmp", INFERENCE: "_backends:ContribConversion"},
+        is_reference=True,
+        memory_share=0.75,
+    ),
+    Implementation(
+        "mxnet-amp-amx",
+        "mxnet.contrib.amp on AMX",
+        {TRAINING: "_amp_backends:ContribAmpOnAmx", INFERENCE: "_amp_backends:ContribConversionOnAmx"},
+        memory_share=0.75,
+    ),
+    Implementation("torch", "PyTorch FP32", {TRAINING: "_torch_backends:Float32"}, TORCH, memory_share=1.2),
+    Implementation(
+        "torch-amp", "PyTorch autocast", {TRAINING: "_torch_backends:Autocast"}, TORCH, True, memory_share=0.9
     ),
 )
 
-# workload name -> module:function; the function takes a started backend and the workload's settings
-WORKLOADS = {"ssd": "_ssd:build"}
+
+@dataclass(frozen=True)
+class Workload:
+    """What an implementation is made to do.
+
+    Parameters
+    ----------
+    kind : str
+        Which of an implementation's backends it needs.
+    builders : mapping of str to str
+        For each framework the ``module:function`` that takes a started backend and the workload's settings.
+    """
+
+    kind: str
+    builders: Mapping[str, str]
+
+
+WORKLOADS = {
+    "ssd": Workload(TRAINING, {MXNET: "_ssd:build", TORCH: "_torch_training:build_ssd"}),
+    "training": Workload(TRAINING, {MXNET: "_training:build", TORCH: "_torch_training:build"}),
+    "inference": Workload(INFERENCE, {MXNET: "_inference:build"}),
+}
 
 
 def implementation(name: str) -> Implementation:
@@ -67,11 +126,40 @@ def implementation(name: str) -> Implementation:
     ------
     UsageError
         If no implementation has this name; the closest names are suggested.
+
+    Examples
+    --------
+    >>> implementation("amp@1").label
+    'gluon_amp, 1 thread'
     """
     by_name = {row.name: row for row in IMPLEMENTATIONS}
-    if name not in by_name:
-        raise unknown("implementation", name, by_name)
-    return by_name[name]
+    base, at, threads = name.partition("@")
+    if base not in by_name:
+        raise unknown("implementation", base, by_name)
+    if not at:
+        return by_name[base]
+    if not threads.isdigit() or int(threads) < 1:
+        raise UsageError(f"expected a number of threads behind {base}@, received {threads!r}")
+    label = f"{by_name[base].label}, {threads} thread{'s' * (threads != '1')}"
+    return replace(by_name[base], name=name, label=label, threads=int(threads))
+
+
+def names(workload: str) -> list[str]:
+    """Return the names of the implementations that can run a workload."""
+    kind, frameworks = WORKLOADS[workload].kind, WORKLOADS[workload].builders
+    return [row.name for row in IMPLEMENTATIONS if kind in row.backends and row.framework in frameworks]
+
+
+def check(workload: str, name: str) -> None:
+    """Refuse an implementation that there is not for this workload.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    if implementation(name).name.partition("@")[0] not in names(workload):
+        raise UsageError(f"{name} is not for {WORKLOADS[workload].kind}; known: {', '.join(names(workload))}")
 
 
 def load(reference: str) -> Any:
@@ -101,6 +189,8 @@ def build(workload: str, name: str, settings: Mapping[str, Any]) -> Session:
     UsageError
         If the machine cannot run it.
     """
-    backend = load(implementation(name).backend)(settings["device"], settings["dtype"])
-    session: Session = load(WORKLOADS[workload])(backend, settings)
+    check(workload, name)
+    row, work = implementation(name), WORKLOADS[workload]
+    backend = load(row.backends[work.kind])(settings["device"], settings["dtype"])
+    session: Session = load(work.builders[row.framework])(backend, settings)
     return session

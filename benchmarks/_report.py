@@ -42,7 +42,10 @@ class TqdmProgress:
             self._bar.set_postfix_str(f"{name} {seconds:.3f} s a step", refresh=False)
             self._bar.update()
 
-    def close(self) -> None:
+    def __enter__(self) -> TqdmProgress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.close()

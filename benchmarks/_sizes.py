@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Mapping, Sequence
+
+from _errors import UsageError
 
 _SAFE_SHARE = 0.85  # of the available memory: the estimate is rough, and there may be no swap
 _EXPECTED_ROUNDS = 4  # with the warm-up steps of each process, about what a small budget must hold
@@ -34,6 +36,14 @@ class Cost:
     def seconds(self, batch_size: int, gflops: float) -> float:
         """Return the seconds that a step takes on a machine of this speed."""
         return batch_size * self.sample_gflop / gflops
+
+
+# by network; roughly, to choose sizes and processes that fit the memory
+COSTS = {
+    "ssd512": Cost(1.0e9, 0.68e9, 180.0), "resnet50": Cost(0.6e9, 0.15e9, 25.0),
+    "mobilenet_v2": Cost(0.4e9, 0.11e9, 2.0), "vgg16": Cost(1.9e9, 0.2e9, 93.0), "lstm": Cost(0.5e9, 5e6, 4.0),
+    "encoder": Cost(2.2e9, 0.12e9, 66.0), "encoder_masked": Cost(2.2e9, 0.12e9, 66.0),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,50 @@ def choose_batch_size(
         reason = f"batch {batch_size} {tight}"
         batch_size //= 2
     return batch_size, f"batch size {batch_size} chosen: {reason}"
+
+
+def groups(
+    cost: Cost, available: float, shares: Mapping[str, float], batch_size: int, common: str
+) -> list[list[str]]:
+    """Divide processes into groups that fit the memory together; one of them is in every group.
+
+    Parameters
+    ----------
+    cost : Cost
+        What one FP32 process needs.
+    available : float
+        Bytes.
+    shares : mapping of str to float
+        Memory of each process as a share of FP32's, by name.
+    batch_size : int
+        Samples in a batch.
+    common : str
+        The one that all others are compared to.
+
+    Raises
+    ------
+    UsageError
+        If not even one fits beside the common one.
+
+    Examples
+    --------
+    >>> groups(Cost(1e9, 1e9, 1), 13e9, {"a": 1.0, "b": 1.0, "c": 0.5, "d": 0.5}, 4, "a")
+    [['a', 'b'], ['a', 'c', 'd']]
+    """
+    limit = _SAFE_SHARE * available if available else float("inf")
+    need = {name: share * cost.memory(batch_size) for name, share in shares.items()}
+    found: list[list[str]] = []
+    for name in need:
+        if name == common:
+            continue
+        total = need.get(common, 0.0) + need[name]
+        if total > limit:
+            raise UsageError(f"{name} needs about {total / 1e9:.0f} GB beside {common}, of {available / 1e9:.0f} GB")
+        group = next((group for group in found if sum(need[each] for each in group) + need[name] <= limit), None)
+        if group is None:
+            found.append(group := [common] if common in need else [])
+        group.append(name)
+    return found or [[common]]
 
 
 def _what_is_short(

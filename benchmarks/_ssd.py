@@ -1,4 +1,7 @@
-"""The SSD training workload of the MXNet AMP tutorial: synthetic data, SGD, SSDMultiBoxLoss."""
+"""The SSD training workload of the MXNet AMP tutorial: synthetic data, SGD, SSDMultiBoxLoss.
+
+MXNet must be importable: start a backend first.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,11 @@ import contextlib
 import io
 import re
 import warnings
-from typing import Any, Mapping, Union
+from typing import TYPE_CHECKING, Any, Mapping
 
-from _backends import ContribAmp, Float32, GluonAmp  # before mxnet: see there
-
-# isort: split
 import mxnet as mx
-import numpy as np
 from _errors import UsageError, unknown
+from _tasks import ssd_batch
 from mxnet import autograd, gluon
 
 with warnings.catch_warnings():
@@ -22,7 +22,8 @@ with warnings.catch_warnings():
     from gluoncv.model_zoo import get_model
     from gluoncv.model_zoo.model_zoo import get_model_list
 
-Backend = Union[Float32, GluonAmp, ContribAmp]
+if TYPE_CHECKING:
+    from _backends import Backend
 
 LEARNING_RATE = 0.001
 WEIGHT_DECAY = 0.0005
@@ -117,14 +118,8 @@ class SyntheticDataLoader:
     ):
         self.counter = 0
         self.epoch_size = epoch_size
-        random = np.random.RandomState(seed)
-
-        def uniform(low: float, shape: tuple[int, ...]) -> mx.nd.NDArray:
-            return mx.nd.array(random.uniform(low, 1, size=shape), ctx=ctx, dtype="float32")
-
-        self.data = uniform(-1, (batch_size, 3, data_shape, data_shape))
-        self.cls_targets = uniform(0, (batch_size, anchors))
-        self.box_targets = uniform(0, (batch_size, anchors, 4))
+        batch = ssd_batch(batch_size, data_shape, anchors, seed)
+        self.batch = [mx.nd.array(each, ctx=ctx, dtype="float32") for each in (*batch.inputs, *batch.labels)]
 
     def __iter__(self) -> SyntheticDataLoader:
         return self
@@ -134,7 +129,7 @@ class SyntheticDataLoader:
             self.counter = 0
             raise StopIteration
         self.counter += 1
-        return [self.data, self.cls_targets, self.box_targets]
+        return self.batch
 
 
 class SSDTraining:
@@ -142,7 +137,7 @@ class SSDTraining:
 
     Parameters
     ----------
-    backend : Float32, GluonAmp or ContribAmp
+    backend : Backend
         The implementation, already switched on.
     settings : mapping
         ``network``, ``batch_size``, ``data_shape`` (None for the network's own), ``seed`` and

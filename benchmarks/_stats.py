@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import Sequence
@@ -38,6 +39,25 @@ def spread(values: Sequence[float]) -> Spread:
     if not values:
         raise ValueError("expected at least one measurement, received none")
     return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+def percentiles(values: Sequence[float], wanted: Sequence[int] = (50, 90, 99)) -> dict[str, float]:
+    """Return percentiles of measurements, each the value of a measurement that was made.
+
+    Parameters
+    ----------
+    values : sequence of float
+        At least one measurement.
+    wanted : sequence of int
+        From 1 to 100.
+
+    Examples
+    --------
+    >>> percentiles([5.0, 1.0, 2.0, 4.0, 3.0])
+    {'p50': 3.0, 'p90': 5.0, 'p99': 5.0}
+    """
+    ordered = sorted(values)
+    return {f"p{share}": ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)] for share in wanted}
 
 
 def round_ratios(reference: Sequence[float], measured: Sequence[float]) -> Spread:

@@ -7,6 +7,8 @@ It answers with one JSON object a line on standard output:
 - ``{"event": "ready", "about": {...}}`` or ``{"event": "refused", "message": "..."}`` after start-up;
 - to ``{"command": "run", "steps": 3}``:
   ``{"event": "ran", "seconds": [...], "losses": [...], "peak_memory": bytes}``;
+- to ``{"command": "save", "folder": "..."}``, which workloads with a method `save` understand:
+  ``{"event": "saved", ...}`` with the figures that it returns;
 - to ``{"command": "stop"}``, or when its input ends, it ends.
 """
 
@@ -16,11 +18,11 @@ import json
 import os
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import _machine
 from _errors import UsageError
-from _registry import Session, build
+from _registry import SavingSession, Session, build
 
 
 def timed_step(session: Session) -> tuple[float, dict[str, float]]:
@@ -76,7 +78,10 @@ def serve(spec: dict[str, Any], commands: TextIO, answers: TextIO) -> int:
         command = json.loads(line)
         if command["command"] == "stop":
             break
-        answer(run_steps(session, command["steps"]))
+        if command["command"] == "save":
+            answer({"event": "saved", **cast(SavingSession, session).save(command["folder"])})
+        else:
+            answer(run_steps(session, command["steps"]))
     return 0
 
 

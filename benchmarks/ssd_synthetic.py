@@ -11,87 +11,62 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import re
 import sys
 import time
 from pathlib import Path
 from typing import Any, Sequence
 
+import _cli
 import _machine
 import _report
 import _sizes
-from _children import ChildCommand
-from _compare import Comparison, Plan, Track, compare
-from _errors import ChildFailed, Parser, UsageError
-from _registry import build, implementation
+from _commands import command
+from _compare import Comparison, Track, compare
+from _errors import Parser, UsageError
+from _registry import build, check, implementation, names
 from _worker import timed_step
 from tqdm import tqdm
 
 DEFAULT_NETWORK = "ssd_512_resnet50_v1_coco"
 DEFAULT_STEPS = 20
-DEFAULT_WARMUP = 2
-WORKER = Path(__file__).with_name("_worker.py")
 _SIZE_OF_COST = 512  # the side length in pixels that the cost below belongs to
 
-# ssd_512_resnet50_v1_coco in FP32; other networks differ, which a measured warm-up step then shows
-COST = _sizes.Cost(base_bytes=1.0e9, sample_bytes=0.68e9, sample_gflop=180.0)
+# in FP32; other networks differ, which a measured warm-up step then shows
+COST = _sizes.COSTS["ssd512"]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
     what = parser.add_argument_group("what to run")
     what.add_argument("--amp", action="store_true", help="mixed precision through gluon_amp")
-    what.add_argument("--dtype", help="bfloat16 or float16 (default: what the device is good at)")
-    what.add_argument("--compare", metavar="NAMES", help="measure in turns: fp32,amp,mxnet-amp")
+    what.add_argument("--compare", metavar="NAMES", help=f"measure in turns, some of {', '.join(names('ssd'))}")
     what.add_argument("--network", help=f"an SSD of GluonCV (default: {DEFAULT_NETWORK})")
     what.add_argument("--pretrained-base", action="store_true", help="download the pretrained backbone")
     what.add_argument("--data", metavar="DIR", help="train on a Pascal VOC directory and report its mAP")
     what.add_argument("--batch-size", type=int, help="default: 8, or less when that does not fit the machine")
     what.add_argument("--data-shape", type=int, help="side of the images in pixels (default: the network's)")
-    what.add_argument("--device", default="cpu", help="cpu, gpu or gpu:1 (default: cpu)")
-    what.add_argument("--threads", type=int, help="OpenMP threads (default: all physical cores)")
-    add("--seed", type=int, default=0, help="of the weights and of the data (default: 0)")
-    add("--steps", type=int, help=f"timed steps (default: {DEFAULT_STEPS}); with --compare, of one turn")
-    add("--warmup", type=int, default=DEFAULT_WARMUP, help=f"steps before timing (default: {DEFAULT_WARMUP})")
-    add("--rounds", type=int, help="turns of each implementation (default: chosen from the budget)")
-    add("--budget", type=float, default=300.0, help="seconds for the comparison (default: 300)")
-    add("--json", metavar="PATH", help="write everything that was measured")
-    add("--plot", metavar="PATH", help="write a bar chart")
+    _cli.add_measuring(parser.add_argument_group("how to measure"))
     return parser
 
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse what can be seen to be wrong without MXNet."""
-    for name in ("batch_size", "data_shape", "threads", "steps", "rounds"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            flag = name.replace("_", "-")
-            raise UsageError(f"--{flag}: expected an integer of at least 1, received {value}")
-    if args.warmup < 0 or args.budget <= 0:
-        raise UsageError(f"expected --warmup >= 0 and --budget > 0, received {args.warmup} and {args.budget}")
-    if not re.fullmatch(r"(cpu|gpu)(:\d+)?", args.device):
-        raise UsageError(f"--device: expected cpu, gpu or gpu:1, received {args.device!r}")
+    _cli.check_measuring(args, "batch_size", "data_shape")
     for name in _names(args):
-        implementation(name)
+        check("ssd", name)
     if args.compare and args.amp:
         raise UsageError("--amp goes without --compare: name amp in --compare instead")
     for flag in ("compare", "plot", "pretrained_base"):
         if args.data is not None and getattr(args, flag):
             raise UsageError(f"--data goes without --{flag.replace('_', '-')}")
-    for path in (args.json, args.plot):
-        _report.check_writable(path)
 
 
 def _names(args: argparse.Namespace) -> list[str]:
     """Return the implementations to run."""
     if args.compare is None:
         return ["amp" if args.amp else "fp32"]
-    names = [name.strip() for name in args.compare.split(",") if name.strip()]
-    if not names or len(set(names)) < len(names):
-        raise UsageError(f"--compare: expected different names with commas, received {args.compare!r}")
-    return names
+    return _cli.names("--compare", args.compare)
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -104,7 +79,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": args.dtype,
         "seed": args.seed,
         "pretrained_base": args.pretrained_base,
-        "threads": args.threads or _machine.physical_cores(),
+        "threads": _cli.use_threads(args),
     }
 
 
@@ -128,20 +103,11 @@ def _fill_batch_size(settings: dict[str, Any], names: Sequence[str], budget: flo
         print(f"{reason} ({memory:.0f} GB available, about {gflops:.0f} GFLOP/s in FP32)", flush=True)
 
 
-def _command(name: str, settings: dict[str, Any]) -> ChildCommand:
-    spec = json.dumps({"workload": "ssd", "implementation": name, "settings": settings})
-    return ChildCommand(name, [sys.executable, str(WORKER), spec])
-
-
 def _compared(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
     """Measure several implementations in turns."""
     _fill_batch_size(settings, _names(args), None if args.rounds else args.budget)
-    plan = Plan(rounds=args.rounds, steps=args.steps, warmup=args.warmup, budget=args.budget)
-    progress = _report.TqdmProgress()
-    try:
-        return compare([_command(name, settings) for name in _names(args)], plan, progress)
-    finally:
-        progress.close()
+    with _report.TqdmProgress() as progress:
+        return compare([command("ssd", name, settings) for name in _names(args)], _cli.plan(args), progress)
 
 
 def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
@@ -198,11 +164,10 @@ def _train_on_voc(args: argparse.Namespace) -> None:
         Path(args.json).write_text(json.dumps(result.as_dict(), indent=2) + "\n", encoding="utf-8")
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(argv: Sequence[str] | None) -> None:
+    args = _parser().parse_args(argv)
     _check(args)
     settings = _settings(args)
-    # before anything loads OpenMP: every implementation gets the same number, child processes too
-    os.environ["OMP_NUM_THREADS"] = str(settings["threads"])
     if args.data is not None:
         _train_on_voc(args)
         return
@@ -217,17 +182,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and return the exit code: 2 for a request that cannot be met, 1 for a failure."""
-    try:
-        _run(_parser().parse_args(argv))
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except ChildFailed as failure:
-        print(f"error: {failure}\n{failure.stderr_tail}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return _cli.run(_run, argv)
 
 
 if __name__ == "__main__":

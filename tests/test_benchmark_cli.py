@@ -292,7 +292,7 @@ def test_a_refusal_is_passed_on(fakes):
 
 
 def test_a_crash_gives_exit_code_1(fakes, monkeypatch, capsys):
-    monkeypatch.setattr(ssd_synthetic, "_command", lambda name, _: fakes.command(name, trouble="crash"))
+    monkeypatch.setattr(ssd_synthetic, "command", lambda _, name, __: fakes.command(name, trouble="crash"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # put back after the test: the benchmark sets it
     assert ssd_synthetic.main(["--compare", "fp32,amp", "--batch-size", "1"]) == 1
     assert "error: fp32: ended with exit code 1\nthe bottom fell out" in capsys.readouterr().err

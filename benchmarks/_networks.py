@@ -1,0 +1,73 @@
+"""The benchmarked networks in Gluon. MXNet must be importable: start a backend first."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping
+
+import mxnet as mx
+from _encoder import Encoder
+from mxnet.gluon import HybridBlock, nn, rnn
+from mxnet.gluon.model_zoo import vision
+
+
+class LanguageModel(HybridBlock):
+    """Word embedding, LSTM layers, and a score for each word.
+
+    Parameters
+    ----------
+    layers, units, vocabulary : int
+        LSTM layers, their width and that of the embedding, and different words.
+    """
+
+    def __init__(self, layers: int, units: int, vocabulary: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.embedding = nn.Embedding(vocabulary, units)
+            self.lstm = rnn.LSTM(units, layers, input_size=units)
+            self.decoder = nn.Dense(vocabulary, flatten=False, in_units=units)
+
+    def hybrid_forward(self, F: Any, tokens: Any) -> Any:
+        """Return scores ``(length, batch, vocabulary)`` for tokens ``(length, batch)``."""
+        return self.decoder(self.lstm(self.embedding(tokens)))
+
+
+def _ssd(**_: int) -> HybridBlock:
+    from _ssd import create_network  # GluonCV with it, which takes seconds to import
+
+    return create_network("ssd_512_resnet50_v1_coco")
+
+
+_CREATE: Mapping[str, Callable[..., HybridBlock]] = {
+    "ssd512": _ssd,
+    "resnet50": lambda side, classes: vision.resnet50_v1(classes=classes),
+    "mobilenet_v2": lambda side, classes: vision.mobilenet_v2_1_0(classes=classes),
+    "vgg16": lambda side, classes: vision.vgg16(classes=classes),
+    "lstm": lambda layers, units, length, vocabulary: LanguageModel(layers, units, vocabulary),
+    "encoder": Encoder,
+    "encoder_masked": Encoder,
+}
+
+
+def create(network: str, numbers: Mapping[str, Any], seed: int) -> HybridBlock:
+    """Return an initialized network, hybridized with static allocation.
+
+    Parameters
+    ----------
+    network : str
+        A key of `_tasks.SIZES`.
+    numbers : mapping
+        What `_tasks.size` returned for it.
+    seed : int
+        Of the weights: equal seeds give equal weights.
+    """
+    mx.random.seed(seed)
+    net = _CREATE[network](**numbers)
+    net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
+    net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+def parameter_count(net: HybridBlock) -> int:
+    """Return the number of trainable values of a network that has run once."""
+    parameters = net.collect_params().values()
+    return sum(parameter.data().size for parameter in parameters if parameter.grad_req != "null")
