@@ -14,6 +14,7 @@ from mxnet import gluon
 from ._mxnet import trainers
 from .errors import StateError, expected
 from .loss_scaler import LossScaler, StaticLossScaler
+from .parallel import Reduction, distribute
 
 __all__ = ["TrainerScaler", "UnscaledTrainer", "attach", "attached_scalers"]
 
@@ -41,14 +42,17 @@ class TrainerScaler:
         Hold the scales.
     state : str
         What the trainer's gradients are: ``READY`` (none scaled yet), ``SCALED`` or ``UNSCALED``.
+    reduction : Reduction or None
+        How the gradients become those of all processes; None for a trainer of this process alone.
     """
 
     def __init__(self, trainer: gluon.Trainer, scalers: LossScaler | Sequence[LossScaler], warn_after: int = 20):
         self.trainer = trainer
         self.scalers = [scalers] if isinstance(scalers, LossScaler) else list(scalers)
         self.state = READY
+        self.reduction: Reduction | None = None
         self.warn_after = warn_after
-        self.applied = self.scaler.loss_scale  # the scale that the gradients at hand carry
+        self.applied = self.scaler.loss_scale  # the scale of the losses whose gradients are at hand
         self._scaled: set[int] = set()  # the losses scaled since the last step
         self._open: list[int] = []  # those whose backward is under way
         self._overflowed: set[int] = set()  # those whose backward gave the step's first gradients that are not finite
@@ -84,8 +88,15 @@ class TrainerScaler:
                 self._overflowed = set(self._open)
             self._open.remove(loss_id)
 
+    @property
+    def carried(self) -> float:
+        """The scale that the gradients at hand carry, of the loss and of their reduction."""
+        return (self.applied if self.state == SCALED else 1.0) / (self.reduction.divided if self.reduction else 1.0)
+
     def _begin(self, loss_id: int) -> float:
         scale = self._scaler(loss_id).loss_scale
+        if self.reduction is not None:
+            self.reduction.forget()
         if self.state == UNSCALED:
             raise StateError("scale_loss was called after unscale and before step: gradients that are unscaled already "
                              "would be mixed with scaled ones. With gradient accumulation call unscale once, after "
@@ -114,13 +125,14 @@ class TrainerScaler:
             cause = {READY: "no loss was scaled since the last step: use amp.scale_loss first",
                      UNSCALED: "they are unscaled already: call unscale once per step"}[self.state]
             raise StateError(f"unscale: the trainer's gradients are not scaled; {cause}")
-        self._multiply(1.0 / self.applied)
+        self._multiply(1.0 / self.carried)
         self.state = UNSCALED
+        if self.reduction is not None:
+            self.reduction.divided = 1.0
 
     def clip(self, max_norm: float) -> float:
         """Clip the gradients to a norm, in the scale that they carry; return the norm that they had without scale."""
-        carried = self.applied if self.state == SCALED else 1.0
-        norm = trainers.gradient_norm(self.trainer) / carried
+        norm = trainers.gradient_norm(self.trainer) / self.carried
         if math.isfinite(norm) and norm > max_norm:
             self._multiply(max_norm / norm)
         return norm
@@ -132,21 +144,30 @@ class TrainerScaler:
     def has_overflow(self, params: Any) -> bool:
         """Answer the trainer, which skips its update when this is true."""
         self._refuse_unscaled_losses()
-        finite = trainers.gradients_are_finite(self.trainer)
-        if finite and self.state == SCALED:
-            trainers.divide_rescaling(self.trainer, self.applied)
+        carried = self.carried
+        finite = self._all_are_finite()
+        if finite and carried != 1.0:
+            trainers.divide_rescaling(self.trainer, carried)
         self._update(not finite)
         self.state = READY
         if not finite:
             self._warn()
-            trainers.clear_accumulated(self.trainer)
+            trainers.discard_gradients(self.trainer)
         return not finite
+
+    def _all_are_finite(self) -> bool:
+        finite = trainers.gradients_are_finite(self.trainer)
+        if self.reduction is None:
+            return finite
+        scale = self.applied if self.state == SCALED else 1.0
+        finite, self._overflowed = self.reduction.agree(finite, scale, self._overflowed, len(self.scalers))
+        return finite
 
     def _update(self, found_inf: bool) -> None:
         """Tell the scalers of the step's losses how it went."""
         taken = self._scaled or set(range(len(self.scalers)))
-        # Processes must keep the same scales: what overflowed in one of them alone is the fault of all its losses.
-        told = self._overflowed and not trainers.reduces_over_processes(self.trainer)
+        # Processes must keep the same scales: where they cannot agree which losses overflowed, all of them did.
+        told = self._overflowed and (self.reduction or not trainers.reduces_over_processes(self.trainer))
         guilty = self._overflowed if told else taken
         for loss_id in sorted(taken):
             scaler = self.scalers[loss_id]
@@ -196,8 +217,14 @@ class UnscaledTrainer(TrainerScaler):
         return False
 
 
-def attach(trainer: gluon.Trainer, scaler: TrainerScaler) -> None:
-    """Put a scaler on its trainer, and remember it for :func:`attached_scalers`."""
+def attach(trainer: gluon.Trainer, scaler: TrainerScaler, allreduce_always_fp32: bool = False,
+           gradient_predivide_factor: float = 1.0) -> None:
+    """Put a scaler on its trainer, and remember it for :func:`attached_scalers`.
+
+    The other parameters are those of :func:`gluon_amp.parallel.distribute`.
+    """
+    if not isinstance(scaler, UnscaledTrainer):
+        scaler.reduction = distribute(trainer, allreduce_always_fp32, gradient_predivide_factor)
     trainers.attach(trainer, scaler)
     _attached_scalers[:] = [reference for reference in _attached_scalers if reference() is not None]
     if not isinstance(scaler, UnscaledTrainer):

@@ -22,8 +22,12 @@ Loss = Union[NDArray, Sequence[NDArray]]
 
 
 def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str | None = None,
-                 warn_after: int = 20) -> None:
+                 warn_after: int = 20, *, allreduce_always_fp32: bool = False,
+                 gradient_predivide_factor: float = 1.0) -> None:
     """Attach a loss scaler to a trainer, which from then on skips steps whose gradients are not finite.
+
+    A trainer that works with other processes, on the KVStore ``dist_sync`` or as Horovod's ``DistributedTrainer``,
+    skips when the gradients of any process are not finite. All processes must call this, with the same parameters.
 
     Parameters
     ----------
@@ -35,11 +39,19 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
         One scaler may serve several trainers.
     warn_after : int
         Warn when so many steps in a row were skipped.
+    allreduce_always_fp32 : bool
+        Add float16 gradients of several processes up in FP32; bfloat16 ones always are.
+    gradient_predivide_factor : float
+        Divide gradients by it before those of several processes are added up, so that sums of float16 gradients do not
+        overflow; powers of 2 lose nothing. The update makes up for it, and so do ``unscale`` and ``clip_global_norm``.
 
     Raises
     ------
     StateError
-        AMP is off, the trainer updates on the KVStore, or it has another scaler already.
+        AMP is off, the trainer updates on the KVStore, or it has another scaler already; the KVStore has no common
+        step, or needs processes that were started together.
+    ValueError
+        There is no such KVStore, or the factor is not a finite number above 0.
     TypeError
         ``trainer`` is not a ``gluon.Trainer``, or ``loss_scaler`` is none of the above.
 
@@ -68,7 +80,7 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
         return
     scaler = _make_scaler(loss_scaler, active_dtype(trainers.device_type(trainer)))
     trainers.update_locally(trainer)
-    attach(trainer, TrainerScaler(trainer, scaler, warn_after))
+    attach(trainer, TrainerScaler(trainer, scaler, warn_after), allreduce_always_fp32, gradient_predivide_factor)
 
 
 def _make_scaler(value: LossScaler | float | str | None, dtype: str | None) -> LossScaler:

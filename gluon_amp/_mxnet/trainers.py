@@ -17,7 +17,7 @@ from mxnet.optimizer import Optimizer
 
 from ..errors import StateError
 
-__all__ = ["attach", "attached", "clear_accumulated", "device_type", "divide_rescaling", "gradient_norm",
+__all__ = ["attach", "attached", "device_type", "discard_gradients", "divide_rescaling", "gradient_norm",
            "gradients_are_finite", "has_gradients", "is_initialized", "is_scaled_by_hand", "load_optimizer_states",
            "master_arrays", "non_finite_parameters", "optimizer_arrays", "optimizer_states", "parameters",
            "reduces_over_processes", "scale_gradients", "update_locally"]
@@ -105,8 +105,10 @@ def gradients_are_finite(trainer: gluon.Trainer) -> bool:
 def gradient_norm(trainer: gluon.Trainer) -> float:
     """Return the 2-norm of all gradients of the first context, as they are."""
     first = trainer._contexts[0] if trainer._contexts else None
-    chunks = _chunks(gradient for gradient in _gradients(trainer) if gradient.context == first)
     with autograd.pause():
+        # Squares of float16 values are added up in float16.
+        chunks = _chunks(gradient.astype("float32") if gradient.dtype == np.float16 else gradient
+                         for gradient in _gradients(trainer) if gradient.context == first)
         sums = [nd.multi_sum_sq(*chunk, num_arrays=len(chunk)) for chunk in chunks]
         return float(np.sqrt(sum(total.asnumpy().astype("float64").sum() for total in sums)))
 
@@ -159,11 +161,15 @@ def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
             gradient *= factor
 
 
-def clear_accumulated(trainer: gluon.Trainer) -> None:
-    """Zero the gradients that accumulate, so that an inf in them does not outlive its step."""
+def discard_gradients(trainer: gluon.Trainer) -> None:
+    """See to it that an inf does not outlive its step: zero gradients that accumulate, take the others for used."""
     for parameter in trainer._params:
-        if parameter.grad_req == "add" and parameter._grad is not None:
+        if parameter.grad_req == "null" or parameter._grad is None:
+            continue
+        if parameter.grad_req == "add":
             parameter.zero_grad()
+        for data in parameter.list_data():
+            data._fresh_grad = False
 
 
 def is_scaled_by_hand(trainer: gluon.Trainer, scale: float) -> bool:

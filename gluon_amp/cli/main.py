@@ -11,7 +11,7 @@ from ..errors import AmpError
 __all__ = ["COMMANDS", "main"]
 
 # Modules of this package, in the order of the help text.
-COMMANDS = ("env",)
+COMMANDS = ("convert", "compare", "env", "launch")
 
 USAGE_ERROR, FAILURE = 2, 1
 

@@ -1,0 +1,119 @@
+"""What training on several processes needs of ``gluon.Trainer``: its KVStore, its reduction, what is fresh."""
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Sequence
+
+from mxnet import gluon
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+
+__all__ = ["accumulates", "fresh", "gradients", "horovod_trainer", "known_stores", "mark_fresh", "own_reduction",
+           "process_set", "reduce_arrays", "replace_reduction", "store_of", "use_store"]
+
+
+def known_stores() -> list[str]:
+    """Return the names of KVStores that Python code has registered."""
+    return sorted(KVStoreBase.kv_registry)
+
+
+def store_of(trainer: gluon.Trainer) -> str | KVStoreBase | None:
+    """Return the KVStore that the trainer uses already, or else the one that it was told to use."""
+    return trainer._kvstore if trainer._kv_initialized else trainer._kvstore_params["kvstore"]
+
+
+def use_store(trainer: gluon.Trainer, store: KVStoreBase) -> None:
+    """Make the trainer use a KVStore instead of the one that it has.
+
+    MXNet refuses row-sparse gradients on other stores than its own; whoever calls this reduces them by other means.
+    """
+    trainer._kvstore_params["kvstore"] = store
+    trainer._contains_sparse_grad = False
+    if trainer._kv_initialized:
+        trainer._kvstore = store
+        trainer._params_to_init = list(trainer._params)
+
+
+def horovod_trainer(trainer: gluon.Trainer) -> Any:
+    """Return the trainer when it is Horovod's, None otherwise."""
+    module = sys.modules.get("horovod.mxnet")
+    return trainer if module is not None and isinstance(trainer, module.DistributedTrainer) else None
+
+
+def process_set(trainer: gluon.Trainer) -> Any:
+    """Return the processes among which a trainer of Horovod reduces."""
+    return trainer._process_set
+
+
+def gradients(trainer: gluon.Trainer) -> list[list[NDArray]]:
+    """Return for each parameter its gradient on each context, for those without gradient none."""
+    return [[_plain(gradient) for gradient in parameter.list_grad()] if _has_gradient(parameter) else []
+            for parameter in trainer._params]
+
+
+def accumulates(trainer: gluon.Trainer) -> list[bool]:
+    """Return for each parameter whether backward passes add to its gradient."""
+    return [parameter.grad_req == "add" for parameter in trainer._params]
+
+
+def own_reduction(trainer: gluon.Trainer) -> Callable[[], None]:
+    """Return the trainer's own way to reduce its gradients."""
+    return trainer._allreduce_grads
+
+
+def replace_reduction(trainer: gluon.Trainer, function: Callable[[], None]) -> None:
+    """Make ``trainer.step`` and ``trainer.allreduce_grads`` call a function in the place of the trainer's own."""
+    trainer._allreduce_grads = function
+
+
+class _StandIn:
+    """What ``_allreduce_grads`` reads of a parameter, with other gradients."""
+
+    def __init__(self, gradients: Sequence[NDArray]):
+        self.grad_req = "write" if gradients else "null"
+        self.list_grad = lambda: gradients
+        self._stype = "default"
+
+
+def reduce_arrays(trainer: gluon.Trainer, own: Callable[[], None], arrays: Sequence[Sequence[NDArray]]) -> None:
+    """Have the trainer's own reduction reduce arrays instead of gradients.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        The trainer.
+    own : callable
+        What :func:`own_reduction` returned.
+    arrays : sequence of sequence of NDArray
+        For each parameter one array per context; none where there is nothing to reduce.
+    """
+    parameters = trainer._params
+    trainer._params = [_StandIn(gradients) for gradients in arrays]
+    try:
+        own()
+    finally:
+        trainer._params = parameters
+
+
+def fresh(trainer: gluon.Trainer) -> list[list[bool]]:
+    """Return for each parameter and context whether a backward pass has written its gradient since the last step."""
+    return [[bool(data._fresh_grad) for data in _data(parameter)] for parameter in trainer._params]
+
+
+def mark_fresh(trainer: gluon.Trainer, flags: Sequence[bool]) -> None:
+    """Declare the gradients of the parameters flagged to be written, on every context."""
+    for parameter, flag in zip(trainer._params, flags):
+        for data in _data(parameter) if flag else ():
+            data._fresh_grad = True
+
+
+def _data(parameter: gluon.Parameter) -> list[NDArray]:
+    return parameter.list_data() if _has_gradient(parameter) else []
+
+
+def _has_gradient(parameter: gluon.Parameter) -> bool:
+    return parameter.grad_req != "null" and parameter._grad is not None
+
+
+def _plain(array: NDArray) -> NDArray:
+    return array.as_nd_ndarray() if array.stype == "default" else array

@@ -1,0 +1,149 @@
+"""Start the processes of a training run on this machine, and start them anew when they fail."""
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import socket
+from dataclasses import dataclass
+from typing import Iterator, Mapping, Sequence
+
+from ..errors import StateError, closest, expected
+from . import start
+from .supervisor import Process, Supervisor, say
+
+__all__ = ["ENGINES", "Job", "launch"]
+
+LOOPBACK = "127.0.0.1"
+RESTARTS = "GLUON_AMP_RESTARTS"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run.
+
+    Attributes
+    ----------
+    command : sequence of str
+        A Python script and its arguments, or ``-m``, a module and its arguments.
+    workers : int
+        How many processes run it, at least 1.
+    engine : str
+        ``'kvstore'`` or ``'horovod'``.
+    servers : int
+        Parameter servers of the KVStore, at least 1.
+    grace : float
+        Seconds between asking a process to end (SIGTERM) and killing it.
+    timeout : float, optional
+        Seconds after which everything is ended.
+    max_restarts : int
+        How many times to start all over when a process failed.
+    """
+
+    command: Sequence[str]
+    workers: int
+    engine: str = "kvstore"
+    servers: int = 1
+    grace: float = 10.0
+    timeout: float | None = None
+    max_restarts: int = 0
+
+
+def launch(job: Job) -> int:
+    """Run a job to its end.
+
+    The output of every process is forwarded line by line, behind the rank of the worker. SIGUSR1 and SIGUSR2 are
+    passed on to the workers; SIGINT, SIGTERM and SIGHUP are, too, and end the job. When one process fails, the others
+    are ended. No process outlives the launcher, even when that is killed.
+
+    Workers find their rank and number as the engine tells them, how often the job was restarted in
+    ``GLUON_AMP_RESTARTS``, and in ``OMP_NUM_THREADS``, unless it is set already, their share of the processors.
+
+    Parameters
+    ----------
+    job : Job
+        What to run.
+
+    Returns
+    -------
+    int
+        0 when every worker returned 0; otherwise the exit code of the process that failed first, 128 and the signal's
+        number when that was killed or the launcher was told to end, 124 when the time was over.
+
+    Raises
+    ------
+    StateError
+        The engine is not installed.
+    FileNotFoundError
+        There is no such script.
+    ValueError
+        A number or the engine is none of those accepted.
+    """
+    _check(job)
+    for restart in range(job.max_restarts + 1):
+        environ = {"OMP_NUM_THREADS": str(_threads_each(job.workers)), **os.environ, RESTARTS: str(restart)}
+        with ENGINES[job.engine](job, environ) as processes:
+            result = Supervisor(processes, job.grace, job.timeout).run()
+        if not result.failed:
+            break
+        if restart < job.max_restarts:
+            say(f"starting again, for the {restart + 1}. of {job.max_restarts} times")
+    return result.code
+
+
+def _check(job: Job) -> None:
+    if job.engine not in ENGINES:
+        raise ValueError(expected(f"one of {', '.join(ENGINES)}", "engine", job.engine) + closest(job.engine, ENGINES))
+    for name, least in (("workers", 1), ("servers", 1), ("grace", 0), ("max_restarts", 0)):
+        if getattr(job, name) < least:
+            raise ValueError(expected(f"a number of at least {least}", name, getattr(job, name)))
+    if job.timeout is not None and not job.timeout > 0:
+        raise ValueError(expected("a number above 0", "timeout", job.timeout))
+    script = job.command[0] if job.command else ""
+    if not script or job.command == ["-m"]:
+        raise ValueError(expected("a script, or -m and a module", "command", list(job.command)))
+    if script != "-m" and not os.path.isfile(script):
+        raise FileNotFoundError(f"there is no script {script!r}")
+
+
+def _threads_each(workers: int) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+@contextlib.contextmanager
+def _kvstore(job: Job, environ: Mapping[str, str]) -> Iterator[list[Process]]:
+    """Yield a scheduler, servers and workers of MXNet's KVStore."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port = probe.getsockname()[1]
+    shared = {**environ, "DMLC_PS_ROOT_URI": LOOPBACK, "DMLC_PS_ROOT_PORT": str(port), "DMLC_NODE_HOST": LOOPBACK,
+              "DMLC_NUM_WORKER": str(job.workers), "DMLC_NUM_SERVER": str(job.servers)}
+    names = ["scheduler", *(f"server {rank}" for rank in range(job.servers))]
+    yield [Process(name, f"[{name}] ", [start.SERVICE], {**shared, "DMLC_ROLE": name.split()[0]}, is_worker=False)
+           for name in names] + [_worker(job, rank, {**shared, "DMLC_ROLE": "worker", "DMLC_RANK": str(rank)})
+                                 for rank in range(job.workers)]
+
+
+@contextlib.contextmanager
+def _horovod(job: Job, environ: Mapping[str, str]) -> Iterator[list[Process]]:
+    """Yield workers that find each other through Horovod's rendezvous server, which runs here."""
+    if importlib.util.find_spec("horovod") is None:
+        raise StateError("Horovod is not installed: tools/install_horovod.sh builds it, see docs/distributed.md")
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousServer
+    slots = get_host_assignments(parse_hosts(f"localhost:{job.workers}"), job.workers)
+    server = RendezvousServer()
+    shared = {**environ, **create_run_env_vars(LOOPBACK, ["lo"], str(server.start()))}
+    server.init(slots)
+    try:
+        yield [_worker(job, slot.rank, {**shared, **create_slot_env_vars(slot)}) for slot in slots]
+    finally:
+        server.stop()
+
+
+def _worker(job: Job, rank: int, environ: Mapping[str, str]) -> Process:
+    return Process(f"worker {rank}", f"[{rank}] ", job.command, environ)
+
+
+ENGINES = {"kvstore": _kvstore, "horovod": _horovod}

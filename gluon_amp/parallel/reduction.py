@@ -1,0 +1,265 @@
+"""How a trainer's gradients become those of all processes, and how the processes agree on a step."""
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Collection, Sequence
+
+import numpy as np
+from mxnet import autograd, gluon, nd
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+
+from .._mxnet import distribution
+from .._mxnet.arrays import cast_arrays
+from .._mxnet.symbols import dtype_name
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..errors import StateError, closest, expected
+from ..state import controller
+from .groups import Group
+from .stores import GroupStore
+from .world import horovod_group, store_group
+
+__all__ = ["Reduction", "distribute"]
+
+_NATIVE_STORES = ("local", "device", "nccl", "dist")  # MXNet looks for these in a name, and takes others for local
+_SAME_EXPONENT = 1e-9
+_trainers = itertools.count()  # tells their names apart, alike in every process
+
+
+def distribute(trainer: gluon.Trainer, allreduce_always_fp32: bool = False,
+               gradient_predivide_factor: float = 1.0) -> Reduction | None:
+    """Take over the reduction of a trainer that works with other processes.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        On a KVStore, or Horovod's ``DistributedTrainer``; one that updates locally.
+    allreduce_always_fp32 : bool
+        Add float16 gradients up in FP32. bfloat16 ones always are: no engine can add them.
+    gradient_predivide_factor : float
+        Divide gradients by it before they are added up. The quotient stays in them, as a part of the scale that they
+        carry, and the update multiplies it back.
+
+    Returns
+    -------
+    Reduction or None
+        None when the trainer is for this process alone.
+
+    Raises
+    ------
+    StateError
+        The KVStore does not fit.
+    ValueError
+        The factor is not a finite number above 0, or there is no such KVStore.
+    """
+    factor = gradient_predivide_factor
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
+        raise ValueError(expected("a finite number above 0", "gradient_predivide_factor", factor))
+    name = f"trainer{next(_trainers)}"
+    group = _group_of(trainer, name)
+    return None if group is None else Reduction(trainer, group, name, allreduce_always_fp32, float(factor))
+
+
+def _group_of(trainer: gluon.Trainer, name: str) -> Group | None:
+    if distribution.horovod_trainer(trainer) is not None:
+        return horovod_group(distribution.process_set(trainer))
+    store = distribution.store_of(trainer)
+    if isinstance(store, GroupStore):
+        return store.group
+    if isinstance(store, str):
+        _check_name(store)
+    kind = store if isinstance(store, str) else getattr(store, "type", "")
+    if store is None or ("dist" not in kind and not _has_workers(store)):
+        return None
+    group = store_group(store)
+    distribution.use_store(trainer, GroupStore(group, name))
+    return group
+
+
+def _has_workers(store: KVStoreBase | str) -> bool:
+    return isinstance(store, KVStoreBase) and store.num_workers > 1
+
+
+def _check_name(name: str) -> None:
+    registered = distribution.known_stores()
+    if name.lower() in registered or any(part in name.lower() for part in _NATIVE_STORES):
+        return
+    known = [*_NATIVE_STORES, "dist_sync", "dist_device_sync", *registered]
+    hint = (" Horovod's trainer is horovod.mxnet.DistributedTrainer" if name.lower() == "horovod"
+            else closest(name, known))
+    raise ValueError(f"MXNet has no KVStore {name!r}: it would silently train without any.{hint}")
+
+
+class Reduction:
+    """Stands in the place of a trainer's own reduction, which it calls with arrays that the engine can add.
+
+    Gradients that no backward pass wrote since the last step count as zero, and as written when another process wrote
+    them: so a step updates the same parameters in every process, as one process would on the joint batch. Row-sparse
+    gradients are added up over the rows that occur in any process.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        Whose reduction this takes over.
+    group : Group
+        The processes.
+    name : str
+        Of the trainer, the same in every process.
+    always_fp32 : bool
+        Whether float16 gradients are added up in FP32.
+    factor : float
+        What gradients are divided by before.
+
+    Attributes
+    ----------
+    divided : float
+        What the gradients at hand were divided by; 1 when they are not reduced.
+    num_bytes : int
+        Size of what this process handed to the engine in the last reduction.
+    """
+
+    def __init__(self, trainer: gluon.Trainer, group: Group, name: str, always_fp32: bool, factor: float):
+        self.group = group
+        self.divided = 1.0
+        self.num_bytes = 0
+        self._trainer = trainer
+        self._name = name
+        self._lifted = (FLOAT16, BFLOAT16) if always_fp32 else (BFLOAT16,)  # types that are added up in FP32
+        self._factor = factor
+        self._written: list[bool] | None = None  # by parameter, when the gradients at hand are reduced
+        self._own = distribution.own_reduction(trainer)
+        distribution.replace_reduction(trainer, self.reduce)
+
+    def reduce(self) -> None:
+        """Reduce the gradients of all parameters.
+
+        Raises
+        ------
+        StateError
+            They are reduced already.
+        """
+        if self._written is not None:
+            raise StateError("the gradients are reduced already, and would be added up once more. After "
+                             "trainer.allreduce_grads() call trainer.update(), not trainer.step()")
+        self.num_bytes = 0
+        fresh = distribution.fresh(self._trainer)
+        gradients = distribution.gradients(self._trainer)
+        with controller.off(), autograd.pause():
+            self._clear_stale(gradients, fresh)
+            packed = [self._packed(arrays) if arrays and arrays[0].stype == "default" else None for arrays in gradients]
+            distribution.reduce_arrays(self._trainer, self._own, [[] if wire is None else [wire] for wire in packed])
+            for index, (arrays, wire) in enumerate(zip(gradients, packed)):
+                if wire is not None:
+                    _unpack(wire, arrays)
+                elif arrays:
+                    self._reduce_rows(f"{self._name}.{index}", arrays)
+        self.divided = self._factor
+        self._written = [any(flags) for flags in fresh]
+
+    def _clear_stale(self, gradients: Sequence[Sequence[NDArray]], fresh: Sequence[Sequence[bool]]) -> None:
+        """Zero what is left of earlier steps, but for gradients that accumulate."""
+        for arrays, flags, adds in zip(gradients, fresh, distribution.accumulates(self._trainer)):
+            for array, flag in zip(arrays, flags):
+                if not flag and not adds:
+                    nd.zeros_like(array).copyto(array)
+
+    def _packed(self, arrays: Sequence[NDArray]) -> NDArray:
+        """Return the sum over the contexts in a type that the engine can add, divided; one array itself if it can."""
+        arrays = [cast_arrays(array, FLOAT32) if dtype_name(array.dtype) in self._lifted else array for array in arrays]
+        first = arrays[0]
+        wire = first if len(arrays) == 1 else nd.add_n(*(array.as_in_context(first.context) for array in arrays))
+        if self._factor != 1.0:
+            wire *= 1.0 / self._factor
+        self.num_bytes += wire.size * np.dtype(wire.dtype).itemsize
+        return wire
+
+    def _reduce_rows(self, name: str, arrays: Sequence[NDArray]) -> None:
+        """Reduce a row-sparse gradient: first which rows occur anywhere, then those rows."""
+        first = arrays[0]
+        found = np.zeros(first.shape[0], "float32")
+        for array in arrays:
+            found[array.indices.asnumpy()] = 1
+        rows = np.flatnonzero(self._sum(f"{name}.rows", nd.array(found, ctx=first.context)).asnumpy())
+        if not rows.size:
+            return
+        index = nd.array(rows, ctx=first.context, dtype="int64")
+        wire = self._packed([nd.sparse.retain(array.as_in_context(first.context), index).data for array in arrays])
+        wire = self.group.sum_varying(f"{name}.values", wire)
+        for array in arrays:
+            values = _as_type_of(array, wire)
+            nd.sparse.row_sparse_array((values, index), shape=array.shape, ctx=array.context).copyto(array)
+
+    def _sum(self, name: str, array: NDArray) -> NDArray:
+        self.num_bytes += array.size * np.dtype(array.dtype).itemsize
+        self.group.sum(name, [array])
+        return array
+
+    def forget(self) -> None:
+        """Take note that another backward pass is about to begin.
+
+        Raises
+        ------
+        StateError
+            It would add to gradients that are reduced already.
+        """
+        if self._written is not None and any(distribution.accumulates(self._trainer)):
+            raise StateError("a backward pass after trainer.allreduce_grads() would add the gradients of one process "
+                             "to those of all. With gradient accumulation reduce once, after the last micro-batch")
+        self._written, self.divided = None, 1.0
+
+    def agree(self, finite: bool, scale: float, overflowed: Collection[int], losses: int) -> tuple[bool, set[int]]:
+        """Make one decision of those of all processes.
+
+        Parameters
+        ----------
+        finite : bool
+            Whether the gradients here are.
+        scale : float
+            What they carry.
+        overflowed : collection of int
+            The losses whose gradients overflowed here.
+        losses : int
+            How many there are.
+
+        Returns
+        -------
+        finite : bool
+            Whether the gradients are finite in every process.
+        overflowed : set of int
+            The losses whose gradients overflowed in any.
+
+        Raises
+        ------
+        StateError
+            The gradients were not reduced, or the processes' scales differ.
+        """
+        if self._written is None:
+            raise StateError("update: the gradients were not reduced over the processes. Call "
+                             "trainer.allreduce_grads() before trainer.update(), or trainer.step()")
+        exponent = math.log2(scale)
+        flags = [loss in overflowed for loss in range(losses)] + self._written
+        with controller.off(), autograd.pause():
+            vector = nd.array([not finite, exponent, exponent ** 2, *flags], dtype="float64")
+            self.group.sum(f"{self._name}.decision", [vector])
+            infinite, total, squares, *found = vector.asnumpy()
+        self._check_scales(scale, total / self.group.size, squares / self.group.size)
+        distribution.mark_fresh(self._trainer, [flag > 0 for flag in found[losses:]])
+        self._written, self.divided = None, 1.0
+        return infinite == 0, {loss for loss in range(losses) if found[loss] > 0}
+
+    def _check_scales(self, scale: float, mean: float, mean_square: float) -> None:
+        if mean_square - mean ** 2 > _SAME_EXPONENT * max(1.0, mean_square):
+            raise StateError(f"the processes scaled their losses differently (by {scale:g} in process "
+                             f"{self.group.rank}), so the gradients that were added up do not fit together. Every "
+                             "process needs the same scaler, and the same checkpoint when it resumes")
+
+
+def _unpack(wire: NDArray, arrays: Sequence[NDArray]) -> None:
+    for array in arrays:
+        if array is not wire:
+            _as_type_of(array, wire).copyto(array)
+
+
+def _as_type_of(array: NDArray, wire: NDArray) -> NDArray:
+    return cast_arrays(wire, dtype_name(array.dtype) or FLOAT32)

@@ -1,0 +1,179 @@
+"""Which processes this one works with, and sums over them."""
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import Any
+
+from mxnet import kvstore as kvstores
+from mxnet.kvstore import KVStore, KVStoreBase
+from mxnet.ndarray import NDArray
+
+from .._mxnet.arrays import cast_arrays
+from .._mxnet.symbols import dtype_name
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..errors import StateError, expected
+from ..state import controller
+from .groups import Group, HorovodGroup, LocalGroup, StoreGroup
+
+__all__ = ["allreduce", "engine", "horovod_group", "rank", "size", "store_group", "world"]
+
+_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
+_HOW_TO_START = "Start the processes together: gluon-amp launch -n 2 script.py"
+_store_groups: dict[int, StoreGroup] = {}  # by the id of the store, which they keep alive
+_native: list[StoreGroup] = []  # that of MXNet's own distributed store: a second one in a process hangs
+_horovod_groups: dict[Any, Group] = {}
+
+
+def world() -> Group:
+    """Return the group of all processes that train together: Horovod's when it is initialized, or the KVStore's.
+
+    The first call in a worker of the KVStore connects, and so waits for all other workers to call it.
+
+    Returns
+    -------
+    Group
+        With ``engine``, ``rank`` and ``size``; a process that was started alone is a group of its own.
+
+    Raises
+    ------
+    StateError
+        The process was started by Horovod, and ``hvd.init()`` has not been called.
+
+    Examples
+    --------
+    >>> from gluon_amp import parallel
+    >>> parallel.world().engine
+    'none'
+    """
+    hvd = sys.modules.get("horovod.mxnet")
+    if hvd is not None and hvd.is_initialized():
+        return horovod_group(hvd.global_process_set)
+    if int(os.environ.get("HOROVOD_SIZE", "1")) > 1:
+        raise StateError("Horovod started this process: import horovod.mxnet as hvd and call hvd.init() first")
+    if os.environ.get("DMLC_ROLE") == "worker":
+        return _native[0] if _native else store_group("dist_sync")
+    return LocalGroup()
+
+
+def engine() -> str:
+    """Return ``'kvstore'``, ``'horovod'``, or ``'none'`` for a process that was started alone.
+
+    Examples
+    --------
+    >>> engine()
+    'none'
+    """
+    return world().engine
+
+
+def rank() -> int:
+    """Return the number of this process, from 0 on.
+
+    Examples
+    --------
+    >>> rank()
+    0
+    """
+    return world().rank
+
+
+def size() -> int:
+    """Return the number of processes.
+
+    Examples
+    --------
+    >>> size()
+    1
+    """
+    return world().size
+
+
+def allreduce(array: NDArray, average: bool = False, name: str | None = None) -> NDArray:
+    """Add an array up over all processes, in FP32; made for small vectors such as a layer's statistics.
+
+    Every process must make the same calls in the same order, with arrays of the same shape. No gradient flows
+    through: an ``autograd.Function`` that calls this forward, and on its gradients backward, makes it differentiable.
+
+    Parameters
+    ----------
+    array : NDArray
+        Dense, float16, bfloat16 or float32, on any context; not changed.
+    average : bool
+        Divide the sum by the number of processes.
+    name : str, optional
+        Needed where several threads reduce at once: tells the sums that are under way apart. The KVStore keeps memory
+        for every combination of name and shape.
+
+    Returns
+    -------
+    NDArray
+        float32, of the same shape and context, with the same bits in every process. A process that was started alone
+        gets its own values.
+
+    Raises
+    ------
+    TypeError
+        ``array`` is no dense array of one of these types.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> allreduce(mx.nd.array([1, 2])).asnumpy()
+    array([1., 2.], dtype=float32)
+    """
+    if not isinstance(array, NDArray) or array.stype != "default" or dtype_name(array.dtype) not in _TYPES:
+        raise TypeError(expected(f"a dense NDArray of {', '.join(_TYPES)}", "array", array))
+    group = world()
+    with controller.off():
+        plain = array.as_nd_ndarray()
+        total = plain.copy() if dtype_name(array.dtype) == FLOAT32 else cast_arrays(plain, FLOAT32)
+        group.sum("allreduce" if name is None else f"allreduce.{name}", [total])
+        total = total / group.size if average else total
+    total.wait_to_read()
+    return total
+
+
+def store_group(store: KVStoreBase | str) -> StoreGroup:
+    """Return the group of a KVStore; MXNet's own distributed store is created once per process.
+
+    Raises
+    ------
+    StateError
+        The store updates without waiting for all workers, or the process was not started as a worker.
+    """
+    if isinstance(store, str):
+        if _native:
+            return _native[0]
+        _check_environment(store)
+        store = kvstores.create(store)
+    if "async" in store.type:
+        raise StateError(f"the KVStore {store.type!r} updates weights whenever a worker's gradients arrive: there is "
+                         "no common step that all workers could skip. Use 'dist_sync'")
+    group = _store_groups.setdefault(id(store), StoreGroup(store))
+    if isinstance(store, KVStore) and group not in _native:
+        _native.append(group)
+    return group
+
+
+def _check_environment(name: str) -> None:
+    role = os.environ.get("DMLC_ROLE")
+    if role != "worker":
+        raise StateError(f"the KVStore {name!r} connects processes that were started together, and this one was not "
+                         f"(expected DMLC_ROLE='worker', received {role!r}). {_HOW_TO_START}")
+
+
+def horovod_group(process_set: Any) -> Group:
+    """Return the group of a process set of Horovod; one that this process is not in leaves it on its own."""
+    if process_set not in _horovod_groups:
+        outside = process_set.included() is False
+        _horovod_groups[process_set] = LocalGroup() if outside else HorovodGroup(process_set)
+    return _horovod_groups[process_set]
+
+
+@atexit.register
+def _release() -> None:
+    """Free the stores while MXNet is whole: that waits for the other workers and ends the servers."""
+    for group in _store_groups.values():
+        group.close()
