@@ -11,10 +11,13 @@ import gluon_amp  # noqa: F401  first: it lets MXNet 1.9.1 import under newer Nu
 # isort: split
 import mxnet as mx
 import numpy as np
+from _voc_directory import VocDirectory
 from mxnet import gluon
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from gluoncv.data import VOCDetection
+    from gluoncv.data.batchify import Stack, Tuple
     from gluoncv.data.transforms.presets.ssd import SSDDefaultValTransform
     from gluoncv.model_zoo.ssd.target import SSDTargetGenerator
 
@@ -24,6 +27,20 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     mx.random.seed(seed)
+
+
+def open_set(directory: VocDirectory, name: str) -> gluon.data.Dataset:
+    """Return a set of a directory as GluonCV's dataset: (image, label), with the directory's classes.
+
+    Parameters
+    ----------
+    directory : VocDirectory
+        As `_voc_directory.check_directory` returns it.
+    name : str
+        One of `_voc_directory.SETS`.
+    """
+    dataset = type("VOCDirectoryDetection", (VOCDetection,), {"CLASSES": directory.classes})
+    return dataset(root=str(directory.root), splits=(("", name),))
 
 
 class PlainTrainTransform:
@@ -84,3 +101,23 @@ class TrainingSamples(gluon.data.Dataset):
         random.seed(seed)
         np.random.seed(seed)
         return self._transform(*self._dataset[int(self._order[number])])
+
+
+def batches(
+    dataset: gluon.data.Dataset, transform: Callable[..., Any], steps: int, batch_size: int, seed: int
+) -> gluon.data.DataLoader:
+    """Load the batches of a training run: images (B, 3, side, side), class targets (B, N), box targets (B, N, 4).
+
+    Parameters
+    ----------
+    dataset : gluon.data.Dataset
+        Gives (image, label).
+    transform : callable
+        As for `TrainingSamples`.
+    steps, batch_size : int
+        Number of batches, and of images in each.
+    seed : int
+        Seed of order and transform.
+    """
+    samples = TrainingSamples(dataset, transform, steps * batch_size, seed)
+    return gluon.data.DataLoader(samples, batch_size, batchify_fn=Tuple(Stack(), Stack(), Stack()))

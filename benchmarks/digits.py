@@ -60,12 +60,10 @@ def _check(args: argparse.Namespace) -> None:
         _report.check_writable(path)
 
 
-def digits_directory() -> Path:
+def digits_directory(images: int = IMAGES, val: int = VAL, progress: bool = True) -> Path:
     """Return the digits in Pascal VOC's format, made below ``build/`` the first time."""
-    name = f"digits-voc-{IMAGES}-{VAL}-{SIZE}-{DATA_SEED}"
-    return make_digits_voc.make(
-        PROJECT / "build" / name, images=IMAGES, val=VAL, size=SIZE, seed=DATA_SEED, progress=True
-    )
+    name = f"digits-voc-{images}-{val}-{SIZE}-{DATA_SEED}"
+    return make_digits_voc.make(PROJECT / "build" / name, images, val, SIZE, DATA_SEED, progress)
 
 
 def train(label: str, arguments: Mapping[str, Any], threads: int) -> Run:

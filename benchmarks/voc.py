@@ -19,21 +19,18 @@ import gluon_amp
 
 # isort: split
 import mxnet as mx
-from _voc_directory import VocDirectory, check_directory
+from _voc_directory import SETS, VocDirectory, check_directory
+from _voc_evaluate import evaluate
 from _voc_network import DIGITS, create_network, default_data_shape, initialize, weights_digest
-from _voc_samples import PlainTrainTransform, TrainingSamples, seed_everything
+from _voc_samples import PlainTrainTransform, batches, open_set, seed_everything
 from mxnet import autograd, gluon
 from tqdm import tqdm
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import gluoncv
-    from gluoncv.data import VOCDetection
-    from gluoncv.data.batchify import Pad, Stack, Tuple
-    from gluoncv.data.transforms.presets.ssd import SSDDefaultTrainTransform, SSDDefaultValTransform
-    from gluoncv.utils.metrics.voc_detection import VOCMApMetric
+    from gluoncv.data.transforms.presets.ssd import SSDDefaultTrainTransform
 
-_EVALUATION_BATCH = 32
 _MOMENTUM = 0.9
 _WEIGHT_DECAY = 0.0005
 _FINAL_LEARNING_RATE = 0.01  # as a share of the first one
@@ -209,10 +206,7 @@ class _Training:
         self._settings = settings
         self._device = device
         self._hidden = None if progress else True  # None: tqdm shows a bar on a terminal only
-        dataset = type("VOCDirectoryDetection", (VOCDetection,), {"CLASSES": directory.classes})
-        self._train_set, self._val_set = (
-            dataset(root=str(directory.root), splits=(("", name),)) for name in ("train", "val")
-        )
+        self._train_set, self._val_set = (open_set(directory, name) for name in SETS)
         seed_everything(settings.seed)
         self._net = create_network(settings.network, directory.classes, settings.data_shape)
         initialize(self._net, device)
@@ -257,7 +251,7 @@ class _Training:
         begin = time.perf_counter()
         losses, step_seconds = self._train(dtype)
         seconds = time.perf_counter() - begin
-        mean_ap, precision = self._evaluate()
+        mean_ap, precision = evaluate(self._net, self._val_set, self._settings.data_shape, self._device, self._hidden)
         return TrainingResult(self._settings, dtype, losses, precision, mean_ap, step_seconds, seconds, digest)
 
     def _train(self, dtype: str) -> tuple[tuple[Losses, ...], tuple[float, ...]]:
@@ -276,10 +270,8 @@ class _Training:
         settings = self._settings
         side = settings.data_shape
         kind = SSDDefaultTrainTransform if settings.augment else PlainTrainTransform
-        samples = TrainingSamples(
-            self._train_set, kind(side, side, self._anchors), settings.steps * settings.batch_size, settings.seed
-        )
-        return gluon.data.DataLoader(samples, settings.batch_size, batchify_fn=Tuple(Stack(), Stack(), Stack()))
+        transform = kind(side, side, self._anchors)
+        return batches(self._train_set, transform, settings.steps, settings.batch_size, settings.seed)
 
     def _step(self, images: mx.nd.NDArray, classes: mx.nd.NDArray, boxes: mx.nd.NDArray) -> Losses:
         with autograd.record():
@@ -293,24 +285,3 @@ class _Training:
         self._trainer.step(1)  # the loss is divided by the number of matched anchors already
         mx.nd.waitall()
         return Losses(*(float(part[0].asnumpy().sum()) for part in (cls, box, total)))
-
-    def _evaluate(self) -> tuple[float, dict[str, float]]:
-        side = self._settings.data_shape
-        self._net.set_nms(nms_thresh=0.45, nms_topk=400)
-        self._net.hybridize(static_alloc=True, static_shape=True)
-        # the area metric: the eleven-point one of VOC07 jumps by 0.09 a class when one detection changes
-        metric = VOCMApMetric(iou_thresh=0.5, class_names=list(self._val_set.classes))
-        loader = gluon.data.DataLoader(
-            self._val_set.transform(SSDDefaultValTransform(side, side)),
-            _EVALUATION_BATCH,
-            last_batch="keep",
-            batchify_fn=Tuple(Stack(), Pad(pad_val=-1)),
-        )
-        for images, labels in tqdm(loader, desc="mAP", unit="batch", disable=self._hidden):
-            ids, scores, boxes = self._net(images.as_in_context(self._device))
-            truth = labels.asnumpy()
-            metric.update(boxes.clip(0, side), ids, scores, truth[..., :4], truth[..., 4:5], truth[..., 5:6])
-        precision = {name: float(value) for name, value in zip(*metric.get())}
-        mean_ap = precision.pop("mAP")
-        # not a number: the val set does not show the class
-        return mean_ap, {name: value for name, value in precision.items() if value == value}

@@ -126,8 +126,7 @@ def voc() -> Any:
 
 
 def gluoncv_dataset(voc: Any, root: Path, name: str) -> Any:
-    kind = type("Digits", (voc.VOCDetection,), {"CLASSES": make_digits_voc.CLASSES})
-    return kind(root=str(root), splits=((2007, name),))
+    return voc.open_set(voc.check_directory(root), name)
 
 
 def anchors(voc: Any) -> Any:
@@ -135,19 +134,27 @@ def anchors(voc: Any) -> Any:
     return voc.mx.nd.array([[[24 + 16 * x, 24 + 16 * y, 24, 24] for x in range(4) for y in range(4)]])
 
 
+def loaded(voc: Any, dataset: Any, transform: Any) -> list[list[np.ndarray]]:
+    """Give what three batches of a training run hold."""
+    loader = voc.batches(dataset, transform(SIZE, SIZE, anchors(voc)), steps=3, batch_size=4, seed=0)
+    return [[part.asnumpy() for part in batch] for batch in loader]
+
+
 class TestTraining:
     def test_samples_depend_on_seed_and_number_alone(self, voc: Any) -> None:
+        from _voc_samples import TrainingSamples
+
         def transform(image: int, label: int) -> tuple[int, int, float, float]:
             return image, label, random.random(), float(np.random.uniform())
 
         data = [(number, -number) for number in range(5)]
-        one = voc.TrainingSamples(data, transform, count=12, seed=1)
+        one = TrainingSamples(data, transform, count=12, seed=1)
         first = [one[number] for number in range(12)]
         assert len(one) == 12
         assert [one[number] for number in reversed(range(12))] == first[::-1]
         assert sorted(image for image, *_ in first[:5]) == list(range(5))
         assert len({sample[2:] for sample in first}) == 12
-        assert voc.TrainingSamples(data, transform, count=12, seed=2)[0] != first[0]
+        assert TrainingSamples(data, transform, count=12, seed=2)[0] != first[0]
 
     def test_augments_for_large_networks_only(self, made: Path, voc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         asked = []
@@ -205,11 +212,10 @@ class TestTraining:
         amp = voc.gluon_amp
         kind = voc.SSDDefaultTrainTransform if augment else voc.PlainTrainTransform
         dataset = gluoncv_dataset(voc, made, "train")
-        samples = voc.TrainingSamples(dataset, kind(SIZE, SIZE, anchors(voc)), IMAGES, seed=0)
-        plain = [[part.asnumpy() for part in samples[number]] for number in range(IMAGES)]
+        plain = loaded(voc, dataset, kind)
         amp.init()
         try:
-            mixed = [[part.asnumpy() for part in samples[number]] for number in range(IMAGES)]
+            mixed = loaded(voc, dataset, kind)
         finally:
             amp.deinit()
         for one, other in zip(plain, mixed):
