@@ -22,6 +22,7 @@ from .checkpoint import load_state_dict, load_states, save_states, state_dict
 from .compatibility import install, uninstall
 from .convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
+from .estimator import AmpCheckpointHandler, AmpHandler
 from .functions import (
     custom_bwd,
     custom_fwd,
@@ -49,12 +50,12 @@ _isa.settle(_run_onednn_operator)
 __version__ = "0.1.0"
 
 __all__ = [
-    "AmpError", "DTypeError", "DynamicLossScaler", "GraphError", "LossScaler", "PolicyError", "StateError",
-    "StaticLossScaler", "active_dtype", "autocast", "clip_global_norm", "convert_bucketing_module",
-    "convert_hybrid_block", "convert_model", "convert_symbol", "custom_bwd", "custom_fwd", "deinit", "exclude",
-    "float32_function", "init", "init_trainer", "initialize", "install", "is_active", "list_conditional_fp32_ops",
-    "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
-    "list_widest_type_cast", "load_state_dict", "load_states", "low_precision_function", "master_params",
-    "register_float32_function", "register_low_precision_function", "register_op", "save_states", "scale_loss",
-    "state_dict", "uninstall", "unscale",
+    "AmpCheckpointHandler", "AmpError", "AmpHandler", "DTypeError", "DynamicLossScaler", "GraphError", "LossScaler",
+    "PolicyError", "StateError", "StaticLossScaler", "active_dtype", "autocast", "clip_global_norm",
+    "convert_bucketing_module", "convert_hybrid_block", "convert_model", "convert_symbol", "custom_bwd", "custom_fwd",
+    "deinit", "exclude", "float32_function", "init", "init_trainer", "initialize", "install", "is_active",
+    "list_conditional_fp32_ops", "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops",
+    "list_lp16_use_fp32_params", "list_widest_type_cast", "load_state_dict", "load_states", "low_precision_function",
+    "master_params", "register_float32_function", "register_low_precision_function", "register_op", "save_states",
+    "scale_loss", "state_dict", "uninstall", "unscale",
 ]

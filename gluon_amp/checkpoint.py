@@ -13,7 +13,7 @@ from .files import replacing
 from .loss_scaler import LossScaler
 from .trainer_scaler import TrainerScaler, UnscaledTrainer, attached_scalers
 
-__all__ = ["load_state_dict", "load_states", "save_states", "state_dict"]
+__all__ = ["load_state_dict", "load_states", "save_states", "scalers_of", "state_dict"]
 
 _MAGIC = b"gluon_amp trainer states 1\n"
 
@@ -89,7 +89,7 @@ def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
         net.save_parameters('net.params')
         amp.save_states(trainer, 'trainer.states')
     """
-    header = [scaler.state_dict() for scaler in _scalers_of(trainer)]
+    header = [scaler.state_dict() for scaler in scalers_of(trainer)]
     content = _MAGIC + json.dumps(header).encode() + b"\n" + trainers.optimizer_states(trainer)
     with replacing(fname) as (temporary,), open(temporary, "wb") as file:
         file.write(content)
@@ -119,7 +119,7 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
         net.load_parameters('net.params')
         amp.load_states(trainer, 'trainer.states')
     """
-    scalers = _scalers_of(trainer)
+    scalers = scalers_of(trainer)
     with open(fname, "rb") as file:
         content = file.read()
     found, states = _parsed(content)
@@ -143,7 +143,8 @@ def _parsed(content: bytes) -> tuple[list[Any], bytes]:
     return (found if isinstance(found, list) else [found]), states
 
 
-def _scalers_of(trainer: gluon.Trainer) -> list[LossScaler]:
+def scalers_of(trainer: gluon.Trainer) -> list[LossScaler]:
+    """Return the loss scalers of a trainer, none for one without AMP."""
     if not isinstance(trainer, gluon.Trainer):
         raise TypeError(expected("a gluon.Trainer", "trainer", trainer))
     found = trainers.attached(trainer)
