@@ -7,7 +7,7 @@ import math
 import warnings
 import weakref
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from mxnet import gluon
 
@@ -42,6 +42,8 @@ class TrainerScaler:
         Hold the scales.
     state : str
         What the trainer's gradients are: ``READY`` (none scaled yet), ``SCALED`` or ``UNSCALED``.
+    listeners : list of callable
+        Told at every step whether it will be skipped, while the gradients are still there.
     reduction : Reduction or None
         How the gradients become those of all processes; None for a trainer of this process alone.
     """
@@ -52,6 +54,7 @@ class TrainerScaler:
         self.state = READY
         self.reduction: Reduction | None = None
         self.warn_after = warn_after
+        self.listeners: list[Callable[[bool], None]] = []
         self.applied = self.scaler.loss_scale  # the scale of the losses whose gradients are at hand
         self._scaled: set[int] = set()  # the losses scaled since the last step
         self._open: list[int] = []  # those whose backward is under way
@@ -146,6 +149,8 @@ class TrainerScaler:
         self._refuse_unscaled_losses()
         carried = self.carried
         finite = self._all_are_finite()
+        for listener in self.listeners:
+            listener(not finite)
         if finite and carried != 1.0:
             trainers.divide_rescaling(self.trainer, carried)
         self._update(not finite)

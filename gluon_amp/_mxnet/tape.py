@@ -21,7 +21,7 @@ from .cached_op import StockCachedOp
 from .operators import handle_of
 from .symbols import dtype_name, from_graph
 
-__all__ = ["CAST", "Event", "Source", "Tape", "gradients_of", "is_float", "leaf_of"]
+__all__ = ["CAST", "Event", "Rerun", "Source", "Tape", "gradients_of", "is_float", "leaf_of"]
 
 CAST = "amp_cast"
 _FLOATS = (FLOAT32, FLOAT16, BFLOAT16, "float64")
@@ -34,6 +34,13 @@ class Source(NamedTuple):
 
     event: Event
     output: int
+
+
+class Rerun(NamedTuple):
+    """What an operator gave when it ran alone: outputs, and its part in the gradient of each input."""
+
+    outputs: list[NDArray]
+    input_gradients: list[NDArray | None]
 
 
 @dataclass(eq=False)
@@ -229,13 +236,34 @@ class Tape:
         """Return what an operator contributes to the gradients of its inputs; None where nothing."""
         heads = [(output, gradient) for output, gradient in zip(event.recorded, event.gradients)
                  if gradient is not None]
-        contributions: list[NDArray | None] = [None] * len(event.inputs)
-        if heads:
-            leaves = [array for array, mark in zip(event.inputs, event.marked) if mark]
-            found = iter(gradients_of(heads, leaves, event.training))
-            contributions = [next(found) if mark else None for mark in event.marked]
-        event.recorded = []  # MXNet has freed what it kept
-        return contributions
+        event.recorded = []  # MXNet frees what it keeps
+        return _per_input(heads, event.inputs, event)
+
+    def again(self, event: Event, run: Callable[..., Sequence[NDArray]] | None = None) -> Rerun:
+        """Run an operator once more, alone, on its inputs and incoming gradients in FP32.
+
+        Parameters
+        ----------
+        event : Event
+            A registered operator, after :meth:`backward` where gradients are wanted.
+        run : callable, optional
+            Takes the operator's name, inputs and parameters, and gives its outputs; MXNet's kernel when None.
+        """
+        inputs = [leaf_of(self.in_fp32(array)) if mark else self.in_fp32(array).copy()
+                  for array, mark in zip(event.inputs, event.marked)]
+        attrs = {key: value for key, value in event.attrs.items() if not key.startswith("__")}
+        with autograd.record(train_mode=event.training) if any(event.marked) else autograd.pause(event.training):
+            outputs = list((run or self.call)(event.op, inputs, attrs))
+        heads = [(output, self.in_fp32(gradient)) for output, gradient in zip(outputs, event.gradients)
+                 if gradient is not None]
+        return Rerun([array.detach() for array in outputs], _per_input(heads, inputs, event))
+
+    def in_fp32(self, array: NDArray) -> NDArray:
+        """Return an array as it is, or cast up from low precision."""
+        if dtype_name(array.dtype) not in (FLOAT16, BFLOAT16):
+            return array
+        with autograd.pause():
+            return self.call(CAST, [array], {"dtype": FLOAT32})[0]
 
     def _add(self, totals: dict, key: Any, gradient: NDArray) -> None:
         totals[key] = self.call("elemwise_add", [totals[key], gradient], {})[0] if key in totals else gradient
@@ -244,10 +272,15 @@ class Tape:
         """Return the values of an array, low-precision ones in float32."""
         if isinstance(array, BaseSparseNDArray):
             array = array.tostype("default")
-        with autograd.pause():
-            if dtype_name(array.dtype) == BFLOAT16:
-                array = self.call(CAST, [array], {"dtype": FLOAT32})[0]
-            return array.asnumpy()
+        return (self.in_fp32(array) if dtype_name(array.dtype) == BFLOAT16 else array).asnumpy()
+
+
+def _per_input(heads: Sequence[tuple[NDArray, NDArray]], inputs: Sequence[NDArray],
+               event: Event) -> list[NDArray | None]:
+    """Return the gradient of each input, None where there is none, from outputs and their gradients."""
+    leaves = [array for array, mark in zip(inputs, event.marked) if mark]
+    found = iter(gradients_of(heads, leaves, event.training) if heads and leaves else [None] * len(leaves))
+    return [next(found) if mark else None for mark in event.marked]
 
 
 def gradients_of(heads: Sequence[tuple[NDArray, NDArray]], leaves: Sequence[NDArray],

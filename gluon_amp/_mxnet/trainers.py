@@ -19,8 +19,8 @@ from ..errors import StateError
 
 __all__ = ["attach", "attached", "device_type", "discard_gradients", "divide_rescaling", "gradient_norm",
            "gradients_are_finite", "has_gradients", "is_initialized", "is_scaled_by_hand", "load_optimizer_states",
-           "master_arrays", "non_finite_parameters", "optimizer_arrays", "optimizer_states", "parameters",
-           "reduces_over_processes", "scale_gradients", "update_locally"]
+           "master_arrays", "named_gradients", "non_finite_parameters", "optimizer_arrays", "optimizer_states",
+           "parameters", "reduces_over_processes", "scale_gradients", "update_locally"]
 
 _ATTRIBUTE = "_amp_loss_scaler"
 _ARRAYS_A_CALL = 200  # as many as MXNet's multi-tensor operators take comfortably
@@ -118,6 +118,13 @@ def non_finite_parameters(trainer: gluon.Trainer) -> list[str]:
     with autograd.pause():
         return [parameter.name for parameter in trainer._params
                 if any(not _all_finite([values]) for values in _gradients_of(parameter))]
+
+
+def named_gradients(trainer: gluon.Trainer) -> Iterator[tuple[str, NDArray]]:
+    """Yield every non-empty gradient on every context, with the name of its parameter."""
+    for parameter in trainer._params:
+        for gradient in _gradients_of(parameter):
+            yield parameter.name, gradient
 
 
 def has_gradients(trainer: gluon.Trainer) -> bool:
