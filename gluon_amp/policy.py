@@ -243,7 +243,7 @@ def cast_network(policy: Policy) -> Policy:
     ('FP32', 'WIDEST')
     """
     table = op_lists.table(policy.target_dtype)
-    followers = {name: tuple(map(_follower, table[name])) for name in WHOLE_NETWORK if name in table}
+    followers = {name: tuple(map(_follower, table[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
     return replace(policy, overrides={**followers, **policy.overrides})
 
 
