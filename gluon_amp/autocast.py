@@ -228,7 +228,7 @@ def device_policies(usable: Mapping[str, Support], **lists: Any) -> dict[str, Po
     """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
     known = registered_operators()
     return {device: replace(make_policy(found.dtype, known, custom_ops=controller.custom_ops, emulated=found.imitated,
-                                        **lists), channel_multiple=found.channel_multiple)
+                                        **lists), channel_multiple=found.channel_multiple, amx=found.amx)
             for device, found in usable.items() if found.dtype}
 
 

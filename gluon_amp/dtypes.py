@@ -79,6 +79,8 @@ class Support(NamedTuple):
         True when the engine has no kernels for the type, and this package imitates it on FP32 ones.
     channel_multiple : int
         The multiple of channels that the fast convolution kernels need; 1 where it does not matter.
+    amx : bool
+        Whether the kernels use AMX tiles.
     """
 
     dtype: str | None
@@ -86,6 +88,7 @@ class Support(NamedTuple):
     reason: str
     imitated: bool = False
     channel_multiple: int = 1
+    amx: bool = False
 
 
 IMITATED_FLOAT16 = Support(FLOAT16, False, "the CPU has no float16 kernels: FP32 kernels run on values rounded through "
@@ -143,9 +146,10 @@ def cpu_support(isa: str | None = None) -> Support:
     """
     isa = cpu_isa() if isa is None else isa
     level = _ISA_LEVELS.index(isa)
-    multiple = 32 if isa == _isa.AMX else 16
+    amx = isa == _isa.AMX
+    multiple = 32 if amx else 16
     if level >= _ISA_LEVELS.index("AVX512_CORE_BF16"):
-        return Support(BFLOAT16, True, f"the CPU has bfloat16 instructions ({isa})", channel_multiple=multiple)
+        return Support(BFLOAT16, True, f"the CPU has bfloat16 instructions ({isa})", channel_multiple=multiple, amx=amx)
     if level >= _ISA_LEVELS.index("AVX512_CORE"):
         return Support(BFLOAT16, False, f"the CPU has AVX512 without bfloat16 instructions ({isa}): oneDNN emulates "
                                         "bfloat16, about 2x slower than FP32", channel_multiple=multiple)

@@ -1,17 +1,16 @@
 """The policy: operator and attributes to a precision rule, with the user's overrides."""
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence, Tuple
 
-from . import op_lists
+from . import op_lists, shape_rules
 from .dtypes import BFLOAT16
 from .errors import PolicyError, closest, expected
 from .op_lists import FP32, KEEP, LOWER, NEUTRAL, WIDEST, OpRule
 from .op_lists.whole_network import WHOLE_NETWORK
 
-__all__ = ["Policy", "cast_network", "has_idle_taps", "make_policy", "precision"]
+__all__ = ["Policy", "cast_network", "make_policy", "precision"]
 
 _CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 
@@ -34,6 +33,8 @@ class Policy:
         Names of graph nodes that stay in FP32.
     training : bool
         False where no gradients are taken: kernels whose gradients only are wrong may then be used.
+    amx : bool
+        Whether oneDNN uses AMX tiles, some of whose kernels are not sound for all shapes.
     channel_multiple : int, optional
         The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
 
@@ -48,6 +49,7 @@ class Policy:
     emulated: bool = False
     excluded: frozenset[str] = frozenset()
     training: bool = True
+    amx: bool = False
     channel_multiple: int | None = None
 
     def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None = None) -> OpRule:
@@ -66,19 +68,22 @@ class Policy:
         -------
         OpRule
         """
-        if self.is_fp32_for_its_shape(op, attrs, shape):
-            return _IDLE_TAPS
+        unsound = self.unsound_for(op, attrs, shape)
+        if unsound is not None:
+            return unsound
         channels = shape[1] if shape and len(shape) > 1 else None
         return next(record for record in self._records(op) if _holds(record, attrs, channels))
 
     @property
     def has_shape_rules(self) -> bool:
-        """Whether :meth:`is_fp32_for_its_shape` can be true."""
-        return self.training and self.target_dtype == BFLOAT16
+        """Whether :meth:`unsound_for` can find anything."""
+        return self.target_dtype == BFLOAT16 and (self.training or self.amx)
 
-    def is_fp32_for_its_shape(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> bool:
-        """Whether the shape of its data, which may change from call to call, keeps an operator in FP32."""
-        return self.has_shape_rules and op == "Convolution" and bool(shape) and has_idle_taps(attrs, shape or ())
+    def unsound_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> OpRule | None:
+        """Return what keeps an operator in FP32 for the shape of its data, which may change from call to call."""
+        if not (self.has_shape_rules and op == "Convolution" and shape):
+            return None
+        return shape_rules.unsound_convolution(attrs, shape, self.training, self.amx)
 
     def fixed_rule(self, op: str) -> OpRule | None:
         """Return the record that governs every use of an operator; None when it depends on the use."""
@@ -127,39 +132,6 @@ def precision(rule: OpRule, types: Sequence[Any], fp32: Any, low: Any) -> Any:
     if rule.rule == NEUTRAL:
         return data[0]
     return low if rule.rule == WIDEST and fp32 not in data else fp32
-
-
-_IDLE_TAPS = OpRule("Convolution", FP32, safe=False,
-                    note="parts of its filters meet padding only, and oneDNN's bfloat16 kernel leaves garbage in their "
-                         "gradient")
-
-
-def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
-    """Whether some position of a convolution's filters never meets the data, as with small maps and wide padding.
-
-    Examples
-    --------
-    >>> has_idle_taps({'kernel': '(3, 3)', 'pad': '(1, 1)'}, (2, 16, 1, 1))
-    True
-    >>> has_idle_taps({'kernel': '(3, 3)', 'pad': '(1, 1)'}, (2, 16, 8, 8))
-    False
-    """
-    if str(attrs.get("layout")) in _CHANNELS_LAST:
-        return False
-    kernel, stride, pad, dilate = (_integers(attrs.get(name)) for name in ("kernel", "stride", "pad", "dilate"))
-    count = len(kernel)
-    return any(_is_idle(*values) for values in zip(kernel, stride or [1] * count, pad or [0] * count,
-                                                   dilate or [1] * count, shape[2:]))
-
-
-def _integers(text: object) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", str(text))] if text is not None else []
-
-
-def _is_idle(kernel: int, stride: int, pad: int, dilate: int, size: int) -> bool:
-    positions = (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
-    starts = [position * stride - pad for position in range(positions)]
-    return size > 0 and any(all(not 0 <= start + tap * dilate < size for start in starts) for tap in range(kernel))
 
 
 def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_precision_ops: Sequence[str] | None = None,

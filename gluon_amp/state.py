@@ -118,7 +118,7 @@ class State:
         except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
             return frozenset()
         return frozenset(node.name for node in graph.operators() if node.inputs
-                         and policy.is_fp32_for_its_shape(node.op, node.attrs, node.inputs[0].shape))
+                         and policy.unsound_for(node.op, node.attrs, node.inputs[0].shape))
 
     def explain(self, symbol: mx.sym.Symbol, inputs: Inputs, message: str) -> str:
         """Say what AMP did to the operator that an error message of MXNet is about."""

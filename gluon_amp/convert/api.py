@@ -333,6 +333,7 @@ def _request(symbol: mx.sym.Symbol, target_dtype: object, lists: tuple[Any, Any,
     on_gpu = device.device_type == "gpu"
     policy = inference_policy(target_of(target_dtype), "gpu" if on_gpu else "cpu", dict(zip(names, lists)))
     nodes = wanted.nodes(to_graph(symbol))
+    amx = policy is not None and policy.amx
     if policy is not None:
-        policy = replace(policy, excluded=nodes)
-    return Request(policy, steps, cast_outputs, not on_gpu, metadata.version("gluon_amp"))
+        policy = replace(policy, excluded=nodes, training=False, amx=False)  # a pass sees to AMX for all shapes
+    return Request(policy, steps, cast_outputs, not on_gpu, amx, metadata.version("gluon_amp"))

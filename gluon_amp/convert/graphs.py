@@ -11,7 +11,7 @@ from .._mxnet.symbols import DTYPE_ATTRIBUTE, DTYPE_FLAGS, analyse, first_line, 
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node, unique_name
-from ..passes import PIPELINE, align_channels, drop_training, fold_batch_norm, fold_constants, rewrite
+from ..passes import PIPELINE, align_channels, dilate_pointwise, drop_training, fold_batch_norm, fold_constants, rewrite
 from ..passes.context import CONVERSION_ATTRIBUTE
 from ..passes.place_casts import CAST
 from ..passes.readers import redirect
@@ -35,6 +35,8 @@ class Request:
         Whether outputs are cast back to FP32.
     on_cpu : bool
         Whether the network will run on a CPU.
+    amx : bool
+        Whether oneDNN uses AMX tiles.
     version : str
         Noted in the result.
     """
@@ -43,6 +45,7 @@ class Request:
     steps: frozenset[str]
     keep_outputs: bool = True
     on_cpu: bool = True
+    amx: bool = False
     version: str = ""
 
     @property
@@ -129,7 +132,7 @@ def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[
 def _lower(graph: Graph, weights: Any, request: Request, counts: dict[str, int]) -> None:
     skipped = () if "align_channels" in request.steps else (align_channels.run,)
     before = {id(node) for node in graph.operators()}
-    pipeline = [step for step in PIPELINE if step not in skipped]
+    pipeline = [step for step in PIPELINE if step not in skipped] + [dilate_pointwise.run] * request.amx
     rewrite(graph, request.policy, pipeline=pipeline, keep_outputs=request.keep_outputs)  # type: ignore[arg-type]
     if "align_channels" in request.steps:
         counts["align_channels"] = sum(node.op == "slice_axis" and id(node) not in before for node in graph.operators())
@@ -156,8 +159,22 @@ def _fused(graph: Graph, symbol: mx.sym.Symbol, request: Request) -> tuple[Graph
     """Let oneDNN fuse operators; a GPU has no such operators, and imitated types are not oneDNN's."""
     if not request.on_cpu or (request.policy is not None and request.policy.emulated):
         return graph, 0
+    shields = _shield_batch_norms(graph)
     fused = to_graph(fuse(from_graph(graph, symbol)))
+    redirect(fused, {Entry(node).key: node.inputs[0] for node in fused.operators() if node.name in shields})
     return fused, sum(node.op.startswith("_sg_mkldnn") for node in fused.operators())
+
+
+def _shield_batch_norms(graph: Graph) -> set[str]:
+    """Put identities before BatchNorms: MXNet's fusion folds them in bfloat16 arithmetic, a percent off per layer."""
+    names = {node.name for node in graph.nodes()}
+    shields = set()
+    for node in graph.operators():
+        if node.op == "BatchNorm":
+            shield = Node("_mul_scalar", unique_name(f"{node.name}_shield", names), {"scalar": "1.0"}, [node.inputs[0]])
+            node.inputs[0] = Entry(shield)
+            shields.add(shield.name)
+    return shields
 
 
 def _name_outputs(graph: Graph, outputs: Sequence[tuple[str, int]]) -> None:

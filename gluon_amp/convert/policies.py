@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any, Mapping
 
 from ..autocast import device_policies, usable_types
@@ -41,7 +40,7 @@ def inference_policy(target: str | None, device_type: str, lists: Mapping[str, A
     if not policies:
         device_policies({device_type: Support(FLOAT16, True, "")}, **lists)  # the lists are checked nevertheless
         return None
-    return replace(policies[device_type], training=False)
+    return policies[device_type]
 
 
 def _supports(device_type: str) -> dict[str, Support]:

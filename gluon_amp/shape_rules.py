@@ -1,0 +1,100 @@
+"""Shapes for which bfloat16 convolutions of oneDNN 2.4.4 are not sound."""
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import Mapping, Sequence
+
+from .op_lists import FP32, OpRule
+
+__all__ = ["has_idle_taps", "is_pointwise", "overruns_amx_tiles", "unsound_convolution"]
+
+_CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
+_IDLE_TAPS = OpRule("Convolution", FP32, safe=False,
+                    note="parts of its filters meet padding only, and oneDNN's bfloat16 kernel leaves garbage in their "
+                         "gradient")
+_OVERRUN = OpRule("Convolution", FP32, safe=False,
+                  note="its map divides into three tiles, for which oneDNN's AMX kernel writes beyond its output")
+
+
+def unsound_convolution(attrs: Mapping[str, str], shape: Sequence[int], training: bool, amx: bool) -> OpRule | None:
+    """Return what keeps a convolution in FP32; None when it is sound in bfloat16.
+
+    Parameters
+    ----------
+    attrs : mapping of str to str
+        Its parameters, as in symbol JSON.
+    shape : sequence of int
+        Shape of its data.
+    training : bool
+        Whether gradients are taken.
+    amx : bool
+        Whether oneDNN uses AMX tiles.
+
+    Examples
+    --------
+    >>> unsound_convolution({'kernel': '(1, 1)'}, (2, 64, 6, 6), training=False, amx=True).rule
+    'FP32'
+    """
+    if training and has_idle_taps(attrs, shape):
+        return _IDLE_TAPS
+    return _OVERRUN if amx and overruns_amx_tiles(attrs, shape) else None
+
+
+def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
+    """Whether some position of a convolution's filters never meets the data, as with small maps and wide padding.
+
+    Examples
+    --------
+    >>> has_idle_taps({'kernel': '(3, 3)', 'pad': '(1, 1)'}, (2, 16, 1, 1))
+    True
+    >>> has_idle_taps({'kernel': '(3, 3)', 'pad': '(1, 1)'}, (2, 16, 8, 8))
+    False
+    """
+    if str(attrs.get("layout")) in _CHANNELS_LAST:
+        return False
+    kernel, stride, pad, dilate = (_integers(attrs.get(name)) for name in ("kernel", "stride", "pad", "dilate"))
+    count = len(kernel)
+    return any(_is_idle(*values) for values in zip(kernel, stride or [1] * count, pad or [0] * count,
+                                                   dilate or [1] * count, shape[2:]))
+
+
+def _integers(text: object) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", str(text))] if text is not None else []
+
+
+def _is_idle(kernel: int, stride: int, pad: int, dilate: int, size: int) -> bool:
+    positions = (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
+    starts = [position * stride - pad for position in range(positions)]
+    return size > 0 and any(all(not 0 <= start + tap * dilate < size for start in starts) for tap in range(kernel))
+
+
+_TILE_ROWS = 16  # of an AMX tile
+_SMALL_MAP = 32
+
+
+def overruns_amx_tiles(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
+    """Whether oneDNN's AMX kernel for pointwise convolutions writes beyond its output.
+
+    It takes pixels in groups as large as a tile allows, two tiles at a time and those in pairs; with three groups in
+    all it stores a fourth (``jit_avx512_core_amx_1x1_conv_kernel`` of oneDNN 2.4.4; found with guard pages behind every
+    allocation, for all maps up to 33x33).
+
+    Examples
+    --------
+    >>> [size for size in range(1, 34) if overruns_amx_tiles({'kernel': '(1, 1)'}, (2, 64, size, size))]
+    [6]
+    """
+    if not is_pointwise(attrs):
+        return False
+    *rows, columns = (1, *shape[2:])
+    height = prod(rows)
+    counted = height if height >= _SMALL_MAP else height * columns
+    group = next((size for size in range(_TILE_ROWS, 0, -1) if counted % size == 0), 1)
+    return group > 0 and height * columns == 3 * group
+
+
+def is_pointwise(attrs: Mapping[str, str]) -> bool:
+    """Whether a convolution may run oneDNN's kernel for one by one filters: no stride, padding, dilation or groups."""
+    ones = (_integers(attrs.get(name)) for name in ("kernel", "stride", "dilate", "num_group"))
+    return all(number == 1 for numbers in ones for number in numbers) and not any(_integers(attrs.get("pad")))
