@@ -1,0 +1,220 @@
+"""gluon-amp convert and compare: files, figures, exit codes, and what they say of bad input."""
+from __future__ import annotations
+
+import json
+import os
+import stat
+import string
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mxnet.gluon import nn
+
+import gluon_amp as amp
+from gluon_amp._mxnet.symbols import load_symbol, to_graph
+from gluon_amp.cli import main
+from gluon_amp.errors import AmpError, GraphError
+from gluon_amp.graph import Graph
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a directory with the files of a small network that classifies images."""
+    folder = tmp_path_factory.mktemp("model")
+    net = nn.HybridSequential(prefix="small_")
+    with net.name_scope():
+        net.add(nn.Conv2D(16, 3, in_channels=16), nn.BatchNorm(in_channels=16), nn.Activation("relu"),
+                nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(4, in_units=16))
+    mx.random.seed(2)
+    net.initialize(mx.init.Xavier(magnitude=3))
+    net.hybridize()
+    net(mx.nd.ones((1, 16, 8, 8)))
+    net.export(str(folder / "small"), epoch=7)
+    return folder
+
+
+def model(folder):
+    return [str(folder / "small-symbol.json"), str(folder / "small-0007.params")]
+
+
+def run(capsys, *argv):
+    code = main([str(part) for part in argv])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+class TestConvert:
+    def test_it_writes_the_files_of_the_converted_network(self, folder, tmp_path, capsys):
+        code, out, _ = run(capsys, "convert", *model(folder), "-o", tmp_path / "new" / "dir", "--data",
+                           "data:1,16,8,8", "--json")
+        record = json.loads(out)
+        assert code == 0
+        assert sorted(os.listdir(tmp_path / "new" / "dir")) == ["small-0007.params", "small-symbol.json"]
+        assert record["steps"]["fold_batch_norm"] == 1
+        assert [os.path.getsize(path) for path in record["files"]][1] == record["parameter_bytes"][1]
+
+    def test_exclusions_and_types_reach_the_conversion(self, folder, tmp_path, capsys):
+        _, out, _ = run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "float32", "--optimize",
+                        "fold_batch_norm", "--json")
+        assert json.loads(out)["target_dtype"] == "float32"
+        code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "x", "--exclude", "small_dens0_fwd")
+        assert code == 1
+        assert "Did you mean 'small_dense0_fwd'" in err
+        assert not (tmp_path / "x").exists()
+
+    def test_the_fp32_files_are_never_replaced(self, folder, capsys):
+        before = [os.path.getmtime(path) for path in model(folder)]
+        code, _, err = run(capsys, "convert", *model(folder), "-o", folder)
+        assert code == 1
+        assert "would replace" in err
+        assert [os.path.getmtime(path) for path in model(folder)] == before
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+    def test_a_read_only_directory(self, folder, tmp_path, capsys):
+        os.chmod(tmp_path, stat.S_IRUSR | stat.S_IXUSR)
+        code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path)
+        assert code == 1
+        assert "Permission denied" in err
+
+    def test_a_target_that_is_a_file(self, folder, tmp_path, capsys):
+        (tmp_path / "file").write_text("kept")
+        code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "file")
+        assert (code, (tmp_path / "file").read_text()) == (1, "kept")
+        assert "file" in err
+
+    @pytest.mark.parametrize(("change", "message"), [
+        (lambda symbol, params: (symbol + ".absent", params), "absent"),
+        (lambda symbol, params: (symbol, params + ".absent"), "absent"),
+        (lambda symbol, params: (params, params), "not the JSON text"),
+        (lambda symbol, params: (symbol, symbol), "no file of MXNet parameters"),
+    ])
+    def test_files_that_are_not_what_they_should_be(self, folder, tmp_path, capsys, change, message):
+        code, _, err = run(capsys, "convert", *change(*model(folder)), "-o", tmp_path / "out")
+        assert code == 1
+        assert message in err
+        assert not (tmp_path / "out").exists()
+
+    def test_parameters_of_another_network(self, folder, tmp_path, capsys):
+        mx.nd.save(str(tmp_path / "other.params"), {"arg:other": mx.nd.ones(1)})
+        code, _, err = run(capsys, "convert", model(folder)[0], tmp_path / "other.params", "-o", tmp_path / "out",
+                           "--data", "data:1,16,8,8")
+        assert code == 1
+        assert "the parameters lack small_conv0_weight" in err
+
+    @pytest.mark.parametrize("data", ["data", "data:", "data:0,3", "data:a,b", ":1,2"])
+    def test_malformed_data_is_a_usage_error(self, folder, tmp_path, capsys, data):
+        with pytest.raises(SystemExit) as caught:
+            main(["convert", *model(folder), "-o", str(tmp_path), "--data", data])
+        assert caught.value.code == 2
+        assert "expected a name and a shape" in capsys.readouterr().err
+
+
+class TestCompare:
+    def test_figures_for_random_data(self, folder, capsys):
+        code, out, _ = run(capsys, "compare", *model(folder), "--data", "data:4,16,8,8", "--dtype", "float32",
+                           "--batches", "2", "--rounds", "2", "--json")
+        found = json.loads(out)
+        assert code == 0
+        assert found["max_error"] < 1e-5 * found["largest_output"]
+        assert found["top1_agreement"] == 1
+        assert found["speed_ratio"] == pytest.approx(found["fp32_ms"] / found["converted_ms"])
+
+    def test_errors_are_those_of_the_two_networks(self, folder, tmp_path, capsys):
+        symbol, params = model(folder)
+        arrays = mx.nd.load(params)
+        arrays["arg:small_dense0_bias"] = arrays["arg:small_dense0_bias"] + mx.nd.array([0, 0, 0.5, 0])
+        mx.nd.save(str(tmp_path / "moved.params"), arrays)
+        _, out, _ = run(capsys, "compare", symbol, params, "--converted", symbol, tmp_path / "moved.params", "--data",
+                        "data:4,16,8,8", "--batches", "2", "--rounds", "1", "--json")
+        found = json.loads(out)
+        assert found["max_error"] == pytest.approx(0.5, rel=1e-5)
+        assert found["mean_error"] == pytest.approx(0.125, rel=1e-5)
+
+    def test_images_are_read_from_a_directory(self, tmp_path, capsys):
+        from PIL import Image
+        from sklearn.datasets import load_digits
+
+        net = nn.HybridSequential(prefix="rgb_")
+        with net.name_scope():
+            net.add(nn.Conv2D(16, 3, in_channels=3), nn.GlobalAvgPool2D(), nn.Dense(4, in_units=16))
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        net(mx.nd.ones((1, 3, 12, 12)))
+        net.export(str(tmp_path / "rgb"))
+        (tmp_path / "images" / "zero").mkdir(parents=True)
+        for number, digit in enumerate(load_digits().images[:5]):
+            pixels = np.repeat((digit * 15).astype("uint8")[..., None], 3, axis=2)
+            Image.fromarray(pixels).save(tmp_path / "images" / "zero" / f"{number}.png")
+        files = [tmp_path / "rgb-symbol.json", tmp_path / "rgb-0000.params"]
+        _, out, _ = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / "images",
+                        "--rounds", "1", "--json")
+        assert json.loads(out)["batches"] == 2  # the fifth image fills no batch
+        code, _, err = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / "rgb")
+        assert code == 1
+        assert "no images" in err
+
+    def test_without_data_it_says_what_is_missing(self, folder, capsys):
+        code, _, err = run(capsys, "compare", *model(folder))
+        assert code == 1
+        assert "--data data:1,3,224,224" in err
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    return (folder / "small-symbol.json").read_text()
+
+
+class TestMutations:
+    """Damaged symbol files end in an error of ours, or in a symbol: never in a crash or a loop."""
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(data=st.data())
+    def test_characters(self, text, data):
+        position = data.draw(st.integers(0, len(text) - 1))
+        length = data.draw(st.integers(0, 5))
+        put = data.draw(st.text(string.digits + '[]{},:"-null ' + string.ascii_letters, max_size=4))
+        self.attempt(text[:position] + put + text[position + length:])
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(data=st.data())
+    def test_structure(self, text, data):
+        value = json.loads(text)
+        for _ in range(data.draw(st.integers(1, 3))):
+            self.mutate(value, data)
+        self.attempt(json.dumps(value))
+
+    def mutate(self, value, data):
+        scalar = st.one_of(st.none(), st.booleans(), st.integers(-3, 60), st.floats(allow_nan=False),
+                           st.text(max_size=5))
+        while True:
+            keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+            key = data.draw(st.sampled_from(keys))
+            deeper = isinstance(value[key], (dict, list)) and value[key]
+            if deeper and data.draw(st.integers(0, 4)):
+                value = value[key]
+                continue
+            action = data.draw(st.sampled_from(["replace", "delete", "duplicate"]))
+            if action == "replace":
+                value[key] = data.draw(scalar)
+            elif action == "delete":
+                del value[key]
+            elif isinstance(value, list):
+                value.insert(key, value[key])
+            return
+
+    @staticmethod
+    def attempt(text):
+        try:
+            graph = Graph.from_json(text)
+        except GraphError:
+            return
+        assert Graph.from_json(graph.to_json()).to_json() == graph.to_json()
+        try:
+            symbol = load_symbol(text)
+            converted = amp.convert_symbol(symbol, "float16", device=mx.gpu(0))
+        except AmpError:
+            return
+        assert len(to_graph(converted).heads) == len(graph.heads)
