@@ -74,6 +74,11 @@ class RewritingCachedOp:
         The flags of MXNet's cached op.
     current : callable
         Gives the rewriter in force, None for none; told whether parts of the symbol were traced in an AMP region.
+
+    Attributes
+    ----------
+    latest : Inputs or None
+        What it was prepared for last; None before its first call under AMP.
     """
 
     def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]],
@@ -89,6 +94,7 @@ class RewritingCachedOp:
         self._variants: dict[Any, tuple[CachedOp, Inputs | None]] = {}
         self._shape_rules: dict[Any, frozenset[str]] = {}
         self._hook: tuple[Any, ...] = ()
+        self.latest: Inputs | None = None
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""
@@ -137,7 +143,7 @@ class RewritingCachedOp:
         if key not in self._variants or shaped not in self._shape_rules:
             shapes = tuple(array.shape for array in args)
             low = frozenset(self._names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
-            inputs = Inputs(self._names, dtypes, shapes, device_type, guarded, low)
+            inputs = self.latest = Inputs(self._names, dtypes, shapes, device_type, guarded, low)
             self._shape_rules[shaped] = rewriter.shape_rules(self.symbol, inputs)
             key = (*key[:-1], self._shape_rules[shaped])
         if key not in self._variants:
