@@ -1,0 +1,264 @@
+"""Run a network once and note every operator: what was planned for it, and what the engine reports.
+
+Shared by the modules of this package that look at one run: :func:`capture` gives a :class:`Captured`, whose
+``Ran`` records link nodes that carry types, shapes and decisions. Blocks run as they would without: hybridized ones as
+graphs, in a cached op of their own; others operator by operator. Parameters, running statistics and gradients are left
+as they were.
+"""
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from statistics import median
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block
+from mxnet.gluon.parameter import DeferredInitializationError
+from mxnet.ndarray import NDArray
+
+from .._mxnet.arrays import map_arrays
+from .._mxnet.cached_op import Inputs, RewritingCachedOp
+from .._mxnet.observe import Stopwatch, observing, run_observed
+from .._mxnet.symbols import analyse, dtype_name, from_graph, to_graph
+from ..dtypes import BFLOAT16
+from ..errors import StateError, expected
+from ..graph import Entry, Graph, Node, unique_name
+from ..op_lists import SWITCHED_OFF, OpRule
+from ..policy import Policy
+from ..state import controller
+from ._flops import flops
+from ._match import judge_call, mark_imitation, matched
+from ._records import FLOATS, Captured, Ran, Recording
+from ._symbols import call_symbol
+
+__all__ = ["capture"]
+
+_TIMED_RUNS = 3  # after one that makes kernels
+
+
+def capture(target: Block | mx.sym.Symbol, data: Any, train: bool = False, time: bool = False) -> Captured:
+    """Run a network or symbol once, and note what runs.
+
+    Parameters
+    ----------
+    target : Block or Symbol
+        A network with parameters that are initialized, or a symbol.
+    data : NDArray, sequence or mapping
+        The arguments of the network's call; for a symbol a mapping of names to arrays or shapes.
+    train : bool
+        Whether to run as in training, under ``autograd.record``.
+    time : bool
+        Whether to take times, with ``train`` those of the backward pass as well.
+
+    Raises
+    ------
+    TypeError
+        ``target`` or ``data`` is something else.
+    StateError
+        The network's parameters are not initialized.
+    """
+    call = _call(target, data, train)
+    names = _parameter_names(target)
+    with _kept(target) if train and isinstance(target, Block) else nullcontext():
+        if not time:
+            return _run(call, names, train, None)
+        with Stopwatch() as stopwatch:
+            runs = [_run(call, names, train, stopwatch) for _ in range(1 + _TIMED_RUNS)]
+    return _with_medians(runs[1:])
+
+
+def _run(call: Callable[[], Any], names: dict[int, str], train: bool, stopwatch: Stopwatch | None) -> Captured:
+    listener = _Listener(names, stopwatch)
+    with observing(listener, controller):
+        with autograd.record() if train else autograd.pause(train_mode=False):
+            outputs = call()
+        listener.end_of_forward()
+        if train and stopwatch is not None:
+            _backward(outputs)
+    mx.nd.waitall()
+    captured = listener.result(train, stopwatch is not None)
+    if stopwatch is not None:
+        captured.other_milliseconds += stopwatch.lap()  # the backward pass of what is not in a graph
+    return captured
+
+
+def _with_medians(runs: Sequence[Captured]) -> Captured:
+    """Return the last of several runs, with the median of each time where all ran the same operators."""
+    last = runs[-1]
+    if all(len(run.ran) == len(last.ran) for run in runs):
+        for record, *others in zip(last.ran, *(run.ran for run in runs[:-1])):
+            record.milliseconds = median([record.milliseconds, *(other.milliseconds for other in others)])
+    last.other_milliseconds = median([run.other_milliseconds for run in runs])
+    return last
+
+
+def _call(target: Any, data: Any, train: bool) -> Any:
+    if isinstance(target, mx.sym.Symbol):
+        if not isinstance(data, Mapping):
+            raise TypeError(expected("a dict of input names to arrays or shapes", "data", data))
+        return call_symbol(target, data, train)
+    if not isinstance(target, Block):
+        raise TypeError(expected("a Gluon block or a symbol", "net", target))
+    arguments = tuple(data) if isinstance(data, (list, tuple)) else (data,)
+    found: list[NDArray] = []
+    map_arrays(found.append, arguments)
+    if not found:
+        raise TypeError(expected("an array, or the network's arguments as a tuple", "data", data))
+    _make_ready(target, arguments)
+    return lambda: target(*arguments)
+
+
+def _make_ready(net: Block, arguments: tuple) -> None:
+    """Let parameters that wait for their shape take it: their initialization is no part of the network."""
+    try:
+        for parameter in net.collect_params().values():
+            parameter.list_data()
+    except DeferredInitializationError:
+        with autograd.pause(train_mode=False):
+            net(*arguments)
+    except RuntimeError as error:
+        raise StateError(f"the network cannot run: {error}. Initialize it, or load its parameters, first") from error
+
+
+def _parameter_names(target: Any) -> dict[int, str]:
+    if not isinstance(target, Block):
+        return {}
+    return {array.handle.value: name for name, parameter in target.collect_params().items()
+            for array in parameter.list_data()}
+
+
+@contextmanager
+def _kept(net: Block) -> Iterator[None]:
+    """Put running statistics and gradients back afterwards."""
+    saved: list[tuple[NDArray, NDArray]] = []
+    for parameter in net.collect_params().values():
+        arrays = parameter.list_data() if parameter.grad_req == "null" else parameter.list_grad()
+        saved += [(array, array.copy()) for array in arrays]
+    try:
+        yield
+    finally:
+        for array, before in saved:
+            before.copyto(array)
+
+
+def _backward(outputs: Any) -> None:
+    found: list[NDArray] = []
+    map_arrays(found.append, outputs)
+    autograd.backward([array for array in found if dtype_name(array.dtype) in FLOATS])
+
+
+class _Listener:
+    """Collects what runs; see :class:`gluon_amp._mxnet.observe.Listener`."""
+
+    def __init__(self, parameters: dict[int, str], stopwatch: Stopwatch | None):
+        self.stopwatch = stopwatch
+        self._parameters = parameters
+        self._recordings: list[Recording | Ran] = []
+        # By handle; the array is kept, so that no other gets its handle.
+        self._producers: dict[int, tuple[NDArray, Entry]] = {}
+        self._names: set[str] = set()
+
+    def graph_called(self, block: Block | None, operation: RewritingCachedOp, args: Sequence[NDArray]) -> Any:
+        """Run a hybridized block's graph."""
+        graph, rewritten = operation.graph(args)
+        traced = _analysed(operation, args)
+        policy = _policy(args)
+        planned = rewritten or _decide(operation, traced, args)
+        recording = Recording(block, graph if rewritten else traced, traced, planned, policy)
+        symbol = from_graph(graph, operation.symbol) if rewritten else operation.symbol
+        recording.operation, result = run_observed(symbol, args, recording.heard, self.stopwatch)
+        recording.forward = len(recording.heard)
+        self._recordings.append(recording)
+        outputs = result if isinstance(result, (list, tuple)) else [result]
+        for array, head in zip(outputs, recording.graph.heads):
+            self._producers[array.handle.value] = (array, head)
+        return result
+
+    def operator_called(self, block: Block | None, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, str],
+                        outputs: Sequence[NDArray], inserted: bool) -> None:
+        """Take note of an operator that was called by itself."""
+        time = self._time(outputs)
+        policy = _policy(inputs)
+        prefix = block.prefix if block is not None else ""
+        node = Node(op, unique_name(f"{prefix}{op.lower().strip('_')}", self._names), dict(attrs),
+                    [self._entry(array) for array in inputs], len(outputs),
+                    dtypes=[dtype_name(array.dtype) for array in outputs], shapes=[array.shape for array in outputs])
+        if not inserted:
+            node.decision = _decision(policy, op, attrs, inputs)
+        ran = Ran(node, block, False, inserted, policy, 0 if inserted else flops(node), node.shapes[0],
+                  milliseconds=time)
+        judge_call(ran, self._recordings)
+        self._recordings.append(ran)
+        for position, array in enumerate(outputs):
+            self._producers[array.handle.value] = (array, Entry(node, position))
+
+    def _time(self, outputs: Sequence[NDArray]) -> float:
+        if self.stopwatch is None:
+            return 0.0
+        for array in outputs:
+            array.wait_to_read()
+        return self.stopwatch.lap()
+
+    def _entry(self, array: NDArray) -> Entry:
+        key = array.handle.value
+        if key not in self._producers:
+            name = self._parameters.get(key) or unique_name("data", self._names)
+            made = Node("null", name, dtypes=[dtype_name(array.dtype)], shapes=[array.shape])
+            self._producers[key] = (array, Entry(made))
+        return self._producers[key][1]
+
+    def end_of_forward(self) -> None:
+        """Take what graphs report from now on for their backward pass."""
+        for recording in self._recordings:
+            if isinstance(recording, Recording):
+                recording.forward = len(recording.heard)
+
+    def result(self, train: bool, timed: bool) -> Captured:
+        """Match what was heard with the graphs."""
+        captured = Captured([], train, timed)
+        for recording in self._recordings:
+            if isinstance(recording, Ran):
+                captured.ran.append(recording)
+            else:
+                captured.ran += matched(recording, captured)
+        mark_imitation(captured.ran)
+        return captured
+
+
+def _decision(policy: Policy | None, op: str, attrs: Mapping[str, str], inputs: Sequence[NDArray]) -> OpRule | None:
+    state = controller.current()
+    if policy is None or state is None:
+        return None
+    return policy.decide(op, attrs, inputs[0].shape if inputs else None) if state.enabled else SWITCHED_OFF
+
+
+def _policy(inputs: Sequence[NDArray]) -> Policy | None:
+    eager = controller.eager(inputs)
+    return None if eager is None else eager.policy
+
+
+def _analysed(operation: RewritingCachedOp, args: Sequence[NDArray]) -> Graph:
+    """Return the graph as the program made it, with types and shapes."""
+    graph = to_graph(operation.symbol)
+    dtypes = {name: dtype_name(array.dtype) for name, array in zip(operation.names, args)}
+    shapes = {name: array.shape for name, array in zip(operation.names, args)}
+    analyse(operation.symbol, graph, {name: dtype for name, dtype in dtypes.items() if dtype}, shapes)
+    return graph
+
+
+def _decide(operation: RewritingCachedOp, graph: Graph, args: Sequence[NDArray]) -> bool:
+    """Write what AMP decided into a graph that runs as it is; return whether it decided anything."""
+    state = controller.rewriter()
+    if state is None or not args:
+        return False
+    dtypes = tuple(dtype_name(array.dtype) for array in args)
+    low = frozenset(name for name, dtype in zip(operation.names, dtypes) if dtype == BFLOAT16)
+    inputs = Inputs(operation.names, dtypes, tuple(array.shape for array in args), args[0].context.device_type,
+                    frozenset(), low)
+    decided = {(node.op, node.name): node.decision for node in state.plan(operation.symbol, inputs).operators()}
+    for node in graph.operators():
+        node.decision = decided.get((node.op, node.name))
+    return any(decision is not None for decision in decided.values())
+
+

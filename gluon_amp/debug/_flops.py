@@ -1,0 +1,179 @@
+"""The arithmetic of an operator, counted from its shapes.
+
+Floating-point operations of the forward pass: two per multiply-add of convolutions and matrix products, one per
+element that anything else reads or writes, none for what only moves data. Operators whose shapes are unknown count 0.
+"""
+from __future__ import annotations
+
+import re
+from math import prod as _product
+from typing import Callable, Mapping, Sequence
+
+from ..graph import Node
+from ..op_lists.groups import layers, shapes, system
+
+__all__ = ["MATRIX_OPERATORS", "flops"]
+
+Shape = Sequence[int]
+Count = Callable[[Node], int]
+
+_TRUE = ("True", "1", "true")
+_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+
+_MOVES_DATA = frozenset((*(name for group in vars(shapes).values() if isinstance(group, tuple) for name in group),
+                         *system.CASTS, *system.CREATION, *layers.EMBEDDINGS, *layers.SEQUENCES))
+
+
+class _UnknownShape(Exception):
+    """An operator's arithmetic cannot be counted."""
+
+
+def flops(node: Node) -> int:
+    """Count the floating-point operations of an operator's forward pass.
+
+    Parameters
+    ----------
+    node : Node
+        An operator whose inputs and outputs carry shapes.
+
+    Returns
+    -------
+    int
+        0 for what moves data only, and where a shape is unknown.
+
+    Examples
+    --------
+    >>> from gluon_amp.graph import Entry
+    >>> x, w = (Node('null', name, shapes=[shape]) for name, shape in [('x', (4, 8)), ('w', (16, 8))])
+    >>> flops(Node('FullyConnected', 'fc', {}, [Entry(x), Entry(w)], shapes=[(4, 16)]))
+    1024
+    """
+    if node.op in _MOVES_DATA:
+        return 0
+    try:
+        return MATRIX_OPERATORS.get(node.op, _elementwise)(node)
+    except _UnknownShape:
+        return 0
+
+
+def _input(node: Node, position: int) -> Shape:
+    shape = node.inputs[position].shape if position < len(node.inputs) else None
+    return _known(shape)
+
+
+def _output(node: Node) -> Shape:
+    return _known(node.shapes[0] if node.shapes else None)
+
+
+def _known(shape: Shape | None) -> Shape:
+    if shape is None:
+        raise _UnknownShape
+    return shape
+
+
+def _is_set(attrs: Mapping[str, str], name: str) -> bool:
+    return str(attrs.get(name)) in _TRUE
+
+
+def _elementwise(node: Node) -> int:
+    sizes = [_product(entry.shape) for entry in node.inputs[:1] if entry.shape]
+    sizes += [_product(node.shapes[0])] if node.shapes and node.shapes[0] else []
+    return max(sizes, default=0)
+
+
+def _convolution(node: Node) -> int:
+    # A weight is (output channels, input channels of a group, kernel...), whatever the order of the last ones.
+    return 2 * _product(_output(node)) * _product(_input(node, 1)[1:])
+
+
+def _deconvolution(node: Node) -> int:
+    return 2 * _product(_input(node, 0)) * _product(_input(node, 1)[1:])
+
+
+def _fully_connected(node: Node) -> int:
+    return 2 * _product(_output(node)) * _input(node, 1)[-1]
+
+
+def _transposed_product(axis: int, transposed_axis: int) -> Count:
+    """Count a matrix product that sums over the one or the other axis of its first input."""
+    def count(node: Node) -> int:
+        used = transposed_axis if _is_set(node.attrs, "transpose_a") else axis
+        return 2 * _product(_output(node)) * _input(node, 0)[used]
+    return count
+
+
+def _last_axis_product(node: Node) -> int:
+    first = _input(node, 0)
+    return 2 * _product(_output(node)) * first[-1] if first else 0
+
+
+def _tensordot(node: Node) -> int:
+    first = _input(node, 0)
+    if "axes" in node.attrs:
+        count = int(node.attrs["axes"])
+        summed = list(first[len(first) - count:])
+    else:
+        summed = [first[int(axis)] for axis in re.findall(r"-?\d+", str(node.attrs.get("a_axes_summed", "")))]
+    return 2 * _product(_output(node)) * _product(summed)
+
+
+def _einsum(node: Node) -> int:
+    """Count the product over all indices at once, as einsum computes it unless told to optimise."""
+    terms = re.sub(r"\s", "", node.attrs.get("subscripts", "")).split("->")[0].split(",")
+    lengths: dict[str, int] = {}
+    for position, term in enumerate(terms):
+        shape = _input(node, position)
+        if "." in term or len(term) != len(shape):
+            raise _UnknownShape
+        lengths.update(zip(term, shape))
+    return len(terms) * _product(lengths.values())
+
+
+def _self_attention_scores(node: Node) -> int:
+    width = _input(node, 0)[-1] // (3 * int(node.attrs["heads"]))
+    return 2 * _product(_output(node)) * width
+
+
+def _attention_scores(node: Node) -> int:
+    return 2 * _product(_output(node)) * (_input(node, 0)[-1] // int(node.attrs["heads"]))
+
+
+def _attention_values(node: Node) -> int:
+    return 2 * _product(_output(node)) * _input(node, 1)[-1]
+
+
+def _recurrent(node: Node) -> int:
+    length, batch, width = _input(node, 0)
+    hidden, count = int(node.attrs["state_size"]), int(node.attrs["num_layers"])
+    directions = 2 if _is_set(node.attrs, "bidirectional") else 1
+    widths = [width] + [hidden * directions] * (count - 1)
+    weights = sum(_GATES[node.attrs["mode"]] * hidden * (each + hidden) * directions for each in widths)
+    return 2 * length * batch * weights
+
+
+MATRIX_OPERATORS: Mapping[str, Count] = {
+    "Convolution": _convolution,
+    "_sg_mkldnn_conv": _convolution,
+    "_contrib_DeformableConvolution": lambda node: 2 * _product(_output(node)) * _product(_input(node, 2)[1:]),
+    "_contrib_ModulatedDeformableConvolution":
+        lambda node: 2 * _product(_output(node)) * _product(_input(node, 3)[1:]),
+    "Deconvolution": _deconvolution,
+    "FullyConnected": _fully_connected,
+    "_sg_mkldnn_fully_connected": _fully_connected,
+    "dot": _transposed_product(-1, 0),
+    "batch_dot": _transposed_product(-1, -2),
+    "_linalg_gemm": _transposed_product(-1, -2),
+    "_linalg_gemm2": _transposed_product(-1, -2),
+    "_np_dot": _last_axis_product,
+    "_npi_matmul": _last_axis_product,
+    "_npi_tensordot": _tensordot,
+    "_npi_tensordot_int_axes": _tensordot,
+    "_npi_einsum": _einsum,
+    "_contrib_interleaved_matmul_selfatt_qk": _self_attention_scores,
+    "_contrib_interleaved_matmul_encdec_qk": _attention_scores,
+    "_contrib_interleaved_matmul_selfatt_valatt": _attention_values,
+    "_contrib_interleaved_matmul_encdec_valatt": _attention_values,
+    "_sg_mkldnn_selfatt_qk": _self_attention_scores,
+    "_sg_mkldnn_selfatt_valatt": _attention_values,
+    "RNN": _recurrent,
+}

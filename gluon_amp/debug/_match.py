@@ -1,0 +1,153 @@
+"""Match what the engine reported of a run with the graphs that ran, and say in which precision each operator did."""
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from typing import Any, Iterator, Mapping, Sequence
+
+from .._mxnet.observe import Output
+from ..dtypes import FLOAT32
+from ..graph import Entry, Graph, Node
+from ..op_lists import KEEP
+from ..policy import Policy, precision
+from ._flops import flops
+from ._records import CAST, FLOATS, Captured, Ran, Recording
+
+__all__ = ["judge_call", "mark_imitation", "matched"]
+
+_BACKWARD = re.compile(r"(.+)_backward_\d+$")
+
+
+def matched(recording: Recording, captured: Captured) -> list[Ran]:
+    """Give each operator of a graph what was heard of it."""
+    operators = recording.graph.operators()
+    ran = [Ran(node, recording.block, True, recording.planned and node.decision is None, recording.policy,
+               shape=node.shapes[0] if node.shapes else None) for node in operators]
+    by_name: dict[tuple[str, str], list[Ran]] = defaultdict(list)
+    for record in ran:
+        by_name[record.node.op, record.node.name].append(record)
+    for node, record in _pairs(recording.traced, by_name):
+        record.flops, record.shape = flops(node), node.shapes[0]
+    reported: dict[int, list[Output]] = defaultdict(list)
+    seen: Counter[str] = Counter()
+    for output in recording.heard[:recording.forward]:
+        candidates = by_name.get((output.op, _node_name(output, by_name)), [])
+        if seen[output.name] < len(candidates):
+            record = candidates[seen[output.name]]
+            record.milliseconds += output.milliseconds
+            reported[id(record)].append(output)
+        else:
+            captured.other_milliseconds += output.milliseconds
+        seen[output.name] += 1
+    _add_backward(recording.heard[recording.forward:], by_name, captured)
+    rounded = _rounded(ran)
+    for record in ran:
+        _judge(record, reported, rounded.get(id(record.node)))
+    return ran
+
+
+def _pairs(traced: Graph, by_name: Mapping[tuple[str, str], list[Ran]]) -> Iterator[tuple[Node, Ran]]:
+    """Yield the operators of a graph as traced with what ran for them; several may have one name."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for node in traced.operators():
+        records = by_name.get((node.op, node.name), [])
+        if seen[node.op, node.name] < len(records):
+            yield node, records[seen[node.op, node.name]]
+        seen[node.op, node.name] += 1
+
+
+def _node_name(output: Output, known: Mapping[tuple[str, str], Any]) -> str:
+    """Return the longest beginning of an output's name that names a node."""
+    name = output.name
+    while "_" in name:
+        name = name.rpartition("_")[0]
+        if (output.op, name) in known:
+            return name
+    return ""
+
+
+def _add_backward(outputs: Sequence[Output], by_name: Mapping[tuple[str, str], list[Ran]], captured: Captured) -> None:
+    """Add the time of backward operators; nodes of the same name share it."""
+    named: dict[str, list[Ran]] = defaultdict(list)
+    for (_, name), records in by_name.items():
+        named[name] += records
+    for output in outputs:
+        match = _BACKWARD.match(output.name)
+        records = named.get(match[1], []) if match else []
+        for record in records:
+            record.milliseconds += output.milliseconds / len(records)
+        if not records:
+            captured.other_milliseconds += output.milliseconds
+
+
+def _rounded(ran: Sequence[Ran]) -> dict[int, Ran]:
+    """Find the casts by which an imitated type rounds the outputs of operators (see ``passes/emulate.py``)."""
+    return {id(record.node.inputs[0].node): record for record in ran
+            if record.inserted and record.node.op == CAST and record.policy is not None and record.policy.emulated
+            and record.node.name.startswith(f"{record.node.inputs[0].node.name}_rounded")}
+
+
+def _judge(record: Ran, reported: Mapping[int, list[Output]], rounding: Ran | None) -> None:
+    """Say what was planned and observed for an operator of a graph."""
+    node = record.node
+    if rounding is not None:
+        record.planned = rounding.node.dtypes[0]
+        record.observed = _first_dtype(reported.get(id(rounding), []))
+        return
+    record.planned = _of_data(node, Entry(node).dtype)
+    found = _first_dtype(reported.get(id(record), []))
+    record.observed = None if found is None else _of_data(node, found)
+
+
+def mark_imitation(ran: Sequence[Ran]) -> None:
+    """Tell casts that imitate a type from casts between precisions: those stand between an operator and itself."""
+    by_node = {id(record.node): record for record in ran}
+    for record in ran:
+        if record.policy is None or not record.policy.emulated or record.planned != record.policy.target_dtype:
+            continue
+        if record.node.op == CAST and record.inserted:
+            source = by_node.get(id(record.node.inputs[0].node))
+            record.imitation = (source is not None and not source.inserted
+                                and source.planned == record.policy.target_dtype)
+        elif not record.inserted:
+            for entry in record.node.inputs:
+                raised = by_node.get(id(entry.node))
+                if raised is not None and raised.inserted and raised.node.op == CAST:
+                    raised.imitation = True
+
+
+def _first_dtype(outputs: Sequence[Output]) -> str | None:
+    return outputs[0].dtype if outputs else None
+
+
+def _of_data(node: Node, dtype: str | None) -> str | None:
+    """Return the type of a node's floating-point data: that of its output, or of an input where that is an integer."""
+    if dtype in FLOATS:
+        return dtype
+    return next((entry.dtype for entry in node.inputs if entry.dtype in FLOATS), dtype)
+
+
+def judge_call(ran: Ran, before: Sequence[Recording | Ran]) -> None:
+    """Say what was planned and observed for an operator that was called by itself."""
+    node, policy = ran.node, ran.policy
+    ran.observed = ran.planned = _of_data(node, node.dtypes[0] if node.dtypes else None)
+    if policy is None:
+        return
+    if policy.emulated and ran.inserted and ran.observed == policy.target_dtype and before:
+        # The cast that rounds the result of the operator before it.
+        last = before[-1]
+        if isinstance(last, Ran) and node.inputs[0].node is last.node and last.planned == policy.target_dtype:
+            last.observed = policy.target_dtype
+        return
+    if node.decision is None or node.decision.rule == KEEP:
+        return
+    types = [_unraised(entry, policy) for entry in node.inputs]
+    ran.planned = precision(node.decision, types, FLOAT32, policy.target_dtype) or ran.planned
+
+
+def _unraised(entry: Entry, policy: Policy) -> str | None:
+    """Return the type of an input; of one that was cast up to compute on an imitated type, that type."""
+    source = entry.node
+    if policy.emulated and source.op == CAST and source.inputs and source.inputs[0].dtype == policy.target_dtype:
+        return policy.target_dtype
+    return entry.dtype

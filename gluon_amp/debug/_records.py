@@ -1,0 +1,111 @@
+"""What is noted of a run: one record per operator, and per graph what the engine reported."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mxnet.gluon import Block
+
+from .._mxnet.observe import Output
+from ..dtypes import FLOAT32, LOW_PRECISION
+from ..graph import Graph, Node
+from ..policy import Policy
+
+__all__ = ["CAST", "FLOATS", "Captured", "Ran", "Recording"]
+
+CAST = "amp_cast"
+FLOATS = (FLOAT32, *LOW_PRECISION, "float64")
+
+
+@dataclass(eq=False)
+class Ran:
+    """An operator that ran.
+
+    Attributes
+    ----------
+    node : Node
+        With types and shapes; its inputs lead to the nodes that it read from.
+    block : Block or None
+        The innermost block whose call it belongs to, as far as MXNet tells: for graphs the hybridized block.
+    in_graph : bool
+        Whether it ran as part of a hybridized block's graph.
+    inserted : bool
+        Whether AMP put it there.
+    policy : Policy or None
+        What decided on it.
+    flops : int
+        Its arithmetic, and that of the program: without the channels that AMP appends.
+    shape : tuple of int or None
+        Of its first output, likewise.
+    planned, observed : str or None
+        The precision of its floating-point data: decided, and reported by the engine. None where there is none, or no
+        report.
+    milliseconds : float
+        Forward and backward, when times were taken.
+    imitation : bool
+        Whether it is a cast by which a type is imitated, rather than one between operators of different precision.
+    """
+
+    node: Node
+    block: Block | None
+    in_graph: bool
+    inserted: bool
+    policy: Policy | None
+    flops: int = 0
+    shape: tuple[int, ...] | None = None
+    planned: str | None = None
+    observed: str | None = None
+    milliseconds: float = 0.0
+    imitation: bool = False
+
+
+@dataclass
+class Captured:
+    """One run of a network.
+
+    Attributes
+    ----------
+    ran : list of Ran
+        In the order in which they ran.
+    train : bool
+        Whether it ran as in training.
+    timed : bool
+        Whether times were taken.
+    other_milliseconds : float
+        Time of what belongs to no operator, such as sums of gradients.
+    """
+
+    ran: list[Ran]
+    train: bool
+    timed: bool
+    other_milliseconds: float = 0.0
+
+
+@dataclass
+class Recording:
+    """A graph that ran, and what was heard of it.
+
+    Attributes
+    ----------
+    block : Block or None
+        The hybridized block.
+    graph, traced : Graph
+        What ran, and what the program made.
+    planned : bool
+        Whether AMP took decisions on it.
+    policy : Policy or None
+        What it decided by.
+    heard : list of Output
+        What the engine reported; the first ``forward`` in the forward pass.
+    operation : CachedOp
+        Kept until the backward pass is over.
+    """
+
+    block: Block | None
+    graph: Graph
+    traced: Graph
+    planned: bool
+    policy: Policy | None
+    heard: list[Output] = field(default_factory=list)
+    forward: int = 0
+    operation: Any = None

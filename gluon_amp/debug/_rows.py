@@ -1,0 +1,240 @@
+"""Plain records of what ran, one per operator, made from a run: see ``report``."""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Sequence
+
+from mxnet.gluon import Block
+
+from .._mxnet.observe import block_tree, symbol_block_nodes
+from ..graph import Entry, Node
+from ._records import CAST, Ran
+
+__all__ = ["InputRow", "InsertedRow", "OperatorRow", "make_rows"]
+
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class InputRow:
+    """What an operator reads.
+
+    Attributes
+    ----------
+    name : str
+        The operator, parameter or input that it comes from.
+    operator : int or None
+        That operator's place in the list of operators.
+    source_dtype, dtype : str or None
+        The type that it has there, and the one in which it is read.
+    shape : tuple of int or None
+        Its shape.
+    """
+
+    name: str
+    operator: int | None
+    source_dtype: str | None
+    dtype: str | None
+    shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator of the network.
+
+    Attributes
+    ----------
+    name, op : str
+        Its name and its registered kind. Outside of graphs the name is made from its block's and its kind.
+    block, path : str
+        The innermost block that it belongs to: its name, and the attributes that lead to it (``'features.3'``).
+    in_graph : bool
+        Whether it ran in the graph of a hybridized block.
+    planned, observed : str or None
+        The precision that was decided, and the one that the engine reports; None where it reports none.
+    rule, reason : str
+        Why: see docs/design.md. Empty where AMP decided nothing.
+    shape : tuple of int or None
+        Of its first output.
+    flops : int
+        Its arithmetic in the forward pass, two per multiply-add.
+    casts, bytes_converted : int
+        The casts that were made for it first, and the bytes that they read and write.
+    milliseconds : float
+        0.0 when no times were taken.
+    inputs : tuple of InputRow
+        What it reads.
+    safe : bool
+        Whether user lists may force another precision.
+    """
+
+    name: str
+    op: str
+    block: str
+    path: str
+    in_graph: bool
+    planned: str | None
+    observed: str | None
+    rule: str
+    reason: str
+    shape: tuple[int, ...] | None
+    flops: int
+    casts: int
+    bytes_converted: int
+    milliseconds: float
+    inputs: tuple[InputRow, ...]
+    safe: bool = True
+
+    @property
+    def precision(self) -> str | None:
+        """The precision observed, else the one planned."""
+        return self.observed or self.planned
+
+
+@dataclass(frozen=True)
+class InsertedRow:
+    """An operator that AMP inserted: a cast, or a helper.
+
+    Attributes
+    ----------
+    name, op : str
+        Its name and its registered kind.
+    source : str
+        What it reads.
+    source_dtype, dtype : str or None
+        Types before and after.
+    shape : tuple of int or None
+        Of its output.
+    bytes_converted : int
+        The bytes that a cast reads and writes; 0 for helpers.
+    milliseconds : float
+        0.0 when no times were taken.
+    imitation : bool
+        Whether it serves to imitate a type, and would not be there on a device with kernels for it.
+    """
+
+    name: str
+    op: str
+    source: str
+    source_dtype: str | None
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    bytes_converted: int
+    milliseconds: float
+    imitation: bool
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether it is a cast between operators of different precision."""
+        return self.op == CAST and not self.imitation
+
+
+def make_rows(ran: Sequence[Ran], net: Block | None) -> tuple[list[OperatorRow], list[InsertedRow]]:
+    """Turn what ran into records.
+
+    Parameters
+    ----------
+    ran : sequence of Ran
+        In the order in which it ran.
+    net : Block or None
+        The network, to name blocks by.
+
+    Returns
+    -------
+    (list of OperatorRow, list of InsertedRow)
+    """
+    blocks = _Blocks(net)
+    own = [record for record in ran if not _is_inserted(record)]
+    index = {id(record.node): position for position, record in enumerate(own)}
+    inserted = {id(record.node) for record in ran if _is_inserted(record)}
+    operators = [_operator_row(record, blocks, index, inserted) for record in own]
+    extras = [record for record in ran if _is_inserted(record)]
+    rows = [_inserted_row(record) for record in extras]
+    for record, row in zip(extras, rows):
+        owner = _owner(record.node, own, index, inserted) if row.is_cast else None
+        if owner is not None:
+            before = operators[owner]
+            operators[owner] = replace(before, casts=before.casts + 1,
+                                       bytes_converted=before.bytes_converted + row.bytes_converted)
+    return operators, rows
+
+
+def _is_inserted(record: Ran) -> bool:
+    # Graphs that were converted hold their casts themselves.
+    return record.inserted or record.node.op == CAST
+
+
+def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int], inserted: set[int]) -> OperatorRow:
+    node, decision = record.node, record.node.decision
+    block, path = blocks.of(record)
+    return OperatorRow(node.name, node.op, block, path, record.in_graph, record.planned, record.observed,
+                       decision.rule if decision else "", decision.note if decision else "", record.shape,
+                       record.flops, 0, 0, record.milliseconds,
+                       tuple(_input_row(entry, index, inserted) for entry in node.inputs),
+                       decision.safe if decision else True)
+
+
+def _input_row(entry: Entry, index: dict[int, int], inserted: set[int]) -> InputRow:
+    source = _source(entry, inserted)
+    return InputRow(source.node.name, index.get(id(source.node)), source.dtype, entry.dtype, source.shape)
+
+
+def _source(entry: Entry, inserted: set[int]) -> Entry:
+    """Return what a tensor was before AMP's own operators."""
+    while id(entry.node) in inserted and entry.node.inputs:
+        entry = entry.node.inputs[0]
+    return entry
+
+
+def _inserted_row(record: Ran) -> InsertedRow:
+    node = record.node
+    source = node.inputs[0] if node.inputs else None
+    before = source.dtype if source else None
+    dtype = node.dtypes[0] if node.dtypes else None
+    converted = 0
+    if node.op == CAST and record.shape:
+        converted = prod(record.shape) * (_BYTES.get(str(before), 0) + _BYTES.get(str(dtype), 0))
+    return InsertedRow(node.name, node.op, source.node.name if source else "", before, dtype, record.shape, converted,
+                       record.milliseconds, record.imitation)
+
+
+def _owner(cast: Node, own: Sequence[Ran], index: dict[int, int], inserted: set[int]) -> int | None:
+    """Return the first operator that a cast was made for, else the one whose result it casts."""
+    for position, record in enumerate(own):
+        if any(_passes(entry, cast, inserted) for entry in record.node.inputs):
+            return position
+    return index.get(id(_source(cast.inputs[0], inserted).node))
+
+
+def _passes(entry: Entry, cast: Node, inserted: set[int]) -> bool:
+    """Whether a tensor comes through a cast, with nothing but AMP's own operators behind it."""
+    while id(entry.node) in inserted:
+        if entry.node is cast:
+            return True
+        if not entry.node.inputs:
+            return False
+        entry = entry.node.inputs[0]
+    return False
+
+
+class _Blocks:
+    """Tells which block an operator belongs to: in a graph by the beginning of its name."""
+
+    def __init__(self, net: Block | None):
+        tree = list(block_tree(net)) if net is not None else []
+        self._paths = {id(block): path for path, block in tree}
+        self._prefixes = sorted(((block.prefix, block) for _, block in tree if block.prefix),
+                                key=lambda pair: -len(pair[0]))
+        self._members = {name: block for _, block in tree for name in symbol_block_nodes(block)}
+
+    def of(self, record: Ran) -> tuple[str, str]:
+        """Return the name of an operator's block, and the path to it."""
+        block = self._by_name(record.node.name) if record.in_graph else record.block
+        block = block or record.block
+        return (block.name, self._paths.get(id(block), "")) if block is not None else ("", "")
+
+    def _by_name(self, name: str) -> Block | None:
+        if name in self._members:
+            return self._members[name]
+        return next((block for prefix, block in self._prefixes if name.startswith(prefix)), None)

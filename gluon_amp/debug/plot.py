@@ -1,0 +1,243 @@
+"""Pictures of a report: the network as a graph whose boxes are coloured by precision."""
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from math import ceil, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+
+from ..errors import StateError, expected
+from ..files import replacing
+from ._rows import OperatorRow
+
+if TYPE_CHECKING:
+    from .report import Report
+
+__all__ = ["COLOURS", "plot"]
+
+# Colours that people with any kind of colour vision tell apart (https://jfly.uni-koeln.de/color/).
+COLOURS = {"bfloat16": "#56B4E9", "float16": "#009E73", "float32": "#E69F00"}
+_OTHER, _CAST, _PLAIN = "#BBBBBB", "#D55E00", "#999999"
+_MOST_LABELS = 60
+
+
+class Box(NamedTuple):
+    """One operator or block of a picture.
+
+    Attributes
+    ----------
+    label : str
+        What is written in it.
+    precision : str or None
+        What most of its arithmetic runs in.
+    flops : int
+        Its arithmetic.
+    """
+
+    label: str
+    precision: str | None
+    flops: int
+
+
+class Picture(NamedTuple):
+    """Boxes in the order in which they run; edges from box to box, and whether there is a cast on them."""
+
+    boxes: list[Box]
+    edges: dict[tuple[int, int], bool]
+
+
+def plot(report: Report, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
+    """Draw a report; :meth:`gluon_amp.debug.report.Report.plot` calls this.
+
+    Parameters
+    ----------
+    report : Report
+        What to draw.
+    path : path, optional
+        Where to write it. Matplotlib takes the kind of picture from the suffix. Graphviz writes its source to ``.gv``
+        and ``.dot`` files; other suffixes need Graphviz's program ``dot``.
+    backend : {'matplotlib', 'graphviz'}
+        What draws it.
+    by : {'operator', 'block'}
+        A box per operator, or per block.
+
+    Returns
+    -------
+    matplotlib.figure.Figure or graphviz.Digraph
+
+    Raises
+    ------
+    ValueError
+        ``backend`` or ``by`` is something else.
+    StateError
+        The backend, or the program ``dot``, is not installed.
+    """
+    if backend not in _BACKENDS:
+        raise ValueError(expected("'matplotlib' or 'graphviz'", "backend", backend))
+    if by not in _PICTURES:
+        raise ValueError(expected("'operator' or 'block'", "by", by))
+    picture = _PICTURES[by](report.operators)
+    try:
+        return _BACKENDS[backend](picture, report.summary, None if path is None else Path(path))
+    except ImportError as error:
+        raise StateError(f"plot: {error}. Install it with pip install 'gluon_amp[debug]'") from error
+
+
+def _by_operator(rows: Sequence[OperatorRow]) -> Picture:
+    boxes = [Box(f"{row.name}\n{row.op}" if row.op.lower() not in row.name else row.name, row.precision, row.flops)
+             for row in rows]
+    return Picture(boxes, _edges(rows, list(range(len(rows)))))
+
+
+def _by_block(rows: Sequence[OperatorRow]) -> Picture:
+    groups: dict[str, int] = {}
+    members: dict[int, list[OperatorRow]] = defaultdict(list)
+    for row in rows:
+        members[groups.setdefault(row.path or row.block, len(groups))].append(row)
+    boxes = []
+    for name, number in groups.items():
+        weights: Counter[str | None] = Counter()
+        for row in members[number]:
+            weights[row.precision] += row.flops + 1  # where nothing computes, operators count
+        boxes.append(Box(name, weights.most_common(1)[0][0], sum(row.flops for row in members[number])))
+    return Picture(boxes, _edges(rows, [groups[row.path or row.block] for row in rows]))
+
+
+def _edges(rows: Sequence[OperatorRow], box: Sequence[int]) -> dict[tuple[int, int], bool]:
+    edges: dict[tuple[int, int], bool] = {}
+    for target, row in enumerate(rows):
+        for read in row.inputs:
+            if read.operator is not None and box[read.operator] != box[target]:
+                key = (box[read.operator], box[target])
+                edges[key] = edges.get(key, False) or read.dtype != read.source_dtype
+    return edges
+
+
+def _colour(box: Box) -> str:
+    return COLOURS.get(str(box.precision), _OTHER)
+
+
+def _graphviz(picture: Picture, title: str, path: Path | None) -> Any:
+    import graphviz
+
+    drawing = graphviz.Digraph(node_attr={"shape": "box", "style": "filled,rounded", "fontname": "Helvetica"},
+                               graph_attr={"label": title, "labelloc": "t", "fontname": "Helvetica"})
+    for number, box in enumerate(picture.boxes):
+        drawing.node(str(number), box.label, fillcolor=_colour(box))
+    for (source, target), is_cast in picture.edges.items():
+        drawing.edge(str(source), str(target), color=_CAST if is_cast else _PLAIN, penwidth="2" if is_cast else "1")
+    if path is not None:
+        content = _rendered(drawing, path)
+        with replacing(path) as (temporary,):
+            Path(temporary).write_bytes(content)
+    return drawing
+
+
+def _rendered(drawing: Any, path: Path) -> bytes:
+    import graphviz
+
+    if path.suffix in (".gv", ".dot"):
+        return drawing.source.encode()
+    try:
+        return drawing.pipe(format=path.suffix.lstrip("."))
+    except graphviz.ExecutableNotFound as error:
+        raise StateError(f"plot: writing {path.suffix!r} with Graphviz needs its program dot, which is not installed. "
+                         "Write a .gv file, or use backend='matplotlib'") from error
+
+
+def _matplotlib(picture: Picture, title: str, path: Path | None) -> Any:
+    from matplotlib.collections import LineCollection
+    from matplotlib.figure import Figure
+
+    places, width, height = _layout(picture)
+    labelled = _is_labelled(picture)
+    scale = (1.5, 0.55) if labelled else (0.2, 0.16)
+    figure = Figure(figsize=(max(7.0, width * scale[0]), max(3.0, height * scale[1] + 1.0)), layout="constrained")
+    axes = figure.add_subplot()
+    for is_cast, colour in ((False, _PLAIN), (True, _CAST)):
+        lines = [(places[a], places[b]) for (a, b), cast in picture.edges.items() if cast == is_cast]
+        width_of_line = 1.4 if is_cast else 0.7
+        axes.add_collection(LineCollection(lines, colors=colour, linewidths=width_of_line, zorder=1 + is_cast))
+    if labelled:
+        for box, (x, y) in zip(picture.boxes, places):
+            axes.text(x, y, box.label, ha="center", va="center", fontsize=6, zorder=3,
+                      bbox={"boxstyle": "round", "facecolor": _colour(box), "edgecolor": "white"})
+    else:
+        axes.scatter([x for x, _ in places], [y for _, y in places], s=_sizes(picture.boxes),
+                     c=[_colour(box) for box in picture.boxes], marker="s", zorder=3)
+    axes.set(xlim=(-1, width), ylim=(-height, 1), title=title)
+    axes.title.set(fontsize=9, wrap=True)
+    axes.axis("off")
+    _add_legend(axes, picture)
+    if path is not None:
+        figure.savefig(path, dpi=130)
+    return figure
+
+
+def _sizes(boxes: Sequence[Box]) -> list[float]:
+    most = max(box.flops for box in boxes) or 1
+    return [12 + 110 * sqrt(box.flops / most) for box in boxes]
+
+
+def _add_legend(axes: Any, picture: Picture) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    counts = Counter(box.precision for box in picture.boxes)
+    handles: list[Any] = [Patch(color=COLOURS.get(str(dtype), _OTHER), label=f"{dtype}: {count}")
+                          for dtype, count in counts.most_common()]
+    handles.append(Line2D([], [], color=_CAST, label=f"casts on {sum(picture.edges.values())} edges"))
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=len(handles), fontsize=8,
+                frameon=False)
+
+
+def _layout(picture: Picture) -> tuple[list[tuple[float, float]], float, float]:
+    """Place boxes below what they read, in columns as of a newspaper; return places, width and height."""
+    rows = _rows(picture)
+    length = _column_length(rows, _is_labelled(picture))
+    places: list[tuple[float, float]] = [(0.0, 0.0)] * len(picture.boxes)
+    left = 0.0
+    for start in range(0, len(rows), length):
+        column = rows[start:start + length]
+        across = max(map(len, column))
+        for line, row in enumerate(column):
+            for position, number in enumerate(row):
+                places[number] = (left + (across - len(row)) / 2 + position, -float(line))
+        left += across + 0.6
+    return places, left, float(min(length, len(rows)))
+
+
+def _is_labelled(picture: Picture) -> bool:
+    return len(picture.boxes) <= _MOST_LABELS
+
+
+def _rows(picture: Picture) -> list[list[int]]:
+    """Put boxes in rows by the length of the longest way to each; long rows are broken."""
+    levels: dict[int, list[int]] = defaultdict(list)
+    for number, depth in enumerate(_depths(picture)):
+        levels[depth].append(number)
+    longest = 6 if _is_labelled(picture) else 16
+    return [level[start:start + longest] for _, level in sorted(levels.items())
+            for start in range(0, len(level), longest)]
+
+
+def _depths(picture: Picture) -> list[int]:
+    """Return the length of the longest way to each box."""
+    before: dict[int, list[int]] = defaultdict(list)
+    for source, target in picture.edges:
+        if source < target:  # between blocks there are ways back
+            before[target].append(source)
+    depths: list[int] = []
+    for number in range(len(picture.boxes)):
+        depths.append(1 + max((depths[source] for source in before[number]), default=-1))
+    return depths
+
+
+def _column_length(rows: Sequence[Sequence[int]], labelled: bool) -> int:
+    """Choose the length of columns so that the picture is about as wide as high."""
+    across, ratio = max(map(len, rows), default=1), 2.7 if labelled else 1.25
+    return max(8, ceil(sqrt(len(rows) * min(across + 0.6, 3) * ratio)))
+
+
+_PICTURES = {"operator": _by_operator, "block": _by_block}
+_BACKENDS = {"matplotlib": _matplotlib, "graphviz": _graphviz}

@@ -1,0 +1,288 @@
+"""``amp.report``: every operator of a network, the precision planned for it and the one it really runs in."""
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+
+import mxnet as mx
+from mxnet.gluon import Block
+
+from ..dtypes import LOW_PRECISION
+from ..errors import expected
+from ..state import controller
+from ._capture import capture
+from ._rows import InsertedRow, OperatorRow, make_rows
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Report", "report"]
+
+
+def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: bool = False) -> Report:
+    """Run a network once and say what mixed precision did to it, operator by operator.
+
+    Hybridized blocks are reported as the graphs that they run, with the types that the engine gives for every output;
+    code that is not hybridized as the operators that were called. Converted networks are reported as they are. The
+    network is left as it was.
+
+    Parameters
+    ----------
+    net : Block or Symbol
+        The network. A block must be initialized. A symbol is run under the settings that are in force now; inputs that
+        ``data`` does not name are filled with ones.
+    data : NDArray, or sequence of them
+        The argument of the network's call, or all its arguments in a tuple. For a symbol a dict of input names to
+        arrays or shapes.
+    train : bool
+        Run as in training: ``autograd.record`` is on. Running statistics and gradients are put back afterwards.
+    time : bool
+        Take the time of every operator with MXNet's profiler, which nothing else may use meanwhile: the median of three
+        runs. With ``train`` the backward pass, from the sum of the outputs, is part of it.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    TypeError
+        ``net`` is no block and no symbol, or ``data`` holds no array.
+    StateError
+        The network's parameters are not initialized.
+    GraphError
+        ``data`` names an input that the symbol does not have, or leaves a shape unknown.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> amp.init()
+    >>> net = mx.gluon.nn.Dense(4, in_units=8, prefix='fc_')
+    >>> net.initialize()
+    >>> net.hybridize()
+    >>> found = amp.report(net, mx.nd.ones((2, 8)))
+    >>> found.operators[0].name, found.operators[0].observed
+    ('fc_fwd', 'bfloat16')
+    >>> print(found.summary)
+    1 of 1 operators in bfloat16, 100% of the arithmetic, 4 casts (456 bytes)
+    >>> amp.deinit()
+    """
+    for name, value in (("train", train), ("time", time)):
+        if not isinstance(value, bool):
+            raise TypeError(expected("True or False", name, value))
+    captured = capture(net, data, train, time)
+    operators, inserted = make_rows(captured.ran, net if isinstance(net, Block) else None)
+    state = controller.current()
+    policies = [record.policy for record in captured.ran if record.policy is not None and state is not None]
+    return Report(tuple(operators), tuple(inserted), captured.train, captured.timed, captured.other_milliseconds,
+                  tuple(sorted({policy.target_dtype for policy in policies})),
+                  any(policy.emulated for policy in policies))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one run of a network showed; made by :func:`gluon_amp.report`.
+
+    Attributes
+    ----------
+    operators : tuple of OperatorRow
+        The network's own operators, in the order in which they ran.
+    inserted : tuple of InsertedRow
+        What AMP added: casts, and helpers such as the padding of channels.
+    train, timed : bool
+        Whether it ran as in training, and whether times were taken.
+    other_milliseconds : float
+        Time of what belongs to no operator, such as sums of gradients and the backward pass of plain code.
+    target_dtypes : tuple of str
+        The low-precision types in force; empty when AMP was off.
+    imitated : bool
+        Whether low precision was imitated.
+
+    Examples
+    --------
+    ::
+
+        found = amp.report(net, data)
+        print(found.summary)
+        found.print(by='block')
+        found.plot('net.png')
+        json.dump(found.to_dict(), file)
+    """
+
+    operators: tuple[OperatorRow, ...]
+    inserted: tuple[InsertedRow, ...]
+    train: bool
+    timed: bool
+    other_milliseconds: float
+    target_dtypes: tuple[str, ...]
+    imitated: bool
+
+    @property
+    def casts(self) -> tuple[InsertedRow, ...]:
+        """The casts between operators of different precision."""
+        return tuple(row for row in self.inserted if row.is_cast)
+
+    @property
+    def flops(self) -> int:
+        """The arithmetic of the forward pass."""
+        return sum(row.flops for row in self.operators)
+
+    @property
+    def milliseconds(self) -> float:
+        """All time taken."""
+        rows: Sequence[Any] = (*self.operators, *self.inserted)
+        return sum(row.milliseconds for row in rows) + self.other_milliseconds
+
+    @property
+    def mismatches(self) -> tuple[OperatorRow, ...]:
+        """The operators that ran in another precision than planned."""
+        return tuple(row for row in self.operators if row.observed not in (None, row.planned))
+
+    def arithmetic_share(self, dtype: str | None = None) -> float:
+        """Return the part of the arithmetic that runs in a type, in any low-precision one by default: 0 to 1."""
+        wanted = LOW_PRECISION if dtype is None else (dtype,)
+        return _share(sum(row.flops for row in self.operators if row.precision in wanted), self.flops)
+
+    @property
+    def summary(self) -> str:
+        """What happened in one sentence, and what deserves attention in one each."""
+        return ". ".join([self._counts(), *self._remarks()])
+
+    def _counts(self) -> str:
+        low = [row for row in self.operators if row.precision in LOW_PRECISION]
+        kinds = " and ".join(sorted({str(row.precision) for row in low})) or "low precision"
+        return (f"{len(low)} of {len(self.operators)} operators in {kinds}, {self.arithmetic_share():.0%} of the "
+                f"arithmetic, {len(self.casts)} casts ({_bytes(sum(row.bytes_converted for row in self.casts))})")
+
+    def _remarks(self) -> Iterator[str]:
+        if not self.target_dtypes and not any(row.precision in LOW_PRECISION for row in self.operators):
+            yield "AMP is off"
+        if self.imitated:
+            yield "Low precision is imitated, and its casts are not counted"
+        eager = sum(not row.in_graph for row in self.operators)
+        if eager:
+            yield (f"{eager} operators ran outside of graphs, as the code called them: only these calls are covered, "
+                   "not their backward pass, nor array methods that make views")
+        if self.mismatches:
+            yield f"Not as planned: {', '.join(row.name for row in self.mismatches)}"
+        silent = sum(row.observed is None for row in self.operators)
+        if silent:
+            yield f"The engine reported nothing of {silent} operators"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dicts, lists, strings and numbers.
+
+        Examples
+        --------
+        ::
+
+            sorted(found.to_dict())
+            # ['arithmetic_share', 'flops', 'imitated', 'inserted', 'milliseconds', 'operators', 'summary', ...]
+        """
+        return {"summary": self.summary, "target_dtypes": list(self.target_dtypes), "imitated": self.imitated,
+                "train": self.train, "timed": self.timed, "flops": self.flops,
+                "arithmetic_share": self.arithmetic_share(), "milliseconds": self.milliseconds,
+                "operators": [asdict(row) for row in self.operators],
+                "inserted": [{**asdict(row), "is_cast": row.is_cast} for row in self.inserted]}
+
+    def table(self, by: str = "operator") -> Table:
+        """Return a table for rich.
+
+        Parameters
+        ----------
+        by : {'operator', 'block', 'op'}
+            A line per operator, per block, or per kind of operator.
+
+        Raises
+        ------
+        ValueError
+            ``by`` is something else.
+        """
+        from rich.table import Table
+
+        if by not in ("operator", *_GROUPS):
+            raise ValueError(expected("'operator', 'block' or 'op'", "by", by))
+        table = Table(title=self.summary, title_justify="left", caption_justify="left")
+        lines = self._operator_lines() if by == "operator" else self._group_lines(by)
+        for number, line in enumerate(lines):
+            if not number:
+                for name in line:
+                    table.add_column(name, overflow="fold", no_wrap=name != "reason",
+                                     justify="right" if name in _NUMBERS else "left")
+            table.add_row(*line.values())
+        return table
+
+    def _operator_lines(self) -> Iterator[dict[str, str]]:
+        for row in self.operators:
+            observed = str(row.observed) if row.observed in (None, row.planned) else f"[red]{row.observed}[/red]"
+            yield {"operator": row.name, "kind": row.op, "block": row.path or row.block, "planned": str(row.planned),
+                   "observed": observed, **self._shares([row]), "rule": row.rule, "reason": row.reason}
+
+    def _group_lines(self, by: str) -> Iterator[dict[str, str]]:
+        groups: dict[str, list[OperatorRow]] = defaultdict(list)
+        for row in self.operators:
+            groups[_GROUPS[by](row)].append(row)
+        for name, rows in sorted(groups.items(), key=lambda item: -sum(row.flops for row in item[1])):
+            low = sum(row.precision in LOW_PRECISION for row in rows)
+            yield {by: name, "operators": str(len(rows)), "in low precision": str(low), **self._shares(rows)}
+
+    def _shares(self, rows: Sequence[OperatorRow]) -> dict[str, str]:
+        found = {"arithmetic": f"{_share(sum(row.flops for row in rows), self.flops):.1%}",
+                 "casts": "", "converted": ""}
+        if any(row.casts for row in rows):
+            found["casts"] = str(sum(row.casts for row in rows))
+            found["converted"] = _bytes(sum(row.bytes_converted for row in rows))
+        if self.timed:
+            found["time"] = f"{_share(sum(row.milliseconds for row in rows), self.milliseconds):.1%}"
+        return found
+
+    def print(self, by: str = "operator") -> None:
+        """Print :meth:`table`."""
+        from rich.console import Console
+
+        console = Console()
+        (console if console.is_terminal else Console(width=_WIDTH)).print(self.table(by))
+
+    def plot(self, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
+        """Draw the network coloured by precision: see :func:`gluon_amp.debug.plot.plot`.
+
+        Parameters
+        ----------
+        path : path, optional
+            Where to write the picture, or the Graphviz source.
+        backend : {'matplotlib', 'graphviz'}
+            What draws it.
+        by : {'operator', 'block'}
+            A box per operator, or per block.
+
+        Returns
+        -------
+        matplotlib.figure.Figure or graphviz.Digraph
+        """
+        from .plot import plot
+
+        return plot(self, path, backend, by)
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+_WIDTH = 170  # of files and pipes
+_NUMBERS = {"arithmetic", "casts", "converted", "time", "operators", "in low precision"}
+_GROUPS: dict[str, Callable[[OperatorRow], str]] = {"block": lambda row: row.path or row.block,
+                                                    "op": lambda row: row.op}
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _bytes(count: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(count)
