@@ -15,6 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from gluoncv.data.batchify import Pad, Stack, Tuple
     from gluoncv.data.transforms.presets.ssd import SSDDefaultValTransform
+    from gluoncv.model_zoo.ssd.ssd import SSD
     from gluoncv.utils.metrics.voc_detection import VOCMApMetric
 
 _BATCH_SIZE = 32
@@ -27,8 +28,8 @@ def evaluate(
 
     Parameters
     ----------
-    net : gluoncv.model_zoo.SSD
-        Runs in the precision that is in force.
+    net : gluoncv.model_zoo.SSD, or what was made of one by conversion
+        Runs in the precision that is in force, or in its own.
     dataset : gluon.data.Dataset
         Gives (image, label), as `_voc_samples.open_set` does.
     side : int
@@ -38,7 +39,8 @@ def evaluate(
     hidden : bool or None
         Hide the progress bar; None hides it unless standard error is a terminal.
     """
-    net.set_nms(nms_thresh=0.45, nms_topk=400)
+    if isinstance(net, SSD):
+        net.set_nms(nms_thresh=0.45, nms_topk=400)
     net.hybridize(static_alloc=True, static_shape=True)
     # the area metric: the eleven-point one of VOC07 jumps by 0.09 a class when one detection changes
     metric = VOCMApMetric(iou_thresh=0.5, class_names=list(dataset.classes))

@@ -30,6 +30,7 @@ DEFAULT_PLOT = PROJECT / "build" / "digits.png"
 IMAGES, VAL, SIZE, DATA_SEED = 3000, 600, 128, 0
 LEAST_MAP = 0.6
 LARGEST_DIFFERENCE = 1.5  # points: hundredths of mAP
+LARGEST_CONVERSION_CHANGE = 0.5
 _AVERAGED = 50  # steps: one batch's loss says little
 
 Run = Mapping[str, Any]
@@ -120,12 +121,22 @@ def failures(fp32: Run, amp: Run) -> list[str]:
     difference = points(fp32, amp)
     if not abs(difference) <= LARGEST_DIFFERENCE:
         found.append(f"AMP's mAP is {difference:+.2f} points from FP32's, expected {LARGEST_DIFFERENCE} at most")
+    for label, run in (("FP32", fp32), ("AMP", amp)):
+        change = conversion_points(run)
+        if not abs(change) <= LARGEST_CONVERSION_CHANGE:
+            found.append(f"{label}: conversion changes the mAP by {change:+.2f} points, expected "
+                         f"{LARGEST_CONVERSION_CHANGE} at most")
     return found
 
 
 def points(fp32: Run, amp: Run) -> float:
     """Return how far AMP's mAP lies above FP32's, in hundredths."""
     return 100.0 * (float(amp["mean_ap"]) - float(fp32["mean_ap"]))
+
+
+def conversion_points(run: Run) -> float:
+    """Return how far a trained network's mAP rises by conversion to mixed precision, in hundredths."""
+    return 100.0 * (float(run["converted_mean_ap"]) - float(run["mean_ap"]))
 
 
 def final_loss(run: Run, part: str) -> float:
@@ -144,6 +155,8 @@ def table(fp32: Run, amp: Run) -> Table:
     for name in fp32["average_precision"]:
         ours, theirs = (run["average_precision"][name] for run in (amp, fp32))
         result.add_row(f"  {name}", f"{theirs:.3f}", f"{ours:.3f}", f"{100 * (ours - theirs):+.1f}", style="dim")
+    converted = [f"{run['converted_mean_ap']:.4f}" for run in (fp32, amp)]
+    result.add_row("mAP, converted", *converted, f"{conversion_points(fp32):+.2f} points for FP32's")
     for part, text in (("cls", "class loss"), ("box", "box loss"), ("total", "loss")):
         ours, theirs = final_loss(amp, part), final_loss(fp32, part)
         result.add_row(f"{text}, last {_AVERAGED} steps", f"{theirs:.4f}", f"{ours:.4f}", f"{ours - theirs:+.4f}")

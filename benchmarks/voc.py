@@ -84,6 +84,8 @@ class TrainingResult:
         Area under the precision-recall curve at IoU 0.5, 0 to 1, of each class that the val set shows.
     mean_ap : float
         Their mean.
+    converted_mean_ap : float
+        That of the trained network after `amp.convert_hybrid_block`.
     step_seconds : tuple of float
         Forward, backward and update of each step, without loading its data.
     seconds : float
@@ -97,6 +99,7 @@ class TrainingResult:
     losses: tuple[Losses, ...]
     average_precision: dict[str, float]
     mean_ap: float
+    converted_mean_ap: float
     step_seconds: tuple[float, ...]
     seconds: float
     initial_weights: str
@@ -252,7 +255,10 @@ class _Training:
         losses, step_seconds = self._train(dtype)
         seconds = time.perf_counter() - begin
         mean_ap, precision = evaluate(self._net, self._val_set, self._settings.data_shape, self._device, self._hidden)
-        return TrainingResult(self._settings, dtype, losses, precision, mean_ap, step_seconds, seconds, digest)
+        converted = gluon_amp.convert_hybrid_block(self._net)
+        converted_ap, _ = evaluate(converted, self._val_set, self._settings.data_shape, self._device, self._hidden)
+        return TrainingResult(self._settings, dtype, losses, precision, mean_ap, converted_ap, step_seconds, seconds,
+                              digest)
 
     def _train(self, dtype: str) -> tuple[tuple[Losses, ...], tuple[float, ...]]:
         losses, seconds = [], []

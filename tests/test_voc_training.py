@@ -34,11 +34,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_digits_voc.make(tmp_path_factory.mktemp("voc") / "digits", IMAGES, VAL, SIZE, seed=3)
 
 
-def run_result(mean_ap: float, loss: float = 1.0, weights: str = "abc") -> dict[str, Any]:
+def run_result(mean_ap: float, loss: float = 1.0, weights: str = "abc", converted: float = 0.0) -> dict[str, Any]:
     losses = {name: [2.0, loss] for name in ("cls", "box", "total")}
     settings = {"network": "digits", "data_shape": 128, "batch_size": 16, "steps": 2, "seed": 0}
     return {
         "mean_ap": mean_ap,
+        "converted_mean_ap": mean_ap + converted,
         "average_precision": {"one": mean_ap},
         "losses": losses,
         "initial_weights": weights,
@@ -57,6 +58,8 @@ class TestDigits:
         [
             (run_result(0.90), None),
             (run_result(0.914), None),
+            (run_result(0.90, converted=0.004), None),
+            (run_result(0.90, converted=-0.006), "AMP: conversion changes the mAP by -0.60 points"),
             (run_result(0.92), "AMP's mAP is \\+2.00 points"),
             (run_result(0.88), "AMP's mAP is -2.00 points"),
             (run_result(0.5), "AMP: mAP 0.500, expected 0.6 at least"),
