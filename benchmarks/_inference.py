@@ -29,6 +29,7 @@ class Inference:
     """
 
     def __init__(self, backend: Converter, settings: Mapping[str, Any]):
+        self.memory_before = _machine.memory()
         self.samples_per_step = int(settings["batch_size"])
         self.network = settings["network"]
         numbers = _tasks.size(self.network, settings["small"])
@@ -36,7 +37,6 @@ class Inference:
         with backend.context:
             self.inputs = [mx.nd.array(each, dtype=each.dtype) for each in batch.inputs]
             self.net = self._converted(backend, create(self.network, numbers, settings["seed"]))
-        gc.collect()  # the network that was converted
         self.about = {"dtype": backend.dtype, "notes": backend.notes, **numbers}
 
     def _converted(self, backend: Converter, net: HybridBlock) -> HybridBlock:
@@ -56,8 +56,10 @@ class Inference:
         return {"output": float(np.abs(outputs[-1]).mean())}
 
     def save(self, folder: str) -> dict[str, Any]:
-        """Write the outputs into a folder; return the bytes of memory in use and of the exported parameters."""
-        memory = _machine.memory()
+        """Write the outputs into a folder; return the bytes that the network holds and of its parameter file."""
+        gc.collect()  # the network that was converted
+        _machine.return_free_memory()
+        memory = _machine.memory() - self.memory_before
         outputs = self._run()
         if self.network == "ssd512":  # with random weights rounding decides which boxes win: compare their scores
             outputs = outputs[1:2]

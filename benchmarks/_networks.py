@@ -48,6 +48,12 @@ _CREATE: Mapping[str, Callable[..., HybridBlock]] = {
 }
 
 
+def _initializer(network: str) -> mx.init.Initializer:
+    if network == "ssd512":  # the default, because others refuse the symbol's BatchNorm
+        return mx.init.Uniform()
+    return mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
+
+
 def create(network: str, numbers: Mapping[str, Any], seed: int) -> HybridBlock:
     """Return an initialized network, hybridized with static allocation.
 
@@ -62,7 +68,7 @@ def create(network: str, numbers: Mapping[str, Any], seed: int) -> HybridBlock:
     """
     mx.random.seed(seed)
     net = _CREATE[network](**numbers)
-    net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
+    net.initialize(_initializer(network))
     net.hybridize(static_alloc=True, static_shape=True)
     return net
 

@@ -147,7 +147,7 @@ def as_dict(settings: Mapping[str, Any], comparison: Comparison) -> dict[str, An
 
 def _track_dict(track: Track) -> dict[str, Any]:
     summary = {"seconds_per_step": vars(track.step), "samples_per_second": vars(track.speed)}
-    return {"label": implementation(track.name).label, **vars(track), **summary}
+    return {"label": implementation(track.name).label, **vars(track), **summary, "latency": track.latency}
 
 
 def check_writable(path: str | None) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping, Sequence
 
-from _errors import UsageError
-
 _SAFE_SHARE = 0.85  # of the available memory: the estimate is rough, and there may be no swap
 _EXPECTED_ROUNDS = 4  # with the warm-up steps of each process, about what a small budget must hold
 
@@ -92,6 +90,8 @@ def groups(
 ) -> list[list[str]]:
     """Divide processes into groups that fit the memory together; one of them is in every group.
 
+    One that does not fit even beside the common one is in none.
+
     Parameters
     ----------
     cost : Cost
@@ -105,11 +105,6 @@ def groups(
     common : str
         The one that all others are compared to.
 
-    Raises
-    ------
-    UsageError
-        If not even one fits beside the common one.
-
     Examples
     --------
     >>> groups(Cost(1e9, 1e9, 1), 13e9, {"a": 1.0, "b": 1.0, "c": 0.5, "d": 0.5}, 4, "a")
@@ -121,14 +116,13 @@ def groups(
     for name in need:
         if name == common:
             continue
-        total = need.get(common, 0.0) + need[name]
-        if total > limit:
-            raise UsageError(f"{name} needs about {total / 1e9:.0f} GB beside {common}, of {available / 1e9:.0f} GB")
+        if need.get(common, 0.0) + need[name] > limit:
+            continue
         group = next((group for group in found if sum(need[each] for each in group) + need[name] <= limit), None)
         if group is None:
             found.append(group := [common] if common in need else [])
         group.append(name)
-    return found or [[common]]
+    return found or [[name] for name in need if name == common]
 
 
 def _what_is_short(

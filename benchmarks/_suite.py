@@ -1,0 +1,213 @@
+"""A benchmark of several networks and batch sizes: one interleaved comparison after the other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import _cli
+import _machine
+import _report
+import _sizes
+import _tables
+from _commands import command, torch_python
+from _compare import Comparison, Plan, Progress, compare
+from _errors import ChildFailed, Parser, Refused, UsageError, unknown
+from _registry import TORCH, check, implementation, names
+
+OURS = "amp"
+_SSD_TRAINING = {"network": "ssd_512_resnet50_v1_coco", "data_shape": None, "pretrained_base": False}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a benchmark program measures when nothing else is asked for.
+
+    Parameters
+    ----------
+    workload : str
+        A key of `_registry.WORKLOADS`.
+    batch_sizes : mapping of str to tuple of int
+        By network, a key of `_sizes.COSTS`.
+    inspects : bool
+        Whether outputs, memory and parameter files are compared at the end.
+    memory_share : float
+        Memory that a process needs as a share of what it needs for FP32 training.
+    """
+
+    workload: str
+    batch_sizes: Mapping[str, tuple[int, ...]]
+    inspects: bool = False
+    memory_share: float = 1.0
+
+
+@dataclass
+class Result:
+    """What was measured of a network at a batch size.
+
+    ``failures`` holds the reasons of the implementations that could not run. Comparisons are several where the memory
+    does not hold all processes at once; `OURS` is in each.
+    """
+
+    network: str
+    batch_size: int
+    settings: dict[str, Any]
+    comparisons: list[Comparison] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        comparisons = [_report.as_dict(self.settings, each) for each in self.comparisons]
+        return {"network": self.network, "batch_size": self.batch_size, "comparisons": comparisons,
+                "failures": self.failures}
+
+
+def settings_of(suite: Suite, network: str, batch_size: int, common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the workload of a network in a suite, and its settings.
+
+    Parameters
+    ----------
+    suite : Suite
+        The suite.
+    network : str
+        A key of `_sizes.COSTS`.
+    batch_size : int
+        Samples in a batch.
+    common : mapping
+        ``device``, ``dtype``, ``seed``, ``threads`` and ``small``.
+    """
+    if network == "ssd512" and suite.workload == "training":
+        given = {**_SSD_TRAINING, "batch_size": batch_size, **common}
+        return "ssd", {**given, "data_shape": 64 if common["small"] else None}
+    return suite.workload, {"network": network, "batch_size": batch_size, **common}
+
+
+def measure(suite: Suite, network: str, batch_size: int, wanted: Sequence[str], common: Mapping[str, Any], plan: Plan,
+            progress: Progress) -> Result:
+    """Measure implementations of a network at a batch size; those that cannot run it are left out and noted."""
+    workload, settings = settings_of(suite, network, batch_size, common)
+    result = Result(network, batch_size, settings)
+    shares = {name: implementation(name).memory_share * suite.memory_share for name in wanted}
+    cost = _sizes.Cost(0.0, 0.0, 0.0) if common["small"] else _sizes.COSTS[network]
+    groups = _sizes.groups(cost, _machine.available_memory(), shares, batch_size, OURS)
+    fitting = {name for group in groups for name in group}
+    result.failures.update({name: "does not fit the memory" for name in wanted if name not in fitting})
+    for group in groups:
+        group.sort(key=wanted.index)
+        comparison = _attempt(suite, workload, group, result, plan, progress)
+        if comparison is not None:
+            result.comparisons.append(comparison)
+    return result
+
+
+def _attempt(suite: Suite, workload: str, group: Sequence[str], result: Result, plan: Plan,
+             progress: Progress) -> Comparison | None:
+    """Compare a group, without those that turn out not to run."""
+    left = [name for name in group if name not in result.failures]
+    while left:
+        try:
+            return _compared(suite, [command(workload, name, result.settings) for name in left], plan, progress)
+        except (Refused, ChildFailed) as failure:
+            last_line = getattr(failure, "stderr_tail", "").rpartition("\n")[2]
+            result.failures[failure.name] = f"{failure}: {last_line}" if last_line else str(failure)
+            progress.say(f"{failure.name} is left out: {result.failures[failure.name]}")
+            left.remove(failure.name)
+    return None
+
+
+def _compared(suite: Suite, commands: Sequence[Any], plan: Plan, progress: Progress) -> Comparison:
+    if not suite.inspects:
+        return compare(commands, plan, progress)
+    with tempfile.TemporaryDirectory() as folder:
+        comparison = compare(commands, plan, progress, save_to=Path(folder))
+        _add_errors(comparison, Path(folder))
+    return comparison
+
+
+def _add_errors(comparison: Comparison, folder: Path) -> None:
+    """Add to each track how far its outputs are from the first one's, which is FP32's unless it was left out."""
+    import _outputs  # NumPy with it
+
+    expected = _outputs.load(folder / comparison.tracks[0].name)
+    for track in comparison.tracks:
+        track.saved.update(_outputs.difference(expected, _outputs.load(folder / track.name)))
+
+
+def parser(suite: Suite, description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a suite's command line."""
+    result = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = result.add_argument_group("what to run")
+    what.add_argument("--networks", metavar="NAMES", default=",".join(suite.batch_sizes),
+                      help=f"some of {', '.join(suite.batch_sizes)} (default: all)")
+    what.add_argument("--batch-sizes", metavar="SIZES", help="with commas (default: some that are usual for each)")
+    what.add_argument("--compare", metavar="NAMES", help=f"some of {', '.join(names(suite.workload))} (default: all)")
+    what.add_argument("--small", action="store_true", help="tiny networks, to see whether everything works")
+    _cli.add_measuring(result.add_argument_group("how to measure"), budget=60.0)
+    result.add_argument("--markdown", metavar="PATH", help="write the tables")
+    return result
+
+
+def _networks(suite: Suite, args: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    """Return the batch sizes to measure, by network."""
+    chosen = _cli.names("--networks", args.networks)
+    for name in chosen:
+        if name not in suite.batch_sizes:
+            raise unknown("network", name, suite.batch_sizes)
+    if args.batch_sizes is None:
+        return {name: suite.batch_sizes[name] for name in chosen}
+    sizes = _cli.names("--batch-sizes", args.batch_sizes)
+    if not all(size.isdigit() and int(size) for size in sizes):
+        raise UsageError(f"--batch-sizes: expected integers of at least 1, received {args.batch_sizes!r}")
+    return {name: tuple(int(size) for size in sizes) for name in chosen}
+
+
+def _implementations(suite: Suite, args: argparse.Namespace) -> list[str]:
+    if args.compare is not None:
+        chosen = _cli.names("--compare", args.compare)
+        for name in chosen:
+            check(suite.workload, name)
+        return chosen
+    has_torch = torch_python() is not None
+    return [name for name in names(suite.workload) if has_torch or implementation(name).framework != TORCH]
+
+
+def run(suite: Suite, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure what the arguments ask for, show each table, and return everything, ready for JSON."""
+    _cli.check_measuring(args)
+    _report.check_writable(args.markdown)
+    networks, wanted = _networks(suite, args), _implementations(suite, args)
+    common = {"device": args.device, "dtype": args.dtype, "seed": args.seed, "threads": _cli.use_threads(args),
+              "small": args.small}
+    results = []
+    for network, sizes in networks.items():
+        for batch_size in sizes:
+            with _report.TqdmProgress() as progress:
+                progress.say(f"{network}, batch {batch_size}")
+                result = measure(suite, network, batch_size, wanted, common, _cli.plan(args), progress)
+            for comparison in result.comparisons:
+                _report.show(result.settings, comparison)
+            results.append(result.as_dict())
+    return {"workload": suite.workload, "settings": common, "plan": asdict(_cli.plan(args)),
+            "machine": _machine.describe(), "results": results}
+
+
+def main(suite: Suite, description: str | None, argv: Sequence[str] | None) -> int:
+    """Run a suite from its command line and return the exit code."""
+
+    def program(given: Sequence[str] | None) -> None:
+        args = parser(suite, description).parse_args(given)
+        measured = run(suite, args)
+        text = _tables.suite(measured)
+        print(text)
+        if args.json:
+            Path(args.json).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+        if args.markdown:
+            Path(args.markdown).write_text(text, encoding="utf-8")
+        if args.plot:
+            _tables.plot(measured, args.plot)
+
+    return _cli.run(program, argv)

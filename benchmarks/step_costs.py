@@ -1,0 +1,144 @@
+"""Measure what a training step does outside the network, on the parameters of SSD-512 ResNet-50.
+
+    python benchmarks/step_costs.py
+
+The overflow check of gluon_amp and of MXNet's AMP, the optimizer's update at several aggregation sizes, entering and
+leaving `scale_loss`, and reading the losses. Each takes its turn in every round, in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Mapping, Sequence
+
+import _cli
+import _machine
+import _report
+import _tables
+from _errors import Parser, UsageError
+from _stats import spread
+
+ROUNDS = 15
+AGGREGATION = (1, 4, 16, 45)  # weights in one call of the optimizer: MXNet takes 4, and its kernel holds 60
+
+Part = Callable[[], object]
+
+
+def _network(small: bool) -> Any:
+    """Return the network with gradients in place."""
+    import mxnet as mx
+    from _networks import create
+    from mxnet import autograd
+
+    name, side = ("resnet50", 32) if small else ("ssd512", 64)
+    net = create(name, {"side": side, "classes": 10}, seed=0)
+    with autograd.record():
+        outputs = net(mx.nd.ones((2, 3, side, side)))
+        loss = sum(each.mean() for each in (outputs if isinstance(outputs, (list, tuple)) else [outputs]))
+    loss.backward()
+    mx.nd.waitall()
+    return net
+
+
+def parts(small: bool = False) -> tuple[dict[str, Part], int]:
+    """Return what to measure, by name, and the number of values that the optimizer updates."""
+    import gluon_amp as amp  # before mxnet
+
+    # isort: split
+    import mxnet as mx
+    from _networks import parameter_count
+    from mxnet import gluon
+    from mxnet.contrib.amp.loss_scaler import LossScaler
+
+    net = _network(small)
+    parameters = net.collect_params()
+    checked = gluon.Trainer(parameters, "sgd", {"learning_rate": 0.0})
+    amp.init()
+    amp.init_trainer(checked)
+    amp.deinit()
+    values = [each for each in parameters.values() if each.grad_req != "null"]
+    theirs, ours = LossScaler(), checked._amp_loss_scaler
+    losses = [mx.nd.ones(8), mx.nd.ones(8)]
+
+    def scaling() -> None:
+        with mx.autograd.record(), amp.scale_loss(losses[0], checked):
+            pass
+
+    found: dict[str, Part] = {
+        "overflow check, gluon_amp": lambda: ours.has_overflow(values),
+        "overflow check, mxnet.contrib.amp": lambda: theirs.has_overflow(values),
+        **{f"update, {size} weights a call": _update(values, size) for size in AGGREGATION},
+        "scale_loss": scaling,
+        "reading two losses": lambda: [float(each.asnumpy().sum()) for each in losses],
+    }
+    return found, parameter_count(net)
+
+
+def _update(parameters: Sequence[Any], aggregated: int) -> Part:
+    """Return an update by SGD with momentum, as a trainer calls it, that leaves the weights as they are."""
+    from mxnet import optimizer
+
+    sgd = optimizer.SGD(learning_rate=0.0, momentum=0.9, wd=0.0005)
+    sgd.aggregate_num = aggregated
+    updater = optimizer.get_updater(sgd)
+    arrays = [[each.grad() for each in parameters], [each.data() for each in parameters]]
+    return lambda: updater(list(range(len(parameters))), *arrays)
+
+
+def _seconds(part: Part) -> float:
+    import mxnet as mx
+
+    mx.nd.waitall()
+    begin = time.perf_counter()
+    part()
+    mx.nd.waitall()
+    return time.perf_counter() - begin
+
+
+def measure(rounds: int = ROUNDS, small: bool = False) -> dict[str, Any]:
+    """Return the seconds of each part, over the rounds, ready for JSON."""
+    found, count = parts(small)
+    for part in found.values():
+        _seconds(part)
+    taken: dict[str, list[float]] = {name: [] for name in found}
+    for _ in range(rounds):
+        for name, part in found.items():
+            taken[name].append(_seconds(part))
+    return {"parameters": count, "seconds": {name: vars(spread(times)) for name, times in taken.items()}}
+
+
+def markdown(measured: Mapping[str, Any]) -> str:
+    """Return the table of what `measure` returned."""
+    rows = [[name, _tables.seconds(times["median"]), _tables.span(times, 1e3) + " ms"]
+            for name, times in measured["seconds"].items()]
+    return _tables.table([f"{measured['parameters'] / 1e6:.1f}M parameters", "median", "lowest to highest"], rows)
+
+
+def _run(argv: Sequence[str] | None) -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default: {ROUNDS}")
+    parser.add_argument("--small", action="store_true", help="another network, to see whether everything works")
+    parser.add_argument("--threads", type=int, help="OpenMP threads (default: all physical cores)")
+    parser.add_argument("--json", metavar="PATH", help="write everything that was measured")
+    args = parser.parse_args(argv)
+    _report.check_writable(args.json)
+    if args.rounds < 1:
+        raise UsageError(f"--rounds: expected an integer of at least 1, received {args.rounds}")
+    threads = _cli.use_threads(args)
+    measured = {"machine": _machine.describe(), "threads": threads, **measure(args.rounds, args.small)}
+    print(markdown(measured))
+    if args.json:
+        Path(args.json).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark and return the exit code: 2 for a request that cannot be met, 1 for a failure."""
+    return _cli.run(_run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
