@@ -27,7 +27,8 @@ from ..policy import Policy, precision
 from .arrays import map_arrays
 from .operators import handle_of, registered_operators
 
-__all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release", "run_lowered", "twins"]
+__all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release", "returns_fp32",
+           "run_lowered", "twins"]
 
 Invoke = Callable[..., Any]
 
@@ -59,6 +60,13 @@ class Frame(threading.local):
 
 
 frame = Frame()
+
+
+def returns_fp32(arguments: Sequence[Any]) -> bool:
+    """Whether what the block that is being called returns is to be FP32: it is the outermost, and was given FP32."""
+    given = [_NAMES.get(_flag(array)) for array in arguments
+             if isinstance(array, NDArray) and not isinstance(array, BaseSparseNDArray)]
+    return frame.hybrid_blocks <= 1 and not {FLOAT16, BFLOAT16}.intersection(given)
 
 
 @contextmanager
@@ -197,13 +205,16 @@ class _Call(NamedTuple):
         rule = self.policy.decide(operator, inputs, keys, values)
         wanted = _dtypes(rule, flags, self.policy.flag)
         changed = [i for i, flag in enumerate(flags) if wanted is not None and flag != wanted[i]]
+        rounded = [i for i in rule.rounded_inputs if wanted is not None and flags[i] == 0]
         lowers = wanted is not None and self.policy.flag in wanted
-        if not (changed or lowers) or not all(_castable(inputs[i]) for i in changed):
+        if not (changed or lowers or rounded) or not all(_castable(inputs[i]) for i in changed):
             return self.original(handle, inputs, keys, values, out, self.is_np_op, output_is_list)
         cast = list(inputs)
         for i in changed:
             fragile = i == 1 and operator.name == "Convolution" and _is_grouped(keys, values)
             cast[i] = self._input_cast(inputs[i], wanted[i], fragile)  # type: ignore[index]
+        for i in rounded:
+            cast[i] = self.cast(self._input_cast(inputs[i], self.policy.flag, fragile=False), FLOAT32)
         try:
             result = self._computed(handle, cast, keys, values, output_is_list, lowers)
         except mx.MXNetError as error:

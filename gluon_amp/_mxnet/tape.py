@@ -73,6 +73,8 @@ class Event:
         Per output, after :meth:`Tape.backward`; None where no gradient arrives.
     input_gradients : list of NDArray or None
         Per input, what this operator alone contributes.
+    repeatable : bool
+        Whether :meth:`Tape.again` can run it.
     """
 
     op: str
@@ -89,6 +91,7 @@ class Event:
     input_gradients: list[NDArray | None] = field(default_factory=list)
     marked: list[bool] = field(default_factory=list)
     training: bool = False
+    repeatable: bool = True
     recorded: list[NDArray] = field(default_factory=list)
 
     @property
@@ -138,7 +141,7 @@ class Tape:
         self._aliases: list[NDArray] = []  # kept alive, so that no other array gets their id
 
     def run(self, compute: Compute, arguments: Sequence[NDArray], op: str, name: str, block: str,
-            attrs: Mapping[str, str], inserted: bool = False) -> list[NDArray]:
+            attrs: Mapping[str, str], inserted: bool = False, repeatable: bool = True) -> list[NDArray]:
         """Run an operator and record it; return its outputs."""
         marked = [autograd.is_recording() and self._is_differentiable(array) for array in arguments]
         # MXNet ties all operators that read an array into one graph, a constant too: each gets its own handle.
@@ -146,7 +149,7 @@ class Tape:
         outputs = list(compute(inputs))
         sources = [self.source(array) for array in arguments]
         event = Event(op, name, self._counts[name], block, attrs, inserted, list(arguments), inputs, sources,
-                      marked=marked, training=autograd.is_training())
+                      marked=marked, training=autograd.is_training(), repeatable=repeatable)
         self._counts[name] += 1
         event.outputs = [array.detach() for array in outputs] if any(marked) else outputs
         event.recorded = outputs if any(marked) else []
@@ -194,7 +197,7 @@ class Tape:
             arguments = [found[entry.key] for entry in node.inputs]
             inserted = rewritten and node.decision is None
             outputs = self.run(self._node(node, context), arguments, node.op, node.name, block_of(node.name),
-                               node.attrs, inserted)
+                               node.attrs, inserted, repeatable=not node.extra)
             found.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
         return [found[head.key] for head in graph.heads]
 

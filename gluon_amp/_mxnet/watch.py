@@ -175,8 +175,8 @@ class _Watch:
                 # What is handed back as it is has no operator to differentiate.
                 return [self.tape.call("_copy", [item], {})[0] if any(item is array for array in arrays) else item
                         for item in results]
-            name = f"{self.block_name}/{op}"
-            outputs = self.tape.run(compute, [args[i] for i in positions], op, name, self.block_name, {})
+            outputs = self.tape.run(compute, [args[i] for i in positions], op, f"{self.block_name}/{op}",
+                                    self.block_name, {}, repeatable=False)
             return kinds[0](outputs) if kinds[0] in (list, tuple) else outputs[0]
         return call
 

@@ -1,0 +1,160 @@
+"""Find the operator of a recorded run that gave the first value that is not finite."""
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .._mxnet.tape import CAST, Event, is_float
+from ._runs import Magnitude, Run, dtype_of
+
+__all__ = ["Culprit", "Locator"]
+
+BACKWARD, DATA, FORWARD, LOSS, PARAMETER = "backward", "data", "forward", "loss", "parameter"
+
+
+class Culprit(NamedTuple):
+    """Where a run went wrong.
+
+    Attributes
+    ----------
+    phase : str
+        ``'data'``, ``'parameter'``, ``'forward'``, ``'loss'`` or ``'backward'``.
+    event : Event or None
+        The operator of the program; None where none is to blame.
+    rounding : Event or None
+        The cast of AMP's in which the value overflowed.
+    tensor : str
+        The name of the argument or parameter, or the number of the output, that is at fault by itself.
+    """
+
+    phase: str
+    event: Event | None = None
+    rounding: Event | None = None
+    tensor: str = ""
+
+
+class Locator:
+    """Looks through a run.
+
+    Parameters
+    ----------
+    run : Run
+        After its backward pass.
+    arguments, heads : sequence of NDArray
+        What the network was called with, and the gradients that reached its outputs (None where none did).
+    """
+
+    def __init__(self, run: Run, arguments: Sequence[NDArray], heads: Sequence[NDArray | None]):
+        self.run = run
+        self.arguments = list(arguments)
+        self.heads = list(heads)
+        self._finite: dict[int, bool] = {}
+        self._readers: dict[tuple[int, int], list[tuple[Event, int]]] = {}
+        for event in run.tape.events:
+            for position, source in enumerate(event.sources):
+                if source is not None:
+                    self._readers.setdefault((id(source.event), source.output), []).append((event, position))
+
+    def is_finite(self, array: NDArray | None) -> bool:
+        """Whether all values of a floating-point array are finite; other arrays, and None, are."""
+        if array is None or not is_float(array):
+            return True
+        if id(array) not in self._finite:
+            self._finite[id(array)] = bool(np.isfinite(self.run.tape.values(array)).all())
+        return self._finite[id(array)]
+
+    def find(self) -> Culprit | None:
+        """Return what gave the first value that is not finite, None when all are."""
+        for position, array in enumerate(self.arguments):
+            if not self.is_finite(array):
+                return Culprit(DATA, tensor=f"argument {position}")
+        for array in self.run.outputs:
+            source = self.run.tape.source(array)
+            if not self.is_finite(array) and source is not None:
+                return self._forward(source.event)
+        for position, gradient in enumerate(self.heads):
+            if not self.is_finite(gradient):
+                return Culprit(LOSS, tensor=f"output {position}")
+        return self._backward()
+
+    def _forward(self, event: Event) -> Culprit:
+        """Follow values that are not finite up to where they begin."""
+        while True:
+            before = next((source.event for array, source in zip(event.arguments, event.sources)
+                           if source is not None and not self.is_finite(array)), None)
+            if before is None:
+                break
+            event = before
+        for array in event.arguments:
+            if id(array) in self.run.names and not self.is_finite(array):
+                return Culprit(PARAMETER, self._reader(event), tensor=self.run.names[id(array)])
+        return self._blamed(FORWARD, event)
+
+    def _blamed(self, phase: str, event: Event) -> Culprit:
+        """Lay a cast of AMP's to the operator that gave the value, or to the one that reads it."""
+        if not (event.inserted and event.op == CAST):
+            return Culprit(phase, event)
+        if phase == FORWARD and event.sources[0] is not None:
+            return Culprit(phase, self._written_by(event), event)
+        reader = self._reader(event)
+        if reader.inserted:  # the last cast of all, to what the network returns
+            return Culprit(LOSS, rounding=event, tensor=f"output {self._output(reader)}")
+        return Culprit(phase, reader, event)
+
+    def _written_by(self, event: Event) -> Event:
+        while event.inserted and event.sources and event.sources[0] is not None:
+            event = event.sources[0].event
+        return event
+
+    def _reader(self, event: Event) -> Event:
+        """Return the operator that reads a cast and contributes most to its gradient."""
+        while event.inserted:
+            readers = self._readers.get((id(event), 0), [])
+            if not readers:
+                break
+            event = max(readers, key=lambda reader: self._contribution(*reader))[0]
+        return event
+
+    def _output(self, event: Event) -> int:
+        """Return which output of the network an operator gives."""
+        sources = [self.run.tape.source(array) for array in self.run.outputs]
+        return next(i for i, source in enumerate(sources) if source is not None and source.event is event)
+
+    def _contribution(self, event: Event, position: int) -> float:
+        gradients = event.input_gradients
+        if not gradients or gradients[position] is None:
+            return -1.0
+        values = np.abs(self.run.tape.values(gradients[position]))
+        return float(np.nan_to_num(values, nan=np.inf).max()) if values.size else -1.0
+
+    def _backward(self) -> Culprit | None:
+        for event in reversed(self.run.tape.events):
+            arrived = all(map(self.is_finite, event.gradients))
+            if arrived and not all(map(self.is_finite, event.input_gradients)):
+                if not all(map(self.is_finite, [*event.inputs, *event.outputs])):
+                    return self._forward(event)  # it only shows here
+                return self._blamed(BACKWARD, event)
+            if not arrived:  # finite parts whose sum is not
+                readers = self._readers.get((id(event), 0), [])
+                largest = max(readers, key=lambda reader: self._contribution(*reader), default=(event, 0))
+                return self._blamed(BACKWARD, largest[0])
+        return None
+
+    def neighbours(self, culprit: Event, phase: str, count: int = 3) -> list[Magnitude]:
+        """Measure the operators before and after one, in the order of the pass."""
+        events = [event for event in self.run.tape.events if not event.inserted and event.outputs]
+        events = events[::-1] if phase == BACKWARD else events
+        here = next((i for i, event in enumerate(events) if event is culprit), 0)
+        found = []
+        for event in events[max(here - count, 0):here + count + 1]:
+            array = (next((g for g in event.gradients if g is not None), None) if phase == BACKWARD
+                     else event.outputs[0])
+            if array is not None:
+                found.append(self.measure(event.name, array))
+        return found
+
+    def measure(self, name: str, array: NDArray) -> Magnitude:
+        """Return the magnitude of an array."""
+        return Magnitude.of(name, dtype_of(array), self.run.tape.values(array))

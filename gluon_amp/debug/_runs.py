@@ -1,0 +1,183 @@
+"""Run a network on a tape, and leave it as it was."""
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.gluon import Block
+from mxnet.gluon.parameter import DeferredInitializationError
+from mxnet.ndarray import NDArray
+
+from .._mxnet.arrays import map_arrays
+from .._mxnet.symbols import dtype_name
+from .._mxnet.tape import Event, Tape, is_float
+from .._mxnet.watch import watching
+from ..errors import StateError, expected
+from ..state import State, controller, region
+
+__all__ = ["Magnitude", "Run", "arguments_of", "dtype_of", "float_arrays", "make_ready", "parameter_names",
+           "recorded_run", "unchanged"]
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """How large the values of a tensor are.
+
+    Attributes
+    ----------
+    name : str
+        What the tensor is.
+    dtype : str
+        Its data type.
+    largest : float
+        The largest finite absolute value; 0 when there is none.
+    inf, nan : int
+        How many values are infinite and NaN.
+    size : int
+        How many values there are.
+    """
+
+    name: str
+    dtype: str
+    largest: float
+    inf: int
+    nan: int
+    size: int
+
+    @classmethod
+    def of(cls, name: str, dtype: str, values: np.ndarray) -> Magnitude:
+        """Measure an array.
+
+        Examples
+        --------
+        >>> print(Magnitude.of('x', 'float32', np.array([1, -3, np.inf])))
+        x (float32): largest 3, 1 infinite of 3
+        """
+        finite = np.isfinite(values)
+        nan = int(np.isnan(values).sum())
+        largest = float(np.abs(values[finite]).max()) if finite.any() else 0.0
+        return cls(name, dtype, largest, int(values.size - finite.sum()) - nan, nan, int(values.size))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all values are finite."""
+        return not (self.inf or self.nan)
+
+    def __str__(self) -> str:
+        faults = [f"{count} {word}" for count, word in ((self.inf, "infinite"), (self.nan, "NaN")) if count]
+        return f"{self.name} ({self.dtype}): largest {self.largest:.3g}" + \
+            (f", {' and '.join(faults)} of {self.size}" if faults else "")
+
+
+@dataclass(eq=False)
+class Run:
+    """One run of a network.
+
+    Attributes
+    ----------
+    tape : Tape
+        Every operator.
+    outputs : list of NDArray
+        The floating-point ones, nested results flattened.
+    names : dict
+        ``id`` of parameters' arrays to their names.
+    """
+
+    tape: Tape
+    outputs: list[NDArray]
+    names: dict[int, str]
+
+    def operators(self) -> list[Event]:
+        """Return the operators of the program, without what AMP inserted."""
+        return [event for event in self.tape.events if not event.inserted]
+
+
+def arguments_of(data: Any) -> tuple:
+    """Return the arguments of a network's call.
+
+    Raises
+    ------
+    TypeError
+        There is no array in them.
+    """
+    arguments = tuple(data) if isinstance(data, (list, tuple)) else (data,)
+    if not any(isinstance(value, NDArray) for value in arguments):
+        raise TypeError(expected("an array, or a tuple with the arguments of the network's call", "data", data))
+    return arguments
+
+
+def float_arrays(value: Any) -> list[NDArray]:
+    """Return the floating-point arrays of nested lists, tuples and dicts."""
+    found: list[NDArray] = []
+    map_arrays(found.append, value)
+    return [array for array in found if is_float(array)]
+
+
+def dtype_of(array: NDArray) -> str:
+    """Name an array's data type."""
+    return dtype_name(array.dtype) or ""
+
+
+def parameter_names(net: Block) -> dict[int, str]:
+    """Map the ``id`` of parameters' arrays, on all contexts, to the parameters' names."""
+    return {id(array): name for name, parameter in net.collect_params().items() for array in parameter.list_data()}
+
+
+def make_ready(net: Block, arguments: Sequence[Any]) -> None:
+    """Give a shape to parameters that wait for their first data.
+
+    Raises
+    ------
+    StateError
+        Parameters are not initialized.
+    TypeError
+        ``net`` is no block.
+    """
+    if not isinstance(net, Block):
+        raise TypeError(expected("a Gluon block", "net", net))
+    try:
+        for parameter in net.collect_params().values():
+            parameter.list_data()
+    except DeferredInitializationError:
+        with autograd.pause():
+            net(*arguments)
+    except RuntimeError as error:
+        raise StateError(f"the network's parameters are not initialized ({error}). Call net.initialize() or load "
+                         "them first") from error
+
+
+@contextmanager
+def unchanged(net: Block) -> Iterator[None]:
+    """Put the running statistics of a network, and all it does not train, back to what they are now."""
+    arrays = [array for parameter in net.collect_params().values() if parameter.grad_req == "null"
+              for array in parameter.list_data()]
+    saved = [array.copy() for array in arrays]
+    try:
+        yield
+    finally:
+        mx.nd.waitall()
+        for array, before in zip(arrays, saved):
+            before.copyto(array)
+
+
+def recorded_run(net: Block, call: Callable[[], Any], state: State | None, train_mode: bool = True) -> Run:
+    """Run a network on a tape, as when its gradients are wanted.
+
+    Parameters
+    ----------
+    net : Block
+        With parameters that have shapes.
+    call : callable
+        Calls it and returns its outputs.
+    state : State or None
+        The way of running in mixed precision; None for none.
+    train_mode : bool
+        Whether Dropout and BatchNorm behave as in training.
+    """
+    with region(state), watching(controller) as tape, autograd.record(train_mode=train_mode):
+        outputs = call()
+    return Run(tape, float_arrays(outputs), parameter_names(net))

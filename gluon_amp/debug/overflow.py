@@ -1,0 +1,264 @@
+"""Find what made a training step overflow: ``trace_overflow``."""
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Sequence
+
+import mxnet as mx
+from mxnet import autograd, gluon
+from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
+
+from .._mxnet import trainers
+from .._mxnet.arrays import cast_arrays, map_arrays
+from .._mxnet.eager import returns_fp32
+from .._mxnet.tape import Event, Rerun, is_float
+from ..dtypes import FLOAT32, LOW_PRECISION
+from ..errors import StateError, expected
+from ..functions import custom_fwd
+from ..state import State, controller
+from ..trainer_scaler import TrainerScaler
+from ._locate import BACKWARD, DATA, LOSS, Culprit, Locator
+from ._overflow_report import OverflowReport
+from ._runs import Magnitude, Run, dtype_of, float_arrays, recorded_run, unchanged
+
+__all__ = ["OverflowReport", "OverflowTracer", "trace_overflow"]
+
+_logger = logging.getLogger("gluon_amp")
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of the network in a training step, and the gradients that came back to its outputs."""
+
+    arguments: tuple
+    state: State | None
+    train_mode: bool
+    gradients: list[NDArray | None] = field(default_factory=list)
+
+
+class _Probe(autograd.Function):
+    """Hands arrays on, and notes the gradients that come back."""
+
+    def __init__(self, call: _Call):
+        super().__init__()
+        self.call = call
+
+    @custom_fwd
+    def forward(self, *arrays: NDArray) -> Any:
+        """Hand the arrays on."""
+        handed = tuple(array.detach() for array in arrays)
+        return handed if len(handed) > 1 else handed[0]
+
+    def backward(self, *gradients: NDArray) -> Any:
+        """Note the gradients and hand them on."""
+        self.call.gradients = [gradient.copy() for gradient in gradients]
+        return gradients if len(gradients) > 1 else gradients[0]
+
+
+class OverflowTracer:
+    """Runs every skipped step of a trainer once more and finds what overflowed; made by :func:`trace_overflow`.
+
+    Attributes
+    ----------
+    reports : list of OverflowReport
+        One per skipped step, up to ``limit``.
+    """
+
+    def __init__(self, net: Block, trainer: gluon.Trainer, limit: int):
+        self.net = net
+        self.trainer = trainer
+        self.limit = limit
+        self.reports: list[OverflowReport] = []
+        self._calls: list[_Call] = []
+        self._runs_again = False
+        self._stack = ExitStack()
+        self._forward = net.forward
+        net.forward = self._traced_forward
+        self._stack.callback(delattr, net, "forward")
+        scaler = trainers.attached(trainer)
+        scaler.listeners.append(self._step)
+        self._stack.callback(scaler.listeners.remove, self._step)
+
+    def close(self) -> None:
+        """Stop tracing; the network and the trainer are then as before."""
+        self._stack.close()
+        self._calls = []
+
+    def __enter__(self) -> OverflowTracer:
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self.close()
+
+    def _traced_forward(self, *arguments: Any) -> Any:
+        outputs = self._forward(*arguments)
+        if self._runs_again or not (float_arrays(outputs) and autograd.is_recording()):
+            return outputs
+        if returns_fp32(arguments):
+            outputs = cast_arrays(outputs, FLOAT32)
+        call = _Call(arguments, controller.current(), autograd.is_training())
+        self._calls.append(call)
+        handed = _Probe(call)(*float_arrays(outputs))
+        passing = iter(handed if isinstance(handed, (list, tuple)) else [handed])
+        return map_arrays(lambda array: next(passing) if is_float(array) else array, outputs)
+
+    def _step(self, skipped: bool) -> None:
+        """Hear of a step."""
+        calls, self._calls = self._calls, []
+        if skipped and len(self.reports) < self.limit:
+            report = self._report(calls)
+            self.reports.append(report)
+            _logger.warning("AMP: %s", report)
+
+    def _report(self, calls: Sequence[_Call]) -> OverflowReport:
+        mx.nd.waitall()  # probes note gradients in threads of their own
+        gradients = tuple(item for item in (_magnitude(name, array) for name, array
+                                            in trainers.named_gradients(self.trainer)) if not item.is_finite)
+        scale = trainers.attached(self.trainer).carried
+        for call in calls:
+            run = self._run_again(call)
+            locator = Locator(run, float_arrays(call.arguments), call.gradients)
+            culprit = locator.find()
+            if culprit is not None:
+                return _described(culprit, locator, scale, gradients)
+        return OverflowReport("unknown", scale, gradients)
+
+    def _run_again(self, call: _Call) -> Run:
+        self._runs_again = True
+        try:
+            with unchanged(self.net):
+                run = recorded_run(self.net, lambda: self.net(*call.arguments), call.state, call.train_mode)
+                run.tape.backward((array, cast_arrays(gradient, dtype_of(array)))
+                                  for array, gradient in zip(run.outputs, call.gradients) if gradient is not None)
+        finally:
+            self._runs_again = False
+        return run
+
+
+def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> OverflowTracer:
+    """From now on say of every skipped step which operator gave the first inf or NaN.
+
+    The network's calls of the step run once more, operator by operator, with the gradients that came back to their
+    outputs, just before the trainer discards the step. The report goes to the ``gluon_amp`` log as a warning, and to
+    ``reports``. Parameters, gradients and running statistics stay as they are; random operators such as Dropout draw
+    new numbers.
+
+    Parameters
+    ----------
+    net : Block
+        What the training loop calls, hybridized or not: the outermost block.
+    trainer : gluon.Trainer
+        After :func:`~gluon_amp.init_trainer`.
+    limit : int
+        How many skipped steps to look into. With dynamic loss scaling some are no fault: the scale finds its height.
+
+    Returns
+    -------
+    OverflowTracer
+        Holds the reports; a context manager, or to be closed by ``close()``. Until then every training step keeps its
+        inputs and copies the gradients of the network's outputs.
+
+    Raises
+    ------
+    StateError
+        The trainer has no loss scaler.
+    TypeError
+        ``net`` is no block or ``trainer`` no trainer.
+    ValueError
+        ``limit`` is below 1.
+
+    Examples
+    --------
+    ::
+
+        tracer = amp.trace_overflow(net, trainer)
+        for data, label in batches:
+            ...
+            trainer.step(batch_size)
+        for report in tracer.reports:
+            print(report.block, report.phase)
+        tracer.close()
+    """
+    if not isinstance(net, Block):
+        raise TypeError(expected("a Gluon block", "net", net))
+    if not isinstance(trainer, gluon.Trainer):
+        raise TypeError(expected("a gluon.Trainer", "trainer", trainer))
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ValueError(expected("a number above 0", "limit", limit))
+    if not isinstance(trainers.attached(trainer), TrainerScaler):
+        raise StateError("trace_overflow: the trainer has no loss scaler, so it skips no steps; call "
+                         "amp.init_trainer(trainer) first")
+    if "forward" in vars(net):
+        raise StateError(f"trace_overflow: the block {net.name!r} is traced already; close() the other tracer first")
+    return OverflowTracer(net, trainer, limit)
+
+
+def _magnitude(name: str, array: NDArray) -> Magnitude:
+    return Magnitude.of(name, dtype_of(array), array.asnumpy())
+
+
+def _described(culprit: Culprit, locator: Locator, scale: float, gradients: tuple[Magnitude, ...]) -> OverflowReport:
+    make = partial(OverflowReport, culprit.phase, scale, gradients, tensor=culprit.tensor,
+                   rounded_to=_rounded_to(culprit))
+    event, measured = culprit.event, partial(_measured, locator)
+    if culprit.phase == DATA:
+        return make(inputs=measured([culprit.tensor], [locator.arguments[_number(culprit)]]))
+    if culprit.phase == LOSS:
+        return make(gradients=measured([culprit.tensor], [locator.heads[_number(culprit)]]))
+    if event is None:
+        return make()
+    backward = culprit.phase == BACKWARD
+    inputs, outputs = _input_names(event, locator), _numbered("output", event.outputs)
+    return make(operator=event.name, op=event.op, block=event.block, inputs=measured(inputs, event.inputs),
+                outputs=measured(outputs, event.outputs),
+                gradients=measured(outputs, event.gradients) if backward else (),
+                input_gradients=measured(inputs, event.input_gradients) if backward else (),
+                in_fp32=_in_fp32(culprit, event, locator),
+                around=tuple(locator.neighbours(event, culprit.phase)))
+
+
+def _number(culprit: Culprit) -> int:
+    return int(culprit.tensor.split()[-1])
+
+
+def _rounded_to(culprit: Culprit) -> str:
+    if culprit.rounding is None:
+        return ""
+    arrays = (*culprit.rounding.inputs, *culprit.rounding.outputs)
+    return next((dtype for dtype in map(dtype_of, arrays) if dtype in LOW_PRECISION), "")
+
+
+def _in_fp32(culprit: Culprit, event: Event, locator: Locator) -> tuple[Magnitude, ...]:
+    if culprit.rounding is not None:  # what was rounded is FP32
+        rerun = Rerun(event.outputs, event.input_gradients)
+    elif event.repeatable:
+        rerun = locator.run.tape.again(event)
+    else:
+        return ()
+    if culprit.phase == BACKWARD:
+        return _measured(locator, _input_names(event, locator), rerun.input_gradients)
+    return _measured(locator, _numbered("output", rerun.outputs), rerun.outputs)
+
+
+def _measured(locator: Locator, names: Sequence[str], arrays: Sequence[NDArray | None]) -> tuple[Magnitude, ...]:
+    return tuple(locator.measure(name, array) for name, array in zip(names, arrays)
+                 if array is not None and is_float(array))
+
+
+def _numbered(word: str, arrays: Sequence[Any]) -> list[str]:
+    return [f"{word} {i}" if len(arrays) > 1 else word for i in range(len(arrays))]
+
+
+def _input_names(event: Event, locator: Locator) -> list[str]:
+    names = []
+    for position, (array, source) in enumerate(zip(event.arguments, event.sources)):
+        origin = source
+        while origin is not None and origin.event.inserted and origin.event.sources:
+            array, origin = origin.event.arguments[0], origin.event.sources[0]
+        made_by = origin.event.name if origin is not None else locator.run.names.get(id(array), "data")
+        names.append(f"input {position}, {made_by}")
+    return names

@@ -1,0 +1,272 @@
+"""trace_overflow: faults planted at known places are found there, hybridized or not, and tracing changes nothing."""
+from __future__ import annotations
+
+import json
+import logging
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import HybridBlock, nn
+from networks import NETWORKS, gradients, ready
+
+import gluon_amp as amp
+
+pytestmark = [pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU"),
+              pytest.mark.filterwarnings("ignore:AMP will be slow")]
+hybridized_or_not = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
+
+
+@mx.init.register
+class Diagonal(mx.init.Initializer):
+    def _init_weight(self, name, array):
+        array[:] = np.eye(*array.shape)
+
+
+class Times(HybridBlock):
+    """Multiplies by a factor, then by the identity: values and gradients are known by heart."""
+
+    def __init__(self, factor, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+        with self.name_scope():
+            self.dense = nn.Dense(8, in_units=8, use_bias=False)
+
+    def hybrid_forward(self, F, x):
+        return self.dense(x * self.factor)
+
+
+def chain(*factors, hybridize=True, prefix="net_"):
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        for position, factor in enumerate(factors):
+            net.add(Times(factor, prefix=f"times{position}_"))
+    net.initialize(Diagonal())
+    net.hybridize(hybridize)
+    return net
+
+
+def step(net, data, scale=1.0, loss=lambda output: output.sum(), traced=True, calls=1, **options):
+    """Take one training step; return what was reported."""
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    amp.init_trainer(trainer, scale)
+    tracer = amp.trace_overflow(net, trainer, **options) if traced else None
+    with autograd.record():
+        for _ in range(calls):
+            with amp.scale_loss(loss(net(data)), trainer) as scaled:
+                scaled.backward()
+    trainer.step(1)
+    assert trainer._amp_loss_scaler.step_was_skipped == (not traced or bool(tracer.reports))
+    if traced:
+        tracer.close()
+    return tracer.reports if traced else []
+
+
+@hybridized_or_not
+def test_an_overflow_in_the_forward_pass(hybridize):
+    amp.init("float16")
+    report, = step(chain(1, 300, 300, 1e-5, hybridize=hybridize), mx.nd.ones((2, 8)))
+    assert (report.phase, report.op, report.block) == ("forward", "_mul_scalar", "net_times2")
+    assert report.rounded_to == "float16"
+    assert report.overflows
+    assert [item.largest for item in report.inputs] == [300]
+    assert [item.largest for item in report.in_fp32] == [90000]
+    assert {item.name for item in report.parameter_gradients} <= {f"net_times{i}_dense0_weight" for i in range(4)}
+    assert "amp.exclude('net_times2')" in report.advice
+
+
+@hybridized_or_not
+def test_an_overflow_in_the_backward_pass(hybridize):
+    amp.init("float16")
+    # Values grow from 1e-4 to 9; the gradient goes 1, 300 and would be 90000 before the second block.
+    report, = step(chain(1, 300, 300, 1, hybridize=hybridize), mx.nd.full((2, 8), 1e-4))
+    assert (report.phase, report.op, report.block) == ("backward", "_mul_scalar", "net_times1")
+    assert [item.largest for item in report.gradients] == [300]
+    assert (report.input_gradients[0].largest, report.rounded_to) == (90000, "float16")
+    assert [item.largest for item in report.in_fp32] == [90000]
+    assert report.overflows
+    before = [item for item in report.around if item.is_finite]
+    assert [item.largest for item in before] == [1, 1, 300, 300]
+    assert {item.name for item in report.parameter_gradients} == {"net_times0_dense0_weight"}
+
+
+@hybridized_or_not
+def test_a_nan_weight(hybridize):
+    amp.init("float16")
+    net = chain(1, 1, hybridize=hybridize)
+    net[1].dense.weight.data()[2, 3] = np.nan
+    report, = step(net, mx.nd.ones((2, 8)))
+    assert (report.phase, report.tensor, report.block) == ("parameter", "net_times1_dense0_weight", "net_times1_dense0")
+    weight = next(item for item in report.inputs if "weight" in item.name)
+    assert (weight.nan, weight.size) == (1, 64)
+
+
+@hybridized_or_not
+def test_bad_data(hybridize):
+    amp.init("float16")
+    report, = step(chain(1, hybridize=hybridize), mx.nd.array([[np.inf] * 8]))
+    assert (report.phase, report.tensor, report.operator) == ("data", "argument 0", "")
+    assert report.inputs[0].inf == 8
+
+
+@hybridized_or_not
+def test_a_loss_that_divides_by_zero(hybridize):
+    amp.init("float16")
+    report, = step(chain(1, hybridize=hybridize), mx.nd.ones((2, 8)), loss=lambda y: (y / (y - y)).sum())
+    assert (report.phase, report.tensor, report.rounded_to) == ("loss", "output 0", "")
+
+
+@hybridized_or_not
+def test_a_loss_scale_that_is_too_high(hybridize):
+    amp.init("float16")
+    report, = step(chain(1, hybridize=hybridize), mx.nd.ones((2, 8)), scale=2.0 ** 20)
+    assert (report.phase, report.tensor, report.rounded_to) == ("loss", "output 0", "float16")
+    assert report.gradients[0].largest == 2.0 ** 20
+    assert report.loss_scale == 2.0 ** 20
+
+
+@pytest.mark.bf16
+@hybridized_or_not
+def test_bfloat16_overflows_where_fp32_does(hybridize):
+    amp.init("bfloat16")
+    report, = step(chain(1, 1e20, 1e20, hybridize=hybridize), mx.nd.ones((2, 8)))
+    assert (report.phase, report.op, report.block) == ("forward", "_mul_scalar", "net_times2")
+    assert not report.overflows
+    assert "not finite in FP32 either" in report.advice
+
+
+class Halves(gluon.Block):
+    """A plain block: slices, views, a hybridized part and one that is not."""
+
+    def __init__(self, hybridize):
+        super().__init__(prefix="halves_")
+        with self.name_scope():
+            self.first = chain(1, prefix="first_")
+            self.second = chain(300, 300, hybridize=hybridize, prefix="second_")
+
+    def forward(self, x):
+        y = self.first(x).reshape((2, 2, 4))
+        return self.second(y[:, 0].reshape((1, 8))) + self.first(x[:1])
+
+
+@hybridized_or_not
+def test_plain_blocks_with_slices_between_parts(hybridize):
+    amp.init("float16")
+    net = Halves(hybridize)
+    report, = step(net, mx.nd.full((2, 8), 1e-4))
+    # Between hybrid blocks it is still 90000, in FP32: it overflows where it enters the first one's result.
+    assert (report.phase, report.op, report.block) == ("backward", "reshape", "halves")
+    assert report.rounded_to == "float16"
+    assert [item.largest for item in report.in_fp32] == [90000]
+    assert report.overflows
+    assert {item.name for item in report.parameter_gradients} == {"halves_first_times0_dense0_weight"}
+
+
+@hybridized_or_not
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_tracing_changes_no_value_and_finds_nothing_in_a_good_step(name, hybridize):
+    make, shape = NETWORKS[name]
+    net, data = ready(make(), shape, active=hybridize)
+    amp.init("float16")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0})
+    amp.init_trainer(trainer, 1.0)
+    expected, outputs = gradients(net, data), net(data)
+    with amp.trace_overflow(net, trainer) as tracer:
+        found = gradients(net, data)
+        assert type(net(data)) is type(outputs)
+        trainer.step(1)
+    assert tracer.reports == []
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=0.02, atol=2e-3 * np.abs(value).max())
+
+
+def test_a_skipped_step_leaves_parameters_statistics_and_gradients_alone():
+    amp.init("float16")
+    net, data = ready(NETWORKS["conv"][0](), (4, 3, 16, 16))
+    step(net, data, scale=2.0 ** 40, traced=False)
+    before = {name: [array.asnumpy() for array in (parameter.data(), *([parameter.grad()] if parameter._grad else []))]
+              for name, parameter in net.collect_params().items()}
+    statistics = {name: value[0] for name, value in before.items() if "running" in name}
+    for name, value in statistics.items():
+        net.collect_params()[name].set_data(mx.nd.array(value))
+    first, data2 = ready(NETWORKS["conv"][0](), (4, 3, 16, 16))
+    assert step(first, data2, scale=2.0 ** 40)[0].phase == "loss"
+    for name, values in before.items():
+        parameter = first.collect_params()[name]
+        np.testing.assert_array_equal(parameter.data().asnumpy(), values[0], err_msg=name)
+
+
+def test_the_call_that_overflows_is_found_among_several():
+    amp.init("float16")
+    net = chain(300, 300)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    amp.init_trainer(trainer, 1.0)
+    for parameter in net.collect_params().values():
+        parameter.grad_req = "add"
+    with amp.trace_overflow(net, trainer) as tracer:
+        for value in (1e-9, 1.0):
+            with autograd.record(), amp.scale_loss((net(mx.nd.full((2, 8), value)) ** 2).sum(), trainer) as scaled:
+                scaled.backward()
+        trainer.step(1)
+    report, = tracer.reports
+    assert (report.phase, report.block) == ("forward", "net_times1")
+    assert report.inputs[0].largest == 300
+    assert len(report.parameter_gradients) == 2
+
+
+def test_several_contexts():
+    amp.init("float16")
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net = chain(300, 300)
+    net.collect_params().reset_ctx(contexts)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    amp.init_trainer(trainer, 1.0)
+    with amp.trace_overflow(net, trainer) as tracer:
+        with autograd.record():
+            losses = [net(mx.nd.full((2, 8), value, ctx=ctx)).sum() for value, ctx in zip((1e-9, 1.0), contexts)]
+            with amp.scale_loss(losses, trainer) as scaled:
+                autograd.backward(scaled)
+        trainer.step(1)
+    assert (tracer.reports[0].phase, tracer.reports[0].block) == ("forward", "net_times1")
+
+
+def test_the_report_goes_to_the_log_as_text_and_to_json(caplog):
+    amp.init("float16")
+    with caplog.at_level(logging.WARNING, "gluon_amp"):
+        report, = step(chain(300, 300), mx.nd.ones((2, 8)))
+    assert str(report) in caplog.text
+    assert "overflows float16, whose largest number is 65504" in str(report)
+    assert json.loads(json.dumps(report.to_dict()))["block"] == "net_times1"
+
+
+def test_only_so_many_steps_are_looked_into_and_closing_restores_the_network():
+    amp.init("float16")
+    net, data = chain(300, 300), mx.nd.ones((2, 8))
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    amp.init_trainer(trainer, 1.0)
+    with amp.trace_overflow(net, trainer, limit=2) as tracer:
+        for _ in range(3):
+            with autograd.record(), amp.scale_loss(net(data).sum(), trainer) as scaled:
+                scaled.backward()
+            trainer.step(1)
+    assert len(tracer.reports) == 2
+    assert "forward" not in vars(net)
+    assert trainer._amp_loss_scaler.listeners == []
+
+
+def test_mistakes_are_refused():
+    amp.init("float16")
+    net = chain(1)
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    with pytest.raises(amp.StateError, match=r"call amp.init_trainer\(trainer\) first"):
+        amp.trace_overflow(net, trainer)
+    amp.init_trainer(trainer)
+    with pytest.raises(TypeError, match="a Gluon block, received net"):
+        amp.trace_overflow("net", trainer)
+    with pytest.raises(TypeError, match=r"a gluon.Trainer, received trainer"):
+        amp.trace_overflow(net, None)
+    with pytest.raises(ValueError, match="a number above 0, received limit=0"):
+        amp.trace_overflow(net, trainer, limit=0)
+    with amp.trace_overflow(net, trainer), pytest.raises(amp.StateError, match="traced already"):
+        amp.trace_overflow(net, trainer)
