@@ -30,7 +30,7 @@ from .cached_op import Inputs, Rewriter, RewritingCachedOp, StockCachedOp
 from .eager import EagerPolicy, frame, is_low, make_invoke, release
 from .symbols import dtype_name
 
-__all__ = ["Controller", "install", "installed", "uninstall"]
+__all__ = ["Controller", "install", "installed", "original_invoke", "uninstall"]
 
 
 class Controller(Protocol):
@@ -182,11 +182,13 @@ def _call_in_frame(original: Callable, controller: Controller, block: Block, arg
     # A user who hands low precision in gets it back.
     if policy is None or any(is_low(value, policy) for value in args):
         return result
-    return release(result, policy, _original_invoke())
+    return release(result, policy, original_invoke())
 
 
-def _original_invoke() -> Callable:
-    return next(original for owner, name, original in _originals if name == "_imperative_invoke")
+def original_invoke() -> Callable:
+    """Return MXNet's own way of running an operator, without casts."""
+    replaced = (original for owner, name, original in _originals if name == "_imperative_invoke")
+    return next(replaced, register._imperative_invoke)
 
 
 def _make_function_call(original: Callable, controller: Controller) -> Callable:
@@ -197,7 +199,7 @@ def _make_function_call(original: Callable, controller: Controller) -> Callable:
             return original(function, *inputs)
         # Not written for AMP: FP32 in, and no casts inside, forward and backward.
         function.backward = _within(controller.off, function.backward)
-        inputs = release(inputs, policy, _original_invoke())
+        inputs = release(inputs, policy, original_invoke())
         with controller.off():
             return original(function, *inputs)
     return call
@@ -216,7 +218,7 @@ def _make_tensordot(original: Callable, controller: Controller) -> Callable:
     def tensordot(first: Any, second: Any, axes: Any) -> Any:
         policy = controller.eager((first, second))
         if policy is not None:
-            first, second = release((first, second), policy, _original_invoke())
+            first, second = release((first, second), policy, original_invoke())
         return original(first, second, axes)
     return tensordot
 
