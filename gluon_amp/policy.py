@@ -8,10 +8,12 @@ from . import op_lists, shape_rules
 from .dtypes import BFLOAT16
 from .errors import PolicyError, closest, expected
 from .op_lists import FP32, KEEP, LOWER, NEUTRAL, WIDEST, OpRule
+from .op_lists.groups.layers import BATCH_NORMS
 from .op_lists.whole_network import WHOLE_NETWORK
 
 __all__ = ["Policy", "cast_network", "make_policy", "precision"]
 
+_SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 _CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 
 ConditionalOp = Tuple[str, str, Sequence[str]]
@@ -91,8 +93,8 @@ class Policy:
         return None if first.when or first.min_channels else first
 
     def may_lower(self, op: str) -> bool:
-        """Whether some use of an operator runs in low precision on FP32 inputs."""
-        return any(record.rule == LOWER for record in self._records(op))
+        """Whether some use of an operator on FP32 inputs runs in low precision, or rounds some of them to it."""
+        return any(record.rule == LOWER or record.rounded_inputs for record in self._records(op))
 
     def _records(self, op: str) -> tuple[OpRule, ...]:
         return (*self.overrides.get(op, ()), *op_lists.table(self.target_dtype).get(op, ()), op_lists.DEFAULT_RULE)
@@ -206,8 +208,15 @@ def _lower_overrides(target_dtype: str, names: list[str]) -> Mapping[str, tuple[
     return found
 
 
-def cast_network(policy: Policy) -> Policy:
+def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
     """Return the policy for a network that is cast as a whole: operators with a sound kernel follow their data.
+
+    Parameters
+    ----------
+    policy : Policy
+        For operators that are cast one by one.
+    round_batch_norm : bool
+        Round scale and shift of batch normalization to low precision, which its kernels take in FP32.
 
     Examples
     --------
@@ -216,7 +225,9 @@ def cast_network(policy: Policy) -> Policy:
     """
     table = op_lists.table(policy.target_dtype)
     followers = {name: tuple(map(_follower, table[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
-    return replace(policy, overrides={**followers, **policy.overrides})
+    rounding = {name: tuple(replace(record, rounded_inputs=_SCALE_AND_SHIFT) for record in table[name])
+                for name in BATCH_NORMS if round_batch_norm}
+    return replace(policy, overrides={**followers, **rounding, **policy.overrides})
 
 
 def _follower(record: OpRule) -> OpRule:

@@ -200,7 +200,7 @@ class TrainerScaler:
                   "overflows; try a lower learning rate, or amp.exclude for the layers named"
                   if scaler.at_floor else "The loss scale keeps falling")
         warnings.warn(f"{self.warn_after} steps in a row were skipped, at loss scale {scaler.loss_scale:g}: "
-                      f"gradients of {shown} are not finite. {advice}", stacklevel=4)
+                      f"gradients of {shown} are not finite. {advice}", stacklevel=6)  # the caller of trainer.step
 
 
 class UnscaledTrainer(TrainerScaler):

@@ -95,7 +95,9 @@ def test_without_scaling_gradients_underflow_and_with_it_the_network_learns():
 
 def test_too_large_a_scale_overflows_and_recovers():
     amp.init("float16")
-    losses, scaler = learn(amp.DynamicLossScaler(init_scale=2.0**60, max_scale=2.0**80, growth_interval=10**6))
+    with pytest.warns(UserWarning, match="20 steps in a row were skipped") as caught:
+        losses, scaler = learn(amp.DynamicLossScaler(init_scale=2.0**60, max_scale=2.0**80, growth_interval=10**6))
+    assert __file__ in [warning.filename for warning in caught]
     assert scaler.num_skipped > 3
     assert scaler.loss_scale == 2.0 ** (60 - scaler.num_skipped)
     assert not scaler.step_was_skipped

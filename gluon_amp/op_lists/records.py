@@ -28,6 +28,8 @@ class OpRule:
         Attribute and values under which the record holds; always, when None.
     fp32_inputs : tuple of int
         Positions of inputs that stay FP32 whatever the data runs in. Outputs after the first stay FP32 too.
+    rounded_inputs : tuple of int
+        Positions of inputs that stay FP32 in type, and are rounded to values of the target type.
     min_channels : int
         The record holds only for inputs with at least this many channels (axis 1), where the shape is known.
     safe : bool
@@ -41,6 +43,7 @@ class OpRule:
     rule: str
     when: tuple[str, tuple[str, ...]] | None = None
     fp32_inputs: tuple[int, ...] = ()
+    rounded_inputs: tuple[int, ...] = ()
     min_channels: int = 0
     safe: bool = True
     note: str = ""

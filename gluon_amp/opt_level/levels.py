@@ -64,7 +64,7 @@ def switch_on(level: str, options: Options, networks: Sequence[Block]) -> LowWei
     elif level == "O1":
         init()
     else:
-        state = _cast_state(options.cast_model_type)
+        state = _cast_state(options)
         weights = LowWeights(networks, options, {device: policy.target_dtype
                                                  for device, policy in state.policies.items()})
         weights.round()
@@ -80,11 +80,13 @@ def _cast_up(networks: Sequence[Block]) -> None:
             net.cast(FLOAT32)
 
 
-def _cast_state(dtype: str | None) -> State:
+def _cast_state(options: Options) -> State:
     """Make the state in which networks run in low precision as a whole."""
     supports = device_supports()
-    usable = usable_types(None if dtype == LOW else dtype, supports)
-    policies = {device: cast_network(policy) for device, policy in device_policies(usable).items()}
+    usable = usable_types(None if options.cast_model_type == LOW else options.cast_model_type, supports)
+    rounds_masters = bool(options.master_weights) and not options.keep_batchnorm_fp32
+    policies = {device: cast_network(policy, round_batch_norm=rounds_masters)
+                for device, policy in device_policies(usable).items()}
     announce(usable, supports)
     controller.marked = State(policies, enabled=False)  # for networks inside blocks that are hybridized as a whole
     return State(policies)

@@ -26,7 +26,10 @@ def run(graph: Graph, context: Context) -> bool:
             continue
         for position, wanted in enumerate(input_dtypes(node, context)):
             if wanted is not None:
-                node.inputs[position] = casts.to(node.inputs[position], wanted)
+                entry = node.inputs[position]
+                if position in node.decision.rounded_inputs:
+                    entry = casts.to(entry, context.target)
+                node.inputs[position] = casts.to(entry, wanted)
     graph.heads = [casts.to(head, FLOAT32) if dtype == FLOAT32 else head
                    for head, dtype in zip(graph.heads, context.outputs)]
     return bool(casts.made)
