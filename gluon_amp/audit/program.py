@@ -129,7 +129,8 @@ def _identity_convolution(program: Program, name: str, entry: Entry, shape: tupl
     identity = np.eye(channels, dtype=np.float32).reshape((channels, channels) + (1,) * rank)
     program.arrays[f"{name} weight"] = as_array(identity, plan.context)
     weight = Entry(_cast(f"{name} cast", Entry(Node("null", f"{name} weight")), plan.dtype))
-    attrs = {"kernel": str((1,) * rank), "num_filter": str(channels), "no_bias": "True"}
+    # Dilation means nothing to a pointwise filter, and keeps oneDNN from an AMX kernel that is not sound for all maps.
+    attrs = {"kernel": str((1,) * rank), "dilate": str((2,) * rank), "num_filter": str(channels), "no_bias": "True"}
     return Entry(Node("Convolution", name, attrs, [entry, weight]))
 
 

@@ -1,0 +1,91 @@
+"""Which convolutions stay in FP32 for the shape of their data."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from graphs import conv, graph, op, variable
+
+from gluon_amp import passes
+from gluon_amp.passes import dilate_pointwise
+from gluon_amp.passes.context import Context
+from gluon_amp.policy import Policy
+from gluon_amp.shape_rules import overruns_amx_tiles
+
+# Maps of up to 16x16, not square, on which the kernel wrote into a guard page behind its output; each both ways round.
+OVERRUN = {(3, 9), (3, 11), (3, 12), (3, 13), (3, 14), (3, 15), (3, 16), (4, 9), (4, 12), (5, 9), (6, 7), (6, 8)}
+POINTWISE = {"kernel": "(1, 1)", "num_filter": "64"}
+
+
+def test_the_rule_names_the_maps_that_were_found():
+    named = {(height, width) for height in range(1, 17) for width in range(1, 17)
+             if height != width and overruns_amx_tiles(POINTWISE, (1, 64, height, width))}
+    found = OVERRUN | {(width, height) for height, width in OVERRUN}
+    assert named - found == {(3, 7), (7, 3)}  # by the same arithmetic, though no write was seen there
+    assert found <= named
+    assert [size for size in range(1, 34) if overruns_amx_tiles(POINTWISE, (1, 64, size, size))] == [6]
+    assert overruns_amx_tiles({"kernel": "(1,)"}, (1, 64, 48))
+
+
+@pytest.mark.parametrize("attrs", [{"kernel": "(3, 3)", "pad": "(1, 1)"}, {"kernel": "(1, 1)", "stride": "(2, 2)"},
+                                   {"kernel": "(1, 1)", "dilate": "(2, 2)"}, {"kernel": "(1, 1)", "num_group": "2"}])
+def test_other_convolutions_use_other_kernels(attrs):
+    assert not overruns_amx_tiles(attrs, (1, 64, 6, 6))
+
+
+@pytest.mark.parametrize(("policy", "rule"), [
+    (Policy("bfloat16", amx=True), "FP32"), (Policy("bfloat16", training=False, amx=True), "FP32"),
+    (Policy("bfloat16"), "LOWER"), (Policy("float16", amx=True), "LOWER")])
+def test_the_policy_heeds_it_where_amx_is_used(policy, rule):
+    assert policy.decide("Convolution", POINTWISE, (1, 64, 6, 6)).rule == rule
+
+
+def test_a_graph_for_any_map_avoids_the_kernel():
+    data = variable("data", (2, 32, 8, 8))
+    low = conv("low", op("Activation", "act", data, shape=(2, 32, 8, 8)), 32, 32, kernel=1)
+    wide = conv("wide", low, 32, 32, kernel=3, pad=(1, 1))
+    result, policy = graph(wide), Policy("bfloat16", training=False)
+    passes.rewrite(result, policy, pipeline=[*passes.PIPELINE, dilate_pointwise.run])
+    dilations = {node.name: node.attrs.get("dilate") for node in result.operators() if node.op == "Convolution"}
+    assert dilations == {"low": "(2, 2)", "wide": None}
+    assert not dilate_pointwise.run(graph(variable("x")), Context(policy))
+
+
+PROGRAM = """
+import gluon_amp as amp
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.gluon import nn
+net = nn.HybridSequential()
+net.add(nn.Conv2D(64, 1, in_channels=64), nn.Activation("relu"), nn.Conv2D(128, 1, in_channels=64))
+net.initialize()
+data = mx.nd.random.normal(shape=(3, 64, 6, 6))
+expected = net(data).asnumpy()
+def check(found):
+    assert np.abs(found.asnumpy() - expected).max() < 0.03 * np.abs(expected).max()
+converted = amp.convert_hybrid_block(net)
+for size in (8, 6, 6):
+    out = converted(mx.nd.random.normal(shape=(3, 64, size, size)) if size == 8 else data)
+check(out)
+amp.init()
+for hybridized in (False, True):
+    net.hybridize(hybridized)
+    for size in (8, 6, 8, 6):
+        x = data if size == 6 else mx.nd.ones((3, 64, size, size))
+        with autograd.record():
+            out = net(x)
+            loss = out.sum()
+        loss.backward()
+    check(out)
+mx.nd.waitall()
+"""
+
+
+@pytest.mark.bf16
+def test_maps_that_a_kernel_overruns_do_not_corrupt_memory():
+    environ = {**os.environ, "MALLOC_CHECK_": "3", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
+    child = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
