@@ -27,7 +27,8 @@ from .eager import twins
 from .operators import handle_of, registered_operators
 from .symbols import dtype_name
 
-__all__ = ["Listener", "Output", "Stopwatch", "block_tree", "observing", "run_observed"]
+__all__ = ["Listener", "Output", "Stopwatch", "block_tree", "observing", "prepared_operations", "run_observed",
+           "symbol_block_nodes"]
 
 # What the engine itself does between operators.
 _MACHINERY = {"WaitForVar", "DeleteVariable"}
@@ -248,3 +249,11 @@ def symbol_block_nodes(block: Block) -> set[str]:
     if not isinstance(block, SymbolBlock):
         return set()
     return {node["name"] for node in json.loads(block._cached_graph[1].tojson())["nodes"] if node["op"] != "null"}
+
+
+def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
+    """Return the hybridized blocks inside a block that have been called under AMP, and what they run."""
+    operation = getattr(block, "_cached_op", None)
+    if isinstance(operation, RewritingCachedOp) and operation.latest is not None:
+        return [(block, operation)]
+    return [found for child in block._children.values() for found in prepared_operations(child)]

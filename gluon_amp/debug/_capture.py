@@ -14,22 +14,21 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block
-from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 
-from .._mxnet.arrays import map_arrays
 from .._mxnet.cached_op import Inputs, RewritingCachedOp
 from .._mxnet.observe import Stopwatch, observing, run_observed
 from .._mxnet.symbols import analyse, dtype_name, from_graph, to_graph
 from ..dtypes import BFLOAT16
-from ..errors import StateError, expected
+from ..errors import expected
 from ..graph import Entry, Graph, Node, unique_name
 from ..op_lists import SWITCHED_OFF, OpRule
 from ..policy import Policy
 from ..state import controller
 from ._flops import flops
 from ._match import judge_call, mark_imitation, matched
-from ._records import FLOATS, Captured, Ran, Recording
+from ._records import Captured, Ran, Recording
+from ._runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
 from ._symbols import call_symbol
 
 __all__ = ["capture"]
@@ -59,8 +58,8 @@ def capture(target: Block | mx.sym.Symbol, data: Any, train: bool = False, time:
         The network's parameters are not initialized.
     """
     call = _call(target, data, train)
-    names = _parameter_names(target)
-    with _kept(target) if train and isinstance(target, Block) else nullcontext():
+    names = parameter_names(target) if isinstance(target, Block) else {}
+    with _left_alone(target) if train and isinstance(target, Block) else nullcontext():
         if not time:
             return _run(call, names, train, None)
         with Stopwatch() as stopwatch:
@@ -75,7 +74,7 @@ def _run(call: Callable[[], Any], names: dict[int, str], train: bool, stopwatch:
             outputs = call()
         listener.end_of_forward()
         if train and stopwatch is not None:
-            _backward(outputs)
+            autograd.backward(float_arrays(outputs))
     mx.nd.waitall()
     captured = listener.result(train, stopwatch is not None)
     if stopwatch is not None:
@@ -100,52 +99,23 @@ def _call(target: Any, data: Any, train: bool) -> Any:
         return call_symbol(target, data, train)
     if not isinstance(target, Block):
         raise TypeError(expected("a Gluon block or a symbol", "net", target))
-    arguments = tuple(data) if isinstance(data, (list, tuple)) else (data,)
-    found: list[NDArray] = []
-    map_arrays(found.append, arguments)
-    if not found:
-        raise TypeError(expected("an array, or the network's arguments as a tuple", "data", data))
-    _make_ready(target, arguments)
+    arguments = arguments_of(data)
+    make_ready(target, arguments)
     return lambda: target(*arguments)
 
 
-def _make_ready(net: Block, arguments: tuple) -> None:
-    """Let parameters that wait for their shape take it: their initialization is no part of the network."""
-    try:
-        for parameter in net.collect_params().values():
-            parameter.list_data()
-    except DeferredInitializationError:
-        with autograd.pause(train_mode=False):
-            net(*arguments)
-    except RuntimeError as error:
-        raise StateError(f"the network cannot run: {error}. Initialize it, or load its parameters, first") from error
-
-
-def _parameter_names(target: Any) -> dict[int, str]:
-    if not isinstance(target, Block):
-        return {}
-    return {array.handle.value: name for name, parameter in target.collect_params().items()
-            for array in parameter.list_data()}
-
-
 @contextmanager
-def _kept(net: Block) -> Iterator[None]:
+def _left_alone(net: Block) -> Iterator[None]:
     """Put running statistics and gradients back afterwards."""
-    saved: list[tuple[NDArray, NDArray]] = []
-    for parameter in net.collect_params().values():
-        arrays = parameter.list_data() if parameter.grad_req == "null" else parameter.list_grad()
-        saved += [(array, array.copy()) for array in arrays]
+    gradients = [array for parameter in net.collect_params().values() if parameter.grad_req != "null"
+                 for array in parameter.list_grad()]
+    saved = [array.copy() for array in gradients]
     try:
-        yield
+        with unchanged(net):
+            yield
     finally:
-        for array, before in saved:
+        for array, before in zip(gradients, saved):
             before.copyto(array)
-
-
-def _backward(outputs: Any) -> None:
-    found: list[NDArray] = []
-    map_arrays(found.append, outputs)
-    autograd.backward([array for array in found if dtype_name(array.dtype) in FLOATS])
 
 
 class _Listener:
@@ -203,7 +173,7 @@ class _Listener:
     def _entry(self, array: NDArray) -> Entry:
         key = array.handle.value
         if key not in self._producers:
-            name = self._parameters.get(key) or unique_name("data", self._names)
+            name = self._parameters.get(id(array)) or unique_name("data", self._names)
             made = Node("null", name, dtypes=[dtype_name(array.dtype)], shapes=[array.shape])
             self._producers[key] = (array, Entry(made))
         return self._producers[key][1]

@@ -5,6 +5,8 @@ import re
 from collections import Counter, defaultdict
 from typing import Any, Iterator, Mapping, Sequence
 
+from mxnet.gluon import Block
+
 from .._mxnet.observe import Output
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node
@@ -13,7 +15,7 @@ from ..policy import Policy, precision
 from ._flops import flops
 from ._records import CAST, FLOATS, Captured, Ran, Recording
 
-__all__ = ["judge_call", "mark_imitation", "matched"]
+__all__ = ["judge_call", "mark_imitation", "matched", "planned"]
 
 _BACKWARD = re.compile(r"(.+)_backward_\d+$")
 
@@ -43,6 +45,17 @@ def matched(recording: Recording, captured: Captured) -> list[Ran]:
     rounded = _rounded(ran)
     for record in ran:
         _judge(record, reported, rounded.get(id(record.node)))
+    return ran
+
+
+def planned(block: Block, graph: Graph, policy: Policy | None) -> list[Ran]:
+    """Return the operators of a graph that did not run, with what was planned for them."""
+    ran = [Ran(node, block, True, node.decision is None, policy, flops(node), node.shapes[0])
+           for node in graph.operators()]
+    rounded = _rounded(ran)
+    for record in ran:
+        _judge(record, {}, rounded.get(id(record.node)))
+    mark_imitation(ran)
     return ran
 
 

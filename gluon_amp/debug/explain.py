@@ -1,0 +1,237 @@
+"""``amp.explain``: why an operator runs in the precision that it runs in, and how to change that."""
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import asdict, dataclass
+from typing import Any, Callable, Iterator, Sequence
+
+import mxnet as mx
+from mxnet.gluon import Block
+
+from .._mxnet.observe import prepared_operations
+from ..autocast import active_dtype
+from ..dtypes import FLOAT32, LOW_PRECISION
+from ..errors import GraphError, StateError, closest, expected
+from ..op_lists import FP32, KEEP, NEUTRAL, WIDEST
+from ..state import controller
+from ._match import planned
+from ._rows import InsertedRow, OperatorRow, make_rows
+from .report import Report, report
+
+__all__ = ["Explanation", "OperatorExplanation", "explain"]
+
+
+def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) -> Explanation:
+    """Say why an operator runs in the precision that it runs in, and how to change that.
+
+    Parameters
+    ----------
+    net : Block, Symbol or Report
+        The network, or what :func:`gluon_amp.report` returned for it, which saves running it again.
+    name : str
+        An operator, with wildcards if wanted (``'*conv0_fwd'``); a block, by its name or by the attributes that lead to
+        it (``'features.3'``), for all operators in it; or a parameter, for the operators that read it.
+    data : NDArray or sequence of them, optional
+        As :func:`gluon_amp.report` takes it. Without it the network is not run: what was planned at its last call is
+        explained, which needs a network that was called hybridized, under AMP.
+
+    Returns
+    -------
+    Explanation
+        Print it.
+
+    Raises
+    ------
+    GraphError
+        Nothing has that name.
+    StateError
+        ``data`` is needed, or the network is not initialized.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> amp.init()
+    >>> net = mx.gluon.nn.Dense(4, in_units=8, prefix='fc_')
+    >>> net.initialize()
+    >>> net.hybridize()
+    >>> print(amp.explain(net, 'fc_fwd', mx.nd.ones((2, 8))))
+    fc_fwd (FullyConnected, in block fc_) runs in bfloat16: planned bfloat16, observed bfloat16
+      why     rule LOWER: bfloat16 matrix products run about 2x as fast as FP32
+      reads   data: float32, cast to bfloat16
+      ...
+    >>> amp.deinit()
+    """
+    if not isinstance(name, str):
+        raise TypeError(expected("the name of an operator, block or parameter", "name", name))
+    operators, inserted = _rows(net, data)
+    found = _named(name, operators)
+    extras = tuple(row for row in inserted if fnmatch.fnmatchcase(row.name, name)) if not found else ()
+    if not (found or extras):
+        known = [text for row in operators for text in (row.name, row.block, row.path)]
+        raise GraphError(f"the network has no operator, block or parameter {name!r} that ran.{closest(name, known)}")
+    return Explanation(name, tuple(_explained(row, operators) for row in found), extras)
+
+
+@dataclass(frozen=True)
+class OperatorExplanation:
+    """What is to be said about one operator.
+
+    Attributes
+    ----------
+    operator : OperatorRow
+        The operator.
+    why : str
+        The reason for its precision.
+    reads : tuple of str
+        Its inputs, and what becomes of them.
+    remedies : tuple of str
+        How to change it.
+    """
+
+    operator: OperatorRow
+    why: str
+    reads: tuple[str, ...]
+    remedies: tuple[str, ...]
+
+    def __str__(self) -> str:
+        row = self.operator
+        seen = f"observed {row.observed}" if row.observed else "not observed"
+        block = f", in block {row.block}" + (f" at {row.path}" if row.path else "") if row.block else ""
+        lines = [f"{row.name} ({row.op}{block}) runs in {row.precision}: planned {row.planned}, {seen}"]
+        for title, texts in (("why", [self.why]), ("reads", self.reads), ("change", self.remedies)):
+            lines += [f"  {title if not number else '':<7} {text}" for number, text in enumerate(texts)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What :func:`gluon_amp.explain` found; print it.
+
+    Attributes
+    ----------
+    name : str
+        What was asked for.
+    operators : tuple of OperatorExplanation
+        In the order in which they run.
+    inserted : tuple of InsertedRow
+        Operators of that name that AMP inserted.
+    """
+
+    name: str
+    operators: tuple[OperatorExplanation, ...]
+    inserted: tuple[InsertedRow, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dicts, lists and strings."""
+        return {"name": self.name, "operators": [asdict(item) for item in self.operators],
+                "inserted": [asdict(row) for row in self.inserted]}
+
+    def __str__(self) -> str:
+        texts = [str(item) for item in self.operators]
+        texts += [f"{row.name} ({row.op}) was inserted by AMP: it reads {row.source} ({row.source_dtype}) and gives "
+                  f"{row.dtype}" for row in self.inserted]
+        return "\n".join(texts)
+
+
+def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[InsertedRow]]:
+    if isinstance(net, Report):
+        return net.operators, net.inserted
+    if data is not None:
+        found = report(net, data)
+        return found.operators, found.inserted
+    if not isinstance(net, Block):
+        raise TypeError(expected("a Gluon block, or data to run a symbol with", "net", net))
+    state = controller.rewriter()
+    operations = prepared_operations(net) if state is not None else []
+    if state is None or not operations:
+        raise StateError("explain: the network has not been called hybridized under AMP, so that there is no graph to "
+                         "explain. Give data to run it with: amp.explain(net, name, data)")
+    return make_rows([record for block, operation in operations if operation.latest is not None
+                      for record in planned(block, state.plan(operation.symbol, operation.latest),
+                                            state.policy(operation.latest.device_type))], net)
+
+
+def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:
+    matches: Sequence[Callable[[OperatorRow], bool]] = (
+        lambda row: row.name == name,
+        lambda row: bool(name) and (row.block == name or row.path == name or row.path.startswith(f"{name}.")),
+        lambda row: any(read.name == name and read.operator is None for read in row.inputs),
+        lambda row: fnmatch.fnmatchcase(row.name, name))
+    return next((found for matched in matches for found in [[row for row in rows if matched(row)]] if found), [])
+
+
+def _explained(row: OperatorRow, rows: Sequence[OperatorRow]) -> OperatorExplanation:
+    target = next((other.precision for other in rows if _is_low(other)), active_dtype())
+    return OperatorExplanation(row, _why(row), tuple(_read(row)), tuple(_remedies(row, target)))
+
+
+def _why(row: OperatorRow) -> str:
+    if not row.rule:
+        return ("AMP took no decision on it: it is off, or the network was converted, and the types are part of its "
+                "graph")
+    rule = f"rule {row.rule}: {row.reason}"
+    if row.rule == NEUTRAL and row.inputs:
+        return f"{rule}. It follows its first input, {row.inputs[0].name}, which is {row.inputs[0].source_dtype}"
+    wide = _fp32_inputs(row)
+    if row.rule == WIDEST and wide:
+        return f"{rule}. Of its inputs {', '.join(wide)} {'are' if len(wide) > 1 else 'is'} FP32"
+    return rule
+
+
+def _fp32_inputs(row: OperatorRow) -> list[str]:
+    return [read.name for read in row.inputs if read.source_dtype == FLOAT32]
+
+
+def _read(row: OperatorRow) -> Iterator[str]:
+    for read in row.inputs:
+        cast = f", cast to {read.dtype}" if read.dtype != read.source_dtype else ""
+        yield f"{read.name}: {read.source_dtype}{cast}"
+
+
+# What to say, and when; all that hold are said.
+def _remedies(row: OperatorRow, target: str | None) -> Iterator[str]:
+    for holds, text in _REMEDIES:
+        if holds(row):
+            yield text.format(row=row, block=row.block, first=row.inputs[0].name if row.inputs else "",
+                              wide=", ".join(_fp32_inputs(row)), target=target)
+
+
+def _is_low(row: OperatorRow) -> bool:
+    return row.precision in LOW_PRECISION
+
+
+def _says(text: str) -> Callable[[OperatorRow], bool]:
+    return lambda row: text in row.reason
+
+
+def _is_tabled(row: OperatorRow) -> bool:
+    """Whether the operator tables alone keep it in FP32, and could be overruled."""
+    return row.rule == FP32 and row.safe and not any(holds(row) for holds in _OWN_REASONS)
+
+
+_OWN_REASONS = (_says("fp32_ops list"), _says("target_precision_ops list"), _says("channels"), _says("autocast"),
+                _says("excluded"))
+_REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
+    (lambda row: not row.rule,
+     "amp.init() rewrites networks that are not converted; a converted one is made again from its FP32 original: "
+     "amp.convert_hybrid_block(net, exclude=...)"),
+    (lambda row: _is_low(row) and bool(row.rule) and bool(row.block),
+     "amp.exclude({block!r}) keeps its block in FP32"),
+    (lambda row: _is_low(row) and bool(row.rule),
+     "amp.init(fp32_ops=[{row.op!r}]) keeps all operators of its kind in FP32"),
+    (lambda row: row.rule == FP32 and not row.safe,
+     "it cannot run in low precision: lists that ask for it are refused"),
+    (_says("fp32_ops list"), "take {row.op!r} out of the fp32_ops or conditional_fp32_ops given to amp.init"),
+    (_says("target_precision_ops list"), "add {row.op!r} to the target_precision_ops given to amp.init"),
+    (lambda row: row.rule == FP32 and "fewer than" in row.reason,
+     "give it more input channels: lists cannot lower it, as nothing would be gained"),
+    (lambda row: "autocast" in row.reason or "excluded block" in row.reason,
+     "take it out of the autocast region, or its block out of amp.exclude"),
+    (_says("excluded by name"), "take it out of the exclusions of the policy"),
+    (_is_tabled,
+     "amp.init(target_precision_ops=[*amp.list_lp16_ops({target!r}), {row.op!r}]) lowers all operators of its kind"),
+    (lambda row: row.rule == NEUTRAL and not _is_low(row), "change {first}, which it follows"),
+    (lambda row: row.rule == WIDEST and not _is_low(row), "lower what comes in FP32: {wide}"),
+    (lambda row: row.rule == KEEP, "the program itself chooses its type"),
+)
