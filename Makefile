@@ -17,7 +17,7 @@ RESULTS := bench-results
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv ssd digits bench test test-all lint docs clean
+.PHONY: help venv ssd digits bench test test-all lint notebooks docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,9 @@ test-all: $(READY)  ## run all tests
 lint: $(READY)  ## check style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy gluon_amp
+
+notebooks: $(READY)  ## execute the notebooks and check them, results in build/notebooks/
+	$(RUN) tools/run_notebooks.py $(ARGS)
 
 docs: $(READY)  ## build the documentation into build/docs; warnings are errors
 	$(RUN) -m sphinx -E -a -W --keep-going -q docs build/docs $(ARGS)
