@@ -38,13 +38,12 @@ class Worker:
         """This process's part of a joint batch."""
         return mx.nd.array(joint[self.rank::self.size], dtype=joint.dtype)
 
-    def trainer(self, net, optimizer="sgd", store="dist_sync", hyper=None, **arguments):
+    def trainer(self, net, optimizer="sgd", store="dist_sync", hyper=None):
         hyper = hyper or {"learning_rate": 0.1, "momentum": 0.9}
         parameters = net.collect_params()
         if self.engine == "horovod":
             return hvd.DistributedTrainer(parameters, optimizer, hyper, prefix=f"{next(_names)}.")
-        store = store if self.engine == "kvstore" else None
-        return gluon.Trainer(parameters, optimizer, hyper, kvstore=store, **arguments)
+        return gluon.Trainer(parameters, optimizer, hyper, kvstore=store if self.engine == "kvstore" else "device")
 
     def step_size(self, joint=BATCH):
         """What ``trainer.step`` takes: Horovod averages over the processes, the KVStore adds up."""
@@ -118,23 +117,24 @@ def either_store(worker):
 
 
 def overflow(worker):
-    """The loss of the last process is infinite in step 2; two trainers share the scaler."""
-    net, other = dense_net(), dense_net(4)
-    scaler = amp.DynamicLossScaler(init_scale=256)
-    trainers = [worker.trainer(item) for item in (net, other)]
+    """The loss of the last process is infinite in step 2, for one of two networks."""
+    nets = dense_net(), dense_net(4)
+    amp.exclude(*nets)
+    trainers = [worker.trainer(net) for net in nets]
     for trainer in trainers:
-        amp.init_trainer(trainer, scaler)
+        amp.init_trainer(trainer, amp.DynamicLossScaler(init_scale=256, growth_interval=3))
     scales, skipped, kept = [], [], []
     for number, batch in enumerate(joint_batches()):
-        before = weights(net)
-        for item, trainer in zip((net, other), trainers):
-            backward(worker, item, trainer, batch, poison=number == 2 and worker.rank == worker.size - 1)
-        for trainer in trainers:
+        before = [weights(net) for net in nets]
+        for index, (net, trainer) in enumerate(zip(nets, trainers)):
+            backward(worker, net, trainer, batch, index == 0 and number == 2 and worker.rank == worker.size - 1)
             trainer.step(worker.step_size())
-        scales.append(scaler.loss_scale)
-        skipped.append(trainers[0]._amp_loss_scaler.step_was_skipped)
-        kept.append(all((before[name] == value).all() for name, value in weights(net).items()))
-    return {**weights(net), "scales": scales, "skipped": skipped, "kept": kept, "num_skipped": scaler.num_skipped}
+        scales.append([trainer._amp_loss_scaler.loss_scale for trainer in trainers])
+        skipped.append([trainer._amp_loss_scaler.step_was_skipped for trainer in trainers])
+        kept.append([all((old[name] == value).all() for name, value in weights(net).items())
+                     for old, net in zip(before, nets)])
+    return {**weights(nets[0]), "other": weights(nets[1])["net_dense0_weight"], "scales": scales, "skipped": skipped,
+            "kept": kept}
 
 
 def embedding(worker, sparse=True, poison=False):
@@ -282,11 +282,75 @@ def accumulated(worker):
         trainer.allreduce_grads()
         if number == 4:
             amp.unscale(trainer)
-        norms.append(amp.clip_global_norm(trainer, 2.0 * worker.step_size()) / worker.step_size())
+        norms.append(amp.clip_global_norm(trainer, 2.0 * BATCH) / BATCH)
         trainer.update(worker.step_size())
         for parameter in net.collect_params().values():
             parameter.zero_grad()
     return {**weights(net), "norms": norms, "num_skipped": trainer._amp_loss_scaler.num_skipped}
+
+
+def losses(worker):
+    """Two losses with a scaler each, in a network that is cast as a whole; the second is infinite in process 0."""
+    amp.deinit()
+    net = dense_net()
+    net, trainer = amp.initialize(net, worker.trainer(net), opt_level="O2", cast_model_type="float16",
+                                  loss_scale="dynamic", num_losses=2, verbosity=0)
+    parameters = net.collect_params()
+    parameters.setattr("grad_req", "add")
+    scales = []
+    for number, batch in enumerate(joint_batches(4)):
+        data, label = (worker.share(part) for part in batch)
+        parameters.zero_grad()
+        for loss_id in range(2):
+            with autograd.record():
+                output = net(data)
+                loss = (output ** 2).sum(axis=1) if loss_id else gluon.loss.SoftmaxCrossEntropyLoss()(output, label)
+                loss = loss * (float("inf") if number == 1 and loss_id and worker.rank == 0 else 2.0 ** -8)
+                with amp.scale_loss(loss, trainer, loss_id) as scaled:
+                    autograd.backward(scaled)
+        trainer.step(worker.step_size())
+        scales.append([scaler.loss_scale for scaler in trainer._amp_loss_scaler.scalers])
+    return {**weights(net), "scales": scales}
+
+
+class Centre(mx.operator.CustomOp):
+    """Subtract the mean over the joint batch."""
+
+    @amp.autocast(enabled=False)
+    def forward(self, is_train, req, in_data, out_data, aux):
+        mean = amp.parallel.allreduce(in_data[0].mean(axis=0), average=True, name="forward")
+        self.assign(out_data[0], req[0], in_data[0] - mean)
+
+    @amp.autocast(enabled=False)
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        mean = amp.parallel.allreduce(out_grad[0].mean(axis=0), average=True, name="backward")
+        self.assign(in_grad[0], req[0], out_grad[0] - mean)
+
+
+@mx.operator.register("test_distributed_centre")
+class CentreProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Centre()
+
+
+def operator(worker):
+    """Sums over the processes within the forward and the backward pass, in MXNet's threads."""
+    for name in ("forward", "backward"):
+        amp.parallel.prepare(name, (16,))
+    net = dense_net()
+    head, tail = net
+    amp.exclude(head, tail)
+    trainer = worker.trainer(net)
+    amp.init_trainer(trainer, 256.0)
+    for batch in joint_batches(3):
+        data, label = (worker.share(part) for part in batch)
+        with autograd.record():
+            loss = gluon.loss.SoftmaxCrossEntropyLoss()(
+                tail(mx.nd.Custom(head(data), op_type="test_distributed_centre")), label)
+            with amp.scale_loss(loss, trainer) as scaled:
+                autograd.backward(scaled)
+        trainer.step(worker.step_size())
+    return weights(net)
 
 
 def misuse(worker):
@@ -328,7 +392,7 @@ def sums(worker):
 
 
 SCENARIOS = (plain, other_store, either_store, overflow, embedding, embedding_overflow, stale, float16_gradients,
-             contexts, accumulated, misuse, sums)
+             contexts, accumulated, losses, operator, misuse, sums)
 NEEDS_BF16 = (low_precision,)
 
 

@@ -13,6 +13,7 @@ with either engine.
 from .groups import Group
 from .reduction import Reduction, distribute
 from .stores import GroupStore, kvstore
-from .world import allreduce, engine, rank, size, world
+from .world import allreduce, engine, prepare, rank, size, world
 
-__all__ = ["Group", "GroupStore", "Reduction", "allreduce", "distribute", "engine", "kvstore", "rank", "size", "world"]
+__all__ = ["Group", "GroupStore", "Reduction", "allreduce", "distribute", "engine", "kvstore", "prepare", "rank",
+           "size", "world"]

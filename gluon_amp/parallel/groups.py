@@ -5,8 +5,9 @@ and types, or all of them wait for ever.
 """
 from __future__ import annotations
 
-import itertools
-from typing import Any, Sequence
+import hashlib
+import threading
+from typing import Any, Collection, Sequence, Tuple
 
 from mxnet import nd
 from mxnet.kvstore import KVStoreBase
@@ -17,8 +18,10 @@ from ..errors import StateError
 __all__ = ["Group", "HorovodGroup", "LocalGroup", "StoreGroup"]
 
 _FIRST_KEY = 1 << 20  # leaves the small numbers, which MXNet's own trainers use, alone
+_LAST_KEY = (1 << 31) - 1
 _BLOCK = 1 << 16  # elements in one part of an array whose length varies
-_keys = itertools.count(_FIRST_KEY)  # for all stores, because they share their servers
+
+_Identity = Tuple[str, Tuple[int, ...], Any]  # what stays the same about a sum: name, shape, type
 
 
 class Group:
@@ -42,7 +45,7 @@ class Group:
         Parameters
         ----------
         name : str
-            Tells the sums that are under way apart; for a name shape and type stay the same.
+            Tells the sums that are under way apart.
         arrays : sequence of NDArray
             One per context, dense, of a type that the engine can add (float32, float64 or float16).
         priority : int
@@ -51,8 +54,11 @@ class Group:
         if len(arrays) > 1:
             _spread(_total(arrays), arrays)
 
+    def prepare(self, name: str, array: NDArray) -> None:
+        """Do now what the first sum of arrays of this shape and type under this name would do."""
+
     def sum_varying(self, name: str, array: NDArray) -> NDArray:
-        """Return the sum of arrays whose shape, the same on all workers, may be another one in the next call."""
+        """Return the sum of arrays whose shape, the same on all workers, is often another one in the next call."""
         total = array.copy()
         self.sum(name, [total])
         return total
@@ -70,13 +76,16 @@ class StoreGroup(Group):
     """Workers of a KVStore that sums: MXNet's ``dist_sync`` and ``dist_device_sync``, or a registered one.
 
     A key of MXNet's store keeps its shape and type, so every combination of name, shape and type has a key of its own.
+    The store hands first values out behind a barrier that does not look at keys: all workers must make the same keys in
+    the same order, from one thread at a time.
     """
 
     engine = "kvstore"
 
     def __init__(self, store: KVStoreBase):
         self._store: KVStoreBase | None = store
-        self._keys: dict[tuple[str, tuple[int, ...], Any], int] = {}
+        self._keys: dict[_Identity, int] = {}
+        self._lock = threading.RLock()  # of the store and the keys
         self.rank, self.size = store.rank, store.num_workers
 
     @property
@@ -92,37 +101,66 @@ class StoreGroup(Group):
 
     def sum(self, name: str, arrays: Sequence[NDArray], priority: int = 0) -> None:
         """See :meth:`Group.sum`."""
-        first = arrays[0]
-        identity = name, first.shape, first.dtype
-        if identity not in self._keys:
-            self._create(identity, nd.zeros(first.shape, first.context, dtype=first.dtype))
-        self.store.pushpull(self._keys[identity], list(arrays), priority=priority)
+        with self._lock:
+            self.prepare(name, arrays[0])
+            self.store.pushpull(self._keys[_identity(name, arrays[0])], list(arrays), priority=priority)
+
+    def prepare(self, name: str, array: NDArray) -> None:
+        """See :meth:`Group.prepare`."""
+        with self._lock:
+            if _identity(name, array) not in self._keys:
+                self._create(name, nd.zeros(array.shape, array.context, dtype=array.dtype))
 
     def sum_varying(self, name: str, array: NDArray) -> NDArray:
         """See :meth:`Group.sum_varying`."""
-        flat = array.reshape((-1,))
-        padded = nd.concat(flat, nd.zeros(-flat.size % _BLOCK, flat.context, dtype=flat.dtype), dim=0) \
-            if flat.size % _BLOCK else flat
-        blocks = [padded[start:start + _BLOCK].copy() for start in range(0, padded.size, _BLOCK)]
+        blocks = _blocks(array)
         for number, block in enumerate(blocks):
             self.sum(f"{name}.{number}", [block], -number)
-        return nd.concat(*blocks, dim=0)[:flat.size].reshape(array.shape)
+        return nd.concat(*blocks, dim=0)[:array.size].reshape(array.shape)
 
     def broadcast(self, name: str, value: NDArray, out: Sequence[NDArray]) -> None:
         """See :meth:`Group.broadcast`.
 
-        Waits: MXNet orders neither the pull of the first value and the first push under its key, nor the workers among
-        each other, so that a sum might arrive in the place of the value.
+        Waits: MXNet orders neither the pull of a first value and the first push under its key, nor the workers among
+        each other, so that a sum might arrive in the place of the value. It also waits for operators that may be making
+        keys of their own in other threads.
         """
-        result = self._create((name, value.shape, value.dtype), value.copy())
+        nd.waitall()
+        result = value.copy()
+        with self._lock:
+            self._create(name, result)
         _spread(result, out)
 
-    def _create(self, identity: tuple[str, tuple[int, ...], Any], value: NDArray) -> NDArray:
-        """Make a key; return the value of worker 0."""
-        self._keys[identity] = next(_keys)
-        self.store.broadcast(self._keys[identity], value, out=[value])
+    def _create(self, name: str, value: NDArray) -> None:
+        """Make a key, and write worker 0's value."""
+        identity = _identity(name, value)
+        self._keys[identity] = key = _key(identity, self._keys.values())
+        self.store.broadcast(key, value, out=[value])
         value.wait_to_read()
-        return value
+
+
+def _identity(name: str, array: NDArray) -> _Identity:
+    return name, array.shape, array.dtype
+
+
+def _key(identity: _Identity, taken: Collection[int]) -> int:
+    """Return a number that is the same in every process, whatever it numbered before."""
+    digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).digest()
+    key = int.from_bytes(digest, "big")
+    while True:
+        key = _FIRST_KEY + key % (_LAST_KEY - _FIRST_KEY)
+        if key not in taken:
+            return key
+        key += 1
+
+
+def _blocks(array: NDArray) -> list[NDArray]:
+    """Copy an array into parts of the same length, the last one padded with zeros."""
+    flat = array.reshape((-1,))
+    padding = -flat.size % _BLOCK
+    if padding:
+        flat = nd.concat(flat, nd.zeros(padding, flat.context, dtype=flat.dtype), dim=0)
+    return [flat[start:start + _BLOCK].copy() for start in range(0, flat.size, _BLOCK)]
 
 
 class HorovodGroup(Group):

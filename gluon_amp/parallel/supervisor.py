@@ -208,7 +208,8 @@ _output_lock = threading.Lock()
 
 def _forward(source: IO[bytes], target: IO[str], prefix: str) -> None:
     """Copy lines, also those that a progress bar ends with a carriage return, behind a prefix."""
-    for line in io.TextIOWrapper(source, encoding="utf-8", errors="replace"):  # type: ignore[type-var]
-        with _output_lock, contextlib.suppress(BrokenPipeError):
-            target.write(prefix + line.rstrip("\n") + "\n")
-            target.flush()
+    with io.TextIOWrapper(source, encoding="utf-8", errors="replace") as lines:  # type: ignore[type-var]
+        for line in lines:
+            with _output_lock, contextlib.suppress(BrokenPipeError):
+                target.write(prefix + line.rstrip("\n") + "\n")
+                target.flush()

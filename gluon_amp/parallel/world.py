@@ -4,9 +4,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from typing import Any
+from typing import Any, Sequence
 
-from mxnet import kvstore as kvstores
+import mxnet as mx
+from mxnet import autograd
 from mxnet.kvstore import KVStore, KVStoreBase
 from mxnet.ndarray import NDArray
 
@@ -17,7 +18,7 @@ from ..errors import StateError, expected
 from ..state import controller
 from .groups import Group, HorovodGroup, LocalGroup, StoreGroup
 
-__all__ = ["allreduce", "engine", "horovod_group", "rank", "size", "store_group", "world"]
+__all__ = ["allreduce", "engine", "horovod_group", "prepare", "rank", "size", "store_group", "world"]
 
 _TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 _HOW_TO_START = "Start the processes together: gluon-amp launch -n 2 script.py"
@@ -94,7 +95,9 @@ def allreduce(array: NDArray, average: bool = False, name: str | None = None) ->
     """Add an array up over all processes, in FP32; made for small vectors such as a layer's statistics.
 
     Every process must make the same calls in the same order, with arrays of the same shape. No gradient flows
-    through: an ``autograd.Function`` that calls this forward, and on its gradients backward, makes it differentiable.
+    through: an ``autograd.Function`` or a ``CustomOp`` that calls this forward, and on its gradients backward, makes it
+    differentiable. Give each of their calls a name, and on the KVStore make it known with :func:`prepare`: operators
+    run in threads of their own, in an order that MXNet chooses.
 
     Parameters
     ----------
@@ -103,7 +106,7 @@ def allreduce(array: NDArray, average: bool = False, name: str | None = None) ->
     average : bool
         Divide the sum by the number of processes.
     name : str, optional
-        Needed where several threads reduce at once: tells the sums that are under way apart. The KVStore keeps memory
+        Tells the sums that are under way apart, needed where several threads reduce at once. The KVStore keeps memory
         for every combination of name and shape.
 
     Returns
@@ -119,20 +122,45 @@ def allreduce(array: NDArray, average: bool = False, name: str | None = None) ->
 
     Examples
     --------
-    >>> import mxnet as mx
     >>> allreduce(mx.nd.array([1, 2])).asnumpy()
     array([1., 2.], dtype=float32)
     """
     if not isinstance(array, NDArray) or array.stype != "default" or dtype_name(array.dtype) not in _TYPES:
         raise TypeError(expected(f"a dense NDArray of {', '.join(_TYPES)}", "array", array))
     group = world()
-    with controller.off():
+    with controller.off(), autograd.pause():
         plain = array.as_nd_ndarray()
         total = plain.copy() if dtype_name(array.dtype) == FLOAT32 else cast_arrays(plain, FLOAT32)
-        group.sum("allreduce" if name is None else f"allreduce.{name}", [total])
+        group.sum(_name(name), [total])
         total = total / group.size if average else total
     total.wait_to_read()
     return total
+
+
+def prepare(name: str, shape: Sequence[int]) -> None:
+    """Make it known that arrays of a shape will be added up under a name.
+
+    The KVStore needs that, by all processes in the same order, before operators that MXNet runs in threads of their own
+    call :func:`allreduce`. Horovod does not.
+
+    Parameters
+    ----------
+    name : str
+        As in :func:`allreduce`.
+    shape : sequence of int
+        Of the arrays.
+
+    Examples
+    --------
+    >>> prepare('statistics', (2,))
+    >>> allreduce(mx.nd.array([1, 2]), name='statistics').asnumpy()
+    array([1., 2.], dtype=float32)
+    """
+    world().prepare(_name(name), mx.nd.zeros(shape))
+
+
+def _name(name: str | None) -> str:
+    return "allreduce" if name is None else f"allreduce.{name}"
 
 
 def store_group(store: KVStoreBase | str) -> StoreGroup:
@@ -147,7 +175,7 @@ def store_group(store: KVStoreBase | str) -> StoreGroup:
         if _native:
             return _native[0]
         _check_environment(store)
-        store = kvstores.create(store)
+        store = mx.kv.create(store)
     if "async" in store.type:
         raise StateError(f"the KVStore {store.type!r} updates weights whenever a worker's gradients arrive: there is "
                          "no common step that all workers could skip. Use 'dist_sync'")
