@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from typing import Iterator, Sequence, Union
+from typing import Any, Iterator, Sequence, Union
 
 import numpy as np
 from mxnet import autograd, gluon
@@ -75,13 +75,15 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
         if loss_scaler is None or loss_scaler is getattr(current, "scaler", None):
             return
         raise StateError("the trainer has a loss scaler already: init_trainer once per trainer")
+    reduction: dict[str, Any] = {"allreduce_always_fp32": allreduce_always_fp32,
+                                 "gradient_predivide_factor": gradient_predivide_factor}
     if controller.level is not None and loss_scaler is None:
-        controller.level.attach(trainer, warn_after)
+        controller.level.attach(trainer, warn_after, **reduction)
         return
     scaler = _make_scaler(loss_scaler, active_dtype(trainers.device_type(trainer)))
     trainers.update_locally(trainer)
     trainers.update_singly(trainer)
-    attach(trainer, TrainerScaler(trainer, scaler, warn_after), allreduce_always_fp32, gradient_predivide_factor)
+    attach(trainer, TrainerScaler(trainer, scaler, warn_after), **reduction)
 
 
 def _make_scaler(value: LossScaler | float | str | None, dtype: str | None) -> LossScaler:

@@ -1,7 +1,7 @@
 """What is in force after ``initialize``: for the networks, and for the trainers."""
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from mxnet import gluon
 from mxnet.gluon import Block
@@ -23,7 +23,7 @@ __all__ = ["Disabled", "Enabled", "switch_on"]
 class Disabled:
     """Lets trainers work as without AMP: losses are not scaled, and no step is skipped."""
 
-    def attach(self, trainer: gluon.Trainer, warn_after: int = 20) -> None:
+    def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
         """Let ``scale_loss`` know the trainer."""
         attach(trainer, UnscaledTrainer(trainer))
 
@@ -45,10 +45,10 @@ class Enabled(NamedTuple):
     scalers: list[LossScaler]
     weights: LowWeights | None
 
-    def attach(self, trainer: gluon.Trainer, warn_after: int = 20) -> None:
-        """Give a trainer the loss scalers."""
+    def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
+        """Give a trainer the loss scalers; ``reduction`` is what ``init_trainer`` takes for several processes."""
         trainers.update_locally(trainer)
-        attach(trainer, TrainerScaler(trainer, self.scalers, warn_after))
+        attach(trainer, TrainerScaler(trainer, self.scalers, warn_after), **reduction)
 
     def updated(self, trainer: gluon.Trainer) -> None:
         """Round the weights that a trainer has updated."""
