@@ -103,6 +103,43 @@ def test_a_nan_weight(hybridize):
 
 
 @hybridized_or_not
+def test_a_weight_that_is_too_large_for_float16(hybridize):
+    amp.init("float16")
+    net = chain(1, 1, hybridize=hybridize)
+    net[1].dense.weight.data()[2, 2] = 70000
+    report, = step(net, mx.nd.ones((2, 8)))
+    assert (report.phase, report.op, report.block) == ("forward", "FullyConnected", "net_times1_dense0")
+    assert (report.rounded_to, report.overflows) == ("float16", True)
+    weight = next(item for item in report.inputs if "weight" in item.name)
+    assert (weight.inf, report.in_fp32[0].largest) == (1, 70000)
+
+
+class Unused(HybridBlock):
+    """Returns more than the loss needs."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.dense = nn.Dense(8, in_units=8, use_bias=False)
+
+    def hybrid_forward(self, F, x):
+        y = self.dense(x)
+        return [y * 2, (y * 3, F.argmax(y, axis=1))], F.broadcast_add(F.zeros((1000, 1000)), y.sum())
+
+
+@hybridized_or_not
+def test_outputs_that_the_loss_does_not_use(hybridize):
+    amp.init("float16")
+    net = Unused()
+    net.initialize(Diagonal())
+    net.hybridize(hybridize)
+    for _ in range(5):
+        assert step(net, mx.nd.ones((2, 8)), loss=lambda outputs: outputs[0][1][0].sum()) == []
+        np.testing.assert_array_equal(net.dense.weight.grad().asnumpy(), np.full((8, 8), 6.0))
+        net.dense.weight.set_data(mx.nd.array(np.eye(8)))
+
+
+@hybridized_or_not
 def test_bad_data(hybridize):
     amp.init("float16")
     report, = step(chain(1, hybridize=hybridize), mx.nd.array([[np.inf] * 8]))

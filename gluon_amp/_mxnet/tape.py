@@ -24,6 +24,7 @@ from .symbols import dtype_name, from_graph
 __all__ = ["CAST", "Event", "Rerun", "Source", "Tape", "gradients_of", "is_float", "leaf_of"]
 
 CAST = "amp_cast"
+_TRANSPARENT = (CAST, "_mul_scalar")  # what AMP inserts without changing values but for rounding
 _FLOATS = (FLOAT32, FLOAT16, BFLOAT16, "float64")
 
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
@@ -98,6 +99,13 @@ class Event:
     def key(self) -> tuple[str, int]:
         """Identifies the same operator in another run."""
         return self.name, self.count
+
+    def original(self, position: int) -> tuple[NDArray, Source | None]:
+        """Return an input as it was before AMP's casts, and where that comes from."""
+        array, source = self.arguments[position], self.sources[position]
+        while source is not None and source.event.inserted and source.event.op in _TRANSPARENT:
+            array, source = source.event.arguments[0], source.event.sources[0]
+        return array, source
 
     def runs_in(self, dtype: str) -> bool:
         """Whether it runs on values of a type, stored in it or (where it is imitated) rounded through it."""
@@ -243,7 +251,7 @@ class Tape:
         return _per_input(heads, event.inputs, event)
 
     def again(self, event: Event, run: Callable[..., Sequence[NDArray]] | None = None) -> Rerun:
-        """Run an operator once more, alone, on its inputs and incoming gradients in FP32.
+        """Run an operator once more, alone, in FP32 on its inputs before AMP's casts and its incoming gradients.
 
         Parameters
         ----------
@@ -252,8 +260,8 @@ class Tape:
         run : callable, optional
             Takes the operator's name, inputs and parameters, and gives its outputs; MXNet's kernel when None.
         """
-        inputs = [leaf_of(self.in_fp32(array)) if mark else self.in_fp32(array).copy()
-                  for array, mark in zip(event.inputs, event.marked)]
+        arrays = [self.in_fp32(event.original(position)[0]) for position in range(len(event.inputs))]
+        inputs = [leaf_of(array) if mark else array.copy() for array, mark in zip(arrays, event.marked)]
         attrs = {key: value for key, value in event.attrs.items() if not key.startswith("__")}
         with autograd.record(train_mode=event.training) if any(event.marked) else autograd.pause(event.training):
             outputs = list((run or self.call)(event.op, inputs, attrs))

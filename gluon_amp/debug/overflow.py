@@ -37,26 +37,38 @@ class _Call:
     arguments: tuple
     state: State | None
     train_mode: bool
-    gradients: list[NDArray | None] = field(default_factory=list)
+    probes: list[_Probe] = field(default_factory=list)
+
+    def probed(self, array: NDArray) -> NDArray:
+        """Return an output of the network with a probe behind it; other values as they are."""
+        if not is_float(array):
+            return array
+        self.probes.append(_Probe())
+        return self.probes[-1](array)
+
+    @property
+    def gradients(self) -> list[NDArray | None]:
+        """The gradients of the floating-point outputs, None where none came back."""
+        return [probe.gradient for probe in self.probes]
 
 
 class _Probe(autograd.Function):
-    """Hands arrays on, and notes the gradients that come back."""
+    """Hands an array on, and notes the gradient that comes back.
 
-    def __init__(self, call: _Call):
-        super().__init__()
-        self.call = call
+    One array each: MXNet hands uninitialized memory to a function for those of its outputs that get no gradient.
+    """
+
+    gradient: NDArray | None = None
 
     @custom_fwd
-    def forward(self, *arrays: NDArray) -> Any:
-        """Hand the arrays on."""
-        handed = tuple(array.detach() for array in arrays)
-        return handed if len(handed) > 1 else handed[0]
+    def forward(self, array: NDArray) -> NDArray:
+        """Hand the array on."""
+        return array.detach()
 
-    def backward(self, *gradients: NDArray) -> Any:
-        """Note the gradients and hand them on."""
-        self.call.gradients = [gradient.copy() for gradient in gradients]
-        return gradients if len(gradients) > 1 else gradients[0]
+    def backward(self, gradient: NDArray) -> NDArray:
+        """Note the gradient and hand it on."""
+        self.gradient = gradient.copy()
+        return gradient
 
 
 class OverflowTracer:
@@ -102,9 +114,7 @@ class OverflowTracer:
             outputs = cast_arrays(outputs, FLOAT32)
         call = _Call(arguments, controller.current(), autograd.is_training())
         self._calls.append(call)
-        handed = _Probe(call)(*float_arrays(outputs))
-        passing = iter(handed if isinstance(handed, (list, tuple)) else [handed])
-        return map_arrays(lambda array: next(passing) if is_float(array) else array, outputs)
+        return map_arrays(call.probed, outputs)
 
     def _step(self, skipped: bool) -> None:
         """Hear of a step."""
@@ -233,10 +243,10 @@ def _rounded_to(culprit: Culprit) -> str:
 
 
 def _in_fp32(culprit: Culprit, event: Event, locator: Locator) -> tuple[Magnitude, ...]:
-    if culprit.rounding is not None:  # what was rounded is FP32
-        rerun = Rerun(event.outputs, event.input_gradients)
-    elif event.repeatable:
+    if event.repeatable:
         rerun = locator.run.tape.again(event)
+    elif culprit.rounding is not None:  # what was rounded is FP32
+        rerun = Rerun(event.outputs, event.input_gradients)
     else:
         return ()
     if culprit.phase == BACKWARD:
@@ -255,10 +265,8 @@ def _numbered(word: str, arrays: Sequence[Any]) -> list[str]:
 
 def _input_names(event: Event, locator: Locator) -> list[str]:
     names = []
-    for position, (array, source) in enumerate(zip(event.arguments, event.sources)):
-        origin = source
-        while origin is not None and origin.event.inserted and origin.event.sources:
-            array, origin = origin.event.arguments[0], origin.event.sources[0]
-        made_by = origin.event.name if origin is not None else locator.run.names.get(id(array), "data")
+    for position in range(len(event.inputs)):
+        array, source = event.original(position)
+        made_by = source.event.name if source is not None else locator.run.names.get(id(array), "data")
         names.append(f"input {position}, {made_by}")
     return names
