@@ -96,8 +96,9 @@ class Locator:
         """Lay a cast of AMP's to the operator that gave the value, or to the one that reads it."""
         if not (event.inserted and event.op == CAST):
             return Culprit(phase, event)
-        if phase == FORWARD and event.sources[0] is not None:
-            return Culprit(phase, self._written_by(event), event)
+        writer = self._written_by(event)
+        if phase == FORWARD and not writer.inserted:
+            return Culprit(phase, writer, event)
         reader = self._reader(event)
         if reader.inserted:  # the last cast of all, to what the network returns
             return Culprit(LOSS, rounding=event, tensor=f"output {self._output(reader)}")
