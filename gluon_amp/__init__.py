@@ -23,6 +23,7 @@ from .compatibility import install, uninstall
 from .convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
 from .debug.explain import explain
 from .debug.overflow import trace_overflow
+from .debug.preflight import preflight, suggest_scale
 from .debug.report import report
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
 from .estimator import AmpCheckpointHandler, AmpHandler
@@ -47,6 +48,8 @@ from .op_lists.views import (
 )
 from .opt_level import initialize
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
+from .tune import tune
+from .tuning import Tuning
 
 _isa.settle(_run_onednn_operator)
 
@@ -54,11 +57,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AmpCheckpointHandler", "AmpError", "AmpHandler", "DTypeError", "DynamicLossScaler", "GraphError", "LossScaler",
-    "PolicyError", "StateError", "StaticLossScaler", "active_dtype", "autocast", "clip_global_norm",
+    "PolicyError", "StateError", "StaticLossScaler", "Tuning", "active_dtype", "autocast", "clip_global_norm",
     "convert_bucketing_module", "convert_hybrid_block", "convert_model", "convert_symbol", "custom_bwd", "custom_fwd",
     "deinit", "exclude", "explain", "float32_function", "init", "init_trainer", "initialize", "install", "is_active",
     "list_conditional_fp32_ops", "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops",
     "list_lp16_use_fp32_params", "list_widest_type_cast", "load_state_dict", "load_states", "low_precision_function",
-    "master_params", "register_float32_function", "register_low_precision_function", "register_op", "report",
-    "save_states", "scale_loss", "state_dict", "trace_overflow", "uninstall", "unscale",
+    "master_params", "preflight", "register_float32_function", "register_low_precision_function", "register_op",
+    "report", "save_states", "scale_loss", "state_dict", "suggest_scale", "trace_overflow", "tune", "uninstall",
+    "unscale",
 ]

@@ -196,7 +196,7 @@ class _Ear:
 
 
 def run_observed(symbol: mx.sym.Symbol, args: Sequence[NDArray], heard: list[Output],
-                 stopwatch: Stopwatch | None = None) -> tuple[StockCachedOp, Any]:
+                 stopwatch: Stopwatch | None = None) -> tuple[Any, Any]:
     """Run a symbol in a cached op of its own, and note every output that the engine reports.
 
     Parameters

@@ -148,7 +148,8 @@ def make_rows(ran: Sequence[Ran], net: Block | None) -> tuple[list[OperatorRow],
     own = [record for record in ran if not _is_inserted(record)]
     index = {id(record.node): position for position, record in enumerate(own)}
     inserted = {id(record.node) for record in ran if _is_inserted(record)}
-    operators = [_operator_row(record, blocks, index, inserted) for record in own]
+    imitating = {id(record.node) for record in ran if record.imitation}
+    operators = [_operator_row(record, blocks, index, inserted, imitating) for record in own]
     extras = [record for record in ran if _is_inserted(record)]
     rows = [_inserted_row(record) for record in extras]
     for record, row in zip(extras, rows):
@@ -165,23 +166,29 @@ def _is_inserted(record: Ran) -> bool:
     return record.inserted or record.node.op == CAST
 
 
-def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int], inserted: set[int]) -> OperatorRow:
+def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int], inserted: set[int],
+                  imitating: set[int]) -> OperatorRow:
     node, decision = record.node, record.node.decision
     block, path = blocks.of(record)
     return OperatorRow(node.name, node.op, block, path, record.in_graph, record.planned, record.observed,
                        decision.rule if decision else "", decision.note if decision else "", record.shape,
                        record.flops, 0, 0, record.milliseconds,
-                       tuple(_input_row(entry, index, inserted) for entry in node.inputs),
+                       tuple(_input_row(entry, index, inserted, imitating) for entry in node.inputs),
                        decision.safe if decision else True)
 
 
-def _input_row(entry: Entry, index: dict[int, int], inserted: set[int]) -> InputRow:
-    source = _source(entry, inserted)
-    return InputRow(source.node.name, index.get(id(source.node)), source.dtype, entry.dtype, source.shape)
+def _input_row(entry: Entry, index: dict[int, int], inserted: set[int], imitating: set[int]) -> InputRow:
+    source, read = _source(entry, inserted), _source(entry, imitating)
+    made = entry
+    while made.node is not source.node and made.node.inputs[0].node is not source.node:
+        made = made.node.inputs[0]
+    # What imitates a type rounds it right behind the operator that gives it.
+    before = made if id(made.node) in imitating else source
+    return InputRow(source.node.name, index.get(id(source.node)), before.dtype, read.dtype, source.shape)
 
 
 def _source(entry: Entry, inserted: set[int]) -> Entry:
-    """Return what a tensor was before AMP's own operators."""
+    """Return what a tensor was before some of AMP's own operators."""
     while id(entry.node) in inserted and entry.node.inputs:
         entry = entry.node.inputs[0]
     return entry

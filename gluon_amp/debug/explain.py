@@ -56,7 +56,7 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     >>> net.initialize()
     >>> net.hybridize()
     >>> print(amp.explain(net, 'fc_fwd', mx.nd.ones((2, 8))))
-    fc_fwd (FullyConnected, in block fc_) runs in bfloat16: planned bfloat16, observed bfloat16
+    fc_fwd (FullyConnected, in block fc) runs in bfloat16: planned bfloat16, observed bfloat16
       why     rule LOWER: bfloat16 matrix products run about 2x as fast as FP32
       reads   data: float32, cast to bfloat16
       ...

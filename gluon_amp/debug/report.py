@@ -66,7 +66,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     >>> found.operators[0].name, found.operators[0].observed
     ('fc_fwd', 'bfloat16')
     >>> print(found.summary)
-    1 of 1 operators in bfloat16, 100% of the arithmetic, 4 casts (456 bytes)
+    1 of 1 operators in bfloat16, 100% of the arithmetic, 4 casts (360 bytes)
     >>> amp.deinit()
     """
     for name, value in (("train", train), ("time", time)):

@@ -1,0 +1,112 @@
+"""What a low-precision type can hold, and how many of some values it cannot."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..dtypes import BFLOAT16, FLOAT16
+
+__all__ = ["FORMATS", "Format", "Losses", "losses"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """The range of a floating-point type.
+
+    Attributes
+    ----------
+    largest : float
+        The largest finite value.
+    overflow : float
+        Absolute values from here on are rounded to infinity.
+    normal : float
+        The smallest value with full resolution.
+    flush : float
+        Absolute values up to here are rounded to zero.
+    """
+
+    largest: float
+    overflow: float
+    normal: float
+    flush: float
+
+    @classmethod
+    def of(cls, fraction_bits: int, largest_exponent: int) -> Format:
+        """Compute the range from a type's layout, for rounding to nearest, ties to even.
+
+        Examples
+        --------
+        >>> Format.of(10, 15).largest, Format.of(10, 15).overflow
+        (65504.0, 65520.0)
+        """
+        step = 2.0 ** (largest_exponent - fraction_bits)
+        top = 2.0 ** largest_exponent * 2
+        smallest_exponent = 1 - largest_exponent
+        return cls(top - step, top - step / 2, 2.0 ** smallest_exponent, 2.0 ** (smallest_exponent - fraction_bits - 1))
+
+    def headroom(self, largest: float) -> float:
+        """Return how many times a value can double before it overflows; negative when it does already.
+
+        Examples
+        --------
+        >>> FORMATS['float16'].headroom(65504.0 / 8)
+        3.0
+        >>> FORMATS['float16'].headroom(0.0)
+        inf
+        """
+        if math.isnan(largest) or math.isinf(largest):
+            return -math.inf
+        return math.log2(self.largest / largest) if largest > 0 else math.inf
+
+
+FORMATS = {FLOAT16: Format.of(10, 15), BFLOAT16: Format.of(7, 127)}
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What happens to some values in a type.
+
+    Attributes
+    ----------
+    count : int
+        All values.
+    largest : float
+        The largest finite absolute value; 0.0 when there is none.
+    overflowed, flushed, subnormal : int
+        Values that become infinite, that become zero without being zero, and that keep less than full resolution.
+    not_finite : int
+        Values that are infinite or NaN as they are.
+    """
+
+    count: int
+    largest: float
+    overflowed: int
+    flushed: int
+    subnormal: int
+    not_finite: int
+
+
+def losses(values: np.ndarray, form: Format) -> Losses:
+    """Count what a type cannot hold of some values.
+
+    Parameters
+    ----------
+    values : numpy.ndarray
+        In FP32 or float64.
+    form : Format
+        The type.
+
+    Examples
+    --------
+    >>> losses(np.array([1.0, 7e4, 1e-9, 3e-5, np.nan]), FORMATS['float16'])
+    Losses(count=5, largest=70000.0, overflowed=1, flushed=1, subnormal=1, not_finite=1)
+    """
+    size = np.abs(values)
+    finite = np.isfinite(size)
+    size = size[finite]
+    flushed = (size > 0) & (size <= form.flush)
+    return Losses(values.size, float(size.max()) if size.size else 0.0, int((size >= form.overflow).sum()),
+                  int(flushed.sum()), int(((size > form.flush) & (size < form.normal)).sum()),
+                  int(values.size - finite.sum()))
