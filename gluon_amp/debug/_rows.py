@@ -8,6 +8,7 @@ from typing import Sequence
 from mxnet.gluon import Block
 
 from .._mxnet.observe import block_tree, symbol_block_nodes
+from ..dtypes import FLOAT32
 from ..graph import Entry, Node
 from ._records import CAST, Ran
 
@@ -178,8 +179,9 @@ def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int], inserted:
 
 
 def _input_row(entry: Entry, index: dict[int, int], inserted: set[int], imitating: set[int]) -> InputRow:
-    source, read = _source(entry, inserted), _source(entry, imitating)
-    made = entry
+    source, made, read = _source(entry, inserted), entry, entry
+    while id(read.node) in imitating and read.dtype == FLOAT32:
+        read = read.node.inputs[0]
     while made.node is not source.node and made.node.inputs[0].node is not source.node:
         made = made.node.inputs[0]
     # What imitates a type rounds it right behind the operator that gives it.
@@ -188,7 +190,7 @@ def _input_row(entry: Entry, index: dict[int, int], inserted: set[int], imitatin
 
 
 def _source(entry: Entry, inserted: set[int]) -> Entry:
-    """Return what a tensor was before some of AMP's own operators."""
+    """Return what a tensor was before AMP's own operators."""
     while id(entry.node) in inserted and entry.node.inputs:
         entry = entry.node.inputs[0]
     return entry
