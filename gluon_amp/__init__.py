@@ -48,6 +48,7 @@ from .op_lists.views import (
 )
 from .opt_level import initialize
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
+from .tune import tune
 from .tuning import Tuning
 
 _isa.settle(_run_onednn_operator)
@@ -62,6 +63,6 @@ __all__ = [
     "list_conditional_fp32_ops", "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops",
     "list_lp16_use_fp32_params", "list_widest_type_cast", "load_state_dict", "load_states", "low_precision_function",
     "master_params", "preflight", "register_float32_function", "register_low_precision_function", "register_op",
-    "report", "save_states", "scale_loss", "state_dict", "suggest_scale", "trace_overflow", "uninstall",
+    "report", "save_states", "scale_loss", "state_dict", "suggest_scale", "trace_overflow", "tune", "uninstall",
     "unscale",
 ]

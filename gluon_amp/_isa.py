@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Callable, MutableMapping
 
-__all__ = ["AMX", "VARIABLE", "cpu_flags", "granted", "request", "request_tiles", "settle"]
+__all__ = ["AMX", "VARIABLE", "cpu_flags", "cpu_name", "granted", "request", "request_tiles", "settle"]
 
 VARIABLE, AMX = "DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX"
 _ALLOWS_AMX = (AMX, "ALL")
@@ -73,11 +73,25 @@ def settle(run_operator: Callable[[], object]) -> None:
 
 def cpu_flags(cpuinfo: str | None = None) -> set[str]:
     """Return the CPU's instruction sets, as Linux names them."""
-    if cpuinfo is None:
-        path = Path("/proc/cpuinfo")
-        cpuinfo = path.read_text() if path.exists() else ""
-    lines = (line for line in cpuinfo.splitlines() if line.startswith("flags"))
+    lines = (line for line in (cpuinfo if cpuinfo is not None else _cpuinfo()).splitlines() if line.startswith("flags"))
     return next((set(line.split(":", 1)[1].split()) for line in lines), set())
+
+
+def cpu_name(cpuinfo: str | None = None) -> str:
+    """Return the CPU's name, as Linux gives it.
+
+    Examples
+    --------
+    >>> cpu_name("model name : Some CPU @ 3 GHz")
+    'Some CPU @ 3 GHz'
+    """
+    lines = (cpuinfo if cpuinfo is not None else _cpuinfo()).splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+
+
+def _cpuinfo() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
 
 
 def request_tiles() -> bool:

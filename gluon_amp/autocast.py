@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from contextlib import ContextDecorator, ExitStack
 from dataclasses import replace
@@ -13,19 +14,21 @@ from ._mxnet import hooks
 from ._mxnet.eager import outermost
 from ._mxnet.operators import registered_operators
 from .dtypes import BFLOAT16, FLOAT16, IMITATED_FLOAT16, Support, normalize
-from .errors import DTypeError, StateError, expected
+from .errors import DTypeError, PolicyError, StateError, expected
 from .passes.context import REGION_ON
 from .policy import ConditionalOp, Policy, make_policy
-from .state import State, controller, device_supports, region
+from .state import State, controller, device_supports, machine, region
+from .tuning import Tuning, default_cache
 
-__all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "usable_types"]
+__all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "tuned",
+           "usable_types"]
 
 _logger = logging.getLogger("gluon_amp")
 
 
 def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
          conditional_fp32_ops: Sequence[ConditionalOp] | None = None, fp32_ops: Sequence[str] | None = None,
-         layout_optimization: bool = False) -> None:
+         layout_optimization: bool = False, *, tuning: Tuning | str | os.PathLike | bool | None = None) -> None:
     """Switch automatic mixed precision on.
 
     May come before or after the network is created: networks that are hybridized already are rewritten at
@@ -45,6 +48,9 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         Operators forced to FP32, beside those that the table names.
     layout_optimization : bool
         Accepted for MXNet 2's signature. Only False has a meaning on MXNet 1.9.1.
+    tuning : Tuning, path or True, optional
+        Measurements of :func:`tune`: operators that are slower in low precision here stay in FP32. True reads those
+        that ``tune`` kept.
 
     Raises
     ------
@@ -67,15 +73,16 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         raise StateError("layout_optimization=True needs MXNet 2: its graph pass does not exist in MXNet 1.9.1. "
                          "Leave it at False")
     requested = None if target_dtype is None else normalize(target_dtype)
-    arguments = (requested, repr(target_precision_ops), repr(conditional_fp32_ops), repr(fp32_ops))
+    arguments = (requested, repr(target_precision_ops), repr(conditional_fp32_ops), repr(fp32_ops), repr(tuning))
     if controller.state is not None:
         if arguments == controller.state.arguments:
             return
         raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
     supports = device_supports()
     usable = usable_types(requested, supports)
-    state = State(device_policies(usable, target_precision_ops=target_precision_ops, fp32_ops=fp32_ops,
-                            conditional_fp32_ops=conditional_fp32_ops), arguments)
+    policies = device_policies(usable, target_precision_ops=target_precision_ops, fp32_ops=fp32_ops,
+                               conditional_fp32_ops=conditional_fp32_ops)
+    state = State(tuned(policies, tuning), arguments)
     hooks.install(controller)
     controller.state = state
     announce(usable, supports)
@@ -230,6 +237,24 @@ def device_policies(usable: Mapping[str, Support], **lists: Any) -> dict[str, Po
     return {device: replace(make_policy(found.dtype, known, custom_ops=controller.custom_ops, emulated=found.imitated,
                                         **lists), channel_multiple=found.channel_multiple, amx=found.amx)
             for device, found in usable.items() if found.dtype}
+
+
+def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | bool | None) -> dict[str, Policy]:
+    """Give policies the measurements of this machine that the user named.
+
+    Raises
+    ------
+    PolicyError
+        They are of another machine, or the file holds none.
+    """
+    if tuning is None or tuning is False:
+        return dict(policies)
+    if not isinstance(tuning, Tuning):
+        tuning = Tuning.load(default_cache() if tuning is True else tuning, machine())
+    if tuning.machine != machine():
+        raise PolicyError(f"the measurements are of another machine ({tuning.machine}), this is {machine()}: call "
+                          "amp.tune(net, data) here")
+    return {device: replace(policy, slow=tuning.slow) for device, policy in policies.items()}
 
 
 def usable_types(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:

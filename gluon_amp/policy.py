@@ -10,8 +10,11 @@ from .errors import PolicyError, closest, expected
 from .op_lists import FP32, KEEP, LOWER, NEUTRAL, WIDEST, OpRule
 from .op_lists.groups.layers import BATCH_NORMS
 from .op_lists.whole_network import WHOLE_NETWORK
+from .tuning import signature
 
 __all__ = ["Policy", "cast_network", "make_policy", "precision"]
+
+_SLOW = OpRule("*", FP32, note="measured to be slower in low precision on this machine")
 
 _SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 _CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
@@ -39,6 +42,8 @@ class Policy:
         Whether oneDNN uses AMX tiles, some of whose kernels are not sound for all shapes.
     channel_multiple : int, optional
         The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
+    slow : frozenset of str
+        Uses of operators (:func:`gluon_amp.tuning.signature`) that were measured to be slower in low precision.
 
     Examples
     --------
@@ -53,6 +58,7 @@ class Policy:
     training: bool = True
     amx: bool = False
     channel_multiple: int | None = None
+    slow: frozenset[str] = frozenset()
 
     def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None = None) -> OpRule:
         """Return the record that governs an operator.
@@ -70,20 +76,24 @@ class Policy:
         -------
         OpRule
         """
-        unsound = self.unsound_for(op, attrs, shape)
-        if unsound is not None:
-            return unsound
+        kept = self.kept_for(op, attrs, shape)
+        if kept is not None:
+            return kept
         channels = shape[1] if shape and len(shape) > 1 else None
         return next(record for record in self._records(op) if _holds(record, attrs, channels))
 
     @property
     def has_shape_rules(self) -> bool:
-        """Whether :meth:`unsound_for` can find anything."""
-        return self.target_dtype == BFLOAT16 and (self.training or self.amx)
+        """Whether :meth:`kept_for` can find anything."""
+        return bool(self.slow) or (self.target_dtype == BFLOAT16 and (self.training or self.amx))
 
-    def unsound_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> OpRule | None:
+    def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> OpRule | None:
         """Return what keeps an operator in FP32 for the shape of its data, which may change from call to call."""
-        if not (self.has_shape_rules and op == "Convolution" and shape):
+        if not (self.has_shape_rules and shape):
+            return None
+        if self.slow and signature(op, attrs, shape) in self.slow:
+            return _SLOW
+        if op != "Convolution" or self.target_dtype != BFLOAT16:
             return None
         return shape_rules.unsound_convolution(attrs, shape, self.training, self.amx)
 

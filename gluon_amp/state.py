@@ -12,18 +12,18 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Seque
 import mxnet as mx
 from mxnet.gluon import Block, Trainer
 
-from . import passes
+from . import _isa, passes
 from ._mxnet import hooks
 from ._mxnet.arrays import cast_arrays
 from ._mxnet.cached_op import Inputs
 from ._mxnet.eager import EagerPolicy
 from ._mxnet.symbols import analyse, from_graph, to_graph, was_converted, was_traced_in_a_region
-from .dtypes import BFLOAT16, FLOAT32, Support, cpu_support, cuda_compute_capability, cuda_support
+from .dtypes import BFLOAT16, FLOAT32, Support, cpu_isa, cpu_support, cuda_compute_capability, cuda_support
 from .graph import Graph
 from .passes.context import REGION_ATTRIBUTE, REGION_OFF, REGION_ON
 from .policy import Policy
 
-__all__ = ["Level", "Network", "State", "controller", "device_supports", "region"]
+__all__ = ["Level", "Network", "State", "controller", "device_supports", "machine", "region"]
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
 
@@ -36,6 +36,12 @@ def support(device_type: str, device_id: int = 0) -> Support:
 def device_supports() -> dict[str, Support]:
     """Say which low-precision type each kind of device of this machine runs."""
     return {name: support(name) for name in (["cpu", "gpu"] if mx.context.num_gpus() else ["cpu"])}
+
+
+def machine() -> str:
+    """Describe what measurements of operators hold for: CPU, instruction set, threads and MXNet version."""
+    threads = os.environ.get("OMP_NUM_THREADS", "default")
+    return f"{_isa.cpu_name()}, {cpu_isa()}, OMP_NUM_THREADS={threads}, MXNet {mx.__version__}"
 
 
 class State:
@@ -118,7 +124,7 @@ class State:
         except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
             return frozenset()
         return frozenset(node.name for node in graph.operators() if node.inputs
-                         and policy.unsound_for(node.op, node.attrs, node.inputs[0].shape))
+                         and policy.kept_for(node.op, node.attrs, node.inputs[0].shape))
 
     def explain(self, symbol: mx.sym.Symbol, inputs: Inputs, message: str) -> str:
         """Say what AMP did to the operator that an error message of MXNet is about."""

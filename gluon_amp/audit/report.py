@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 from collections import Counter
 from itertools import groupby
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any, Iterable, Iterator
 import mxnet as mx
 import numpy as np
 
+from .._isa import cpu_name
 from .._mxnet.operators import registered_operators
 from ..dtypes import cpu_isa
 from .compare import CRASH, ERROR, OK, TIMEOUT, UNUSABLE, WRONG
@@ -53,13 +53,7 @@ def not_applicable() -> dict[str, dict]:
 def engine(dtype: str, device: str) -> dict[str, str]:
     """Describe what is audited and where."""
     return {"mxnet": mx.__version__, "oneDNN": ONEDNN, "numpy": np.__version__, "python": platform.python_version(),
-            "dtype": dtype, "device": device, "cpu": _cpu_name(), "isa": cpu_isa()}
-
-
-def _cpu_name() -> str:
-    path = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", path.read_text()) if path.exists() else []
-    return names[0] if names else platform.processor()
+            "dtype": dtype, "device": device, "cpu": cpu_name(), "isa": cpu_isa()}
 
 
 def read(path: str | Path) -> dict:

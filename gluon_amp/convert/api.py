@@ -1,9 +1,10 @@
 """The conversions: of a symbol, a model, a block, a bucketing module."""
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from importlib import metadata
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence, Union
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
@@ -14,6 +15,7 @@ from .._mxnet.symbols import dtype_name, to_graph
 from .._mxnet.weights import NamesOnly, NDArrayWeights
 from ..errors import GraphError, StateError
 from ..policy import ConditionalOp
+from ..tuning import Tuning
 from .arguments import (
     as_example,
     check_data_names,
@@ -35,6 +37,7 @@ from .settings import chosen_steps, target_of
 __all__ = ["convert_bucketing_module", "convert_hybrid_block", "convert_model", "convert_symbol"]
 
 Arrays = Mapping[str, mx.nd.NDArray]
+Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
 _NEED_VALUES = {"fold_batch_norm", "align_channels"}
 
 
@@ -43,7 +46,8 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
                    excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
                    cast_optional_params: bool | None = None, *, exclude: Any = None,
                    optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
-                   cast_params_offline: bool | None = None, cast_outputs: bool = True) -> mx.sym.Symbol:
+                   cast_params_offline: bool | None = None, cast_outputs: bool = True,
+                   tuning: Tuned = None) -> mx.sym.Symbol:
     """Convert an FP32 symbol to one for mixed-precision inference.
 
     Without the parameters' values BatchNorm cannot be folded: prefer :func:`convert_model`.
@@ -59,7 +63,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     cast_optional_params, cast_params_offline : bool, optional
         Whether parameters that are read in low precision only are expected in it, rather than cast in the graph. False
         by default.
-    exclude, optimize, cast_outputs
+    exclude, optimize, cast_outputs, tuning
         As in :func:`convert_hybrid_block`.
     device : Context, optional
         Where the symbol will run: the current context by default.
@@ -89,7 +93,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     check_names(data_names or (), names, "data_names")
     weights = NamesOnly([name for name in names if name not in data_names] if data_names is not None else [])
     request = _request(sym, target_dtype, (target_dtype_ops, fp32_ops, conditional_fp32_ops), wanted, device,
-                       chosen_steps(optimize, offline) - _NEED_VALUES, cast_outputs)
+                       chosen_steps(optimize, offline) - _NEED_VALUES, cast_outputs, tuning)
     return convert(sym, weights, request, {}, {})[0]
 
 
@@ -99,8 +103,8 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
                   excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool | None = None, *,
                   exclude: Any = None, optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
                   cast_params_offline: bool | None = None, cast_outputs: bool = True,
-                  data_names: Sequence[str] | None = None, data_example: Mapping[str, Any] | None = None
-                  ) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray], dict[str, mx.nd.NDArray]]:
+                  data_names: Sequence[str] | None = None, data_example: Mapping[str, Any] | None = None,
+                  tuning: Tuned = None) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray], dict[str, mx.nd.NDArray]]:
     """Convert an FP32 symbol and its parameters for mixed-precision inference.
 
     Parameters
@@ -111,7 +115,7 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
         Its parameters and auxiliary states, left as they are. Those that the symbol does not use are dropped.
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in :func:`convert_hybrid_block`.
-    exclude, optimize, cast_params_offline, cast_outputs
+    exclude, optimize, cast_params_offline, cast_outputs, tuning
         As in :func:`convert_hybrid_block`.
     device : Context, optional
         Where the network will run: the current context by default.
@@ -149,7 +153,7 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     arrays = {**arg_params, **aux_params}
     check_data_names(sym, arrays, data_names)
     request = _request(sym, target_dtype, (target_dtype_ops, fp32_ops, conditional_fp32_ops), wanted, device,
-                       chosen_steps(optimize, given(cast_optional_params, cast_params_offline)), cast_outputs)
+                       chosen_steps(optimize, given(cast_optional_params, cast_params_offline)), cast_outputs, tuning)
     weights = NDArrayWeights({name: array for name, array in arrays.items() if name in set(sym.list_inputs())})
     example = data_example or {}
     check_names(example, sym.list_inputs(), "data_example")
@@ -169,7 +173,8 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
                          cast_optional_params: bool | None = None, *, data_example: Any = None, exclude: Any = None,
                          optimize: str | Iterable[str] = "all",
                          device: mx.Context | Sequence[mx.Context] | None = None,
-                         cast_params_offline: bool | None = None, cast_outputs: bool = True) -> ConvertedBlock:
+                         cast_params_offline: bool | None = None, cast_outputs: bool = True,
+                         tuning: Tuned = None) -> ConvertedBlock:
     """Convert a trained FP32 network to one for mixed-precision inference.
 
     Parameters
@@ -201,6 +206,8 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
         ``fuse``. Each is exact up to rounding. ``'none'`` inserts casts only.
     cast_outputs : bool
         Whether outputs are FP32. They are left in the type that they are computed in otherwise.
+    tuning : Tuning, path or True, optional
+        Measurements of :func:`tune`, as for :func:`init`; they need ``data_example`` to tell shapes from.
 
     Returns
     -------
@@ -240,7 +247,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     devices = devices_of(given(ctx, device), block)
     request = _request(traced.symbol, target_dtype, (target_dtype_ops, fp32_ops, conditional_fp32_ops), wanted,
                        devices[0], chosen_steps(optimize, given(cast_optional_params, cast_params_offline)),
-                       cast_outputs)
+                       cast_outputs, tuning)
     weights = NDArrayWeights(blocks.parameters_of(block, names))
     known = dict(zip([data.name for data in traced.inputs], flat(example)))
     symbol, record = convert(traced.symbol, weights, request,
@@ -259,7 +266,8 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
                              excluded_sym_names: Sequence[str] | None = None,
                              cast_optional_params: bool | None = None, *, exclude: Any = None,
                              optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
-                             cast_params_offline: bool | None = None, cast_outputs: bool = True) -> BucketingModule:
+                             cast_params_offline: bool | None = None, cast_outputs: bool = True,
+                             tuning: Tuned = None) -> BucketingModule:
     """Convert a trained bucketing module; buckets that it meets later are converted when they are made.
 
     Parameters
@@ -268,7 +276,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
         With initialised parameters and at least one bucket. It is left as it is.
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in :func:`convert_hybrid_block`.
-    exclude, optimize, device, cast_params_offline, cast_outputs
+    exclude, optimize, device, cast_params_offline, cast_outputs, tuning
         As in :func:`convert_model`.
 
     Returns
@@ -298,7 +306,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     arg_params, aux_params = modules.parameters(bucketing_mod)
     settings = {"exclude": [*Exclusions(exclude, excluded_sym_names).names], "optimize": optimize, "device": device,
                 "cast_params_offline": given(cast_optional_params, cast_params_offline),
-                "cast_outputs": cast_outputs}
+                "cast_outputs": cast_outputs, "tuning": tuning}
 
     def converted(symbol: mx.sym.Symbol) -> tuple[mx.sym.Symbol, dict, dict]:
         return convert_model(symbol, arg_params, aux_params, target_dtype, target_dtype_ops, fp32_ops,
@@ -328,10 +336,10 @@ def _merged(parameters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _request(symbol: mx.sym.Symbol, target_dtype: object, lists: tuple[Any, Any, Any], wanted: Exclusions,
-             device: mx.Context, steps: frozenset[str], cast_outputs: bool) -> Request:
+             device: mx.Context, steps: frozenset[str], cast_outputs: bool, tuning: Tuned) -> Request:
     names = ("target_precision_ops", "fp32_ops", "conditional_fp32_ops")
     on_gpu = device.device_type == "gpu"
-    policy = inference_policy(target_of(target_dtype), "gpu" if on_gpu else "cpu", dict(zip(names, lists)))
+    policy = inference_policy(target_of(target_dtype), "gpu" if on_gpu else "cpu", dict(zip(names, lists)), tuning)
     nodes = wanted.nodes(to_graph(symbol))
     amx = policy is not None and policy.amx
     if policy is not None:

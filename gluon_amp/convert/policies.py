@@ -4,7 +4,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, Mapping
 
-from ..autocast import device_policies, usable_types
+from ..autocast import device_policies, tuned, usable_types
 from ..dtypes import FLOAT16, FLOAT32, Support, cuda_support
 from ..errors import DTypeError
 from ..policy import Policy
@@ -13,7 +13,8 @@ from ..state import device_supports
 __all__ = ["inference_policy"]
 
 
-def inference_policy(target: str | None, device_type: str, lists: Mapping[str, Any]) -> Policy | None:
+def inference_policy(target: str | None, device_type: str, lists: Mapping[str, Any], tuning: Any = None
+                     ) -> Policy | None:
     """Make the policy for a device; None for FP32.
 
     Parameters
@@ -24,6 +25,8 @@ def inference_policy(target: str | None, device_type: str, lists: Mapping[str, A
         ``'cpu'`` or ``'gpu'``. A network may be converted for a GPU on a machine without one.
     lists : mapping
         The user's operator lists.
+    tuning : Tuning, path or True, optional
+        Measurements to heed.
 
     Raises
     ------
@@ -40,7 +43,7 @@ def inference_policy(target: str | None, device_type: str, lists: Mapping[str, A
     if not policies:
         device_policies({device_type: Support(FLOAT16, True, "")}, **lists)  # the lists are checked nevertheless
         return None
-    return policies[device_type]
+    return tuned(policies, tuning)[device_type]
 
 
 def _supports(device_type: str) -> dict[str, Support]:

@@ -1,0 +1,80 @@
+"""Time one operator by itself, forward and backward."""
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Mapping, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+
+from ..dtypes import FLOAT32
+from ..graph import VARIABLE, Entry, Graph, Node
+from .arrays import cast_arrays
+from .cached_op import StockCachedOp
+
+__all__ = ["time_in_both"]
+
+
+def time_in_both(op: str, attrs: Mapping[str, str], shapes: Sequence[tuple[int, ...]], low: str, training: bool,
+                 rounds: int, device: mx.Context) -> tuple[float, float]:
+    """Return an operator's median time in FP32 and in low precision, measured in turns.
+
+    Parameters
+    ----------
+    op, attrs
+        The operator, as in symbol JSON.
+    shapes : sequence of tuple of int
+        Shapes of its data and parameters.
+    low : str
+        The low-precision type. Parameters are FP32 and cast at every call, as in training.
+    training : bool
+        Whether to time the backward pass too.
+    rounds : int
+        How often to measure.
+    device : Context
+        Where to run.
+
+    Returns
+    -------
+    (float, float)
+        Milliseconds.
+    """
+    arrays = [mx.nd.random.normal(scale=0.1, shape=shape, ctx=device) for shape in shapes]
+    runs = [_prepared(op, attrs, arrays, dtype, training) for dtype in (FLOAT32, low)]
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds + 1):
+        for run, kept in zip(runs, times):
+            begin = time.perf_counter()
+            run()
+            if number:  # the first makes kernels
+                kept.append((time.perf_counter() - begin) * 1e3)
+    return median(times[0]), median(times[1])
+
+
+def _prepared(op: str, attrs: Mapping[str, str], arrays: Sequence[mx.nd.NDArray], dtype: str, training: bool):  # type: ignore[no-untyped-def]
+    data = cast_arrays(arrays[0], dtype)
+    inputs = [data, *(array.copy() for array in arrays[1:])]
+    cached = StockCachedOp(_symbol(op, attrs, len(arrays), dtype), [("static_alloc", True), ("static_shape", True)])
+    if training:
+        for array in inputs:
+            array.attach_grad()
+
+    def run() -> None:
+        if training:
+            with autograd.record():
+                result = cached(*inputs)
+            result.backward()
+        else:
+            cached(*inputs)
+        mx.nd.waitall()
+    return run
+
+
+def _symbol(op: str, attrs: Mapping[str, str], count: int, dtype: str) -> mx.sym.Symbol:
+    variables = [Node(VARIABLE, f"input{position}") for position in range(count)]
+    entries = [Entry(variables[0])]
+    for variable in variables[1:]:
+        cast = Node("amp_cast", f"{variable.name}_cast", {"dtype": dtype}, [Entry(variable)])
+        entries.append(Entry(variable if dtype == FLOAT32 else cast))
+    return mx.sym.load_json(Graph([Entry(Node(op, "measured", dict(attrs), entries))]).to_json())

@@ -1,0 +1,98 @@
+"""Measurements of operators: what is measured, what they change, and the file that keeps them."""
+from __future__ import annotations
+
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon import nn
+from networks import relative
+
+import gluon_amp as amp
+from gluon_amp.errors import PolicyError
+from gluon_amp.state import machine
+from gluon_amp.tuning import signature
+
+DENSE = {"flatten": "True", "no_bias": "False"}
+
+
+def net():
+    made = nn.HybridSequential(prefix="net_")
+    with made.name_scope():
+        made.add(nn.Dense(32, in_units=16), nn.Dense(32, in_units=32), nn.Dense(32, in_units=32))
+    made.initialize(mx.init.Xavier())
+    return made
+
+
+def measured(slow=(), fast=()):
+    """Times by number of inputs and units, for a batch of 4."""
+    def entry(units, inputs):
+        return signature("FullyConnected", {**DENSE, "num_hidden": str(units)}, (4, inputs))
+    return amp.Tuning(machine(), {**{entry(*each): (1.0, 3.0) for each in slow}, **{entry(*each): (3.0, 1.0)
+                                                                                   for each in fast}})
+
+
+@pytest.fixture(autouse=True)
+def _off():
+    yield
+    amp.deinit()
+
+
+@pytest.mark.bf16
+class TestTune:
+    def test_every_kind_of_low_precision_operator_is_measured_once(self, tmp_path):
+        tuning = amp.tune(net(), mx.nd.ones((4, 16)), rounds=1, cache=tmp_path / "t.json", progress=False)
+        assert set(tuning.milliseconds) == set(measured(fast=[(32, 16), (32, 32)]).milliseconds)
+        assert all(low > 0 and fp32 > 0 for fp32, low in tuning.milliseconds.values())
+
+    def test_the_file_keeps_what_other_machines_measured(self, tmp_path):
+        kept = {"another": {"operator": [1.0, 2.0]}}
+        (tmp_path / "t.json").write_text(json.dumps(kept))
+        tuning = amp.tune(net(), mx.nd.ones((4, 16)), rounds=1, cache=tmp_path / "t.json", progress=False)
+        found = json.loads((tmp_path / "t.json").read_text())
+        assert found["another"] == kept["another"]
+        assert set(found[machine()]) == set(tuning.milliseconds)
+
+    def test_bad_arguments(self, tmp_path):
+        with pytest.raises(ValueError, match="expected a number of rounds above 0, received rounds=0"):
+            amp.tune(net(), mx.nd.ones((4, 16)), rounds=0)
+        (tmp_path / "t.json").write_text("[]")
+        with pytest.raises(PolicyError, match="no file of measurements"):
+            amp.tune(net(), mx.nd.ones((4, 16)), rounds=1, cache=tmp_path / "t.json", progress=False)
+        assert (tmp_path / "t.json").read_text() == "[]"
+
+
+@pytest.mark.bf16
+class TestUse:
+    def test_slow_operators_of_these_shapes_stay_in_fp32(self):
+        made, data = net(), mx.nd.ones((4, 16))
+        expected = made(data).asnumpy()
+        made.hybridize()
+        amp.init(tuning=measured(slow=[(32, 16), (32, 32)]))
+        np.testing.assert_allclose(made(data).asnumpy(), expected, rtol=1e-5, atol=1e-7)
+        low = made(mx.nd.ones((3, 16))).asnumpy()  # another batch size was not measured
+        assert 1e-4 < relative(expected[:3], low) < 0.03
+
+    def test_conversion_heeds_them(self):
+        converted = amp.convert_hybrid_block(net(), data_example=mx.nd.ones((4, 16)), tuning=measured(slow=[(32, 32)]))
+        low = [name for name, parameter in converted.collect_params().items() if parameter.dtype != np.float32]
+        assert sorted(low) == ["net_dense0_bias", "net_dense0_weight"]
+
+    def test_files_and_the_default_one(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        with pytest.raises(FileNotFoundError, match=r"tuning\.json"):
+            amp.init(tuning=True)
+        assert not amp.is_active()
+        measured(slow=[(32, 16)]).save(tmp_path / "gluon_amp" / "tuning.json")
+        amp.init(tuning=True)
+        amp.deinit()
+        amp.init(tuning=tmp_path / "gluon_amp" / "tuning.json")
+
+    def test_measurements_of_another_machine_are_refused(self, tmp_path):
+        other = amp.Tuning("another", {"operator": (1.0, 2.0)})
+        other.save(tmp_path / "t.json")
+        for tuning in (other, tmp_path / "t.json"):
+            with pytest.raises(PolicyError, match="another"):
+                amp.init(tuning=tuning)
+        assert not amp.is_active()
