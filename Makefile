@@ -14,6 +14,8 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 COMPARE := benchmarks/ssd_synthetic.py --compare fp32,amp,mxnet-amp
 RESULTS := bench-results
+TORCH_VENV := .venv-torch
+TORCH_READY := $(TORCH_VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -35,9 +37,13 @@ ssd: $(READY)  ## train the tutorial's SSD in FP32, with gluon_amp and with MXNe
 digits: $(READY)  ## train a small SSD on handwritten digits in FP32 and with gluon_amp, and compare
 	$(RUN) benchmarks/digits.py $(ARGS)
 
-bench: $(READY)  ## as `make ssd`, and keep figures and plot in bench-results/
-	@mkdir -p $(RESULTS)
-	$(RUN) $(COMPARE) --json $(RESULTS)/ssd.json --plot $(RESULTS)/ssd.png $(ARGS)
+bench: $(READY) $(TORCH_READY)  ## measure everything, PyTorch too, and keep figures, tables and plots in bench-results/
+	TORCH_PYTHON='$(TORCH_VENV)/bin/python' $(RUN) benchmarks/bench.py --output $(RESULTS) $(ARGS)
+
+$(TORCH_READY): $(READY)
+	$(RUN) -m venv '$(TORCH_VENV)'
+	$(TORCH_VENV)/bin/python -m pip install --quiet '.[torch]'
+	@touch $@
 
 test: $(READY)  ## run the tests but the slow ones
 	$(RUN) -m pytest -m "not slow" $(ARGS)
@@ -57,5 +63,6 @@ docs: $(READY)  ## build the documentation into build/docs; warnings are errors
 
 clean:  ## remove the virtual environment and everything generated
 	[ ! -f '$(VENV)/pyvenv.cfg' ] || rm -rf '$(VENV)'
+	[ ! -f '$(TORCH_VENV)/pyvenv.cfg' ] || rm -rf '$(TORCH_VENV)'
 	rm -rf $(RESULTS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

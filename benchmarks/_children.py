@@ -106,6 +106,14 @@ class Child:
         self._send({"command": "save", "folder": str(folder)})
         return self._expect("saved")
 
+    def log(self) -> str:
+        """Return all that the child and its libraries have printed so far, but for the answers."""
+        position = self._stderr.tell()
+        self._stderr.seek(0)
+        text = self._stderr.read().decode("utf-8", errors="replace")
+        self._stderr.seek(position)
+        return text
+
     def end(self, politely: bool = True) -> None:
         """End the child: ask it first if `politely`, and wait until it is gone."""
         if politely:
@@ -173,6 +181,4 @@ class Child:
         return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def _stderr_tail(self) -> str:
-        self._stderr.seek(0)
-        text = self._stderr.read().decode("utf-8", errors="replace")
-        return "\n".join(text.strip().splitlines()[-_TAIL_LINES:])
+        return "\n".join(self.log().strip().splitlines()[-_TAIL_LINES:])

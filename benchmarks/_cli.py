@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
-from typing import Callable, Sequence
+from pathlib import Path
+from typing import Any, Callable, Mapping, Sequence
 
 import _machine
 import _report
@@ -92,6 +94,12 @@ def use_threads(args: argparse.Namespace) -> int:
     threads = args.threads or _machine.physical_cores()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     return threads
+
+
+def write_json(path: str | None, measured: Mapping[str, Any]) -> None:
+    """Write everything that was measured, where a path is given."""
+    if path:
+        Path(path).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
 
 
 def run(program: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None) -> int:

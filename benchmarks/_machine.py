@@ -114,6 +114,12 @@ def memory() -> int:
     return 0
 
 
+def flush() -> None:
+    """Write out what C libraries have printed; they collect it when they do not print to a terminal."""
+    if sys.platform != "win32":
+        ctypes.CDLL(None).fflush(None)
+
+
 def return_free_memory() -> None:
     """Let the C library give memory back that was freed, so that `memory` tells what is in use."""
     if sys.platform == "linux":

@@ -116,6 +116,7 @@ WORKLOADS = {
     "ssd": Workload(TRAINING, {MXNET: "_ssd:build", TORCH: "_torch_training:build_ssd"}),
     "training": Workload(TRAINING, {MXNET: "_training:build", TORCH: "_torch_training:build"}),
     "inference": Workload(INFERENCE, {MXNET: "_inference:build"}),
+    "ceilings": Workload(INFERENCE, {MXNET: "_ceilings:build"}),
 }
 
 

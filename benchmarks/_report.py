@@ -101,18 +101,25 @@ def _spread_text(value: Spread, digits: int, unit: str = "") -> str:
     return text if value.count == 1 else f"{text}\n{value.low:.{digits}f}-{value.high:.{digits}f}"
 
 
+def machine_text() -> str:
+    """Return a line that says what this machine is."""
+    machine = _machine.describe()
+    sets = " ".join(machine["instruction_sets"]) or "none of AVX2 and above"
+    return (
+        f"{machine['cpu']} (family/model {machine['cpu_family_model']}), {machine['physical_cores']} cores, {sets}, "
+        f"{machine['memory'] / 1e9:.0f} GB\n"
+    )
+
+
 def conditions(settings: Mapping[str, Any], comparison: Comparison) -> str:
     """Return the lines that say what was measured, and on what."""
     machine, first = _machine.describe(), comparison.tracks[0]
-    model = f"family/model {machine['cpu_family_model']}"
     versions = ", ".join(f"{name} {version}" for name, version in first.about.get("versions", {}).items())
-    sets = " ".join(machine["instruction_sets"]) or "none of AVX2 and above"
     measured = ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None)
     turns = f"{len(first.turns)} rounds of {len(first.turns[0])} steps, {comparison.seconds:.0f} s in all"
     disturbed = " (too much: measure again)" if comparison.other_load > _DISTURBED else ""
     return (
-        f"{machine['cpu']} ({model}), {machine['physical_cores']} cores, {sets}, "
-        f"{machine['memory'] / 1e9:.0f} GB\n"
+        f"{machine_text()}"
         f"{machine['system']}, Python {machine['python']}, {versions}\n"
         f"{measured}; {turns}\n"
         f"other programs used {comparison.other_load:.0%} of the processors meanwhile{disturbed}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -141,7 +140,7 @@ def parser(suite: Suite, description: str | None) -> argparse.ArgumentParser:
     """Return the parser of a suite's command line."""
     result = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = result.add_argument_group("what to run")
-    what.add_argument("--networks", metavar="NAMES", default=",".join(suite.batch_sizes),
+    what.add_argument("--networks", metavar="NAMES",
                       help=f"some of {', '.join(suite.batch_sizes)} (default: all)")
     what.add_argument("--batch-sizes", metavar="SIZES", help="with commas (default: some that are usual for each)")
     what.add_argument("--compare", metavar="NAMES", help=f"some of {', '.join(names(suite.workload))} (default: all)")
@@ -153,7 +152,7 @@ def parser(suite: Suite, description: str | None) -> argparse.ArgumentParser:
 
 def _networks(suite: Suite, args: argparse.Namespace) -> dict[str, tuple[int, ...]]:
     """Return the batch sizes to measure, by network."""
-    chosen = _cli.names("--networks", args.networks)
+    chosen = list(suite.batch_sizes) if args.networks is None else _cli.names("--networks", args.networks)
     for name in chosen:
         if name not in suite.batch_sizes:
             raise unknown("network", name, suite.batch_sizes)
@@ -203,8 +202,7 @@ def main(suite: Suite, description: str | None, argv: Sequence[str] | None) -> i
         measured = run(suite, args)
         text = _tables.suite(measured)
         print(text)
-        if args.json:
-            Path(args.json).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+        _cli.write_json(args.json, measured)
         if args.markdown:
             Path(args.markdown).write_text(text, encoding="utf-8")
         if args.plot:

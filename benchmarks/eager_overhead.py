@@ -6,12 +6,18 @@ The sides take turns within one process; the medians of the rounds' differences 
 """
 from __future__ import annotations
 
+import argparse
 import statistics
+import sys
 import timeit
-from typing import Callable
+from typing import Any, Callable, Mapping, Sequence
 
+import _cli
 import _machine
+import _report
+import _tables
 import mxnet as mx
+from _errors import Parser
 
 import gluon_amp as amp
 
@@ -45,14 +51,31 @@ def measure(call: Callable) -> tuple[float, float, float]:
     return statistics.median(off), statistics.median(on), statistics.median(b - a for a, b in zip(off, on))
 
 
-def main() -> None:
-    """Print a table."""
-    print({**_machine.describe(), **_machine.versions()})
-    print(f"{'microseconds a call':40}{'AMP off':>9}{'AMP on':>9}{'added':>9}")
-    for name, call in CALL.items():
-        off, on, added = measure(call)
-        print(f"{name:40}{off:9.2f}{on:9.2f}{added:9.2f}")
+def measure_all() -> dict[str, tuple[float, float, float]]:
+    """Measure every call."""
+    return {name: measure(call) for name, call in CALL.items()}
+
+
+def markdown(measured: Mapping[str, Any]) -> str:
+    """Return the table of what `measure_all` returned."""
+    rows = [[f"`{name}`", *(f"{value:.1f}" for value in values)] for name, values in measured["microseconds"].items()]
+    return _tables.table(["microseconds a call", "AMP off", "AMP on", "added"], rows)
+
+
+def _run(argv: Sequence[str] | None) -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="PATH", help="write everything that was measured")
+    args = parser.parse_args(argv)
+    _report.check_writable(args.json)
+    measured = {"machine": _machine.describe(), "versions": _machine.versions(), "microseconds": measure_all()}
+    print(markdown(measured))
+    _cli.write_json(args.json, measured)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark and return the exit code: 2 for a request that cannot be met, 1 for a failure."""
+    return _cli.run(_run, argv)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

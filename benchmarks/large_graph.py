@@ -9,12 +9,10 @@ A layer is a convolution, BatchNorm and ReLU, with a residual connection around 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 import _cli
@@ -136,8 +134,7 @@ def _run(argv: Sequence[str] | None) -> None:
         raise UsageError(f"expected integers of at least 1, received --layers {args.layers}, --rounds {args.rounds}")
     measured = {"machine": _machine.describe(), **measure([int(size) for size in sizes], args.rounds)}
     print(markdown(measured))
-    if args.json:
-        Path(args.json).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+    _cli.write_json(args.json, measured)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,10 +9,8 @@ leaving `scale_loss`, and reading the losses. Each takes its turn in every round
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
 import _cli
@@ -131,8 +129,7 @@ def _run(argv: Sequence[str] | None) -> None:
     threads = _cli.use_threads(args)
     measured = {"machine": _machine.describe(), "threads": threads, **measure(args.rounds, args.small)}
     print(markdown(measured))
-    if args.json:
-        Path(args.json).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+    _cli.write_json(args.json, measured)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
