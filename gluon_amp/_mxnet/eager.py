@@ -216,7 +216,7 @@ class _Call(NamedTuple):
         for i in rounded:
             cast[i] = self.cast(self._input_cast(inputs[i], self.policy.flag, fragile=False), FLOAT32)
         try:
-            result = self._computed(handle, cast, keys, values, output_is_list, lowers)
+            result = self._computed(handle, cast, keys, values, output_is_list, rule if lowers else None)
         except mx.MXNetError as error:
             raise self._explained(error, operator, rule, cast) from error
         if out is not None:
@@ -224,15 +224,16 @@ class _Call(NamedTuple):
         return result if frame.hybrid_blocks else release(result, self.policy, self.original)
 
     def _computed(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any],
-                  output_is_list: bool, lowers: bool) -> Any:
-        if not (lowers and self.policy.policy.emulated):
+                  output_is_list: bool, lowering: OpRule | None) -> Any:
+        if lowering is None or not self.policy.policy.emulated:
             return self.original(handle, inputs, keys, values, None, self.is_np_op, output_is_list)
         # As in passes/emulate.py: FP32 arithmetic on rounded values, and a rounded result.
         raised = [self.cast(array, FLOAT32) if is_low(array, self.policy) else array for array in inputs]
         result = self.original(handle, raised, keys, values, None, self.is_np_op, output_is_list)
-        first, *rest = result if isinstance(result, list) else [result]
-        first = self.cast(first, self.policy.target) if _flag(first) == 0 else first
-        return [first, *rest] if isinstance(result, list) else first
+        outputs = result if isinstance(result, list) else [result]
+        low = outputs[:1] if lowering.fp32_inputs else outputs  # the statistics of BatchNorm are FP32 as well
+        rounded = [self.cast(array, self.policy.target) if _flag(array) == 0 else array for array in low]
+        return [*rounded, *outputs[len(low):]] if isinstance(result, list) else rounded[0]
 
     def _input_cast(self, array: NDArray, flag: int, fragile: bool) -> NDArray:
         """Cast an array; a parameter once per call of the outermost block, and so that gradients accumulate."""
