@@ -38,7 +38,9 @@ def cast_arrays(value: Any, dtype: str) -> Any:
 def round_in_place(array: NDArray, dtype: str) -> None:
     """Round an FP32 array's values through a low-precision type; arrays of other types, and sparse ones, pass."""
     if dtype_name(array.dtype) == FLOAT32 and not isinstance(array, BaseSparseNDArray) and array.size:
-        _amp_cast(_amp_cast(array, dtype), FLOAT32, out=array)
+        # Behind an elementwise operator a grouped convolution's weight is in a layout that amp_cast can read.
+        plain = array * 1.0 if array.ndim > 2 else array
+        _amp_cast(_amp_cast(plain, dtype), FLOAT32, out=array)
 
 
 def _amp_cast(array: NDArray, dtype: str, out: NDArray | None = None) -> NDArray:
