@@ -128,9 +128,11 @@ class _Listener:
         # By handle; the array is kept, so that no other gets its handle.
         self._producers: dict[int, tuple[NDArray, Entry]] = {}
         self._names: set[str] = set()
+        self._device_type = ""
 
     def graph_called(self, block: Block | None, operation: RewritingCachedOp, args: Sequence[NDArray]) -> Any:
         """Run a hybridized block's graph."""
+        self._note_device(args)
         graph, rewritten = operation.graph(args)
         traced = _analysed(operation, args)
         policy = _policy(args)
@@ -148,6 +150,7 @@ class _Listener:
     def operator_called(self, block: Block | None, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, str],
                         outputs: Sequence[NDArray], inserted: bool) -> None:
         """Take note of an operator that was called by itself."""
+        self._note_device(inputs)
         time = self._time(outputs)
         policy = _policy(inputs)
         prefix = block.prefix if block is not None else ""
@@ -162,6 +165,10 @@ class _Listener:
         self._recordings.append(ran)
         for position, array in enumerate(outputs):
             self._producers[array.handle.value] = (array, Entry(node, position))
+
+    def _note_device(self, arrays: Sequence[NDArray]) -> None:
+        if arrays and not self._device_type:
+            self._device_type = arrays[0].context.device_type
 
     def _time(self, outputs: Sequence[NDArray]) -> float:
         if self.stopwatch is None:
@@ -186,7 +193,7 @@ class _Listener:
 
     def result(self, train: bool, timed: bool) -> Captured:
         """Match what was heard with the graphs."""
-        captured = Captured([], train, timed)
+        captured = Captured([], train, timed, self._device_type or "cpu")
         for recording in self._recordings:
             if isinstance(recording, Ran):
                 captured.ran.append(recording)

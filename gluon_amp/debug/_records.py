@@ -71,6 +71,8 @@ class Captured:
         Whether it ran as in training.
     timed : bool
         Whether times were taken.
+    device_type : str
+        ``'cpu'`` or ``'gpu'``.
     other_milliseconds : float
         Time of what belongs to no operator, such as sums of gradients.
     """
@@ -78,6 +80,7 @@ class Captured:
     ran: list[Ran]
     train: bool
     timed: bool
+    device_type: str = "cpu"
     other_milliseconds: float = 0.0
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Sequence
+from typing import Collection, Sequence
 
 from mxnet.gluon import Block
 
@@ -31,6 +31,8 @@ class InputRow:
         The type that it has there, and the one in which it is read.
     shape : tuple of int or None
         Its shape.
+    is_parameter : bool
+        Whether it is a parameter of the network; always False for symbols, which do not tell.
     """
 
     name: str
@@ -38,6 +40,7 @@ class InputRow:
     source_dtype: str | None
     dtype: str | None
     shape: tuple[int, ...] | None
+    is_parameter: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,11 +177,13 @@ def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int], inserted:
     return OperatorRow(node.name, node.op, block, path, record.in_graph, record.planned, record.observed,
                        decision.rule if decision else "", decision.note if decision else "", record.shape,
                        record.flops, 0, 0, record.milliseconds,
-                       tuple(_input_row(entry, index, inserted, imitating) for entry in node.inputs),
+                       tuple(_input_row(entry, index, inserted, imitating, blocks.parameters)
+                             for entry in node.inputs),
                        decision.safe if decision else True)
 
 
-def _input_row(entry: Entry, index: dict[int, int], inserted: set[int], imitating: set[int]) -> InputRow:
+def _input_row(entry: Entry, index: dict[int, int], inserted: set[int], imitating: set[int],
+               parameters: Collection[str]) -> InputRow:
     source, made, read = _source(entry, inserted), entry, entry
     while id(read.node) in imitating and read.dtype == FLOAT32:
         read = read.node.inputs[0]
@@ -186,7 +191,8 @@ def _input_row(entry: Entry, index: dict[int, int], inserted: set[int], imitatin
         made = made.node.inputs[0]
     # What imitates a type rounds it right behind the operator that gives it.
     before = made if id(made.node) in imitating else source
-    return InputRow(source.node.name, index.get(id(source.node)), before.dtype, read.dtype, source.shape)
+    return InputRow(source.node.name, index.get(id(source.node)), before.dtype, read.dtype, source.shape,
+                    source.node.is_variable and source.node.name in parameters)
 
 
 def _source(entry: Entry, inserted: set[int]) -> Entry:
@@ -232,6 +238,7 @@ class _Blocks:
 
     def __init__(self, net: Block | None):
         tree = list(block_tree(net)) if net is not None else []
+        self.parameters = set(net.collect_params().keys()) if net is not None else set()
         self._paths = {id(block): path for path, block in tree}
         self._prefixes = sorted(((block.prefix, block) for _, block in tree if block.prefix),
                                 key=lambda pair: -len(pair[0]))

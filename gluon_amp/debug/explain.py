@@ -211,7 +211,7 @@ def _is_tabled(row: OperatorRow) -> bool:
 
 
 _OWN_REASONS = (_says("fp32_ops list"), _says("target_precision_ops list"), _says("channels"), _says("autocast"),
-                _says("excluded"))
+                _says("excluded"), _says("measured"))
 _REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
     (lambda row: not row.rule,
      "amp.init() rewrites networks that are not converted; a converted one is made again from its FP32 original: "
@@ -228,6 +228,7 @@ _REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
      "give it more input channels: lists cannot lower it, as nothing would be gained"),
     (lambda row: "autocast" in row.reason or "excluded block" in row.reason,
      "take it out of the autocast region, or its block out of amp.exclude"),
+    (_says("measured to be slower"), "give amp.init no tuning, or measure again"),
     (_says("excluded by name"), "take it out of the exclusions of the policy"),
     (_is_tabled,
      "amp.init(target_precision_ops=[*amp.list_lp16_ops({target!r}), {row.op!r}]) lowers all operators of its kind"),

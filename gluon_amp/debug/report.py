@@ -78,7 +78,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     policies = [record.policy for record in captured.ran if record.policy is not None and state is not None]
     return Report(tuple(operators), tuple(inserted), captured.train, captured.timed, captured.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies})),
-                  any(policy.emulated for policy in policies))
+                  any(policy.emulated for policy in policies), captured.device_type)
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ class Report:
         The low-precision types in force; empty when AMP was off.
     imitated : bool
         Whether low precision was imitated.
+    device_type : str
+        The kind of device that it ran on, ``'cpu'`` or ``'gpu'``.
 
     Examples
     --------
@@ -118,6 +120,7 @@ class Report:
     other_milliseconds: float
     target_dtypes: tuple[str, ...]
     imitated: bool
+    device_type: str = "cpu"
 
     @property
     def casts(self) -> tuple[InsertedRow, ...]:
@@ -182,7 +185,7 @@ class Report:
             # ['arithmetic_share', 'flops', 'imitated', 'inserted', 'milliseconds', 'operators', 'summary', ...]
         """
         return {"summary": self.summary, "target_dtypes": list(self.target_dtypes), "imitated": self.imitated,
-                "train": self.train, "timed": self.timed, "flops": self.flops,
+                "device_type": self.device_type, "train": self.train, "timed": self.timed, "flops": self.flops,
                 "arithmetic_share": self.arithmetic_share(), "milliseconds": self.milliseconds,
                 "operators": [asdict(row) for row in self.operators],
                 "inserted": [{**asdict(row), "is_cast": row.is_cast} for row in self.inserted]}
