@@ -30,11 +30,11 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
 
     Examples
     --------
-    >>> import os, tempfile
-    >>> path = os.path.join(tempfile.mkdtemp(), 'note.txt')
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / 'note.txt'
     >>> with replacing(path) as (temporary,):
-    ...     size = open(temporary, 'w').write('kept')
-    >>> open(path).read()
+    ...     size = pathlib.Path(temporary).write_text('kept')
+    >>> path.read_text()
     'kept'
     """
     temporary: list[str] = []

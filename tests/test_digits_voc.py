@@ -188,8 +188,8 @@ class TestMake:
         assert "other settings" in capsys.readouterr().err
 
     def test_gluoncv_reads_the_directory(self, made: Path) -> None:
-        voc = pytest.importorskip("voc")
-        kind = type("Digits", (voc.VOCDetection,), {"CLASSES": make_digits_voc.CLASSES})
+        detection = pytest.importorskip("_voc_samples").VOCDetection
+        kind = type("Digits", (detection,), {"CLASSES": make_digits_voc.CLASSES})
         dataset = kind(root=str(made), splits=((2007, "train"),))
         assert len(dataset) == IMAGES
         for number, root in enumerate(annotations(made, "train").values()):
