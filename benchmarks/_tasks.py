@@ -14,9 +14,9 @@ _BERT_BASE = {"layers": 12, "units": 768, "heads": 12, "hidden": 3072, "length":
 # "small" sizes are for tests
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "ssd512": {"side": 512, "small": {"side": 64}},
-    "resnet50": {**_IMAGES, "small": {"side": 32}},
-    "mobilenet_v2": {**_IMAGES, "small": {"side": 32}},
-    "vgg16": {**_IMAGES, "small": {"side": 32}},
+    "resnet50": {**_IMAGES, "small": {"side": 64}},
+    "mobilenet_v2": {**_IMAGES, "small": {"side": 64}},
+    "vgg16": {**_IMAGES, "small": {"side": 64}},
     "lstm": {"layers": 2, "units": 650, "length": 35, "vocabulary": 10000,
              "small": {"units": 16, "length": 4, "vocabulary": 50}},
     **{name: {**_BERT_BASE, "masked": masked,

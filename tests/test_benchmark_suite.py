@@ -1,0 +1,366 @@
+"""The benchmarks of several networks: how they divide, compare and report, and real runs of tiny networks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+for module in ("rich", "tqdm"):
+    pytest.importorskip(module)
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import _commands  # noqa: E402
+import _onednn  # noqa: E402
+import _outputs  # noqa: E402
+import _registry  # noqa: E402
+import _sizes  # noqa: E402
+import _suite  # noqa: E402
+import _tables  # noqa: E402
+import _tasks  # noqa: E402
+import bench  # noqa: E402
+import inference  # noqa: E402
+import large_graph  # noqa: E402
+import training  # noqa: E402
+from _compare import Plan, compare  # noqa: E402
+from _errors import Refused, UsageError  # noqa: E402
+from _stats import percentiles  # noqa: E402
+from test_benchmark_cli import Fakes, Silent, fakes  # noqa: E402, F401
+
+COMMON = {"device": "cpu", "dtype": None, "seed": 0, "threads": 1, "small": True}
+
+
+def run_script(name, *arguments):
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+
+
+def run_suite(name, path, *arguments):
+    result = run_script(name, "--small", "--threads", "1", "--json", str(path), *arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout, json.loads(path.read_text())
+
+
+# the registry
+
+
+def test_a_name_may_carry_a_number_of_threads():
+    assert _registry.implementation("amp@1").label == "gluon_amp, 1 thread"
+    assert _registry.implementation("fp32@4").threads == 4
+    assert _commands.command("training", "fp32@4", {}).environment == {"OMP_NUM_THREADS": "4"}
+    for name in ("amp@", "amp@0", "amp@two"):
+        with pytest.raises(UsageError, match="expected a number of threads behind amp@"):
+            _registry.implementation(name)
+
+
+def test_every_implementation_is_for_some_workload():
+    assert set(_registry.names("training")) | set(_registry.names("inference")) == {
+        row.name for row in _registry.IMPLEMENTATIONS}
+    with pytest.raises(UsageError, match="fp32-optimized is not for training; known: fp32, amp"):
+        _registry.check("training", "fp32-optimized")
+    with pytest.raises(UsageError, match="torch is not for inference"):
+        _registry.check("inference", "torch")
+
+
+def test_pytorch_has_an_interpreter_of_its_own(monkeypatch):
+    monkeypatch.setenv("TORCH_PYTHON", "/somewhere/python")
+    assert _commands.command("training", "torch", {}).argv[0] == "/somewhere/python"
+    assert _commands.command("training", "fp32", {}).argv[0] == sys.executable
+    monkeypatch.setattr(_commands, "torch_python", lambda: None)
+    with pytest.raises(UsageError, match="torch-amp needs PyTorch: name an interpreter"):
+        _commands.command("training", "torch-amp", {})
+
+
+@pytest.mark.parametrize("module", ["_backends", "_amp_backends"])
+def test_only_the_backends_of_gluon_amp_import_it(module):
+    code = f"import sys; sys.path.insert(0, 'benchmarks'); import {module}; print('gluon_amp' in sys.modules)"
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout.strip() == str(module == "_amp_backends"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [
+        (training, ["--networks", "resnet5"], "unknown network 'resnet5'; did you mean resnet50"),
+        (training, ["--compare", "fp32-optimized"], "fp32-optimized is not for training"),
+        (inference, ["--compare", "torch"], "torch is not for inference"),
+        (inference, ["--batch-sizes", "1,none"], "--batch-sizes: expected integers of at least 1, received '1,none'"),
+        (inference, ["--batch-sizes", "0"], "--batch-sizes: expected integers of at least 1, received '0'"),
+        (training, ["--markdown", "no/such/folder/x.md"], "its folder does not exist"),
+        (training, ["--rounds", "0"], "--rounds: expected an integer of at least 1"),
+        (bench, ["--only", "trainin"], "unknown part 'trainin'; did you mean training"),
+        (large_graph, ["--layers", "many"], "expected integers of at least 1, received --layers many"),
+    ],
+)
+def test_bad_arguments_give_one_line_and_exit_code_2(script, arguments, message, capsys):
+    assert script.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+# sizes and tasks
+
+
+def test_processes_are_divided_where_the_memory_does_not_hold_all():
+    cost = _sizes.Cost(base_bytes=1e9, sample_bytes=1e9, sample_gflop=1.0)
+    shares = {"ours": 0.5, "fp32": 1.0, "peer": 1.0, "huge": 9.0}
+    assert _sizes.groups(cost, 80e9, shares, 4, "ours") == [["ours", "fp32", "peer", "huge"]]
+    assert _sizes.groups(cost, 10e9, shares, 4, "ours") == [["ours", "fp32"], ["ours", "peer"]]
+    assert _sizes.groups(cost, 0, shares, 4, "ours") == [["ours", "fp32", "peer", "huge"]]
+    assert _sizes.groups(cost, 10e9, {"ours": 0.5}, 4, "ours") == [["ours"]]
+
+
+@pytest.mark.parametrize("network", _tasks.SIZES)
+def test_tasks_are_the_same_for_the_same_seed(network):
+    numbers = _tasks.size(network, small=True)
+    first, again, other = (_tasks.batch(numbers, 3, seed) for seed in (0, 0, 1))
+    for one, two in zip((*first.inputs, *first.labels), (*again.inputs, *again.labels)):
+        np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(first.inputs[0], other.inputs[0])
+    assert set(_sizes.COSTS) == set(_tasks.SIZES)
+
+
+def test_a_masked_task_says_which_tokens_count():
+    tokens, segments, mask = _tasks.batch(_tasks.size("encoder_masked"), 5, 0).inputs
+    assert tokens.shape == segments.shape == mask.shape == (5, 128)
+    assert (np.diff(mask, axis=1) <= 0).all()
+    assert 64 <= mask.sum(1).min() < 128
+
+
+# figures
+
+
+def test_percentiles_are_measured_values():
+    values = [float(value) for value in range(1, 101)]
+    assert percentiles(values) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
+    assert percentiles([7.0]) == {"p50": 7.0, "p90": 7.0, "p99": 7.0}
+
+
+def test_errors_are_relative_to_the_largest_output_and_the_worst_output_counts():
+    expected = [np.array([[0.0, 2.0], [4.0, 1.0]]), np.array([[1.0]])]
+    found = [np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[1.5]])]
+    assert _outputs.difference(expected, found) == {"max_error": 1.0, "mean_error": 0.5, "top1": 0.5}
+    assert _outputs.difference(expected, expected) == {"max_error": 0.0, "mean_error": 0.0, "top1": 1.0}
+
+
+LOG = """dnnl_verbose,info,cpu,runtime:OpenMP
+dnnl_verbose,exec,cpu,convolution,jit:avx512_core_amx_bf16,backward_data,src_bf16::blocked:acdb:f0 \
+wei_bf16::blocked:ABcd16a16b2a:f0 bia_undef::undef::f0 dst_bf16::blocked:acdb:f0,,alg:convolution_direct,\
+mb2_ic8oc16_ih5oh5kh3sh1dh0ph1_iw5ow5kw3sw1dw0pw1,2.5
+something else
+dnnl_verbose,exec,cpu,batch_normalization,bnorm_jit:avx512_common,forward_training,data_f32::blocked:aBcd16b:f0 \
+diff_undef::undef::f0,,flags:S,mb2ic16ih4iw4,0.5
+dnnl_verbose,exec,cpu,reorder,jit:uni,undef,src_f32::blocked:abcd:f0 dst_bf16::blocked:acdb:f0,,,2x3x4x5,1.0
+"""
+
+
+def test_onednns_log_is_read():
+    convolution, norm, reorder = _onednn.executions(LOG)
+    assert convolution.tensors == "src_bf16:acdb wei_bf16:ABcd16a16b2a dst_bf16:acdb"
+    assert (convolution.direction, convolution.seconds, convolution.precision) == ("backward_data", 0.0025, "bf16")
+    assert convolution.gflop == pytest.approx(2 * 2 * 8 * 16 * 5 * 5 * 3 * 3 / 1e9)
+    assert (norm.gflop, norm.precision) == (0.0, "f32")
+    assert norm.gigabytes == pytest.approx(2 * 16 * 4 * 4 * (4 + 4) / 1e9)
+    assert reorder.gigabytes == pytest.approx(2 * 3 * 4 * 5 * (4 + 2) / 1e9)
+
+
+def test_primitives_are_added_up_against_the_ceilings():
+    runs = list(_onednn.executions(LOG)) * 2
+    text = _onednn.table_of(runs, 0.016, ["primitive"], {"f32": 1.0, "bf16": 0.1, "memory": 1.0})
+    rows = {cells[1]: cells[2:] for cells in ([cell.strip() for cell in line.split("|")] for line in text.splitlines())}
+    assert rows["convolution"][:3] == ["2", "5.0", "31%"]
+    assert rows["convolution"][4] == "46% of bf16"  # 115200 operations in 2.5 ms
+    assert rows["outside oneDNN"][1:3] == ["8.0", "50%"]
+
+
+# suites, with children that only pretend
+
+
+@pytest.fixture
+def pretend(fakes, monkeypatch):  # noqa: F811
+    trouble: dict[str, str] = {}
+    seconds = {"fp32": 0.4, "amp": 0.2, "mxnet-amp": 0.8}
+    monkeypatch.setattr(_suite, "command", lambda _, name, __: fakes.command(name, seconds[name],
+                                                                            trouble.get(name, "none")))
+    return trouble
+
+
+def measured(*names):
+    suite = _suite.Suite("training", {"resnet50": (2,)})
+    return _suite.measure(suite, "resnet50", 2, names, COMMON, Plan(rounds=1, warmup=1, steps=1), Silent())
+
+
+def test_those_that_cannot_run_are_left_out_and_noted(pretend):
+    pretend.update({"fp32": "crash", "mxnet-amp": "refuse"})
+    result = measured("fp32", "amp", "mxnet-amp")
+    assert [track.name for track in result.comparisons[0].tracks] == ["amp"]
+    assert result.failures == {"fp32": "fp32: ended with exit code 1: the bottom fell out",
+                               "mxnet-amp": "no such thing here"}
+
+
+def test_groups_share_ours_and_speeds_go_by_way_of_it(pretend, monkeypatch):
+    monkeypatch.setattr(_sizes, "groups", lambda *_: [["amp", "fp32"], ["amp", "mxnet-amp"]])
+    result = measured("fp32", "amp", "mxnet-amp")
+    assert [[track.name for track in each.tracks] for each in result.comparisons] == [["fp32", "amp"],
+                                                                                     ["amp", "mxnet-amp"]]
+    record = json.loads(json.dumps(result.as_dict()))
+    assert _tables.ratio(record, "mxnet-amp", "fp32") is None
+    assert _tables.speed_against(record, "mxnet-amp", "fp32") == pytest.approx(0.5)
+    assert _tables.speed_against(record, "fp32", "fp32") == 1.0
+
+
+def test_what_does_not_fit_the_memory_is_said(pretend, monkeypatch):
+    monkeypatch.setattr(_sizes, "groups", lambda *_: [["amp", "fp32"]])
+    assert measured("fp32", "amp", "mxnet-amp").failures == {"mxnet-amp": "does not fit the memory"}
+
+
+def test_tables_and_plot_of_training(pretend, tmp_path):
+    pytest.importorskip("matplotlib")
+    pretend["mxnet-amp"] = "refuse"
+    record = {"workload": "training", "results": [measured("fp32", "amp", "mxnet-amp").as_dict()]}
+    text = _tables.suite(json.loads(json.dumps(record)))
+    assert "| network | batch | gluon_amp | MXNet FP32 | mxnet.contrib.amp |" in text
+    assert "| ResNet-50 v1 | 2 | 200 ms | 400 ms, **2.00x** (2.00-2.00) | not run |" in text
+    assert "| ResNet-50 v1 | 2 | 200 MB, 0.50x | 400 MB | not run |" in text
+    assert "- ResNet-50 v1, batch 2, mxnet.contrib.amp: no such thing here" in text
+    _tables.plot(record, str(tmp_path / "out.png"))
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_child_that_refuses_says_who_it_is(fakes):  # noqa: F811
+    with pytest.raises(Refused) as caught:
+        compare([fakes.command("b", trouble="refuse")], Plan(rounds=1), Silent())
+    assert caught.value.name == "b"
+
+
+def test_the_report_of_everything_is_written_after_every_part(tmp_path, monkeypatch, capsys):
+    parts = {"one": ("First", lambda args: {"figure": 1}, lambda part: f"figure {part['figure']}\n"),
+             "two": ("Second", lambda args: 1 / 0, str)}
+    monkeypatch.setattr(bench, "PARTS", parts)
+    with pytest.raises(ZeroDivisionError):
+        bench.main(["--output", str(tmp_path / "out"), "--only", "one,two"])
+    assert json.loads((tmp_path / "out" / "bench.json").read_text())["parts"] == {"one": {"figure": 1}}
+    assert "## First\n\nfigure 1\n" in (tmp_path / "out" / "bench.md").read_text()
+
+
+def test_a_part_that_fails_fails_the_benchmark(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "_HERE", tmp_path)
+    (tmp_path / "step_costs.py").write_text("raise SystemExit(3)")
+    assert bench.main(["--output", str(tmp_path / "out"), "--only", "step_costs"]) == 1
+    assert "step_costs: ended with exit code 3" in capsys.readouterr().err
+
+
+# the real thing, with tiny networks
+
+
+def test_fp32_trains_in_the_training_suite(tmp_path):
+    text, record = run_suite("training", tmp_path / "out.json", "--networks", "encoder_masked", "--batch-sizes", "2",
+                             "--compare", "fp32", "--rounds", "1", "--steps", "5")
+    (track,) = record["results"][0]["comparisons"][0]["implementations"]
+    losses = [each["CrossEntropy"] for each in track["losses"]]
+    assert losses[-1] < losses[0]
+    assert "| encoder, masked | 2 |" in text
+
+
+def test_optimised_fp32_computes_what_fp32_does(tmp_path):
+    _, record = run_suite("inference", tmp_path / "out.json", "--networks", "mobilenet_v2", "--batch-sizes", "1",
+                             "--compare", "fp32,fp32-optimized", "--rounds", "1", "--steps", "2")
+    fp32, optimised = record["results"][0]["comparisons"][0]["implementations"]
+    assert fp32["saved"]["max_error"] == 0.0
+    assert 0.0 < optimised["saved"]["max_error"] < 1e-4
+    assert optimised["saved"]["top1"] == 1.0
+    assert 0.9 < optimised["saved"]["parameter_file"] / fp32["saved"]["parameter_file"] < 1.1
+    assert set(fp32["latency"]) == {"p50", "p90", "p99"}
+
+
+def test_a_large_graph_is_measured(capsys):
+    assert large_graph.main(["--layers", "2,4", "--rounds", "1"]) == 0
+    assert "| 4 | " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_step_outside_the_network_is_measured(tmp_path):
+    path = tmp_path / "out.json"
+    result = run_script("step_costs", "--small", "--rounds", "1", "--threads", "1", "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    times = json.loads(path.read_text())["seconds"]
+    assert all(each["median"] > 0 for each in times.values())
+    assert "overflow check, gluon_amp" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.bf16
+def test_all_implementations_of_inference_agree(tmp_path):
+    _, record = run_suite("inference", tmp_path / "out.json", "--networks", "resnet50,encoder", "--batch-sizes", "2",
+                          "--rounds", "1", "--steps", "1")
+    for result in record["results"]:
+        assert result["failures"] == {}
+        for track in result["comparisons"][0]["implementations"]:
+            assert track["saved"]["max_error"] < 0.1, (result["network"], track["name"])
+
+
+@pytest.mark.slow
+@pytest.mark.bf16
+def test_the_primitives_of_a_step_fill_most_of_it(tmp_path):
+    path = tmp_path / "out.json"
+    result = run_script("primitives", "--network", "vgg16", "--workload", "inference", "--small", "--batch-size", "2",
+                        "--threads", "1", "--json", str(path))
+    assert result.returncode == 0, result.stderr
+    record = json.loads(path.read_text())
+    seconds = sum(each["seconds"] for each in record["primitives"])
+    assert 0.2 * record["seconds"] < seconds <= 1.05 * record["seconds"]
+    assert {"convolution", "inner_product"} <= {each["primitive"] for each in record["primitives"]}
+    assert record["ceilings"]["bf16"] > 0
+
+
+needs_torch = pytest.mark.skipif(_commands.torch_python() is None, reason="no interpreter with PyTorch")
+
+SHAPES = """
+import json, sys
+sys.path.insert(0, "benchmarks")
+import _tasks, _torch_networks
+network = sys.argv[1]
+net = _torch_networks.SSD() if network == "ssd512" else _torch_networks.create(network, _tasks.size(network, True))
+print(json.dumps(sorted(list(each.shape) for each in net.parameters())))
+"""
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("network", training.SUITE.batch_sizes)
+def test_the_networks_of_both_frameworks_have_the_same_parameters(network):
+    import gluon_amp  # noqa: F401 - before mxnet
+
+    # isort: split
+    import mxnet as mx
+    from _networks import create
+
+    numbers = _tasks.size(network, small=True)
+    net = create(network, numbers, 0)
+    batch = _tasks.batch({**numbers, "side": 64} if network == "ssd512" else numbers, 2, 0)
+    net(*(mx.nd.array(each, dtype=each.dtype) for each in batch.inputs))
+    theirs = sorted(list(each.shape) for each in net.collect_params().values() if each.grad_req != "null")
+    run = subprocess.run([_commands.torch_python(), "-c", SHAPES, network], capture_output=True, text=True, cwd=ROOT)
+    assert json.loads(run.stdout) == theirs, run.stderr
+
+
+@needs_torch
+@pytest.mark.slow
+def test_pytorch_trains_too(tmp_path):
+    _, record = run_suite("training", tmp_path / "out.json", "--batch-sizes", "2", "--compare", "torch,torch-amp",
+                          "--rounds", "1", "--steps", "6")
+    for result in record["results"]:
+        assert result["failures"] == {}
+        for track in result["comparisons"][0]["implementations"]:
+            losses = [sum(each.values()) for each in track["losses"]]
+            assert losses[-1] < losses[0], (result["network"], track["name"])
