@@ -23,6 +23,7 @@ import _tables
 import inference
 import training
 from _errors import ChildFailed, Parser, unknown
+from _sizes import COSTS
 
 _SCALED = ("fp32", "amp")
 _SCALED_SUITE = _suite.Suite("training", {"resnet50": (4,), "encoder": (4,)})
@@ -89,9 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="PARTS", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--output", metavar="DIR", default="bench-results", help="default: bench-results")
+    parser.add_argument("--networks", metavar="NAMES", help="of training and inference (default: all)")
+    parser.add_argument("--add", action="store_true", help="keep what bench.json holds and is not measured again")
     parser.add_argument("--small", action="store_true", help="tiny networks, to see whether everything works")
     _cli.add_measuring(parser.add_argument_group("how to measure the networks"), budget=60.0)
-    parser.set_defaults(compare=None, batch_sizes=None, networks=None, markdown=None)
+    parser.set_defaults(compare=None, batch_sizes=None, markdown=None)
     return parser
 
 
@@ -105,6 +108,24 @@ def _write(folder: Path, measured: Mapping[str, Any]) -> None:
             _tables.plot(measured["parts"][name], str(folder / f"{name}.png"))
 
 
+def merged(before: Mapping[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """Return a part with the earlier results of the networks and batch sizes that were not measured again.
+
+    Examples
+    --------
+    >>> earlier, later = {"network": "lstm", "batch_size": 1}, {"network": "lstm", "batch_size": 8}
+    >>> len(merged({"results": [earlier, later]}, {"results": [later]})["results"])
+    2
+    """
+    if "results" not in part:
+        return part
+    again = {(each["network"], each["batch_size"]) for each in part["results"]}
+    kept = [each for each in before.get("results", ()) if (each["network"], each["batch_size"]) not in again]
+    order = list(COSTS)
+    results = sorted([*kept, *part["results"]], key=lambda each: (order.index(each["network"]), each["batch_size"]))
+    return {**part, "results": results}
+
+
 def _run(argv: Sequence[str] | None) -> None:
     args = _parser().parse_args(argv)
     _cli.check_measuring(args)
@@ -114,11 +135,13 @@ def _run(argv: Sequence[str] | None) -> None:
             raise unknown("part", name, PARTS)
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
-    measured: dict[str, Any] = {"machine": _machine.describe(), "parts": {}}
+    known = folder / "bench.json"
+    parts = json.loads(known.read_text(encoding="utf-8"))["parts"] if args.add and known.exists() else {}
     for name in chosen:
         print(f"== {PARTS[name][0]}", flush=True)
-        measured["parts"][name] = PARTS[name][1](args)
-        _write(folder, measured)
+        parts[name] = merged(parts.get(name, {}), PARTS[name][1](args))
+        ordered = {each: parts[each] for each in PARTS if each in parts}
+        _write(folder, {"machine": _machine.describe(), "parts": ordered})
     print(f"written: {folder / 'bench.json'}, {folder / 'bench.md'}")
 
 

@@ -253,6 +253,19 @@ def test_the_report_of_everything_is_written_after_every_part(tmp_path, monkeypa
     assert "## First\n\nfigure 1\n" in (tmp_path / "out" / "bench.md").read_text()
 
 
+def test_results_measured_earlier_are_kept(tmp_path, monkeypatch, capsys):
+    def part(*batch_sizes):
+        return {"results": [{"network": "lstm", "batch_size": size, "at": len(batch_sizes)} for size in batch_sizes]}
+
+    answers = [part(1, 8), part(8)]
+    monkeypatch.setattr(bench, "PARTS", {"training": ("Training", lambda args: answers.pop(0), str)})
+    monkeypatch.setattr(bench, "_PLOTTED", ())
+    for _ in range(2):
+        assert bench.main(["--output", str(tmp_path), "--add"]) == 0
+    results = json.loads((tmp_path / "bench.json").read_text())["parts"]["training"]["results"]
+    assert [(each["batch_size"], each["at"]) for each in results] == [(1, 2), (8, 1)]
+
+
 def test_a_part_that_fails_fails_the_benchmark(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "_HERE", tmp_path)
     (tmp_path / "step_costs.py").write_text("raise SystemExit(3)")
