@@ -37,7 +37,7 @@ class Policy:
     excluded : frozenset of str
         Names of graph nodes that stay in FP32.
     training : bool
-        False where no gradients are taken: kernels whose gradients only are wrong may then be used.
+        False in converted graphs, in which no gradients are taken, and which avoid unsound kernels for all shapes.
     amx : bool
         Whether oneDNN uses AMX tiles, some of whose kernels are not sound for all shapes.
     channel_multiple : int, optional
@@ -79,13 +79,15 @@ class Policy:
         kept = self.kept_for(op, attrs, shape)
         if kept is not None:
             return kept
-        channels = shape[1] if shape and len(shape) > 1 else None
+        # In inference AMX kernels gain with few channels too, and leave their output in the layout of the others.
+        any_channels = self.amx and not self.training
+        channels = shape[1] if shape and len(shape) > 1 and not any_channels else None
         return next(record for record in self._records(op) if _holds(record, attrs, channels))
 
     @property
     def has_shape_rules(self) -> bool:
         """Whether :meth:`kept_for` can find anything."""
-        return bool(self.slow) or (self.target_dtype == BFLOAT16 and (self.training or self.amx))
+        return bool(self.slow) or (self.training and self.target_dtype == BFLOAT16)
 
     def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> OpRule | None:
         """Return what keeps an operator in FP32 for the shape of its data, which may change from call to call."""
@@ -93,9 +95,9 @@ class Policy:
             return None
         if self.slow and signature(op, attrs, shape) in self.slow:
             return _SLOW
-        if op != "Convolution" or self.target_dtype != BFLOAT16:
+        if op != "Convolution" or self.target_dtype != BFLOAT16 or not self.training:
             return None
-        return shape_rules.unsound_convolution(attrs, shape, self.training, self.amx)
+        return shape_rules.unsound_convolution(attrs, shape, self.amx)
 
     def fixed_rule(self, op: str) -> OpRule | None:
         """Return the record that governs every use of an operator; None when it depends on the use."""

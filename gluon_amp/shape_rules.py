@@ -17,7 +17,7 @@ _OVERRUN = OpRule("Convolution", FP32, safe=False,
                   note="its map divides into three tiles, for which oneDNN's AMX kernel writes beyond its output")
 
 
-def unsound_convolution(attrs: Mapping[str, str], shape: Sequence[int], training: bool, amx: bool) -> OpRule | None:
+def unsound_convolution(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> OpRule | None:
     """Return what keeps a convolution in FP32; None when it is sound in bfloat16.
 
     Parameters
@@ -26,17 +26,15 @@ def unsound_convolution(attrs: Mapping[str, str], shape: Sequence[int], training
         Its parameters, as in symbol JSON.
     shape : sequence of int
         Shape of its data.
-    training : bool
-        Whether gradients are taken.
     amx : bool
         Whether oneDNN uses AMX tiles.
 
     Examples
     --------
-    >>> unsound_convolution({'kernel': '(1, 1)'}, (2, 64, 6, 6), training=False, amx=True).rule
+    >>> unsound_convolution({'kernel': '(1, 1)'}, (2, 64, 6, 6), amx=True).rule
     'FP32'
     """
-    if training and has_idle_taps(attrs, shape):
+    if has_idle_taps(attrs, shape):
         return _IDLE_TAPS
     return _OVERRUN if amx and overruns_amx_tiles(attrs, shape) else None
 

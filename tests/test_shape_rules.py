@@ -36,10 +36,18 @@ def test_other_convolutions_use_other_kernels(attrs):
 
 
 @pytest.mark.parametrize(("policy", "rule"), [
-    (Policy("bfloat16", amx=True), "FP32"), (Policy("bfloat16", training=False, amx=True), "FP32"),
+    (Policy("bfloat16", amx=True), "FP32"), (Policy("bfloat16", training=False, amx=True), "LOWER"),
     (Policy("bfloat16"), "LOWER"), (Policy("float16", amx=True), "LOWER")])
 def test_the_policy_heeds_it_where_amx_is_used(policy, rule):
     assert policy.decide("Convolution", POINTWISE, (1, 64, 6, 6)).rule == rule
+
+
+@pytest.mark.parametrize(("amx", "training", "rule"), [
+    (False, True, "FP32"), (False, False, "FP32"), (True, True, "FP32"), (True, False, "LOWER")])
+def test_few_channels_pay_in_inference_with_amx_only(amx, training, rule):
+    attrs = {"kernel": "(7, 7)", "stride": "(2, 2)", "pad": "(3, 3)"}
+    policy = Policy("bfloat16", amx=amx, training=training)
+    assert policy.decide("Convolution", attrs, (1, 3, 64, 64)).rule == rule
 
 
 def test_a_graph_for_any_map_avoids_the_kernel():

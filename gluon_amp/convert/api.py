@@ -343,5 +343,5 @@ def _request(symbol: mx.sym.Symbol, target_dtype: object, lists: tuple[Any, Any,
     nodes = wanted.nodes(to_graph(symbol))
     amx = policy is not None and policy.amx
     if policy is not None:
-        policy = replace(policy, excluded=nodes, training=False, amx=False)  # a pass sees to AMX for all shapes
+        policy = replace(policy, excluded=nodes, training=False)
     return Request(policy, steps, cast_outputs, not on_gpu, amx, metadata.version("gluon_amp"))
