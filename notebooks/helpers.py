@@ -176,7 +176,10 @@ def _verdict(finding: Finding) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [("th", head), *(("td", row) for row in rows)]
-    cells = ("".join(map(f"<{tag} style='text-align:left'>{{}}</{tag}>".format, map(html.escape, row)))
-             for tag, row in lines)
-    return f"<table>{''.join(map('<tr>{}</tr>'.format, cells))}</table>"
+    lines = [_line("th", head), *(_line("td", row) for row in rows)]
+    return f"<table>{''.join(lines)}</table>"
+
+
+def _line(tag: str, texts: Sequence[str]) -> str:
+    cells = (f"<{tag} style='text-align:left'>{html.escape(text)}</{tag}>" for text in texts)
+    return f"<tr>{''.join(cells)}</tr>"
