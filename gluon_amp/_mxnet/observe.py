@@ -89,8 +89,11 @@ class Listener(Protocol):
         """Run a hybridized block's graph and return its outputs."""
 
     def operator_called(self, block: Block | None, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, str],
-                        outputs: Sequence[NDArray], inserted: bool) -> None:
-        """Take note of an operator that was called by itself: by the program, or inserted by AMP."""
+                        outputs: Sequence[NDArray], call: int, inserted: bool) -> None:
+        """Take note of an operator that was called by itself: by the program, or inserted by AMP.
+
+        All operators that run for one call of the program have its number; 0 for those between calls.
+        """
 
 
 @contextmanager
@@ -137,6 +140,7 @@ class _Ear:
         self.thread = threading.get_ident()
         self.blocks: list[Block] = []
         self.calls: list[int] = []  # the program's calls under way: handles of operators
+        self.number = 0  # of the last call
         self.inside = 0  # graphs under way: what is called while one is traced or runs is part of it
         self.names = {handle_of(name): name for name in set(registered_operators().values())}
 
@@ -149,6 +153,7 @@ class _Ear:
             if threading.get_ident() != self.thread:
                 return original(handle, *args)
             self.calls.append(handle)
+            self.number += 1
             try:
                 return original(handle, *args)
             finally:
@@ -165,6 +170,7 @@ class _Ear:
                 self.listener.operator_called(self.blocks[-1] if self.blocks else None, self.names.get(handle, "?"),
                                               inputs, dict(zip(keys, map(str, values))),
                                               result if isinstance(result, (list, tuple)) else [result],
+                                              self.number if self.calls else 0,
                                               inserted=called is None or handle not in (called, twins().get(called)))
             return result
         return invoke

@@ -148,7 +148,7 @@ class _Listener:
         return result
 
     def operator_called(self, block: Block | None, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, str],
-                        outputs: Sequence[NDArray], inserted: bool) -> None:
+                        outputs: Sequence[NDArray], call: int, inserted: bool) -> None:
         """Take note of an operator that was called by itself."""
         self._note_device(inputs)
         time = self._time(outputs)
@@ -160,7 +160,7 @@ class _Listener:
         if not inserted:
             node.decision = _decision(policy, op, attrs, inputs)
         ran = Ran(node, block, False, inserted, policy, 0 if inserted else flops(node), node.shapes[0],
-                  milliseconds=time)
+                  milliseconds=time, call=call)
         judge_call(ran, self._recordings)
         self._recordings.append(ran)
         for position, array in enumerate(outputs):
@@ -230,7 +230,8 @@ def _decide(operation: RewritingCachedOp, graph: Graph, args: Sequence[NDArray])
     if state is None or not args:
         return False
     dtypes = tuple(dtype_name(array.dtype) for array in args)
-    low = frozenset(name for name, dtype in zip(operation.names, dtypes) if dtype == BFLOAT16)
+    data = dict(operation.flags).get("data_indices", ())
+    low = frozenset(operation.names[i] for i in data if dtypes[i] == BFLOAT16)
     inputs = Inputs(operation.names, dtypes, tuple(array.shape for array in args), args[0].context.device_type,
                     frozenset(), low)
     decided = {(node.op, node.name): node.decision for node in state.plan(operation.symbol, inputs).operators()}

@@ -146,21 +146,25 @@ def judge_call(ran: Ran, before: Sequence[Recording | Ran]) -> None:
     ran.observed = ran.planned = _of_data(node, node.dtypes[0] if node.dtypes else None)
     if policy is None:
         return
-    if policy.emulated and ran.inserted and ran.observed == policy.target_dtype and before:
-        # The cast that rounds the result of the operator before it.
-        last = before[-1]
-        if isinstance(last, Ran) and node.inputs[0].node is last.node and last.planned == policy.target_dtype:
-            last.observed = policy.target_dtype
+    together = _of_call(ran.call, before) if policy.emulated else []
+    if ran.inserted:
+        last = together[-1] if together else None
+        if last is not None and not last.inserted and ran.observed == last.planned == policy.target_dtype:
+            last.observed = policy.target_dtype  # this cast rounds its result
         return
     if node.decision is None or node.decision.rule == KEEP:
         return
-    types = [_unraised(entry, policy) for entry in node.inputs]
+    # What was cast up for this call only stands for the imitated type.
+    raised = {id(record.node) for record in together if record.observed == FLOAT32}
+    types = [entry.node.inputs[0].dtype if id(entry.node) in raised else entry.dtype for entry in node.inputs]
     ran.planned = precision(node.decision, types, FLOAT32, policy.target_dtype) or ran.planned
 
 
-def _unraised(entry: Entry, policy: Policy) -> str | None:
-    """Return the type of an input; of one that was cast up to compute on an imitated type, that type."""
-    source = entry.node
-    if policy.emulated and source.op == CAST and source.inputs and source.inputs[0].dtype == policy.target_dtype:
-        return policy.target_dtype
-    return entry.dtype
+def _of_call(call: int, before: Sequence[Recording | Ran]) -> list[Ran]:
+    """Return what ran for the same call of the program."""
+    found: list[Ran] = []
+    for record in reversed(before):
+        if not (isinstance(record, Ran) and call and record.call == call):
+            break
+        found.insert(0, record)
+    return found

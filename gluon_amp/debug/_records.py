@@ -42,6 +42,8 @@ class Ran:
         report.
     milliseconds : float
         Forward and backward, when times were taken.
+    call : int
+        Number of the program's call that it ran for, outside of graphs.
     imitation : bool
         Whether it is a cast by which a type is imitated, rather than one between operators of different precision.
     """
@@ -56,6 +58,7 @@ class Ran:
     planned: str | None = None
     observed: str | None = None
     milliseconds: float = 0.0
+    call: int = 0
     imitation: bool = False
 
 

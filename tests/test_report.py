@@ -1,0 +1,385 @@
+"""The report of a run, against casts, arithmetic and types worked out by hand, and against MXNet's own monitor."""
+from __future__ import annotations
+
+import ctypes
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock, nn
+from mxnet.ndarray import NDArray, register
+from networks import NETWORKS, Attention, Residual, conv_net, gradients, ready
+
+import gluon_amp as amp
+from gluon_amp._mxnet.cached_op import RewritingCachedOp
+from gluon_amp._mxnet.observe import Output
+from gluon_amp._mxnet.symbols import dtype_name
+from gluon_amp.debug._flops import MATRIX_OPERATORS
+from gluon_amp.debug._match import matched
+from gluon_amp.debug._records import Captured, Recording
+from gluon_amp.dtypes import LOW_PRECISION
+from gluon_amp.graph import Entry, Graph, Node
+
+
+@pytest.fixture(params=[pytest.param("bfloat16", marks=pytest.mark.bf16), "float16"])
+def low(request, recwarn):
+    amp.init(request.param)  # warns where the type is slow
+    return request.param
+
+
+def two_layers():
+    """A dense layer on both sides of a softmax, which stays in FP32."""
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(8, in_units=4, use_bias=False), nn.HybridLambda("softmax"),
+                nn.Dense(2, in_units=8, use_bias=False))
+    return net
+
+
+def test_two_layers_by_hand(low):
+    net, data = ready(two_layers(), (3, 4))
+    found = amp.report(net, data)
+    first, middle, last = found.operators
+    assert [row.op for row in found.operators] == ["FullyConnected", "softmax", "FullyConnected"]
+    assert [row.planned for row in found.operators] == [low, "float32", low]
+    assert [row.observed for row in found.operators] == [low, "float32", low]
+    assert [row.flops for row in found.operators] == [2 * 3 * 8 * 4, 3 * 8, 2 * 3 * 2 * 8]
+    # Data and weight for the first; its result for the softmax; weight and softmax for the last, and its result.
+    assert [row.casts for row in found.operators] == [2, 1, 3]
+    assert [row.bytes_converted for row in found.operators] == [6 * (3 * 4 + 8 * 4), 6 * 3 * 8,
+                                                               6 * (2 * 8 + 3 * 8 + 3 * 2)]
+    assert [row.path for row in found.operators] == ["0", "1", "2"]
+    assert (first.rule, middle.rule, last.rule) == ("LOWER", "FP32", "LOWER")
+    assert middle.reason == "probabilities and losses need FP32's resolution"
+    assert found.arithmetic_share() == pytest.approx((192 + 96) / (192 + 24 + 96))
+    assert found.summary.startswith(f"2 of 3 operators in {low}, 92% of the arithmetic, 6 casts (")
+    assert found.mismatches == ()
+    assert found.target_dtypes == (low,)
+
+
+def test_inputs_tell_where_they_come_from(low):
+    net, data = ready(two_layers(), (3, 4))
+    read = amp.report(net, data).operators[2].inputs
+    assert [(item.operator, item.source_dtype, item.dtype, item.is_parameter) for item in read] == [
+        (1, "float32", low, False), (None, "float32", low, True)]
+    assert read[1].name == net[2].weight.name
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("name", NETWORKS)
+def test_observed_types_are_those_of_mxnets_monitor(name):
+    amp.init()
+    make, shape = NETWORKS[name]
+    net, data = ready(make(), shape)
+    found = amp.report(net, data)
+    heard = {}
+
+    def listen(output, op, handle):
+        array = NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)
+        heard.setdefault(output.decode(), dtype_name(array.dtype))
+    net.register_op_hook(listen)
+    net(data)
+    mx.nd.waitall()
+    for row in found.operators:
+        outputs = [dtype for output, dtype in heard.items() if output.rpartition("_")[0] == row.name]
+        assert row.observed == outputs[0], row.name
+    assert len(found.operators) == sum(row.observed is not None for row in found.operators)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_code_that_is_not_hybridized_has_the_same_operators(low, name):
+    make, shape = NETWORKS[name]
+    net, data = ready(make(), shape, active=False)
+    plain = amp.report(net, data)
+    net.hybridize()
+    graph = amp.report(net, data)
+    assert plain.mismatches == graph.mismatches == ()
+    assert plain.arithmetic_share() == pytest.approx(graph.arithmetic_share(), abs=0.02)
+    counted = ("Convolution", "FullyConnected", "batch_dot", "RNN")
+    for op in counted:
+        assert ([row.precision for row in plain.operators if row.op == op]
+                == [row.precision for row in graph.operators if row.op == op])
+        assert ([row.flops for row in plain.operators if row.op == op]
+                == [row.flops for row in graph.operators if row.op == op])
+    assert "outside of graphs" in plain.summary
+    assert "outside of graphs" not in graph.summary
+
+
+def test_blocks_that_are_hybridized_inside_plain_ones(low):
+    class Mixed(Block):
+        def __init__(self):
+            super().__init__(prefix="mixed_")
+            with self.name_scope():
+                self.body, self.head = nn.Dense(8, in_units=4), nn.Dense(2, in_units=8)
+
+        def forward(self, x):
+            return self.head(mx.nd.tanh(self.body(x)))
+    net = Mixed()
+    net.initialize()
+    net.body.hybridize()
+    found = amp.report(net, mx.nd.ones((3, 4)))
+    assert [(row.op, row.path, row.in_graph) for row in found.operators] == [
+        ("FullyConnected", "body", True), ("tanh", "", False), ("FullyConnected", "head", False)]
+    assert [row.observed for row in found.operators] == [low, "float32", low]
+    assert found.operators[1].inputs[0].operator == 0
+
+
+def test_without_amp_everything_is_fp32():
+    net, data = ready(conv_net(), NETWORKS["conv"][1])
+    found = amp.report(net, data)
+    assert {row.observed for row in found.operators} == {"float32"}
+    assert found.casts == ()
+    assert found.summary.endswith("AMP is off")
+    assert "0 of 11 operators in low precision, 0% of the arithmetic, 0 casts" in found.summary
+
+
+@pytest.mark.bf16
+def test_padding_of_channels_does_not_count_as_the_networks_arithmetic():
+    net, data = ready(conv_net(), NETWORKS["conv"][1])
+    plain = amp.report(net, data)
+    amp.init()
+    found = amp.report(net, data)
+    assert [row.flops for row in found.operators] == [row.flops for row in plain.operators]
+    assert [row.shape for row in found.operators] == [row.shape for row in plain.operators]
+    assert any(row.op == "slice_axis" for row in found.inserted)
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("optimize", ["none", "all"])
+def test_a_converted_network_is_reported_as_it_is(optimize):
+    net, data = ready(conv_net(), NETWORKS["conv"][1])
+    converted = amp.convert_hybrid_block(net, data_example=data, optimize=optimize)
+    found = amp.report(converted, data)
+    layers = [row for row in found.operators if row.op in MATRIX_OPERATORS]
+    assert [row.observed for row in layers] == ["float32", "bfloat16", "bfloat16", "bfloat16"]
+    assert {row.rule for row in found.operators} == {""}
+    assert found.mismatches == ()
+    assert found.casts
+    if optimize == "none":  # otherwise channels are padded, and the padding is part of the network
+        amp.init()
+        expected = [row.flops for row in amp.report(net, data).operators if row.op in MATRIX_OPERATORS]
+        assert [row.flops for row in layers] == expected
+
+
+@pytest.mark.bf16
+def test_a_converted_network_is_the_same_with_amp_on():
+    net, data = ready(conv_net(), NETWORKS["conv"][1])
+    converted = amp.convert_hybrid_block(net, data_example=data)
+    before = amp.report(converted, data).operators
+    amp.init()
+    after = amp.report(converted, data).operators
+    assert [(row.name, row.observed) for row in before] == [(row.name, row.observed) for row in after]
+
+
+def test_a_symbol(low):
+    x = mx.sym.var("data")
+    symbol = mx.sym.softmax(mx.sym.FullyConnected(x, num_hidden=6, name="fc"), name="out")
+    found = amp.report(symbol, {"data": (2, 5)})
+    assert [(row.name, row.observed, row.flops) for row in found.operators] == [
+        ("fc", low, 2 * 2 * 6 * 5), ("out", "float32", 12)]
+    assert [row.name for row in found.operators[0].inputs] == ["data", "fc_weight", "fc_bias"]
+    with pytest.raises(amp.GraphError, match=r"no input 'date'.*Did you mean 'data'"):
+        amp.report(symbol, {"date": (2, 5)})
+    with pytest.raises(amp.GraphError, match=r"shapes of .*data.* unknown"):
+        amp.report(symbol, {"fc_bias": (6,)})
+
+
+def test_an_engine_that_does_something_else_is_found_out():
+    x, y = Node("null", "x", dtypes=["float32"], shapes=[(2,)]), None
+    y = Node("relu", "y", {}, [Entry(x)], dtypes=["float32"], shapes=[(2,)])
+    y.planned = ["bfloat16"]
+    graph = Graph([Entry(y)])
+    recording = Recording(None, graph, graph, True, None, [Output("y_output", "relu", "float32", (2,), 0.5)], 1)
+    captured = Captured([], False, False)
+    (ran,) = matched(recording, captured)
+    assert (ran.planned, ran.observed, ran.milliseconds) == ("bfloat16", "float32", 0.5)
+
+
+def test_operators_of_one_name_are_told_apart_by_their_order():
+    x = Node("null", "x", dtypes=["float32"], shapes=[(2,)])
+    first = Node("relu", "same", {}, [Entry(x)], dtypes=["float32"], shapes=[(2,)])
+    second = Node("relu", "same", {}, [Entry(first)], dtypes=["float32"], shapes=[(2,)])
+    graph = Graph([Entry(second)])
+    heard = [Output("same_output", "relu", "bfloat16", (2,), 1.0), Output("same_output", "relu", "float32", (2,), 2.0),
+             Output("same_backward_0", "_backward_relu", "float32", (2,), 4.0),
+             Output("zeros_0", "_zeros", "float32", (2,), 8.0)]
+    captured = Captured([], True, True)
+    ran = matched(Recording(None, graph, graph, False, None, heard, 2), captured)
+    assert [record.observed for record in ran] == ["bfloat16", "float32"]
+    assert [record.milliseconds for record in ran] == [3.0, 4.0]  # they share the backward pass
+    assert captured.other_milliseconds == 8.0
+
+
+def test_times_are_those_of_all_operators(low):
+    net, data = ready(Attention(), NETWORKS["attention"][1])
+    forward = amp.report(net, data, time=True)
+    both = amp.report(net, data, train=True, time=True)
+    for found in (forward, both):
+        assert found.timed
+        assert all(row.milliseconds > 0 for row in found.operators if row.flops)
+        assert found.milliseconds == pytest.approx(sum(row.milliseconds for row in (*found.operators, *found.inserted))
+                                                   + found.other_milliseconds)
+    assert both.milliseconds > forward.milliseconds
+    assert amp.report(net, data).milliseconds == 0
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_the_network_is_left_as_it_was(low, active):
+    net, data = ready(conv_net(), NETWORKS["conv"][1], active=active)
+    gradients(net, data)
+    before = {name: [array.asnumpy() for array in (*parameter.list_data(), *(parameter.list_grad()
+                     if parameter.grad_req != "null" else ()))] for name, parameter in net.collect_params().items()}
+    amp.report(net, data * 3, train=True, time=True)
+    for name, parameter in net.collect_params().items():
+        arrays = [*parameter.list_data(), *(parameter.list_grad() if parameter.grad_req != "null" else ())]
+        for array, expected in zip(arrays, before[name]):
+            np.testing.assert_array_equal(array.asnumpy(), expected, err_msg=name)
+
+
+def test_nothing_stays_in_place(low):
+    names = [(Block, "__call__"), (register, "_imperative_invoke"), (RewritingCachedOp, "__call__"),
+             (HybridBlock, "_call_cached_op")]
+    before = [getattr(*name) for name in names]
+    net, data = ready(Residual(), NETWORKS["residual"][1])
+    net(data)
+    amp.report(net, data)
+    assert [getattr(*name) for name in names] == before
+    operations = [operation for operation, _ in net._cached_op._variants.values()]
+    assert operations
+    assert all(operation._monitor_callback is None for operation in operations)
+
+
+def test_with_amp_off_no_replacement_is_left_behind():
+    before = register._imperative_invoke, Block.__call__
+    net, data = ready(Residual(), NETWORKS["residual"][1])
+    amp.report(net, data)
+    assert (register._imperative_invoke, Block.__call__) == before
+
+
+def test_the_callers_own_recording_goes_on(low):
+    net, data = ready(two_layers(), (3, 4))
+    with autograd.record():
+        amp.report(net, data)
+        loss = net(data).sum()
+    loss.backward()
+    assert np.isfinite(net[0].weight.grad().asnumpy()).all()
+
+
+def test_parameters_that_wait_for_their_shape(low):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), nn.BatchNorm())
+    net.initialize()
+    net.hybridize()
+    found = amp.report(net, mx.nd.ones((2, 3)))
+    assert [row.op for row in found.operators] == ["FullyConnected", "BatchNorm"]
+
+
+def test_dict_and_tables(low):
+    net, data = ready(Attention(), NETWORKS["attention"][1])
+    found = amp.report(net, data, time=True)
+    copied = json.loads(json.dumps(found.to_dict()))
+    assert copied["summary"] == found.summary == str(found)
+    assert [row["name"] for row in copied["operators"]] == [row.name for row in found.operators]
+    assert sum(row["is_cast"] for row in copied["inserted"]) == len(found.casts)
+    assert found.table().row_count == len(found.operators)
+    kinds = found.table("op")
+    assert kinds.row_count == len({row.op for row in found.operators})
+    assert [column.header for column in kinds.columns][-1] == "time"
+    assert found.table("block").row_count == len({row.path for row in found.operators})
+    with pytest.raises(ValueError, match="expected 'operator', 'block' or 'op', received by='layer'"):
+        found.table("layer")
+
+
+def test_printed_tables_hold_every_operator(low, capsys):
+    net, data = ready(two_layers(), (3, 4))
+    amp.report(net, data).print()
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("net_dense0_fwd", "softmax", "net_dense1_fwd", "LOWER", "FP32", low))
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("net", 1), "a Gluon block or a symbol"), ((conv_net(), "data"), "an array"), ((conv_net(), None), "an array")])
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        amp.report(*arguments)
+    with pytest.raises(TypeError, match="True or False, received time=1"):
+        amp.report(*arguments, time=1)
+
+
+def test_a_network_that_is_not_initialized():
+    with pytest.raises(amp.StateError, match="parameters are not initialized"):
+        amp.report(conv_net(), mx.nd.ones((1, 3, 16, 16)))
+
+
+class TestPlot:
+    @pytest.fixture
+    def found(self, low):
+        net, data = ready(two_layers(), (3, 4))
+        return amp.report(net, data)
+
+    def test_graphviz_source(self, found, low, tmp_path):
+        path = tmp_path / "net.gv"
+        source = found.plot(path, backend="graphviz").source
+        assert path.read_text() == source
+        colours = {"bfloat16": "#56B4E9", "float16": "#009E73"}
+        assert source.count(colours[low]) == 2
+        assert source.count("#E69F00") == 1
+        assert source.count("->") == 2
+        assert source.count("#D55E00") == 2  # casts on both edges
+
+    def test_pictures(self, found, tmp_path):
+        for by in ("operator", "block"):
+            path = tmp_path / f"{by}.png"
+            figure = found.plot(path, by=by)
+            assert path.read_bytes().startswith(b"\x89PNG")
+            texts = [text.get_text() for text in figure.axes[0].texts]
+            assert len(texts) == 3
+        assert texts == ["0", "1", "2"]
+
+    def test_every_box_has_a_place_of_its_own(self, low):
+        net = nn.HybridSequential()
+        for _ in range(70):
+            net.add(nn.Activation("relu"))
+        net.initialize()
+        net.hybridize()
+        figure = amp.report(net, mx.nd.ones((2, 3))).plot()
+        (points,) = [item for item in figure.axes[0].collections if len(item.get_offsets()) == 70]
+        assert len({tuple(point) for point in np.round(points.get_offsets(), 3)}) == 70
+
+    def test_wrong_arguments(self, found, tmp_path):
+        with pytest.raises(ValueError, match="'matplotlib' or 'graphviz', received backend='d3'"):
+            found.plot(backend="d3")
+        with pytest.raises(ValueError, match="'operator' or 'block', received by='op'"):
+            found.plot(by="op")
+
+    def test_graphviz_without_its_program(self, found, tmp_path, monkeypatch):
+        monkeypatch.setenv("PATH", "")
+        with pytest.raises(amp.StateError, match="needs its program dot"):
+            found.plot(tmp_path / "net.svg", backend="graphviz")
+        assert not (tmp_path / "net.svg").exists()
+
+
+ZOO = ["ssd_512_mobilenet1.0", "yolo3_mobilenet0.25", "transformer",
+       *(pytest.param(name, marks=pytest.mark.slow) for name in ("faster_rcnn", "faster_rcnn_fpn"))]
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("name", ZOO)
+def test_networks_of_the_zoo(name, recwarn):
+    from zoo_networks import make_task
+
+    amp.init()
+    task = make_task(name)
+    task.net.hybridize()
+    data = mx.nd.ones((4, 12)) if task.data is None else task.data[:1]
+    found = amp.report(task.net, data)
+    assert found.mismatches == ()
+    assert found.arithmetic_share() > (0.8 if name == "transformer" else 0.9)
+    silent = [row.name for row in found.operators if row.observed is None]
+    names = [row.name for row in found.operators]
+    assert all(names.count(name) > 1 for name in silent)  # the engine computes equal operators once
+    assert all(row.precision in ("float32", "int32", "int64", "bool", *LOW_PRECISION) for row in found.operators)
+    assert found.plot(by="block").axes
+    assert found.table("block").row_count > 3
