@@ -1,0 +1,100 @@
+"""The command line of main_amp.py."""
+from __future__ import annotations
+
+import argparse
+import random
+from typing import Sequence
+
+SEEDS = 2 ** 24  # FP32, in which processes tell each other theirs, holds them exactly
+
+DESCRIPTION = """Train a network of MXNet's or GluonCV's zoo on ImageNet, in FP32 or mixed precision.
+
+    python examples/imagenet/main_amp.py -a resnet50_v1 --opt-level O1 /data/imagenet
+    gluon-amp launch -n 2 examples/imagenet/main_amp.py -a resnet50_v1 --opt-level O1 /data/imagenet
+"""
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options, complete and checked."""
+    parser = argparse.ArgumentParser(description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for add in (_add_data, _add_network, _add_optimization, _add_precision, _add_run):
+        add(parser)
+    args = parser.parse_args(arguments)
+    if not (args.data or args.synthetic):
+        parser.error("expected a directory with train and val, or --synthetic")
+    for name in ("batch_size", "image_size", "print_freq", "epochs", "steps", "prof"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            parser.error(f"expected a number of at least 1, received --{name.replace('_', '-')} {value}")
+    if args.seed is not None and not 0 <= args.seed < SEEDS:
+        parser.error(f"expected a seed from 0 to {SEEDS - 1}, received --seed {args.seed}")
+    if args.deterministic and args.seed is None:
+        args.seed = 0
+    return args
+
+
+def random_seed() -> int:
+    """Draw a seed."""
+    return random.randrange(SEEDS)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data")
+    group.add_argument("data", nargs="?", metavar="DIR",
+                       help="holds train/ and val/ with a folder of images for each class, or train.rec and val.rec "
+                       "with their .idx files")
+    group.add_argument("--synthetic", action="store_true", help="random images made once: training without its input")
+    group.add_argument("-j", "--workers", type=int, default=4, help="processes that load images (default: %(default)s)")
+    group.add_argument("-b", "--batch-size", type=int, default=64, help="of each process (default: %(default)s)")
+    group.add_argument("--image-size", type=int, default=224, metavar="PIXELS", help="(default: %(default)s)")
+    group.add_argument("--min-area", type=float, default=0.08, metavar="PART",
+                       help="the least part of an image that a random crop keeps (default: %(default)s)")
+    group.add_argument("--no-flip", action="store_true", help="do not mirror images at random")
+    group.add_argument("--classes", type=int, help="(default: the folders of train/, otherwise 1000)")
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network")
+    group.add_argument("-a", "--arch", default="resnet50_v1", help="a network of MXNet's or GluonCV's zoo (default: "
+                       "%(default)s)")
+    group.add_argument("--pretrained", nargs="?", const=True, metavar="FILE",
+                       help="start from the zoo's weights, or from FILE")
+    group.add_argument("--sync_bn", "--sync-bn", action="store_true", help="BatchNorm over all processes")
+
+
+def _add_optimization(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("optimization")
+    group.add_argument("--epochs", type=int, default=90, help="(default: %(default)s)")
+    group.add_argument("--start-epoch", type=int, help="number of the first (default: 0, or where --resume goes on)")
+    group.add_argument("--lr", type=float, default=0.1, metavar="RATE",
+                       help="learning rate for 256 images a step; scaled by the images that all processes take a step "
+                       "(default: %(default)s)")
+    group.add_argument("--lr-steps", type=int, nargs="*", default=[30, 60, 80], metavar="EPOCH",
+                       help="divide the rate by 10 at these epochs (default: 30 60 80)")
+    group.add_argument("--warmup-epochs", type=int, default=5, help="the rate grows from 0 (default: %(default)s)")
+    group.add_argument("--momentum", type=float, default=0.9, help="(default: %(default)s)")
+    group.add_argument("--wd", "--weight-decay", type=float, default=1e-4, help="(default: %(default)s)")
+
+
+def _add_precision(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("precision, handed through to amp.initialize")
+    group.add_argument("--opt-level", default="O1", help="O0, O1, O2 or O3 (default: %(default)s)")
+    group.add_argument("--keep-batchnorm-fp32", metavar="BOOL", help="for O2 and O3")
+    group.add_argument("--loss-scale", metavar="SCALE", help="a number, or dynamic")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("run")
+    group.add_argument("-p", "--print-freq", type=int, default=10, metavar="STEPS", help="(default: %(default)s)")
+    group.add_argument("--checkpoints", default=".", metavar="DIR",
+                       help="where checkpoint.zip and best.zip are written after every epoch (default: here)")
+    group.add_argument("--resume", metavar="FILE", help="go on from a checkpoint; auto: from the "
+                       "latest of --checkpoints, if there is one")
+    group.add_argument("-e", "--evaluate", action="store_true", help="measure the accuracy on val only")
+    group.add_argument("--steps", type=int, help="end every epoch after so many steps (default: all, or 100 of "
+                       "--synthetic)")
+    group.add_argument("--prof", type=int, metavar="STEPS", help="profile so many steps, write profile.json, and end")
+    group.add_argument("--seed", type=int, help="of weights, order and augmentation (default: any)")
+    group.add_argument("--deterministic", action="store_true",
+                       help="the same output, bit for bit, in every run: a fixed seed, no algorithms chosen by their "
+                       "speed, and no times in the output")

@@ -1,0 +1,382 @@
+"""Every example runs from its command line, and does what its README says."""
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from argparse import Namespace
+from importlib import import_module
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+
+pytest.importorskip("PIL")
+pytest.importorskip("sklearn")
+
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import gluon_amp as amp
+
+EXAMPLES = Path(amp.__file__).parents[1] / "examples"
+SIZE = 32  # pixels of the digits' images
+TINY = ["--size", "16", "--batch-size", "8", "--batches", "3", "--epochs", "1"]
+
+
+def run(script, *arguments, command=(), cwd=None):
+    """Run an example; return what it printed."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, *command, str(EXAMPLES / script), *map(str, arguments)], cwd=cwd,
+                          env=environ, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def numbers(pattern, text):
+    return [float(found) for found in re.findall(pattern, text)]
+
+
+def imagenet(*arguments, **options):
+    return run("imagenet/main_amp.py", *arguments, **options)
+
+
+def make_digits(root, train, val):
+    """Write scikit-learn's digits as a folder of JPEG files for every class."""
+    pixels, labels = load_digits(return_X_y=True)
+    for number in range(train + val):
+        directory = root / ("train" if number < train else "val") / str(labels[number])
+        directory.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray((pixels[number].reshape(8, 8) * 15.9).astype("uint8"))
+        image.resize((SIZE, SIZE), Image.BICUBIC).convert("RGB").save(directory / f"{number:04}.jpg", quality=95)
+    return root
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return make_digits(tmp_path_factory.mktemp("few"), 96, 20)
+
+
+@pytest.fixture(scope="module")
+def records(digits, tmp_path_factory):
+    """The same images in RecordIO files."""
+    root = tmp_path_factory.mktemp("records")
+    for part in ("train", "val"):
+        images = gluon.data.vision.ImageFolderDataset(str(digits / part))
+        writer = mx.recordio.MXIndexedRecordIO(str(root / f"{part}.idx"), str(root / f"{part}.rec"), "w")
+        for key, (path, label) in enumerate(images.items):
+            writer.write_idx(key, mx.recordio.pack(mx.recordio.IRHeader(0, label, key, 0), Path(path).read_bytes()))
+        writer.close()
+    return root
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Import a module of examples/imagenet."""
+    monkeypatch.syspath_prepend(str(EXAMPLES / "imagenet"))
+    return import_module
+
+
+def batch_dot_net(advanced, weights):
+    """The network of the second-order section with these weights, and where to find their gradients."""
+    net = advanced.Critic(8)
+    net.initialize()
+    layers = [layer.weight for layer in (net[0], net[2])]
+    for layer, weight in zip(layers, weights):
+        layer.set_data(mx.nd.array(weight[None]))
+    return net, lambda number: layers[number].grad().asnumpy()[0]
+
+
+def dense_net(advanced, weights):
+    """The same network of dense layers, hybridized."""
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(8, activation="tanh", use_bias=False, in_units=8),
+            gluon.nn.Dense(1, use_bias=False, in_units=8))
+    net.initialize()
+    net.hybridize()
+    for layer, weight in zip(net, weights):
+        layer.weight.set_data(mx.nd.array(weight.T))
+    return net, lambda number: net[number].weight.grad().asnumpy().T
+
+
+def penalty_of(x, first, second):
+    """What examples/torch_recipe computes of tanh(x first) second."""
+    gradient = ((1 - np.tanh(x @ first) ** 2) * second[:, 0]) @ first.T
+    return ((np.sqrt((gradient ** 2).sum(axis=1)) - 1) ** 2).mean()
+
+
+class TestTorchRecipe:
+    def test_recipe(self):
+        printed = run("torch_recipe/recipe.py", *TINY)
+        assert "Weights differ from those trained without by nothing" in printed
+        assert "Weights of the resumed run differ from the uninterrupted one's by nothing" in printed
+        assert numbers(r"Outputs differ from FP32's by ([\d.]+)%", printed)[0] < 2
+        assert len(re.findall(r"precision.*: [\d.]+ s", printed)) == 3
+
+    def test_advanced_topics(self):
+        printed = run("torch_recipe/advanced.py", *TINY)
+        assert numbers(r"4 parts and the whole batch .* by ([\d.]+)%", printed)[0] < 2
+        assert numbers(r"Weights trained on cpu\(0\), cpu\(1\) .* by ([\d.]+)%", printed)[0] < 2
+        assert numbers(r"gradients differ from FP32's by ([\d.]+)%", printed)[0] < 2
+        penalties = re.findall(r"penalty falls from ([\d.]+) to ([\d.]+)", printed)
+        assert len(penalties) == 2
+        assert all(float(first) > float(last) for first, last in penalties)
+        assert "Losses" in printed
+
+    @pytest.mark.filterwarnings("ignore:AMP stays in FP32")
+    @pytest.mark.parametrize("penalty", ["second_order_penalty", "difference_penalty"])
+    def test_gradients_of_penalties(self, monkeypatch, penalty):
+        """Against NumPy: how the penalty changes along a direction; AMP is on."""
+        monkeypatch.syspath_prepend(str(EXAMPLES / "torch_recipe"))
+        advanced = import_module("advanced")
+        amp.init()
+        random = np.random.RandomState(0)
+        x, *weights = (random.randn(*shape) for shape in ((6, 8), (8, 8), (8, 1)))
+        net, found_in = (batch_dot_net if penalty == "second_order_penalty" else dense_net)(advanced, weights)
+        inputs = mx.nd.array(x[None] if penalty == "second_order_penalty" else x)
+        with mx.autograd.record():
+            value = getattr(advanced, penalty)(net, inputs)
+        value.backward()
+        assert value.asscalar() == pytest.approx(penalty_of(x, *weights), rel=2e-3)
+        for number in range(2):
+            direction = random.randn(*weights[number].shape)
+            ends = [penalty_of(x, *(weight + (which == number) * step * direction
+                                    for which, weight in enumerate(weights))) for step in (1e-4, -1e-4)]
+            gradient = found_in(number)
+            assert (gradient * direction).sum() == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=5e-3)
+
+    @pytest.mark.slow
+    def test_dense_layers(self):
+        assert "Outputs differ" in run("torch_recipe/recipe.py", *TINY, "--kind", "dense", "inference")
+
+
+class TestTrainerClass:
+    @pytest.mark.parametrize("option", [[], pytest.param(["--no-amp"], marks=pytest.mark.slow)])
+    def test_learns_digits(self, option):
+        printed = run("trainer_class/main.py", "--epochs", 3, *option)
+        losses = numbers(r"loss ([\d.]+),", printed)
+        assert losses[2] < 0.5 * losses[0]
+        assert numbers(r"accuracy ([\d.]+)", printed)[-1] > 0.8
+        assert ("loss scale 1024, 0 steps skipped" in printed) is not bool(option)
+
+    def test_estimator(self, tmp_path):
+        printed = run("trainer_class/estimator_fit.py", "--epochs", 1, "--checkpoints", tmp_path)
+        assert "AMP: loss scale 65536, 0 steps skipped" in printed
+        assert numbers(r"Train finished .* training accuracy: ([\d.]+)", printed)[0] > 0.3
+        assert len(list(tmp_path.glob("*.scaler"))) == 1
+
+    @pytest.mark.slow
+    def test_estimator_resumes(self, tmp_path):
+        for epochs in (1, 3):
+            printed = run("trainer_class/estimator_fit.py", "--epochs", epochs, "--checkpoints", tmp_path)
+        assert "resumed from epoch 0" in printed
+        assert numbers(r"Train finished .* training accuracy: ([\d.]+)", printed)[0] > 0.9
+
+
+FEW = ["-a", "mobilenetv2_0.25", "--image-size", SIZE, "-b", 16, "-j", 1, "-p", 1, "--steps", 2, "--warmup-epochs", 1]
+
+
+def scores(printed):
+    """The lines with losses and accuracies, without times."""
+    return [line for line in printed.splitlines() if "Prec@1" in line]
+
+
+def parts_of(checkpoint):
+    with zipfile.ZipFile(checkpoint) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+class TestImagenet:
+    def test_deterministic_and_resumed_exactly(self, digits, tmp_path):
+        """A run, and another that is interrupted after its first epoch: the same output and the same checkpoint."""
+        settings = [digits, *FEW, "--deterministic", "--loss-scale", "dynamic"]
+        whole = imagenet(*settings, "--epochs", 2, "--checkpoints", tmp_path / "whole")
+        begun = imagenet(*settings, "--epochs", 1, "--checkpoints", tmp_path / "parts")
+        rest = imagenet(*settings, "--epochs", 2, "--checkpoints", tmp_path / "parts", "--resume", "auto")
+        assert whole.startswith(begun)
+        assert scores(whole) == scores(begun) + scores(rest)
+        assert len(scores(whole)) == 6
+        assert parts_of(tmp_path / "whole" / "checkpoint.zip") == parts_of(tmp_path / "parts" / "checkpoint.zip")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+    def test_every_level_is_deterministic(self, digits, tmp_path, level):
+        settings = [digits, *FEW, "-a", "resnet18_v1", "--deterministic", "--opt-level", level, "--epochs", 2, "-j", 2,
+                    "--checkpoints", tmp_path]
+        assert imagenet(*settings) == imagenet(*settings)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_resumes_exactly_without_a_seed(self, digits, tmp_path, level):
+        """The seed that was drawn is in the checkpoint: what comes after it comes again."""
+        settings = [digits, *FEW, "-a", "resnet18_v1", "--opt-level", level, "--checkpoints", tmp_path, "--epochs"]
+        imagenet(*settings, 1)
+        first = (tmp_path / "checkpoint.zip").read_bytes()
+        resumed = []
+        for _ in range(2):
+            (tmp_path / "first.zip").write_bytes(first)
+            imagenet(*settings, 3, "--resume", tmp_path / "first.zip")
+            resumed.append(parts_of(tmp_path / "checkpoint.zip"))
+        assert resumed[0] == resumed[1]
+
+    @pytest.mark.slow
+    def test_levels_reach_the_same_accuracy(self, tmp_path):
+        pytest.importorskip("gluoncv")
+        root = make_digits(tmp_path / "digits", 1437, 360)
+        settings = [root, "-a", "cifar_resnet20_v1", "--image-size", SIZE, "-b", 32, "-j", 1, "--epochs", 3,
+                    "--lr", 0.4, "--lr-steps", 2, "--warmup-epochs", 1, "--min-area", 0.7, "--no-flip",
+                    "--deterministic", "--checkpoints", tmp_path]
+        printed = {level: imagenet(*settings, "--opt-level", level) for level in ("O0", "O1", "O2", "O3")}
+        accuracy = {level: numbers(r"Validation .*Prec@1 ([\d.]+)", text)[-1] for level, text in printed.items()}
+        assert accuracy["O0"] > 92
+        assert all(abs(found - accuracy["O0"]) < 5 for found in accuracy.values()), accuracy
+
+    def test_synthetic(self, tmp_path):
+        printed = imagenet("--synthetic", *FEW, "--classes", 5, "--epochs", 1, "--opt-level", "O3",
+                           "--keep-batchnorm-fp32", "True", "--checkpoints", tmp_path)
+        assert "keep_batchnorm_fp32  True" in printed
+        assert len(scores(printed)) == 3
+        assert "images/s" in printed
+
+    @pytest.mark.slow
+    def test_evaluates_checkpoints_and_other_weights(self, digits, records, tmp_path):
+        trained = scores(imagenet(digits, *FEW, "--epochs", 1, "--checkpoints", tmp_path, "--deterministic"))
+        (tmp_path / "net.params").write_bytes(parts_of(tmp_path / "best.zip")["net.params"])
+        for data in ([digits], [records, "--classes", 10]):
+            for weights in (["--resume", tmp_path / "best.zip"], ["--pretrained", tmp_path / "net.params"]):
+                assert scores(imagenet(*data, *FEW, "-e", *weights, "--deterministic")) == trained[-1:]
+
+    @pytest.mark.slow
+    def test_profiles(self, tmp_path):
+        printed = imagenet("--synthetic", *FEW, "--classes", 5, "--prof", 2, cwd=tmp_path)
+        assert re.search(r"^_backward_Convolution +\d+ ", printed, re.MULTILINE)
+        assert (tmp_path / "profile.json").stat().st_size > 1000
+
+    @pytest.mark.slow
+    def test_several_processes(self, digits, tmp_path):
+        """They print once, take a share of the images each, and resume exactly."""
+        settings = [digits, *FEW, "--deterministic", "--checkpoints"]
+        launch = {"command": ["-m", "gluon_amp.cli", "launch", "-n", "2", "--timeout", "600"]}
+        whole = imagenet(*settings, tmp_path / "whole", "--epochs", 2, **launch)
+        imagenet(*settings, tmp_path / "parts", "--epochs", 1, **launch)
+        imagenet(*settings, tmp_path / "parts", "--epochs", 2, "--resume", "auto", **launch)
+        assert len(scores(whole)) == 6
+        assert parts_of(tmp_path / "whole" / "checkpoint.zip") == parts_of(tmp_path / "parts" / "checkpoint.zip")
+
+    @pytest.mark.parametrize(("arguments", "message"), [
+        ([], "expected a directory with train and val, or --synthetic"),
+        (["--synthetic", "-b", "0"], "expected a number of at least 1, received --batch-size 0"),
+        (["--synthetic", "--seed", "-1"], "expected a seed from 0"),
+    ])
+    def test_refuses_options(self, module, capsys, arguments, message):
+        with pytest.raises(SystemExit):
+            module("command_line").parse(arguments)
+        assert message in capsys.readouterr().err
+
+    def test_learning_rate(self, module):
+        """Apex's schedule: 0.1 for 256 images, a warm-up over 5 epochs, a tenth from the 30th, 60th and 80th on."""
+        args = Namespace(lr=0.1, batch_size=128, lr_steps=[30, 60, 80], warmup_epochs=5)
+        rates = [module("epochs").learning_rate(args, epoch, step, 10)
+                 for epoch, step in ((0, 0), (0, 9), (4, 9), (29, 0), (30, 0), (60, 0), (80, 0))]
+        assert rates == pytest.approx([0.05 / 50, 0.01, 0.05, 0.05, 0.005, 0.0005, 0.00005])
+
+    def test_processes_share_each_epoch(self, module):
+        sampler = module("image_data").EpochSampler
+        epochs = []
+        for epoch in range(2):
+            shares = []
+            for rank in range(3):
+                order = sampler(10, 7, rank, 3)
+                order.epoch = epoch
+                shares.append([divmod(index, 10) for index in order])
+            assert [len(share) for share in shares] == [3, 3, 3]
+            together = [pair for share in shares for pair in share]
+            assert {found for found, _ in together} == {epoch}
+            assert len({number for _, number in together}) == 9
+            epochs.append([number for _, number in together])
+        assert epochs[0] != epochs[1]
+
+    def test_augmentation_depends_on_seed_epoch_and_image_only(self, module, digits):
+        args = Namespace(image_size=24, seed=3, min_area=0.3, no_flip=False)
+        source = gluon.data.vision.ImageFolderDataset(str(digits / "train"))
+        images = module("image_data").Augmented(source, args)
+        first, again, next_epoch = (images[index][0] for index in (5, 5, 5 + len(source)))
+        images[6]
+        assert first.shape == (3, 24, 24)
+        np.testing.assert_array_equal(first, again)
+        assert np.abs(first - next_epoch).max() > 0.1
+
+    def test_the_middle_of_an_image(self, module, digits):
+        """Against Pillow's decoder: shorter side to 8/7 of the size, the middle cut out, normalized."""
+        images = module("image_data")
+        source = gluon.data.vision.ImageFolderDataset(str(digits / "val"))
+        found, label = images.Centered(source, 28)[0]  # 32 pixels: nothing to resize
+        with Image.open(source.items[0][0]) as image:
+            expected = np.asarray(image.convert("RGB"))[2:30, 2:30] / 255
+        mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+        np.testing.assert_allclose(found.transpose(1, 2, 0) * std + mean, expected, atol=3 / 255)
+        assert label == source.items[0][1]
+
+    def test_records_hold_what_folders_hold(self, module, digits, records):
+        images = module("image_data")
+        for part in ("train", "val"):
+            one, other = (images.Centered(images._open(root, part), 28) for root in (digits, records))
+            assert len(one) == len(other)
+            for number in (0, len(one) - 1):
+                np.testing.assert_array_equal(one[number][0], other[number][0])
+                assert one[number][1] == other[number][1]
+
+    def test_missing_data_is_named(self, module, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"expected train.rec and train.idx, or a directory train"):
+            module("image_data")._open(tmp_path, "train")
+
+    def test_scores(self, module):
+        """Top-1, top-5 and loss against a count by hand."""
+        random = np.random.RandomState(0)
+        output, label = random.randn(40, 9).astype("float32"), random.randint(0, 9, 40)
+        loss = random.rand(40).astype("float32")
+        meter = module("epochs").Meter(mx.cpu())
+        for part in (slice(0, 24), slice(24, 40)):
+            meter.update(*(mx.nd.array(each[part], dtype="float32") for each in (loss, output, label)))
+        found, _ = meter.read()
+        ranks = (output > output[np.arange(40), label][:, None]).sum(axis=1)
+        assert found == pytest.approx((loss.mean(), 100 * (ranks < 1).mean(), 100 * (ranks < 5).mean()))
+
+    def test_checkpoints_are_written_whole_or_not_at_all(self, module, tmp_path, monkeypatch):
+        checkpoints = module("checkpoints")
+        net = gluon.nn.Dense(2, in_units=2)
+        net.initialize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
+        path = tmp_path / "checkpoint.zip"
+        checkpoints.save(path, net, trainer, {"epoch": 1, "arch": "dense"})
+        before = path.read_bytes()
+
+        def fail(*_):
+            raise OSError("disk full")
+
+        monkeypatch.setattr(zipfile.ZipFile, "write", fail)
+        with pytest.raises(OSError, match="disk full"):
+            checkpoints.save(path, net, trainer, {"epoch": 2, "arch": "dense"})
+        assert path.read_bytes() == before
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_broken_and_foreign_checkpoints_are_refused(self, module, tmp_path):
+        checkpoints = module("checkpoints")
+        net = gluon.nn.Dense(2, in_units=2)
+        net.initialize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd")
+        path = tmp_path / "checkpoint.zip"
+        checkpoints.save(path, net, trainer, {"epoch": 1, "arch": "dense"})
+        assert checkpoints.read_progress(path, "dense")["epoch"] == 1
+        with pytest.raises(ValueError, match="expected a checkpoint of resnet, received one of dense"):
+            checkpoints.read_progress(path, "resnet")
+        content = bytearray(path.read_bytes())
+        place = content.index(net.weight.data().asnumpy().tobytes())
+        content[place] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="damaged"):
+            checkpoints.load(path, net, trainer, mx.cpu())
