@@ -12,6 +12,7 @@ project = "gluon_amp"
 copyright = "the gluon_amp authors"
 extensions = [
     "myst_parser",
+    "docstring_references",
     "operator_tables",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",

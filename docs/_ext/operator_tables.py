@@ -76,7 +76,7 @@ def _public_first(name: str) -> tuple[bool, str]:
 def _condition(record: OpRule) -> str:
     parts = [f"{record.when[0]} = {' or '.join(record.when[1])}"] if record.when else []
     if record.min_channels:
-        parts.append(f"{record.min_channels} input channels or more")
+        parts.append(f"{record.min_channels} input channels or more; any number with AMX")
     return ", ".join(parts)
 
 
