@@ -14,12 +14,14 @@ from gluon_amp.cli.main import _parser
 ROOT = Path(gluon_amp.__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted(DOCS.rglob("*.md"))]
+# They show parts of the programs beside them, which have tests of their own.
+EXCERPTS = [*sorted((ROOT / "examples").glob("*/README.md")), ROOT / "notebooks" / "README.md"]
 
 # Samples that are not to run, such as those of other packages, are fenced as `py`.
 _FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 _SHELL = ("", "sh", "bash", "console")
 # Programs of others, whose arguments are not for us to know.
-_FOREIGN = ("cd", "export", "git", "source")
+_FOREIGN = ("apt-get", "cd", "export", "git", "jupyter", "source")
 
 
 def program(text: str) -> str:

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import gluon_amp
-from tests.doc_samples import DOCS, PAGES, ROOT, commands, complaint, program, strings
+from tests.doc_samples import DOCS, EXCERPTS, PAGES, ROOT, commands, complaint, program, strings
 
 PROGRAMS = {page: program(page.read_text()) for page in PAGES}
 MODULES = [module.name for module in pkgutil.walk_packages(gluon_amp.__path__, "gluon_amp.")
@@ -32,12 +32,12 @@ def test_python_samples_of_a_page_run_in_order(page, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
+@pytest.mark.parametrize("page", [*PAGES, *EXCERPTS], ids=page_id)
 def test_shell_samples_name_what_exists(page):
     assert [complaint(words) for words in commands(page.read_text()) if complaint(words)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
+@pytest.mark.parametrize("page", [*PAGES, *EXCERPTS], ids=page_id)
 def test_links_lead_to_files(page):
     targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in target]
     assert [target for target in targets if target and not (page.parent / target).exists()] == []
