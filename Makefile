@@ -19,7 +19,7 @@ TORCH_READY := $(TORCH_VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv ssd digits bench test test-all lint notebooks docs clean
+.PHONY: help venv horovod ssd digits bench test test-all lint notebooks docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ venv: $(READY)  ## make or update the virtual environment
 $(READY): pyproject.toml setup.py tools/make_venv.sh tools/find_python.sh tools/check_libs.py
 	@VENV='$(VENV)' PYTHON='$(PYTHON)' tools/make_venv.sh '$(MXNET),bench,docs,test'
 	@touch $@
+
+horovod: $(READY)  ## build Horovod into the environment: needs g++ and cmake, takes a few minutes
+	tools/install_horovod.sh $(RUN)
 
 ssd: $(READY)  ## train the tutorial's SSD in FP32, with gluon_amp and with MXNet's AMP, and compare
 	$(RUN) $(COMPARE) $(ARGS)

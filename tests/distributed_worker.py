@@ -116,6 +116,20 @@ def either_store(worker):
     return weights(net)
 
 
+def beginnings(worker):
+    """First steps of many trainers: what the store sends as weights and as gradients must not get mixed up."""
+    found = {}
+    for number in range(20):
+        net = dense_net(number)
+        amp.exclude(net)
+        trainer = worker.trainer(net)
+        amp.init_trainer(trainer, 8.0)
+        backward(worker, net, trainer, joint_batches(1)[0])
+        trainer.step(worker.step_size())
+        found.update({f"{name}.{number}": value for name, value in weights(net).items()})
+    return found
+
+
 def overflow(worker):
     """The loss of the last process is infinite in step 2, for one of two networks."""
     nets = dense_net(), dense_net(4)
@@ -391,8 +405,8 @@ def sums(worker):
             "world": [amp.parallel.rank(), amp.parallel.size()], "engine": amp.parallel.engine()}
 
 
-SCENARIOS = (plain, other_store, either_store, overflow, embedding, embedding_overflow, stale, float16_gradients,
-             contexts, accumulated, losses, operator, misuse, sums)
+SCENARIOS = (plain, other_store, either_store, beginnings, overflow, embedding, embedding_overflow, stale,
+             float16_gradients, contexts, accumulated, losses, operator, misuse, sums)
 NEEDS_BF16 = (low_precision,)
 
 
@@ -434,9 +448,8 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("--kill-at", type=int, default=-1)
     arguments = parser.parse_args()
-    if arguments.engine == "horovod":
-        hvd.init()
-    world = amp.parallel.world()
+    world = amp.parallel.world()  # initializes Horovod where that started the process
+    print("rank", world.rank)
     worker = Worker(arguments.engine, world.rank, world.size)
     if arguments.what == "scenarios":
         run_scenarios(worker, arguments.out)

@@ -36,8 +36,8 @@ def launch(workers, engine, *arguments, options=()):
 class Results:
     """What the scenarios of a job left."""
 
-    def __init__(self, directory, size):
-        self.directory, self.size = directory, size
+    def __init__(self, directory, size, output=""):
+        self.directory, self.size, self.output = directory, size, output
 
     def of(self, scenario, rank=0):
         with np.load(self.directory / f"{scenario}.{rank}.npz") as arrays:
@@ -66,7 +66,7 @@ def job(request, finished_jobs, tmp_path_factory):
         directory = tmp_path_factory.mktemp(f"{engine}{size}")
         done = launch(size, engine, "scenarios", directory)
         assert done.returncode == 0, done.stdout + done.stderr
-        finished_jobs[request.param] = Results(directory, size)
+        finished_jobs[request.param] = Results(directory, size, done.stdout)
     return finished_jobs[request.param]
 
 
@@ -84,6 +84,10 @@ def alone(scenario, *arguments):
 @pytest.mark.parametrize("name", ["plain", "other_store", "either_store"])
 def test_training_equals_one_process_on_the_joint_batch(job, name):
     close(job.all_equal(name), alone(script.plain))
+
+
+def test_first_steps_give_every_process_the_weights_and_the_gradients(job):
+    close(job.all_equal("beginnings"), alone(script.beginnings))
 
 
 @pytest.mark.bf16
@@ -185,6 +189,11 @@ def test_misuse_raises_the_same_error_in_all_processes(job):
     assert "reduce once, after the last micro-batch" in str(found["mixed"])
 
 
+def test_the_launchers_ranks_are_those_of_the_engine(job):
+    ranks = sorted(line for line in job.output.splitlines() if "rank" in line)
+    assert ranks == [f"[{rank}] rank {rank}" for rank in range(job.size)]
+
+
 @pytest.mark.parametrize("engine", TWO)
 def test_training_resumes_after_a_process_was_killed_as_if_nothing_had_happened(engine, tmp_path):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
@@ -234,11 +243,6 @@ class TestRefusals:
     def test_what_allreduce_cannot_add(self, value):
         with pytest.raises(TypeError, match="expected a dense NDArray of float32, float16, bfloat16"):
             amp.parallel.allreduce(value)
-
-    def test_a_worker_of_horovod_that_has_not_initialized_it(self, monkeypatch):
-        monkeypatch.setenv("HOROVOD_SIZE", "2")
-        with pytest.raises(amp.StateError, match=r"call hvd.init\(\) first"):
-            amp.parallel.world()
 
 
 @mx.kvstore.KVStoreBase.register

@@ -92,6 +92,34 @@ def test_an_overflow_on_any_context_skips_the_step_on_all(poison):
     assert not same(before, weights(net))
 
 
+def test_an_inf_of_a_skipped_step_is_gone_when_the_next_step_does_not_use_its_layer():
+    net, other = (nn.Dense(1, in_units=2) for _ in range(2))
+    for block in (net, other):
+        block.initialize()
+    parameters = {**net.collect_params(), **other.collect_params()}
+    trainer = gluon.Trainer(parameters, "sgd", {"learning_rate": 0.1})
+    amp.init_trainer(trainer, 4.0)
+    for blocks, factor in (((net, other), float("inf")), ((net,), 1.0)):
+        with autograd.record():
+            loss = sum((block(mx.nd.ones((1, 2))) * factor).sum() for block in blocks)
+            with amp.scale_loss(loss, trainer) as scaled:
+                autograd.backward(scaled)
+        kept = weights(other)
+        trainer.step(1, ignore_stale_grad=True)
+    assert trainer._amp_loss_scaler.num_skipped == 1
+    assert same(kept, weights(other))
+
+
+def test_the_norm_of_float16_gradients_may_be_beyond_float16():
+    net = nn.Dense(1, in_units=4, use_bias=False)
+    net.cast("float16")
+    net.initialize(mx.init.Zero())
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+    amp.init_trainer(trainer, 1.0)
+    net.weight.grad()[:] = 4e4
+    assert amp.clip_global_norm(trainer, 1e9) == pytest.approx(8e4, rel=1e-3)
+
+
 def test_bfloat16_is_not_scaled_but_skips():
     net, trainer = make()
     assert trainer._amp_loss_scaler.loss_scale == 1.0
@@ -510,6 +538,10 @@ class TestMisuse:
     def test_updates_on_the_kvstore(self):
         with pytest.raises(amp.StateError, match=r"update_on_kvstore=True.*update_on_kvstore=False"):
             make(update_on_kvstore=True)
+
+    def test_compressed_gradients(self):
+        with pytest.raises(amp.StateError, match=r"turns an infinite gradient into a finite one"):
+            make(TWO, compression_params={"type": "2bit", "threshold": 0.5})
 
     def test_no_trainer(self):
         with pytest.raises(TypeError, match=r"expected a gluon\.Trainer, received trainer='sgd'"):

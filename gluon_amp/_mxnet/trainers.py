@@ -22,7 +22,8 @@ from .operators import handle_of
 __all__ = ["attach", "attached", "device_type", "discard_gradients", "divide_rescaling", "gradient_norm",
            "gradients_are_finite", "has_gradients", "is_initialized", "is_scaled_by_hand", "load_optimizer_states",
            "master_arrays", "named_gradients", "non_finite_parameters", "optimizer_arrays", "optimizer_states",
-           "parameters", "reduces_over_processes", "scale_gradients", "update_locally", "update_singly"]
+           "parameters", "reduces_over_processes", "scale_gradients", "update_locally", "update_singly",
+           "zero"]
 
 _ATTRIBUTE = "_amp_loss_scaler"
 _LARGE = 100_000  # elements from which one call of the BLAS for an array pays
@@ -51,7 +52,7 @@ def update_locally(trainer: gluon.Trainer) -> None:
     Raises
     ------
     StateError
-        The trainer was told to update on the KVStore, or its sparse weights force it to.
+        The trainer was told to update on the KVStore, or its sparse weights force it to; or it compresses gradients.
     """
     remedy = "Create it with gluon.Trainer(..., update_on_kvstore=False)"
     if trainer._kvstore_params["update_on_kvstore"]:
@@ -60,6 +61,9 @@ def update_locally(trainer: gluon.Trainer) -> None:
     if trainer._contains_sparse_weight:
         raise StateError("the trainer has parameters with sparse weights, which MXNet updates on the KVStore only: "
                          "loss scaling cannot skip such updates. Use dense weights (sparse gradients are fine)")
+    if trainer._compression_params:
+        raise StateError("the trainer compresses gradients: that turns an infinite gradient into a finite one, which "
+                         "no loss scaler can see. Create it without compression_params")
     states = _kvstore_states(trainer)
     trainer._kvstore_params["update_on_kvstore"] = False
     if states is not None:
@@ -198,14 +202,24 @@ def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
 
 
 def discard_gradients(trainer: gluon.Trainer) -> None:
-    """See to it that an inf does not outlive its step: zero gradients that accumulate, take the others for used."""
+    """Zero gradients and take them for used, so that an inf does not outlive its step.
+
+    It would where gradients accumulate, and where the next step does not use the layer.
+    """
     for parameter in trainer._params:
         if parameter.grad_req == "null" or parameter._grad is None:
             continue
-        if parameter.grad_req == "add":
-            parameter.zero_grad()
-        for data in parameter.list_data():
+        for data, gradient in zip(parameter.list_data(), parameter.list_grad()):
+            zero(gradient)
             data._fresh_grad = False
+
+
+def zero(gradient: NDArray) -> None:
+    """Set a gradient of any kind to zero."""
+    if gradient.stype == "default":
+        gradient.as_nd_ndarray()[:] = 0
+    else:
+        nd.zeros_like(gradient, out=gradient)
 
 
 def is_scaled_by_hand(trainer: gluon.Trainer, scale: float) -> bool:

@@ -113,15 +113,24 @@ def _threads_each(workers: int) -> int:
 @contextlib.contextmanager
 def _kvstore(job: Job, environ: Mapping[str, str]) -> Iterator[list[Process]]:
     """Yield a scheduler, servers and workers of MXNet's KVStore."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port = probe.getsockname()[1]
-    shared = {**environ, "DMLC_PS_ROOT_URI": LOOPBACK, "DMLC_PS_ROOT_PORT": str(port), "DMLC_NODE_HOST": LOOPBACK,
+    root, *ports = _free_ports(1 + job.workers)
+    shared = {**environ, "DMLC_PS_ROOT_URI": LOOPBACK, "DMLC_PS_ROOT_PORT": root, "DMLC_NODE_HOST": LOOPBACK,
               "DMLC_NUM_WORKER": str(job.workers), "DMLC_NUM_SERVER": str(job.servers)}
     names = ["scheduler", *(f"server {rank}" for rank in range(job.servers))]
-    yield [Process(name, f"[{name}] ", [start.SERVICE], {**shared, "DMLC_ROLE": name.split()[0]}, is_worker=False)
-           for name in names] + [_worker(job, rank, {**shared, "DMLC_ROLE": "worker", "DMLC_RANK": str(rank)})
-                                 for rank in range(job.workers)]
+    services = [Process(name, f"[{name}] ", [start.SERVICE], {**shared, "DMLC_ROLE": name.split()[0]}, is_worker=False)
+                for name in names]
+    # The scheduler numbers workers in the order of their ports.
+    yield services + [_worker(job, rank, {**shared, "DMLC_ROLE": "worker", "PORT": port})
+                      for rank, port in enumerate(ports)]
+
+
+def _free_ports(count: int) -> list[str]:
+    """Return ports that nobody listens on, in ascending order."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return [str(port) for port in sorted(probe.getsockname()[1] for probe in probes)]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from mxnet import autograd, gluon, nd
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
-from .._mxnet import distribution
+from .._mxnet import distribution, trainers
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
@@ -24,7 +24,7 @@ __all__ = ["Reduction", "distribute"]
 
 _NATIVE_STORES = ("local", "device", "nccl", "dist")  # MXNet looks for these in a name, and takes others for local
 _SAME_EXPONENT = 1e-9
-_trainers = itertools.count()  # tells their names apart, alike in every process
+_numbers = itertools.count()  # tells their names apart, alike in every process
 
 
 def distribute(trainer: gluon.Trainer, allreduce_always_fp32: bool = False,
@@ -56,7 +56,7 @@ def distribute(trainer: gluon.Trainer, allreduce_always_fp32: bool = False,
     factor = gradient_predivide_factor
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
         raise ValueError(expected("a finite number above 0", "gradient_predivide_factor", factor))
-    name = f"trainer{next(_trainers)}"
+    name = f"trainer{next(_numbers)}"
     group = _group_of(trainer, name)
     return None if group is None else Reduction(trainer, group, name, allreduce_always_fp32, float(factor))
 
@@ -162,7 +162,7 @@ class Reduction:
         for arrays, flags, adds in zip(gradients, fresh, distribution.accumulates(self._trainer)):
             for array, flag in zip(arrays, flags):
                 if not flag and not adds:
-                    nd.zeros_like(array).copyto(array)
+                    trainers.zero(array)
 
     def _packed(self, arrays: Sequence[NDArray]) -> NDArray:
         """Return the sum over the contexts in a type that the engine can add, divided; one array itself if it can."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 from typing import Any, Sequence
@@ -28,19 +29,16 @@ _horovod_groups: dict[Any, Group] = {}
 
 
 def world() -> Group:
-    """Return the group of all processes that train together: Horovod's when it is initialized, or the KVStore's.
+    """Return the group of all processes that train together: Horovod's, or the KVStore's.
 
-    The first call in a worker of the KVStore connects, and so waits for all other workers to call it.
+    The first call connects to the other processes, and so waits for all of them to call it. A script that is started by
+    ``mpirun`` calls ``horovod.mxnet.init()`` before; where Horovod or this package's launcher started it, that is done
+    here.
 
     Returns
     -------
     Group
         With ``engine``, ``rank`` and ``size``; a process that was started alone is a group of its own.
-
-    Raises
-    ------
-    StateError
-        The process was started by Horovod, and ``hvd.init()`` has not been called.
 
     Examples
     --------
@@ -49,10 +47,11 @@ def world() -> Group:
     'none'
     """
     hvd = sys.modules.get("horovod.mxnet")
+    if "HOROVOD_SIZE" in os.environ and not (hvd and hvd.is_initialized()):
+        hvd = importlib.import_module("horovod.mxnet")
+        hvd.init()
     if hvd is not None and hvd.is_initialized():
         return horovod_group(hvd.global_process_set)
-    if int(os.environ.get("HOROVOD_SIZE", "1")) > 1:
-        raise StateError("Horovod started this process: import horovod.mxnet as hvd and call hvd.init() first")
     if os.environ.get("DMLC_ROLE") == "worker":
         return _native[0] if _native else store_group("dist_sync")
     return LocalGroup()
