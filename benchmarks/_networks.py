@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping
 
 import mxnet as mx
+import numpy as np
 from _encoder import Encoder
+from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn, rnn
 from mxnet.gluon.model_zoo import vision
+
+_SETTLING_SIDE, _SETTLING_PASSES = 128, 10
 
 
 class LanguageModel(HybridBlock):
@@ -54,6 +58,16 @@ def _initializer(network: str) -> mx.init.Initializer:
     return mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
 
 
+def _settle(net: HybridBlock, seed: int) -> None:
+    """Let BatchNorm's statistics become those of random images: activations grow out of hand with the initial ones."""
+    images = np.random.RandomState(seed).uniform(-1, 1, (2, 3, _SETTLING_SIDE, _SETTLING_SIDE))
+    data = mx.nd.array(images, dtype="float32")
+    for _ in range(_SETTLING_PASSES):
+        with autograd.record():
+            outputs = net(data)
+        autograd.backward(outputs[:2])  # statistics are updated there
+
+
 def create(network: str, numbers: Mapping[str, Any], seed: int) -> HybridBlock:
     """Return an initialized network, hybridized with static allocation.
 
@@ -69,6 +83,8 @@ def create(network: str, numbers: Mapping[str, Any], seed: int) -> HybridBlock:
     mx.random.seed(seed)
     net = _CREATE[network](**numbers)
     net.initialize(_initializer(network))
+    if network == "ssd512":  # before it is hybridized: a cached graph would stay that of training
+        _settle(net, seed)
     net.hybridize(static_alloc=True, static_shape=True)
     return net
 

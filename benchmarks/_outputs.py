@@ -27,6 +27,11 @@ def difference(expected: list[np.ndarray], found: list[np.ndarray]) -> dict[str,
         ``max_error`` and ``mean_error``, as shares of each expected output's largest value, the worst output counts;
         ``top1``, the share of rows whose largest value is at the same place.
 
+    Raises
+    ------
+    ValueError
+        If all values of an expected output are equal: the comparison would say nothing.
+
     Examples
     --------
     >>> difference([np.array([[1.0, 4.0]])], [np.array([[1.5, 4.0]])])
@@ -36,6 +41,8 @@ def difference(expected: list[np.ndarray], found: list[np.ndarray]) -> dict[str,
     agreeing = []
     for right, given in zip(expected, found):
         right, given = right.astype(np.float64), given.astype(np.float64)
+        if right.min() == right.max():
+            raise ValueError(f"expected outputs that differ from each other, received {right.size} times {right.min()}")
         distance = np.abs(right - given) / max(float(np.abs(right).max()), 1e-30)
         largest, mean = max(largest, float(distance.max())), max(mean, float(distance.mean()))
         agreeing.append(float((right.argmax(-1) == given.argmax(-1)).mean()))
