@@ -59,6 +59,14 @@ def test_two_layers_by_hand(low):
     assert found.target_dtypes == (low,)
 
 
+def test_a_second_shape_has_its_own_figures(low):
+    net, data = ready(two_layers(), (3, 4))
+    amp.report(net, data)
+    found = amp.report(net, data[:1])
+    assert [row.shape for row in found.operators] == [(1, 8), (1, 8), (1, 2)]
+    assert [row.bytes_converted for row in found.operators] == [6 * (4 + 8 * 4), 6 * 8, 6 * (2 * 8 + 8 + 2)]
+
+
 def test_inputs_tell_where_they_come_from(low):
     net, data = ready(two_layers(), (3, 4))
     read = amp.report(net, data).operators[2].inputs

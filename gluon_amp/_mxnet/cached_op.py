@@ -123,7 +123,8 @@ class RewritingCachedOp:
             analyse(self.symbol, graph, {name: dtype_name(array.dtype) or "" for name, array in zip(self.names, args)},
                     {name: array.shape for name, array in zip(self.names, args)})
             return graph, False
-        return rewriter.plan(self.symbol, inputs), True
+        # One variant serves calls of several shapes.
+        return rewriter.plan(self.symbol, inputs._replace(shapes=tuple(array.shape for array in args))), True
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)

@@ -1,0 +1,155 @@
+"""The drift monitor's numbers against gradients set by hand, and what it writes."""
+from __future__ import annotations
+
+import csv
+import gc
+import math
+import weakref
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluon_amp as amp
+
+
+@pytest.fixture(autouse=True)
+def _amp_on(_amp_off, recwarn):
+    amp.init("float16")  # imitated without a GPU: loss scaling is the same
+
+
+def make(scale=64.0):
+    net = nn.Dense(1, in_units=4, use_bias=False)
+    net.initialize(mx.init.Constant(0.5))
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
+    amp.init_trainer(trainer, amp.DynamicLossScaler(scale) if scale else None)
+    return net, trainer
+
+
+def step(net, trainer, *values, unscale=False):
+    """Run a step whose gradients are `values`, times the loss scale."""
+    with autograd.record():
+        loss = (net.weight.data() * mx.nd.array([values])).sum()
+        with amp.scale_loss(loss, trainer) as scaled:
+            autograd.backward(scaled)
+    if unscale:
+        amp.unscale(trainer)
+    trainer.step(1)
+
+
+def test_numbers_by_hand():
+    net, trainer = make()
+    with amp.DriftMonitor(trainer, every=1) as monitor:
+        step(net, trainer, 3.0, -4.0, 0.0, 1e-10)
+    (number, row), = monitor.rows
+    assert number == 1
+    assert (row.loss_scale, row.skipped, row.num_skipped) == (64.0, 0, 0)
+    assert row.gradient_norm == pytest.approx(5.0)
+    assert row.gradient_max == 4.0
+    assert row.float16_headroom == pytest.approx(math.log2(65504 / (4 * 64)))
+    assert row.bfloat16_headroom == pytest.approx(math.log2(3.3895314e38 / (4 * 64)))
+    assert row.float16_flushed == 0.25  # 64e-10 is below 2**-25
+    assert row.weight_max == 0.5
+    assert row.weight_float16_headroom == pytest.approx(math.log2(65504 / 0.5))
+    assert monitor.gradient_norms == [row.gradient_norm]
+
+
+def test_gradients_that_were_unscaled_before_the_step():
+    net, trainer = make()
+    monitor = amp.DriftMonitor(trainer, every=1)
+    step(net, trainer, 3.0, -4.0, 0.0, 0.0, unscale=True)
+    (_, row), = monitor.rows
+    assert (row.loss_scale, row.gradient_max) == (1.0, 4.0)
+    assert row.gradient_norm == pytest.approx(5.0)
+
+
+def test_skipped_steps_are_logged_always():
+    net, trainer = make()
+    monitor = amp.DriftMonitor(trainer, every=3)
+    for value in (1.0, np.inf, 1.0, 1.0, np.nan, 1.0):
+        step(net, trainer, value, 0.0, 0.0, 0.0)
+    assert [(number, row.skipped, row.num_skipped, row.loss_scale) for number, row in monitor.rows] == [
+        (2, 1, 1, 64.0), (3, 0, 1, 32.0), (5, 1, 2, 32.0), (6, 0, 2, 16.0)]
+    assert math.isnan(monitor.rows[2][1].gradient_max)
+    assert monitor.rows[0][1].float16_headroom == -math.inf
+
+
+def test_csv_is_written_at_once_and_continued(tmp_path):
+    path = tmp_path / "drift.csv"
+    net, trainer = make()
+    with amp.DriftMonitor(trainer, csv=path, every=2):
+        for _ in range(4):
+            step(net, trainer, 1.0, 0.0, 0.0, 0.0)
+        assert len(path.read_text().splitlines()) == 3
+    with amp.DriftMonitor(trainer, csv=path, every=2, first_step=5):
+        for _ in range(2):
+            step(net, trainer, 2.0, 0.0, 0.0, 0.0)
+    rows = list(csv.DictReader(path.open()))
+    assert [row["step"] for row in rows] == ["2", "4", "6"]
+    assert [float(row["gradient_max"]) for row in rows] == [1.0, 1.0, 2.0]
+
+
+def test_another_files_columns_are_refused(tmp_path):
+    path = tmp_path / "other.csv"
+    path.write_text("epoch,loss\n1,2\n")
+    _, trainer = make()
+    with pytest.raises(amp.StateError, match=r"exists with the columns \['epoch', 'loss'\]"):
+        amp.DriftMonitor(trainer, csv=path)
+    assert path.read_text() == "epoch,loss\n1,2\n"
+
+
+def test_tensorboard(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+
+    net, trainer = make()
+    with amp.DriftMonitor(trainer, tensorboard=tmp_path, every=1):
+        step(net, trainer, 3.0, 4.0, 0.0, 0.0)
+    (path,) = tmp_path.iterdir()
+    scalars = {}
+    for record in records(path.read_bytes()):
+        event = Event.FromString(record)
+        scalars.update({value.tag: (event.step, value.simple_value) for value in event.summary.value})
+    assert scalars["amp/gradient_norm"] == (1, pytest.approx(5.0))
+    assert scalars["amp/loss_scale"] == (1, 64.0)
+    assert len(scalars) == 10
+
+
+def records(content):
+    """Split a file of TensorFlow records: length, its checksum, data, its checksum."""
+    while content:
+        length = int.from_bytes(content[:8], "little")
+        yield content[12:12 + length]
+        content = content[16 + length:]
+
+
+def test_a_closed_monitor_hears_nothing():
+    net, trainer = make()
+    monitor = amp.DriftMonitor(trainer, every=1)
+    monitor.close()
+    monitor.close()
+    step(net, trainer, 1.0, 0.0, 0.0, 0.0)
+    assert not monitor.rows
+
+
+def test_it_lives_as_long_as_its_trainer():
+    net, trainer = make()
+    monitor = weakref.ref(amp.DriftMonitor(trainer, every=1))
+    step(net, trainer, 1.0, 0.0, 0.0, 0.0)
+    assert monitor() is not None
+    del trainer, net
+    gc.collect()
+    assert monitor() is None
+
+
+def test_wrong_arguments():
+    _, trainer = make()
+    with pytest.raises(ValueError, match="a whole number from 1 on, received every=0"):
+        amp.DriftMonitor(trainer, every=0)
+    with pytest.raises(TypeError, match=r"a gluon\.Trainer"):
+        amp.DriftMonitor("trainer")
+    net = nn.Dense(1, in_units=1)
+    net.initialize()
+    with pytest.raises(amp.StateError, match="no loss scaler"):
+        amp.DriftMonitor(gluon.Trainer(net.collect_params(), "sgd"))
