@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,8 @@ def profile(args: argparse.Namespace, net: gluon.Block, trainer: gluon.Trainer, 
     """Print the time of every operator over some steps, and write a timeline for chrome://tracing."""
     mx.profiler.set_config(profile_symbolic=True, profile_imperative=True, aggregate_stats=True,
                            filename=f"profile{amp.parallel.rank() or ''}.json")
-    for step, batch in enumerate(islice(data.train, WARM_UP_STEPS + args.prof)):
+    batches = chain.from_iterable(repeat(data.train))  # over and over, if there are few
+    for step, batch in enumerate(islice(batches, WARM_UP_STEPS + args.prof)):
         if step == WARM_UP_STEPS:
             mx.nd.waitall()
             mx.profiler.set_state("run")
