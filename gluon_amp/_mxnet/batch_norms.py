@@ -1,20 +1,27 @@
-"""Find batch normalization in networks."""
+"""Find batch normalization in networks, and exchange its implementation in place."""
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Any, Iterator
 
 from mxnet import gluon
-from mxnet.gluon import Block, SymbolBlock
+from mxnet.gluon import Block, HybridBlock, SymbolBlock
+from mxnet.gluon.contrib.nn import SyncBatchNorm
+from mxnet.gluon.nn import BatchNorm, BatchNormReLU
 from mxnet.gluon.nn.basic_layers import _BatchNorm
 
 from ..op_lists.groups.layers import BATCH_NORMS, SYNC_BATCH_NORM
+from .blocks import graph_of
 from .symbols import to_graph
 
-__all__ = ["batch_norm_parameters", "blocks_of"]
+__all__ = ["CustomBatchNorm", "MXNetSyncBatchNorm", "batch_norm_parameters", "batch_norms", "blocks_of",
+           "forget_traces", "has_batch_norm_inside", "is_plain", "settings"]
+
+# What computes as MXNet's own blocks do, with a flag that concerns cuDNN only.
+_ALIKE = ("gluoncv.nn.block.BatchNormCudnnOff",)
 
 
 def blocks_of(net: Block) -> Iterator[Block]:
-    """Yield a block and all blocks inside, each once."""
+    """Yield a block and all blocks inside, each once, in order."""
     seen: set[int] = set()
     waiting = [net]
     while waiting:
@@ -22,7 +29,17 @@ def blocks_of(net: Block) -> Iterator[Block]:
         if id(block) not in seen:
             seen.add(id(block))
             yield block
-            waiting.extend(block._children.values())
+            waiting.extend(reversed(block._children.values()))
+
+
+def batch_norms(net: Block) -> list[_BatchNorm]:
+    """Return the batch normalization blocks of a network."""
+    return [block for block in blocks_of(net) if isinstance(block, _BatchNorm)]
+
+
+def has_batch_norm_inside(block: Block) -> bool:
+    """Whether a block is made of a graph with batch normalization in it."""
+    return isinstance(block, SymbolBlock) and bool(_nodes(block))
 
 
 def batch_norm_parameters(net: Block) -> Iterator[gluon.Parameter]:
@@ -32,6 +49,66 @@ def batch_norm_parameters(net: Block) -> Iterator[gluon.Parameter]:
             yield from block.params.values()
         elif isinstance(block, SymbolBlock):
             known = block.collect_params()
-            for node in to_graph(block._cached_graph[1]).operators():
-                if node.op in (*BATCH_NORMS, *SYNC_BATCH_NORM):
-                    yield from (known[entry.node.name] for entry in node.inputs[1:5] if entry.node.name in known)
+            yield from (known[entry.node.name] for node in _nodes(block) for entry in node.inputs[1:5]
+                        if entry.node.name in known)
+
+
+def _nodes(block: SymbolBlock) -> list[Any]:
+    return [node for node in to_graph(graph_of(block)[1]).operators() if node.op in (*BATCH_NORMS, *SYNC_BATCH_NORM)]
+
+
+def is_plain(block: _BatchNorm) -> bool:
+    """Whether a block computes what MXNet's own batch normalization does, with nothing of a subclass's own."""
+    kind = type(block)
+    return kind in (BatchNorm, BatchNormReLU, SyncBatchNorm, CustomBatchNorm) or _path(kind) in _ALIKE
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def settings(block: _BatchNorm) -> dict[str, Any]:
+    """Return ``axis``, ``eps``, ``momentum``, ``fix_gamma``, ``use_global_stats`` and ``fuse_relu`` of a block."""
+    names = ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")
+    return {"axis": 1, **{name: block._kwargs[name] for name in names if name in block._kwargs},
+            "fuse_relu": block.fuse_relu}
+
+
+class CustomBatchNorm(_BatchNorm):
+    """Batch normalization by a custom operator; made of another block by :meth:`take`."""
+
+    @classmethod
+    def take(cls, block: _BatchNorm, op_type: str, layer: Any, **kernel: Any) -> None:
+        """Turn a block into one of this class. Every reference to it holds, and so do its parameters."""
+        block.__class__ = cls
+        block._kwargs = {"op_type": op_type, "layer": layer.key, **kernel}
+        block._layer = layer  # lives as long as the block
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+        """Normalize."""
+        # On the CPU a custom operator finds garbage in what oneDNN's operators leave in a layout of their own, forward
+        # and backward: an operator that oneDNN does not run stands on either side.
+        result = F.Custom(x * 1, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs) * 1
+        return F.relu(result) if self.fuse_relu else result
+
+
+class MXNetSyncBatchNorm(SyncBatchNorm):
+    """MXNet's operator over the GPUs of one process; made of another block by :meth:`take`."""
+
+    @classmethod
+    def take(cls, block: _BatchNorm, key: str, num_devices: int, **kernel: Any) -> None:
+        """Turn a block into one of this class. Every reference to it holds, and so do its parameters."""
+        block.__class__ = cls
+        block._kwargs = {"key": key, "ndev": num_devices, **kernel}
+
+    def hybrid_forward(self, F: Any, x: Any, *parameters: Any, **named: Any) -> Any:
+        """Normalize."""
+        result = super().hybrid_forward(F, x, *parameters, **named)
+        return F.relu(result) if self.fuse_relu else result
+
+
+def forget_traces(net: Block) -> None:
+    """Let hybridized blocks trace themselves again at their next call."""
+    for block in blocks_of(net):
+        if isinstance(block, HybridBlock):
+            block._clear_cached_op()

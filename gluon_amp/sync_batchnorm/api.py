@@ -1,0 +1,160 @@
+"""``convert_sync_batchnorm``: synchronize a network's batch normalization."""
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import mxnet as mx
+from mxnet.gluon import Block
+
+from .. import parallel
+from .._mxnet import batch_norms
+from .._mxnet.batch_norms import CustomBatchNorm, MXNetSyncBatchNorm
+from .._mxnet.symbols import dtype_name
+from ..errors import StateError, expected
+from .meeting import Allreduce
+from .operator import OPERATOR, Layer
+
+__all__ = ["convert_sync_batchnorm"]
+
+LEAST_COPIES = 1024  # of MXNet's scratch memory: as many as operators in a step of a deep network, on all contexts
+
+
+def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce: Allreduce | None = None) -> Block:
+    """Make a network's batch normalization use the statistics of the whole batch, wherever its parts are computed.
+
+    Works in place: the blocks, their parameters and every reference to them stay. Call it before
+    :func:`initialize` or :func:`init`, and before the first step. Statistics and arithmetic are FP32. Blocks with
+    ``use_global_stats=True`` have nothing to synchronize and stay as they are.
+
+    In training every context of every process must run the network, in the same order, before a result is read:
+    the contexts wait for each other. Gradients of scale and shift are those of a context's own batch, for the trainer
+    to add up as it does for other parameters.
+
+    Parameters
+    ----------
+    net : Block
+        Hybridized or not, initialized or not.
+    num_devices : int, optional
+        How many contexts of this process take part; those that the parameters are on, when left out.
+    allreduce : callable, optional
+        ``allreduce(vector, name=name)`` returns the sum of a vector over all processes, the same bits in each. It is
+        called from threads of MXNet's. When left out, the engine that the process was started with gives it:
+        Horovod, or the KVStore.
+
+    Returns
+    -------
+    Block
+        ``net``.
+
+    Raises
+    ------
+    StateError
+        A block's computation is its own or hidden in a SymbolBlock, parameters are not FP32, the number of contexts is
+        not known, or MXNET_CPU_TEMP_COPY is too small for several CPU contexts.
+    ValueError
+        ``num_devices`` contradicts the contexts that the parameters are on.
+    TypeError
+        ``net`` is not a Block, or ``allreduce`` is not callable.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> from mxnet.gluon import nn
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Conv2D(8, 3), nn.BatchNorm(), nn.Activation('relu'))
+    >>> net.initialize()
+    >>> from gluon_amp import parallel
+    >>> net = amp.convert_sync_batchnorm(net, allreduce=parallel.allreduce)
+    """
+    if not isinstance(net, Block):
+        raise TypeError(expected("a Block", "net", net))
+    if allreduce is not None and not callable(allreduce):
+        raise TypeError(expected("a callable", "allreduce", allreduce))
+    blocks = [block for block in batch_norms.batch_norms(net) if not batch_norms.settings(block)["use_global_stats"]]
+    _refuse_unfit(net, blocks)
+    contexts = _contexts(net)
+    count = _count(contexts, num_devices)
+    prepare = None
+    if allreduce is None and parallel.size() > 1:
+        allreduce, prepare = parallel.allreduce, parallel.prepare
+    if count == 1 and allreduce is None:
+        warnings.warn("convert_sync_batchnorm: one context in one process has nothing to synchronize; the network "
+                      "stays as it is", stacklevel=2)
+        return net
+    _refuse_few_resources(count, contexts)
+    on_gpus = bool(contexts) and all(context.device_type == "gpu" for context in contexts)
+    if on_gpus and allreduce is None:
+        _use_mxnet(blocks, count)
+    else:
+        for block in blocks:
+            CustomBatchNorm.take(block, OPERATOR, Layer(count, allreduce, prepare), **_kernel(block, "axis"))
+    batch_norms.forget_traces(net)
+    return net
+
+
+def _refuse_unfit(net: Block, blocks: list[Any]) -> None:
+    if mx.util.is_np_array():
+        raise StateError("convert_sync_batchnorm: custom operators know legacy arrays only. Leave mx.npx.set_np() out")
+    hidden = [block.name for block in batch_norms.blocks_of(net) if batch_norms.has_batch_norm_inside(block)]
+    if hidden:
+        raise StateError(f"convert_sync_batchnorm: the batch normalization inside {', '.join(hidden[:3])} is part of a "
+                         "SymbolBlock's graph. Convert the network that the graph was exported from")
+    own = [block for block in blocks if not batch_norms.is_plain(block)]
+    if own:
+        raise StateError(f"convert_sync_batchnorm: {own[0].name} is a {type(own[0]).__name__}, a subclass of BatchNorm "
+                         "whose computation is its own. Use nn.BatchNorm in its place")
+    low = [parameter.name for block in blocks for parameter in block.params.values()
+           if dtype_name(parameter.dtype) != "float32"]
+    if low:
+        raise StateError(f"convert_sync_batchnorm: expected FP32 parameters, received {low[0]} in another type. Leave "
+                         "net.cast out: amp.initialize and amp.init run networks in low precision")
+
+
+def _contexts(net: Block) -> list[mx.Context]:
+    try:
+        return next((parameter.list_ctx() for parameter in net.collect_params().values()), [])
+    except RuntimeError:  # not initialized
+        return []
+
+
+def _count(contexts: list[mx.Context], num_devices: int | None) -> int:
+    if num_devices is None:
+        if not contexts:
+            raise StateError("convert_sync_batchnorm: the network is not initialized, so that its contexts are not "
+                             "known. Call net.initialize(ctx=...) first, or give num_devices")
+        return len(contexts)
+    if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
+        raise ValueError(expected("a whole number from 1 on", "num_devices", num_devices))
+    if contexts and num_devices != len(contexts):
+        raise ValueError(f"expected num_devices={len(contexts)}, the number of contexts that the parameters are on, "
+                         f"received num_devices={num_devices}: the contexts would wait for each other for ever")
+    return num_devices
+
+
+def _refuse_few_resources(count: int, contexts: list[mx.Context]) -> None:
+    """Refuse CPU contexts that share scratch memory: an operator that waits for another context would block it."""
+    copies = int(os.environ.get("MXNET_CPU_TEMP_COPY", "4"))
+    on_cpus = any(context.device_type != "gpu" for context in contexts) or not mx.context.num_gpus()
+    if count > 1 and on_cpus and copies < LEAST_COPIES:
+        raise StateError("convert_sync_batchnorm: on several CPU contexts the operators of a step need scratch memory "
+                         f"of their own, or they block each other. Set MXNET_CPU_TEMP_COPY={LEAST_COPIES} (received "
+                         f"{copies}) in the environment before the process starts, more for networks of many hundred "
+                         "layers; or use one process per context")
+
+
+def _use_mxnet(blocks: list[Any], num_devices: int) -> None:
+    for block in blocks:
+        axis = batch_norms.settings(block)["axis"]
+        if axis != 1:
+            raise StateError(f"convert_sync_batchnorm: MXNet's SyncBatchNorm, used for the GPUs of one process, "
+                             f"normalizes axis 1 only, and {block.name} has axis={axis}. Use one process per GPU")
+    for block in blocks:
+        key = f"{block.prefix}{id(block)}"  # by which MXNet knows the layer among all networks of the process
+        MXNetSyncBatchNorm.take(block, key, num_devices, use_global_stats=False, **_kernel(block))
+
+
+def _kernel(block: Any, *names: str) -> dict[str, Any]:
+    found = batch_norms.settings(block)
+    return {name: found[name] for name in ("eps", "momentum", "fix_gamma", *names)}

@@ -1,0 +1,92 @@
+"""Sums over the contexts of this process and over processes, for operators that run in threads of their own."""
+from __future__ import annotations
+
+import threading
+from typing import Callable
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from ..errors import StateError
+
+__all__ = ["PATIENCE", "Allreduce", "Meeting"]
+
+Allreduce = Callable[..., NDArray]
+PATIENCE = 600.0  # seconds to wait for the other contexts, which may have most of a network to compute before
+
+
+class Meeting:
+    """Where the contexts of a process add one vector each up, again and again; the last to come sums over processes.
+
+    Parameters
+    ----------
+    name : str
+        Tells the sums of different meetings apart, the same in all processes.
+    num_devices : int
+        How many contexts there are.
+    allreduce : callable, optional
+        ``allreduce(vector, name=name)`` returns the sum over processes.
+    """
+
+    def __init__(self, name: str, num_devices: int, allreduce: Allreduce | None):
+        self.name = name
+        self._num_devices = num_devices
+        self._allreduce = allreduce
+        self._arrived: dict[str, NDArray] = {}
+        self._closed = 0  # meetings so far
+        self._total: NDArray | None = None  # of the last one; all have read it before the next can close
+        self._change = threading.Condition()
+
+    def sum(self, vector: NDArray, place: str) -> NDArray:
+        """Return the sum of the vectors of all contexts and processes, on this one's context.
+
+        Parameters
+        ----------
+        vector : NDArray
+            What this context adds.
+        place : str
+            Names the context; inside a custom operator arrays of all CPU contexts look alike.
+
+        Raises
+        ------
+        StateError
+            The other contexts did not come, or this one came twice.
+        """
+        if self._num_devices == 1:
+            return self._over_processes(vector)
+        with self._change:
+            meeting = self._closed
+            self._arrive(vector, place)
+            if len(self._arrived) == self._num_devices:
+                self._close()
+            elif not self._change.wait_for(lambda: self._closed > meeting, PATIENCE):
+                came = ", ".join(self._arrived)
+                raise StateError(f"{self.name}: only {came} of num_devices={self._num_devices} came in {PATIENCE:.0f} "
+                                 f"seconds. {_ADVICE}")
+            if self._total is None:
+                raise StateError(f"{self.name}: the sum failed on another context")
+            return self._total.as_in_context(vector.context)
+
+    def _arrive(self, vector: NDArray, place: str) -> None:
+        if place in self._arrived:
+            raise StateError(f"{self.name}: {place} came twice before the others of num_devices={self._num_devices}. "
+                             f"{_ADVICE}")
+        self._arrived[place] = vector
+
+    def _close(self) -> None:
+        vectors = [self._arrived[place] for place in sorted(self._arrived)]  # in one order: the same bits every time
+        self._arrived = {}
+        self._total = None
+        try:
+            first = vectors[0].context
+            self._total = self._over_processes(mx.nd.add_n(*(vector.as_in_context(first) for vector in vectors)))
+        finally:
+            self._closed += 1
+            self._change.notify_all()
+
+    def _over_processes(self, vector: NDArray) -> NDArray:
+        return vector if self._allreduce is None else self._allreduce(vector, name=self.name)
+
+
+_ADVICE = ("In training every context must run the network, before any result is read: give convert_sync_batchnorm as "
+           "num_devices how many do. CPU contexts need MXNET_CPU_TEMP_COPY above the number of operators in a step")

@@ -1,0 +1,216 @@
+"""The operator behind converted blocks: MXNet's BatchNorm kernels, with statistics summed over contexts and processes.
+
+The kernels normalize with given statistics; what they leave out of the gradient, the share of the statistics, is
+another call of theirs on the same data.
+"""
+from __future__ import annotations
+
+import ast
+import itertools
+import weakref
+from contextlib import contextmanager
+from typing import Any, Iterator, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+
+from ..errors import StateError
+from ..state import controller
+from .meeting import Allreduce, Meeting
+
+__all__ = ["OPERATOR", "Layer"]
+
+OPERATOR = "gluon_amp_sync_batch_norm"
+
+_layers: weakref.WeakValueDictionary[str, Layer] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_USES_AT_ONCE = 8  # of one layer between forward and backward
+
+
+class Layer:
+    """What the operators of one block share.
+
+    Parameters
+    ----------
+    num_devices : int
+        How many contexts of this process take part.
+    allreduce : callable, optional
+        ``allreduce(vector, name=name)`` returns the sum over processes.
+    prepare : callable, optional
+        ``prepare(name, shape)`` is called before the first sum under a name, in the order of the network.
+
+    Attributes
+    ----------
+    key : str
+        Names the layer, alike in processes that convert the same networks in the same order.
+    mean, variance : Meeting
+        Where statistics are summed. MXNet runs a layer's uses in order, because each writes its running statistics.
+    gradients : list of Meeting
+        Where gradients are summed, in any order: the uses take them in turn.
+    """
+
+    def __init__(self, num_devices: int, allreduce: Allreduce | None, prepare: Any = None):
+        self.key = f"sync_batch_norm{next(_numbers)}"
+        self.mean, self.variance, *self.gradients = (
+            Meeting(f"{self.key}.{part}", num_devices, allreduce)
+            for part in ("mean", "variance", *(f"gradient{use}" for use in range(_USES_AT_ONCE))))
+        self._prepare = prepare
+        self._uses: dict[str, int] = {}  # by context
+        self._busy: set[str] = set()
+        _layers[self.key] = self
+
+    def prepare(self, channels: int) -> None:
+        """Make the sums over processes known."""
+        if self._prepare is not None:
+            self._prepare(self.mean.name, (channels + 1,))
+            self._prepare(self.variance.name, (channels,))
+            for meeting in self.gradients:
+                self._prepare(meeting.name, (2 * channels,))
+
+    @contextmanager
+    def use(self, place: str) -> Iterator[Meeting]:
+        """Measure statistics in the body; give the meeting for the gradients of this use.
+
+        Raises
+        ------
+        StateError
+            Another use on the same context is under way, so that their order may differ between contexts.
+        """
+        if place in self._busy:
+            raise StateError(f"{self.key}: the layer is used twice at once on {place}. MXNet keeps no order between "
+                             "the uses of a layer in a network hybridized with static_shape=True: leave it out")
+        self._busy.add(place)
+        number = self._uses[place] = self._uses.get(place, -1) + 1
+        try:
+            yield self.gradients[number % _USES_AT_ONCE]
+        finally:
+            self._busy.remove(place)
+
+
+@mx.operator.register(OPERATOR)
+class _Property(mx.operator.CustomOpProp):
+    """Describes the operator to MXNet; parameters arrive as text."""
+
+    def __init__(self, layer: str, **kernel: str):
+        super().__init__(need_top_grad=True)
+        self._kernel = {name: ast.literal_eval(value) for name, value in kernel.items()}
+        self._layer = layer
+
+    def list_arguments(self) -> list[str]:
+        return ["data", "gamma", "beta"]
+
+    def list_auxiliary_states(self) -> list[str]:
+        return ["moving_mean", "moving_var"]
+
+    def list_outputs(self) -> list[str]:
+        return ["output"]
+
+    def infer_shape(self, in_shape: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        data = in_shape[0]
+        channels = [data[self._kernel["axis"]]]
+        return [data, channels, channels], [data], [channels, channels]
+
+    def infer_type(self, in_type: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        float32 = mx.base.mx_real_t
+        if any(dtype != float32 for dtype in in_type):
+            raise TypeError(f"synchronized batch normalization computes in float32, received data of type {in_type[0]}")
+        return [float32] * 3, [float32], [float32] * 2
+
+    def declare_backward_dependency(self, out_grad: Sequence[int], in_data: Sequence[int],
+                                    out_data: Sequence[int]) -> list[int]:
+        return [*out_grad, *in_data]
+
+    def create_operator(self, ctx: Any, in_shapes: Sequence[Any], in_dtypes: Sequence[Any]) -> _Operator:
+        layer = _layers.get(self._layer)
+        if layer is None:
+            raise StateError(f"the block of {self._layer} is gone: networks with synchronized batch normalization "
+                             "cannot be exported and loaded. Save their parameters instead")
+        if autograd.is_training():  # in evaluation, a process may be alone
+            layer.prepare(in_shapes[1][0])
+        return _Operator(layer, str(ctx), **self._kernel)
+
+
+class _Operator(mx.operator.CustomOp):
+    """Runs one layer on one context; holds the statistics from forward to backward."""
+
+    def __init__(self, layer: Layer, place: str, axis: int, eps: float, momentum: float, fix_gamma: bool):
+        super().__init__()
+        self._layer = layer
+        self._place = place
+        self._momentum = momentum
+        self._fix_gamma = fix_gamma
+        self._given = {"axis": axis, "eps": eps, "fix_gamma": False}
+        self._statistics: tuple[NDArray, NDArray] | None = None  # of the batch; None outside of training
+        self._count = 1.0
+        self._gradients = layer.gradients[0]
+
+    def forward(self, is_train: bool, req: Sequence[str], in_data: Sequence[NDArray], out_data: Sequence[NDArray],
+                aux: Sequence[NDArray]) -> None:
+        with controller.off(), autograd.pause():
+            data, gamma, beta = in_data
+            self._statistics = None
+            if is_train:
+                with self._layer.use(self._place) as self._gradients:
+                    self._statistics = self._measured(data)
+            if self._statistics is not None:
+                for moving, value in zip(aux, self._statistics):
+                    moving[:] = self._momentum * moving + (1 - self._momentum) * value
+            mean, variance = self._statistics or aux
+            result = self._normalized(data, self._scale(gamma), beta, mean, variance)
+            self.assign(out_data[0], req[0], result)
+
+    def backward(self, req: Sequence[str], out_grad: Sequence[NDArray], in_data: Sequence[NDArray],
+                 out_data: Sequence[NDArray], in_grad: Sequence[NDArray], aux: Sequence[NDArray]) -> None:
+        with controller.off(), autograd.pause():
+            data, gamma, beta = in_data
+            mean, variance = self._statistics or aux
+            scale = self._scale(gamma)
+            gradients = self._with_statistics_held(out_grad[0], data, scale, beta, mean, variance)
+            if self._statistics is not None:
+                gradients[0] -= self._share_of_statistics(gradients, data, scale, mean, variance)
+            if self._fix_gamma:
+                gradients[1][:] = 0
+            for place, request, value in zip(in_grad, req, gradients):
+                self.assign(place, request, value)
+
+    def _scale(self, gamma: NDArray) -> NDArray:
+        return mx.nd.ones_like(gamma) if self._fix_gamma else gamma
+
+    def _normalized(self, data: NDArray, scale: NDArray, shift: NDArray, mean: NDArray, variance: NDArray) -> NDArray:
+        return mx.nd.BatchNorm(data, scale, shift, mean, variance, use_global_stats=True, **self._given)
+
+    def _measured(self, data: NDArray) -> tuple[NDArray, NDArray]:
+        """Return mean and variance over all contexts and processes."""
+        channels = data.shape[self._given["axis"]]
+        own = float(data.size // channels)
+        zeros, ones = mx.nd.zeros(channels, data.context), mx.nd.ones(channels, data.context)
+        with autograd.train_mode():
+            _, mean, deviation = mx.nd.BatchNorm(data, ones, zeros, zeros.copy(), ones.copy(), output_mean_var=True,
+                                                 **self._given)  # the inverse of the deviation, in fact
+        variance = deviation ** -2 - self._given["eps"]
+        vector = mx.nd.concat(mean * own, mx.nd.full(1, own, data.context), dim=0)
+        total = self._layer.mean.sum(vector, self._place)
+        count, common = total[channels:], total[:channels] / total[channels:]
+        self._count = count.asscalar()
+        # In a second sum around the common mean, so that large means do not cancel small variances.
+        around = (variance + (mean - common) ** 2) * own
+        return common, self._layer.variance.sum(around, self._place) / count
+
+    def _with_statistics_held(self, gradient: NDArray, *inputs: NDArray) -> list[NDArray]:
+        """Return the gradients of data, scale and shift as if the statistics did not depend on the data."""
+        variables = [array.detach() for array in inputs[:3]]
+        found = [mx.nd.zeros_like(array) for array in variables]
+        autograd.mark_variables(variables, found)
+        with autograd.record():
+            result = self._normalized(*variables, *inputs[3:])
+        result.backward(gradient)
+        return found
+
+    def _share_of_statistics(self, gradients: Sequence[NDArray], data: NDArray, scale: NDArray, mean: NDArray,
+                             variance: NDArray) -> NDArray:
+        _, of_scale, of_shift = gradients
+        total = self._gradients.sum(mx.nd.concat(of_scale, of_shift, dim=0), self._place) / self._count
+        factor = scale / (variance + self._given["eps"]).sqrt()
+        of_scale, of_shift = total.split(2, axis=0)
+        return self._normalized(data, factor * of_scale, factor * of_shift, mean, variance)
