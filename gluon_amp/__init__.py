@@ -22,6 +22,7 @@ from .checkpoint import load_state_dict, load_states, save_states, state_dict
 from .compatibility import install, uninstall
 from .convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
 from .debug.advise import advise
+from .debug.compare import compare
 from .debug.explain import explain
 from .debug.monitor import DriftMonitor
 from .debug.overflow import trace_overflow
@@ -49,6 +50,7 @@ from .op_lists.views import (
     list_widest_type_cast,
 )
 from .opt_level import initialize
+from .policy import Policy
 from .sync_batchnorm import convert_sync_batchnorm
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
 from .tune import tune
@@ -60,11 +62,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AmpCheckpointHandler", "AmpError", "AmpHandler", "DTypeError", "DriftMonitor", "DynamicLossScaler", "GraphError",
-    "LossScaler", "PolicyError", "StateError", "StaticLossScaler", "Tuning", "active_dtype", "advise", "autocast",
-    "clip_global_norm", "convert_bucketing_module", "convert_hybrid_block", "convert_model", "convert_symbol",
-    "convert_sync_batchnorm", "custom_bwd", "custom_fwd", "deinit", "exclude", "explain", "float32_function", "init",
-    "init_trainer", "initialize", "install", "is_active", "list_conditional_fp32_ops", "list_fp32_ops",
-    "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
+    "LossScaler", "Policy", "PolicyError", "StateError", "StaticLossScaler", "Tuning", "active_dtype", "advise",
+    "autocast", "clip_global_norm", "compare", "convert_bucketing_module", "convert_hybrid_block", "convert_model",
+    "convert_symbol", "convert_sync_batchnorm", "custom_bwd", "custom_fwd", "deinit", "exclude", "explain",
+    "float32_function", "init", "init_trainer", "initialize", "install", "is_active", "list_conditional_fp32_ops",
+    "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
     "list_widest_type_cast", "load_state_dict", "load_states", "low_precision_function", "master_params", "preflight",
     "register_float32_function", "register_low_precision_function", "register_op", "report", "save_states",
     "scale_loss", "state_dict", "suggest_scale", "trace_overflow", "tune", "uninstall", "unscale",

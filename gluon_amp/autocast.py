@@ -28,7 +28,8 @@ _logger = logging.getLogger("gluon_amp")
 
 def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
          conditional_fp32_ops: Sequence[ConditionalOp] | None = None, fp32_ops: Sequence[str] | None = None,
-         layout_optimization: bool = False, *, tuning: Tuning | str | os.PathLike | bool | None = None) -> None:
+         layout_optimization: bool = False, *, tuning: Tuning | str | os.PathLike | bool | None = None,
+         policy: Policy | None = None) -> None:
     """Switch automatic mixed precision on.
 
     May come before or after the network is created: networks that are hybridized already are rewritten at
@@ -51,13 +52,16 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     tuning : Tuning, path or True, optional
         Measurements of :func:`tune`: operators that are slower in low precision here stay in FP32. True reads those
         that ``tune`` kept.
+    policy : Policy, optional
+        Decides everything that the arguments above are for, which must then be left out. The operators it excludes by
+        name are those of graphs: of hybridized blocks, symbols and ``Module``.
 
     Raises
     ------
     DTypeError
         The type is unknown, or the machine cannot run it.
     PolicyError
-        A list names an unknown operator, or an operator is in two lists.
+        A list names an unknown operator, an operator is in two lists, or ``policy`` is not alone.
     StateError
         AMP is on already, with other settings.
 
@@ -73,19 +77,31 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         raise StateError("layout_optimization=True needs MXNet 2: its graph pass does not exist in MXNet 1.9.1. "
                          "Leave it at False")
     requested = None if target_dtype is None else normalize(target_dtype)
-    arguments = (requested, repr(target_precision_ops), repr(conditional_fp32_ops), repr(fp32_ops), repr(tuning))
+    lists = {"target_precision_ops": target_precision_ops, "conditional_fp32_ops": conditional_fp32_ops,
+             "fp32_ops": fp32_ops}
+    if policy is not None:
+        requested = _type_of(policy, {"target_dtype": target_dtype, **lists, "tuning": tuning})
+    arguments = (requested, repr(lists), repr(tuning), policy)
     if controller.state is not None:
         if arguments == controller.state.arguments:
             return
         raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
     supports = device_supports()
     usable = usable_types(requested, supports)
-    policies = device_policies(usable, target_precision_ops=target_precision_ops, fp32_ops=fp32_ops,
-                               conditional_fp32_ops=conditional_fp32_ops)
-    state = State(tuned(policies, tuning), arguments)
+    policies = tuned(device_policies(usable, **lists), tuning) if policy is None else policies_of(policy)
+    state = State(policies, arguments)
     hooks.install(controller)
     controller.state = state
     announce(usable, supports)
+
+
+def _type_of(policy: Policy, others: Mapping[str, object]) -> str:
+    if not isinstance(policy, Policy):
+        raise TypeError(expected("a Policy", "policy", policy))
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise PolicyError(f"expected policy alone, received {', '.join(given)} as well: a policy decides those")
+    return normalize(policy.target_dtype, "policy.target_dtype")
 
 
 def deinit() -> None:
@@ -237,6 +253,19 @@ def device_policies(usable: Mapping[str, Support], **lists: Any) -> dict[str, Po
     return {device: replace(make_policy(found.dtype, known, custom_ops=controller.custom_ops, emulated=found.imitated,
                                         **lists), channel_multiple=found.channel_multiple, amx=found.amx)
             for device, found in usable.items() if found.dtype}
+
+
+def policies_of(policy: Policy) -> dict[str, Policy]:
+    """Fit a policy to the devices of this machine that run its type.
+
+    Raises
+    ------
+    DTypeError
+        None of them does.
+    """
+    usable = usable_types(policy.target_dtype, device_supports())
+    return {device: replace(policy, emulated=found.imitated, channel_multiple=found.channel_multiple, amx=found.amx)
+            for device, found in usable.items()}
 
 
 def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | bool | None) -> dict[str, Policy]:

@@ -1,13 +1,16 @@
 """The policy: operator and attributes to a precision rule, with the user's overrides."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import json
+import os
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Mapping, Sequence, Tuple
 
 from . import op_lists, shape_rules
-from .dtypes import BFLOAT16
+from .dtypes import BFLOAT16, normalize
 from .errors import PolicyError, closest, expected
-from .op_lists import FP32, KEEP, LOWER, NEUTRAL, WIDEST, OpRule
+from .files import replacing
+from .op_lists import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, OpRule
 from .op_lists.groups.layers import BATCH_NORMS
 from .op_lists.whole_network import WHOLE_NETWORK
 from .tuning import signature
@@ -16,6 +19,7 @@ __all__ = ["Policy", "cast_network", "make_policy", "precision"]
 
 _SLOW = OpRule("*", FP32, note="measured to be slower in low precision on this machine")
 
+_FORMAT = "gluon_amp policy 1"
 _SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 _CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 
@@ -59,6 +63,57 @@ class Policy:
     amx: bool = False
     channel_multiple: int | None = None
     slow: frozenset[str] = frozenset()
+
+    def to_json(self) -> str:
+        """Write what the user decides as JSON; what belongs to the device is left out.
+
+        Examples
+        --------
+        >>> policy = Policy('bfloat16', excluded=frozenset({'net_dense0_fwd'}))
+        >>> Policy.from_json(policy.to_json()) == policy
+        True
+        """
+        overrides = {op: [asdict(rule) for rule in rules] for op, rules in self.overrides.items()}
+        return json.dumps({"format": _FORMAT, "target_dtype": self.target_dtype, "excluded": sorted(self.excluded),
+                           "slow": sorted(self.slow), "training": self.training, "overrides": overrides}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Policy:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        PolicyError
+            The text is something else.
+        """
+        try:
+            raw = json.loads(text)
+            if raw["format"] != _FORMAT:
+                raise ValueError(f"its format is {raw['format']!r}, not {_FORMAT!r}")
+            overrides = {op: tuple(_read_rule(rule) for rule in rules) for op, rules in raw["overrides"].items()}
+            return cls(normalize(raw["target_dtype"]), overrides, excluded=frozenset(raw["excluded"]),
+                       slow=frozenset(raw["slow"]), training=bool(raw["training"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PolicyError(f"not the JSON text of a policy: {type(error).__name__}: {error}") from error
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the policy to a JSON file, whole or not at all."""
+        with replacing(path) as (temporary,), open(temporary, "w", encoding="utf-8") as file:
+            file.write(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Policy:
+        """Read a file of :meth:`save`.
+
+        Raises
+        ------
+        OSError
+            The file cannot be read.
+        PolicyError
+            It holds no policy.
+        """
+        with open(path, encoding="utf-8") as file:
+            return cls.from_json(file.read())
 
     def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None = None) -> OpRule:
         """Return the record that governs an operator.
@@ -110,6 +165,14 @@ class Policy:
 
     def _records(self, op: str) -> tuple[OpRule, ...]:
         return (*self.overrides.get(op, ()), *op_lists.table(self.target_dtype).get(op, ()), op_lists.DEFAULT_RULE)
+
+
+def _read_rule(raw: Mapping[str, Any]) -> OpRule:
+    when = None if raw["when"] is None else (raw["when"][0], tuple(raw["when"][1]))
+    if raw["rule"] not in RULES:
+        raise ValueError(expected(f"one of {', '.join(RULES)}", "rule", raw["rule"]))
+    positions = {name: tuple(raw[name]) for name in ("fp32_inputs", "rounded_inputs")}
+    return OpRule(**{**raw, "when": when, **positions})
 
 
 def _holds(record: OpRule, attrs: Mapping[str, str], channels: int | None) -> bool:

@@ -22,7 +22,8 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..op_lists import KEEP, LOWER, SWITCHED_OFF, OpRule
+from ..errors import PolicyError
+from ..op_lists import KEEP, LOWER, NEUTRAL, SWITCHED_OFF, WIDEST, OpRule
 from ..policy import Policy, precision
 from .arrays import map_arrays
 from .operators import handle_of, registered_operators
@@ -278,8 +279,19 @@ class _Call(NamedTuple):
 
 def run_lowered(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], policy: EagerPolicy,
                 original: Invoke) -> list[NDArray]:
-    """Run an operator on FP32 inputs in low precision, whatever its rule says; return FP32 outputs."""
-    rule = replace(policy.policy.decide(op, attrs, inputs[0].shape), rule=LOWER)
+    """Run an operator that the policy lets run in low precision so, on FP32 inputs; return FP32 outputs.
+
+    Raises
+    ------
+    PolicyError
+        The policy keeps it in FP32: its low-precision kernel may not be sound.
+    """
+    if handle_of(op) in twins() and inputs[0].shape == inputs[1].shape:
+        op = op.replace("broadcast_", "elemwise_")
+    rule = policy.policy.decide(op, attrs, inputs[0].shape)
+    if rule.rule not in (LOWER, NEUTRAL, WIDEST):
+        raise PolicyError(f"the operator {op} does not run in {policy.target} (rule {rule.rule}: {rule.note})")
+    rule = replace(rule, rule=LOWER)
     flags = [_flag(array) for array in inputs]
     call = _Call(original, policy, False)
     with outermost():

@@ -17,6 +17,8 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node
+from ..op_lists import KEEP, OpRule
+from ..policy import precision
 from .cached_op import StockCachedOp
 from .operators import handle_of
 from .symbols import dtype_name, from_graph
@@ -62,6 +64,8 @@ class Event:
         Operator parameters.
     inserted : bool
         Whether AMP put it there.
+    rule : OpRule or None
+        What AMP decided; None where it had no say.
     arguments : list of NDArray
         What the program handed over.
     inputs : list of NDArray
@@ -84,6 +88,7 @@ class Event:
     block: str
     attrs: Mapping[str, str]
     inserted: bool
+    rule: OpRule | None
     arguments: list[NDArray]
     inputs: list[NDArray]
     sources: list[Source | None]
@@ -107,10 +112,18 @@ class Event:
             array, source = source.event.arguments[0], source.event.sources[0]
         return array, source
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether AMP decided on its precision, rather than leave its inputs as they come."""
+        return self.rule is not None and self.rule.rule != KEEP
+
     def runs_in(self, dtype: str) -> bool:
-        """Whether it runs on values of a type, stored in it or (where it is imitated) rounded through it."""
-        return any(dtype_name(array.dtype) == dtype or _was_rounded(source, dtype)
-                   for array, source in zip(self.inputs, self.sources))
+        """Whether it runs in a low-precision type, or on values rounded through it where it is imitated."""
+        if self.rule is None or not self.is_decided:
+            return any(dtype_name(array.dtype) == dtype for array in self.inputs)
+        types = [dtype if _was_rounded(source, dtype) else dtype_name(array.dtype)
+                 for array, source in zip(self.inputs, self.sources)]
+        return precision(self.rule, types, FLOAT32, dtype) == dtype
 
 
 def _was_rounded(source: Source | None, dtype: str) -> bool:
@@ -149,14 +162,15 @@ class Tape:
         self._aliases: list[NDArray] = []  # kept alive, so that no other array gets their id
 
     def run(self, compute: Compute, arguments: Sequence[NDArray], op: str, name: str, block: str,
-            attrs: Mapping[str, str], inserted: bool = False, repeatable: bool = True) -> list[NDArray]:
+            attrs: Mapping[str, str], inserted: bool = False, rule: OpRule | None = None,
+            repeatable: bool = True) -> list[NDArray]:
         """Run an operator and record it; return its outputs."""
         marked = [autograd.is_recording() and self._is_differentiable(array) for array in arguments]
         # MXNet ties all operators that read an array into one graph, a constant too: each gets its own handle.
         inputs = [leaf_of(array) if mark else array.detach() for array, mark in zip(arguments, marked)]
         outputs = list(compute(inputs))
         sources = [self.source(array) for array in arguments]
-        event = Event(op, name, self._counts[name], block, attrs, inserted, list(arguments), inputs, sources,
+        event = Event(op, name, self._counts[name], block, attrs, inserted, rule, list(arguments), inputs, sources,
                       marked=marked, training=autograd.is_training(), repeatable=repeatable)
         self._counts[name] += 1
         event.outputs = [array.detach() for array in outputs] if any(marked) else outputs
@@ -205,7 +219,7 @@ class Tape:
             arguments = [found[entry.key] for entry in node.inputs]
             inserted = rewritten and node.decision is None
             outputs = self.run(self._node(node, context), arguments, node.op, node.name, block_of(node.name),
-                               node.attrs, inserted, repeatable=not node.extra)
+                               node.attrs, inserted, node.decision, repeatable=not node.extra)
             found.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
         return [found[head.key] for head in graph.heads]
 

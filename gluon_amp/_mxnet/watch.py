@@ -21,6 +21,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
+from ..op_lists import OpRule
 from . import hooks
 from .cached_op import RewritingCachedOp
 from .eager import twins
@@ -54,7 +55,7 @@ def watching(controller: hooks.Controller) -> Iterator[Tape]:
     hooks.install(controller)
     with ExitStack() as stack:
         original, put = stack.enter_context(hooks.invoke_replaced(controller))
-        watch = _Watch(Tape(original))
+        watch = _Watch(Tape(original), controller)
         put(watch.inner(original), watch.outer)
         replacements: list[tuple[Any, str, Callable[[Any], Any]]] = [
             (RewritingCachedOp, "__call__", watch.cached_op), (Block, "__call__", watch.block),
@@ -86,8 +87,9 @@ def _names() -> Mapping[int, str]:
 class _Watch:
     """Puts what is called on the tape."""
 
-    def __init__(self, tape: Tape):
+    def __init__(self, tape: Tape, controller: hooks.Controller):
         self.tape = tape
+        self.controller = controller
         self.thread = threading.get_ident()
         self.deaf = 0  # how many calls that are recorded as a whole are under way
         self.called: list[int] = []  # the operators that the program called and that are under way
@@ -125,9 +127,16 @@ class _Watch:
             name = f"{self.block_name}/{'+' + op if inserted else _names()[called]}"
             outputs = self.tape.run(
                 lambda arrays: invoke(handle, arrays, keys, values, None, is_np_op, True), inputs, op, name,
-                self.block_name, dict(zip(keys, map(str, values))), inserted)
+                self.block_name, dict(zip(keys, map(str, values))), inserted, self._rule(handle, inputs, keys, values))
             return outputs if output_is_list or len(outputs) != 1 else outputs[0]
         return run
+
+    def _rule(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str],
+              values: Sequence[Any]) -> OpRule | None:
+        """Return what AMP decides on a call."""
+        policy = self.controller.eager(inputs) if inputs else None
+        operator = policy.operators.get(handle) if policy is not None else None
+        return policy.decide(operator, inputs, keys, values) if policy is not None and operator is not None else None
 
     def cached_op(self, original: Callable) -> Callable:
         """Run the graphs of cached ops node by node."""

@@ -100,8 +100,9 @@ class Locator:
         if phase == FORWARD and not writer.inserted:
             return Culprit(phase, writer, event)
         reader = self._reader(event)
-        if reader.inserted:  # the last cast of all, to what the network returns
-            return Culprit(LOSS, rounding=event, tensor=f"output {self._output(reader)}")
+        output = self._output(reader) if reader.inserted else None
+        if output is not None:  # the last cast of all, to what the network returns
+            return Culprit(LOSS, rounding=event, tensor=f"output {output}")
         return Culprit(phase, reader, event)
 
     def _written_by(self, event: Event) -> Event:
@@ -118,10 +119,10 @@ class Locator:
             event = max(readers, key=lambda reader: self._contribution(*reader))[0]
         return event
 
-    def _output(self, event: Event) -> int:
-        """Return which output of the network an operator gives."""
+    def _output(self, event: Event) -> int | None:
+        """Return which output of the network an operator gives, None when none."""
         sources = [self.run.tape.source(array) for array in self.run.outputs]
-        return next(i for i, source in enumerate(sources) if source is not None and source.event is event)
+        return next((i for i, source in enumerate(sources) if source is not None and source.event is event), None)
 
     def _contribution(self, event: Event, position: int) -> float:
         gradients = event.input_gradients

@@ -16,11 +16,14 @@ from .._mxnet.arrays import map_arrays
 from .._mxnet.symbols import dtype_name
 from .._mxnet.tape import Event, Tape, is_float
 from .._mxnet.watch import watching
-from ..errors import StateError, expected
-from ..state import State, controller, region
+from ..autocast import device_policies, policies_of, usable_types
+from ..dtypes import normalize
+from ..errors import DTypeError, StateError, expected
+from ..policy import Policy
+from ..state import State, controller, device_supports
 
-__all__ = ["Magnitude", "Run", "arguments_of", "dtype_of", "float_arrays", "make_ready", "parameter_names",
-           "recorded_run", "unchanged"]
+__all__ = ["Magnitude", "Run", "arguments_of", "dtype_of", "float_arrays", "in_force", "make_ready", "mixed_state",
+           "parameter_names", "recorded_run", "unchanged"]
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,21 @@ class Run:
         The floating-point ones, nested results flattened.
     names : dict
         ``id`` of parameters' arrays to their names.
+    count : int
+        How many of the operators ran in the network: the others are of the loss.
+    loss : NDArray or None
+        What was made of the outputs.
     """
 
     tape: Tape
     outputs: list[NDArray]
     names: dict[int, str]
+    count: int
+    loss: NDArray | None = None
 
     def operators(self) -> list[Event]:
-        """Return the operators of the program, without what AMP inserted."""
-        return [event for event in self.tape.events if not event.inserted]
+        """Return the operators of the network, without what AMP inserted."""
+        return [event for event in self.tape.events[:self.count] if not event.inserted]
 
 
 def arguments_of(data: Any) -> tuple:
@@ -105,7 +114,9 @@ def arguments_of(data: Any) -> tuple:
         There is no array in them.
     """
     arguments = tuple(data) if isinstance(data, (list, tuple)) else (data,)
-    if not any(isinstance(value, NDArray) for value in arguments):
+    found: list[NDArray] = []
+    map_arrays(found.append, arguments)
+    if not found:
         raise TypeError(expected("an array, or a tuple with the arguments of the network's call", "data", data))
     return arguments
 
@@ -164,20 +175,57 @@ def unchanged(net: Block) -> Iterator[None]:
             before.copyto(array)
 
 
-def recorded_run(net: Block, call: Callable[[], Any], state: State | None, train_mode: bool = True) -> Run:
+@contextmanager
+def in_force(state: State | None) -> Iterator[None]:
+    """Run the body under a state, None for FP32; what is traced in it is not marked, as in a user's region."""
+    stack = controller.regions.stack
+    stack.append(state)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
+    """Return the way of running in mixed precision that the user asks for; the one in force when nothing is asked.
+
+    Raises
+    ------
+    DTypeError
+        This machine cannot run the type, or none at all.
+    """
+    current = controller.current()
+    if dtype is None and policy is None and current is not None and current.enabled:
+        return current
+    if policy is not None:
+        return State(policies_of(policy))
+    supports = device_supports()
+    usable = usable_types(None if dtype is None else normalize(dtype, "dtype"), supports)
+    if not usable:
+        raise DTypeError(f"this machine runs no low-precision type ({supports['cpu'].reason}); "
+                         "dtype='float16' imitates one")
+    return State(device_policies(usable))
+
+
+def recorded_run(net: Block, arguments: Sequence[Any], state: State | None, train_mode: bool = True,
+                 loss: Callable[[Any], NDArray] | None = None) -> Run:
     """Run a network on a tape, as when its gradients are wanted.
 
     Parameters
     ----------
     net : Block
         With parameters that have shapes.
-    call : callable
-        Calls it and returns its outputs.
+    arguments : sequence
+        Of its call.
     state : State or None
         The way of running in mixed precision; None for none.
     train_mode : bool
         Whether Dropout and BatchNorm behave as in training.
+    loss : callable, optional
+        Makes a loss of what the network returns.
     """
-    with region(state), watching(controller) as tape, autograd.record(train_mode=train_mode):
-        outputs = call()
-    return Run(tape, float_arrays(outputs), parameter_names(net))
+    with in_force(state), watching(controller) as tape, autograd.record(train_mode=train_mode):
+        outputs = net(*arguments)
+        count = len(tape.events)
+        made = None if loss is None else loss(outputs)
+    return Run(tape, float_arrays(outputs), parameter_names(net), count, made)

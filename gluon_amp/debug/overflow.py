@@ -141,7 +141,7 @@ class OverflowTracer:
         self._runs_again = True
         try:
             with unchanged(self.net):
-                run = recorded_run(self.net, lambda: self.net(*call.arguments), call.state, call.train_mode)
+                run = recorded_run(self.net, call.arguments, call.state, call.train_mode)
                 run.tape.backward((array, cast_arrays(gradient, dtype_of(array)))
                                   for array, gradient in zip(run.outputs, call.gradients) if gradient is not None)
         finally:

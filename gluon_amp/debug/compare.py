@@ -1,0 +1,375 @@
+"""Compare a network's mixed precision with FP32, operator by operator: ``compare``."""
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
+
+from .._mxnet.eager import EagerPolicy, run_lowered
+from .._mxnet.tape import CAST, Event, Rerun, Tape, is_float
+from ..dtypes import FLOAT32
+from ..errors import PolicyError, expected
+from ..policy import Policy
+from ..state import State
+from ._runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Comparison", "OperatorError", "compare"]
+
+_SEED = 0
+_NEGLIGIBLE = 1e-3  # gradients smaller than this, beside a typical one, are sums that cancel: all rounding
+_WIDTH = 170  # of files and pipes
+ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
+
+
+@dataclass(frozen=True)
+class OperatorError:
+    """How far one operator is from FP32. Errors are relative: the 2-norm of the difference over that of FP32.
+
+    Attributes
+    ----------
+    name, op, block : str
+        The operator's name in the graph (in code that is not hybridized its block and kind), its kind, and the name of
+        its block.
+    dtype : str
+        What it ran in.
+    isolated : float
+        Error of its output when it alone runs in low precision, on FP32 inputs; 0 for operators in FP32.
+    accumulated : float
+        Error of its output in the network, with everything that came before.
+    isolated_gradient : float
+        Error of the gradients that it gives its inputs when it alone runs in low precision; 0 for operators in FP32,
+        NaN without gradients.
+    gradient : float
+        Error of the gradient of its output in the network, NaN without gradients.
+    """
+
+    name: str
+    op: str
+    block: str
+    dtype: str
+    isolated: float
+    accumulated: float
+    isolated_gradient: float
+    gradient: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What :func:`compare` found.
+
+    Attributes
+    ----------
+    dtype : str
+        The low-precision type.
+    operators : tuple of OperatorError
+        In the order in which they ran.
+    outputs : tuple of float
+        Errors of the network's floating-point outputs.
+    parameters : mapping of str to float
+        Errors of the gradients of parameters, by name. Where a gradient is below a thousandth of a typical one, as that
+        of a bias before batch normalization, the error is relative to that thousandth.
+    """
+
+    dtype: str
+    operators: tuple[OperatorError, ...]
+    outputs: tuple[float, ...]
+    parameters: Mapping[str, float]
+
+    def worst(self, count: int = 10, by: str = "accumulated") -> list[OperatorError]:
+        """Return the operators with the largest errors, worst first.
+
+        Parameters
+        ----------
+        count : int
+            How many.
+        by : {'accumulated', 'isolated', 'gradient', 'isolated_gradient'}
+            Which error counts.
+
+        Raises
+        ------
+        ValueError
+            There is no such error.
+        """
+        if by not in ORDERS:
+            raise ValueError(expected(f"one of {', '.join(ORDERS)}", "by", by))
+        return sorted(self.operators, key=lambda item: -_rank(getattr(item, by)))[:count]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, fit for JSON but for infinite and NaN errors."""
+        return {"dtype": self.dtype, "operators": [asdict(item) for item in self.operators],
+                "outputs": list(self.outputs), "parameters": dict(self.parameters)}
+
+    def table(self, by: str = "accumulated", count: int = 15) -> Table:
+        """Return a table for rich, worst operators first; parameters and errors are those of :meth:`worst`."""
+        from rich.table import Table
+
+        table = Table(title=self.summary, title_justify="left")
+        for title in ("operator", "kind", "block", "type"):
+            table.add_column(title, overflow="fold")
+        for order in ORDERS:
+            table.add_column(order.replace("_", " "), justify="right")
+        for item in self.worst(count, by):
+            table.add_row(item.name, item.op, item.block, item.dtype,
+                          *(_number(getattr(item, order)) for order in ORDERS))
+        return table
+
+    @property
+    def summary(self) -> str:
+        """One line: how much runs in low precision, and how far the results are from FP32."""
+        low = sum(item.dtype == self.dtype for item in self.operators)
+        gradients = sorted(self.parameters.values(), key=_rank)
+        told = (f"; gradients of parameters by {_number(gradients[len(gradients) // 2])} (median), at most "
+                f"{_number(gradients[-1])}" if gradients else "")
+        return (f"{low} of {len(self.operators)} operators in {self.dtype}; outputs differ from float32 by "
+                f"{', '.join(map(_number, self.outputs))}{told} (relative 2-norm)")
+
+    def print(self, by: str = "accumulated", count: int = 15) -> None:
+        """Print :meth:`table`."""
+        from rich.console import Console
+
+        console = Console()
+        (console if console.is_terminal else Console(width=_WIDTH)).print(self.table(by, count))
+
+    def __rich__(self) -> Table:
+        return self.table()
+
+    def __str__(self) -> str:
+        return self.summary
+
+    def plot(self, path: Any = None) -> Any:
+        """Draw the errors in the order of the operators with Matplotlib; return the figure.
+
+        Parameters
+        ----------
+        path : path, optional
+            Where to save it; Matplotlib takes the kind of picture from the suffix.
+
+        Raises
+        ------
+        StateError
+            Matplotlib is not installed.
+        """
+        from ._compare_plot import draw
+
+        return draw(self, path)
+
+
+def _number(error: float) -> str:
+    return "" if np.isnan(error) else f"{error:.2g}"
+
+
+def _rank(error: float) -> float:
+    return -1.0 if np.isnan(error) else error
+
+
+def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None, *, dtype: object = None,
+            policy: Policy | None = None, loss_scale: float = 1.0, train_mode: bool = True,
+            gradients: bool = True) -> Comparison:
+    """Run a network in FP32 and in mixed precision on the same data, and compare every operator.
+
+    Random operators draw the same numbers in both runs: MXNet's random numbers are seeded. Parameters, their gradients
+    and running statistics stay as they are.
+
+    Parameters
+    ----------
+    net : Block
+        Hybridized or not, with initialized parameters.
+    data : NDArray or tuple
+        The arguments of its call: a small batch, since all intermediate results are kept, twice.
+    loss : callable, optional
+        Takes what the network returns and gives the loss to differentiate. Without it the gradients are those of the
+        outputs multiplied by random numbers of a normal distribution, and added.
+    dtype : {'float16', 'bfloat16'}, optional
+        The low-precision type. Without it and ``policy`` the setting of :func:`~gluon_amp.init` holds where AMP is on,
+        else the device's type.
+    policy : Policy, optional
+        The policy to compare, such as one of :func:`~gluon_amp.search_exclusions`.
+    loss_scale : float
+        Multiplies the gradient that the backward pass begins with, which float16 may need.
+    train_mode : bool
+        False for Dropout and BatchNorm to behave as in inference.
+    gradients : bool
+        Whether to compare gradients.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    DTypeError
+        This machine cannot run the type.
+    StateError
+        Parameters are not initialized.
+    PolicyError
+        Both ``dtype`` and ``policy`` are given.
+    TypeError
+        ``net`` is no block, or ``data`` holds no array.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> net = mx.gluon.nn.Dense(4, in_units=8)
+    >>> net.initialize()
+    >>> comparison = amp.compare(net, mx.nd.ones((2, 8)), dtype='float16')
+    >>> [(item.op, item.dtype) for item in comparison.operators]
+    [('FullyConnected', 'float16')]
+    >>> comparison.outputs[0] < 0.001
+    True
+    """
+    if dtype is not None and policy is not None:
+        raise PolicyError("expected dtype or policy, received both: a policy has its type")
+    arguments = arguments_of(data)
+    make_ready(net, arguments)
+    state = mixed_state(dtype, policy)
+    runs = Runner(net, arguments, loss, train_mode, loss_scale if gradients else None)
+    return _compared(runs.run(None), runs.run(state), state)
+
+
+class Runner:
+    """Runs a network under several settings with the same random numbers.
+
+    Parameters
+    ----------
+    net : Block
+        With parameters that have shapes.
+    arguments : tuple
+        Of its call.
+    loss : callable or None
+        Makes a loss of what it returns.
+    train_mode : bool
+        As in :func:`compare`.
+    scale : float or None
+        What the backward pass begins with; None for no backward pass.
+    """
+
+    def __init__(self, net: Block, arguments: Sequence[Any], loss: Callable[[Any], NDArray] | None, train_mode: bool,
+                 scale: float | None):
+        self.net, self.arguments, self.loss, self.train_mode, self.scale = net, arguments, loss, train_mode, scale
+
+    def run(self, state: State | None) -> Run:
+        """Run forward, and backward where it is wanted; FP32 for None."""
+        with unchanged(self.net):
+            mx.random.seed(_SEED)
+            run = recorded_run(self.net, self.arguments, state, self.train_mode,
+                               None if self.scale is None else self.loss)
+            if self.scale is not None:
+                run.tape.backward(_seeds(run, self.scale))
+        return run
+
+
+def _seeds(run: Run, scale: float) -> Iterator[tuple[NDArray, NDArray]]:
+    """Yield the gradients that the backward pass begins with."""
+    random = np.random.RandomState(_SEED)
+    for array in run.outputs if run.loss is None else float_arrays(run.loss):
+        values = np.ones(array.shape) if run.loss is not None else random.normal(size=array.shape)
+        yield array, mx.nd.array(values * scale, ctx=array.context, dtype=array.dtype)
+
+
+def _compared(fp32: Run, mixed: Run, state: State) -> Comparison:
+    eager = state.eager(fp32.outputs)
+    if eager is None:
+        raise PolicyError("the policy is not for the device that the network is on")
+    target = eager.target
+    found = {event.key: event for event in mixed.operators()}
+    rounded = _rounded(mixed, target)
+    rows = []
+    for event in fp32.operators():
+        other = found.get(event.key)
+        if other is not None and any(map(is_float, event.outputs)):
+            low = other.runs_in(target)
+            alone = low and other.is_decided and event.repeatable
+            isolated = isolated_errors(event, fp32.tape, eager) if alone else (0.0, 0.0)
+            rows.append(OperatorError(
+                event.name, event.op, event.block, target if low else FLOAT32, isolated[0],
+                difference(fp32.tape, event.outputs, mixed.tape, rounded.get(id(other), other.outputs)),
+                isolated[1] if event.marked and any(event.marked) else float("nan"),
+                difference(fp32.tape, event.gradients, mixed.tape, other.gradients)))
+    return Comparison(target, tuple(rows), tuple(difference(fp32.tape, [a], mixed.tape, [b])
+                                                 for a, b in zip(fp32.outputs, mixed.outputs)),
+                      dict(_parameter_errors(fp32, mixed)))
+
+
+def _rounded(run: Run, target: str) -> dict[int, list[NDArray]]:
+    """Return the outputs of operators in an imitated type, which compute in FP32, after their rounding."""
+    found: dict[int, list[NDArray]] = {}
+    for event in run.tape.events:
+        source = event.sources[0] if event.sources else None
+        if (event.op == CAST and event.inserted and source is not None and source.event.runs_in(target)
+                and not source.event.inserted and dtype_of(event.outputs[0]) == target):
+            outputs = found.setdefault(id(source.event), list(source.event.outputs))
+            outputs[source.output] = event.outputs[0]
+    return found
+
+
+def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
+    pairs = {name: (fp32.tape.values(gradient).astype("float64"), mixed.tape.values(other))
+             for name, gradient, other in _parameter_gradients(fp32, mixed)}
+    squares = [expected_.ravel() ** 2 for expected_, _ in pairs.values()]
+    typical = np.sqrt(np.concatenate(squares).mean()) if squares else 0.0
+    for name, pair in pairs.items():
+        yield name, relative_error([pair], _NEGLIGIBLE * typical * np.sqrt(pair[0].size))
+
+
+def _parameter_gradients(fp32: Run, mixed: Run) -> Iterator[tuple[str, NDArray, NDArray]]:
+    found = mixed.tape.parameter_gradients
+    return ((fp32.names[key], gradient, found[key]) for key, gradient in fp32.tape.parameter_gradients.items()
+            if key in fp32.names and key in found)
+
+
+def isolated_errors(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[float, float]:
+    """Return the errors of an operator's outputs and input gradients when it alone runs in low precision."""
+    plain, low = both_ways(event, tape, policy)
+    return (difference(tape, plain.outputs, tape, low.outputs),
+            difference(tape, plain.input_gradients, tape, low.input_gradients))
+
+
+def both_ways(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[Rerun, Rerun]:
+    """Run an operator of an FP32 run alone, in FP32 and in low precision, with the same random numbers."""
+    mx.random.seed(_SEED)
+    plain = tape.again(event)
+    mx.random.seed(_SEED)
+    return plain, tape.again(event, lambda op, inputs, attrs: run_lowered(op, inputs, attrs, policy, tape.invoke))
+
+
+def difference(tape: Tape, expected_: Sequence[NDArray | None], other: Tape, found: Sequence[NDArray | None]) -> float:
+    """Return the relative error of several arrays together; NaN when there is none to compare."""
+    pairs = [(tape.values(a).astype("float64"), _cut(other.values(b), a.shape)) for a, b in zip(expected_, found)
+             if a is not None and b is not None and is_float(a) and is_float(b)]
+    return relative_error(pairs) if pairs else float("nan")
+
+
+def _cut(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Leave out the channels that AMP appended."""
+    return values if values.shape == shape else values[tuple(slice(size) for size in shape)]
+
+
+def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float = 0.0) -> float:
+    """Return the 2-norm of all differences over that of the first arrays, or over ``floor`` where that is larger.
+
+    Infinite where the second are not finite and the first are; what the first do not have finite does not count.
+
+    Examples
+    --------
+    >>> relative_error([(np.array([3.0, 4.0]), np.array([3.0, 4.5]))])
+    0.1
+    """
+    square_error = square_norm = 0.0
+    for expected_, found in pairs:
+        known = np.isfinite(expected_)
+        if not np.isfinite(found[known]).all():
+            return float("inf")
+        square_error += float(((expected_[known] - found[known]) ** 2).sum())
+        square_norm += float((expected_[known] ** 2).sum())
+    if not square_error:
+        return 0.0
+    norm = max(float(np.sqrt(square_norm)), floor)
+    return float(np.sqrt(square_error) / norm) if norm else float("inf")
