@@ -14,6 +14,7 @@ from .context import Context, operator
 __all__ = ["MULTIPLE", "run"]
 
 MULTIPLE = {BFLOAT16: 16, FLOAT16: 8}
+_WIDE = 256
 
 
 def run(graph: Graph, context: Context) -> bool:
@@ -44,8 +45,10 @@ def _missing_channels(node: Node, context: Context) -> int | None:
     if not all(entry.node.is_variable for entry in node.inputs[1:]):
         return None
     multiple = context.policy.channel_multiple or MULTIPLE[context.target]
-    # Fewer output channels than half a block would more than double the arithmetic.
-    if weight is None or 0 in weight or weight[0] < multiple // 2:
+    # Fewer output channels than half a block would more than double the arithmetic. In inference the cut also keeps an
+    # activation from being fused, and forward kernels mind the multiple less: only wide layers gain.
+    least = multiple // 2 if context.policy.training else _WIDE
+    if weight is None or 0 in weight or weight[0] < least:
         return None
     return -weight[0] % multiple or None
 
