@@ -190,6 +190,7 @@ class autocast(ContextDecorator):
 
     def __enter__(self) -> autocast:
         stack = ExitStack()
+        hooks.install(controller)  # they stay, for what is traced here
         if self._enabled:
             if not is_active():
                 stack.enter_context(outermost())  # the code around does not know low precision
@@ -207,8 +208,7 @@ class autocast(ContextDecorator):
         return autocast(self._enabled, self._dtype)
 
     def _state(self) -> State:
-        """Return the state around that fits, or make one; keep the hooks in place for what is traced here."""
-        hooks.install(controller)
+        """Return the state around that fits, or make one."""
         around = controller.current()
         around = around if around is not None and around.enabled else controller.state
         wanted = self._dtype

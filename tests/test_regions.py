@@ -306,6 +306,29 @@ def test_custom_operators_get_fp32(data, hybridize):
     assert relative(np.tile(expected, (32, 1)), net.dense.weight.grad().asnumpy()) < 4 * BF16_EPS
 
 
+@pytest.mark.parametrize("enter", [amp.autocast, lambda: amp.autocast(enabled=False)], ids=["on", "off"])
+def test_custom_operators_are_traced_in_regions(data, enter):
+    net = WithCustom()
+    net.initialize()
+    expected = net(data).asnumpy()
+    net.hybridize()
+    with enter():
+        found = net(data).asnumpy()
+    assert relative(expected, found) < 4 * BF16_EPS
+    assert Double.seen == [0]
+    np.testing.assert_allclose(net(data).asnumpy(), found, rtol=4 * BF16_EPS, atol=4 * BF16_EPS)
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_custom_operators_in_networks_that_are_cast(data, level):
+    net = WithCustom()
+    net.initialize()
+    expected = net(data).asnumpy()
+    net.hybridize()
+    amp.initialize(net, opt_level=level, verbosity=0)
+    assert relative(expected, net(data).asnumpy()) < 4 * BF16_EPS
+
+
 def test_custom_operators_are_registered_once_and_with_a_known_rule():
     amp.register_op("amp_test_double", "KEEP")
     with pytest.raises(amp.StateError, match="'amp_test_double' is registered already, with rule KEEP"):

@@ -2,6 +2,7 @@
 
 - ``mxnet.ndarray.register._imperative_invoke``: every imperative operator call.
 - ``mxnet.ndarray.numpy._api_internal.tensordot``: the one NumPy operator that does not go that way.
+- ``mxnet.symbol.register._symbol_creator``: custom operators, which cannot carry the mark of a region.
 - ``mxnet.ndarray.CachedOp``: what a hybridized block instantiates with its traced symbol.
 - ``HybridBlock._call_cached_op``: the only place that sees blocks cached before AMP was switched on, and the
   ``grad_req`` of their parameters.
@@ -24,11 +25,12 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Trainer
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.ndarray import register
+from mxnet.symbol import register as symbol_register
 
 from ..dtypes import FLOAT32
 from .cached_op import Inputs, Rewriter, RewritingCachedOp, StockCachedOp
 from .eager import EagerPolicy, frame, is_low, make_invoke, release
-from .symbols import dtype_name
+from .symbols import dtype_name, make_symbol_creator
 
 __all__ = ["Controller", "install", "installed", "original_invoke", "uninstall"]
 
@@ -310,6 +312,7 @@ def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, 
 _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any, Controller], Any]], ...] = (
     (register, "_imperative_invoke", lambda original, controller: make_invoke(original, controller.eager)),
     (nd_numpy._api_internal, "tensordot", _make_tensordot),
+    (symbol_register, "_symbol_creator", lambda original, controller: make_symbol_creator(original)),
     (mx.ndarray, "CachedOp", _make_cached_op),
     (HybridBlock, "_call_cached_op", _make_call_cached_op),
     (Block, "__call__", _make_block_call),

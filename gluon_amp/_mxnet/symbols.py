@@ -1,8 +1,9 @@
 """Symbols to graphs and back, and what MXNet can infer about every tensor in them."""
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -12,9 +13,11 @@ from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16, FLOAT32
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node
 from ..passes.context import CONVERSION_ATTRIBUTE, REGION_ATTRIBUTE
+from .operators import handle_of
 
 __all__ = ["DTYPE_ATTRIBUTE", "DTYPE_FLAGS", "NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph",
-           "fuse", "input_names", "load_symbol", "to_graph", "was_converted", "was_traced_in_a_region"]
+           "fuse", "input_names", "load_symbol", "make_symbol_creator", "to_graph", "was_converted",
+           "was_traced_in_a_region"]
 
 # The attribute that says a variable's type, and MXNet's numbers of the types.
 DTYPE_ATTRIBUTE = "__dtype__"
@@ -40,6 +43,23 @@ def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
     """Build a symbol from a graph, of the same kind (legacy or NumPy) as ``like``."""
     symbol = mx.sym.load_json(graph.to_json())
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
+
+
+def make_symbol_creator(original: Callable) -> Callable:
+    """Make the function that takes the place of MXNet's ``_symbol_creator``: custom operators do without marks.
+
+    MXNet calls the user's ``CustomOpProp`` with all attributes, and does not survive the ``TypeError``.
+    """
+    custom = handle_of("Custom")
+
+    @functools.wraps(original)
+    def symbol_creator(handle: int, args: Any, kwargs: Any, keys: Sequence[str], values: Sequence[Any],
+                       *rest: Any) -> Any:
+        if handle == custom and REGION_ATTRIBUTE in keys:
+            kept = [pair for pair in zip(keys, values) if pair[0] != REGION_ATTRIBUTE]
+            keys, values = [key for key, _ in kept], [value for _, value in kept]
+        return original(handle, args, kwargs, keys, values, *rest)
+    return symbol_creator
 
 
 def was_traced_in_a_region(symbol: mx.sym.Symbol) -> bool:
