@@ -9,13 +9,14 @@ from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import mxnet as mx
 from mxnet import autograd
+from mxnet.gluon import Block
 from mxnet.ndarray import CachedOp, NDArray
 
 from ..dtypes import BFLOAT16
 from ..graph import Graph
 from .symbols import analyse, dtype_name, input_names, to_graph, was_traced_in_a_region
 
-__all__ = ["Inputs", "RewritingCachedOp", "StockCachedOp"]
+__all__ = ["Inputs", "RewritingCachedOp", "StockCachedOp", "forget"]
 
 StockCachedOp = CachedOp
 
@@ -61,6 +62,15 @@ class Rewriter(Protocol):
 
     def explain(self, symbol: mx.sym.Symbol, inputs: Inputs, message: str) -> str:
         """Say what AMP did to the operator that an error message is about."""
+
+
+def forget(block: Block, rewriter: Rewriter) -> None:
+    """Drop what the blocks in a network have made for a rewriter."""
+    operation = getattr(block, "_cached_op", None)
+    if isinstance(operation, RewritingCachedOp):
+        operation.forget(rewriter)
+    for child in block._children.values():
+        forget(child, rewriter)
 
 
 class RewritingCachedOp:
@@ -125,6 +135,12 @@ class RewritingCachedOp:
             return graph, False
         # One variant serves calls of several shapes.
         return rewriter.plan(self.symbol, inputs._replace(shapes=tuple(array.shape for array in args))), True
+
+    def forget(self, rewriter: Rewriter) -> None:
+        """Drop what was made for a rewriter that is not going to come back."""
+        for kept in (self._variants, self._shape_rules):
+            for key in [key for key in kept if key[0] is rewriter]:
+                del kept[key]
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)

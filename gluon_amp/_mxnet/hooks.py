@@ -32,7 +32,7 @@ from .cached_op import Inputs, Rewriter, RewritingCachedOp, StockCachedOp
 from .eager import EagerPolicy, frame, is_low, make_invoke, release
 from .symbols import dtype_name, make_symbol_creator
 
-__all__ = ["Controller", "install", "installed", "original_invoke", "uninstall"]
+__all__ = ["Controller", "install", "installed", "invoke_replaced", "kept_in_place", "original_invoke", "uninstall"]
 
 
 class Controller(Protocol):
@@ -84,6 +84,18 @@ def install(controller: Controller) -> None:
         except BaseException:
             _restore()
             raise
+
+
+@contextmanager
+def kept_in_place(controller: Controller) -> Iterator[None]:
+    """Put the replacements in place for the body, unless they are; leave those that were."""
+    were_installed = installed()
+    install(controller)
+    try:
+        yield
+    finally:
+        if not were_installed:
+            uninstall()
 
 
 def uninstall() -> None:

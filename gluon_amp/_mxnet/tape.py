@@ -80,6 +80,8 @@ class Event:
         Per input, what this operator alone contributes.
     repeatable : bool
         Whether :meth:`Tape.again` can run it.
+    in_graph : bool
+        Whether it ran as part of a hybridized block's graph.
     """
 
     op: str
@@ -98,6 +100,7 @@ class Event:
     marked: list[bool] = field(default_factory=list)
     training: bool = False
     repeatable: bool = True
+    in_graph: bool = False
     recorded: list[NDArray] = field(default_factory=list)
 
     @property
@@ -162,16 +165,17 @@ class Tape:
         self._aliases: list[NDArray] = []  # kept alive, so that no other array gets their id
 
     def run(self, compute: Compute, arguments: Sequence[NDArray], op: str, name: str, block: str,
-            attrs: Mapping[str, str], inserted: bool = False, rule: OpRule | None = None,
-            repeatable: bool = True) -> list[NDArray]:
-        """Run an operator and record it; return its outputs."""
+            attrs: Mapping[str, str], inserted: bool = False, rule: OpRule | None = None, repeatable: bool = True,
+            in_graph: bool = False) -> list[NDArray]:
+        """Run an operator and record it; return its outputs. The other parameters are attributes of :class:`Event`."""
         marked = [autograd.is_recording() and self._is_differentiable(array) for array in arguments]
         # MXNet ties all operators that read an array into one graph, a constant too: each gets its own handle.
         inputs = [leaf_of(array) if mark else array.detach() for array, mark in zip(arguments, marked)]
         outputs = list(compute(inputs))
         sources = [self.source(array) for array in arguments]
         event = Event(op, name, self._counts[name], block, attrs, inserted, rule, list(arguments), inputs, sources,
-                      marked=marked, training=autograd.is_training(), repeatable=repeatable)
+                      marked=marked, training=autograd.is_training(),
+                      repeatable=repeatable, in_graph=in_graph)
         self._counts[name] += 1
         event.outputs = [array.detach() for array in outputs] if any(marked) else outputs
         event.recorded = outputs if any(marked) else []
@@ -219,7 +223,7 @@ class Tape:
             arguments = [found[entry.key] for entry in node.inputs]
             inserted = rewritten and node.decision is None
             outputs = self.run(self._node(node, context), arguments, node.op, node.name, block_of(node.name),
-                               node.attrs, inserted, node.decision, repeatable=not node.extra)
+                               node.attrs, inserted, node.decision, repeatable=not node.extra, in_graph=True)
             found.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
         return [found[head.key] for head in graph.heads]
 

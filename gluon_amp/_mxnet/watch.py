@@ -45,15 +45,15 @@ def watching(controller: hooks.Controller) -> Iterator[Tape]:
     Parameters
     ----------
     controller : Controller
-        Answers the hooks, which are put in place where they are not.
+        Answers the hooks, which are in place for the body.
 
     Yields
     ------
     Tape
         Filled while the body runs.
     """
-    hooks.install(controller)
     with ExitStack() as stack:
+        stack.enter_context(hooks.kept_in_place(controller))
         original, put = stack.enter_context(hooks.invoke_replaced(controller))
         watch = _Watch(Tape(original), controller)
         put(watch.inner(original), watch.outer)

@@ -9,6 +9,7 @@ from mxnet.gluon import Block
 from ..errors import PolicyError, closest, expected
 from ..graph import Graph
 from ..passes.context import REGION_ATTRIBUTE, REGION_OFF
+from ..policy import Policy
 
 __all__ = ["Exclusions"]
 
@@ -19,7 +20,8 @@ class Exclusions:
     Parameters
     ----------
     targets : sequence
-        Names of nodes or blocks, which may hold wildcards, blocks, and classes of blocks.
+        Names of nodes or blocks, which may hold wildcards, blocks, classes of blocks, and policies for what they
+        exclude.
 
     Raises
     ------
@@ -72,7 +74,9 @@ class Exclusions:
 def _listed(target: Any) -> Iterator[Any]:
     if target is None:
         return
-    if isinstance(target, Iterable) and not isinstance(target, (str, Block)):
+    if isinstance(target, Policy):
+        yield from target.excluded
+    elif isinstance(target, Iterable) and not isinstance(target, (str, Block)):
         yield from target
     else:
         yield target

@@ -1,0 +1,273 @@
+"""Find which operators have to stay in FP32 for a network to be accurate: ``search_exclusions``."""
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.gluon import Block
+from tqdm import tqdm
+
+from .._mxnet import hooks
+from .._mxnet.cached_op import forget
+from .._mxnet.eager import EagerPolicy
+from .._mxnet.tape import Event, Tape
+from ..errors import PolicyError, StateError, expected
+from ..graph import Entry, Node
+from ..policy import Policy
+from ..state import State, controller
+from ..tuning import Tuning, signature
+from ._flops import flops
+from ._runs import arguments_of, float_arrays, in_force, make_ready, mixed_state, unchanged
+from ._subsets import pruned, shortest_prefix
+from .compare import Runner, both_ways, relative_error
+
+__all__ = ["search_exclusions"]
+
+_logger = logging.getLogger("gluon_amp")
+_SEED = 0
+_SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itself by
+_NO_TIME = 1e-15  # milliseconds per operation of what was not measured: it decides between equals only
+
+
+def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
+                      metric: Callable[[Block], float] | None = None, budget: float | None = None,
+                      greater_is_better: bool = True, dtype: object = None, tuning: Tuning | None = None,
+                      train_mode: bool = False, progress: bool = True) -> Policy:
+    """Find a small set of operators to keep in FP32 so that a network is as accurate as wanted, cheaply.
+
+    Operators are ranked by what their rounding does to the results, which one FP32 run with gradients and one run of
+    each operator alone tell, against what they cost in FP32. The beginning of this ranking that suffices is found by
+    bisection; then all that can run in low precision after all is left out. The network runs about twice the logarithm
+    of the number of operators, and once or twice per operator that stays.
+
+    Parameters
+    ----------
+    net : Block
+        With initialized parameters, hybridized: operators have names in graphs only. Their names begin with the
+        network's prefix: give it one (``prefix='net_'``) to use the policy in another process.
+    data : NDArray or tuple
+        The arguments of its call, for the ranking and for ``max_error``.
+    max_error : float, optional
+        The most that any output may differ from FP32, as the 2-norm of the difference over that of FP32.
+    metric : callable, optional
+        In place of ``max_error``: takes the network and returns a number, such as its accuracy on validation data.
+    budget : float, optional
+        How much worse than in FP32 the metric may be.
+    greater_is_better : bool
+        False for metrics that are to be small, such as a loss.
+    dtype : {'float16', 'bfloat16'}, optional
+        The low-precision type; without it the setting of :func:`~gluon_amp.init` holds where AMP is on, else the
+        device's type.
+    tuning : Tuning, optional
+        Times measured by :func:`~gluon_amp.tune` as the cost of operators; their arithmetic counts without.
+    train_mode : bool
+        Whether the network runs as in training for ``max_error``.
+    progress : bool
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    Policy
+        Its ``excluded`` names the operators. ``amp.init(policy=...)`` takes it, conversions take it as ``exclude``, and
+        ``save`` and ``Policy.load`` keep it in a JSON file.
+
+    Raises
+    ------
+    PolicyError
+        Not exactly one of ``max_error`` and ``metric`` (with ``budget``) is given.
+    StateError
+        FP32 does not agree with itself, parameters are not initialized, nothing runs as a graph, or no exclusion helps.
+    DTypeError
+        This machine cannot run the type.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> net = mx.gluon.nn.HybridSequential(prefix='net_')
+    >>> with net.name_scope():
+    ...     net.add(mx.gluon.nn.Dense(4, in_units=4), mx.gluon.nn.Dense(4, in_units=4))
+    >>> net.initialize()
+    >>> net.hybridize()
+    >>> net[1].weight.set_data(mx.nd.ones((4, 4)) * 1e5)  # float16 ends at 65504
+    >>> policy = amp.search_exclusions(net, mx.nd.ones((2, 4)), max_error=0.01, dtype='float16', progress=False)
+    >>> sorted(policy.excluded)
+    ['net_dense1_fwd']
+    """
+    _check(max_error, metric, budget)
+    arguments = arguments_of(data)
+    make_ready(net, arguments)
+    state = mixed_state(dtype)
+    device = "gpu" if any(array.context.device_type == "gpu" for array in float_arrays(arguments)) else "cpu"
+    base = state.policy(device)
+    if base is None:
+        raise StateError(f"the low-precision type is not for arrays on the {device}, where the network runs")
+    with hooks.kept_in_place(controller), tqdm(desc="search", unit="run", disable=not progress) as bar:
+        judge = (_OutputJudge(net, arguments, train_mode, max_error) if max_error is not None
+                 else _MetricJudge(net, metric, budget, greater_is_better))
+        trial = _Trial(net, judge, base, device, bar)
+        judge.check_reference()
+        if trial.fits(()):
+            return base
+        order = _ranked(net, arguments, state, train_mode, tuning)
+        if not trial.fits(order):
+            raise StateError(f"with all {len(order)} operators that can be excluded in FP32, {trial.told}. What is "
+                             "left in low precision has no name in a graph: call net.hybridize() on the outermost "
+                             "block first")
+        chosen = pruned(shortest_prefix(order, trial.fits), trial.fits)
+        trial.fits(chosen)
+    _logger.info("AMP: %d of %d operators stay in float32; %s", len(chosen), len(order), trial.told)
+    return trial.policy(chosen)
+
+
+def _check(max_error: float | None, metric: Any, budget: float | None) -> None:
+    if (max_error is None) == (metric is None) or (metric is None) != (budget is None):
+        raise PolicyError("expected either max_error, or metric and budget, received "
+                          + (", ".join(name for name, value in (("max_error", max_error), ("metric", metric),
+                                                                ("budget", budget)) if value is not None) or "neither"))
+    name, value = ("budget", budget) if max_error is None else ("max_error", max_error)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise PolicyError(expected("a number, 0 or above", name, value))
+
+
+class _OutputJudge:
+    """Measures how far the outputs are from those of FP32."""
+
+    def __init__(self, net: Block, arguments: Sequence[Any], train_mode: bool, limit: float):
+        self.net, self.arguments, self.train_mode, self.limit = net, arguments, train_mode, limit
+        with in_force(None):
+            self.reference = self._outputs()
+
+    def check_reference(self) -> None:
+        """Refuse a network whose FP32 results depend on more than its data."""
+        if not all(np.isfinite(values).all() for values in self.reference):
+            raise StateError("the network's results are not finite in FP32: there is nothing to compare with")
+        with in_force(None):
+            _check_agreement(self.measure(), self.limit, "results differ")
+
+    def measure(self) -> float:
+        """Return the largest error of an output under the setting in force."""
+        return max((relative_error([pair]) for pair in zip(self.reference, self._outputs())), default=0.0)
+
+    def _outputs(self) -> list[np.ndarray]:
+        mode = autograd.record() if self.train_mode else autograd.pause(train_mode=False)
+        with unchanged(self.net), mode:
+            mx.random.seed(_SEED)
+            return [array.asnumpy().astype("float64") for array in float_arrays(self.net(*self.arguments))]
+
+
+class _MetricJudge:
+    """Measures how much worse a metric is than in FP32."""
+
+    def __init__(self, net: Block, metric: Any, limit: float | None, greater_is_better: bool):
+        self.net, self.metric, self.limit = net, metric, limit or 0.0
+        self.sign = 1.0 if greater_is_better else -1.0
+        with in_force(None):
+            self.reference = self._value()
+
+    def check_reference(self) -> None:
+        """Refuse a metric that differs from run to run."""
+        if not math.isfinite(self.reference):
+            raise StateError(f"the metric is {self.reference} in FP32: there is nothing to compare with")
+        with in_force(None):
+            _check_agreement(abs(self.measure()), self.limit, "metrics differ")
+
+    def measure(self) -> float:
+        """Return by how much the metric is worse under the setting in force."""
+        value = self._value()
+        return math.inf if math.isnan(value) else self.sign * (self.reference - value)
+
+    def _value(self) -> float:
+        with unchanged(self.net):
+            mx.random.seed(_SEED)
+            return float(self.metric(self.net))
+
+
+def _check_agreement(difference: float, limit: float, what: str) -> None:
+    if difference > _SELF_AGREEMENT * limit:
+        raise StateError(f"two runs in FP32 do not agree: their {what} by {difference:.3g}. For a search to mean "
+                         f"anything it must be at most {_SELF_AGREEMENT:.0%} of what mixed precision may ({limit:g}). "
+                         "Look for random operators, and for data that changes from call to call")
+
+
+class _Trial:
+    """Tries exclusions out, each once."""
+
+    def __init__(self, net: Block, judge: _OutputJudge | _MetricJudge, base: Policy, device: str, bar: Any):
+        self.net, self.judge, self.base, self.device, self.bar = net, judge, base, device, bar
+        self.found: dict[frozenset[str], float] = {}
+        self.told = ""
+
+    def policy(self, names: Iterable[str]) -> Policy:
+        """Return the policy that excludes some operators more."""
+        return replace(self.base, excluded=self.base.excluded.union(names))
+
+    def fits(self, names: Iterable[str]) -> bool:
+        """Whether the network is accurate enough with these operators in FP32."""
+        key = frozenset(names)
+        if key not in self.found:
+            state = State({self.device: self.policy(key)})
+            with in_force(state):
+                self.found[key] = self.judge.measure()
+            forget(self.net, state)
+            self.bar.update()
+        self.told = f"the error is {self.found[key]:.3g}, {self.judge.limit:g} is allowed"
+        self.bar.set_postfix_str(f"{len(key)} operators in float32: {self.told}")
+        return self.found[key] <= self.judge.limit
+
+
+class _Candidate(NamedTuple):
+    """What is known of the operators of one name: the error they cause, alone, and what they cost in FP32."""
+
+    error: float
+    cost: float
+
+
+def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool, tuning: Tuning | None) -> list[str]:
+    """Name the operators that run in low precision, first those whose exclusion gains most for what it costs."""
+    runner = Runner(net, arguments, None, train_mode, 1.0)
+    fp32, mixed = runner.run(None), runner.run(state)
+    eager = state.eager(fp32.outputs)
+    lowered = {event.key for event in mixed.operators()
+               if eager is not None and event.in_graph and event.is_decided and event.runs_in(eager.target)}
+    if not lowered:
+        raise StateError("no operator runs in low precision as part of a graph, so none can be excluded by name: call "
+                         "net.hybridize() first")
+    found: dict[str, _Candidate] = {}
+    for event in fp32.operators():
+        if event.key in lowered:
+            before = found.get(event.name, _Candidate(0.0, 0.0))
+            error = _error_caused(event, fp32.tape, eager) if event.repeatable else 0.0
+            found[event.name] = _Candidate(before.error + error, before.cost + _cost(event, tuning))
+    return sorted(found, key=lambda name: (-found[name].error / found[name].cost, -found[name].error))
+
+
+def _error_caused(event: Event, tape: Tape, policy: EagerPolicy | None) -> float:
+    """Estimate the square of the error that an operator's rounding causes in the network's outputs.
+
+    Gradients of the outputs times random numbers say how much each value of the operator's output matters; rounding
+    errors of different values are taken to be independent.
+    """
+    plain, low = both_ways(event, tape, policy)  # type: ignore[arg-type]
+    total = 0.0
+    for expected_, found, gradient in zip(plain.outputs, low.outputs, event.gradients):
+        if gradient is not None:
+            change = tape.values(found).astype("float64") - tape.values(expected_)
+            total += float(((change * tape.values(gradient)) ** 2).sum())
+    return total if math.isfinite(total) else math.inf
+
+
+def _cost(event: Event, tuning: Tuning | None) -> float:
+    """Return what an operator costs in FP32 more than in low precision: milliseconds, or its arithmetic."""
+    inputs = [Entry(Node("null", "", shapes=[array.shape])) for array in event.inputs]
+    node = Node(event.op, event.name, dict(event.attrs), inputs, shapes=[array.shape for array in event.outputs])
+    arithmetic = max(flops(node), 1)
+    if tuning is None:
+        return arithmetic
+    fp32, low = tuning.milliseconds.get(signature(event.op, event.attrs, event.inputs[0].shape), (0.0, 0.0))
+    return max(fp32 - low, 0.0) + _NO_TIME * arithmetic
