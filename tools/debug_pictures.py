@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def ssd():
+    """Return the network and data."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from gluoncv.model_zoo import get_model
@@ -24,7 +25,7 @@ def ssd():
         net = get_model("ssd_512_resnet50_v1_custom", pretrained_base=False, classes=["a", "b", "c"], transfer=None)
     net.initialize()
     net.hybridize()
-    return amp.report(net, mx.nd.random.uniform(shape=(1, 3, 256, 256)))
+    return net, mx.nd.random.uniform(shape=(1, 3, 256, 256))
 
 
 def transformer():
@@ -74,7 +75,11 @@ def plot_drift(rows, path):
 def main(directory):
     directory.mkdir(parents=True, exist_ok=True)
     amp.init()
-    ssd().plot(directory / "report_ssd.png")
+    mx.random.seed(1)
+    net, data = ssd()
+    amp.report(net, data).plot(directory / "report_ssd.png")
+    net.set_nms(nms_thresh=0)  # all boxes in order, rather than the few that rounding chooses
+    amp.compare(net, data, train_mode=False, gradients=False).plot(directory / "compare_ssd.png")
     transformer().plot(directory / "report_transformer.png")
     amp.deinit()
     with warnings.catch_warnings():

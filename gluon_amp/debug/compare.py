@@ -30,7 +30,10 @@ ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
 
 @dataclass(frozen=True)
 class OperatorError:
-    """How far one operator is from FP32. Errors are relative: the 2-norm of the difference over that of FP32.
+    """How far one operator is from FP32.
+
+    Errors are relative: the 2-norm of the difference over that of FP32. They are infinite where FP32 is finite and low
+    precision is not, and where FP32 gives nothing but zeros and low precision something else.
 
     Attributes
     ----------
