@@ -179,6 +179,8 @@ class TestTrainerClass:
 
 FEW = ["-a", "mobilenetv2_0.25", "--image-size", SIZE, "-b", 16, "-j", 1, "-p", 1, "--steps", 2, "--warmup-epochs", 1]
 
+TWO = {"command": ["-m", "gluon_amp.cli", "launch", "-n", "2", "--timeout", "600"]}  # processes
+
 
 def scores(printed):
     """The lines with losses and accuracies, without times."""
@@ -260,12 +262,28 @@ class TestImagenet:
     def test_several_processes(self, digits, tmp_path):
         """They print once, take a share of the images each, and resume exactly."""
         settings = [digits, *FEW, "--deterministic", "--checkpoints"]
-        launch = {"command": ["-m", "gluon_amp.cli", "launch", "-n", "2", "--timeout", "600"]}
-        whole = imagenet(*settings, tmp_path / "whole", "--epochs", 2, **launch)
-        imagenet(*settings, tmp_path / "parts", "--epochs", 1, **launch)
-        imagenet(*settings, tmp_path / "parts", "--epochs", 2, "--resume", "auto", **launch)
+        whole = imagenet(*settings, tmp_path / "whole", "--epochs", 2, **TWO)
+        imagenet(*settings, tmp_path / "parts", "--epochs", 1, **TWO)
+        imagenet(*settings, tmp_path / "parts", "--epochs", 2, "--resume", "auto", **TWO)
         assert len(scores(whole)) == 6
         assert parts_of(tmp_path / "whole" / "checkpoint.zip") == parts_of(tmp_path / "parts" / "checkpoint.zip")
+
+    @pytest.mark.slow
+    def test_synchronized_normalization(self, digits, tmp_path):
+        """Two processes with half of a batch each train as one with the whole; at every level they begin alike."""
+        settings = [digits, *FEW, "-a", "resnet18_v1", "--epochs", 1, "--min-area", 1, "--deterministic",
+                    "--checkpoints", tmp_path]
+
+        def losses(*options, **command):
+            return numbers(r"Epoch.* loss ([\d.]+)", imagenet(*settings, *options, **command))
+
+        whole = losses("-b", 32, "--opt-level", "O0")
+        assert losses("--sync_bn", "--opt-level", "O0", **TWO) == pytest.approx(whole, rel=1e-4)
+        assert losses("--opt-level", "O0", **TWO)[1] != pytest.approx(whole[1], rel=1e-2)
+        for level in ("O1", "O2", "O3"):
+            found = losses("--sync_bn", "--opt-level", level, **TWO)
+            assert found[0] == pytest.approx(whole[0], rel=1e-2)
+            assert len(found) == 2
 
     @pytest.mark.parametrize(("arguments", "message"), [
         ([], "expected a directory with train and val, or --synthetic"),
