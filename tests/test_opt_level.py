@@ -1,0 +1,148 @@
+"""initialize: what each level runs in, what the optimizer updates, and what is refused."""
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from networks import relative
+
+import gluon_amp as amp
+from gluon_amp.errors import AmpError
+
+pytestmark = pytest.mark.bf16
+
+
+@pytest.fixture(autouse=True)
+def _off():
+    yield
+    amp.deinit()
+
+
+def net():
+    mx.random.seed(6)
+    made = nn.HybridSequential(prefix="net_")
+    with made.name_scope():
+        made.add(nn.Conv2D(32, 3, padding=1, in_channels=16), nn.BatchNorm(), nn.Activation("relu"),
+                 nn.GlobalAvgPool2D(), nn.Dense(8, in_units=32))
+    made.initialize(mx.init.Xavier(), force_reinit=True)
+    return made
+
+
+def data():
+    return mx.nd.array(np.random.RandomState(2).normal(size=(4, 16, 8, 8)))
+
+
+def trainer_of(made, rate=0.1):
+    return gluon.Trainer(made.collect_params(), "sgd", {"learning_rate": rate}, update_on_kvstore=False)
+
+
+def step(made, trainer, **options):
+    with autograd.record():
+        loss = (made(data()) ** 2).mean()
+        with amp.scale_loss(loss, trainer, **options) as scaled:
+            autograd.backward(scaled)
+    trainer.step(1)
+    return float(loss.asscalar())
+
+
+def bits_that_bfloat16_drops(array):
+    return int((array.asnumpy().view(np.uint32) & 0xFFFF).astype(bool).sum())
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize(("level", "least", "most"), [("O0", 0, 0), ("O1", 1e-5, 0.03), ("O2", 1e-5, 0.03),
+                                                      ("O3", 1e-5, 0.05)])
+def test_levels_compute_what_they_say(level, least, most, hybridized):
+    made = net()
+    expected = made(data()).asnumpy()
+    made.hybridize(hybridized)
+    amp.initialize(made, trainer_of(made), opt_level=level, verbosity=0)
+    found = made(data())
+    assert found.dtype == np.float32
+    assert least <= relative(expected, found.asnumpy()) <= most
+
+
+def test_o1_is_init():
+    made = net()
+    made.hybridize()
+    amp.init()
+    expected = made(data()).asnumpy()
+    amp.deinit()
+    amp.initialize(made, trainer_of(made), opt_level="O1", verbosity=0)
+    np.testing.assert_array_equal(made(data()).asnumpy(), expected)
+
+
+@pytest.mark.parametrize(("level", "rounded"), [("O1", False), ("O2", False), ("O3", True)])
+def test_masters_keep_what_low_precision_drops(level, rounded):
+    made = net()
+    made.hybridize()
+    trainer = trainer_of(made, rate=1e-4)
+    made, trainer = amp.initialize(made, trainer, opt_level=level, verbosity=0)
+    for _ in range(3):
+        step(made, trainer)
+    weight = made[4].weight.data()
+    assert (bits_that_bfloat16_drops(weight) == 0) == rounded
+
+
+def test_training_follows_fp32_at_every_level():
+    losses = {}
+    for level in ("O0", "O1", "O2", "O3"):
+        made = net()
+        made.hybridize()
+        made, trainer = amp.initialize(made, trainer_of(made, rate=0.5), opt_level=level, verbosity=0)
+        losses[level] = [step(made, trainer) for _ in range(10)]
+        amp.deinit()
+    assert losses["O0"][-1] < 0.7 * losses["O0"][0]
+    for level in ("O1", "O2", "O3"):
+        np.testing.assert_allclose(losses[level], losses["O0"], rtol=0.1)
+
+
+def test_every_loss_has_a_scaler_of_its_own():
+    made = net()
+    made, trainer = amp.initialize(made, trainer_of(made), opt_level="O2", loss_scale="dynamic", num_losses=2,
+                                   verbosity=0)
+    for number in (0, 1):
+        step(made, trainer, loss_id=number)
+    assert len(amp.state_dict()) == 2
+
+
+def test_strings_of_a_command_line():
+    made = net()
+    made, trainer = amp.initialize(made, trainer_of(made), opt_level="O2", keep_batchnorm_fp32="True",
+                                   loss_scale="128.0", verbosity=0)
+    assert trainer.amp_loss_scale == 128
+
+
+@pytest.mark.parametrize("options", [
+    {"opt_level": "O4"}, {"opt_level": "02"}, {"opt_level": "O1", "keep_batchnorm_fp32": True},
+    {"opt_level": "O1", "master_weights": True}, {"opt_level": "O2", "loss_scale": "much"},
+    {"opt_level": "O2", "keep_batchnorm_fp32": "maybe"}, {"num_losses": 0}])
+def test_contradictions_are_refused_and_change_nothing(options):
+    made = net()
+    with pytest.raises((AmpError, ValueError, TypeError)):
+        amp.initialize(made, trainer_of(made), verbosity=0, **options)
+    assert not amp.is_active()
+
+
+def test_a_second_time_is_refused():
+    made = net()
+    amp.initialize(made, trainer_of(made), opt_level="O2", verbosity=0)
+    with pytest.raises(AmpError):
+        amp.initialize(made, trainer_of(made), opt_level="O2", verbosity=0)
+
+
+def test_disabled_is_fp32_with_the_same_code(capsys):
+    made = net()
+    expected = made(data()).asnumpy()
+    made, trainer = amp.initialize(made, trainer_of(made), opt_level="O2", enabled=False)
+    np.testing.assert_array_equal(made(data()).asnumpy(), expected)
+    assert step(made, trainer) > 0
+
+
+def test_defaults_and_result_are_printed(capsys):
+    made = net()
+    amp.initialize(made, trainer_of(made), opt_level="O2", loss_scale=64.0)
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("O2", "keep_batchnorm_fp32", "master_weights", "64"))
