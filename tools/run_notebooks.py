@@ -121,8 +121,11 @@ def _text(output: Any) -> str:
                       *output.get("traceback", [])])
 
 
-def _run(name: str, small: bool, target: Path) -> bool:
-    """Execute a notebook, write it, print what it found; return whether all is well."""
+def _run(name: str, small: bool, target: Path, report_claims: bool = False) -> bool:
+    """Execute a notebook, write it, print what it found; return whether all is well.
+
+    With `report_claims` claims that do not hold are printed only: on a machine that others use they may not.
+    """
     print(f"{name}: running", flush=True)
     begin = time.monotonic()
     notebook = execute(name, small)
@@ -138,7 +141,7 @@ def _run(name: str, small: bool, target: Path) -> bool:
     for text in wrong:
         print(f"error: {name}: {text}", file=sys.stderr)
     print(f"{name}: {time.monotonic() - begin:.0f} s; {target / name}.ipynb", flush=True)
-    return not wrong
+    return all(report_claims and text.startswith(_UNMET) for text in wrong)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -147,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(names())}")
     parser.add_argument("--small", action="store_true", help="small sizes")
     parser.add_argument("--in-place", action="store_true", help="overwrite the notebooks themselves")
+    parser.add_argument("--report-claims", action="store_true", help="print claims that do not hold, and go on")
     args = parser.parse_args(argv)
     unknown = sorted(set(args.names) - set(names()))
     if unknown:
@@ -154,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.small and args.in_place:
         parser.error("--in-place goes without --small: the repository has the full sizes")
     target = NOTEBOOKS if args.in_place else RESULTS
-    results = [_run(name, args.small, target) for name in args.names or names()]
+    results = [_run(name, args.small, target, args.report_claims) for name in args.names or names()]
     return 0 if all(results) else 1
 
 
