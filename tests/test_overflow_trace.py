@@ -139,6 +139,35 @@ def test_outputs_that_the_loss_does_not_use(hybridize):
         net.dense.weight.set_data(mx.nd.array(np.eye(8)))
 
 
+class Masked(HybridBlock):
+    """Has infinite values on purpose, and swallows those that it does not have on purpose."""
+
+    def __init__(self, factor, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+        with self.name_scope():
+            self.first = Times(300, prefix="first_")
+            self.second = Times(factor, prefix="second_")
+            self.last = nn.Dense(8, in_units=8, use_bias=False)
+
+    def hybrid_forward(self, F, x):
+        y = F.relu(F.softmax(F.where(x > 0.5, x, F.ones_like(x) * -np.inf)) * 0 + self.second(self.first(x)))
+        return self.last(F.clip(y, 0, 1))
+
+
+@hybridized_or_not
+@pytest.mark.parametrize("factor", [1, 300])
+def test_values_that_are_infinite_on_purpose_are_no_fault_and_swallowed_ones_are(factor, hybridize):
+    amp.init("float16")
+    net = Masked(factor, prefix="masked_")
+    net.initialize(Diagonal())
+    net.hybridize(hybridize)
+    data = mx.nd.array([[1.0, 0.0] * 4])
+    report, = step(net, data, loss=lambda output: (output / 0).sum())
+    expected = ("loss", "") if factor == 1 else ("forward", "masked_second")
+    assert (report.phase, report.block) == expected
+
+
 @hybridized_or_not
 def test_bad_data(hybridize):
     amp.init("float16")

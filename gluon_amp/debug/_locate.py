@@ -74,6 +74,9 @@ class Locator:
             source = self.run.tape.source(array)
             if not self.is_finite(array) and source is not None:
                 return self._forward(source.event)
+        swallowed = self._swallowed()
+        if swallowed is not None:
+            return swallowed
         for position, gradient in enumerate(self.heads):
             if not self.is_finite(gradient):
                 return Culprit(LOSS, tensor=f"output {position}")
@@ -91,6 +94,19 @@ class Locator:
             if id(array) in self.run.names and not self.is_finite(array):
                 return Culprit(PARAMETER, self._reader(event), tensor=self.run.names[id(array)])
         return self._blamed(FORWARD, event)
+
+    def _swallowed(self) -> Culprit | None:
+        """Return what overflowed without a trace in the outputs: oneDNN's relu, for one, turns NaN into 0.
+
+        What is not finite in FP32 either, as masks of -inf are, is no fault.
+        """
+        for event in self.run.tape.events:
+            if all(map(self.is_finite, event.outputs)) or not all(map(self.is_finite, event.inputs)):
+                continue
+            rounds = event.inserted and event.op == CAST
+            if rounds or (event.repeatable and all(map(self.is_finite, self.run.tape.again(event).outputs))):
+                return self._blamed(FORWARD, event)
+        return None
 
     def _blamed(self, phase: str, event: Event) -> Culprit:
         """Lay a cast of AMP's to the operator that gave the value, or to the one that reads it."""
