@@ -9,12 +9,12 @@ import numpy as np
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from .._mxnet.eager import EagerPolicy, run_lowered
-from .._mxnet.tape import CAST, Event, Rerun, Tape, is_float
+from .._mxnet.tape import CAST, is_float
 from ..dtypes import FLOAT32
 from ..errors import PolicyError, expected
 from ..policy import Policy
 from ..state import State
+from ._differences import SEED, difference, isolated_errors, relative_error
 from ._runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "OperatorError", "compare"]
 
-_SEED = 0
 _NEGLIGIBLE = 1e-3  # gradients smaller than this, beside a typical one, are sums that cancel: all rounding
 _WIDTH = 170  # of files and pipes
 ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
@@ -261,7 +260,7 @@ class Runner:
     def run(self, state: State | None) -> Run:
         """Run forward, and backward where it is wanted; FP32 for None."""
         with unchanged(self.net):
-            mx.random.seed(_SEED)
+            mx.random.seed(SEED)
             run = recorded_run(self.net, self.arguments, state, self.train_mode,
                                None if self.scale is None else self.loss)
             if self.scale is not None:
@@ -271,7 +270,7 @@ class Runner:
 
 def _seeds(run: Run, scale: float) -> Iterator[tuple[NDArray, NDArray]]:
     """Yield the gradients that the backward pass begins with."""
-    random = np.random.RandomState(_SEED)
+    random = np.random.RandomState(SEED)
     for array in run.outputs if run.loss is None else float_arrays(run.loss):
         values = np.ones(array.shape) if run.loss is not None else random.normal(size=array.shape)
         yield array, mx.nd.array(values * scale, ctx=array.context, dtype=array.dtype)
@@ -326,53 +325,3 @@ def _parameter_gradients(fp32: Run, mixed: Run) -> Iterator[tuple[str, NDArray, 
     found = mixed.tape.parameter_gradients
     return ((fp32.names[key], gradient, found[key]) for key, gradient in fp32.tape.parameter_gradients.items()
             if key in fp32.names and key in found)
-
-
-def isolated_errors(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[float, float]:
-    """Return the errors of an operator's outputs and input gradients when it alone runs in low precision."""
-    plain, low = both_ways(event, tape, policy)
-    return (difference(tape, plain.outputs, tape, low.outputs),
-            difference(tape, plain.input_gradients, tape, low.input_gradients))
-
-
-def both_ways(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[Rerun, Rerun]:
-    """Run an operator of an FP32 run alone, in FP32 and in low precision, with the same random numbers."""
-    mx.random.seed(_SEED)
-    plain = tape.again(event)
-    mx.random.seed(_SEED)
-    return plain, tape.again(event, lambda op, inputs, attrs: run_lowered(op, inputs, attrs, policy, tape.invoke))
-
-
-def difference(tape: Tape, expected_: Sequence[NDArray | None], other: Tape, found: Sequence[NDArray | None]) -> float:
-    """Return the relative error of several arrays together; NaN when there is none to compare."""
-    pairs = [(tape.values(a).astype("float64"), _cut(other.values(b), a.shape)) for a, b in zip(expected_, found)
-             if a is not None and b is not None and is_float(a) and is_float(b)]
-    return relative_error(pairs) if pairs else float("nan")
-
-
-def _cut(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Leave out the channels that AMP appended."""
-    return values if values.shape == shape else values[tuple(slice(size) for size in shape)]
-
-
-def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float = 0.0) -> float:
-    """Return the 2-norm of all differences over that of the first arrays, or over ``floor`` where that is larger.
-
-    Infinite where the second are not finite and the first are; what the first do not have finite does not count.
-
-    Examples
-    --------
-    >>> relative_error([(np.array([3.0, 4.0]), np.array([3.0, 4.5]))])
-    0.1
-    """
-    square_error = square_norm = 0.0
-    for expected_, found in pairs:
-        known = np.isfinite(expected_)
-        if not np.isfinite(found[known]).all():
-            return float("inf")
-        square_error += float(((expected_[known] - found[known]) ** 2).sum())
-        square_norm += float((expected_[known] ** 2).sum())
-    if not square_error:
-        return 0.0
-    norm = max(float(np.sqrt(square_norm)), floor)
-    return float(np.sqrt(square_error) / norm) if norm else float("inf")

@@ -21,15 +21,15 @@ from ..graph import Entry, Node
 from ..policy import Policy
 from ..state import State, controller
 from ..tuning import Tuning, signature
+from ._differences import SEED, both_ways, relative_error
 from ._flops import flops
 from ._runs import arguments_of, float_arrays, in_force, make_ready, mixed_state, unchanged
 from ._subsets import pruned, shortest_prefix
-from .compare import Runner, both_ways, relative_error
+from .compare import Runner
 
 __all__ = ["search_exclusions"]
 
 _logger = logging.getLogger("gluon_amp")
-_SEED = 0
 _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itself by
 _NO_TIME = 1e-15  # milliseconds per operation of what was not measured: it decides between equals only
 
@@ -157,7 +157,7 @@ class _OutputJudge:
     def _outputs(self) -> list[np.ndarray]:
         mode = autograd.record() if self.train_mode else autograd.pause(train_mode=False)
         with unchanged(self.net), mode:
-            mx.random.seed(_SEED)
+            mx.random.seed(SEED)
             return [array.asnumpy().astype("float64") for array in float_arrays(self.net(*self.arguments))]
 
 
@@ -184,7 +184,7 @@ class _MetricJudge:
 
     def _value(self) -> float:
         with unchanged(self.net):
-            mx.random.seed(_SEED)
+            mx.random.seed(SEED)
             return float(self.metric(self.net))
 
 

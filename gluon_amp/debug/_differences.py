@@ -1,0 +1,65 @@
+"""How far results are from FP32, and what an operator alone contributes."""
+from __future__ import annotations
+
+from typing import Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .._mxnet.eager import EagerPolicy, run_lowered
+from .._mxnet.tape import Event, Rerun, Tape, is_float
+
+__all__ = ["SEED", "both_ways", "difference", "isolated_errors", "relative_error"]
+
+SEED = 0  # of the random numbers that runs have in common
+
+
+def isolated_errors(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[float, float]:
+    """Return the errors of an operator's outputs and input gradients when it alone runs in low precision."""
+    plain, low = both_ways(event, tape, policy)
+    return (difference(tape, plain.outputs, tape, low.outputs),
+            difference(tape, plain.input_gradients, tape, low.input_gradients))
+
+
+def both_ways(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[Rerun, Rerun]:
+    """Run an operator of an FP32 run alone, in FP32 and in low precision, with the same random numbers."""
+    mx.random.seed(SEED)
+    plain = tape.again(event)
+    mx.random.seed(SEED)
+    return plain, tape.again(event, lambda op, inputs, attrs: run_lowered(op, inputs, attrs, policy, tape.invoke))
+
+
+def difference(tape: Tape, expected_: Sequence[NDArray | None], other: Tape, found: Sequence[NDArray | None]) -> float:
+    """Return the relative error of several arrays together; NaN when there is none to compare."""
+    pairs = [(tape.values(a).astype("float64"), _cut(other.values(b), a.shape)) for a, b in zip(expected_, found)
+             if a is not None and b is not None and is_float(a) and is_float(b)]
+    return relative_error(pairs) if pairs else float("nan")
+
+
+def _cut(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Leave out the channels that AMP appended."""
+    return values if values.shape == shape else values[tuple(slice(size) for size in shape)]
+
+
+def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float = 0.0) -> float:
+    """Return the 2-norm of all differences over that of the first arrays, or over ``floor`` where that is larger.
+
+    Infinite where the second are not finite and the first are; what the first do not have finite does not count.
+
+    Examples
+    --------
+    >>> relative_error([(np.array([3.0, 4.0]), np.array([3.0, 4.5]))])
+    0.1
+    """
+    square_error = square_norm = 0.0
+    for expected_, found in pairs:
+        known = np.isfinite(expected_)
+        if not np.isfinite(found[known]).all():
+            return float("inf")
+        square_error += float(((expected_[known] - found[known]) ** 2).sum())
+        square_norm += float((expected_[known] ** 2).sum())
+    if not square_error:
+        return 0.0
+    norm = max(float(np.sqrt(square_norm)), floor)
+    return float(np.sqrt(square_error) / norm) if norm else float("inf")
