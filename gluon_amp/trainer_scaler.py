@@ -16,7 +16,7 @@ from .errors import StateError, expected
 from .loss_scaler import LossScaler, StaticLossScaler
 from .parallel import Reduction, distribute
 
-__all__ = ["TrainerScaler", "UnscaledTrainer", "attach", "attached_scalers"]
+__all__ = ["TrainerScaler", "UnscaledTrainer", "attach", "attached_scalers", "stand_by"]
 
 _logger = logging.getLogger("gluon_amp")
 
@@ -204,7 +204,7 @@ class TrainerScaler:
 
 
 class UnscaledTrainer(TrainerScaler):
-    """Stands on a trainer that is to work as without AMP: losses are not scaled, and no step is skipped."""
+    """Stands on a trainer that is to train in plain FP32: losses are not scaled, and no step is skipped."""
 
     def __init__(self, trainer: gluon.Trainer):
         super().__init__(trainer, StaticLossScaler(1.0))
@@ -219,17 +219,24 @@ class UnscaledTrainer(TrainerScaler):
 
     def has_overflow(self, params: Any) -> bool:
         """Let every step be taken."""
+        if self.reduction is not None:
+            trainers.divide_rescaling(self.trainer, self.carried)
+            self.reduction.agree(True, 1.0, (), 1)
         return False
 
 
 def attach(trainer: gluon.Trainer, scaler: TrainerScaler, allreduce_always_fp32: bool = False,
            gradient_predivide_factor: float = 1.0) -> None:
-    """Put a scaler on its trainer, and remember it for :func:`attached_scalers`.
+    """Put a scaler on its trainer, which updates locally, and remember it for :func:`attached_scalers`.
 
     The other parameters are those of :func:`gluon_amp.parallel.distribute`.
     """
-    if not isinstance(scaler, UnscaledTrainer):
-        scaler.reduction = distribute(trainer, allreduce_always_fp32, gradient_predivide_factor)
+    scaler.reduction = distribute(trainer, allreduce_always_fp32, gradient_predivide_factor)
+    stand_by(trainer, scaler)
+
+
+def stand_by(trainer: gluon.Trainer, scaler: TrainerScaler) -> None:
+    """Put a scaler on its trainer, whose gradients are reduced as without it."""
     trainers.attach(trainer, scaler)
     _attached_scalers[:] = [reference for reference in _attached_scalers if reference() is not None]
     if not isinstance(scaler, UnscaledTrainer):

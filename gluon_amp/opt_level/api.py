@@ -15,7 +15,7 @@ from ..errors import StateError, expected
 from ..loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from ..state import controller
 from ..trainer_scaler import UnscaledTrainer
-from .levels import Disabled, Enabled, switch_on
+from .levels import Disabled, Enabled, PlainFP32, switch_on
 from .options import DYNAMIC, LEVELS, LOW, Options, as_bool, as_count, describe, resolve
 
 __all__ = ["initialize"]
@@ -169,7 +169,7 @@ def _start(name: str, options: Options, networks: Sequence[Block], several: Sequ
         warnings.warn(f"opt_level O0 with loss_scale={options.loss_scale}: FP32 needs no loss scaling; leave it out",
                       stacklevel=4)
     weights = switch_on(name, options, networks)
-    return Enabled(scalers, weights) if scaled else Disabled()
+    return Enabled(scalers, weights) if scaled else PlainFP32()
 
 
 def _print(level: str, options: Options) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Sequence
 from mxnet import gluon
 from mxnet.gluon import Block
 
+from .. import parallel
 from .._mxnet import hooks, trainers
 from .._mxnet.symbols import dtype_name
 from ..autocast import announce, device_policies, init, usable_types
@@ -13,22 +14,34 @@ from ..dtypes import FLOAT32
 from ..loss_scaler import LossScaler
 from ..policy import cast_network
 from ..state import Network, State, controller, device_supports
-from ..trainer_scaler import TrainerScaler, UnscaledTrainer, attach
+from ..trainer_scaler import TrainerScaler, UnscaledTrainer, attach, stand_by
 from .options import LOW, Options
 from .weights import LowWeights
 
-__all__ = ["Disabled", "Enabled", "switch_on"]
+__all__ = ["Disabled", "Enabled", "PlainFP32", "switch_on"]
 
 
 class Disabled:
-    """Lets trainers work as without AMP: losses are not scaled, and no step is skipped."""
+    """Leaves trainers as they are, but for ``scale_loss`` to know them."""
 
     def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
-        """Let ``scale_loss`` know the trainer."""
-        attach(trainer, UnscaledTrainer(trainer))
+        """Let losses be scaled by 1."""
+        stand_by(trainer, UnscaledTrainer(trainer))
 
     def updated(self, trainer: gluon.Trainer) -> None:
         """Do nothing."""
+
+
+class PlainFP32(Disabled):
+    """Leaves trainers as they are; those that work with other processes reduce as they do at other levels."""
+
+    def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
+        """Let losses be scaled by 1."""
+        if parallel.size() == 1:
+            super().attach(trainer, warn_after)
+        else:
+            trainers.update_locally(trainer)
+            attach(trainer, UnscaledTrainer(trainer), **reduction)
 
 
 class Enabled(NamedTuple):

@@ -62,7 +62,9 @@ class Layer:
 
     def prepare(self, channels: int) -> None:
         """Make the sums over processes known."""
-        if self._prepare is not None:
+        if self._prepare is None:
+            return
+        with mx.engine.bulk(0):  # a cached op that is being run collects operators, the KVStore's too
             self._prepare(self.mean.name, (channels + 1,))
             self._prepare(self.variance.name, (channels,))
             for meeting in self.gradients:
