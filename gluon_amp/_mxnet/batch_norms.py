@@ -86,10 +86,17 @@ class CustomBatchNorm(_BatchNorm):
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
         """Normalize."""
-        # On the CPU a custom operator finds garbage in what oneDNN's operators leave in a layout of their own, forward
-        # and backward: an operator that oneDNN does not run stands on either side.
-        result = F.Custom(x * 1, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs) * 1
-        return F.relu(result) if self.fuse_relu else result
+        result = F.Custom(_plain(F, x), gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
+        return F.relu(_plain(F, result)) if self.fuse_relu else _plain(F, result)
+
+
+def _plain(F: Any, x: Any) -> Any:
+    """Return a copy in plain layout, and let its gradient arrive in plain layout.
+
+    On the CPU a custom operator finds garbage in what oneDNN's operators leave in layouts of their own, and behind
+    operators that may work in place.
+    """
+    return F.slice(x, begin=(0,), end=(None,))
 
 
 class MXNetSyncBatchNorm(SyncBatchNorm):
