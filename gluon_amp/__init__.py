@@ -51,6 +51,7 @@ from .op_lists.views import (
     list_widest_type_cast,
 )
 from .opt_level import initialize
+from .passes import list_passes
 from .policy import Policy
 from .sync_batchnorm import convert_sync_batchnorm
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
@@ -68,8 +69,8 @@ __all__ = [
     "convert_model", "convert_symbol", "convert_sync_batchnorm", "custom_bwd", "custom_fwd", "deinit", "exclude",
     "explain", "float32_function", "init", "init_trainer", "initialize", "install", "is_active",
     "list_conditional_fp32_ops", "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops",
-    "list_lp16_ops", "list_lp16_use_fp32_params", "list_widest_type_cast", "load_state_dict", "load_states",
-    "low_precision_function", "master_params", "preflight", "register_float32_function",
+    "list_lp16_ops", "list_lp16_use_fp32_params", "list_passes", "list_widest_type_cast", "load_state_dict",
+    "load_states", "low_precision_function", "master_params", "preflight", "register_float32_function",
     "register_low_precision_function", "register_op", "report", "save_states", "scale_loss", "search_exclusions",
     "state_dict", "suggest_scale", "trace_overflow", "tune", "uninstall", "unscale",
 ]

@@ -6,10 +6,11 @@ import os
 import warnings
 from contextlib import ContextDecorator, ExitStack
 from dataclasses import replace
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from mxnet.gluon import Block
 
+from . import passes
 from ._mxnet import hooks
 from ._mxnet.eager import outermost
 from ._mxnet.operators import registered_operators
@@ -29,7 +30,7 @@ _logger = logging.getLogger("gluon_amp")
 def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
          conditional_fp32_ops: Sequence[ConditionalOp] | None = None, fp32_ops: Sequence[str] | None = None,
          layout_optimization: bool = False, *, tuning: Tuning | str | os.PathLike | bool | None = None,
-         policy: Policy | None = None) -> None:
+         disable_passes: Iterable[str] | None = None, policy: Policy | None = None) -> None:
     """Switch automatic mixed precision on.
 
     May come before or after the network is created: networks that are hybridized already are rewritten at
@@ -52,6 +53,8 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     tuning : Tuning, path or True, optional
         Measurements of :func:`tune`: operators that are slower in low precision here stay in FP32. True reads those
         that ``tune`` kept.
+    disable_passes : list of str, optional
+        Graph passes to switch off, by their names in :func:`list_passes`.
     policy : Policy, optional
         Decides everything that the arguments above are for, which must then be left out. The operators it excludes by
         name are those of graphs: of hybridized blocks, symbols and ``Module``.
@@ -61,7 +64,8 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     DTypeError
         The type is unknown, or the machine cannot run it.
     PolicyError
-        A list names an unknown operator, an operator is in two lists, or ``policy`` is not alone.
+        A list names an unknown operator or pass, an operator is in two lists, a pass cannot be switched off, or
+        ``policy`` is not alone.
     StateError
         AMP is on already, with other settings.
 
@@ -79,16 +83,19 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     requested = None if target_dtype is None else normalize(target_dtype)
     lists = {"target_precision_ops": target_precision_ops, "conditional_fp32_ops": conditional_fp32_ops,
              "fp32_ops": fp32_ops}
+    disabled = passes.checked(disable_passes)
     if policy is not None:
-        requested = _type_of(policy, {"target_dtype": target_dtype, **lists, "tuning": tuning})
-    arguments = (requested, repr(lists), repr(tuning), policy)
+        requested = _type_of(policy, {"target_dtype": target_dtype, **lists, "tuning": tuning,
+                                      "disable_passes": disable_passes})
+    arguments = (requested, repr(lists), repr(tuning), disabled, policy)
     if controller.state is not None:
         if arguments == controller.state.arguments:
             return
         raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
     supports = device_supports()
     usable = usable_types(requested, supports)
-    policies = tuned(device_policies(usable, **lists), tuning) if policy is None else policies_of(policy)
+    policies = (tuned(device_policies(usable, disabled, **lists), tuning) if policy is None
+                else policies_of(policy))
     state = State(policies, arguments)
     hooks.install(controller)
     controller.state = state
@@ -214,7 +221,8 @@ class autocast(ContextDecorator):
         wanted = self._dtype
         if around is not None and wanted in (None, *(policy.target_dtype for policy in around.policies.values())):
             return around
-        policies = device_policies(usable_types(wanted, device_supports()))
+        disabled = around.disabled_passes if around is not None else frozenset()
+        policies = device_policies(usable_types(wanted, device_supports()), disabled)
         if controller.marked is None:
             controller.marked = State(policies, enabled=False)
         return State(policies)
@@ -247,11 +255,13 @@ def exclude(*targets: Block | type | str) -> None:
     controller.exclude(targets)
 
 
-def device_policies(usable: Mapping[str, Support], **lists: Any) -> dict[str, Policy]:
+def device_policies(usable: Mapping[str, Support], disabled_passes: frozenset[str] = frozenset(),
+                    **lists: Any) -> dict[str, Policy]:
     """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
     known = registered_operators()
     return {device: replace(make_policy(found.dtype, known, custom_ops=controller.custom_ops, emulated=found.imitated,
-                                        **lists), channel_multiple=found.channel_multiple, amx=found.amx)
+                                        **lists), channel_multiple=found.channel_multiple, amx=found.amx,
+                            disabled_passes=disabled_passes)
             for device, found in usable.items() if found.dtype}
 
 
@@ -262,7 +272,10 @@ def policies_of(policy: Policy) -> dict[str, Policy]:
     ------
     DTypeError
         None of them does.
+    PolicyError
+        It switches off a pass that there is not, or that is required.
     """
+    passes.checked(policy.disabled_passes, "policy.disabled_passes")
     usable = usable_types(policy.target_dtype, device_supports())
     return {device: replace(policy, emulated=found.imitated, channel_multiple=found.channel_multiple, amx=found.amx)
             for device, found in usable.items()}

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Mapping, Sequence, Tuple
 
 from . import op_lists, shape_rules
@@ -11,17 +11,13 @@ from .dtypes import BFLOAT16, normalize
 from .errors import PolicyError, closest, expected
 from .files import replacing
 from .op_lists import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, OpRule
-from .op_lists.groups.layers import BATCH_NORMS
-from .op_lists.whole_network import WHOLE_NETWORK
 from .tuning import signature
 
-__all__ = ["Policy", "cast_network", "make_policy", "precision"]
+__all__ = ["Policy", "make_policy", "precision"]
 
 _SLOW = OpRule("*", FP32, note="measured to be slower in low precision on this machine")
 
 _FORMAT = "gluon_amp policy 1"
-_SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
-_CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 
 ConditionalOp = Tuple[str, str, Sequence[str]]
 
@@ -48,6 +44,8 @@ class Policy:
         The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
     slow : frozenset of str
         Uses of operators (:func:`gluon_amp.tuning.signature`) that were measured to be slower in low precision.
+    disabled_passes : frozenset of str
+        Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
 
     Examples
     --------
@@ -63,6 +61,7 @@ class Policy:
     amx: bool = False
     channel_multiple: int | None = None
     slow: frozenset[str] = frozenset()
+    disabled_passes: frozenset[str] = frozenset()
 
     def to_json(self) -> str:
         """Write what the user decides as JSON; what belongs to the device is left out.
@@ -75,7 +74,8 @@ class Policy:
         """
         overrides = {op: [asdict(rule) for rule in rules] for op, rules in self.overrides.items()}
         return json.dumps({"format": _FORMAT, "target_dtype": self.target_dtype, "excluded": sorted(self.excluded),
-                           "slow": sorted(self.slow), "training": self.training, "overrides": overrides}, indent=2)
+                           "slow": sorted(self.slow), "training": self.training, "overrides": overrides,
+                           "disabled_passes": sorted(self.disabled_passes)}, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Policy:
@@ -92,7 +92,8 @@ class Policy:
                 raise ValueError(f"its format is {raw['format']!r}, not {_FORMAT!r}")
             overrides = {op: tuple(_read_rule(rule) for rule in rules) for op, rules in raw["overrides"].items()}
             return cls(normalize(raw["target_dtype"]), overrides, excluded=frozenset(raw["excluded"]),
-                       slow=frozenset(raw["slow"]), training=bool(raw["training"]))
+                       slow=frozenset(raw["slow"]), training=bool(raw["training"]),
+                       disabled_passes=frozenset(raw.get("disabled_passes", ())))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PolicyError(f"not the JSON text of a policy: {type(error).__name__}: {error}") from error
 
@@ -144,8 +145,16 @@ class Policy:
         """Whether :meth:`kept_for` can find anything."""
         return bool(self.slow) or (self.training and self.target_dtype == BFLOAT16)
 
+    @property
+    def _undilated(self) -> bool:
+        """Whether nothing but FP32 keeps pointwise convolutions from a kernel that is not sound for all shapes."""
+        return (self.amx and not self.training and self.target_dtype == BFLOAT16
+                and "dilate_pointwise" in self.disabled_passes)
+
     def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> OpRule | None:
         """Return what keeps an operator in FP32 for the shape of its data, which may change from call to call."""
+        if op == "Convolution" and self._undilated and shape_rules.is_pointwise(attrs):
+            return shape_rules.UNDILATED
         if not (self.has_shape_rules and shape):
             return None
         if self.slow and signature(op, attrs, shape) in self.slow:
@@ -281,34 +290,6 @@ def _lower_overrides(target_dtype: str, names: list[str]) -> Mapping[str, tuple[
         if name not in names and any(record.rule == LOWER for record in records):
             found[name] = (OpRule(name, FP32, note="not in the target_precision_ops list"),)
     return found
-
-
-def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
-    """Return the policy for a network that is cast as a whole: operators with a sound kernel follow their data.
-
-    Parameters
-    ----------
-    policy : Policy
-        For operators that are cast one by one.
-    round_batch_norm : bool
-        Round scale and shift of batch normalization to low precision, which its kernels take in FP32.
-
-    Examples
-    --------
-    >>> Policy('bfloat16').decide('softmax', {}).rule, cast_network(Policy('bfloat16')).decide('softmax', {}).rule
-    ('FP32', 'WIDEST')
-    """
-    table = op_lists.table(policy.target_dtype)
-    followers = {name: tuple(map(_follower, table[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
-    rounding = {name: tuple(replace(record, rounded_inputs=_SCALE_AND_SHIFT) for record in table[name])
-                for name in BATCH_NORMS if round_batch_norm}
-    return replace(policy, overrides={**followers, **rounding, **policy.overrides})
-
-
-def _follower(record: OpRule) -> OpRule:
-    if record.rule != FP32 or not record.safe:
-        return record
-    return replace(record, rule=WIDEST, note="the network is cast as a whole; mixed inputs widen to FP32")
 
 
 def _names(argument: str, value: Sequence[str] | None, known: Mapping[str, str]) -> list[str]:

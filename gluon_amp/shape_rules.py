@@ -7,7 +7,7 @@ from typing import Mapping, Sequence
 
 from .op_lists import FP32, OpRule
 
-__all__ = ["has_idle_taps", "is_pointwise", "overruns_amx_tiles", "unsound_convolution"]
+__all__ = ["UNDILATED", "has_idle_taps", "is_pointwise", "overruns_amx_tiles", "unsound_convolution"]
 
 _CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 _IDLE_TAPS = OpRule("Convolution", FP32, safe=False,
@@ -15,6 +15,9 @@ _IDLE_TAPS = OpRule("Convolution", FP32, safe=False,
                          "gradient")
 _OVERRUN = OpRule("Convolution", FP32, safe=False,
                   note="its map divides into three tiles, for which oneDNN's AMX kernel writes beyond its output")
+UNDILATED = OpRule("Convolution", FP32, safe=False,
+                   note="the pass dilate_pointwise is off, and oneDNN's AMX kernel writes beyond its output for some "
+                        "map sizes")
 
 
 def unsound_convolution(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> OpRule | None:

@@ -72,6 +72,11 @@ class State:
             self._disabled = State(self.policies, enabled=False) if self.enabled else self
         return self._disabled
 
+    @property
+    def disabled_passes(self) -> frozenset[str]:
+        """The graph passes that are off, on any device."""
+        return frozenset().union(*(policy.disabled_passes for policy in self.policies.values()))
+
     def policy(self, device_type: str) -> Policy | None:
         """Return the policy for arrays on a device, None where they stay in FP32."""
         return self.policies.get("gpu" if device_type == "gpu" else "cpu")

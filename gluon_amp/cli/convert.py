@@ -46,7 +46,7 @@ def converted(args: argparse.Namespace) -> Any:
     shapes = data_shapes(args)
     symbol, arg_params, aux_params = read_model(args)
     return convert_model(symbol, arg_params, aux_params, args.dtype, exclude=args.exclude, optimize=args.optimize,
-                         data_names=list(shapes) or None, data_example=shapes)
+                         data_names=list(shapes) or None, data_example=shapes, disable_passes=args.disable_pass)
 
 
 def _refuse_to_overwrite(args: argparse.Namespace, prefix: str) -> None:

@@ -12,6 +12,7 @@ from mxnet.gluon import SymbolBlock
 from .._mxnet.blocks import load_parameters
 from ..convert.files import load_model
 from ..errors import GraphError
+from ..passes import list_passes
 
 __all__ = ["add_model_arguments", "data_shape", "data_shapes", "read_model", "runnable", "split_names"]
 
@@ -32,6 +33,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
                         help="an operator to keep in FP32; may hold wildcards; repeatable")
     parser.add_argument("--optimize", metavar="STEPS", type=split_names, default="all",
                         help="all, none, or optimisations separated by commas")
+    parser.add_argument("--disable-pass", metavar="NAME", action="append", default=[],
+                        help=f"a graph pass to switch off; repeatable. One of {', '.join(list_passes())}")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from importlib import metadata
 from typing import Any, Iterable, Mapping, Sequence, Union
 
 import mxnet as mx
@@ -11,7 +9,7 @@ from mxnet.gluon import HybridBlock
 from mxnet.module import BucketingModule
 
 from .._mxnet import blocks, modules
-from .._mxnet.symbols import dtype_name, to_graph
+from .._mxnet.symbols import dtype_name
 from .._mxnet.weights import NamesOnly, NDArrayWeights
 from ..errors import GraphError, StateError
 from ..policy import ConditionalOp
@@ -30,15 +28,16 @@ from .arguments import (
 )
 from .block import ConvertedBlock
 from .exclusions import Exclusions, excluded
-from .graphs import Request, convert
-from .policies import inference_policy
-from .settings import chosen_steps, target_of
+from .graphs import convert
+from .requests import make_request
+from .settings import disabled_passes
 
 __all__ = ["convert_bucketing_module", "convert_hybrid_block", "convert_model", "convert_symbol"]
 
 Arrays = Mapping[str, mx.nd.NDArray]
 Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
-_NEED_VALUES = {"fold_batch_norm", "align_channels"}
+Names = Union[Iterable[str], None]
+_NEED_VALUES = frozenset({"fold_batch_norm", "align_channels"})
 
 
 def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype_ops: Sequence[str] | None = None,
@@ -47,7 +46,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
                    cast_optional_params: bool | None = None, *, exclude: Any = None,
                    optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
                    cast_params_offline: bool | None = None, cast_outputs: bool = True,
-                   tuning: Tuned = None) -> mx.sym.Symbol:
+                   tuning: Tuned = None, disable_passes: Names = None) -> mx.sym.Symbol:
     """Convert an FP32 symbol to one for mixed-precision inference.
 
     Without the parameters' values BatchNorm cannot be folded: prefer :func:`convert_model`.
@@ -63,7 +62,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     cast_optional_params, cast_params_offline : bool, optional
         Whether parameters that are read in low precision only are expected in it, rather than cast in the graph. False
         by default.
-    exclude, optimize, cast_outputs, tuning
+    exclude, optimize, cast_outputs, tuning, disable_passes
         As in :func:`convert_hybrid_block`.
     device : Context, optional
         Where the symbol will run: the current context by default.
@@ -92,8 +91,8 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     names = sym.list_inputs()
     check_names(data_names or (), names, "data_names")
     weights = NamesOnly([name for name in names if name not in data_names] if data_names is not None else [])
-    request = _request(sym, target_dtype, (target_dtype_ops, fp32_ops, conditional_fp32_ops), wanted, device,
-                       chosen_steps(optimize, offline) - _NEED_VALUES, cast_outputs, tuning)
+    request = make_request(sym, target_dtype, (target_dtype_ops, fp32_ops, conditional_fp32_ops), wanted, device,
+                           disabled_passes(optimize, offline, disable_passes) | _NEED_VALUES, cast_outputs, tuning)
     return convert(sym, weights, request, {}, {})[0]
 
 
@@ -104,7 +103,8 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
                   exclude: Any = None, optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
                   cast_params_offline: bool | None = None, cast_outputs: bool = True,
                   data_names: Sequence[str] | None = None, data_example: Mapping[str, Any] | None = None,
-                  tuning: Tuned = None) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray], dict[str, mx.nd.NDArray]]:
+                  tuning: Tuned = None, disable_passes: Names = None
+                  ) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray], dict[str, mx.nd.NDArray]]:
     """Convert an FP32 symbol and its parameters for mixed-precision inference.
 
     Parameters
@@ -115,7 +115,7 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
         Its parameters and auxiliary states, left as they are. Those that the symbol does not use are dropped.
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in :func:`convert_hybrid_block`.
-    exclude, optimize, cast_params_offline, cast_outputs, tuning
+    exclude, optimize, cast_params_offline, cast_outputs, tuning, disable_passes
         As in :func:`convert_hybrid_block`.
     device : Context, optional
         Where the network will run: the current context by default.
@@ -152,8 +152,9 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     device = mx.context.current_context() if device is None else device
     arrays = {**arg_params, **aux_params}
     check_data_names(sym, arrays, data_names)
-    request = _request(sym, target_dtype, (target_dtype_ops, fp32_ops, conditional_fp32_ops), wanted, device,
-                       chosen_steps(optimize, given(cast_optional_params, cast_params_offline)), cast_outputs, tuning)
+    disabled = disabled_passes(optimize, given(cast_optional_params, cast_params_offline), disable_passes)
+    request = make_request(sym, target_dtype, (target_dtype_ops, fp32_ops, conditional_fp32_ops), wanted, device,
+                           disabled, cast_outputs, tuning)
     weights = NDArrayWeights({name: array for name, array in arrays.items() if name in set(sym.list_inputs())})
     example = data_example or {}
     check_names(example, sym.list_inputs(), "data_example")
@@ -174,7 +175,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
                          optimize: str | Iterable[str] = "all",
                          device: mx.Context | Sequence[mx.Context] | None = None,
                          cast_params_offline: bool | None = None, cast_outputs: bool = True,
-                         tuning: Tuned = None) -> ConvertedBlock:
+                         tuning: Tuned = None, disable_passes: Names = None) -> ConvertedBlock:
     """Convert a trained FP32 network to one for mixed-precision inference.
 
     Parameters
@@ -208,6 +209,8 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
         Whether outputs are FP32. They are left in the type that they are computed in otherwise.
     tuning : Tuning, path or True, optional
         Measurements of :func:`tune`, as for :func:`init`; they need ``data_example`` to tell shapes from.
+    disable_passes : list of str, optional
+        Graph passes to switch off, by their names in :func:`list_passes`; those that ``optimize`` names are among them.
 
     Returns
     -------
@@ -245,9 +248,9 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     traced = traced_block(block, example, wanted)
     names = [name for name in traced.symbol.list_inputs() if name not in {data.name for data in traced.inputs}]
     devices = devices_of(given(ctx, device), block)
-    request = _request(traced.symbol, target_dtype, (target_dtype_ops, fp32_ops, conditional_fp32_ops), wanted,
-                       devices[0], chosen_steps(optimize, given(cast_optional_params, cast_params_offline)),
-                       cast_outputs, tuning)
+    disabled = disabled_passes(optimize, given(cast_optional_params, cast_params_offline), disable_passes)
+    request = make_request(traced.symbol, target_dtype, (target_dtype_ops, fp32_ops, conditional_fp32_ops), wanted,
+                           devices[0], disabled, cast_outputs, tuning)
     weights = NDArrayWeights(blocks.parameters_of(block, names))
     known = dict(zip([data.name for data in traced.inputs], flat(example)))
     symbol, record = convert(traced.symbol, weights, request,
@@ -267,7 +270,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
                              cast_optional_params: bool | None = None, *, exclude: Any = None,
                              optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
                              cast_params_offline: bool | None = None, cast_outputs: bool = True,
-                             tuning: Tuned = None) -> BucketingModule:
+                             tuning: Tuned = None, disable_passes: Names = None) -> BucketingModule:
     """Convert a trained bucketing module; buckets that it meets later are converted when they are made.
 
     Parameters
@@ -276,7 +279,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
         With initialised parameters and at least one bucket. It is left as it is.
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in :func:`convert_hybrid_block`.
-    exclude, optimize, device, cast_params_offline, cast_outputs, tuning
+    exclude, optimize, device, cast_params_offline, cast_outputs, tuning, disable_passes
         As in :func:`convert_model`.
 
     Returns
@@ -306,7 +309,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     arg_params, aux_params = modules.parameters(bucketing_mod)
     settings = {"exclude": [*Exclusions(exclude, excluded_sym_names).names], "optimize": optimize, "device": device,
                 "cast_params_offline": given(cast_optional_params, cast_params_offline),
-                "cast_outputs": cast_outputs, "tuning": tuning}
+                "cast_outputs": cast_outputs, "tuning": tuning, "disable_passes": disable_passes}
 
     def converted(symbol: mx.sym.Symbol) -> tuple[mx.sym.Symbol, dict, dict]:
         return convert_model(symbol, arg_params, aux_params, target_dtype, target_dtype_ops, fp32_ops,
@@ -333,15 +336,3 @@ def _merged(parameters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 raise GraphError(f"the buckets do not agree on the parameter {name!r}. Convert with "
                                  "cast_params_offline=False and without 'align_channels' in optimize")
     return found
-
-
-def _request(symbol: mx.sym.Symbol, target_dtype: object, lists: tuple[Any, Any, Any], wanted: Exclusions,
-             device: mx.Context, steps: frozenset[str], cast_outputs: bool, tuning: Tuned) -> Request:
-    names = ("target_precision_ops", "fp32_ops", "conditional_fp32_ops")
-    on_gpu = device.device_type == "gpu"
-    policy = inference_policy(target_of(target_dtype), "gpu" if on_gpu else "cpu", dict(zip(names, lists)), tuning)
-    nodes = wanted.nodes(to_graph(symbol))
-    amx = policy is not None and policy.amx
-    if policy is not None:
-        policy = replace(policy, excluded=nodes, training=False)
-    return Request(policy, steps, cast_outputs, not on_gpu, amx, metadata.version("gluon_amp"))

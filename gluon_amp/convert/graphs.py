@@ -11,7 +11,7 @@ from .._mxnet.symbols import DTYPE_ATTRIBUTE, DTYPE_FLAGS, analyse, first_line, 
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node, unique_name
-from ..passes import PIPELINE, align_channels, dilate_pointwise, drop_training, fold_batch_norm, fold_constants, rewrite
+from ..passes import drop_training, fold_batch_norm, fold_constants, rewrite
 from ..passes.context import CONVERSION_ATTRIBUTE
 from ..passes.place_casts import CAST
 from ..passes.readers import redirect
@@ -29,24 +29,25 @@ class Request:
     ----------
     policy : Policy or None
         Decides each operator's precision; None for a network that is to be optimised and stay in FP32.
-    steps : frozenset of str
-        The optimisations, of :data:`gluon_amp.convert.settings.STEPS`.
+    disabled : frozenset of str
+        The passes that are off; the policy's are the same.
     keep_outputs : bool
         Whether outputs are cast back to FP32.
     on_cpu : bool
         Whether the network will run on a CPU.
-    amx : bool
-        Whether oneDNN uses AMX tiles.
     version : str
         Noted in the result.
     """
 
     policy: Policy | None
-    steps: frozenset[str]
+    disabled: frozenset[str]
     keep_outputs: bool = True
     on_cpu: bool = True
-    amx: bool = False
     version: str = ""
+
+    def runs(self, name: str) -> bool:
+        """Whether a pass is on."""
+        return name not in self.disabled
 
     @property
     def target_dtype(self) -> str:
@@ -94,7 +95,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mappi
     low, casts = _low_operators(graph, request.target_dtype), sum(node.op == CAST for node in graph.operators())
     operators = len(graph.operators())
     _note_types(graph, weights)
-    if "fuse" in request.steps:
+    if request.runs("fuse"):
         graph, counts["fuse"] = _fused(graph, symbol, request)
     record = Conversion(request.target_dtype, operators, low, casts, counts, tuple(sorted(request.excluded)),
                         request.version)
@@ -107,9 +108,9 @@ def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mappi
 def _simplify(graph: Graph, weights: Any, request: Request) -> dict[str, int]:
     """Apply what is exact in FP32 too."""
     counts = {}
-    if "drop_training" in request.steps:
+    if request.runs("drop_training"):
         counts["drop_training"] = drop_training.run(graph)
-    if "fold_batch_norm" in request.steps:
+    if request.runs("fold_batch_norm"):
         counts["fold_batch_norm"] = fold_batch_norm.run(graph, weights, request.excluded)
     weights.keep({node.name for node in graph.variables()})
     return counts
@@ -130,13 +131,11 @@ def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[
 
 
 def _lower(graph: Graph, weights: Any, request: Request, counts: dict[str, int]) -> None:
-    skipped = () if "align_channels" in request.steps else (align_channels.run,)
     before = {id(node) for node in graph.operators()}
-    pipeline = [step for step in PIPELINE if step not in skipped] + [dilate_pointwise.run] * request.amx
-    rewrite(graph, request.policy, pipeline=pipeline, keep_outputs=request.keep_outputs)  # type: ignore[arg-type]
-    if "align_channels" in request.steps:
+    rewrite(graph, request.policy, keep_outputs=request.keep_outputs)  # type: ignore[arg-type]
+    if request.runs("align_channels"):
         counts["align_channels"] = sum(node.op == "slice_axis" and id(node) not in before for node in graph.operators())
-    if "cast_params_offline" in request.steps:
+    if request.runs("cast_params_offline"):
         counts["cast_params_offline"] = fold_constants.run(graph, weights)
 
 

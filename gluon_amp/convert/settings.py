@@ -5,24 +5,21 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Iterable, Mapping, Sequence
 
+from .. import passes
 from ..dtypes import FLOAT32, normalize
 from ..errors import PolicyError, closest, expected
 from ..graph import Graph
 from ..passes.context import CONVERSION_ATTRIBUTE
 
-__all__ = ["STEPS", "Conversion", "chosen_steps", "conversion_of"]
+__all__ = ["STEPS", "Conversion", "conversion_of", "disabled_passes"]
 
-STEPS = {
-    "drop_training": "operators that do nothing in inference are dropped (Dropout)",
-    "fold_batch_norm": "BatchNorm is folded into the convolution or dense layer before it",
-    "align_channels": "convolutions are padded to the channel multiple that the fast kernels need",
-    "cast_params_offline": "parameters that are read in low precision only are stored in it",
-    "fuse": "oneDNN's fused operators (convolution, activation, sum) on the CPU",
-}
+STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
+_OFFLINE = "cast_params_offline"
 
 
-def chosen_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool | None) -> frozenset[str]:
-    """Read the ``optimize`` argument.
+def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,
+                    disable_passes: Iterable[str] | None = None) -> frozenset[str]:
+    """Name the passes that are off, from the three arguments that can say so.
 
     Parameters
     ----------
@@ -30,17 +27,26 @@ def chosen_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool
         Names of :data:`STEPS`.
     cast_params_offline : bool or None
         Adds or removes that step.
+    disable_passes : iterable of str, optional
+        Names of passes that are off in any case.
 
     Raises
     ------
     PolicyError
-        For unknown steps.
+        For unknown steps and passes, and for one that is asked for and switched off.
 
     Examples
     --------
-    >>> sorted(chosen_steps(['fuse'], cast_params_offline=True))
-    ['cast_params_offline', 'fuse']
+    >>> sorted(disabled_passes(['fuse'], True, ['shape_operands']))
+    ['align_channels', 'drop_training', 'fold_batch_norm', 'shape_operands']
     """
+    disabled = passes.checked(disable_passes)
+    if cast_params_offline and _OFFLINE in disabled:
+        raise PolicyError(f"disable_passes: {_OFFLINE!r} is switched off, and asked for by {_OFFLINE}=True")
+    return frozenset(set(STEPS) - _named_steps(optimize, cast_params_offline)) | disabled
+
+
+def _named_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool | None) -> set[str]:
     if isinstance(optimize, str) or optimize is None:
         named = {"all": set(STEPS), "none": set(), None: set()}.get(optimize)
     else:
@@ -50,8 +56,8 @@ def chosen_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool
         raise PolicyError(expected(f"'all', 'none' or some of {', '.join(STEPS)}", "optimize", optimize)
                           + closest(wrong, STEPS))
     if cast_params_offline is not None:
-        named = named | {"cast_params_offline"} if cast_params_offline else named - {"cast_params_offline"}
-    return frozenset(named)
+        named = named | {_OFFLINE} if cast_params_offline else named - {_OFFLINE}
+    return named
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     policies = [record.policy for record in captured.ran if record.policy is not None and state is not None]
     return Report(tuple(operators), tuple(inserted), captured.train, captured.timed, captured.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies})),
-                  any(policy.emulated for policy in policies), captured.device_type)
+                  any(policy.emulated for policy in policies), captured.device_type,
+                  tuple(sorted({name for policy in policies for name in policy.disabled_passes})))
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ class Report:
         Whether low precision was imitated.
     device_type : str
         The kind of device that it ran on, ``'cpu'`` or ``'gpu'``.
+    disabled_passes : tuple of str
+        The graph passes that are switched off.
 
     Examples
     --------
@@ -121,6 +124,7 @@ class Report:
     target_dtypes: tuple[str, ...]
     imitated: bool
     device_type: str = "cpu"
+    disabled_passes: tuple[str, ...] = ()
 
     @property
     def casts(self) -> tuple[InsertedRow, ...]:
@@ -164,6 +168,8 @@ class Report:
             yield "AMP is off"
         if self.imitated:
             yield "Low precision is imitated, and its casts are not counted"
+        if self.disabled_passes:
+            yield f"Passes that are off: {', '.join(self.disabled_passes)}"
         eager = sum(not row.in_graph for row in self.operators)
         if eager:
             yield (f"{eager} operators ran outside of graphs, as the code called them: only these calls are covered, "
@@ -185,6 +191,7 @@ class Report:
             # ['arithmetic_share', 'flops', 'imitated', 'inserted', 'milliseconds', 'operators', 'summary', ...]
         """
         return {"summary": self.summary, "target_dtypes": list(self.target_dtypes), "imitated": self.imitated,
+                "disabled_passes": list(self.disabled_passes),
                 "device_type": self.device_type, "train": self.train, "timed": self.timed, "flops": self.flops,
                 "arithmetic_share": self.arithmetic_share(), "milliseconds": self.milliseconds,
                 "operators": [asdict(row) for row in self.operators],

@@ -12,10 +12,10 @@ from .._mxnet.symbols import dtype_name
 from ..autocast import announce, device_policies, init, usable_types
 from ..dtypes import FLOAT32
 from ..loss_scaler import LossScaler
-from ..policy import cast_network
 from ..state import Network, State, controller, device_supports
 from ..trainer_scaler import TrainerScaler, UnscaledTrainer, attach, stand_by
 from .options import LOW, Options
+from .policies import cast_network
 from .weights import LowWeights
 
 __all__ = ["Disabled", "Enabled", "PlainFP32", "switch_on"]

@@ -6,22 +6,19 @@ the nodes, and keep them up to date for the nodes they add.
 """
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Sequence
 
 from ..graph import Graph
 from ..policy import Policy
-from . import align_channels, assign_dtypes, emulate, place_casts, shape_operands, verify
+from . import emulate, verify
 from .context import Context
+from .registry import PASSES, GraphPass, Run, checked, list_passes, pipeline
 
-__all__ = ["PIPELINE", "Context", "rewrite"]
-
-Pass = Callable[[Graph, Context], bool]
-
-PIPELINE: tuple[Pass, ...] = (shape_operands.run, assign_dtypes.run, align_channels.run, place_casts.run)
+__all__ = ["PASSES", "Context", "GraphPass", "checked", "list_passes", "pipeline", "rewrite"]
 
 
 def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(), check: bool = False,
-            everywhere: bool = True, pipeline: Sequence[Pass] = PIPELINE, keep_outputs: bool = True) -> bool:
+            everywhere: bool = True, passes: Sequence[Run] | None = None, keep_outputs: bool = True) -> bool:
     """Rewrite an analysed FP32 graph for mixed precision, in place.
 
     Parameters
@@ -29,15 +26,15 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
     graph : Graph
         Its nodes carry data types, and shapes where known.
     policy : Policy
-        Decides the precision of each operator.
+        Decides the precision of each operator, and which passes are off.
     guarded : frozenset of str
         Variables whose gradient is accumulated (``grad_req='add'``): MXNet's ``amp_cast`` loses it.
     check : bool
         Verify the result, for tests and debugging.
     everywhere : bool
         False to rewrite only what was traced inside autocast regions.
-    pipeline : sequence of callable
-        The passes to run.
+    passes : sequence of callable, optional
+        What to run, in place of the policy's own :func:`pipeline`.
     keep_outputs : bool
         Whether the graph's outputs keep their types; they are left in low precision otherwise.
 
@@ -55,7 +52,7 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
     context = Context(policy, guarded, outputs, everywhere)
     before = [node.name for node in graph.variables()]
     changed = False
-    for run in pipeline:
+    for run in pipeline(policy) if passes is None else passes:
         changed |= run(graph, context)
     if check:
         verify.run(graph, context, before)

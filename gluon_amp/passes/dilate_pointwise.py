@@ -8,10 +8,16 @@ general one, which is sound and up to a fifth slower.
 from __future__ import annotations
 
 from ..graph import Entry, Graph
+from ..policy import Policy
 from ..shape_rules import is_pointwise
 from .context import Context
 
-__all__ = ["run"]
+__all__ = ["is_needed", "run"]
+
+
+def is_needed(policy: Policy) -> bool:
+    """Whether graphs of a policy meet maps of any size, with kernels that are not sound for all."""
+    return policy.amx and not policy.training
 
 
 def run(graph: Graph, context: Context) -> bool:

@@ -1,0 +1,42 @@
+"""The policy of a network that is cast as a whole, as ``O2`` and ``O3`` do."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .. import op_lists
+from ..op_lists import FP32, WIDEST, OpRule
+from ..op_lists.groups.layers import BATCH_NORMS
+from ..op_lists.whole_network import WHOLE_NETWORK
+from ..policy import Policy
+
+__all__ = ["cast_network"]
+
+_SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
+
+
+def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
+    """Return the policy for a network that is cast as a whole: operators with a sound kernel follow their data.
+
+    Parameters
+    ----------
+    policy : Policy
+        For operators that are cast one by one.
+    round_batch_norm : bool
+        Round scale and shift of batch normalization to low precision, which its kernels take in FP32.
+
+    Examples
+    --------
+    >>> Policy('bfloat16').decide('softmax', {}).rule, cast_network(Policy('bfloat16')).decide('softmax', {}).rule
+    ('FP32', 'WIDEST')
+    """
+    table = op_lists.table(policy.target_dtype)
+    followers = {name: tuple(map(_follower, table[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
+    rounding = {name: tuple(replace(record, rounded_inputs=_SCALE_AND_SHIFT) for record in table[name])
+                for name in BATCH_NORMS if round_batch_norm}
+    return replace(policy, overrides={**followers, **rounding, **policy.overrides})
+
+
+def _follower(record: OpRule) -> OpRule:
+    if record.rule != FP32 or not record.safe:
+        return record
+    return replace(record, rule=WIDEST, note="the network is cast as a whole; mixed inputs widen to FP32")
