@@ -18,6 +18,7 @@ from gluon_amp.convert.settings import disabled_passes
 from gluon_amp.graph import Graph
 from gluon_amp.policy import Policy
 
+pytestmark = pytest.mark.filterwarnings("ignore:AMP will be slow")
 OPTIONAL = list(amp.list_passes())
 REQUIRED = [each.name for each in passes.PASSES if each.required]
 HELPERS = {"__init__", "context", "readers", "registry", "verify", "weights"}
@@ -82,6 +83,7 @@ class TestNames:
     def test_an_iterator_is_read_once(self):
         assert passes.checked(iter(["fuse"])) == {"fuse"}
 
+    @pytest.mark.bf16
     def test_a_policy_with_wrong_ones_is_refused(self):
         with pytest.raises(PolicyError, match=r"policy\.disabled_passes: .*place_casts"):
             amp.init(policy=Policy("bfloat16", disabled_passes=frozenset({"place_casts"})))

@@ -1,0 +1,295 @@
+"""Every optional pass acts on a network made for it, and changes neither its values nor its gradients.
+
+Three ways of running, on against off and against FP32:
+
+- the pass alone, in FP32, by MXNet's executor: it needs no hardware for any low-precision type;
+- training under ``amp.init``, in bfloat16 where the CPU runs it (mark ``bf16``) and in imitated float16 anywhere;
+- conversion, to FP32 and imitated float16 anywhere, to bfloat16 where the CPU runs it.
+
+And two kinds of numbers. *Small integers*: every sum is exact in FP32, whatever its order, and every result fits the
+8 bits of a bfloat16 significand, so that results have to be equal bit by bit. *Random numbers*: a result with at
+most ``k`` roundings of unit roundoff ``u`` on any path from an input is off by at most ``gamma(k, u)`` times what the
+network gives for absolute values (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1).
+
+A new pass needs a case here: a test says so.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import HybridBlock, nn
+from networks import outputs_of
+
+import gluon_amp as amp
+from gluon_amp import passes
+from gluon_amp._mxnet import blocks
+from gluon_amp._mxnet.observe import prepared_operations
+from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
+from gluon_amp.dtypes import cpu_support
+from gluon_amp.policy import Policy
+from gluon_amp.state import controller
+
+# Half the distance from 1 to the next number of the type.
+ROUNDOFF = {"float32": 2.0 ** -24, "bfloat16": 2.0 ** -8, "float16": 2.0 ** -11}
+BF16 = pytest.param("bfloat16", marks=pytest.mark.bf16)
+IMITATED = pytest.param("float16", marks=pytest.mark.skipif(mx.context.num_gpus() > 0,
+                                                            reason="float16 is not imitated where there is a GPU"))
+AMX = pytest.param("bfloat16", marks=[pytest.mark.bf16, pytest.mark.skipif(
+    not cpu_support().amx, reason="the pass is for CPUs with AMX only")])
+IN_FP32, EVERYWHERE = ("float32",), ("float32", IMITATED, BF16)
+
+
+class Anchors(HybridBlock):
+    """Anchors cut to the size of a feature map, as GluonCV's detectors do it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.feature = nn.Conv2D(32, 3, in_channels=16)
+            self.anchors = self.params.get("anchors", shape=(1, 1, 8, 8))
+
+    def hybrid_forward(self, F, x, anchors):
+        y = self.feature(x)
+        return F.broadcast_mul(y, F.slice_like(anchors, y * 0, axes=(2, 3)))
+
+
+class Fusable(HybridBlock):
+    """A convolution with an activation, and one with a sum and an activation."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.first, self.second = nn.Conv2D(16, 1, in_channels=16), nn.Conv2D(16, 1, in_channels=16)
+
+    def hybrid_forward(self, F, x):
+        return F.relu(self.second(F.relu(self.first(x))) + x)
+
+
+def chain(*layers):
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(*(make() for make in layers))
+    return net
+
+
+def folded():
+    return chain(lambda: nn.Conv2D(16, 3, in_channels=16), lambda: nn.BatchNorm(in_channels=16, epsilon=0.25))
+
+
+def dropped():
+    return chain(lambda: nn.Conv2D(16, 3, in_channels=16), lambda: nn.Dropout(0.5),
+                 lambda: nn.HybridLambda(lambda F, x: F.identity(x)), lambda: nn.Activation("relu"))
+
+
+def convolution(filters, kernel):
+    return lambda: chain(lambda: nn.Conv2D(filters, kernel, in_channels=16))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network that a pass acts on.
+
+    Attributes
+    ----------
+    network : callable
+        Makes it, with all shapes given.
+    targets : tuple
+        The types in which the pass acts.
+    roundings : int
+        Roundings to the type on a path from an input to an output or gradient: of the input or the weight, of what each
+        operator gives.
+    sums : int
+        Terms of the sums on such a path, each rounded to FP32.
+    shape : tuple of int
+        Of its data.
+    """
+
+    network: Callable[[], HybridBlock]
+    targets: tuple
+    roundings: int
+    sums: int = 9 * 16 + 4
+    shape: tuple = (1, 16, 6, 6)
+
+
+PADDED = Case(convolution(20, 3), (BF16,), roundings=4, sums=9 * 20 + 1)
+SHAPED = Case(lambda: Anchors(prefix="net_"), (IMITATED, BF16), roundings=5, sums=9 * 32 + 4)
+
+TRAINING = {"align_channels": PADDED, "shape_operands": SHAPED}
+INFERENCE = {
+    "drop_training": Case(dropped, EVERYWHERE, roundings=5),
+    "fold_batch_norm": Case(folded, EVERYWHERE, roundings=5),
+    "shape_operands": SHAPED,
+    "align_channels": Case(convolution(260, 3), (BF16,), roundings=4),
+    "dilate_pointwise": Case(convolution(32, 1), (AMX,), roundings=4),
+    "cast_params_offline": Case(convolution(32, 3), (IMITATED, BF16), roundings=4),
+    "fuse": Case(lambda: Fusable(prefix="net_"), ("float32", BF16), roundings=8, sums=2 * 18),
+}
+
+
+def expand(cases):
+    """Each case with each of its types, and the marks of the type."""
+    return [pytest.param(name, *getattr(target, "values", (target,)), marks=getattr(target, "marks", ()))
+            for name, case in cases.items() for target in case.targets]
+
+
+def test_every_optional_pass_has_a_case():
+    for where, cases in (("training", TRAINING), ("inference", INFERENCE)):
+        assert {each.name for each in passes.PASSES if where in each.where and not each.required} == set(cases)
+
+
+def draw(name, shape, random, integers):
+    """Values of a parameter, such that every result is exact in bfloat16 where they are integers."""
+    if name.endswith("running_var"):
+        return random.choice([0.75, 3.75], shape) if integers else random.uniform(0.5, 2, shape)  # + 0.25: squares
+    if name.endswith("gamma"):
+        return np.full(shape, 2.0) if integers else random.uniform(0.5, 2, shape)
+    return random.randint(-1, 2, shape) if integers else random.normal(size=shape)
+
+
+def build(case, integers, absolute=False):
+    """Make the network and its data; for bounds with absolute values, whose sums do not cancel."""
+    random = np.random.RandomState(7)
+    net = case.network()
+    net.initialize()
+    for name, parameter in net.collect_params().items():
+        values = draw(name, parameter.shape, random, integers)
+        if absolute:
+            values = -abs(values) if name.endswith("running_mean") else abs(values)
+        parameter.set_data(mx.nd.array(values))
+    data = draw("data", case.shape, random, integers)
+    net.hybridize()
+    return net, mx.nd.array(abs(data) if absolute else data)
+
+
+def train(net, data, grad_req, absolute=False):
+    """Values and all gradients, for `add` of two passes. The head gradient is 1, -1 or 0, or its absolute value."""
+    net.collect_params().setattr("grad_req", grad_req)
+    net.collect_params(".*running.*").setattr("grad_req", "null")
+    data.attach_grad(grad_req)
+    for _ in range(2 if grad_req == "add" else 1):
+        with autograd.record():
+            result = net(data)
+        head = np.random.RandomState(3).randint(-1, 2, result.shape)
+        result.backward(mx.nd.array(abs(head) if absolute else head))
+    gradients = {name: parameter.grad().asnumpy() for name, parameter in net.collect_params().items()
+                 if parameter.grad_req != "null"}
+    return {"output": result.asnumpy(), "data": data.grad.asnumpy(), **gradients}
+
+
+def gamma(count, roundoff):
+    return count * roundoff / (1 - count * roundoff)
+
+
+def assert_equal(expected, *others):
+    for found in others:
+        for name, values in expected.items():
+            np.testing.assert_array_equal(values, found[name], err_msg=name)
+
+
+def assert_within(case, target, bound, expected, *others):
+    """Both sides may be off by as much: twice the bound."""
+    low = case.roundings if target != "float32" else 0
+    share = 2 * (gamma(low, ROUNDOFF[target]) + gamma(case.sums, ROUNDOFF["float32"]))
+    for found in others:
+        for name, values in expected.items():
+            assert (np.abs(values - found[name]) <= share * bound[name]).all(), name
+
+
+def outline(graph):
+    """What a graph does, without the names of what was inserted."""
+    return [(node.op, sorted(node.attrs.items()), [entry.dtype for entry in node.inputs]) for node in graph.nodes()]
+
+
+class TestAlone:
+    """The pass by itself, on a graph that is executed in FP32: on any machine."""
+
+    CASES = sorted({**INFERENCE, **TRAINING}.items())
+
+    def rewritten(self, name, symbol, case, net):
+        """Apply a pass to a symbol, as for a CPU with AMX, but put no casts in."""
+        where = next(each for each in passes.PASSES if each.name == name).where
+        policy = Policy("bfloat16", amx=True, channel_multiple=32, training="training" in where)
+        graph = to_graph(symbol)
+        shapes = {"data": case.shape, **{key: value.shape for key, value in net.collect_params().items()}}
+        analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
+        chosen = [each.run for each in passes.PASSES if each.name in ("assign_dtypes", name)]
+        before = outline(graph)
+        passes.rewrite(graph, policy, passes=chosen)
+        assert outline(graph) != before
+        return from_graph(graph, symbol)
+
+    def execute(self, symbol, net, data, grad_req):
+        arrays = {"data": data, **{key: value.data() for key, value in net.collect_params().items()}}
+        gradients = {key: mx.nd.zeros(value.shape) for key, value in arrays.items()}
+        executor = symbol.bind(mx.cpu(), arrays, gradients, grad_req)
+        for _ in range(2 if grad_req == "add" else 1):
+            (result,) = executor.forward(is_train=True)
+            head = np.random.RandomState(3).randint(-1, 2, result.shape)
+            executor.backward([mx.nd.array(head)])
+        return {"output": result.asnumpy(), **{key: value.asnumpy() for key, value in gradients.items()}}
+
+    @pytest.mark.parametrize("grad_req", ["write", "add"])
+    @pytest.mark.parametrize("name", [each.name for each in passes.PASSES if each.run and not each.required])
+    def test_values_and_gradients_are_those_of_the_graph_as_traced(self, name, grad_req):
+        case = TRAINING.get(name) or INFERENCE[name]
+        net, data = build(case, integers=True)
+        symbol = net(mx.sym.var("data"))
+        assert_equal(self.execute(symbol, net, data, grad_req),
+                     self.execute(self.rewritten(name, symbol, case, net), net, data, grad_req))
+
+
+class TestTraining:
+    """Under ``amp.init``, with the pass and without."""
+
+    def run(self, case, target, off, integers, grad_req):
+        amp.init(target, disable_passes=off)
+        net, data = build(case, integers)
+        results = train(net, data, grad_req)
+        (operation,) = [operation for _, operation in prepared_operations(net)]
+        plan = controller.state.plan(operation.symbol, operation.latest)
+        amp.deinit()
+        return results, outline(plan)
+
+    @pytest.mark.filterwarnings("ignore:AMP will be slow")
+    @pytest.mark.parametrize("grad_req", ["write", "add"])
+    @pytest.mark.parametrize("integers", [True, False], ids=["integers", "random"])
+    @pytest.mark.parametrize(("name", "target"), expand(TRAINING))
+    def test_values_and_gradients(self, name, target, integers, grad_req):
+        case = TRAINING[name]
+        on, plan = self.run(case, target, (), integers, grad_req)
+        off, plain = self.run(case, target, (name,), integers, grad_req)
+        assert plan != plain
+        fp32 = train(*build(case, integers), grad_req)
+        if integers:
+            assert_equal(on, off, fp32)
+        else:
+            assert_within(case, target, train(*build(case, False, absolute=True), grad_req, True), on, off, fp32)
+
+
+class TestConversion:
+    """Converted with the pass and without; there are no gradients."""
+
+    def run(self, case, target, off, integers):
+        net, data = build(case, integers)
+        converted = amp.convert_hybrid_block(net, target, data_example=data, disable_passes=off)
+        _, symbol = blocks.graph_of(converted)
+        return {"output": outputs_of(converted, data)[0]}, outline(to_graph(symbol))
+
+    @pytest.mark.filterwarnings("ignore:AMP will be slow")
+    @pytest.mark.parametrize("integers", [True, False], ids=["integers", "random"])
+    @pytest.mark.parametrize(("name", "target"), expand(INFERENCE))
+    def test_values(self, name, target, integers):
+        case = INFERENCE[name]
+        on, graph = self.run(case, target, (), integers)
+        off, plain = self.run(case, target, (name,), integers)
+        assert graph != plain
+        fp32, bound = ({"output": outputs_of(*build(case, integers, absolute))[0]} for absolute in (False, True))
+        if integers:
+            assert_equal(on, off, fp32)
+        else:
+            assert_within(case, target, bound, on, off, fp32)
