@@ -219,7 +219,7 @@ class TestAlone:
         analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
         chosen = [each.run for each in passes.PASSES if each.name in ("assign_dtypes", name)]
         before = outline(graph)
-        passes.rewrite(graph, policy, passes=chosen)
+        passes.rewrite(graph, policy, pipeline=chosen)
         assert outline(graph) != before
         return from_graph(graph, symbol)
 

@@ -51,8 +51,8 @@ class TestTable:
 
     def test_the_pipeline_follows_the_policy(self):
         policy = Policy("bfloat16")
-        every = passes.pipeline(policy)
-        off = {each.name: passes.pipeline(replace(policy, disabled_passes=frozenset({each.name})))
+        every = passes.pipeline_of(policy)
+        off = {each.name: passes.pipeline_of(replace(policy, disabled_passes=frozenset({each.name})))
                for each in passes.PASSES if not each.required}
         for each in passes.PASSES:
             if not each.required:

@@ -12,13 +12,13 @@ from ..graph import Graph
 from ..policy import Policy
 from . import emulate, verify
 from .context import Context
-from .registry import PASSES, GraphPass, Run, checked, list_passes, pipeline
+from .registry import PASSES, GraphPass, Run, checked, list_passes, pipeline_of
 
-__all__ = ["PASSES", "Context", "GraphPass", "checked", "list_passes", "pipeline", "rewrite"]
+__all__ = ["PASSES", "Context", "GraphPass", "checked", "list_passes", "pipeline_of", "rewrite"]
 
 
 def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(), check: bool = False,
-            everywhere: bool = True, passes: Sequence[Run] | None = None, keep_outputs: bool = True) -> bool:
+            everywhere: bool = True, pipeline: Sequence[Run] | None = None, keep_outputs: bool = True) -> bool:
     """Rewrite an analysed FP32 graph for mixed precision, in place.
 
     Parameters
@@ -33,8 +33,8 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
         Verify the result, for tests and debugging.
     everywhere : bool
         False to rewrite only what was traced inside autocast regions.
-    passes : sequence of callable, optional
-        What to run, in place of the policy's own :func:`pipeline`.
+    pipeline : sequence of callable, optional
+        What to run, in place of :func:`pipeline_of` the policy.
     keep_outputs : bool
         Whether the graph's outputs keep their types; they are left in low precision otherwise.
 
@@ -52,7 +52,7 @@ def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(),
     context = Context(policy, guarded, outputs, everywhere)
     before = [node.name for node in graph.variables()]
     changed = False
-    for run in pipeline(policy) if passes is None else passes:
+    for run in pipeline_of(policy) if pipeline is None else pipeline:
         changed |= run(graph, context)
     if check:
         verify.run(graph, context, before)

@@ -14,7 +14,7 @@ from ..policy import Policy
 from . import align_channels, assign_dtypes, dilate_pointwise, place_casts, shape_operands
 from .context import Context
 
-__all__ = ["PASSES", "GraphPass", "Run", "checked", "list_passes", "pipeline"]
+__all__ = ["PASSES", "GraphPass", "Run", "checked", "list_passes", "pipeline_of"]
 
 Run = Callable[[Graph, Context], bool]
 TRAINING, INFERENCE = "training", "inference"
@@ -79,7 +79,7 @@ PASSES: tuple[GraphPass, ...] = (
 )
 
 
-def pipeline(policy: Policy) -> tuple[Run, ...]:
+def pipeline_of(policy: Policy) -> tuple[Run, ...]:
     """Return what rewrites graphs by a policy, in order."""
     return tuple(each.run for each in PASSES
                  if each.run is not None and each.name not in policy.disabled_passes and each.applies(policy))
