@@ -18,12 +18,12 @@ class GluonAmp:
 
     trainer_options: ClassVar[dict[str, Any]] = {"update_on_kvstore": False}
 
-    def __init__(self, device: str, dtype: str | None):
+    def __init__(self, device: str, dtype: str | None, disable_passes: Sequence[str] = ()):
         self.context = context(device)
         with self.context, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                gluon_amp.init(target_dtype=dtype)
+                gluon_amp.init(target_dtype=dtype, disable_passes=disable_passes)
             except (ValueError, TypeError, RuntimeError) as error:
                 raise UsageError(f"gluon_amp cannot start: {error}") from error
         self.notes = [str(item.message) for item in caught]
@@ -48,8 +48,9 @@ class Conversion:
 
     target: ClassVar[str | None] = None
 
-    def __init__(self, device: str, dtype: str | None):
+    def __init__(self, device: str, dtype: str | None, disable_passes: Sequence[str] = ()):
         self.context = context(device)
+        self.disable_passes = disable_passes
         self.wanted = self.target or dtype
         self.dtype = "unknown"  # before anything is converted
         self.notes: list[str] = []
@@ -63,7 +64,8 @@ class Conversion:
             If the device cannot run the type.
         """
         try:
-            converted = gluon_amp.convert_hybrid_block(net, self.wanted, data_example=list(example))
+            converted = gluon_amp.convert_hybrid_block(net, self.wanted, data_example=list(example),
+                                                       disable_passes=self.disable_passes)
         except gluon_amp.AmpError as error:
             raise UsageError(f"gluon_amp cannot convert it: {error}") from error
         self.dtype = converted.conversion.target_dtype

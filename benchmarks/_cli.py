@@ -19,7 +19,7 @@ DEFAULT_WARMUP = 2
 DEFAULT_BUDGET = 300.0
 
 
-def add_measuring(parser: argparse.ArgumentParser, budget: float = DEFAULT_BUDGET) -> None:
+def add_measuring(parser: argparse.ArgumentParser, budget: float = DEFAULT_BUDGET, plots: bool = True) -> None:
     """Add the options that say how to measure and where to write.
 
     Parameters
@@ -29,6 +29,8 @@ def add_measuring(parser: argparse.ArgumentParser, budget: float = DEFAULT_BUDGE
         ``--budget``, ``--json`` and ``--plot``.
     budget : float
         The default of ``--budget``, in seconds.
+    plots : bool
+        Whether there is ``--plot``; it is not given otherwise.
     """
     add = parser.add_argument
     add("--dtype", help="bfloat16 or float16 (default: what the device is good at)")
@@ -40,7 +42,10 @@ def add_measuring(parser: argparse.ArgumentParser, budget: float = DEFAULT_BUDGE
     add("--rounds", type=int, help="turns of each implementation (default: chosen from the budget)")
     add("--budget", type=float, default=budget, help=f"seconds for a comparison (default: {budget:.0f})")
     add("--json", metavar="PATH", help="write everything that was measured")
-    add("--plot", metavar="PATH", help="write a bar chart")
+    if plots:
+        add("--plot", metavar="PATH", help="write a bar chart")
+    else:
+        parser.set_defaults(plot=None)
 
 
 def check_measuring(args: argparse.Namespace, *counts: str) -> None:

@@ -45,6 +45,7 @@ _CREATE: Mapping[str, Callable[..., HybridBlock]] = {
     "ssd512": _ssd,
     "resnet50": lambda side, classes: vision.resnet50_v1(classes=classes),
     "mobilenet_v2": lambda side, classes: vision.mobilenet_v2_1_0(classes=classes),
+    "densenet121": lambda side, classes: vision.densenet121(classes=classes),
     "vgg16": lambda side, classes: vision.vgg16(classes=classes),
     "lstm": lambda layers, units, length, vocabulary: LanguageModel(layers, units, vocabulary),
     "encoder": Encoder,

@@ -40,7 +40,8 @@ class Implementation:
     Parameters
     ----------
     name : str
-        The name used on the command line. ``@1`` behind it sets the number of threads.
+        The name used on the command line. ``~fuse`` behind it switches a graph pass off, ``@1`` sets the number of
+        threads.
     label : str
         The name used in tables and plots.
     backends : mapping of str to str
@@ -54,6 +55,10 @@ class Implementation:
         Peak memory as a share of FP32's; a guess used to choose sizes that fit.
     threads : int, optional
         OpenMP threads, where they differ from those of the whole comparison.
+    has_passes : bool
+        Whether it rewrites graphs by passes that can be switched off.
+    disabled_pass : str, optional
+        The one that is.
     """
 
     name: str
@@ -63,18 +68,21 @@ class Implementation:
     is_reference: bool = False
     memory_share: float = 1.0
     threads: int | None = None
+    has_passes: bool = False
+    disabled_pass: str | None = None
 
 
 IMPLEMENTATIONS = (
     Implementation(
         "fp32", "MXNet FP32", {TRAINING: "_backends:Float32", INFERENCE: "_backends:Float32"}, is_reference=True
     ),
-    Implementation("fp32-optimized", "gluon_amp, FP32", {INFERENCE: "_amp_backends:Optimisation"}),
+    Implementation("fp32-optimized", "gluon_amp, FP32", {INFERENCE: "_amp_backends:Optimisation"}, has_passes=True),
     Implementation(
         "amp",
         "gluon_amp",
         {TRAINING: "_amp_backends:GluonAmp", INFERENCE: "_amp_backends:Conversion"},
         memory_share=0.75,
+        has_passes=True,
     ),
     Implementation(
         "mxnet-amp",
@@ -130,19 +138,24 @@ def implementation(name: str) -> Implementation:
 
     Examples
     --------
-    >>> implementation("amp@1").label
-    'gluon_amp, 1 thread'
+    >>> implementation("amp@1").label, implementation("amp~fuse").label
+    ('gluon_amp, 1 thread', 'gluon_amp, without fuse')
     """
     by_name = {row.name: row for row in IMPLEMENTATIONS}
-    base, at, threads = name.partition("@")
+    head, at, threads = name.partition("@")
+    base, tilde, disabled = head.partition("~")
     if base not in by_name:
         raise unknown("implementation", base, by_name)
+    row = by_name[base]
+    if tilde:
+        if not row.has_passes or not disabled:
+            raise UsageError(f"expected the name of a pass of gluon_amp, received {head!r}")
+        row = replace(row, name=name, label=f"{row.label}, without {disabled}", disabled_pass=disabled)
     if not at:
-        return by_name[base]
+        return row
     if not threads.isdigit() or int(threads) < 1:
-        raise UsageError(f"expected a number of threads behind {base}@, received {threads!r}")
-    label = f"{by_name[base].label}, {threads} thread{'s' * (threads != '1')}"
-    return replace(by_name[base], name=name, label=label, threads=int(threads))
+        raise UsageError(f"expected a number of threads behind {head}@, received {threads!r}")
+    return replace(row, name=name, label=f"{row.label}, {threads} thread{'s' * (threads != '1')}", threads=int(threads))
 
 
 def names(workload: str) -> list[str]:
@@ -159,7 +172,7 @@ def check(workload: str, name: str) -> None:
     UsageError
         If there is none.
     """
-    if implementation(name).name.partition("@")[0] not in names(workload):
+    if implementation(name).name.partition("@")[0].partition("~")[0] not in names(workload):
         raise UsageError(f"{name} is not for {WORKLOADS[workload].kind}; known: {', '.join(names(workload))}")
 
 
@@ -192,6 +205,7 @@ def build(workload: str, name: str, settings: Mapping[str, Any]) -> Session:
     """
     check(workload, name)
     row, work = implementation(name), WORKLOADS[workload]
-    backend = load(row.backends[work.kind])(settings["device"], settings["dtype"])
+    options = {"disable_passes": [row.disabled_pass]} if row.disabled_pass else {}
+    backend = load(row.backends[work.kind])(settings["device"], settings["dtype"], **options)
     session: Session = load(work.builders[row.framework])(backend, settings)
     return session

@@ -39,7 +39,8 @@ class Cost:
 # by network; roughly, to choose sizes and processes that fit the memory
 COSTS = {
     "ssd512": Cost(1.0e9, 0.68e9, 180.0), "resnet50": Cost(0.6e9, 0.15e9, 25.0),
-    "mobilenet_v2": Cost(0.4e9, 0.11e9, 2.0), "vgg16": Cost(1.9e9, 0.2e9, 93.0), "lstm": Cost(0.5e9, 5e6, 4.0),
+    "mobilenet_v2": Cost(0.4e9, 0.11e9, 2.0), "densenet121": Cost(0.5e9, 0.2e9, 17.0),
+    "vgg16": Cost(1.9e9, 0.2e9, 93.0), "lstm": Cost(0.5e9, 5e6, 4.0),
     "encoder": Cost(2.2e9, 0.12e9, 66.0), "encoder_masked": Cost(2.2e9, 0.12e9, 66.0),
 }  # fmt: skip
 

@@ -8,9 +8,10 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 from _registry import implementation
 
 _OURS = "amp"
-_NAMES = {
-    "ssd512": "SSD-512 ResNet-50", "resnet50": "ResNet-50 v1", "mobilenet_v2": "MobileNet v2", "vgg16": "VGG-16",
-    "lstm": "LSTM", "encoder": "encoder", "encoder_masked": "encoder, masked",
+NAMES = {
+    "ssd512": "SSD-512 ResNet-50", "resnet50": "ResNet-50 v1", "mobilenet_v2": "MobileNet v2",
+    "densenet121": "DenseNet-121", "vgg16": "VGG-16", "lstm": "LSTM", "encoder": "encoder",
+    "encoder_masked": "encoder, masked",
 }  # fmt: skip
 
 Track = Mapping[str, Any]
@@ -72,7 +73,7 @@ def _wide(results: Sequence[Result], cell: Callable[[Result, str, Track], str]) 
     for result in results:
         found = tracks(result)
         cells = (cell(result, name, found[name]) if name in found else "not run" for name in order)
-        rows.append([_NAMES[result["network"]], str(result["batch_size"]), *cells])
+        rows.append([NAMES[result["network"]], str(result["batch_size"]), *cells])
     return table(heading, rows)
 
 
@@ -128,7 +129,7 @@ def _error(_: Result, name: str, track: Track) -> str:
 
 def _failures(results: Sequence[Result]) -> str:
     lines = [
-        f"- {_NAMES[result['network']]}, batch {result['batch_size']}, {implementation(name).label}: {reason}\n"
+        f"- {NAMES[result['network']]}, batch {result['batch_size']}, {implementation(name).label}: {reason}\n"
         for result in results
         for name, reason in result["failures"].items()
     ]
@@ -171,7 +172,7 @@ def plot(measured: Mapping[str, Any], path: str) -> None:
         left = [group + (place - len(order) / 2 + 0.5) * width for group in range(len(results))]
         axes.bar(left, heights, width, label=implementation(name).label)
     axes.axhline(1.0, color="black", linewidth=0.8)
-    labels = [f"{_NAMES[result['network']]}\nbatch {result['batch_size']}" for result in results]
+    labels = [f"{NAMES[result['network']]}\nbatch {result['batch_size']}" for result in results]
     axes.set_xticks(range(len(results)), labels, rotation=45, ha="right", fontsize=8)
     axes.set_ylabel("speed against MXNet FP32")
     axes.legend(fontsize=8)

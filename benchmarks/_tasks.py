@@ -16,6 +16,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "ssd512": {"side": 512, "small": {"side": 64}},
     "resnet50": {**_IMAGES, "small": {"side": 64}},
     "mobilenet_v2": {**_IMAGES, "small": {"side": 64}},
+    "densenet121": {**_IMAGES, "small": {"classes": 10}},
     "vgg16": {**_IMAGES, "small": {"side": 64}},
     "lstm": {"layers": 2, "units": 650, "length": 35, "vocabulary": 10000,
              "small": {"units": 16, "length": 4, "vocabulary": 50}},

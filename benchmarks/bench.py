@@ -21,6 +21,7 @@ import _report
 import _suite
 import _tables
 import inference
+import passes
 import training
 from _errors import ChildFailed, Parser, unknown
 from _sizes import COSTS
@@ -77,6 +78,7 @@ PARTS: Mapping[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]], C
     "training": ("Training", _suite_part(training.SUITE), _tables.suite),
     "inference": ("Inference", _suite_part(inference.SUITE), _tables.suite),
     "scaling": ("One thread and all of them", _scaling, _scaling_tables),
+    "passes": ("Graph passes", passes.measure, passes.markdown),
     "step_costs": ("A step outside the network", _script("step_costs"), _by_script("step_costs")),
     "large_graph": ("Large graphs", _script("large_graph"), _by_script("large_graph")),
     "eager_overhead": ("Imperative calls", _script("eager_overhead"), _by_script("eager_overhead")),
@@ -90,11 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="PARTS", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--output", metavar="DIR", default="bench-results", help="default: bench-results")
-    parser.add_argument("--networks", metavar="NAMES", help="of training and inference (default: all)")
+    parser.add_argument("--networks", metavar="NAMES", help="of training, inference and passes (default: all)")
     parser.add_argument("--add", action="store_true", help="keep what bench.json holds and is not measured again")
     parser.add_argument("--small", action="store_true", help="tiny networks, to see whether everything works")
     _cli.add_measuring(parser.add_argument_group("how to measure the networks"), budget=60.0)
-    parser.set_defaults(compare=None, batch_sizes=None, markdown=None)
+    parser.set_defaults(compare=None, batch_sizes=None, markdown=None, passes=None)
     return parser
 
 

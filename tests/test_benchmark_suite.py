@@ -28,11 +28,14 @@ import _tasks  # noqa: E402
 import bench  # noqa: E402
 import inference  # noqa: E402
 import large_graph  # noqa: E402
+import passes  # noqa: E402
 import training  # noqa: E402
 from _compare import Plan, compare  # noqa: E402
 from _errors import Refused, UsageError  # noqa: E402
 from _stats import percentiles  # noqa: E402
 from test_benchmark_cli import Fakes, Silent, fakes  # noqa: E402, F401
+
+import gluon_amp as amp  # noqa: E402
 
 COMMON = {"device": "cpu", "dtype": None, "seed": 0, "threads": 1, "small": True}
 
@@ -59,6 +62,22 @@ def test_a_name_may_carry_a_number_of_threads():
     for name in ("amp@", "amp@0", "amp@two"):
         with pytest.raises(UsageError, match="expected a number of threads behind amp@"):
             _registry.implementation(name)
+
+
+def test_a_name_may_leave_a_pass_out():
+    row = _registry.implementation("amp~fuse@1")
+    assert (row.label, row.threads, row.disabled_pass) == ("gluon_amp, without fuse, 1 thread", 1, "fuse")
+    _registry.check("inference", "amp~fuse@1")
+    for name in ("amp~", "fp32~fuse", "torch~fuse"):
+        with pytest.raises(UsageError, match="expected the name of a pass of gluon_amp"):
+            _registry.implementation(name)
+
+
+def test_every_pass_that_can_be_switched_off_is_measured():
+    assert set(passes.MEASURED) == set(amp.list_passes())
+    for where in passes.MEASURED.values():
+        assert all(set(networks) <= set(passes.BATCH_SIZES[workload]) for workload, networks in where.items())
+        assert any(where.values())
 
 
 def test_every_implementation_is_for_some_workload():
@@ -97,6 +116,8 @@ def test_only_the_backends_of_gluon_amp_import_it(module):
         (training, ["--markdown", "no/such/folder/x.md"], "its folder does not exist"),
         (training, ["--rounds", "0"], "--rounds: expected an integer of at least 1"),
         (bench, ["--only", "trainin"], "unknown part 'trainin'; did you mean training"),
+        (passes, ["--passes", "fuze"], "unknown pass 'fuze'; did you mean fuse"),
+        (passes, ["--networks", "resnet5"], "unknown network 'resnet5'; did you mean resnet50"),
         (large_graph, ["--layers", "many"], "expected integers of at least 1, received --layers many"),
     ],
 )
@@ -242,6 +263,27 @@ def test_tables_and_plot_of_training(pretend, tmp_path):
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_table_of_passes(fakes, monkeypatch, capsys):  # noqa: F811
+    seconds = {"amp": 0.2, "amp~fuse": 0.4, "amp~fold_batch_norm": 0.1}
+    trouble = {"amp~fold_batch_norm": "refuse"}
+    monkeypatch.setattr(_suite, "command", lambda _, name, __: fakes.command(name, seconds[name],
+                                                                            trouble.get(name, "none")))
+    assert passes.main(["--passes", "fuse,fold_batch_norm", "--networks", "densenet121", "--rounds", "1", "--small",
+                        "--warmup", "1", "--steps", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "| pass | network | off | on | off / on (lowest to highest) |" in text
+    assert "|---|---|---|---|---|\n| `fold_batch_norm` | DenseNet-121, inference, batch 8, " in text
+    assert "| no such thing here |  |  |" in text
+    assert "| 400 ms | 200 ms | **2.00x** (2.00-2.00) |" in text
+    assert "OMP_NUM_THREADS=" in text
+
+
+def test_passes_without_networks_that_are_asked_for_are_not_measured():
+    assert list(passes.jobs(["fuse"], ["lstm"])) == []
+    assert [job[:2] for job in passes.jobs(["align_channels"])] == [
+        ("training", "ssd512"), ("training", "mobilenet_v2"), ("inference", "ssd512"), ("inference", "mobilenet_v2")]
+
+
 def test_a_child_that_refuses_says_who_it_is(fakes):  # noqa: F811
     with pytest.raises(Refused) as caught:
         compare([fakes.command("b", trouble="refuse")], Plan(rounds=1), Silent())
@@ -314,6 +356,18 @@ def test_the_step_outside_the_network_is_measured(tmp_path):
     times = json.loads(path.read_text())["seconds"]
     assert all(each["median"] > 0 for each in times.values())
     assert "overflow check, gluon_amp" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.bf16
+def test_a_pass_is_measured(tmp_path):
+    text, record = run_suite("passes", tmp_path / "out.json", "--passes", "shape_operands,fuse", "--networks", "ssd512",
+                             "--rounds", "1", "--steps", "1", "--warmup", "1")
+    assert [result["failures"] for result in record["compared"]] == [{}, {}]
+    assert text.count("| `shape_operands` | SSD-512 ResNet-50, ") == 2
+    training, _ = record["compared"]
+    on, off = training["comparisons"][0]["implementations"]
+    assert on["losses"][0] == pytest.approx(off["losses"][0], rel=1e-2)
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[
 
 
 def _lower(graph: Graph, weights: Any, request: Request, counts: dict[str, int]) -> None:
-    before = {id(node) for node in graph.operators()}
+    before = {id(node): node for node in graph.operators()}  # held: the numbers of dropped nodes are given again
     rewrite(graph, request.policy, keep_outputs=request.keep_outputs)  # type: ignore[arg-type]
     if request.runs("align_channels"):
         counts["align_channels"] = sum(node.op == "slice_axis" and id(node) not in before for node in graph.operators())
