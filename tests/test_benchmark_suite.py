@@ -75,6 +75,8 @@ def test_a_name_may_leave_a_pass_out():
 
 def test_every_pass_that_can_be_switched_off_is_measured():
     assert set(passes.MEASURED) == set(amp.list_passes())
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    assert [name for name in passes.MEASURED if f"\n- `{name}`: " not in text] == []
     for where in passes.MEASURED.values():
         assert all(set(networks) <= set(passes.BATCH_SIZES[workload]) for workload, networks in where.items())
         assert any(where.values())
