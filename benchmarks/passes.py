@@ -29,6 +29,7 @@ _SUITES = {TRAINING: training.SUITE, INFERENCE: replace(inference.SUITE, inspect
 # pass -> workload -> networks that it acts on. A new pass needs a line: a test says so.
 MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "shape_operands": {TRAINING: ("ssd512",), INFERENCE: ("ssd512",)},
+    "native_activations": {TRAINING: ("mobilenet_v2",)},
     "align_channels": {TRAINING: ("ssd512", "mobilenet_v2"), INFERENCE: ("ssd512", "mobilenet_v2")},
     "drop_training": {INFERENCE: ("vgg16",)},
     "fold_batch_norm": {INFERENCE: ("resnet50", "mobilenet_v2", "densenet121")},

@@ -86,6 +86,11 @@ def dropped():
                  lambda: nn.HybridLambda(lambda F, x: F.identity(x)), lambda: nn.Activation("relu"))
 
 
+def rectified():
+    return chain(lambda: nn.Conv2D(16, 3, in_channels=16), lambda: nn.HybridLambda("relu"),
+                 lambda: nn.Conv2D(16, 1, in_channels=16))
+
+
 def convolution(filters, kernel):
     return lambda: chain(lambda: nn.Conv2D(filters, kernel, in_channels=16))
 
@@ -119,7 +124,9 @@ class Case:
 PADDED = Case(convolution(20, 3), (BF16,), roundings=4, sums=9 * 20 + 1)
 SHAPED = Case(lambda: Anchors(prefix="net_"), (IMITATED, BF16), roundings=5, sums=9 * 32 + 4)
 
-TRAINING = {"align_channels": PADDED, "shape_operands": SHAPED}
+RECTIFIED = Case(rectified, (BF16,), roundings=7, sums=9 * 16 + 18)
+
+TRAINING = {"native_activations": RECTIFIED, "align_channels": PADDED, "shape_operands": SHAPED}
 INFERENCE = {
     "drop_training": Case(dropped, EVERYWHERE, roundings=5),
     "fold_batch_norm": Case(folded, EVERYWHERE, roundings=5),

@@ -11,7 +11,7 @@ from typing import Callable, Iterable
 from ..errors import PolicyError, closest, expected
 from ..graph import Graph
 from ..policy import Policy
-from . import align_channels, assign_dtypes, dilate_pointwise, place_casts, shape_operands
+from . import align_channels, assign_dtypes, dilate_pointwise, native_activations, place_casts, shape_operands
 from .context import Context
 
 __all__ = ["PASSES", "GraphPass", "Run", "checked", "list_passes", "pipeline_of"]
@@ -64,6 +64,8 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("shape_operands", "what is computed for its shape only is not computed", shape_operands.run),
     GraphPass("assign_dtypes", "every operator gets a precision", assign_dtypes.run,
               required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
+    GraphPass("native_activations", "rectifiers run oneDNN's kernels, or less of MXNet's own", native_activations.run,
+              where=(TRAINING,)),
     GraphPass("align_channels", "convolutions are padded to the channel multiple that the fast kernels need",
               align_channels.run, is_step=True),
     GraphPass("place_casts", "a cast is inserted where producer and consumer differ", place_casts.run,
