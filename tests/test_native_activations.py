@@ -96,8 +96,10 @@ def test_relu6_is_that_of_fp32(grad_req):
     amp.init("bfloat16")
     found = run()
     y = expected[0]
-    assert 0.3 < (y == 0).mean() < 0.7 and 0.01 < (y == 6).mean() < 0.5
+    assert 0.3 < (y == 0).mean() < 0.7
+    assert 0.01 < (y == 6).mean() < 0.5
     np.testing.assert_array_less(np.abs(found[0] - y), 2.0 ** -6 * 6)
-    assert found[0].max() == 6 and found[0].min() == 0
+    assert found[0].max() == 6
+    assert found[0].min() == 0
     for got, want in zip(found[1:], expected[1:]):
         assert np.abs(got - want).mean() <= 0.02 * np.abs(want).mean()
