@@ -7,7 +7,7 @@ from ..op_lists import FP32, KEEP, SWITCHED_OFF, OpRule
 from ..policy import precision
 from .context import REGION_ATTRIBUTE, REGION_ON, Context
 
-__all__ = ["input_dtypes", "run"]
+__all__ = ["data_precision", "input_dtypes", "lower_outputs", "run"]
 
 
 def run(graph: Graph, context: Context) -> bool:
@@ -21,8 +21,8 @@ def run(graph: Graph, context: Context) -> bool:
     lowered = False
     for node in graph.operators():
         node.decision = _decide(node, context)
-        if _precision(node, context) == context.target:
-            lowered |= _lower_outputs(node, context)
+        if data_precision(node, context) == context.target:
+            lowered |= lower_outputs(node, context)
     return lowered
 
 
@@ -50,14 +50,15 @@ def _data_shape(node: Node) -> tuple[int, ...] | None:
     return shape
 
 
-def _precision(node: Node, context: Context) -> str | None:
+def data_precision(node: Node, context: Context) -> str | None:
     """Return the precision that a node's floating-point data takes; None when it has no such data."""
     if node.decision.rule == KEEP:
         return None
     return precision(node.decision, [entry.dtype for entry in node.inputs], FLOAT32, context.target)
 
 
-def _lower_outputs(node: Node, context: Context) -> bool:
+def lower_outputs(node: Node, context: Context) -> bool:
+    """Plan the outputs of a node that runs in low precision; return whether that changes a type."""
     # The hidden outputs of operators with FP32 inputs (BatchNorm's mean and variance) are FP32 as well.
     count = 1 if node.decision.fp32_inputs else len(node.dtypes)
     node.planned = [context.target if dtype == FLOAT32 and index < count else dtype
@@ -69,7 +70,7 @@ def input_dtypes(node: Node, context: Context) -> list[str | None]:
     """Return the type that each input must have; None where the input is left as it is."""
     if node.decision.rule == KEEP:
         return [FLOAT32 if entry.is_lowered else None for entry in node.inputs]
-    wanted = _precision(node, context)
+    wanted = data_precision(node, context)
     return [None if not context.is_float(entry)
             else FLOAT32 if position in node.decision.fp32_inputs
             else wanted

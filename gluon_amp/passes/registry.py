@@ -11,7 +11,15 @@ from typing import Callable, Iterable
 from ..errors import PolicyError, closest, expected
 from ..graph import Graph
 from ..policy import Policy
-from . import align_channels, assign_dtypes, dilate_pointwise, native_activations, place_casts, shape_operands
+from . import (
+    align_channels,
+    assign_dtypes,
+    cut_casts,
+    dilate_pointwise,
+    native_activations,
+    place_casts,
+    shape_operands,
+)
 from .context import Context
 
 __all__ = ["PASSES", "GraphPass", "Run", "checked", "list_passes", "pipeline_of"]
@@ -66,6 +74,8 @@ PASSES: tuple[GraphPass, ...] = (
               required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
     GraphPass("native_activations", "rectifiers run oneDNN's kernels, or less of MXNet's own", native_activations.run,
               where=(TRAINING,)),
+    GraphPass("cut_casts", "operators that may run in either precision take what costs least, casts included",
+              cut_casts.run),
     GraphPass("align_channels", "convolutions are padded to the channel multiple that the fast kernels need",
               align_channels.run, is_step=True),
     GraphPass("place_casts", "a cast is inserted where producer and consumer differ", place_casts.run,

@@ -1,0 +1,221 @@
+"""Choose the precision of operators that may run in either by cost: that of casts, and that of their own kernels.
+
+:mod:`~gluon_amp.passes.assign_dtypes` decides in one sweep, by inputs only. A join of one FP32 tensor with many in low
+precision then runs in FP32, and so does what follows. Here operators with the rules NEUTRAL and WIDEST are decided
+again, all at once, by a minimum cut (:mod:`~gluon_amp.passes.placement`) with measured costs.
+
+What an FP32 operator or an output of the graph reads is never rounded more than by the sweep: an operator goes from
+FP32 to low precision only together with all its readers in FP32, which have to be such operators as well.
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Iterator, Mapping, NamedTuple, Sequence
+
+from ..dtypes import FLOAT32
+from ..graph import Entry, Graph, Node
+from ..op_lists import FP32, KEEP, LOWER, NEUTRAL, WIDEST
+from ..op_lists.kernel_costs import COSTS, Costs
+from .assign_dtypes import data_precision, lower_outputs
+from .context import Context
+from .placement import FIXED_FP32, FIXED_LOW, Placement, Tensor
+
+__all__ = ["Choice", "choose", "run"]
+
+# Its author said which precision it follows; nothing is known of its cost.
+_CUSTOM = "Custom"
+
+
+def run(graph: Graph, context: Context) -> bool:
+    """Decide again where that saves time; what it costs is known for bfloat16 on the CPU.
+
+    Returns
+    -------
+    bool
+        Whether an operator was moved.
+    """
+    costs = COSTS.get(context.target)
+    if costs is None or context.policy.emulated:
+        return False
+    return choose(graph, context, costs).apply()
+
+
+def choose(graph: Graph, context: Context, costs: Costs) -> Choice:
+    """Return the choice that there is in a graph that went through ``assign_dtypes``."""
+    choice = Choice(graph, context)
+    choice.fill(costs)
+    return choice
+
+
+@dataclass
+class Choice:
+    """The operators of a graph that may run in either precision.
+
+    Attributes
+    ----------
+    graph : Graph
+        Its nodes have decisions.
+    context : Context
+        The settings of the rewrite.
+    operators : list of Node
+        Those that may be moved.
+    placement : Placement
+        The same, as numbers.
+    """
+
+    graph: Graph
+    context: Context
+    operators: list[Node] = field(default_factory=list)
+    placement: Placement = field(default_factory=Placement)
+
+    def fill(self, costs: Costs) -> None:
+        """Find operators and tensors, and what they cost."""
+        nodes = self.graph.operators()
+        uses = _Uses(self.graph, nodes, self.context)
+        movable = _movable(self.graph, nodes, uses, self.context)
+        numbers = {key: number for number, key in enumerate(movable)}
+        self.operators = list(movable.values())
+        for node in self.operators:
+            size = sum(map(_size, (*_data(node, self.context), *_outputs(node))))
+            is_low = data_precision(node, self.context) == self.context.target
+            self.placement.low.append(is_low)
+            self.placement.kernels.append(costs.kernel(node.op, size, self.context.policy.training, is_low))
+        for key, reads in uses.of.items():
+            self._add(uses.entries[key], [read.end(numbers) for read in reads], numbers, costs)
+
+    def _add(self, entry: Entry, ends: Sequence[int], numbers: Mapping[int, int], costs: Costs) -> None:
+        """Add a tensor, if a movable operator gives or reads it."""
+        readers = tuple(dict.fromkeys(ends))
+        fixed = FIXED_LOW if entry.dtype == self.context.target else FIXED_FP32
+        producer = numbers.get(id(entry.node), fixed)
+        if producer >= 0 and entry.output not in {output.output for output in _outputs(entry.node)}:
+            producer = fixed
+        if max(producer, *readers) < 0:
+            return
+        backward = self.context.policy.training and not entry.node.is_variable
+        low = self.placement.low
+        self.placement.tensors.append(Tensor(producer, readers, costs.cast(_size(entry), backward)))
+        if producer >= 0 and not low[producer]:
+            self.placement.implied += [(producer, end) for end in readers if end >= 0 and not low[end]]
+
+    def apply(self) -> bool:
+        """Give the operators the precisions that cost least; return whether that moved one."""
+        gains = self.placement.gains()
+        if not gains:
+            return False
+        target, followers = self.context.target, [node for node in self.graph.operators() if _is_follower(node)]
+        before = {id(node): data_precision(node, self.context) for node in followers}
+        reasons: dict[int, str] = {}
+        for gain in gains:
+            text = f"saves about {gain.saved / 1e6:.1g} ms of casts and kernels"
+            if len(gain.operators) > 1:
+                text += f", together with {len(gain.operators) - 1} more"
+            reasons.update((id(self.operators[number]), text) for number in gain.operators)
+        for node in followers:
+            was, reason = before[id(node)], reasons.get(id(node))
+            if was is not None:
+                wanted = was if reason is None else FLOAT32 if was == target else target
+                _settle(node, wanted, f"in {wanted} rather than {was}: {reason}" if reason else "", self.context)
+        return True
+
+
+def _is_follower(node: Node) -> bool:
+    return node.decision.rule in (NEUTRAL, WIDEST)
+
+
+def _settle(node: Node, wanted: str, reason: str, context: Context) -> None:
+    """Make a node run in a precision; by its own rule where that gives it."""
+    decision = node.decision
+    if data_precision(node, context) != wanted:
+        reason = reason or f"{decision.note}; stays in {wanted}, which costs least"
+        decision = replace(decision, rule=LOWER if wanted == context.target else FP32)
+    node.decision = replace(decision, note=reason or decision.note)
+    node.planned = []
+    if wanted == context.target:
+        lower_outputs(node, context)
+
+
+def _is_free(node: Node, context: Context) -> bool:
+    """Whether a node can be moved: what it reads and gives is FP32 by itself, and of known size."""
+    if not _is_follower(node) or not node.decision.safe or node.op == _CUSTOM:
+        return False
+    tensors = [*_data(node, context), *_outputs(node)]
+    return (data_precision(node, context) is not None
+            and all(entry.node.dtypes[entry.output] == FLOAT32 and all(entry.shape or (0,)) for entry in tensors))
+
+
+def _data(node: Node, context: Context) -> list[Entry]:
+    """Return the inputs that a node takes in its precision."""
+    return [entry for position, entry in enumerate(node.inputs)
+            if context.is_float(entry) and position not in node.decision.fp32_inputs]
+
+
+def _outputs(node: Node) -> list[Entry]:
+    """Return the outputs that a node gives in its precision."""
+    count = 1 if node.decision.fp32_inputs else len(node.dtypes)
+    return [Entry(node, output) for output in range(count) if node.dtypes[output] == FLOAT32]
+
+
+def _size(entry: Entry) -> int:
+    """Return the bytes of a tensor in FP32."""
+    return 4 * prod(entry.shape or (0,))
+
+
+class _Read(NamedTuple):
+    """A use of a tensor."""
+
+    reader: Node | None  # None for one whose precision is settled
+    is_low: bool
+
+    def end(self, numbers: Mapping[int, int]) -> int:
+        """Return the reader's number, or the fixed end that it is on."""
+        return numbers.get(id(self.reader), FIXED_LOW if self.is_low else FIXED_FP32)
+
+
+class _Uses:
+    """Who reads each tensor that may be cast, and in which precision now."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node], context: Context):
+        self.of: dict[tuple[int, int], list[_Read]] = defaultdict(list)
+        self.entries: dict[tuple[int, int], Entry] = {}
+        for node in nodes:
+            for entry, read in _reads(node, context):
+                self._add(entry, read)
+        for head, dtype in zip(graph.heads, context.outputs):
+            if dtype == FLOAT32:
+                self._add(head, _Read(None, False))
+
+    def _add(self, entry: Entry, read: _Read) -> None:
+        self.of[entry.key].append(read)
+        self.entries[entry.key] = entry
+
+
+def _reads(node: Node, context: Context) -> Iterator[tuple[Entry, _Read]]:
+    if node.decision.rule == KEEP:
+        yield from ((entry, _Read(None, False)) for entry in node.inputs if entry.node.dtypes[entry.output] == FLOAT32)
+        return
+    is_low = data_precision(node, context) == context.target
+    for position, entry in enumerate(node.inputs):
+        if context.is_float(entry):
+            settled = position in node.decision.fp32_inputs
+            yield entry, _Read(None, False) if settled else _Read(node, is_low)
+
+
+def _movable(graph: Graph, nodes: Sequence[Node], uses: _Uses, context: Context) -> dict[int, Node]:
+    """Return the nodes that may be moved, in order."""
+    kept = {id(head.node) for head, dtype in zip(graph.heads, context.outputs) if dtype is None}
+    free = {id(node): node for node in nodes if id(node) not in kept and _is_free(node, context)}
+    # From the end on: what is read in FP32 by something that stays there has to stay as well.
+    for node in reversed(list(free.values())):
+        if data_precision(node, context) != context.target and _is_needed(node, uses, free):
+            del free[id(node)]
+    return free
+
+
+def _is_needed(node: Node, uses: _Uses, free: Mapping[int, Node]) -> bool:
+    """Whether what reads a node in FP32 has to see FP32 values; its outputs that follow nothing are FP32 anyway."""
+    following = {entry.output for entry in _outputs(node)}
+    return any(output not in following or not (read.is_low or id(read.reader) in free)
+               for output in range(len(node.dtypes)) for read in uses.of.get((id(node), output), ()))
