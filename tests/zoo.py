@@ -20,6 +20,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from zoo_networks import DETECTS_IN_TRAINING_ONLY, NEED_STATISTICS, Task, flat, make_task
 
+from gluon_amp.passes import cut_casts
+
 MODES: dict[str, dict[str, Any]] = {
     "eager": {"active": False},
     "hybrid": {"active": True},
@@ -149,7 +151,18 @@ def compare(bench: Bench, modes: list[str]) -> dict[str, Any]:
         found = measured(bench, **MODES[mode])
         first = first or found
         result[mode] = {**distance(plain, found), "between": distance(first, found)}
+    with deciding_by_inputs():
+        found = measured(bench, active=True)
+    result["sweep"] = {**distance(plain, found), "between": distance(first, found)}
     return result
+
+
+@contextmanager
+def deciding_by_inputs() -> Iterator[None]:
+    """Decide every operator's precision by its inputs only, as code that is not hybridized has to."""
+    costs, cut_casts.COSTS = cut_casts.COSTS, {}
+    yield
+    cut_casts.COSTS = costs
 
 
 def measured(bench: Bench, **flags: Any) -> dict[str, Arrays]:

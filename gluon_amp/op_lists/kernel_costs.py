@@ -74,7 +74,7 @@ COSTS: Mapping[str, Costs] = {
         casts=(0.07, 0.135),
         call=5000,
         kernels={
-            "BatchNorm": Rates((0.22, 0.18)),
+            "BatchNorm": Rates((0.22, 0.22)),
             "Activation": Rates((0.2, 0.2)),
             "LeakyReLU": Rates((0.17, 0.17), (0.05, 0.05)),
             "relu": Rates((0.3, 3.5), (0.31, 1.2)),
