@@ -27,7 +27,7 @@ from gluon_amp._mxnet import blocks
 from gluon_amp._mxnet.symbols import analyse, to_graph
 from gluon_amp.graph import Entry, Graph
 from gluon_amp.op_lists.kernel_costs import COSTS
-from gluon_amp.passes import PIPELINE, align_channels, assign_dtypes, cut_casts, place_casts, rewrite, shape_operands
+from gluon_amp.passes import align_channels, assign_dtypes, cut_casts, pipeline_of, place_casts, rewrite, shape_operands
 from gluon_amp.passes.context import Context
 from gluon_amp.policy import Policy
 
@@ -70,7 +70,7 @@ def analysed(net: Any, shape: tuple[int, ...]) -> Graph:
 
 def cast_bytes(graph: Graph, without: Sequence[Any]) -> int:
     """Return the bytes of the tensors that the passes but some cast, parameters left out, after rewriting the graph."""
-    rewrite(graph, Policy(LOW), pipeline=[step for step in PIPELINE if step not in without])
+    rewrite(graph, Policy(LOW), pipeline=[step for step in pipeline_of(Policy(LOW)) if step not in without])
     return sum(4 * prod(cast.inputs[0].shape or (0,)) for cast in place_casts.cast_nodes(graph)
                if not _is_parameter(cast.inputs[0]) and cast.decision is None)
 

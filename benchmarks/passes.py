@@ -30,6 +30,7 @@ _SUITES = {TRAINING: training.SUITE, INFERENCE: replace(inference.SUITE, inspect
 MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "shape_operands": {TRAINING: ("ssd512",), INFERENCE: ("ssd512",)},
     "native_activations": {TRAINING: ("mobilenet_v2",)},
+    "cut_casts": {TRAINING: ("mobilenet_v2", "densenet121"), INFERENCE: ("densenet121",)},
     "align_channels": {TRAINING: ("ssd512", "mobilenet_v2"), INFERENCE: ("ssd512", "mobilenet_v2")},
     "drop_training": {INFERENCE: ("vgg16",)},
     "fold_batch_norm": {INFERENCE: ("resnet50", "mobilenet_v2", "densenet121")},

@@ -22,7 +22,7 @@ from gluon_amp.policy import Policy, make_policy
 LOW = "bfloat16"
 BIG = (2, 64, 32, 32)
 BYTES = Costs((1.0, 2.0), 0, {})  # casts cost their bytes, kernels nothing
-WITHOUT = tuple(step for step in passes.PIPELINE if step is not cut_casts.run)
+WITHOUT = tuple(step for step in passes.pipeline_of(Policy(LOW)) if step is not cut_casts.run)
 
 
 def stem():

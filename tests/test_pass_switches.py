@@ -21,7 +21,7 @@ from gluon_amp.policy import Policy
 pytestmark = pytest.mark.filterwarnings("ignore:AMP will be slow")
 OPTIONAL = list(amp.list_passes())
 REQUIRED = [each.name for each in passes.PASSES if each.required]
-HELPERS = {"__init__", "context", "readers", "registry", "verify", "weights"}
+HELPERS = {"__init__", "context", "placement", "readers", "registry", "verify", "weights"}
 # What is called by another name than its file, or is not a file of its own because MXNet does it.
 FILES = {"cast_params_offline": "fold_constants", "fuse": None}
 
