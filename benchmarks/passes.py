@@ -32,6 +32,7 @@ MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "native_activations": {TRAINING: ("mobilenet_v2",)},
     "cut_casts": {TRAINING: ("mobilenet_v2", "densenet121"), INFERENCE: ("densenet121",)},
     "align_channels": {TRAINING: ("ssd512", "mobilenet_v2"), INFERENCE: ("ssd512", "mobilenet_v2")},
+    "fold_stride": {TRAINING: ("resnet50", "ssd512")},
     "drop_training": {INFERENCE: ("vgg16",)},
     "fold_batch_norm": {INFERENCE: ("resnet50", "mobilenet_v2", "densenet121")},
     "dilate_pointwise": {INFERENCE: ("resnet50", "mobilenet_v2")},

@@ -77,7 +77,8 @@ class Node:
     dtypes, shapes : list
         Per output, written by the analysis; empty until then.
     planned : list
-        Per output, the data types that the assignment pass decided on; empty until then.
+        Per output, the data types that the assignment pass decided on; empty until then. A node that a
+        pass put in, without a decision, reads its inputs in the first of them.
     decision : object
         The policy's decision for this operator, written by the assignment pass.
     """

@@ -138,7 +138,15 @@ class Policy:
         # In inference AMX kernels gain with few channels too, and leave their output in the layout of the others.
         any_channels = self.amx and not self.training
         channels = shape[1] if shape and len(shape) > 1 and not any_channels else None
+        if channels and op == "Convolution" and self.folds_strides and shape_rules.can_fold_stride(attrs, channels):
+            channels = None  # it will have more
         return next(record for record in self._records(op) if _holds(record, attrs, channels))
+
+    @property
+    def folds_strides(self) -> bool:
+        """Whether strided convolutions of few channels run as others, of more channels and without a stride."""
+        return (self.amx and self.training and self.target_dtype == BFLOAT16 and not self.emulated
+                and "fold_stride" not in self.disabled_passes)
 
     @property
     def has_shape_rules(self) -> bool:

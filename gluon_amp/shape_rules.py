@@ -1,4 +1,4 @@
-"""Shapes for which bfloat16 convolutions of oneDNN 2.4.4 are not sound."""
+"""Shapes for which bfloat16 convolutions of oneDNN 2.4.4 are not sound, or run as others."""
 from __future__ import annotations
 
 import re
@@ -7,7 +7,8 @@ from typing import Mapping, Sequence
 
 from .op_lists import FP32, OpRule
 
-__all__ = ["UNDILATED", "has_idle_taps", "is_pointwise", "overruns_amx_tiles", "unsound_convolution"]
+__all__ = ["UNDILATED", "can_fold_stride", "has_idle_taps", "integers", "is_pointwise", "overruns_amx_tiles",
+           "unsound_convolution"]
 
 _CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 _IDLE_TAPS = OpRule("Convolution", FP32, safe=False,
@@ -54,13 +55,20 @@ def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
     """
     if str(attrs.get("layout")) in _CHANNELS_LAST:
         return False
-    kernel, stride, pad, dilate = (_integers(attrs.get(name)) for name in ("kernel", "stride", "pad", "dilate"))
+    kernel, stride, pad, dilate = (integers(attrs.get(name)) for name in ("kernel", "stride", "pad", "dilate"))
     count = len(kernel)
     return any(_is_idle(*values) for values in zip(kernel, stride or [1] * count, pad or [0] * count,
                                                    dilate or [1] * count, shape[2:]))
 
 
-def _integers(text: object) -> list[int]:
+def integers(text: object) -> list[int]:
+    """Return the numbers of a tuple that is written as symbol JSON writes it; none for None.
+
+    Examples
+    --------
+    >>> integers('(3, 3)')
+    [3, 3]
+    """
     return [int(number) for number in re.findall(r"\d+", str(text))] if text is not None else []
 
 
@@ -97,5 +105,33 @@ def overruns_amx_tiles(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
 
 def is_pointwise(attrs: Mapping[str, str]) -> bool:
     """Whether a convolution may run oneDNN's kernel for one by one filters: no stride, padding, dilation or groups."""
-    ones = (_integers(attrs.get(name)) for name in ("kernel", "stride", "dilate", "num_group"))
-    return all(number == 1 for numbers in ones for number in numbers) and not any(_integers(attrs.get("pad")))
+    ones = (integers(attrs.get(name)) for name in ("kernel", "stride", "dilate", "num_group"))
+    return all(number == 1 for numbers in ones for number in numbers) and not any(integers(attrs.get("pad")))
+
+
+_MOST_FOLDED = 8  # channels: four pixels of each fill one AMX tile
+_LEAST_FILTERS = 16
+
+
+def can_fold_stride(attrs: Mapping[str, str], channels: int) -> bool:
+    """Whether a convolution may run without its stride on four times the channels, and gains from it on AMX.
+
+    Parameters
+    ----------
+    attrs : mapping of str to str
+        Its parameters, as in symbol JSON.
+    channels : int
+        Its input channels.
+
+    Examples
+    --------
+    >>> can_fold_stride({'kernel': '(7, 7)', 'stride': '(2, 2)', 'pad': '(3, 3)', 'num_filter': '64'}, 3)
+    True
+    >>> can_fold_stride({'kernel': '(3, 3)', 'pad': '(1, 1)', 'num_filter': '64'}, 3)
+    False
+    """
+    kernel, stride, pad, others = (integers(attrs.get(name)) for name in ("kernel", "stride", "pad", "dilate"))
+    square = stride == [2, 2] and len(set(kernel)) == 1 and len(set(pad)) <= 1 and len(kernel) == 2 and kernel[0] > 2
+    plain = all(number == 1 for number in others) and int(attrs.get("num_group", 1)) == 1
+    wide = 0 < channels <= _MOST_FOLDED and int(attrs.get("num_filter", 0)) >= _LEAST_FILTERS
+    return square and plain and wide and str(attrs.get("layout")) not in _CHANNELS_LAST

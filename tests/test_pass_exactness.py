@@ -127,8 +127,11 @@ SHAPED = Case(lambda: Anchors(prefix="net_"), (IMITATED, BF16), roundings=5, sum
 RECTIFIED = Case(between("relu"), (BF16,), roundings=8)
 MADE_POSITIVE = Case(between("abs"), (BF16,), roundings=8)
 
+STRIDED = Case(lambda: chain(lambda: nn.Conv2D(32, 7, 2, 3, in_channels=3)), (AMX,), roundings=4, sums=7 * 7 * 32 + 1,
+               shape=(1, 3, 13, 12))
+
 TRAINING = {"native_activations": RECTIFIED, "cut_casts": MADE_POSITIVE, "align_channels": PADDED,
-            "shape_operands": SHAPED}
+            "shape_operands": SHAPED, "fold_stride": STRIDED}
 INFERENCE = {
     "cut_casts": MADE_POSITIVE,
     "drop_training": Case(dropped, EVERYWHERE, roundings=5),

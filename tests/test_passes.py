@@ -123,6 +123,49 @@ def test_grouped_and_unknown_shapes_are_not_padded():
     assert not [line for line in lines if "_zeros" in line]
 
 
+AMX = Policy("bfloat16", amx=True, channel_multiple=32)
+
+
+def test_with_amx_a_strided_stem_reads_squares_of_pixels_as_channels():
+    stem = conv("stem", data(3), 64, 3, kernel=7, stride=(2, 2), pad=(3, 3))
+    assert rewritten("bfloat16", stem, policy=AMX) == [
+        "data_bfloat16: amp_cast(data) -> bfloat16",
+        "stem_select: _eye() -> float32",
+        "stem_select1: Reshape(stem_select) -> float32",
+        "stem_select2: Pad(stem_select1) -> float32",
+        "stem_select2_bfloat16: amp_cast(stem_select2) -> bfloat16",
+        "stem_squares: Convolution(data_bfloat16, stem_select2_bfloat16) -> bfloat16",
+        "stem_weight_bfloat16: amp_cast(stem_weight) -> bfloat16",
+        "stem_weight_squares: Convolution(stem_weight_bfloat16, stem_select2_bfloat16) -> bfloat16",
+        "stem: Convolution(stem_squares, stem_weight_squares) -> bfloat16",
+        "stem_float32: amp_cast(stem) -> float32",
+        "out: stem_float32"]
+    assert (stem.attrs["kernel"], stem.attrs["stride"], stem.attrs["pad"]) == ("(4, 4)", "(1, 1)", "(0, 0)")
+    assert stem.inputs[1].shape == (64, 32, 4, 4)
+
+
+def test_even_filters_need_no_zeros_around_them():
+    stem = conv("stem", data(4), 64, 4, kernel=4, stride=(2, 2), pad=(1, 1))
+    assert not any("Pad" in line for line in rewritten("bfloat16", stem, policy=AMX))
+    assert stem.inputs[0].node.attrs["pad"] == "(1, 1)"
+    assert stem.attrs["kernel"] == "(2, 2)"
+
+
+@pytest.mark.parametrize(("attrs", "channels", "policy"), [
+    ({"stride": (1, 1)}, 3, AMX), ({"stride": (2, 1)}, 3, AMX), ({"kernel": 1}, 3, AMX), ({"kernel": 2}, 3, AMX),
+    ({"dilate": (2, 2)}, 3, AMX), ({"layout": "NHWC"}, 3, AMX), ({"filters": 8}, 3, AMX), ({"pad": (1, 0)}, 3, AMX),
+    ({}, 12, AMX), ({}, 3, Policy("bfloat16")), ({}, 3, Policy("bfloat16", amx=True, training=False)),
+    ({}, 3, Policy("bfloat16", amx=True, emulated=True))])
+def test_other_convolutions_keep_their_stride(attrs, channels, policy):
+    filters = attrs.pop("filters", 64)
+    stem = conv("stem", data(channels), filters, channels, **{"kernel": 7, "stride": (2, 2), "pad": (3, 3), **attrs})
+    stride = stem.attrs["stride"]
+    assert not any("_squares" in line for line in rewritten("bfloat16", stem, policy=policy))
+    assert stem.attrs["stride"] == stride
+    if policy.training:
+        assert stem.inputs[0].dtype == "float32"
+
+
 def test_accumulated_gradients_and_grouped_weights_get_a_guard():
     c = conv("c", data(), 16, 1, num_group=16)
     result = rewritten("bfloat16", op("FullyConnected", "fc", c, variable("w"), variable("b")), guarded=["w"])

@@ -45,8 +45,16 @@ def test_the_policy_heeds_it_where_amx_is_used(policy, rule):
 @pytest.mark.parametrize(("amx", "training", "rule"), [
     (False, True, "FP32"), (False, False, "FP32"), (True, True, "FP32"), (True, False, "LOWER")])
 def test_few_channels_pay_in_inference_with_amx_only(amx, training, rule):
-    attrs = {"kernel": "(7, 7)", "stride": "(2, 2)", "pad": "(3, 3)"}
+    attrs = {"kernel": "(7, 7)", "pad": "(3, 3)", "num_filter": "64"}
     policy = Policy("bfloat16", amx=amx, training=training)
+    assert policy.decide("Convolution", attrs, (1, 3, 64, 64)).rule == rule
+
+
+@pytest.mark.parametrize(("policy", "rule"), [
+    (Policy("bfloat16"), "FP32"), (Policy("bfloat16", amx=True), "LOWER"),
+    (Policy("bfloat16", amx=True, disabled_passes=frozenset({"fold_stride"})), "FP32")])
+def test_few_channels_pay_in_training_where_their_stride_is_folded(policy, rule):
+    attrs = {"kernel": "(7, 7)", "stride": "(2, 2)", "pad": "(3, 3)", "num_filter": "64"}
     assert policy.decide("Convolution", attrs, (1, 3, 64, 64)).rule == rule
 
 

@@ -22,17 +22,22 @@ def run(graph: Graph, context: Context) -> bool:
     nodes = graph.nodes()
     casts = _Casts(context, {node.name for node in nodes}, _grouped_weights(nodes))
     for node in nodes:
-        if node.decision is None:
-            continue
-        for position, wanted in enumerate(input_dtypes(node, context)):
+        for position, wanted in enumerate(_wanted(node, context)):
             if wanted is not None:
                 entry = node.inputs[position]
-                if position in node.decision.rounded_inputs:
+                if node.decision is not None and position in node.decision.rounded_inputs:
                     entry = casts.to(entry, context.target)
                 node.inputs[position] = casts.to(entry, wanted)
     graph.heads = [casts.to(head, FLOAT32) if dtype == FLOAT32 else head
                    for head, dtype in zip(graph.heads, context.outputs)]
     return bool(casts.made)
+
+
+def _wanted(node: Node, context: Context) -> list[str | None]:
+    if node.decision is not None:
+        return input_dtypes(node, context)
+    # Put in by a pass, which may have planned a precision.
+    return [node.planned[0]] * len(node.inputs) if node.planned else []
 
 
 def _grouped_weights(nodes: list[Node]) -> set[str]:

@@ -16,6 +16,7 @@ from . import (
     assign_dtypes,
     cut_casts,
     dilate_pointwise,
+    fold_stride,
     native_activations,
     place_casts,
     shape_operands,
@@ -78,6 +79,8 @@ PASSES: tuple[GraphPass, ...] = (
               cut_casts.run),
     GraphPass("align_channels", "convolutions are padded to the channel multiple that the fast kernels need",
               align_channels.run, is_step=True),
+    GraphPass("fold_stride", "strided convolutions of few channels run on AMX; they stay in FP32 without it",
+              fold_stride.run, where=(TRAINING,), applies=fold_stride.is_needed),
     GraphPass("place_casts", "a cast is inserted where producer and consumer differ", place_casts.run,
               required="without it operators would read types that they cannot run in"),
     GraphPass("dilate_pointwise", "pointwise convolutions avoid a kernel of AMX that is not sound; they stay in FP32 "

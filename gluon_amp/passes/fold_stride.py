@@ -1,0 +1,84 @@
+"""Turn a strided convolution of few channels into one of many channels without a stride.
+
+The first convolution of a network for images reads 3 channels, which fill neither AMX tiles nor the layout of the
+kernels after it. With stride 2 it computes the same as one with stride 1, and filters of half the size, on the four
+pixels of every 2x2 square side by side as channels. A convolution with zeros and ones puts them there, and adds zero
+channels up to the multiple that the kernels need; it is exact. Parameters, gradients and files keep the user's shapes.
+
+Kept in FP32 such a convolution is as slow, and the largest maps of the network take twice the memory.
+"""
+from __future__ import annotations
+
+from ..dtypes import FLOAT32
+from ..graph import Entry, Graph, Node, unique_name
+from ..policy import Policy
+from ..shape_rules import can_fold_stride, integers
+from .align_channels import MULTIPLE
+from .context import Context, operator
+
+__all__ = ["is_needed", "run"]
+
+
+def is_needed(policy: Policy) -> bool:
+    """Whether convolutions of few channels gain from it in graphs of a policy."""
+    return policy.folds_strides
+
+
+def run(graph: Graph, context: Context) -> bool:
+    """Fold the stride of every low-precision convolution for which it pays.
+
+    Returns
+    -------
+    bool
+        Whether there was one.
+    """
+    nodes = graph.nodes()
+    names = {node.name for node in nodes}
+    found = [node for node in nodes if node.op == "Convolution" and Entry(node).dtype == context.target
+             and node.inputs[1].dtype == FLOAT32 and node.inputs[1].shape
+             and can_fold_stride(node.attrs, node.inputs[1].shape[1])]
+    for node in found:
+        _fold(node, context, names)
+    return bool(found)
+
+
+def _fold(node: Node, context: Context, names: set[str]) -> None:
+    data, weight, *bias = node.inputs
+    filters, channels, size, _ = weight.shape or ()
+    squares = _squares(node, channels, context, names)
+    odd = size % 2  # odd filters get a last row and column of zeros
+    pad = (integers(node.attrs.get("pad")) or [0])[0]
+    folded_data = _folded(node, data, squares, f"{node.name}_squares", pad + odd, names)
+    folded_weight = _folded(node, weight, squares, f"{weight.node.name}_squares", odd, names)
+    halved = ((size + odd) // 2,) * 2
+    folded_weight.node.shapes = [(filters, (squares.shape or ())[0], *halved)]
+    node.inputs = [folded_data, folded_weight, *bias]
+    node.attrs = {**node.attrs, "kernel": str(halved), "stride": "(1, 1)", "pad": "(0, 0)"}
+
+
+def _squares(node: Node, channels: int, context: Context, names: set[str]) -> Entry:
+    """Return filters that take the four pixels of a square apart, one each; the surplus ones give zeros."""
+    weight = node.inputs[1]
+    width = context.policy.channel_multiple or MULTIPLE[context.target]
+
+    def add(op: str, inputs: list[Entry], made_shape: tuple[int, ...], **attrs: object) -> Entry:
+        made = operator(op, unique_name(f"{node.name}_select", names), inputs, weight, **attrs)
+        made.shapes = [made_shape]
+        return Entry(made)
+
+    shape: tuple[int, ...] = (width, channels, 2, 2)
+    squares = add("_eye", [], (width, 4 * channels), N=width, M=4 * channels, k=0, dtype=weight.dtype)
+    squares = add("Reshape", [squares], shape, shape=shape)
+    if (weight.shape or ())[2] % 2 == 0:
+        return squares
+    # With a row and a column of zeros before them they find the last square of maps of even and of odd size.
+    return add("Pad", [squares], (width, channels, 3, 3), mode="constant", pad_width=(0, 0, 0, 0, 1, 0, 1, 0))
+
+
+def _folded(node: Node, entry: Entry, squares: Entry, name: str, pad: int, names: set[str]) -> Entry:
+    """Return a tensor with its 2x2 squares as channels, in the precision of the convolution that reads it."""
+    width, _, size, _ = squares.shape or ()
+    folded = operator("Convolution", unique_name(name, names), [entry, squares], squares, kernel=(size, size),
+                      stride=(2, 2), pad=(pad, pad), num_filter=width, no_bias=True)
+    folded.shapes, folded.planned = [None], list(node.planned)
+    return Entry(folded)
