@@ -20,7 +20,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from zoo_networks import DETECTS_IN_TRAINING_ONLY, NEED_STATISTICS, Task, flat, make_task
 
-from gluon_amp.passes import cut_casts
+from gluon_amp.passes import cut_casts, fold_stride
 
 MODES: dict[str, dict[str, Any]] = {
     "eager": {"active": False},
@@ -159,10 +159,15 @@ def compare(bench: Bench, modes: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def deciding_by_inputs() -> Iterator[None]:
-    """Decide every operator's precision by its inputs only, as code that is not hybridized has to."""
+    """Decide every operator's precision by its inputs and run its own kernel, as code that is not hybridized has to."""
     costs, cut_casts.COSTS = cut_casts.COSTS, {}
+    fold, fold_stride.can_fold_stride = fold_stride.can_fold_stride, _never
     yield
-    cut_casts.COSTS = costs
+    cut_casts.COSTS, fold_stride.can_fold_stride = costs, fold
+
+
+def _never(attrs: dict[str, str], channels: int) -> bool:
+    return False
 
 
 def measured(bench: Bench, **flags: Any) -> dict[str, Arrays]:
