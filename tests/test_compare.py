@@ -123,7 +123,7 @@ def test_it_sees_what_runs_and_what_comes_out(name, dtype):
     eager = amp.compare(net, data, dtype=dtype, train_mode=False, gradients=False)
     net.hybridize()
     hybridized = amp.compare(net, data, dtype=dtype, train_mode=False, gradients=False)
-    # Only a graph can be decided by cost, and a view made by x.reshape() outside of graphs stays in whatever type it is.
+    # Only a graph can be decided by cost; a view made by x.reshape() outside of graphs stays in whatever type it is.
     amp.init(dtype, disable_passes=["cut_casts"])
     swept = amp.compare(net, data, train_mode=False, gradients=False)
     amp.deinit()

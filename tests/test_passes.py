@@ -116,6 +116,14 @@ def test_only_what_gains_is_padded(filters, target, padded):
     assert attrs["num_filter"] == str(padded or filters)
 
 
+@pytest.mark.parametrize(("amx", "training", "padded"), [(True, True, False), (False, True, True)])
+def test_before_batch_norm_amx_takes_odd_channel_counts_as_they_are(amx, training, padded):
+    policy = Policy("bfloat16", amx=amx, channel_multiple=32, training=training)
+    norm = batch_norm("bn", conv("c", data(32), 40, 32, kernel=3))
+    lines = rewritten("bfloat16", op("Activation", "relu", Entry(norm), act_type="relu"), policy=policy)
+    assert any("slice_axis" in line for line in lines) == padded
+
+
 def test_grouped_and_unknown_shapes_are_not_padded():
     grouped = conv("g", data(), 24, 8, num_group=2)
     unknown = conv("u", data(), 24, 16, weight=variable("w"))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from ..dtypes import BFLOAT16, FLOAT16
 from ..graph import Entry, Graph, Node, unique_name
+from ..op_lists.groups.layers import BATCH_NORMS
 from .context import Context, operator
+from .readers import Readers
 
 __all__ = ["MULTIPLE", "run"]
 
@@ -29,8 +31,9 @@ def run(graph: Graph, context: Context) -> bool:
         return False
     nodes = graph.nodes()
     names = {node.name for node in nodes}
+    readers = Readers(graph)
     padded = {id(node): _pad(node, extra, names, context) for node in nodes
-              for extra in [_missing_channels(node, context)] if extra}
+              for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, readers, context)}
     for node in nodes:
         node.inputs = [padded.get(id(entry.node), entry) for entry in node.inputs]
     graph.heads = [padded.get(id(head.node), head) for head in graph.heads]
@@ -51,6 +54,16 @@ def _missing_channels(node: Node, context: Context) -> int | None:
     if weight is None or 0 in weight or weight[0] < least:
         return None
     return -weight[0] % multiple or None
+
+
+def _is_normalised(node: Node, readers: Readers, context: Context) -> bool:
+    """Whether the cut would cost more than it gains: with AMX kernels, in training, before BatchNorm.
+
+    A cut leaves its output in plain layout, for which oneDNN has a slow kernel of BatchNorm only. Kernels without AMX
+    are slower on odd channel counts than that.
+    """
+    return (context.policy.amx and context.policy.training
+            and any(reader.op in BATCH_NORMS for reader in readers.of(Entry(node))))
 
 
 def _pad(node: Node, extra: int, names: set[str], context: Context) -> Entry:
