@@ -66,6 +66,8 @@ class Placement:
         What they read and give.
     implied : list of (int, int)
         The second of two operators has to run in low precision when the first does.
+    least_share : float
+        What changing a connected part has to save at least, as a share of what it costs.
 
     Examples
     --------
@@ -81,6 +83,7 @@ class Placement:
     kernels: list[tuple[int, int]] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     implied: list[tuple[int, int]] = field(default_factory=list)
+    least_share: float = 0.0
 
     def cost(self, low: Sequence[bool]) -> int:
         """Return what a choice of precisions costs."""
@@ -105,7 +108,8 @@ class Placement:
         found = [Gain([number for number in part.operators if cut[number] != self.low[number]],
                       part.cost(self.kernels, self.low) - part.cost(self.kernels, cut)) for part in parts]
         # Costs are rounded to fit 32 bits: what is a gain only through that is none.
-        return [gain for gain in found if gain.saved > 0]
+        return [gain for gain, part in zip(found, parts)
+                if gain.saved > self.least_share * part.cost(self.kernels, self.low)]
 
     def _parts(self) -> list[_Part]:
         """Return the connected parts with casts, or with operators that are slower than they would be elsewhere."""
