@@ -75,6 +75,14 @@ def test_a_dense_block_casts_its_stem_once():
     assert (before["join1"], before["join2"]) == ("float32", "float32")
 
 
+def test_a_gain_that_is_too_small_a_share_of_the_cost_is_left_alone():
+    tensors = [Tensor(FIXED_LOW, (0,), 5), Tensor(0, (FIXED_LOW,), 5)]
+    for share, moved in ((0.0, True), (0.09, True), (0.1, False)):
+        placement = Placement([False], [(90, 90)], tensors, least_share=share)
+        assert placement.cost([False]) - placement.cost([True]) == 10
+        assert placement.cheapest() == [moved]
+
+
 def test_decisions_say_why():
     result = graph(dense_block())
     passes.rewrite(result, Policy(LOW))

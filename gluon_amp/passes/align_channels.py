@@ -11,7 +11,7 @@ from ..dtypes import BFLOAT16, FLOAT16
 from ..graph import Entry, Graph, Node, unique_name
 from ..op_lists.groups.layers import BATCH_NORMS
 from .context import Context, operator
-from .readers import Readers
+from .readers import Readers, redirect
 
 __all__ = ["MULTIPLE", "run"]
 
@@ -32,11 +32,9 @@ def run(graph: Graph, context: Context) -> bool:
     nodes = graph.nodes()
     names = {node.name for node in nodes}
     readers = Readers(graph)
-    padded = {id(node): _pad(node, extra, names, context) for node in nodes
+    padded = {Entry(node).key: _pad(node, extra, names, context) for node in nodes
               for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, readers, context)}
-    for node in nodes:
-        node.inputs = [padded.get(id(entry.node), entry) for entry in node.inputs]
-    graph.heads = [padded.get(id(head.node), head) for head in graph.heads]
+    redirect(graph, padded)
     return bool(padded)
 
 
@@ -59,8 +57,8 @@ def _missing_channels(node: Node, context: Context) -> int | None:
 def _is_normalised(node: Node, readers: Readers, context: Context) -> bool:
     """Whether the cut would cost more than it gains: with AMX kernels, in training, before BatchNorm.
 
-    A cut leaves its output in plain layout, for which oneDNN has a slow kernel of BatchNorm only. Kernels without AMX
-    are slower on odd channel counts than that.
+    A cut leaves its output in plain layout, for which oneDNN has a slow kernel of BatchNorm only. Without AMX
+    odd channel counts fall back to kernels that are far slower.
     """
     return (context.policy.amx and context.policy.training
             and any(reader.op in BATCH_NORMS for reader in readers.of(Entry(node))))

@@ -26,8 +26,7 @@ __all__ = ["Choice", "choose", "run"]
 
 # Its author said which precision it follows; nothing is known of its cost.
 _CUSTOM = "Custom"
-# Rates differ by a fifth from run to run, and do not know layouts: DenseNet-121 trained a tenth slower for an estimated
-# gain of a twentieth.
+# Rates differ by a fifth from run to run, and do not know layouts: smaller gains may well be losses.
 _LEAST_SHARE = 0.1
 
 
