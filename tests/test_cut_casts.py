@@ -1,6 +1,7 @@
 """The choice of precisions by cost: graphs written by hand, random ones against all choices, and whole networks."""
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import mxnet as mx
@@ -207,7 +208,7 @@ def all_choices(placement):
 def test_no_choice_costs_less(made, costs):
     context = Context(Policy(LOW), outputs=tuple(head.node.dtypes[head.output] for head in made.heads))
     assign_dtypes.run(made, context)
-    placement = cut_casts.choose(made, context, costs).placement
+    placement = replace(cut_casts.choose(made, context, costs).placement, least_share=0)  # takes every gain there is
     found = placement.cheapest()
     assert placement.cost(found) == min(map(placement.cost, all_choices(placement)))
     assert found in list(all_choices(placement))
