@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 from mxnet import gluon
 
-from ._mxnet import trainers
+from ._mxnet import trainers, updates
 from .errors import StateError, expected
 from .loss_scaler import LossScaler, StaticLossScaler
 from .parallel import Reduction, distribute
@@ -232,6 +232,7 @@ def attach(trainer: gluon.Trainer, scaler: TrainerScaler, allreduce_always_fp32:
     The other parameters are those of :func:`gluon_amp.parallel.distribute`.
     """
     scaler.reduction = distribute(trainer, allreduce_always_fp32, gradient_predivide_factor)
+    updates.speed_up(trainer)
     stand_by(trainer, scaler)
 
 

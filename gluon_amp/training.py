@@ -82,7 +82,6 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
         return
     scaler = _make_scaler(loss_scaler, active_dtype(trainers.device_type(trainer)))
     trainers.update_locally(trainer)
-    trainers.update_singly(trainer)
     attach(trainer, TrainerScaler(trainer, scaler, warn_after), **reduction)
 
 

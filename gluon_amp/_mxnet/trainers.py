@@ -5,29 +5,23 @@ skips the update when the answer is true. That attribute is MXNet's own way in f
 """
 from __future__ import annotations
 
-import os
 import tempfile
-from collections import defaultdict
 from typing import Any, Iterable, Iterator
 
 import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.ndarray import NDArray
-from mxnet.optimizer import SGD, Optimizer
+from mxnet.optimizer import Optimizer
 
 from ..errors import StateError
-from .hooks import original_invoke
-from .operators import handle_of
+from . import finite
 
 __all__ = ["attach", "attached", "device_type", "discard_gradients", "divide_rescaling", "gradient_norm",
            "gradients_are_finite", "has_gradients", "is_initialized", "is_scaled_by_hand", "load_optimizer_states",
            "master_arrays", "named_gradients", "non_finite_parameters", "optimizer_arrays", "optimizer_states",
-           "parameters", "reduces_over_processes", "scale_gradients", "update_locally", "update_singly",
-           "zero"]
+           "parameters", "reduces_over_processes", "scale_gradients", "update_locally", "zero"]
 
 _ATTRIBUTE = "_amp_loss_scaler"
-_LARGE = 100_000  # elements from which one call of the BLAS for an array pays
-_ARRAYS_A_CALL = 200  # as many as MXNet's multi-tensor operators take comfortably
 
 
 def attach(trainer: gluon.Trainer, scaler: Any) -> None:
@@ -72,14 +66,6 @@ def update_locally(trainer: gluon.Trainer) -> None:
             updater.set_states(states)
 
 
-def update_singly(trainer: gluon.Trainer) -> None:
-    """Let SGD on CPUs update one parameter at a time: MXNet's operators for several take a quarter longer there."""
-    optimizer = trainer._optimizer
-    on_cpu = all(context.device_type != "gpu" for context in trainer._contexts or ())
-    if on_cpu and type(optimizer) is SGD and "MXNET_OPTIMIZER_AGGREGATION_SIZE" not in os.environ:
-        optimizer.aggregate_num = 1
-
-
 def _kvstore_states(trainer: gluon.Trainer) -> bytes | None:
     """Return the optimizer states that an earlier step or ``load_states`` left on the KVStore."""
     if not (trainer._kvstore and trainer._update_on_kvstore):
@@ -106,33 +92,20 @@ def divide_rescaling(trainer: gluon.Trainer, factor: float) -> None:
 
 
 def gradients_are_finite(trainer: gluon.Trainer) -> bool:
-    """Whether every gradient on every context is finite; one answer for all.
-
-    A finite sum of squares proves all values finite, and takes a fraction of the time of MXNet's exact check; one
-    that is not finite may come from large finite values, so that the exact check decides.
-    """
-    chunks = _chunks(_gradients(trainer))
-    with autograd.pause():
-        sums = [_sums_of_squares(chunk) for chunk in chunks]
-        return all(_are_finite(found) or _all_finite(chunk) for found, chunk in zip(sums, chunks))
+    """Whether every gradient on every context is finite; one answer for all."""
+    return finite.are_finite(_gradients(trainer))
 
 
 def gradient_norm(trainer: gluon.Trainer) -> float:
     """Return the 2-norm of all gradients of the first context, as they are."""
     first = trainer._contexts[0] if trainer._contexts else None
-    with autograd.pause():
-        # Squares of float16 values are added up in float16.
-        chunks = _chunks(gradient.astype("float32") if gradient.dtype == np.float16 else gradient
-                         for gradient in _gradients(trainer) if gradient.context == first)
-        sums = [total for chunk in chunks for total in _sums_of_squares(chunk)]
-        return float(np.sqrt(sum(total.asnumpy().astype("float64").sum() for total in sums)))
+    return finite.norm(gradient for gradient in _gradients(trainer) if gradient.context == first)
 
 
 def non_finite_parameters(trainer: gluon.Trainer) -> list[str]:
     """Name the parameters with an infinite or NaN gradient on some context."""
-    with autograd.pause():
-        return [parameter.name for parameter in trainer._params
-                if any(not _all_finite([values]) for values in _gradients_of(parameter))]
+    return [parameter.name for parameter in trainer._params
+            if any(not finite.all_finite([values]) for values in _gradients_of(parameter))]
 
 
 def named_gradients(trainer: gluon.Trainer) -> Iterator[tuple[str, NDArray]]:
@@ -145,37 +118,6 @@ def named_gradients(trainer: gluon.Trainer) -> Iterator[tuple[str, NDArray]]:
 def has_gradients(trainer: gluon.Trainer) -> bool:
     """Whether any parameter has a gradient."""
     return next(_gradients(trainer), None) is not None
-
-
-def _chunks(gradients: Iterable[NDArray]) -> list[list[NDArray]]:
-    """Group by context and type, as multi-tensor operators need it."""
-    groups: dict[tuple[Any, Any], list[NDArray]] = defaultdict(list)
-    for gradient in gradients:
-        groups[gradient.context, gradient.dtype].append(gradient)
-    return [arrays[start:start + _ARRAYS_A_CALL] for arrays in groups.values()
-            for start in range(0, len(arrays), _ARRAYS_A_CALL)]
-
-
-def _sums_of_squares(chunk: list[NDArray]) -> list[NDArray]:
-    """Return sums of squares that together cover arrays of one context and type."""
-    # On a CPU multi_sum_sq uses one thread for each array: the BLAS takes a third of its time on large ones.
-    by_blas = chunk[0].context.device_type != "gpu" and chunk[0].dtype == np.float32
-    large = [array for array in chunk if by_blas and array.size >= _LARGE]
-    small = [array for array in chunk if not (by_blas and array.size >= _LARGE)]
-    return [*map(_dot_with_itself, large), *([nd.multi_sum_sq(*small, num_arrays=len(small))] if small else [])]
-
-
-def _dot_with_itself(array: NDArray) -> NDArray:
-    flat = array.as_nd_ndarray().reshape((-1,))
-    return original_invoke()(handle_of("dot"), [flat, flat], [], [], None, False, False)
-
-
-def _are_finite(arrays: list[NDArray]) -> bool:
-    return all(np.isfinite(array.asnumpy()).all() for array in arrays)
-
-
-def _all_finite(arrays: list[NDArray]) -> bool:
-    return bool(nd.multi_all_finite(*arrays, num_arrays=len(arrays)).asscalar())
 
 
 def _gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:

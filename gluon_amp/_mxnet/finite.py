@@ -1,0 +1,102 @@
+"""Whether arrays are finite, and the sums of their squares, at the speed of memory."""
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import lru_cache
+from typing import Any, Iterable, Iterator
+
+import numpy as np
+from mxnet import Context, autograd, nd
+from mxnet.ndarray import NDArray
+
+from .hooks import original_invoke
+from .operators import handle_of
+
+__all__ = ["all_finite", "are_finite", "norm"]
+
+_LARGE = 100_000  # elements from which one call for an array pays
+_ARRAYS_A_CALL = 200  # as many as MXNet's multi-tensor operators take comfortably
+_WIDTHS = range(2048, 63, -1)  # of rows that oneDNN adds up with all threads
+
+
+def are_finite(arrays: Iterable[NDArray]) -> bool:
+    """Whether all values are finite.
+
+    A finite sum proves that its terms are, and takes a fraction of the time of MXNet's exact check; one that is not
+    finite may come from large finite values, so that the exact check decides.
+    """
+    chunks = list(_chunks(arrays))
+    with autograd.pause():
+        sums = [_sums(chunk) for chunk in chunks]
+        return all(_have_finite_values(found) or all_finite(chunk) for found, chunk in zip(sums, chunks))
+
+
+def all_finite(arrays: list[NDArray]) -> bool:
+    """Whether all values of arrays of one context and type are finite, by MXNet's own check."""
+    with autograd.pause():
+        return bool(nd.multi_all_finite(*arrays, num_arrays=len(arrays)).asscalar())
+
+
+def norm(arrays: Iterable[NDArray]) -> float:
+    """Return the 2-norm of the values of all arrays together."""
+    with autograd.pause():
+        # Squares of float16 values are added up in float16.
+        wide = (array.astype("float32") if array.dtype == np.float16 else array for array in arrays)
+        sums = [total for chunk in _chunks(wide) for total in _by_size(chunk, _dot_with_itself)]
+        return float(np.sqrt(sum(total.asnumpy().astype("float64").sum() for total in sums)))
+
+
+def _chunks(arrays: Iterable[NDArray]) -> Iterator[list[NDArray]]:
+    """Group by context and type, as multi-tensor operators need it."""
+    groups: dict[tuple[Any, Any], list[NDArray]] = defaultdict(list)
+    for array in arrays:
+        groups[array.context, array.dtype].append(array)
+    for group in groups.values():
+        yield from (group[start:start + _ARRAYS_A_CALL] for start in range(0, len(group), _ARRAYS_A_CALL))
+
+
+def _sums(chunk: list[NDArray]) -> list[NDArray]:
+    """Return sums of values, or of their squares, that together cover arrays of one context and type."""
+    return _by_size(chunk, _sum_of_rows)
+
+
+def _by_size(chunk: list[NDArray], of_large: Any) -> list[NDArray]:
+    # On a CPU multi_sum_sq uses one thread for each array: others take a fraction of its time on large ones.
+    has_others = chunk[0].context.device_type != "gpu" and chunk[0].dtype == np.float32
+    large = [array for array in chunk if has_others and array.size >= _LARGE]
+    small = [array for array in chunk if not (has_others and array.size >= _LARGE)]
+    return [*map(of_large, large), *([nd.multi_sum_sq(*small, num_arrays=len(small))] if small else [])]
+
+
+def _have_finite_values(arrays: list[NDArray]) -> bool:
+    return all(np.isfinite(array.asnumpy()).all() for array in arrays)
+
+
+def _sum_of_rows(array: NDArray) -> NDArray:
+    """Return sums of rows: a dense layer of ones, for which oneDNN uses all threads where a dot product takes one."""
+    width = _row_width(array.size)
+    if width is None:
+        return _dot_with_itself(array)
+    # The gradient has to be the data: outside of training MXNet may change the layout of a weight in place.
+    rows = array.as_nd_ndarray().reshape((-1, width))
+    return _invoke("FullyConnected", [rows, _ones(width, array.context)], no_bias="True", num_hidden="1")
+
+
+def _dot_with_itself(array: NDArray) -> NDArray:
+    flat = array.as_nd_ndarray().reshape((-1,))
+    return _invoke("dot", [flat, flat])
+
+
+def _invoke(op: str, inputs: list[NDArray], **attrs: str) -> NDArray:
+    """Run an operator in FP32, whatever precision policy is in force."""
+    return original_invoke()(handle_of(op), inputs, list(attrs), list(attrs.values()), None, False, False)
+
+
+@lru_cache(maxsize=None)
+def _row_width(size: int) -> int | None:
+    return next((width for width in _WIDTHS if size % width == 0), None)
+
+
+@lru_cache(maxsize=None)
+def _ones(width: int, context: Context) -> NDArray:
+    return nd.ones((1, width), ctx=context)
