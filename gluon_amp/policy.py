@@ -167,9 +167,11 @@ class Policy:
             return None
         if self.slow and signature(op, attrs, shape) in self.slow:
             return _SLOW
-        if op != "Convolution" or self.target_dtype != BFLOAT16 or not self.training:
+        if self.target_dtype != BFLOAT16 or not self.training:
             return None
-        return shape_rules.unsound_convolution(attrs, shape, self.amx)
+        if op == "Pooling" and self.amx and shape_rules.pools_out_of_order(attrs, shape):
+            return shape_rules.SINGLE_PIXEL
+        return shape_rules.unsound_convolution(attrs, shape, self.amx) if op == "Convolution" else None
 
     def fixed_rule(self, op: str) -> OpRule | None:
         """Return the record that governs every use of an operator; None when it depends on the use."""

@@ -1,4 +1,4 @@
-"""Shapes for which bfloat16 convolutions of oneDNN 2.4.4 are not sound, or run as others."""
+"""Shapes for which bfloat16 kernels of oneDNN 2.4.4 are not sound, or not fast, or convolutions run as others."""
 from __future__ import annotations
 
 import re
@@ -7,8 +7,8 @@ from typing import Mapping, Sequence
 
 from .op_lists import FP32, OpRule
 
-__all__ = ["UNDILATED", "can_fold_stride", "has_idle_taps", "integers", "is_pointwise", "overruns_amx_tiles",
-           "unsound_convolution"]
+__all__ = ["SINGLE_PIXEL", "UNDILATED", "can_fold_stride", "has_idle_taps", "integers", "is_pointwise",
+           "overruns_amx_tiles", "pools_out_of_order", "unsound_convolution"]
 
 _CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 _IDLE_TAPS = OpRule("Convolution", FP32, safe=False,
@@ -19,6 +19,10 @@ _OVERRUN = OpRule("Convolution", FP32, safe=False,
 UNDILATED = OpRule("Convolution", FP32, safe=False,
                    note="the pass dilate_pointwise is off, and oneDNN's AMX kernel writes beyond its output for some "
                         "map sizes")
+
+SINGLE_PIXEL = OpRule("Pooling", FP32,
+                      note="it leaves one pixel of a map larger than the batch: between AMX kernels its gradient, and "
+                           "those before it, would take thirty times as long in bfloat16")
 
 
 def unsound_convolution(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> OpRule | None:
@@ -76,6 +80,28 @@ def _is_idle(kernel: int, stride: int, pad: int, dilate: int, size: int) -> bool
     positions = (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
     starts = [position * stride - pad for position in range(positions)]
     return size > 0 and any(all(not 0 <= start + tap * dilate < size for start in starts) for tap in range(kernel))
+
+
+def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
+    """Whether the gradient of a pooling between AMX kernels comes in an order of axes that has no fast kernels.
+
+    AMX kernels keep channels innermost. Where the result has height or width 1, its strides do not tell oneDNN the
+    order of batch and map any more, and it takes the larger axes for the outer ones.
+
+    Examples
+    --------
+    >>> pools_out_of_order({'global_pool': 'True'}, (4, 2048, 7, 7))
+    True
+    >>> pools_out_of_order({'global_pool': 'True'}, (8, 2048, 7, 7))
+    False
+    """
+    if len(shape) != 4 or str(attrs.get("layout")) in _CHANNELS_LAST or not 0 < shape[0] < max(shape[2:]):
+        return False
+    if str(attrs.get("global_pool")) in ("True", "1"):
+        return True
+    kernel, stride, pad = (integers(attrs.get(name)) for name in ("kernel", "stride", "pad"))
+    return any(size + 2 * before - side < step
+               for size, side, step, before in zip(shape[2:], kernel, stride or (1, 1), pad or (0, 0)))
 
 
 _TILE_ROWS = 16  # of an AMX tile

@@ -12,7 +12,7 @@ from gluon_amp import passes
 from gluon_amp.passes import dilate_pointwise
 from gluon_amp.passes.context import Context
 from gluon_amp.policy import Policy
-from gluon_amp.shape_rules import overruns_amx_tiles
+from gluon_amp.shape_rules import overruns_amx_tiles, pools_out_of_order
 
 # Maps of up to 16x16, not square, on which the kernel wrote into a guard page behind its output; each both ways round.
 OVERRUN = {(3, 9), (3, 11), (3, 12), (3, 13), (3, 14), (3, 15), (3, 16), (4, 9), (4, 12), (5, 9), (6, 7), (6, 8)}
@@ -56,6 +56,21 @@ def test_few_channels_pay_in_inference_with_amx_only(amx, training, rule):
 def test_few_channels_pay_in_training_where_their_stride_is_folded(policy, rule):
     attrs = {"kernel": "(7, 7)", "stride": "(2, 2)", "pad": "(3, 3)", "num_filter": "64"}
     assert policy.decide("Convolution", attrs, (1, 3, 64, 64)).rule == rule
+
+
+@pytest.mark.parametrize(("attrs", "shape", "slow"), [
+    ({"global_pool": "True"}, (1, 64, 7, 7), True), ({"global_pool": "True"}, (6, 64, 7, 7), True),
+    ({"global_pool": "True"}, (7, 64, 7, 7), False), ({"global_pool": "True"}, (13, 64, 7, 14), True),
+    ({"global_pool": "True"}, (1, 64, 1, 1), False), ({"global_pool": "True"}, (1, 64, 7), False),
+    ({"kernel": "(7, 7)"}, (1, 64, 7, 7), True), ({"kernel": "(7, 7)", "stride": "(1, 1)"}, (1, 64, 8, 8), False),
+    ({"kernel": "(3, 3)", "stride": "(2, 2)", "pad": "(1, 1)"}, (1, 64, 56, 56), False),
+    ({"kernel": "(2, 2)", "stride": "(2, 2)"}, (1, 64, 3, 3), True)])
+def test_poolings_whose_gradient_is_out_of_order(attrs, shape, slow):
+    assert pools_out_of_order(attrs, shape) == slow
+    training, inference = (Policy("bfloat16", amx=True, training=training) for training in (True, False))
+    assert training.decide("Pooling", {"pool_type": "avg", **attrs}, shape).rule == ("FP32" if slow else "NEUTRAL")
+    for other in (inference, Policy("bfloat16"), Policy("float16", amx=True)):
+        assert other.decide("Pooling", {"pool_type": "avg", **attrs}, shape).rule == "NEUTRAL"
 
 
 def test_a_graph_for_any_map_avoids_the_kernel():

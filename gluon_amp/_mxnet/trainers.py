@@ -5,6 +5,7 @@ skips the update when the answer is true. That attribute is MXNet's own way in f
 """
 from __future__ import annotations
 
+import os
 import tempfile
 from typing import Any, Iterable, Iterator
 

@@ -7,7 +7,7 @@ together, and more than four of them.
 from __future__ import annotations
 
 import os
-from typing import Any, Sequence
+from typing import Any, Sequence, Tuple
 
 import numpy as np
 from mxnet import gluon, nd
@@ -19,6 +19,9 @@ __all__ = ["speed_up"]
 _LARGE = 4096  # elements from which a call for one weight pays
 _WEIGHTS_A_CALL = 45  # MXNet's operators for several weights have room for 60
 _USERS_CHOICE = "MXNET_OPTIMIZER_AGGREGATION_SIZE"
+LARGE, SMALL, OTHER = "large", "small", "other"
+
+Update = Tuple[int, NDArray, NDArray]  # index, gradient, weight
 
 
 def speed_up(trainer: gluon.Trainer) -> None:
@@ -31,7 +34,7 @@ def speed_up(trainer: gluon.Trainer) -> None:
 
 def _successor(updater: Updater) -> _CpuUpdater:
     made = _CpuUpdater(updater.optimizer)
-    vars(made).update(vars(updater))
+    made.__dict__.update(updater.__dict__)
     return made
 
 
@@ -43,18 +46,17 @@ class _CpuUpdater(Updater):
         if type(self.optimizer) is not SGD or not isinstance(index, (list, tuple)):
             super().__call__(index, grad, weight)
             return
-        updates = list(zip(index, grad, weight))
-        if updates:
+        if weight:
             self.optimizer._set_current_context(weight[0].context.device_id)
-        large = [update for update in updates if _is_plain(update) and update[2].size >= _LARGE]
-        small = [update for update in updates if _is_plain(update) and update[2].size < _LARGE]
-        others = [update for update in updates if not _is_plain(update)]
-        for update in large:
+        groups: dict[str, list[Update]] = {LARGE: [], SMALL: [], OTHER: []}
+        for update in zip(index, grad, weight):
+            groups[_kind(update)].append(update)
+        for update in groups[LARGE]:
             self._update_one(*update)
-        for start in range(0, len(small), _WEIGHTS_A_CALL):
-            self._update_several(small[start:start + _WEIGHTS_A_CALL])
-        if others:
-            super().__call__(*zip(*others))
+        for start in range(0, len(groups[SMALL]), _WEIGHTS_A_CALL):
+            self._update_several(groups[SMALL][start:start + _WEIGHTS_A_CALL])
+        if groups[OTHER]:
+            super().__call__(*zip(*groups[OTHER]))
 
     def _update_one(self, index: int, grad: NDArray, weight: NDArray) -> None:
         optimizer, state = self.optimizer, self._state(index, weight)
@@ -69,7 +71,7 @@ class _CpuUpdater(Updater):
         else:
             nd.sgd_mom_update(weight, grad, state, out=weight, momentum=optimizer.momentum, **rates)
 
-    def _update_several(self, updates: Sequence[tuple[int, NDArray, NDArray]]) -> None:
+    def _update_several(self, updates: Sequence[Update]) -> None:
         states = [self._state(index, weight) for index, _, weight in updates]
         indices, grads, weights = zip(*updates)
         self.optimizer.update_multi_precision(indices, [weight.as_nd_ndarray() for weight in weights],
@@ -85,6 +87,9 @@ class _CpuUpdater(Updater):
         return self.states[index]
 
 
-def _is_plain(update: tuple[int, NDArray, NDArray]) -> bool:
-    """Whether weight and gradient are dense and FP32."""
-    return all(array.stype == "default" and array.dtype == np.float32 for array in update[1:])
+def _kind(update: Update) -> str:
+    """Return how to update a weight: MXNet decides for those that are sparse or not FP32."""
+    _, grad, weight = update
+    if weight.dtype != np.float32 or grad.dtype != np.float32 or weight.stype != "default" or grad.stype != "default":
+        return OTHER
+    return LARGE if weight.size >= _LARGE else SMALL

@@ -1,0 +1,180 @@
+"""Updates by SGD on CPUs: those of MXNet's own trainer, state by state."""
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluon_amp as amp
+
+pytestmark = pytest.mark.filterwarnings("ignore:AMP will be slow")
+STEPS, BATCH = 4, 3
+CONTEXTS = [mx.cpu(0), mx.cpu(1)]
+
+
+@pytest.fixture(autouse=True)
+def _amp_on(_amp_off):
+    amp.init("float16")
+
+
+def network(contexts, layers=1):
+    """Weights on both sides of the size from which MXNet is called for one alone, and more small ones than one call."""
+    mx.random.seed(5)
+    np.random.seed(5)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(128, in_units=64, activation="relu"))
+        for _ in range(layers):
+            net.add(nn.Dense(16, in_units=128), nn.Dense(128, in_units=16))
+        net.add(nn.Dense(1, in_units=128))
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    net[0].bias.wd_mult, net[1].weight.lr_mult = 0.0, 2.0
+    return net
+
+
+def gradients(net, step):
+    """Write gradients instead of computing them: what counts is what the update makes of them."""
+    random = np.random.RandomState(step)
+    for parameter in net.collect_params().values():
+        for data, gradient in zip(parameter.list_data(), parameter.list_grad()):
+            gradient[:] = random.normal(size=gradient.shape)
+            data._fresh_grad = True
+
+
+def trainer_of(net, options, ours, name="sgd"):
+    options = dict(options)
+    if options.pop("decays", False):
+        options["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=0.2)
+    made = gluon.Trainer(net.collect_params(), name, options, update_on_kvstore=False)
+    if ours:
+        amp.init_trainer(made, 1.0)
+    return made
+
+
+def train(net, trainer, steps=range(STEPS)):
+    for step in steps:
+        gradients(net, step)
+        trainer.step(BATCH)
+    return [data.asnumpy() for parameter in net.collect_params().values() for data in parameter.list_data()]
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("contexts", [CONTEXTS[:1], CONTEXTS], ids=["one", "two"])
+@pytest.mark.parametrize("options", [
+    {"learning_rate": 0.1}, {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
+    {"learning_rate": 0.1, "wd": 0.01, "clip_gradient": 0.2}, {"momentum": 0.9, "clip_gradient": 0.2, "decays": True},
+    {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}])
+def test_the_result_is_that_of_mxnets_trainer(options, contexts):
+    def run(ours):
+        net = network(contexts, layers=30)
+        return train(net, trainer_of(net, options, ours))
+    assert_same(run(True), run(False))
+
+
+@pytest.mark.parametrize("name", ["adam", "nag", "signum"])
+def test_other_optimizers_are_mxnets(name):
+    def run(ours):
+        net = network(CONTEXTS[:1])
+        return train(net, trainer_of(net, {"learning_rate": 0.01}, ours, name))
+    for one, other in zip(run(True), run(False)):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_users_own_sgd_is_called():
+    class Recording(mx.optimizer.SGD):
+        seen = 0
+
+        def update(self, index, weight, grad, state):
+            Recording.seen += len(index)
+            super().update(index, weight, grad, state)
+
+        def update_multi_precision(self, index, weight, grad, state):
+            self.update(index, weight, grad, state)
+
+    net = network(CONTEXTS[:1])
+    trainer = gluon.Trainer(net.collect_params(), Recording(learning_rate=0.1), update_on_kvstore=False)
+    amp.init_trainer(trainer, 1.0)
+    train(net, trainer, range(1))
+    assert Recording.seen == len(net.collect_params().values())
+
+
+def test_momentum_from_before_is_kept():
+    options = {"learning_rate": 0.1, "momentum": 0.9}
+
+    def run(ours):
+        net = network(CONTEXTS[:1])
+        trainer = trainer_of(net, options, ours=False)
+        train(net, trainer)
+        if ours:
+            amp.init_trainer(trainer, 1.0)
+        return train(net, trainer)
+    assert_same(run(True), run(False))
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(True, False), (False, True), (True, True)])
+def test_saved_states_are_mxnets(tmp_path, saved_by, loaded_by):
+    options, path = {"learning_rate": 0.1, "momentum": 0.9}, str(tmp_path / "states")
+    net = network(CONTEXTS)
+    expected = train(net, trainer_of(net, options, ours=False), range(2 * STEPS))
+    net = network(CONTEXTS)
+    trainer = trainer_of(net, options, saved_by)
+    train(net, trainer)
+    trainer.save_states(path)
+    trainer = trainer_of(net, {"learning_rate": 7}, loaded_by)
+    trainer.load_states(path)
+    assert_same(train(net, trainer, range(STEPS, 2 * STEPS)), expected)
+
+
+def test_sparse_gradients_and_float16_weights_are_updated_as_by_mxnet():
+    def run(ours):
+        mx.random.seed(5)
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.Embedding(100, 64, sparse_grad=True), nn.Dense(128, in_units=64, flatten=False))
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        trainer = trainer_of(net, {"learning_rate": 0.1, "momentum": 0.9}, ours)
+        half = gluon.Parameter("half", shape=(5000,), dtype="float16", init="ones")
+        half.initialize()
+        other = gluon.Trainer([half], "sgd", {"learning_rate": 0.1, "multi_precision": True}, update_on_kvstore=False)
+        if ours:
+            amp.init_trainer(other, 1.0)
+        with amp.autocast(enabled=False):
+            for _ in range(STEPS):
+                with autograd.record():
+                    loss = net(mx.nd.array([3, 50])).sum()
+                    low = (half.data() * half.data()).sum()
+                with amp.scale_loss(loss, trainer) if ours else autograd.record():
+                    loss.backward()
+                with amp.scale_loss(low, other) if ours else autograd.record():
+                    low.backward()
+                trainer.step(BATCH)
+                other.step(BATCH)
+        return [*(parameter.data().asnumpy() for parameter in net.collect_params().values()), half.data().asnumpy()]
+    assert_same(run(True), run(False))
+
+
+def test_numpy_style_weights():
+    def run(ours):
+        with mx.util.np_shape(True), mx.util.np_array(True):
+            net = nn.Dense(100, in_units=64)
+            net.initialize(mx.init.One())
+            return train(net, trainer_of(net, {"learning_rate": 0.1, "momentum": 0.9}, ours))
+    assert_same(run(True), run(False))
+
+
+def test_the_users_aggregation_size_is_respected(monkeypatch):
+    calls = []
+    monkeypatch.setenv("MXNET_OPTIMIZER_AGGREGATION_SIZE", "3")
+    original = mx.optimizer.SGD.update_multi_precision
+    monkeypatch.setattr(mx.optimizer.SGD, "update_multi_precision", lambda self, index, *args: (
+        calls.append(len(index)), original(self, index, *args))[1])
+    net = network(CONTEXTS[:1])
+    train(net, trainer_of(net, {"learning_rate": 0.1}, ours=True), range(1))
+    assert calls == [3, 3, 2]
