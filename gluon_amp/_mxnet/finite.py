@@ -63,8 +63,10 @@ def _sums(chunk: list[NDArray]) -> list[NDArray]:
 def _by_size(chunk: list[NDArray], of_large: Any) -> list[NDArray]:
     # On a CPU multi_sum_sq uses one thread for each array: others take a fraction of its time on large ones.
     has_others = chunk[0].context.device_type != "gpu" and chunk[0].dtype == np.float32
-    large = [array for array in chunk if has_others and array.size >= _LARGE]
-    small = [array for array in chunk if not (has_others and array.size >= _LARGE)]
+    large: list[NDArray] = []
+    small: list[NDArray] = []
+    for array in chunk:
+        (large if has_others and array.size >= _LARGE else small).append(array)
     return [*map(of_large, large), *([nd.multi_sum_sq(*small, num_arrays=len(small))] if small else [])]
 
 

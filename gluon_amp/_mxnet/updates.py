@@ -12,7 +12,7 @@ from typing import Any, Sequence, Tuple
 import numpy as np
 from mxnet import gluon, nd
 from mxnet.ndarray import NDArray
-from mxnet.optimizer import SGD, Updater
+from mxnet.optimizer import SGD, Optimizer, Updater
 
 __all__ = ["speed_up"]
 
@@ -41,6 +41,10 @@ def _successor(updater: Updater) -> _CpuUpdater:
 class _CpuUpdater(Updater):
     """MXNet's updater, with the calls of SGD's operators chosen by size; saves and loads the same states."""
 
+    def __init__(self, optimizer: Optimizer):
+        super().__init__(optimizer)
+        self._kinds: dict[int, tuple[NDArray, NDArray, str]] = {}
+
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights, given their indices and gradients."""
         if type(self.optimizer) is not SGD or not isinstance(index, (list, tuple)):
@@ -50,13 +54,20 @@ class _CpuUpdater(Updater):
             self.optimizer._set_current_context(weight[0].context.device_id)
         groups: dict[str, list[Update]] = {LARGE: [], SMALL: [], OTHER: []}
         for update in zip(index, grad, weight):
-            groups[_kind(update)].append(update)
+            groups[self._kind(update)].append(update)
         for update in groups[LARGE]:
             self._update_one(*update)
         for start in range(0, len(groups[SMALL]), _WEIGHTS_A_CALL):
             self._update_several(groups[SMALL][start:start + _WEIGHTS_A_CALL])
         if groups[OTHER]:
             super().__call__(*zip(*groups[OTHER]))
+
+    def _kind(self, update: Update) -> str:
+        index, grad, weight = update
+        known = self._kinds.get(index)
+        if known is None or known[0] is not grad or known[1] is not weight:
+            known = self._kinds[index] = grad, weight, _kind(grad, weight)
+        return known[2]
 
     def _update_one(self, index: int, grad: NDArray, weight: NDArray) -> None:
         optimizer, state = self.optimizer, self._state(index, weight)
@@ -87,9 +98,8 @@ class _CpuUpdater(Updater):
         return self.states[index]
 
 
-def _kind(update: Update) -> str:
+def _kind(grad: NDArray, weight: NDArray) -> str:
     """Return how to update a weight: MXNet decides for those that are sparse or not FP32."""
-    _, grad, weight = update
-    if weight.dtype != np.float32 or grad.dtype != np.float32 or weight.stype != "default" or grad.stype != "default":
+    if any(array.stype != "default" or array.dtype != np.float32 for array in (grad, weight)):
         return OTHER
     return LARGE if weight.size >= _LARGE else SMALL
