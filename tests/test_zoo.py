@@ -19,8 +19,6 @@ SLOW = ["resnet50_v1", "resnet18_v2", "resnet50_v2", "mobilenet1.0", "mobilenetv
         "densenet121", "inceptionv3", "squeezenet1.1", "vgg11", "vgg11_bn", "resnext50_32x4d", "se_resnet18_v1",
         "ssd_512_resnet50_v1", "ssd_512_mobilenet1.0", "ssd_300_vgg16_atrous", "yolo3_mobilenet0.25",
         "yolo3_darknet53", "faster_rcnn", "faster_rcnn_fpn", "fcn", "deeplab", "lstm_plain", "transformer"]
-# Networks with box sizes that are exponentials of random scores, up to e^70: one box outweighs all others.
-UNBOUNDED = {"yolo3_darknet53"}
 MODES = ["eager", "hybrid", "static_alloc", "static_shape"]
 KINDS = ["outputs", "gradients", "batch_gradients"]
 
@@ -77,7 +75,7 @@ class TestConversion:
     def test_outputs_are_as_close_to_fp32_as_rounding_the_weights_leaves_them(self, name):
         result = child(name, "convert")
         assert [result[kind]["not_finite"] for kind in ("all", "none", "float32")] == [[]] * 3
-        if name not in SAMPLED | UNBOUNDED:
+        if name not in SAMPLED:
             limit = 2.5 * result["yardstick"]["outputs"] + 0.01
             assert all(result[kind]["outputs"] < limit for kind in ("all", "none")), result
 

@@ -126,6 +126,9 @@ def yolo3(name: str, pixels: int, batch: int = 2) -> Callable[[], Task]:
         data, (box, label) = images(pixels, batch), boxes(batch, pixels)
         net = initialized(get_model(name, pretrained_base=False, classes=names(), transfer=None), data)
         net.set_nms(nms_thresh=0)
+        for output in net.yolo_outputs:
+            # Box sizes are exponentials of scores: of random ones without normalisation one box outweighs all others.
+            output.prediction.weight.set_data(output.prediction.weight.data() * 0.01)
         with autograd.train_mode():
             _, anchors, offsets, maps, *_ = net(data)
         generate = YOLOV3PrefetchTargetGenerator(num_class=CLASSES)
