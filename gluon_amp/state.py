@@ -120,7 +120,7 @@ class State:
         return graph
 
     def shape_rules(self, symbol: mx.sym.Symbol, inputs: Inputs) -> frozenset[str]:
-        """Name the convolutions that these inputs' shapes keep in FP32: another set needs another graph."""
+        """Name the operators that these inputs' shapes keep in FP32: another set needs another graph."""
         policy = self._policy_for(symbol, inputs)
         if policy is None or not policy.has_shape_rules:
             return frozenset()

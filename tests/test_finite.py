@@ -52,6 +52,14 @@ def test_other_types(dtype):
     assert not found(array((400, 512)), values)
 
 
+def test_numpy_semantics():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        values = mx.np.ones((100, 2048))
+        assert finite.are_finite([values.as_nd_ndarray()])
+        values[99, 7] = float("nan")
+        assert not finite.are_finite([values.as_nd_ndarray()])
+
+
 def test_the_arrays_stay_as_they_are():
     values = array((325, 20000))
     kept = mx.nd.array(values)

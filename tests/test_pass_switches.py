@@ -191,6 +191,22 @@ class TestInit:
         with amp.autocast(enabled=False), amp.autocast():
             assert not is_padded(net, images)
 
+    @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+    def test_levels_take_it(self, level):
+        seen = []
+        for names in (None, ["align_channels"]):
+            net, images = network()
+            amp.initialize(net, opt_level=level, disable_passes=names, verbosity=0)
+            seen.append(is_padded(net, images))
+            amp.deinit()
+        assert seen == [True, False]
+
+    def test_a_level_refuses_wrong_ones_and_starts_nothing(self):
+        net, _ = network()
+        with pytest.raises(PolicyError, match="Did you mean 'align_channels'"):
+            amp.initialize(net, opt_level="O1", disable_passes=["align_chanels"], verbosity=0)
+        assert not amp.is_active()
+
     def test_a_report_says_what_is_off(self):
         amp.init("bfloat16", disable_passes=["shape_operands", "align_channels"])
         net, images = network()

@@ -120,3 +120,33 @@ def test_maps_that_a_kernel_overruns_do_not_corrupt_memory():
     environ = {**os.environ, "MALLOC_CHECK_": "3", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
     child = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
+
+
+POOLED = """
+import gluon_amp as amp
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import nn
+amp.init()
+net = nn.HybridSequential()
+net.add(nn.Conv2D(64, 3, padding=1, in_channels=64), nn.BatchNorm(), nn.Activation("relu"), nn.GlobalAvgPool2D(),
+        nn.Dense(10))
+net.initialize()
+for hybridized in (False, True):
+    net.hybridize(hybridized)
+    for batch in (2, 8):
+        with autograd.record():
+            loss = net(mx.nd.ones((batch, 64, 7, 7))).sum()
+        loss.backward()
+        mx.nd.waitall()
+"""
+
+
+@pytest.mark.bf16
+def test_a_pooling_to_one_pixel_sends_nothing_to_reference_kernels():
+    environ = {**os.environ, "DNNL_VERBOSE": "1"}
+    child = subprocess.run([sys.executable, "-c", POOLED], env=environ, capture_output=True, text=True, check=True)
+    run = [line.split(",")[3:5] for line in child.stdout.splitlines() if line.startswith("dnnl_verbose,exec")]
+    kernels = [kernel for primitive, kernel in run if primitive in ("batch_normalization", "pooling_v2")]
+    assert len(kernels) == 16  # forward and backward of two, hybridized and not, for two batches
+    assert not [kernel for kernel in kernels if kernel.startswith(("ref", "bnorm_ref"))]

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any, Sequence, TypeVar
+from typing import Any, Iterable, Sequence, TypeVar
 
 from mxnet import gluon
 from mxnet.gluon import Block
 
+from .. import passes
 from .._mxnet import trainers
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32, LOW_PRECISION
@@ -27,7 +28,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
                opt_level: str = "O1", *, keep_batchnorm_fp32: bool | str | None = None,
                master_weights: bool | str | None = None, loss_scale: float | str | LossScaler | None = None,
                cast_model_type: object = None, cast_model_outputs: object = None, num_losses: int = 1,
-               enabled: bool | str = True, verbosity: int = 1) -> Any:
+               enabled: bool | str = True, verbosity: int = 1, disable_passes: Iterable[str] | None = None) -> Any:
     """Set networks and trainers up for a level of precision, in place.
 
     Call it once, after the networks and trainers are created (and :func:`convert_sync_batchnorm`, if any), before the
@@ -71,6 +72,8 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
         False leaves everything as it is; ``scale_loss`` then gives losses back unscaled.
     verbosity : int
         0 prints nothing; 1 the level's defaults and the options in force.
+    disable_passes : list of str, optional
+        Graph passes to switch off, by their names in :func:`list_passes`.
 
     Returns
     -------
@@ -80,7 +83,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     Raises
     ------
     PolicyError
-        The level is unknown, or an option contradicts it.
+        The level or a pass is unknown, an option contradicts the level, or a pass cannot be switched off.
     StateError
         AMP is on already, a trainer has a loss scaler or updates on the KVStore, or parameters are not FP32.
     DTypeError
@@ -111,8 +114,9 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
         name, options = resolve(opt_level, overrides)
         scalers = _scalers(options.loss_scale, as_count("num_losses", num_losses, 1))
         as_count("verbosity", verbosity, 0)
+        disabled = passes.checked(disable_passes)
         _refuse_unfit(networks, several, name)
-        level = _start(name, options, networks, several, scalers)
+        level = _start(name, options, networks, several, scalers, disabled)
         if verbosity:
             _print(name, options)
     controller.level = level
@@ -160,7 +164,7 @@ def _refuse_unfit(networks: Sequence[Block], several: Sequence[gluon.Trainer], l
 
 
 def _start(name: str, options: Options, networks: Sequence[Block], several: Sequence[gluon.Trainer],
-           scalers: list[LossScaler]) -> Enabled | Disabled:
+           scalers: list[LossScaler], disabled_passes: frozenset[str]) -> Enabled | Disabled:
     scaled = name != "O0" or options.loss_scale != 1.0
     if scaled:
         for trainer in several:
@@ -168,7 +172,7 @@ def _start(name: str, options: Options, networks: Sequence[Block], several: Sequ
     if scaled and name == "O0":
         warnings.warn(f"opt_level O0 with loss_scale={options.loss_scale}: FP32 needs no loss scaling; leave it out",
                       stacklevel=4)
-    weights = switch_on(name, options, networks)
+    weights = switch_on(name, options, networks, disabled_passes)
     return Enabled(scalers, weights) if scaled else PlainFP32()
 
 

@@ -69,15 +69,16 @@ class Enabled(NamedTuple):
             self.weights.round_updated(trainer)
 
 
-def switch_on(level: str, options: Options, networks: Sequence[Block]) -> LowWeights | None:
+def switch_on(level: str, options: Options, networks: Sequence[Block],
+              disabled_passes: frozenset[str] = frozenset()) -> LowWeights | None:
     """Put networks into the precision of a level; return the weights that are to hold low precision, None for none."""
     state, weights = None, None
     if level == "O0":
         _cast_up(networks)
     elif level == "O1":
-        init()
+        init(disable_passes=disabled_passes)
     else:
-        state = _cast_state(options)
+        state = _cast_state(options, disabled_passes)
         weights = LowWeights(networks, options, {device: policy.target_dtype
                                                  for device, policy in state.policies.items()})
         weights.round()
@@ -93,13 +94,13 @@ def _cast_up(networks: Sequence[Block]) -> None:
             net.cast(FLOAT32)
 
 
-def _cast_state(options: Options) -> State:
+def _cast_state(options: Options, disabled_passes: frozenset[str]) -> State:
     """Make the state in which networks run in low precision as a whole."""
     supports = device_supports()
     usable = usable_types(None if options.cast_model_type == LOW else options.cast_model_type, supports)
     rounds_masters = bool(options.master_weights) and not options.keep_batchnorm_fp32
     policies = {device: cast_network(policy, round_batch_norm=rounds_masters)
-                for device, policy in device_policies(usable).items()}
+                for device, policy in device_policies(usable, disabled_passes).items()}
     announce(usable, supports)
     controller.marked = State(policies, enabled=False)  # for networks inside blocks that are hybridized as a whole
     return State(policies)
