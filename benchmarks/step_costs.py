@@ -22,6 +22,7 @@ from _stats import spread
 
 ROUNDS = 15
 AGGREGATION = (1, 4, 16, 45)  # weights in one call of the optimizer: MXNet takes 4, and its kernel holds 60
+SGD = {"learning_rate": 0.0, "momentum": 0.9, "wd": 0.0005}
 
 Part = Callable[[], object]
 
@@ -54,7 +55,7 @@ def parts(small: bool = False) -> tuple[dict[str, Part], int]:
 
     net = _network(small)
     parameters = net.collect_params()
-    checked = gluon.Trainer(parameters, "sgd", {"learning_rate": 0.0})
+    checked = gluon.Trainer(parameters, "sgd", dict(SGD))
     amp.init()
     amp.init_trainer(checked)
     amp.deinit()
@@ -69,22 +70,27 @@ def parts(small: bool = False) -> tuple[dict[str, Part], int]:
     found: dict[str, Part] = {
         "overflow check, gluon_amp": lambda: ours.has_overflow(values),
         "overflow check, mxnet.contrib.amp": lambda: theirs.has_overflow(values),
-        **{f"update, {size} weights a call": _update(values, size) for size in AGGREGATION},
+        "update, gluon_amp": _update(values, checked._updaters[0], [checked._param2idx[each.name] for each in values]),
+        **{f"update by MXNet, {size} weights a call": _update(values, _mxnets_updater(size), range(len(values)))
+           for size in AGGREGATION},
         "scale_loss": scaling,
         "reading two losses": lambda: [float(each.asnumpy().sum()) for each in losses],
     }
     return found, parameter_count(net)
 
 
-def _update(parameters: Sequence[Any], aggregated: int) -> Part:
-    """Return an update by SGD with momentum, as a trainer calls it, that leaves the weights as they are."""
+def _mxnets_updater(aggregated: int) -> Any:
     from mxnet import optimizer
 
-    sgd = optimizer.SGD(learning_rate=0.0, momentum=0.9, wd=0.0005)
+    sgd = optimizer.SGD(**SGD)
     sgd.aggregate_num = aggregated
-    updater = optimizer.get_updater(sgd)
+    return optimizer.get_updater(sgd)
+
+
+def _update(parameters: Sequence[Any], updater: Any, indices: Sequence[int]) -> Part:
+    """Return an update as a trainer calls it, that leaves the weights as they are."""
     arrays = [[each.grad() for each in parameters], [each.data() for each in parameters]]
-    return lambda: updater(list(range(len(parameters))), *arrays)
+    return lambda: updater(list(indices), *arrays)
 
 
 def _seconds(part: Part) -> float:
