@@ -19,7 +19,7 @@ __all__ = ["speed_up"]
 _LARGE = 4096  # elements from which a call for one weight pays
 _WEIGHTS_A_CALL = 45  # MXNet's operators for several weights have room for 60
 _USERS_CHOICE = "MXNET_OPTIMIZER_AGGREGATION_SIZE"
-LARGE, SMALL, OTHER = "large", "small", "other"
+ALONE, TOGETHER, AS_BEFORE = "alone", "together", "as before"
 
 Update = Tuple[int, NDArray, NDArray]  # index, gradient, weight
 
@@ -43,7 +43,7 @@ class _CpuUpdater(Updater):
 
     def __init__(self, optimizer: Optimizer):
         super().__init__(optimizer)
-        self._kinds: dict[int, tuple[NDArray, NDArray, str]] = {}
+        self._ways: dict[int, tuple[NDArray, NDArray, str]] = {}
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights, given their indices and gradients."""
@@ -52,21 +52,22 @@ class _CpuUpdater(Updater):
             return
         if weight:
             self.optimizer._set_current_context(weight[0].context.device_id)
-        groups: dict[str, list[Update]] = {LARGE: [], SMALL: [], OTHER: []}
+        groups: dict[str, list[Update]] = {ALONE: [], TOGETHER: [], AS_BEFORE: []}
         for update in zip(index, grad, weight):
-            groups[self._kind(update)].append(update)
-        for update in groups[LARGE]:
+            groups[self._way(update)].append(update)
+        for update in groups[ALONE]:
             self._update_one(*update)
-        for start in range(0, len(groups[SMALL]), _WEIGHTS_A_CALL):
-            self._update_several(groups[SMALL][start:start + _WEIGHTS_A_CALL])
-        if groups[OTHER]:
-            super().__call__(*zip(*groups[OTHER]))
+        for start in range(0, len(groups[TOGETHER]), _WEIGHTS_A_CALL):
+            self._update_several(groups[TOGETHER][start:start + _WEIGHTS_A_CALL])
+        if groups[AS_BEFORE]:
+            super().__call__(*zip(*groups[AS_BEFORE]))
 
-    def _kind(self, update: Update) -> str:
+    def _way(self, update: Update) -> str:
+        """Return how to update a weight; looked up again only for other arrays, as that takes a while."""
         index, grad, weight = update
-        known = self._kinds.get(index)
+        known = self._ways.get(index)
         if known is None or known[0] is not grad or known[1] is not weight:
-            known = self._kinds[index] = grad, weight, _kind(grad, weight)
+            known = self._ways[index] = grad, weight, _way(grad, weight)
         return known[2]
 
     def _update_one(self, index: int, grad: NDArray, weight: NDArray) -> None:
@@ -98,8 +99,7 @@ class _CpuUpdater(Updater):
         return self.states[index]
 
 
-def _kind(grad: NDArray, weight: NDArray) -> str:
-    """Return how to update a weight: MXNet decides for those that are sparse or not FP32."""
+def _way(grad: NDArray, weight: NDArray) -> str:
     if any(array.stype != "default" or array.dtype != np.float32 for array in (grad, weight)):
-        return OTHER
-    return LARGE if weight.size >= _LARGE else SMALL
+        return AS_BEFORE
+    return ALONE if weight.size >= _LARGE else TOGETHER
