@@ -169,7 +169,7 @@ class Policy:
             return _SLOW
         if self.target_dtype != BFLOAT16 or not self.training:
             return None
-        if op == "Pooling" and self.amx and shape_rules.pools_out_of_order(attrs, shape):
+        if op == "Pooling" and shape_rules.pools_out_of_order(attrs, shape, self.amx):
             return shape_rules.SINGLE_PIXEL
         return shape_rules.unsound_convolution(attrs, shape, self.amx) if op == "Convolution" else None
 

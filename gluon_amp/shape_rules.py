@@ -21,8 +21,8 @@ UNDILATED = OpRule("Convolution", FP32, safe=False,
                         "map sizes")
 
 SINGLE_PIXEL = OpRule("Pooling", FP32,
-                      note="it leaves one pixel of a map larger than the batch: between AMX kernels its gradient, and "
-                           "those before it, would take thirty times as long in bfloat16")
+                      note="it leaves one pixel of a map with more rows than there are images, or blocks of channels: "
+                           "in bfloat16 its gradient, and those before it, would take thirty times as long")
 
 
 def unsound_convolution(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> OpRule | None:
@@ -82,20 +82,36 @@ def _is_idle(kernel: int, stride: int, pad: int, dilate: int, size: int) -> bool
     return size > 0 and any(all(not 0 <= start + tap * dilate < size for start in starts) for tap in range(kernel))
 
 
-def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
-    """Whether the gradient of a pooling between AMX kernels comes in an order of axes that has no fast kernels.
+_BLOCK = 16  # channels that oneDNN keeps side by side
 
-    AMX kernels keep channels innermost. Where the result has height or width 1, its strides do not tell oneDNN the
-    order of batch and map any more, and it takes the larger axes for the outer ones.
+
+def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> bool:
+    """Whether the gradient of a pooling comes in an order of axes for which oneDNN has reference kernels only.
+
+    Where the result has height or width 1, its strides do not tell the order of that axis and of its neighbours any
+    more, and oneDNN takes the larger ones of the data for the outer ones. The neighbours are the blocks of channels
+    and, between AMX kernels, which keep channels innermost, the batch.
+
+    Parameters
+    ----------
+    attrs : mapping of str to str
+        Its parameters, as in symbol JSON.
+    shape : sequence of int
+        Shape of its data.
+    amx : bool
+        Whether oneDNN uses AMX tiles.
 
     Examples
     --------
-    >>> pools_out_of_order({'global_pool': 'True'}, (4, 2048, 7, 7))
+    >>> pools_out_of_order({'global_pool': 'True'}, (4, 2048, 7, 7), amx=True)
     True
-    >>> pools_out_of_order({'global_pool': 'True'}, (8, 2048, 7, 7))
+    >>> pools_out_of_order({'global_pool': 'True'}, (4, 2048, 7, 7), amx=False)
     False
     """
-    if len(shape) != 4 or str(attrs.get("layout")) in _CHANNELS_LAST or not 0 < shape[0] < max(shape[2:]):
+    if len(shape) != 4 or str(attrs.get("layout")) in _CHANNELS_LAST or not all(shape):
+        return False
+    blocks = -(-shape[1] // _BLOCK)
+    if max(shape[2:]) <= (min(shape[0], blocks) if amx else blocks):
         return False
     if str(attrs.get("global_pool")) in ("True", "1"):
         return True
