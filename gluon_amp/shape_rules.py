@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import re
 from math import prod
-from typing import Mapping, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from .op_lists import FP32, OpRule
 
-__all__ = ["SINGLE_PIXEL", "UNDILATED", "can_fold_stride", "has_idle_taps", "integers", "is_pointwise",
-           "overruns_amx_tiles", "pools_out_of_order", "unsound_convolution"]
+__all__ = ["CHANNELS_LAST", "SINGLE_PIXEL", "UNDILATED", "can_fold_stride", "has_idle_taps", "integers", "is_pointwise",
+           "is_set", "overruns_amx_tiles", "pools_out_of_order", "unsound_convolution"]
 
-_CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
+CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 _IDLE_TAPS = OpRule("Convolution", FP32, safe=False,
                     note="parts of its filters meet padding only, and oneDNN's bfloat16 kernel leaves garbage in their "
                          "gradient")
@@ -57,12 +57,20 @@ def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
     >>> has_idle_taps({'kernel': '(3, 3)', 'pad': '(1, 1)'}, (2, 16, 8, 8))
     False
     """
-    if str(attrs.get("layout")) in _CHANNELS_LAST:
+    if str(attrs.get("layout")) in CHANNELS_LAST:
         return False
+    return any(_is_idle(*window) for window in _windows(attrs, shape))
+
+
+def _windows(attrs: Mapping[str, str], shape: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield kernel, stride, padding, dilation and size of the data along each axis of the map."""
     kernel, stride, pad, dilate = (integers(attrs.get(name)) for name in ("kernel", "stride", "pad", "dilate"))
     count = len(kernel)
-    return any(_is_idle(*values) for values in zip(kernel, stride or [1] * count, pad or [0] * count,
-                                                   dilate or [1] * count, shape[2:]))
+    return zip(kernel, stride or [1] * count, pad or [0] * count, dilate or [1] * count, shape[2:])
+
+
+def _positions(kernel: int, stride: int, pad: int, dilate: int, size: int) -> int:
+    return (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
 
 
 def integers(text: object) -> list[int]:
@@ -76,9 +84,19 @@ def integers(text: object) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", str(text))] if text is not None else []
 
 
+def is_set(attrs: Mapping[str, str], name: str, default: bool = False) -> bool:
+    """Return a parameter that is true or false.
+
+    Examples
+    --------
+    >>> is_set({'no_bias': 'True'}, 'no_bias'), is_set({}, 'fix_gamma', default=True)
+    (True, True)
+    """
+    return str(attrs.get(name, default)) in ("True", "true", "1")
+
+
 def _is_idle(kernel: int, stride: int, pad: int, dilate: int, size: int) -> bool:
-    positions = (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
-    starts = [position * stride - pad for position in range(positions)]
+    starts = [position * stride - pad for position in range(_positions(kernel, stride, pad, dilate, size))]
     return size > 0 and any(all(not 0 <= start + tap * dilate < size for start in starts) for tap in range(kernel))
 
 
@@ -108,16 +126,12 @@ def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool
     >>> pools_out_of_order({'global_pool': 'True'}, (4, 2048, 7, 7), amx=False)
     False
     """
-    if len(shape) != 4 or str(attrs.get("layout")) in _CHANNELS_LAST or not all(shape):
+    if len(shape) != 4 or str(attrs.get("layout")) in CHANNELS_LAST or not all(shape):
         return False
     blocks = -(-shape[1] // _BLOCK)
     if max(shape[2:]) <= (min(shape[0], blocks) if amx else blocks):
         return False
-    if str(attrs.get("global_pool")) in ("True", "1"):
-        return True
-    kernel, stride, pad = (integers(attrs.get(name)) for name in ("kernel", "stride", "pad"))
-    return any(size + 2 * before - side < step
-               for size, side, step, before in zip(shape[2:], kernel, stride or (1, 1), pad or (0, 0)))
+    return is_set(attrs, "global_pool") or any(_positions(*window) == 1 for window in _windows(attrs, shape))
 
 
 _TILE_ROWS = 16  # of an AMX tile
@@ -176,4 +190,4 @@ def can_fold_stride(attrs: Mapping[str, str], channels: int) -> bool:
     square = stride == [2, 2] and len(set(kernel)) == 1 and len(set(pad)) <= 1 and len(kernel) == 2 and kernel[0] > 2
     plain = all(number == 1 for number in others) and int(attrs.get("num_group", 1)) == 1
     wide = 0 < channels <= _MOST_FOLDED and int(attrs.get("num_filter", 0)) >= _LEAST_FILTERS
-    return square and plain and wide and str(attrs.get("layout")) not in _CHANNELS_LAST
+    return square and plain and wide and str(attrs.get("layout")) not in CHANNELS_LAST

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import lru_cache
-from typing import Any, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
 from mxnet import Context, autograd, nd
@@ -27,7 +27,7 @@ def are_finite(arrays: Iterable[NDArray]) -> bool:
     """
     chunks = list(_chunks(arrays))
     with autograd.pause():
-        sums = [_sums(chunk) for chunk in chunks]
+        sums = [_sums(chunk, _sum_of_rows) for chunk in chunks]
         return all(_have_finite_values(found) or all_finite(chunk) for found, chunk in zip(sums, chunks))
 
 
@@ -42,7 +42,7 @@ def norm(arrays: Iterable[NDArray]) -> float:
     with autograd.pause():
         # Squares of float16 values are added up in float16.
         wide = (array.astype("float32") if array.dtype == np.float16 else array for array in arrays)
-        sums = [total for chunk in _chunks(wide) for total in _by_size(chunk, _dot_with_itself)]
+        sums = [total for chunk in _chunks(wide) for total in _sums(chunk, _dot_with_itself)]
         return float(np.sqrt(sum(total.asnumpy().astype("float64").sum() for total in sums)))
 
 
@@ -55,12 +55,8 @@ def _chunks(arrays: Iterable[NDArray]) -> Iterator[list[NDArray]]:
         yield from (group[start:start + _ARRAYS_A_CALL] for start in range(0, len(group), _ARRAYS_A_CALL))
 
 
-def _sums(chunk: list[NDArray]) -> list[NDArray]:
-    """Return sums of values, or of their squares, that together cover arrays of one context and type."""
-    return _by_size(chunk, _sum_of_rows)
-
-
-def _by_size(chunk: list[NDArray], of_large: Any) -> list[NDArray]:
+def _sums(chunk: list[NDArray], of_large: Callable[[NDArray], NDArray]) -> list[NDArray]:
+    """Return sums that together cover arrays of one context and type: of small ones those of the squares."""
     # On a CPU multi_sum_sq uses one thread for each array: others take a fraction of its time on large ones.
     has_others = chunk[0].context.device_type != "gpu" and chunk[0].dtype == np.float32
     large: list[NDArray] = []

@@ -11,13 +11,13 @@ from typing import Callable, Mapping, Sequence
 
 from ..graph import Node
 from ..op_lists.groups import layers, shapes, system
+from ..shape_rules import is_set
 
 __all__ = ["MATRIX_OPERATORS", "flops"]
 
 Shape = Sequence[int]
 Count = Callable[[Node], int]
 
-_TRUE = ("True", "1", "true")
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
 _MOVES_DATA = frozenset((*(name for group in vars(shapes).values() if isinstance(group, tuple) for name in group),
@@ -71,10 +71,6 @@ def _known(shape: Shape | None) -> Shape:
     return shape
 
 
-def _is_set(attrs: Mapping[str, str], name: str) -> bool:
-    return str(attrs.get(name)) in _TRUE
-
-
 def _elementwise(node: Node) -> int:
     sizes = [_product(entry.shape) for entry in node.inputs[:1] if entry.shape]
     sizes += [_product(node.shapes[0])] if node.shapes and node.shapes[0] else []
@@ -97,7 +93,7 @@ def _fully_connected(node: Node) -> int:
 def _transposed_product(axis: int, transposed_axis: int) -> Count:
     """Count a matrix product that sums over the one or the other axis of its first input."""
     def count(node: Node) -> int:
-        used = transposed_axis if _is_set(node.attrs, "transpose_a") else axis
+        used = transposed_axis if is_set(node.attrs, "transpose_a") else axis
         return 2 * _product(_output(node)) * _input(node, 0)[used]
     return count
 
@@ -145,7 +141,7 @@ def _attention_values(node: Node) -> int:
 def _recurrent(node: Node) -> int:
     length, batch, width = _input(node, 0)
     hidden, count = int(node.attrs["state_size"]), int(node.attrs["num_layers"])
-    directions = 2 if _is_set(node.attrs, "bidirectional") else 1
+    directions = 2 if is_set(node.attrs, "bidirectional") else 1
     widths = [width] + [hidden * directions] * (count - 1)
     weights = sum(_GATES[node.attrs["mode"]] * hidden * (each + hidden) * directions for each in widths)
     return 2 * length * batch * weights

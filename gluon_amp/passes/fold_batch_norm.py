@@ -10,17 +10,16 @@ from typing import Collection
 import numpy as np
 
 from ..graph import VARIABLE, Entry, Graph, Node, unique_name
+from ..shape_rules import CHANNELS_LAST, is_set
 from .context import REGION_ATTRIBUTE
 from .readers import Readers, redirect
 from .weights import Weights
 
 __all__ = ["run"]
 
-_CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 # The axis of the weight that counts the layer's output channels.
 _OUTPUT_AXIS = {"Convolution": 0, "FullyConnected": 0, "Deconvolution": 1}
 _DEFAULT_EPS = 1e-3  # of MXNet's operator
-_TRUE = ("True", "true", "1")
 
 
 def run(graph: Graph, weights: Weights, excluded: Collection[str] = ()) -> int:
@@ -77,15 +76,15 @@ def _axis_fits(norm: Node, layer: Node) -> bool:
     """Whether BatchNorm normalises over the layer's output channels."""
     axis = int(norm.attrs.get("axis", 1))
     if layer.op == "FullyConnected":
-        return axis == (1 if layer.attrs.get("flatten", "True") in _TRUE else -1)
-    last = str(layer.attrs.get("layout")) in _CHANNELS_LAST
+        return axis == (1 if is_set(layer.attrs, "flatten", default=True) else -1)
+    last = str(layer.attrs.get("layout")) in CHANNELS_LAST
     dimensions = 2 + layer.attrs["kernel"].count(",") + (not layer.attrs["kernel"].rstrip(") ").endswith(","))
     return axis in ((dimensions - 1, -1) if last else (1,))
 
 
 def _fold(norm: Node, layer: Node, readers: Readers, weights: Weights, names: set[str]) -> None:
     gamma, beta, mean, variance = (weights.read(entry.node.name).astype(np.float64) for entry in norm.inputs[1:])
-    if norm.attrs.get("fix_gamma", "True") in _TRUE:
+    if is_set(norm.attrs, "fix_gamma", default=True):
         gamma = np.ones_like(gamma)
     scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
     weight = weights.read(layer.inputs[1].node.name).astype(np.float64)
