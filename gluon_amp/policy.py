@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Mapping, Sequence, Tuple
 
 from . import op_lists, shape_rules
-from .dtypes import BFLOAT16, normalize
+from .dtypes import BFLOAT16, FLOAT32, normalize
 from .errors import PolicyError, closest, expected
 from .files import replacing
 from .op_lists import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, OpRule
@@ -29,7 +29,8 @@ class Policy:
     Attributes
     ----------
     target_dtype : str
-        ``'bfloat16'`` or ``'float16'``.
+        ``'bfloat16'``, ``'float16'``, or ``'float32'`` for a device on which low precision would be slower: all
+        operators then run in FP32, and only the passes that make FP32 faster rewrite graphs.
     overrides : mapping of str to tuple of OpRule
         Records that come before those of the built-in table.
     emulated : bool
@@ -46,6 +47,8 @@ class Policy:
         Uses of operators (:func:`gluon_amp.tuning.signature`) that were measured to be slower in low precision.
     disabled_passes : frozenset of str
         Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
+    reason : str
+        Why everything runs in FP32, for people; empty in low precision.
 
     Examples
     --------
@@ -62,6 +65,12 @@ class Policy:
     channel_multiple: int | None = None
     slow: frozenset[str] = frozenset()
     disabled_passes: frozenset[str] = frozenset()
+    reason: str = ""
+
+    @property
+    def lowers(self) -> bool:
+        """Whether anything may run in low precision."""
+        return self.target_dtype != FLOAT32
 
     def to_json(self) -> str:
         """Write what the user decides as JSON; what belongs to the device is left out.
@@ -91,7 +100,7 @@ class Policy:
             if raw["format"] != _FORMAT:
                 raise ValueError(f"its format is {raw['format']!r}, not {_FORMAT!r}")
             overrides = {op: tuple(_read_rule(rule) for rule in rules) for op, rules in raw["overrides"].items()}
-            return cls(normalize(raw["target_dtype"]), overrides, excluded=frozenset(raw["excluded"]),
+            return cls(normalize(raw["target_dtype"], or_float32=True), overrides, excluded=frozenset(raw["excluded"]),
                        slow=frozenset(raw["slow"]), training=bool(raw["training"]),
                        disabled_passes=frozenset(raw.get("disabled_passes", ())))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -132,6 +141,8 @@ class Policy:
         -------
         OpRule
         """
+        if not self.lowers:
+            return OpRule(op, FP32, note=f"float32: {self.reason}" if self.reason else "everything runs in FP32")
         kept = self.kept_for(op, attrs, shape)
         if kept is not None:
             return kept
@@ -151,7 +162,7 @@ class Policy:
     @property
     def has_shape_rules(self) -> bool:
         """Whether :meth:`kept_for` can find anything."""
-        return bool(self.slow) or (self.training and self.target_dtype == BFLOAT16)
+        return (self.lowers and bool(self.slow)) or (self.training and self.target_dtype == BFLOAT16)
 
     @property
     def _undilated(self) -> bool:

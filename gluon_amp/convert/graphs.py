@@ -27,8 +27,8 @@ class Request:
 
     Attributes
     ----------
-    policy : Policy or None
-        Decides each operator's precision; None for a network that is to be optimised and stay in FP32.
+    policy : Policy
+        Decides each operator's precision.
     disabled : frozenset of str
         The passes that are off; the policy's are the same.
     keep_outputs : bool
@@ -39,7 +39,7 @@ class Request:
         Noted in the result.
     """
 
-    policy: Policy | None
+    policy: Policy
     disabled: frozenset[str]
     keep_outputs: bool = True
     on_cpu: bool = True
@@ -52,12 +52,12 @@ class Request:
     @property
     def target_dtype(self) -> str:
         """The type to convert to."""
-        return FLOAT32 if self.policy is None else self.policy.target_dtype
+        return self.policy.target_dtype
 
     @property
     def excluded(self) -> frozenset[str]:
         """Names of nodes to keep in FP32."""
-        return frozenset() if self.policy is None else self.policy.excluded
+        return self.policy.excluded
 
 
 def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mapping[str, str],
@@ -89,7 +89,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mappi
         return symbol, earlier
     outputs = [(head.node.name, head.node.num_outputs) for head in graph.heads]
     counts = _simplify(graph, weights, request)
-    if request.policy is not None:
+    if request.policy.lowers:
         _analyse(symbol, graph, weights, dtypes, shapes)
         _lower(graph, weights, request, counts)
     low, casts = _low_operators(graph, request.target_dtype), sum(node.op == CAST for node in graph.operators())
@@ -98,7 +98,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mappi
     if request.runs("fuse"):
         graph, counts["fuse"] = _fused(graph, symbol, request)
     record = Conversion(request.target_dtype, operators, low, casts, counts, tuple(sorted(request.excluded)),
-                        request.version)
+                        request.version, request.policy.reason)
     _name_outputs(graph, outputs)
     for head in graph.heads:
         head.node.attrs = {**head.node.attrs, CONVERSION_ATTRIBUTE: record.to_json()}
@@ -132,7 +132,7 @@ def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[
 
 def _lower(graph: Graph, weights: Any, request: Request, counts: dict[str, int]) -> None:
     before = {id(node): node for node in graph.operators()}  # held: the numbers of dropped nodes are given again
-    rewrite(graph, request.policy, keep_outputs=request.keep_outputs)  # type: ignore[arg-type]
+    rewrite(graph, request.policy, keep_outputs=request.keep_outputs)
     if request.runs("align_channels"):
         counts["align_channels"] = sum(node.op == "slice_axis" and id(node) not in before for node in graph.operators())
     if request.runs("cast_params_offline"):
@@ -156,7 +156,7 @@ def _note_types(graph: Graph, weights: Any) -> None:
 
 def _fused(graph: Graph, symbol: mx.sym.Symbol, request: Request) -> tuple[Graph, int]:
     """Let oneDNN fuse operators; a GPU has no such operators, and imitated types are not oneDNN's."""
-    if not request.on_cpu or (request.policy is not None and request.policy.emulated):
+    if not request.on_cpu or request.policy.emulated:
         return graph, 0
     shields = _shield_batch_norms(graph)
     fused = to_graph(fuse(from_graph(graph, symbol)))

@@ -108,7 +108,7 @@ def _about(topic: str, situation: Situation, rows: Sequence[OperatorRow], text: 
 
 def _is_off(situation: Situation) -> Advice | None:
     report = situation.report
-    if report.target_dtypes or any(row.precision in LOW_PRECISION for row in report.operators):
+    if report.target_dtypes or report.reason or any(row.precision in LOW_PRECISION for row in report.operators):
         return None
     return Advice("off", "AMP is off: everything runs as the program says. Call amp.init() for training, or "
                          "amp.convert_hybrid_block(net) for inference")
@@ -119,10 +119,11 @@ def _no_hardware(situation: Situation) -> Advice | None:
     if situation.report.imitated:
         return Advice("hardware", "float16 is imitated on this CPU, exactly and slowly, to test numerics. For speed "
                                   "use amp.init('bfloat16'), or a GPU")
-    if support.dtype is None:
-        return Advice("hardware", f"This device gains nothing from low precision: {support.reason}")
-    if not support.native:
-        return Advice("hardware", f"Low precision is slower than FP32 here: {support.reason}")
+    if support.dtype == FLOAT32 and situation.report.target_dtypes:
+        return Advice("hardware", f"Low precision is slower than FP32 here: {support.reason}. Call amp.init() without "
+                                  "a type")
+    if support.dtype == FLOAT32:
+        return Advice("hardware", f"FP32 is fastest on this device: {support.reason}")
     return None
 
 

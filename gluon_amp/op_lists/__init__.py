@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from ..dtypes import BFLOAT16, FLOAT16
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from . import bfloat16, float16
 from .records import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, OpRule
 
@@ -26,7 +26,7 @@ def _index(records: tuple[OpRule, ...]) -> dict[str, tuple[OpRule, ...]]:
     return found
 
 
-_TABLES = {BFLOAT16: _index(bfloat16.TABLE), FLOAT16: _index(float16.TABLE)}
+_TABLES = {BFLOAT16: _index(bfloat16.TABLE), FLOAT16: _index(float16.TABLE), FLOAT32: {}}
 
 
 def table(target_dtype: str) -> Mapping[str, tuple[OpRule, ...]]:

@@ -12,9 +12,9 @@ from ..graph import Graph
 from ..policy import Policy
 from . import emulate, verify
 from .context import Context
-from .registry import PASSES, GraphPass, Run, checked, list_passes, pipeline_of
+from .registry import PASSES, GraphPass, Run, checked, list_passes, pipeline_of, steps_of
 
-__all__ = ["PASSES", "Context", "GraphPass", "checked", "list_passes", "pipeline_of", "rewrite"]
+__all__ = ["PASSES", "Context", "GraphPass", "checked", "list_passes", "pipeline_of", "rewrite", "steps_of"]
 
 
 def rewrite(graph: Graph, policy: Policy, guarded: frozenset[str] = frozenset(), check: bool = False,

@@ -23,7 +23,7 @@ from . import (
 )
 from .context import Context
 
-__all__ = ["PASSES", "GraphPass", "Run", "checked", "list_passes", "pipeline_of"]
+__all__ = ["PASSES", "GraphPass", "Run", "checked", "list_passes", "pipeline_of", "steps_of"]
 
 Run = Callable[[Graph, Context], bool]
 TRAINING, INFERENCE = "training", "inference"
@@ -31,6 +31,10 @@ TRAINING, INFERENCE = "training", "inference"
 
 def _always(policy: Policy) -> bool:
     return True
+
+
+def _lowers(policy: Policy) -> bool:
+    return policy.lowers
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,11 @@ PASSES: tuple[GraphPass, ...] = (
     GraphPass("assign_dtypes", "every operator gets a precision", assign_dtypes.run,
               required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
     GraphPass("native_activations", "rectifiers run oneDNN's kernels, or less of MXNet's own", native_activations.run,
-              where=(TRAINING,)),
+              where=(TRAINING,), applies=_lowers),
     GraphPass("cut_casts", "operators that may run in either precision take what costs least, casts included",
-              cut_casts.run),
+              cut_casts.run, applies=_lowers),
     GraphPass("align_channels", "convolutions are padded to the channel multiple that the fast kernels need",
-              align_channels.run, is_step=True),
+              align_channels.run, is_step=True, applies=_lowers),
     GraphPass("fold_stride", "strided convolutions of few channels run on AMX; they stay in FP32 without it",
               fold_stride.run, where=(TRAINING,), applies=fold_stride.is_needed),
     GraphPass("place_casts", "a cast is inserted where producer and consumer differ", place_casts.run,
@@ -94,10 +98,15 @@ PASSES: tuple[GraphPass, ...] = (
 )
 
 
+def steps_of(policy: Policy) -> tuple[GraphPass, ...]:
+    """Return the passes that rewrite graphs by a policy, in order."""
+    return tuple(each for each in PASSES
+                 if each.run is not None and each.name not in policy.disabled_passes and each.applies(policy))
+
+
 def pipeline_of(policy: Policy) -> tuple[Run, ...]:
     """Return what rewrites graphs by a policy, in order."""
-    return tuple(each.run for each in PASSES
-                 if each.run is not None and each.name not in policy.disabled_passes and each.applies(policy))
+    return tuple(each.run for each in steps_of(policy) if each.run is not None)
 
 
 def checked(names: Iterable[str] | None, argument: str = "disable_passes") -> frozenset[str]:
