@@ -10,8 +10,8 @@ from mxnet.gluon import nn
 from networks import relative
 
 import gluon_amp as amp
+from gluon_amp.devices import machine
 from gluon_amp.errors import PolicyError
-from gluon_amp.state import machine
 from gluon_amp.tuning import signature
 
 DENSE = {"flatten": "True", "no_bias": "False"}
