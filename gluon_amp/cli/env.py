@@ -72,7 +72,7 @@ def environment() -> dict[str, Any]:
 
 
 def _onednn() -> list[str]:
-    """Return what oneDNN says of itself with its first operator: version, threads and the instruction set that it uses."""
+    """Return what oneDNN says of itself with its first operator: version, threads and instruction set."""
     environ = {**os.environ, "DNNL_VERBOSE": "1"}
     child = subprocess.run([sys.executable, "-c", _RUNS_ONEDNN], env=environ, capture_output=True, text=True,
                            check=False)
