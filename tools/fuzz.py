@@ -21,10 +21,10 @@ from typing import Any, Sequence
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from fuzz_checks import CHECKS, Wrong, full_source  # noqa: E402  (brings gluon_amp, before mxnet)
-from fuzz_programs import EXACT, FLOAT, Program, generate  # noqa: E402
+from fuzz_checks import CHECKS, Wrong, full_source
+from fuzz_programs import EXACT, FLOAT, Program, generate
 
-import gluon_amp as amp  # noqa: E402
+import gluon_amp as amp
 
 DTYPES = {"ways": ("bfloat16", "float16"), "conversion": ("float32", "bfloat16"), "first_call": ("bfloat16",)}
 

@@ -19,8 +19,8 @@ __all__ = ["CHECKS", "Wrong", "full_source", "network"]
 WAYS: dict[str, dict[str, bool] | None] = {"eager": None, "hybridized": {}, "static": {"static_alloc": True},
                                            "static shape": {"static_alloc": True, "static_shape": True}}
 SHAPES = ((2, 8, 8), (3, 12, 8), (1, 16, 12))
-# Largest differences, as root mean squares, of outputs and of gradients: what 30 operators lose by rounding is less, what
-# a lost or stale tensor does is more.
+# Largest differences, as root mean squares, of outputs and of gradients: what 30 operators lose by rounding is less,
+# what a lost or stale tensor does is more.
 TOLERANCES = {"bfloat16": (0.2, 0.5), "float16": (0.03, 0.15), "float32": (2e-4, 2e-3)}
 
 
@@ -175,17 +175,14 @@ def check_conversion(program: Program, dtype: str) -> None:
         files = made.export(os.path.join(folder, "net"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loaded = gluon.SymbolBlock.imports(files[0], _data_names(files[0]), files[1])
+            names = sorted(name for name in mx.sym.load(files[0]).list_inputs() if name.startswith("data"))
+            loaded = gluon.SymbolBlock.imports(files[0], names, files[1])
     for flags in (None, {"static_alloc": True}):
         if flags is not None:
             loaded.hybridize(**flags)
         for shape in SHAPES:
             compare(f"exported conversion, {dtype}, shape {shape}", expected[shape],
-                    outputs(loaded, data(program, shape)), tolerance)
-
-
-def _data_names(file: str) -> list[str]:
-    return sorted(name for name in mx.sym.load(file).list_inputs() if name.startswith("data"))
+                    outputs(loaded, [data(program, shape)[int(name[4:])] for name in names]), tolerance)
 
 
 def check_first_call(program: Program, dtype: str) -> None:
