@@ -93,16 +93,21 @@ class Policy:
         Raises
         ------
         PolicyError
-            The text is something else.
+            The text is something else, or lets an operator run in low precision whose kernel is not sound: the built-in
+            table says which are, not the text.
         """
         try:
             raw = json.loads(text)
             if raw["format"] != _FORMAT:
                 raise ValueError(f"its format is {raw['format']!r}, not {_FORMAT!r}")
-            overrides = {op: tuple(_read_rule(rule) for rule in rules) for op, rules in raw["overrides"].items()}
-            return cls(normalize(raw["target_dtype"], or_float32=True), overrides, excluded=frozenset(raw["excluded"]),
+            target = normalize(raw["target_dtype"], or_float32=True)
+            overrides = {op: _sound(target, op, tuple(_read_rule(rule) for rule in rules))
+                         for op, rules in raw["overrides"].items()}
+            return cls(target, overrides, excluded=frozenset(raw["excluded"]),
                        slow=frozenset(raw["slow"]), training=bool(raw["training"]),
                        disabled_passes=frozenset(raw.get("disabled_passes", ())))
+        except PolicyError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PolicyError(f"not the JSON text of a policy: {type(error).__name__}: {error}") from error
 
@@ -205,6 +210,27 @@ def _read_rule(raw: Mapping[str, Any]) -> OpRule:
     return OpRule(**{**raw, "when": when, **positions})
 
 
+def _sound(target: str, op: str, records: tuple[OpRule, ...]) -> tuple[OpRule, ...]:
+    """Return a file's records for an operator behind what the table does not let it do."""
+    if all(record.rule == FP32 and not record.rounded_inputs for record in records):
+        return records
+    refused = _refused("overrides", target, op)
+    fixed = {position for record in op_lists.table(target).get(op, ()) for position in record.fp32_inputs}
+    for record in records:
+        if record.rule != FP32 and not fixed.issubset(record.fp32_inputs):
+            raise ValueError(f"fp32_inputs of {op!r} lack {sorted(fixed.difference(record.fp32_inputs))}: its kernels "
+                             "read those in FP32")
+    return (*(record for record in refused if record not in records), *records)
+
+
+def _refused(argument: str, target: str, op: str) -> list[OpRule]:
+    """Return the table's records that nobody may override; raise when nothing of the operator is left."""
+    refused = [record for record in op_lists.table(target).get(op, ()) if not record.safe or record.rule == KEEP]
+    if any(record.when is None for record in refused):
+        raise PolicyError(f"{argument}: {op!r} cannot run in {target}: {refused[0].note}. Leave it out of the list")
+    return refused
+
+
 def _holds(record: OpRule, attrs: Mapping[str, str], channels: int | None) -> bool:
     if record.min_channels and channels is not None and channels < record.min_channels:
         return False
@@ -298,10 +324,7 @@ def _lower_overrides(target_dtype: str, names: list[str]) -> Mapping[str, tuple[
     found: dict[str, tuple[OpRule, ...]] = {}
     for name in names:
         records = table.get(name, ())
-        refused = [record for record in records if not record.safe or record.rule == KEEP]
-        if any(record.when is None for record in refused):
-            raise PolicyError(f"target_precision_ops: {name!r} cannot run in {target_dtype}: {refused[0].note}. "
-                              "Leave it out of the list")
+        refused = _refused("target_precision_ops", target_dtype, name)
         # What the table runs in low precision anyway keeps the table's conditions.
         if not any(record.rule == LOWER for record in records):
             fp32_inputs = next((record.fp32_inputs for record in records), ())

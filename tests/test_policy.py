@@ -1,6 +1,8 @@
 """The policy, and the data types."""
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -124,3 +126,36 @@ def test_amx_counts_only_where_the_process_may_use_it():
     ((9, 0), "float32")])
 def test_the_gpu_decides_the_type(capability, dtype):
     assert dtypes.cuda_support(capability).dtype == dtype
+
+
+class TestFiles:
+    """What a policy file says of kernels that are not sound counts for nothing."""
+
+    @staticmethod
+    def text(op, **changes):
+        rule = {"name": op, "rule": "LOWER", "when": None, "fp32_inputs": [], "rounded_inputs": [], "min_channels": 0,
+                "safe": True, "note": "trust me", **changes}
+        return json.dumps({**json.loads(Policy("bfloat16").to_json()), "overrides": {op: [rule]}})
+
+    @pytest.mark.parametrize("rule", ["LOWER", "NEUTRAL", "WIDEST", "KEEP"])
+    @pytest.mark.parametrize("op", ["transpose", "Deconvolution", "Embedding", "sgd_update"])
+    def test_kernels_that_are_not_sound_are_refused(self, op, rule):
+        with pytest.raises(PolicyError, match=f"overrides: '{op}' cannot run in bfloat16"):
+            Policy.from_json(self.text(op, rule=rule))
+
+    def test_conditions_of_the_table_stay(self):
+        policy = Policy.from_json(self.text("Activation"))
+        assert policy.decide("Activation", {"act_type": "softsign"}).rule == "FP32"
+        assert policy.decide("Activation", {"act_type": "relu"}).rule == "LOWER"
+        assert Policy.from_json(policy.to_json()) == policy
+
+    def test_inputs_that_kernels_read_in_fp32_stay(self):
+        with pytest.raises(PolicyError, match=r"fp32_inputs of 'BatchNorm' lack \[1, 2, 3, 4\]"):
+            Policy.from_json(self.text("BatchNorm"))
+
+    def test_lists_survive(self):
+        known = registered_operators()
+        for lists in ({"target_precision_ops": ["Convolution", "Activation", "BatchNorm"]}, {"fp32_ops": ["transpose"]},
+                      {"conditional_fp32_ops": [("Activation", "act_type", ["tanh"])]}):
+            policy = make_policy("bfloat16", known, **lists)
+            assert Policy.from_json(policy.to_json()) == policy

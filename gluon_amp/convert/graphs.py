@@ -7,7 +7,7 @@ from typing import Any, Mapping, Sequence
 import mxnet as mx
 
 from .._mxnet.arrays import cast_arrays
-from .._mxnet.symbols import DTYPE_ATTRIBUTE, DTYPE_FLAGS, analyse, first_line, from_graph, fuse, to_graph
+from .._mxnet.symbols import DTYPE_ATTRIBUTE, DTYPE_FLAGS, analyse, first_line, from_graph, to_graph
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node, unique_name
@@ -16,6 +16,7 @@ from ..passes.context import CONVERSION_ATTRIBUTE
 from ..passes.place_casts import CAST
 from ..passes.readers import redirect
 from ..policy import Policy
+from .fusion import fused
 from .settings import Conversion, conversion_of
 
 __all__ = ["Request", "convert", "with_fp32_parameters"]
@@ -48,6 +49,11 @@ class Request:
     def runs(self, name: str) -> bool:
         """Whether a pass is on."""
         return name not in self.disabled
+
+    @property
+    def has_fused_operators(self) -> bool:
+        """Whether oneDNN's are of use: a GPU has none of them, and types that are imitated are not oneDNN's."""
+        return self.on_cpu and not self.policy.emulated
 
     @property
     def target_dtype(self) -> str:
@@ -96,7 +102,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mappi
     operators = len(graph.operators())
     _note_types(graph, weights)
     if request.runs("fuse"):
-        graph, counts["fuse"] = _fused(graph, symbol, request)
+        graph, counts["fuse"] = fused(graph, symbol) if request.has_fused_operators else (graph, 0)
     record = Conversion(request.target_dtype, operators, low, casts, counts, tuple(sorted(request.excluded)),
                         request.version, request.policy.reason)
     _name_outputs(graph, outputs)
@@ -152,28 +158,6 @@ def _note_types(graph: Graph, weights: Any) -> None:
         dtype = types.get(node.name, FLOAT32)
         if dtype != FLOAT32 and dtype in DTYPE_FLAGS:
             node.attrs = {**node.attrs, DTYPE_ATTRIBUTE: DTYPE_FLAGS[dtype]}
-
-
-def _fused(graph: Graph, symbol: mx.sym.Symbol, request: Request) -> tuple[Graph, int]:
-    """Let oneDNN fuse operators; a GPU has no such operators, and imitated types are not oneDNN's."""
-    if not request.on_cpu or request.policy.emulated:
-        return graph, 0
-    shields = _shield_batch_norms(graph)
-    fused = to_graph(fuse(from_graph(graph, symbol)))
-    redirect(fused, {Entry(node).key: node.inputs[0] for node in fused.operators() if node.name in shields})
-    return fused, sum(node.op.startswith("_sg_mkldnn") for node in fused.operators())
-
-
-def _shield_batch_norms(graph: Graph) -> set[str]:
-    """Put identities before BatchNorms: MXNet's fusion folds them in bfloat16 arithmetic, a percent off per layer."""
-    names = {node.name for node in graph.nodes()}
-    shields = set()
-    for node in graph.operators():
-        if node.op == "BatchNorm":
-            shield = Node("_mul_scalar", unique_name(f"{node.name}_shield", names), {"scalar": "1.0"}, [node.inputs[0]])
-            node.inputs[0] = Entry(shield)
-            shields.add(shield.name)
-    return shields
 
 
 def _name_outputs(graph: Graph, outputs: Sequence[tuple[str, int]]) -> None:
