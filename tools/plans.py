@@ -69,6 +69,7 @@ def calls_of(name: str) -> list[Call]:
     try:
         task.net.hybridize()
         task.infer(task.net, task.data)
+        task.net.hybridize()  # networks that ask whether they train are traced anew
         with autograd.record():
             task.loss(task.net, task.data)
         mx.nd.waitall()
