@@ -41,7 +41,7 @@ from .functions import (
     register_op,
 )
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
-from .op_lists.views import (
+from .rules.views import (
     list_conditional_fp32_ops,
     list_fp32_ops,
     list_loss_output_functions,
@@ -52,11 +52,11 @@ from .op_lists.views import (
 )
 from .opt_level import initialize
 from .passes import list_passes
-from .policy import Policy
+from .rules import Policy
 from .sync_batchnorm import convert_sync_batchnorm
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
 from .tune import tune
-from .tuning import Tuning
+from .rules.tuning import Tuning
 
 _isa.settle(_run_onednn_operator)
 

@@ -16,10 +16,10 @@ from ._mxnet.eager import outermost
 from ._mxnet.operators import registered_operators
 from .dtypes import BFLOAT16, FLOAT16, IMITATED_FLOAT16, Support, normalize
 from .errors import DTypeError, PolicyError, StateError, expected
-from .passes.context import REGION_ON
-from .policy import ConditionalOp, Policy, make_policy
+from .graph.attrs import REGION_ON
+from .rules import ConditionalOp, Policy, make_policy
 from .state import State, controller, device_supports, machine, region
-from .tuning import Tuning, default_cache
+from .rules.tuning import Tuning, default_cache
 
 __all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "tuned",
            "usable_types"]
@@ -259,7 +259,7 @@ def device_policies(usable: Mapping[str, Support], disabled_passes: frozenset[st
                     **lists: Any) -> dict[str, Policy]:
     """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
     known = registered_operators()
-    return {device: replace(make_policy(found.dtype, known, custom_ops=controller.custom_ops, emulated=found.imitated,
+    return {device: replace(make_policy(found.dtype, known, custom_ops=controller.custom_ops, imitated=found.imitated,
                                         **lists), channel_multiple=found.channel_multiple, amx=found.amx,
                             disabled_passes=disabled_passes)
             for device, found in usable.items() if found.dtype}
@@ -277,7 +277,7 @@ def policies_of(policy: Policy) -> dict[str, Policy]:
     """
     passes.checked(policy.disabled_passes, "policy.disabled_passes")
     usable = usable_types(policy.target_dtype, device_supports())
-    return {device: replace(policy, emulated=found.imitated, channel_multiple=found.channel_multiple, amx=found.amx)
+    return {device: replace(policy, imitated=found.imitated, channel_multiple=found.channel_multiple, amx=found.amx)
             for device, found in usable.items()}
 
 

@@ -16,10 +16,10 @@ from .convert.arguments import as_example, flat, traced_block
 from .convert.exclusions import Exclusions
 from .errors import DTypeError, expected
 from .graph import Graph, Node
-from .op_lists import LOWER
-from .policy import Policy
+from .rules import LOWER
+from .rules import Policy
 from .state import device_supports, machine
-from .tuning import Tuning, default_cache, signature
+from .rules.tuning import Tuning, default_cache, signature
 
 __all__ = ["tune"]
 

@@ -17,8 +17,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node
-from ..op_lists import KEEP, OpRule
-from ..policy import precision
+from ..rules import KEEP, Decision, precision
 from .cached_op import StockCachedOp
 from .operators import handle_of
 from .symbols import dtype_name, from_graph
@@ -64,7 +63,7 @@ class Event:
         Operator parameters.
     inserted : bool
         Whether AMP put it there.
-    rule : OpRule or None
+    rule : Decision or None
         What AMP decided; None where it had no say.
     arguments : list of NDArray
         What the program handed over.
@@ -90,7 +89,7 @@ class Event:
     block: str
     attrs: Mapping[str, str]
     inserted: bool
-    rule: OpRule | None
+    rule: Decision | None
     arguments: list[NDArray]
     inputs: list[NDArray]
     sources: list[Source | None]
@@ -165,7 +164,7 @@ class Tape:
         self._aliases: list[NDArray] = []  # kept alive, so that no other array gets their id
 
     def run(self, compute: Compute, arguments: Sequence[NDArray], op: str, name: str, block: str,
-            attrs: Mapping[str, str], inserted: bool = False, rule: OpRule | None = None, repeatable: bool = True,
+            attrs: Mapping[str, str], inserted: bool = False, rule: Decision | None = None, repeatable: bool = True,
             in_graph: bool = False) -> list[NDArray]:
         """Run an operator and record it; return its outputs. The other parameters are attributes of :class:`Event`."""
         marked = [autograd.is_recording() and self._is_differentiable(array) for array in arguments]

@@ -21,7 +21,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
-from ..op_lists import OpRule
+from ..rules import Decision
 from . import hooks
 from .cached_op import RewritingCachedOp
 from .eager import twins
@@ -132,7 +132,7 @@ class _Watch:
         return run
 
     def _rule(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str],
-              values: Sequence[Any]) -> OpRule | None:
+              values: Sequence[Any]) -> Decision | None:
         """Return what AMP decides on a call."""
         policy = self.controller.eager(inputs) if inputs else None
         operator = policy.operators.get(handle) if policy is not None else None

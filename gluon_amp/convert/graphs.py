@@ -12,10 +12,10 @@ from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node, unique_name
 from ..passes import drop_training, fold_batch_norm, fold_constants, rewrite
-from ..passes.context import CONVERSION_ATTRIBUTE
+from ..graph.attrs import CONVERSION
 from ..passes.place_casts import CAST
 from ..passes.readers import redirect
-from ..policy import Policy
+from ..rules import Policy
 from .settings import Conversion, conversion_of
 
 __all__ = ["Request", "convert", "with_fp32_parameters"]
@@ -101,7 +101,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mappi
                         request.version)
     _name_outputs(graph, outputs)
     for head in graph.heads:
-        head.node.attrs = {**head.node.attrs, CONVERSION_ATTRIBUTE: record.to_json()}
+        head.node.attrs = {**head.node.attrs, CONVERSION: record.to_json()}
     return from_graph(graph, symbol), record
 
 
@@ -156,7 +156,7 @@ def _note_types(graph: Graph, weights: Any) -> None:
 
 def _fused(graph: Graph, symbol: mx.sym.Symbol, request: Request) -> tuple[Graph, int]:
     """Let oneDNN fuse operators; a GPU has no such operators, and imitated types are not oneDNN's."""
-    if not request.on_cpu or (request.policy is not None and request.policy.emulated):
+    if not request.on_cpu or (request.policy is not None and request.policy.imitated):
         return graph, 0
     shields = _shield_batch_norms(graph)
     fused = to_graph(fuse(from_graph(graph, symbol)))

@@ -7,7 +7,7 @@ from typing import Any, Mapping
 from ..autocast import device_policies, tuned, usable_types
 from ..dtypes import FLOAT16, FLOAT32, Support, cuda_support
 from ..errors import DTypeError
-from ..policy import Policy
+from ..rules import Policy
 from ..state import device_supports
 
 __all__ = ["inference_policy"]

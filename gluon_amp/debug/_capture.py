@@ -22,8 +22,8 @@ from .._mxnet.symbols import analyse, dtype_name, from_graph, to_graph
 from ..dtypes import BFLOAT16
 from ..errors import expected
 from ..graph import Entry, Graph, Node, unique_name
-from ..op_lists import SWITCHED_OFF, OpRule
-from ..policy import Policy
+from ..rules import Decision, Policy
+from ..rules.decision import SWITCHED_OFF
 from ..state import controller
 from ._flops import flops
 from ._match import judge_call, mark_imitation, matched
@@ -203,7 +203,7 @@ class _Listener:
         return captured
 
 
-def _decision(policy: Policy | None, op: str, attrs: Mapping[str, str], inputs: Sequence[NDArray]) -> OpRule | None:
+def _decision(policy: Policy | None, op: str, attrs: Mapping[str, str], inputs: Sequence[NDArray]) -> Decision | None:
     state = controller.current()
     if policy is None or state is None:
         return None

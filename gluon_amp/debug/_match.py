@@ -10,8 +10,7 @@ from mxnet.gluon import Block
 from .._mxnet.observe import Output
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node
-from ..op_lists import KEEP
-from ..policy import Policy, precision
+from ..rules import KEEP, Policy, precision
 from ._flops import flops
 from ._records import CAST, FLOATS, Captured, Ran, Recording
 
@@ -94,9 +93,9 @@ def _add_backward(outputs: Sequence[Output], by_name: Mapping[tuple[str, str], l
 
 
 def _rounded(ran: Sequence[Ran]) -> dict[int, Ran]:
-    """Find the casts by which an imitated type rounds the outputs of operators (see ``passes/emulate.py``)."""
+    """Find the casts by which an imitated type rounds the outputs of operators (see ``passes/imitate.py``)."""
     return {id(record.node.inputs[0].node): record for record in ran
-            if record.inserted and record.node.op == CAST and record.policy is not None and record.policy.emulated
+            if record.inserted and record.node.op == CAST and record.policy is not None and record.policy.imitated
             and record.node.name.startswith(f"{record.node.inputs[0].node.name}_rounded")}
 
 
@@ -116,7 +115,7 @@ def mark_imitation(ran: Sequence[Ran]) -> None:
     """Tell casts that imitate a type from casts between precisions: those stand between an operator and itself."""
     by_node = {id(record.node): record for record in ran}
     for record in ran:
-        if record.policy is None or not record.policy.emulated or record.planned != record.policy.target_dtype:
+        if record.policy is None or not record.policy.imitated or record.planned != record.policy.target_dtype:
             continue
         if record.node.op == CAST and record.inserted:
             source = by_node.get(id(record.node.inputs[0].node))
@@ -146,7 +145,7 @@ def judge_call(ran: Ran, before: Sequence[Recording | Ran]) -> None:
     ran.observed = ran.planned = _of_data(node, node.dtypes[0] if node.dtypes else None)
     if policy is None:
         return
-    together = _of_call(ran.call, before) if policy.emulated else []
+    together = _of_call(ran.call, before) if policy.imitated else []
     if ran.inserted:
         last = together[-1] if together else None
         if last is not None and not last.inserted and ran.observed == last.planned == policy.target_dtype:

@@ -9,7 +9,7 @@ from mxnet.gluon import Block
 from .._mxnet.observe import Output
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..graph import Graph, Node
-from ..policy import Policy
+from ..rules import Policy
 
 __all__ = ["CAST", "FLOATS", "Captured", "Ran", "Recording"]
 

@@ -19,7 +19,7 @@ from .._mxnet.watch import watching
 from ..autocast import device_policies, policies_of, usable_types
 from ..dtypes import normalize
 from ..errors import DTypeError, StateError, expected
-from ..policy import Policy
+from ..rules import Policy
 from ..state import State, controller, device_supports
 
 __all__ = ["Magnitude", "Run", "arguments_of", "dtype_of", "float_arrays", "in_force", "make_ready", "mixed_state",

@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 from .._mxnet.tape import CAST, is_float
 from ..dtypes import FLOAT32
 from ..errors import PolicyError, expected
-from ..policy import Policy
+from ..rules import Policy
 from ..state import State
 from ._differences import SEED, difference, isolated_errors, relative_error
 from ._runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged

@@ -12,7 +12,7 @@ from .._mxnet.observe import prepared_operations
 from ..autocast import active_dtype
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError, StateError, closest, expected
-from ..op_lists import FP32, KEEP, NEUTRAL, WIDEST
+from ..rules import FP32, KEEP, NEUTRAL, WIDEST
 from ..state import controller
 from ._match import planned
 from ._rows import InsertedRow, OperatorRow, make_rows

@@ -78,7 +78,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     policies = [record.policy for record in captured.ran if record.policy is not None and state is not None]
     return Report(tuple(operators), tuple(inserted), captured.train, captured.timed, captured.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies})),
-                  any(policy.emulated for policy in policies), captured.device_type,
+                  any(policy.imitated for policy in policies), captured.device_type,
                   tuple(sorted({name for policy in policies for name in policy.disabled_passes})))
 
 
