@@ -41,6 +41,10 @@ from .functions import (
     register_op,
 )
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
+from .opt_level import initialize
+from .passes import list_passes
+from .rules import Policy
+from .rules.tuning import Tuning
 from .rules.views import (
     list_conditional_fp32_ops,
     list_fp32_ops,
@@ -50,13 +54,9 @@ from .rules.views import (
     list_lp16_use_fp32_params,
     list_widest_type_cast,
 )
-from .opt_level import initialize
-from .passes import list_passes
-from .rules import Policy
 from .sync_batchnorm import convert_sync_batchnorm
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
 from .tune import tune
-from .rules.tuning import Tuning
 
 _isa.settle(_run_onednn_operator)
 

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import Callable, MutableMapping
 
-__all__ = ["AMX", "VARIABLE", "cpu_flags", "cpu_name", "granted", "request", "request_tiles", "settle"]
+__all__ = ["AMX", "GRANTED_LATE", "REFUSED", "VARIABLE", "amx_state", "cpu_flags", "cpu_name", "granted", "request",
+           "request_tiles", "settle"]
 
 VARIABLE, AMX = "DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX"
 _ALLOWS_AMX = (AMX, "ALL")
@@ -21,7 +22,10 @@ _AMX_FLAGS = frozenset({"amx_bf16", "amx_tile"})
 # Numbers of Linux's system call on x86-64, of the request for a feature, and of the feature.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
+# What became of a request for AMX that did not simply succeed.
+REFUSED, GRANTED_LATE = "refused by the operating system", "granted after MXNet was imported"
 _granted: list[bool] = []
+_state: list[str] = []
 _settings: list[MutableMapping[str, str]] = []  # environments to clean up
 
 
@@ -45,8 +49,13 @@ def request(cpuinfo: str | None = None, environ: MutableMapping[str, str] | None
     """
     environ = os.environ if environ is None else environ
     wanted = environ.get(VARIABLE, AMX).upper() in _ALLOWS_AMX
-    if not (wanted and cpu_flags(cpuinfo) >= _AMX_FLAGS and (ask or request_tiles)()):
+    if not (wanted and cpu_flags(cpuinfo) >= _AMX_FLAGS):
         return False
+    if not (ask or request_tiles)():
+        _state.append(REFUSED)
+        return False
+    if "mxnet" in sys.modules:
+        _state.append(GRANTED_LATE)
     if VARIABLE not in environ:
         environ[VARIABLE] = AMX
         _settings.append(environ)
@@ -57,6 +66,11 @@ def request(cpuinfo: str | None = None, environ: MutableMapping[str, str] | None
 def granted() -> bool:
     """Whether this process may use AMX tiles."""
     return bool(_granted)
+
+
+def amx_state() -> str | None:
+    """Return why AMX may be off although the CPU has it, :data:`REFUSED` or :data:`GRANTED_LATE`; None otherwise."""
+    return _state[-1] if _state else None
 
 
 def settle(run_operator: Callable[[], object]) -> None:

@@ -1,9 +1,7 @@
 """Switch mixed precision on and off: for the process (``init``), a region (``autocast``), a block (``exclude``)."""
 from __future__ import annotations
 
-import logging
 import os
-import warnings
 from contextlib import ContextDecorator, ExitStack
 from dataclasses import replace
 from typing import Any, Iterable, Mapping, Sequence
@@ -14,17 +12,16 @@ from . import passes
 from ._mxnet import hooks
 from ._mxnet.eager import outermost
 from ._mxnet.operators import registered_operators
-from .dtypes import BFLOAT16, FLOAT16, IMITATED_FLOAT16, Support, normalize
-from .errors import DTypeError, PolicyError, StateError, expected
+from .devices import announce, choose, device_supports, machine, warn_if_slow
+from .dtypes import BFLOAT16, FLOAT32, Support, normalize
+from .errors import PolicyError, StateError, expected
 from .graph.attrs import REGION_ON
 from .rules import ConditionalOp, Policy, make_policy
-from .state import State, controller, device_supports, machine, region
 from .rules.tuning import Tuning, default_cache
+from .state import State, controller, region
 
-__all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "tuned",
-           "usable_types"]
-
-_logger = logging.getLogger("gluon_amp")
+__all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "rewrites",
+           "tuned"]
 
 
 def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
@@ -38,10 +35,11 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
 
     Parameters
     ----------
-    target_dtype : {'float16', 'bfloat16'}, numpy dtype or None
-        The low-precision type. None takes bfloat16 for arrays on a CPU and float16 for those on a GPU, where
-        the device runs it. ``'float16'`` without a GPU imitates it on the CPU, exactly and slowly, for tests of
-        numerics.
+    target_dtype : {'float16', 'bfloat16', 'float32'}, numpy dtype or None
+        None takes what is fastest, device by device: bfloat16 on a CPU that has instructions for it, float16 on a GPU,
+        and FP32 elsewhere, made faster by everything that does not depend on precision. ``'bfloat16'`` on a CPU
+        with AVX512 but without BF16 instructions is emulated, slower than FP32. ``'float16'`` without a GPU is
+        imitated on the CPU, exactly and slowly, for tests of numerics.
     target_precision_ops : list of str, optional
         The operators that run in ``target_dtype``, in place of the table's own.
     conditional_fp32_ops : list of (str, str, list of str), optional
@@ -80,7 +78,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     if layout_optimization:
         raise StateError("layout_optimization=True needs MXNet 2: its graph pass does not exist in MXNet 1.9.1. "
                          "Leave it at False")
-    requested = None if target_dtype is None else normalize(target_dtype)
+    requested = None if target_dtype is None else normalize(target_dtype, or_float32=True)
     lists = {"target_precision_ops": target_precision_ops, "conditional_fp32_ops": conditional_fp32_ops,
              "fp32_ops": fp32_ops}
     disabled = passes.checked(disable_passes)
@@ -92,14 +90,13 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         if arguments == controller.state.arguments:
             return
         raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
-    supports = device_supports()
-    usable = usable_types(requested, supports)
-    policies = (tuned(device_policies(usable, disabled, **lists), tuning) if policy is None
+    chosen = choose(requested, device_supports())
+    policies = (tuned(device_policies(chosen, disabled, **lists), tuning) if policy is None
                 else policies_of(policy))
     state = State(policies, arguments)
     hooks.install(controller)
     controller.state = state
-    announce(usable, supports)
+    announce(chosen, requested, rewrites(policies))
 
 
 def _type_of(policy: Policy, others: Mapping[str, object]) -> str:
@@ -108,7 +105,7 @@ def _type_of(policy: Policy, others: Mapping[str, object]) -> str:
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise PolicyError(f"expected policy alone, received {', '.join(given)} as well: a policy decides those")
-    return normalize(policy.target_dtype, "policy.target_dtype")
+    return normalize(policy.target_dtype, "policy.target_dtype", or_float32=True)
 
 
 def deinit() -> None:
@@ -128,6 +125,8 @@ def deinit() -> None:
 def is_active() -> bool:
     """Whether AMP is on here: ``init`` is in force, or an ``autocast`` region says so.
 
+    It is on, too, where every device is faster in FP32: :func:`active_dtype` says what runs.
+
     Examples
     --------
     >>> import gluon_amp as amp
@@ -139,7 +138,7 @@ def is_active() -> bool:
 
 
 def active_dtype(device_type: str = "cpu") -> str | None:
-    """Name the low-precision type in use for arrays on a kind of device, None for FP32.
+    """Name the low-precision type in use for arrays on a kind of device; None for FP32.
 
     Parameters
     ----------
@@ -154,7 +153,7 @@ def active_dtype(device_type: str = "cpu") -> str | None:
     """
     state = controller.current()
     policy = state.policy(device_type) if state is not None and state.enabled else None
-    return policy.target_dtype if policy else None
+    return policy.target_dtype if policy is not None and policy.lowers else None
 
 
 class autocast(ContextDecorator):
@@ -193,7 +192,7 @@ class autocast(ContextDecorator):
         self._enabled = enabled
         self._entered: list[ExitStack] = []
         if enabled and self._dtype is not None:
-            usable_types(self._dtype, device_supports())
+            choose(self._dtype, device_supports())
 
     def __enter__(self) -> autocast:
         stack = ExitStack()
@@ -222,7 +221,9 @@ class autocast(ContextDecorator):
         if around is not None and wanted in (None, *(policy.target_dtype for policy in around.policies.values())):
             return around
         disabled = around.disabled_passes if around is not None else frozenset()
-        policies = device_policies(usable_types(wanted, device_supports()), disabled)
+        chosen = choose(wanted, device_supports())
+        warn_if_slow(chosen)
+        policies = device_policies(chosen, disabled)
         if controller.marked is None:
             controller.marked = State(policies, enabled=False)
         return State(policies)
@@ -255,14 +256,26 @@ def exclude(*targets: Block | type | str) -> None:
     controller.exclude(targets)
 
 
-def device_policies(usable: Mapping[str, Support], disabled_passes: frozenset[str] = frozenset(),
+def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[str] = frozenset(),
                     **lists: Any) -> dict[str, Policy]:
     """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
-    known = registered_operators()
-    return {device: replace(make_policy(found.dtype, known, custom_ops=controller.custom_ops, imitated=found.imitated,
-                                        **lists), channel_multiple=found.channel_multiple, amx=found.amx,
-                            disabled_passes=disabled_passes)
-            for device, found in usable.items() if found.dtype}
+    return {device: replace(_policy(found, lists), disabled_passes=disabled_passes) for device, found in chosen.items()}
+
+
+def _policy(found: Support, lists: Mapping[str, Any]) -> Policy:
+    known, custom_ops = registered_operators(), controller.custom_ops
+    if found.dtype == FLOAT32:
+        # Lists that would be refused on another machine are refused here.
+        make_policy(BFLOAT16, known, custom_ops=custom_ops, **lists)
+        return Policy(FLOAT32, reason=found.reason)
+    policy = make_policy(found.dtype, known, custom_ops=custom_ops, imitated=found.imitated, **lists)
+    return replace(policy, channel_multiple=found.channel_multiple, amx=found.amx)
+
+
+def rewrites(policies: Mapping[str, Policy]) -> str:
+    """Name what makes networks faster under some policies, for people."""
+    used = {step.name for policy in policies.values() for step in passes.pipeline_of(passes.Context(policy))}
+    return ", ".join([name for name in passes.list_passes() if name in used] + ["faster updates"])
 
 
 def policies_of(policy: Policy) -> dict[str, Policy]:
@@ -276,9 +289,11 @@ def policies_of(policy: Policy) -> dict[str, Policy]:
         It switches off a pass that there is not, or that is required.
     """
     passes.checked(policy.disabled_passes, "policy.disabled_passes")
-    usable = usable_types(policy.target_dtype, device_supports())
-    return {device: replace(policy, imitated=found.imitated, channel_multiple=found.channel_multiple, amx=found.amx)
-            for device, found in usable.items()}
+    chosen = choose(policy.target_dtype, device_supports())
+    return {device: Policy(FLOAT32, disabled_passes=policy.disabled_passes, reason=found.reason)
+            if found.dtype == FLOAT32 else
+            replace(policy, imitated=found.imitated, channel_multiple=found.channel_multiple, amx=found.amx)
+            for device, found in chosen.items()}
 
 
 def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | bool | None) -> dict[str, Policy]:
@@ -297,31 +312,3 @@ def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | b
         raise PolicyError(f"the measurements are of another machine ({tuning.machine}), this is {machine()}: call "
                           "amp.tune(net, data) here")
     return {device: replace(policy, slow=tuning.slow) for device, policy in policies.items()}
-
-
-def usable_types(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:
-    """Return the devices that run the type asked for, or any; raise when there is none for an explicit one."""
-    usable = {name: found for name, found in supports.items() if found.dtype and requested in (None, found.dtype)}
-    if usable or requested is None:
-        return usable
-    if requested == FLOAT16 and "gpu" not in supports:
-        return {"cpu": IMITATED_FLOAT16}
-    others = [found.dtype for found in supports.values() if found.dtype]
-    needs = {BFLOAT16: "a CPU with AVX512", FLOAT16: "a CUDA GPU"}[requested]
-    advice = f"Use target_dtype='{others[0]}', or leave it out" if others else f"It needs {needs}"
-    raise DTypeError(f"this machine cannot run {requested} ({_reasons(supports)}). {advice}")
-
-
-def _reasons(supports: Mapping[str, Support]) -> str:
-    return "; ".join(f"{name}: {found.reason}" for name, found in supports.items())
-
-
-def announce(usable: Mapping[str, Support], supports: Mapping[str, Support]) -> None:
-    """Say what runs where; warn where that is slow, or nothing does."""
-    if not usable:
-        warnings.warn(f"AMP stays in FP32: {_reasons(supports)}", stacklevel=3)
-    for name, found in usable.items():
-        if not found.native:
-            warnings.warn(f"AMP will be slow on the {name}: {found.reason}", stacklevel=3)
-    chosen = "; ".join(f"{found.dtype} on the {name}, {found.reason}" for name, found in usable.items())
-    _logger.info("Using AMP: %s", chosen or f"float32 ({_reasons(supports)})")

@@ -13,7 +13,8 @@ import numpy as np
 from . import _isa
 from .errors import DTypeError, expected
 
-__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "Support", "cpu_isa", "cpu_support", "cuda_support", "normalize"]
+__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "LOW_PRECISION", "Support", "cpu_isa", "cpu_support", "cuda_support",
+           "normalize"]
 
 FLOAT16, BFLOAT16, FLOAT32 = "float16", "bfloat16", "float32"
 LOW_PRECISION = (FLOAT16, BFLOAT16)
@@ -22,8 +23,8 @@ LOW_PRECISION = (FLOAT16, BFLOAT16)
 BFLOAT16_DTYPE = np.dtype([("bfloat16", np.uint16)])
 
 
-def normalize(dtype: object, name: str = "target_dtype") -> str:
-    """Turn any accepted spelling of a low-precision type into its name.
+def normalize(dtype: object, name: str = "target_dtype", or_float32: bool = False) -> str:
+    """Turn any accepted spelling of a type into its name.
 
     Parameters
     ----------
@@ -31,11 +32,13 @@ def normalize(dtype: object, name: str = "target_dtype") -> str:
         ``'float16'``, ``'bfloat16'``, ``np.float16``, MXNet's structured bfloat16 type.
     name : str
         The argument's name, for the error message.
+    or_float32 : bool
+        Whether ``'float32'`` and ``np.float32`` are accepted too.
 
     Returns
     -------
     str
-        ``'float16'`` or ``'bfloat16'``.
+        ``'float16'``, ``'bfloat16'`` or ``'float32'``.
 
     Raises
     ------
@@ -47,14 +50,15 @@ def normalize(dtype: object, name: str = "target_dtype") -> str:
     >>> normalize(np.float16)
     'float16'
     """
-    if isinstance(dtype, str) and dtype in LOW_PRECISION:
-        return dtype
-    as_numpy = None if isinstance(dtype, str) else _as_numpy(dtype)
-    if as_numpy == BFLOAT16_DTYPE:
-        return BFLOAT16
-    if as_numpy == np.float16:
-        return FLOAT16
-    raise DTypeError(expected("'float16', 'bfloat16', np.float16 or None (chosen by the machine)", name, dtype))
+    accepted = (*LOW_PRECISION, FLOAT32) if or_float32 else LOW_PRECISION
+    known = dtype if isinstance(dtype, str) else _NUMPY_NAMES.get(_as_numpy(dtype))  # type: ignore[arg-type]
+    if known in accepted:
+        return known  # type: ignore[return-value]
+    names = ", ".join(map(repr, accepted))
+    raise DTypeError(expected(f"{names}, np.float16 or None (chosen by the machine)", name, dtype))
+
+
+_NUMPY_NAMES = {BFLOAT16_DTYPE: BFLOAT16, np.dtype(np.float16): FLOAT16, np.dtype(np.float32): FLOAT32}
 
 
 def _as_numpy(dtype: object) -> np.dtype | None:
@@ -65,16 +69,19 @@ def _as_numpy(dtype: object) -> np.dtype | None:
 
 
 class Support(NamedTuple):
-    """Whether a device runs a low-precision type, and why.
+    """The type that a device runs in, and why.
 
     Attributes
     ----------
-    dtype : str or None
-        The type this device should run in, None when it has none.
+    dtype : str
+        ``'bfloat16'`` or ``'float16'`` where the device has instructions for it, ``'float32'`` where low precision
+        would be slower.
     native : bool
-        False when the engine emulates the type, slower than FP32.
+        False when the type is emulated or imitated, slower than FP32.
     reason : str
-        One sentence for the log and for error messages.
+        One clause for the log, reports and error messages.
+    on_request : str or None
+        A low-precision type that the device runs only when a user names it, slower than FP32.
     imitated : bool
         True when the engine has no kernels for the type, and this package imitates it on FP32 ones.
     channel_multiple : int
@@ -83,16 +90,31 @@ class Support(NamedTuple):
         Whether the kernels use AMX tiles.
     """
 
-    dtype: str | None
+    dtype: str
     native: bool
     reason: str
+    on_request: str | None = None
     imitated: bool = False
     channel_multiple: int = 1
     amx: bool = False
 
+    def requested(self, dtype: str) -> Support | None:
+        """Return how the device runs a type that a user names; None when it does not."""
+        if dtype == self.dtype:
+            return self
+        if dtype == FLOAT32:
+            return Support(FLOAT32, True, "float32 was asked for")
+        if dtype != self.on_request:
+            return None
+        return self._replace(dtype=dtype, native=False, on_request=None, reason=f"{self.reason}: oneDNN emulates "
+                             f"{dtype}, about 2x slower than FP32")
+
 
 IMITATED_FLOAT16 = Support(FLOAT16, False, "the CPU has no float16 kernels: FP32 kernels run on values rounded through "
                                            "float16, to test its numerics, never for speed", imitated=True)
+# What a bfloat16 network is made for on a machine that cannot run it: the kernels of AVX512-BF16.
+FOREIGN_BFLOAT16 = Support(BFLOAT16, False, "it needs a CPU with AVX512, and is fast with BF16 instructions",
+                           channel_multiple=16)
 
 
 # From the least to the most capable, as in oneDNN's DNNL_MAX_CPU_ISA.
@@ -137,23 +159,22 @@ def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None
 
 
 def cpu_support(isa: str | None = None) -> Support:
-    """Say which low-precision type this CPU runs through MXNet's oneDNN, and how well.
+    """Say which type this CPU runs in through MXNet's oneDNN, and why.
 
     Examples
     --------
-    >>> cpu_support('AVX2').dtype is None
-    True
+    >>> cpu_support('AVX512_CORE_BF16').dtype, cpu_support('AVX512_CORE').dtype
+    ('bfloat16', 'float32')
     """
     isa = cpu_isa() if isa is None else isa
     level = _ISA_LEVELS.index(isa)
-    amx = isa == _isa.AMX
-    multiple = 32 if amx else 16
     if level >= _ISA_LEVELS.index("AVX512_CORE_BF16"):
-        return Support(BFLOAT16, True, f"the CPU has bfloat16 instructions ({isa})", channel_multiple=multiple, amx=amx)
-    if level >= _ISA_LEVELS.index("AVX512_CORE"):
-        return Support(BFLOAT16, False, f"the CPU has AVX512 without bfloat16 instructions ({isa}): oneDNN emulates "
-                                        "bfloat16, about 2x slower than FP32", channel_multiple=multiple)
-    return Support(None, False, f"the CPU has no AVX512 ({isa}): oneDNN has no bfloat16 kernels for it")
+        amx = isa == _isa.AMX
+        return Support(BFLOAT16, True, f"this CPU has BF16 instructions ({isa})", channel_multiple=32 if amx else 16,
+                       amx=amx)
+    runs_bfloat16 = level >= _ISA_LEVELS.index("AVX512_CORE")
+    return Support(FLOAT32, True, f"this CPU has no BF16 instructions ({isa})", BFLOAT16 if runs_bfloat16 else None,
+                   channel_multiple=16 if runs_bfloat16 else 1)
 
 
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
@@ -186,22 +207,20 @@ _TENSOR_CORES = 8  # the multiple of channels that they need in float16
 
 
 def cuda_support(capability: tuple | None) -> Support:
-    """Say whether MXNet's published CUDA wheels run float16 on a device of this compute capability.
+    """Say which type MXNet's published CUDA wheels run in on a device of this compute capability.
 
     Examples
     --------
     >>> cuda_support((7, 5)).dtype
     'float16'
-    >>> cuda_support((9, 0)).dtype is None
-    True
+    >>> cuda_support((9, 0)).dtype
+    'float32'
     """
     if capability is None:
         return Support(FLOAT16, True, "the GPU's compute capability is unknown: float16 is assumed to work",
                        channel_multiple=_TENSOR_CORES)
     name = f"compute capability {capability[0]}.{capability[1]}"
-    if capability >= (9, 0):
-        return Support(None, False, f"the GPU has {name}: MXNet's wheels hold kernels for 5.0 to 8.9 only, and no PTX")
-    if capability < (5, 0):
-        return Support(None, False, f"the GPU has {name}: MXNet's wheels hold kernels for 5.0 to 8.9 only")
+    if not (5, 0) <= capability < (9, 0):
+        return Support(FLOAT32, True, f"the GPU has {name}, and MXNet's wheels hold kernels for 5.0 to 8.9 only")
     cores = "Tensor Cores" if capability >= (7, 0) else "no Tensor Cores: memory traffic is halved, not arithmetic"
     return Support(FLOAT16, True, f"the GPU has {name} ({cores})", channel_multiple=_TENSOR_CORES)

@@ -12,36 +12,20 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Seque
 import mxnet as mx
 from mxnet.gluon import Block, Trainer
 
-from . import _isa, passes
+from . import passes
 from ._mxnet import hooks
-from ._mxnet.arrays import cast_arrays
+from ._mxnet.arrays import cast_arrays, first_array
 from ._mxnet.cached_op import Inputs
 from ._mxnet.eager import EagerPolicy
 from ._mxnet.symbols import analyse, from_graph, to_graph, was_converted, was_traced_in_a_region
-from .dtypes import BFLOAT16, FLOAT32, Support, cpu_isa, cpu_support, cuda_compute_capability, cuda_support
+from .dtypes import BFLOAT16, FLOAT32
 from .graph import Graph, Role
 from .graph.attrs import REGION, REGION_OFF, REGION_ON
 from .rules import Policy
 
-__all__ = ["Level", "Network", "State", "controller", "device_supports", "machine", "region"]
+__all__ = ["Level", "Network", "State", "controller", "region"]
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
-
-
-def support(device_type: str, device_id: int = 0) -> Support:
-    """Say which low-precision type a kind of device runs."""
-    return cuda_support(cuda_compute_capability(device_id)) if device_type == "gpu" else cpu_support()
-
-
-def device_supports() -> dict[str, Support]:
-    """Say which low-precision type each kind of device of this machine runs."""
-    return {name: support(name) for name in (["cpu", "gpu"] if mx.context.num_gpus() else ["cpu"])}
-
-
-def machine() -> str:
-    """Describe what measurements of operators hold for: CPU, instruction set, threads and MXNet version."""
-    threads = os.environ.get("OMP_NUM_THREADS", "default")
-    return f"{_isa.cpu_name()}, {cpu_isa()}, OMP_NUM_THREADS={threads}, MXNet {mx.__version__}"
 
 
 class State:
@@ -50,7 +34,7 @@ class State:
     Parameters
     ----------
     policies : mapping of str to Policy
-        Kind of device (``'cpu'``, ``'gpu'``) to the policy for its arrays; others stay in FP32.
+        Kind of device (``'cpu'``, ``'gpu'``) to the policy for its arrays.
     arguments : tuple
         What the user asked for, to compare.
     enabled : bool
@@ -62,9 +46,10 @@ class State:
         self.arguments = arguments
         self.enabled = enabled
         self._disabled: State | None = None
-        self._eager = {device: EagerPolicy(policy, enabled) for device, policy in policies.items()}
+        self._eager = {device: EagerPolicy(policy, enabled) for device, policy in policies.items() if policy.lowers}
         # Without a GPU every array takes the same policy, which saves asking for its device at every call.
-        self.eager_anywhere = self._eager.get("cpu") if not mx.context.num_gpus() else None
+        self._by_device = bool(mx.context.num_gpus())
+        self.eager_anywhere = None if self._by_device else self._eager.get("cpu")
 
     def disabled(self) -> State:
         """Return the state of a region without AMP inside this one."""
@@ -77,15 +62,21 @@ class State:
         """The graph passes that are off, on any device."""
         return frozenset().union(*(policy.disabled_passes for policy in self.policies.values()))
 
+    @property
+    def lowers(self) -> bool:
+        """Whether anything runs in low precision, on any device."""
+        return any(policy.lowers for policy in self.policies.values())
+
     def policy(self, device_type: str) -> Policy | None:
         """Return the policy for arrays on a device, None where they stay in FP32."""
         return self.policies.get("gpu" if device_type == "gpu" else "cpu")
 
     def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
         """Return the policy for an imperative call with these inputs."""
-        if self.eager_anywhere is not None or not inputs:
+        if not (self._by_device and self._eager):
             return self.eager_anywhere
-        return self._eager.get("gpu" if inputs[0].context.device_type == "gpu" else "cpu")
+        array = first_array(inputs)
+        return None if array is None else self._eager.get("gpu" if array.context.device_type == "gpu" else "cpu")
 
     def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> mx.sym.Symbol | None:
         """Rewrite a symbol for its inputs; None when nothing in it runs in low precision."""
@@ -93,7 +84,7 @@ class State:
         if policy is None:
             return None
         graph, changed = self._rewritten(symbol, inputs, policy)
-        return from_graph(graph, symbol) if changed or inputs.low else None
+        return from_graph(graph, symbol) if changed or (inputs.low and policy.lowers) else None
 
     def plan(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Graph:
         """Return the graph that a symbol is rewritten to for its inputs, with the decisions taken."""
@@ -103,11 +94,14 @@ class State:
     def _policy_for(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Policy | None:
         """Return the policy to rewrite a symbol by, None where nothing in it can change."""
         idle = not self.enabled and not inputs.low and not was_traced_in_a_region(symbol)
-        return None if idle or was_converted(symbol) else self.policy(inputs.device_type)
+        policy = None if idle or was_converted(symbol) else self.policy(inputs.device_type)
+        # A user who hands bfloat16 to a network that runs in FP32 gets what MXNet makes of it.
+        return None if policy is not None and inputs.low and not policy.lowers else policy
 
     def _rewritten(self, symbol: mx.sym.Symbol, inputs: Inputs, policy: Policy) -> tuple[Graph, bool]:
         graph = self._analysed(symbol, inputs)
-        return graph, passes.rewrite(graph, policy, inputs.guarded, _CHECK, self.enabled)
+        counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=self.enabled)
+        return graph, any(counts.values())
 
     def _analysed(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Graph:
         graph = to_graph(symbol)
@@ -122,7 +116,7 @@ class State:
     def shape_rules(self, symbol: mx.sym.Symbol, inputs: Inputs) -> frozenset[str]:
         """Name the operators that these inputs' shapes keep in FP32: another set needs another graph."""
         policy = self._policy_for(symbol, inputs)
-        if policy is None or not policy.has_shape_rules:
+        if policy is None:
             return frozenset()
         try:
             graph = self._analysed(symbol, inputs)

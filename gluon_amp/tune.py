@@ -1,6 +1,7 @@
 """Measure on this machine which operators low precision makes faster."""
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -11,17 +12,18 @@ from tqdm import tqdm
 from ._mxnet import blocks
 from ._mxnet.symbols import analyse, dtype_name, to_graph
 from ._mxnet.timing import time_in_both
-from .autocast import device_policies, usable_types
+from .autocast import device_policies
 from .convert.arguments import as_example, flat, traced_block
 from .convert.exclusions import Exclusions
-from .errors import DTypeError, expected
+from .devices import machine, support
+from .errors import expected
 from .graph import Graph, Node
-from .rules import LOWER
-from .rules import Policy
-from .state import device_supports, machine
+from .rules import LOWER, Policy
 from .rules.tuning import Tuning, default_cache, signature
 
 __all__ = ["tune"]
+
+_logger = logging.getLogger("gluon_amp")
 
 
 def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
@@ -50,12 +52,11 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     Returns
     -------
     Tuning
-        ``slow`` names what is going to stay in FP32; ``milliseconds`` holds all times.
+        ``slow`` names what is going to stay in FP32; ``milliseconds`` holds all times. Both are empty on a device that
+        runs in FP32 anyway.
 
     Raises
     ------
-    DTypeError
-        The device of ``data`` runs no low precision.
     StateError, GraphError
         As in :func:`convert_hybrid_block`.
     OSError, PolicyError
@@ -68,7 +69,7 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     >>> net.initialize()
     >>> kept = os.path.join(tempfile.mkdtemp(), 'tuning.json')
     >>> tuning = amp.tune(net, mx.nd.ones((8, 32)), cache=kept, progress=False)
-    >>> len(tuning.milliseconds)
+    >>> len(tuning.milliseconds)  # 0 where everything runs in FP32
     1
     >>> amp.init(tuning=kept)
     >>> amp.deinit()
@@ -78,7 +79,10 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     example = as_example(data) or []
     arrays = flat(example)
     device = arrays[0].context if arrays else mx.context.current_context()
-    policy = _policy(device)
+    kind = "gpu" if device.device_type == "gpu" else "cpu"
+    policy = device_policies({kind: support(kind, device.device_id)})[kind]
+    if not policy.lowers:
+        _logger.info("There is nothing to measure: the %s runs in float32, because %s", kind, policy.reason)
     graph = _analysed(net, example, arrays)
     found = {signature(node.op, node.attrs, node.inputs[0].shape or ()): node for node in graph.operators()
              if _is_measurable(node, policy)}
@@ -88,15 +92,6 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     tuning = Tuning(machine(), times)
     tuning.save(default_cache() if cache is None else cache)
     return tuning
-
-
-def _policy(device: mx.Context) -> Policy:
-    kind = "gpu" if device.device_type == "gpu" else "cpu"
-    supports = {name: found for name, found in device_supports().items() if name == kind}
-    policies = device_policies(usable_types(None, supports))
-    if kind not in policies:
-        raise DTypeError(f"there is nothing to measure: {supports[kind].reason}")
-    return policies[kind]
 
 
 def _analysed(net: HybridBlock, example: list[Any], arrays: list[mx.nd.NDArray]) -> Graph:

@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -27,7 +27,7 @@ BF16, AMX = {"channel_multiple": 16}, {"channel_multiple": 32, "amx": True}
 DEVICES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "bfloat16": ("bfloat16", BF16), "bfloat16_amx": ("bfloat16", AMX),
     "float16_gpu": ("float16", {"channel_multiple": 8}), "float16_imitated": ("float16", {"imitated": True})}
-SHOWN = 12  # lines of a difference
+SHOWN = 6  # lines of a difference
 
 
 class Call(NamedTuple):
@@ -81,10 +81,9 @@ def calls_of(name: str) -> list[Call]:
 def policy_of(device: str) -> Any:
     """Return the policy for a kind of device."""
     from gluon_amp._mxnet.operators import registered_operators
-    from gluon_amp.policy import make_policy
+    from gluon_amp.rules import make_policy
 
     dtype, settings = DEVICES[device]
-    settings = {"emulated" if key == "imitated" else key: value for key, value in settings.items()}
     return replace(make_policy(dtype, registered_operators()), **settings)
 
 
@@ -98,7 +97,7 @@ def training_plan(call: Call, device: str, guarded: frozenset[str] = frozenset()
     inputs = Inputs(tuple(call.names), tuple(dtype_name(array.dtype) for array in call.arrays),
                     tuple(array.shape for array in call.arrays), kind, guarded)
     graph = State({kind: policy_of(device)}).plan(call.symbol, inputs)
-    yield from lines(graph, lambda node: "+" if node.decision is None else " ")
+    yield from lines(graph)
 
 
 def conversion_plan(call: Call, device: str) -> Iterator[str]:
@@ -106,32 +105,41 @@ def conversion_plan(call: Call, device: str) -> Iterator[str]:
     from gluon_amp._mxnet.symbols import dtype_name, to_graph
     from gluon_amp._mxnet.weights import NDArrayWeights
     from gluon_amp.convert.graphs import Request, convert
+    from gluon_amp.rules import Policy
 
     weights = NDArrayWeights({name: array for position, (name, array) in enumerate(zip(call.names, call.arrays))
                               if position not in call.data})
-    policy = replace(policy_of(device), training=False) if device else None
-    request = Request(policy, frozenset(), on_cpu=not device.endswith("gpu"))
+    policy = replace(policy_of(device) if device else Policy("float32"), training=False)
+    request = Request(policy, on_cpu=not device.endswith("gpu"))
     data = {call.names[position]: call.arrays[position] for position in call.data}
     symbol, record = convert(call.symbol, weights, request,
                              {name: dtype_name(array.dtype) or "" for name, array in data.items()},
                              {name: array.shape for name, array in data.items()})
-    yield record.summary()
+    steps = ", ".join(f"{name} {count}" for name, count in record.steps.items())
+    yield (f"{record.target_dtype}: {record.low_precision} of {record.operators} operators in low precision, "
+           f"{record.casts} casts" + f"; {steps}" * bool(steps))
     yield from (f"parameter {name} {dtype_name(array.dtype)} {array.shape}"
                 for name, array in sorted(weights.arrays.items()))
-    yield from lines(to_graph(symbol), lambda node: " ")
+    yield from lines(to_graph(symbol))
 
 
-def lines(graph: Any, mark: Callable[[Any], str]) -> Iterator[str]:
-    """Yield one line for each operator, and one for the outputs."""
+def lines(graph: Any) -> Iterator[str]:
+    """Yield one line for each operator, and one for the outputs; what a pass put in has a plus sign."""
+    from gluon_amp.graph import Role
+
     def name(entry: Any) -> str:
         return entry.node.name + (f".{entry.output}" if entry.output else "")
 
     for node in graph.operators():
         attrs = " ".join(f"{key}={value}" for key, value in sorted(node.attrs.items()) if not key.startswith("__"))
-        inside = f" [{hashlib.sha256(str(node.extra).encode()).hexdigest()[:12]}]" if node.extra else ""
+        # What MXNet writes of fused operators differs from run to run in its order.
+        fused = sorted(inner["op"] for graph in node.extra.get("subgraphs", ()) for inner in graph["nodes"]
+                       if inner["op"] != "null")
+        inside = f"[{' '.join(fused)}]" if fused else ""
         decision = f" | {node.decision.rule} | {node.decision.note}" if node.decision is not None else ""
         types = ", ".join(map(str, node.planned or node.dtypes))
-        yield (f"{mark(node)} {node.op} {node.name}({', '.join(map(name, node.inputs))}) {attrs}{inside} -> {types}"
+        mark = " " if node.role is Role.OWN else "+"
+        yield (f"{mark} {node.op} {node.name}({', '.join(map(name, node.inputs))}) {attrs}{inside} -> {types}"
                f"{decision}")
     yield f"  out: {', '.join(map(name, graph.heads))}"
 
@@ -163,7 +171,7 @@ def write(name: str, folder: Path) -> list[str]:
     return told
 
 
-def compare(name: str, folder: Path, with_notes: bool) -> list[str]:
+def compare(name: str, folder: Path, ignored: Sequence[str]) -> list[str]:
     """Return the differences between the plans of a network and those in a folder."""
     told: list[str] = []
     now = plans(name)
@@ -172,8 +180,7 @@ def compare(name: str, folder: Path, with_notes: bool) -> list[str]:
     told += [f"{title}: is missing" for title in sorted(known - now.keys())]
     for title in sorted(now.keys() & known):
         before = gzip.decompress((folder / f"{title}.txt.gz").read_bytes()).decode().split("\n")
-        pair = [text if with_notes else [line.rpartition(" | ")[0] or line for line in text]
-                for text in (before, now[title])]
+        pair = [[_without(line, ignored) for line in text] for text in (before, now[title])]
         changes = [line for line in difflib.unified_diff(*pair, lineterm="", n=0)
                    if line[:1] in "+-" and line[:3] not in ("+++", "---")]
         if changes:
@@ -183,9 +190,16 @@ def compare(name: str, folder: Path, with_notes: bool) -> list[str]:
     return told
 
 
-def _work(task: tuple[str, Path, str, bool]) -> tuple[str, list[str]]:
-    name, folder, what, with_notes = task
-    return name, write(name, folder) if what == "write" else compare(name, folder, with_notes)
+def _without(line: str, ignored: Sequence[str]) -> str:
+    if "roles" in ignored and line[:2] == "+ ":
+        line = f"  {line[2:]}"
+    parts = line.split(" | ")
+    return " | ".join(parts[:1] if "rules" in ignored else parts[:2] if "notes" in ignored else parts)
+
+
+def _work(task: tuple[str, Path, str, Sequence[str]]) -> tuple[str, list[str]]:
+    name, folder, what, ignored = task
+    return name, write(name, folder) if what == "write" else compare(name, folder, ignored)
 
 
 def main() -> int:
@@ -194,7 +208,8 @@ def main() -> int:
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--write", metavar="DIR", type=Path)
     group.add_argument("--compare", metavar="DIR", type=Path)
-    parser.add_argument("--without-notes", action="store_true", help="ignore the reasons that people read")
+    parser.add_argument("--ignore", action="append", default=[], choices=["roles", "rules", "notes"],
+                        help="who put a node there; why it runs in its precision; the reasons that people read")
     parser.add_argument("networks", nargs="*")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -203,7 +218,7 @@ def main() -> int:
     names = options.networks or list(zoo_networks.NETWORKS)
     folder = options.write or options.compare
     folder.mkdir(parents=True, exist_ok=True)
-    tasks = [(name, folder, "write" if options.write else "compare", not options.without_notes) for name in names]
+    tasks = [(name, folder, "write" if options.write else "compare", options.ignore) for name in names]
     # Names of layers are numbered from the start of a process: each network gets one of its own.
     with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
         results = list(pool.imap_unordered(_work, tasks, chunksize=1))

@@ -11,7 +11,7 @@ from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from .operators import handle_of
 from .symbols import dtype_name
 
-__all__ = ["cast_arrays", "map_arrays", "round_in_place"]
+__all__ = ["cast_arrays", "first_array", "map_arrays", "round_in_place"]
 
 _FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 
@@ -25,6 +25,14 @@ def map_arrays(function: Any, value: Any) -> Any:
         return {key: map_arrays(function, item) for key, item in value.items()}
     dense = isinstance(value, NDArray) and not isinstance(value, BaseSparseNDArray)
     return function(value) if dense else value
+
+
+def first_array(value: Any) -> NDArray | None:
+    """Return the first array in nested lists and tuples; None where there is none, as in a call with symbols."""
+    if isinstance(value, NDArray):
+        return value
+    items = value if isinstance(value, (list, tuple)) else ()
+    return next((array for item in items for array in [first_array(item)] if array is not None), None)
 
 
 def cast_arrays(value: Any, dtype: str) -> Any:

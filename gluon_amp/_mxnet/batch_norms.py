@@ -54,7 +54,8 @@ def batch_norm_parameters(net: Block) -> Iterator[gluon.Parameter]:
 
 
 def _nodes(block: SymbolBlock) -> list[Any]:
-    return [node for node in to_graph(graph_of(block)[1]).operators() if node.op in (*BATCH_NORMS, "_contrib_SyncBatchNorm")]
+    found = (*BATCH_NORMS, "_contrib_SyncBatchNorm")
+    return [node for node in to_graph(graph_of(block)[1]).operators() if node.op in found]
 
 
 def is_plain(block: _BatchNorm) -> bool:

@@ -15,8 +15,8 @@ from ..graph import Entry, Graph, Node
 from ..graph.attrs import CONVERSION, DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
-__all__ = ["NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph", "fuse", "input_names", "load_symbol", "make_symbol_creator", "to_graph", "was_converted",
-           "was_traced_in_a_region"]
+__all__ = ["NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph", "fuse", "input_names", "load_symbol",
+           "make_symbol_creator", "to_graph", "was_converted", "was_traced_in_a_region"]
 
 Shape = Optional[Tuple[int, ...]]
 

@@ -77,4 +77,5 @@ def _symbol(op: str, attrs: Mapping[str, str], count: int, dtype: str) -> mx.sym
     for variable in variables[1:]:
         cast = Node("amp_cast", f"{variable.name}_cast", {"dtype": dtype}, [Entry(variable)])
         entries.append(Entry(variable if dtype == FLOAT32 else cast))
-    return mx.sym.load_json(Graph([Entry(Node(op, "measured", dict(attrs), entries))]).to_json())
+    graph = Graph([Entry(Node(op, "measured", dict(attrs), entries))], {"mxnet_version": ["int", 10901]})
+    return mx.sym.load_json(graph.to_json())

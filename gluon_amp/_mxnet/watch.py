@@ -143,8 +143,8 @@ class _Watch:
         def call(cached_op: RewritingCachedOp, *args: NDArray, **kwargs: Any) -> Any:
             if kwargs or not self.listens():
                 return original(cached_op, *args, **kwargs)
-            graph, rewritten = cached_op.graph(args)
-            outputs = self.tape.interpret(graph, dict(zip(cached_op.names, args)), self._block_of, rewritten)
+            graph = cached_op.graph(args)[0]
+            outputs = self.tape.interpret(graph, dict(zip(cached_op.names, args)), self._block_of)
             if isinstance(cached_op.symbol, NumpySymbol):
                 with self._silence():
                     outputs = [self.tape.alias(array.as_np_ndarray(), array) for array in outputs]

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import _isa
-from ..dtypes import cpu_isa, cuda_compute_capability, cuda_support
-from ..state import device_supports
+from ..devices import device_supports, verdict
+from ..dtypes import FLOAT32, cpu_isa, cuda_compute_capability, cuda_support
 
 NAME = "env"
 HELP = "show MXNet, oneDNN, the CPU's instruction sets, the GPUs, and the data type that init() chooses"
@@ -36,10 +36,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found, indent=2))
         return 0
+    console = Console()
+    console.print(found.pop("verdict"))
     table = Table("", "found", title="gluon-amp env")
     for name, value in found.items():
         table.add_row(name, _text(value))
-    Console().print(table)
+    console.print(table)
     return 0
 
 
@@ -49,11 +51,12 @@ def environment() -> dict[str, Any]:
     Returns
     -------
     dict
-        Strings, lists and dicts that JSON can hold. ``chosen`` maps each kind of device to the data type that
-        ``init()`` uses on it (None: FP32) and the reason.
+        Strings, lists and dicts that JSON can hold. ``verdict`` says in a sentence what ``init()`` does here,
+        ``chosen`` maps each kind of device to the data type that it uses on it and the reason.
     """
-    flags = _isa.cpu_flags()
+    flags, supports = _isa.cpu_flags(), device_supports()
     return {
+        "verdict": f"amp.init() runs {verdict(supports)}.",
         "gluon_amp": metadata.version("gluon_amp"),
         "mxnet": mx.__version__, "numpy": np.__version__, "python": platform.python_version(),
         "onednn": _onednn(), "onednn_isa": cpu_isa(), "amx_granted": _isa.granted(),
@@ -63,7 +66,7 @@ def environment() -> dict[str, Any]:
         "gpus": [_gpu(index) for index in range(mx.context.num_gpus())],
         "features": sorted(name for name, feature in mx.runtime.Features().items() if feature.enabled),
         "chosen": {device: {"dtype": support.dtype, "native": support.native, "reason": support.reason}
-                   for device, support in device_supports().items()},
+                   for device, support in supports.items()},
     }
 
 
@@ -80,7 +83,7 @@ def _onednn() -> list[str]:
 def _gpu(index: int) -> dict[str, Any]:
     capability = cuda_compute_capability(index)
     support = cuda_support(capability)
-    return {"compute_capability": capability, "has_kernels": support.dtype is not None, "reason": support.reason}
+    return {"compute_capability": capability, "has_kernels": support.dtype != FLOAT32, "reason": support.reason}
 
 
 def _text(value: Any) -> str:

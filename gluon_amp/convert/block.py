@@ -11,7 +11,8 @@ from mxnet.gluon import SymbolBlock
 from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import NumpySymbol
-from ..dtypes import FLOAT32
+from ..devices import require_bfloat16
+from ..dtypes import BFLOAT16, FLOAT32
 from .files import save_model
 from .graphs import with_fp32_parameters
 from .settings import Conversion
@@ -38,7 +39,15 @@ class ConvertedBlock(SymbolBlock):
         self.conversion = conversion
 
     def forward(self, x: Any, *args: Any) -> Any:
-        """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32."""
+        """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32.
+
+        Raises
+        ------
+        DTypeError
+            The network was converted to a type that this machine's CPU cannot run.
+        """
+        if self.conversion.target_dtype == BFLOAT16 and x.context.device_type != "gpu":
+            require_bfloat16()
         return super().forward(*cast_arrays((x, *args), FLOAT32))
 
     def export(self, path: str | os.PathLike, epoch: int = 0, remove_amp_cast: bool = False) -> tuple[str, str]:

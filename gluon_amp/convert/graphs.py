@@ -2,19 +2,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 
+from .. import passes
 from .._mxnet.arrays import cast_arrays
-from .._mxnet.symbols import DTYPE_ATTRIBUTE, DTYPE_FLAGS, analyse, first_line, from_graph, fuse, to_graph
+from .._mxnet.symbols import analyse, first_line, from_graph, fuse, to_graph
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError
-from ..graph import Entry, Graph, Node, unique_name
-from ..passes import drop_training, fold_batch_norm, fold_constants, rewrite
-from ..graph.attrs import CONVERSION
-from ..passes.place_casts import CAST
-from ..passes.readers import redirect
+from ..graph import CAST, Entry, Graph, Node, cast, redirect, unique_name
+from ..graph.attrs import CONVERSION, DTYPE, TYPE_FLAGS
+from ..passes import Context
 from ..rules import Policy
 from .settings import Conversion, conversion_of
 
@@ -27,10 +26,8 @@ class Request:
 
     Attributes
     ----------
-    policy : Policy or None
-        Decides each operator's precision; None for a network that is to be optimised and stay in FP32.
-    disabled : frozenset of str
-        The passes that are off; the policy's are the same.
+    policy : Policy
+        Decides each operator's precision, and which passes are off.
     keep_outputs : bool
         Whether outputs are cast back to FP32.
     on_cpu : bool
@@ -39,25 +36,20 @@ class Request:
         Noted in the result.
     """
 
-    policy: Policy | None
-    disabled: frozenset[str]
+    policy: Policy
     keep_outputs: bool = True
     on_cpu: bool = True
     version: str = ""
 
-    def runs(self, name: str) -> bool:
-        """Whether a pass is on."""
-        return name not in self.disabled
-
     @property
     def target_dtype(self) -> str:
         """The type to convert to."""
-        return FLOAT32 if self.policy is None else self.policy.target_dtype
+        return self.policy.target_dtype
 
     @property
     def excluded(self) -> frozenset[str]:
         """Names of nodes to keep in FP32."""
-        return frozenset() if self.policy is None else self.policy.excluded
+        return self.policy.excluded
 
 
 def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mapping[str, str],
@@ -88,92 +80,54 @@ def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mappi
                              f"{request.target_dtype} convert the FP32 network that it was made from")
         return symbol, earlier
     outputs = [(head.node.name, head.node.num_outputs) for head in graph.heads]
-    counts = _simplify(graph, weights, request)
-    if request.policy is not None:
-        _analyse(symbol, graph, weights, dtypes, shapes)
-        _lower(graph, weights, request, counts)
-    low, casts = _low_operators(graph, request.target_dtype), sum(node.op == CAST for node in graph.operators())
-    operators = len(graph.operators())
-    _note_types(graph, weights)
-    if request.runs("fuse"):
-        graph, counts["fuse"] = _fused(graph, symbol, request)
-    record = Conversion(request.target_dtype, operators, low, casts, counts, tuple(sorted(request.excluded)),
-                        request.version)
+    _analyse(symbol, graph, weights, dtypes, shapes)
+    context = Context.of(graph, request.policy, request.keep_outputs, weights=weights, engine=_engine(symbol, request))
+    counts = passes.run(graph, context)
+    operators = graph.operators()
+    low, casts = _low_operators(operators, request.target_dtype), sum(node.op == CAST for node in operators)
+    counts.update(passes.finish(graph, context))
+    steps = {each.name: counts[each.name] for each in passes.PASSES if each.is_step and each.name in counts}
+    record = Conversion(request.target_dtype, len(operators), low, casts, steps, tuple(sorted(request.excluded)),
+                        request.version, request.policy.reason)
     _name_outputs(graph, outputs)
     for head in graph.heads:
         head.node.attrs = {**head.node.attrs, CONVERSION: record.to_json()}
     return from_graph(graph, symbol), record
 
 
-def _simplify(graph: Graph, weights: Any, request: Request) -> dict[str, int]:
-    """Apply what is exact in FP32 too."""
-    counts = {}
-    if request.runs("drop_training"):
-        counts["drop_training"] = drop_training.run(graph)
-    if request.runs("fold_batch_norm"):
-        counts["fold_batch_norm"] = fold_batch_norm.run(graph, weights, request.excluded)
-    weights.keep({node.name for node in graph.variables()})
-    return counts
-
-
 def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[str, str],
              shapes: Mapping[str, tuple[int, ...]]) -> None:
-    names = [node.name for node in graph.variables()]
-    untyped = [node.name for node in graph.variables()
-               if node.attrs.get(DTYPE_ATTRIBUTE, "-1") == "-1" and node.name not in weights]
+    _note_types(graph, weights)
+    variables = graph.variables()
+    untyped = [node.name for node in variables if node.attrs.get(DTYPE, "-1") == "-1" and node.name not in weights]
     known = {**dict.fromkeys(untyped, FLOAT32), **weights.dtypes(), **dtypes}
     sizes = {**weights.shapes(), **shapes}
     try:
-        analyse(symbol, graph, {name: known[name] for name in names if name in known},
-                {name: sizes[name] for name in names if name in sizes})
+        analyse(symbol, graph, {node.name: known[node.name] for node in variables if node.name in known},
+                {node.name: sizes[node.name] for node in variables if node.name in sizes})
     except mx.MXNetError as error:
         raise GraphError(f"the symbol does not fit its parameters or the example: {first_line(error)}") from error
 
 
-def _lower(graph: Graph, weights: Any, request: Request, counts: dict[str, int]) -> None:
-    before = {id(node): node for node in graph.operators()}  # held: the numbers of dropped nodes are given again
-    rewrite(graph, request.policy, keep_outputs=request.keep_outputs)  # type: ignore[arg-type]
-    if request.runs("align_channels"):
-        counts["align_channels"] = sum(node.op == "slice_axis" and id(node) not in before for node in graph.operators())
-    if request.runs("cast_params_offline"):
-        counts["cast_params_offline"] = fold_constants.run(graph, weights)
-
-
-def _low_operators(graph: Graph, target: str) -> int:
-    if target == FLOAT32:
-        return 0
-    return sum(node.op != CAST and any(entry.dtype == target for entry in node.inputs) for node in graph.operators())
-
-
 def _note_types(graph: Graph, weights: Any) -> None:
-    """Say on every parameter in low precision that it is: behind a cast MXNet cannot infer it."""
+    """Say on every parameter that is in low precision already that it is: behind a cast MXNet cannot infer it."""
     types = weights.dtypes()
     for node in graph.variables():
-        dtype = types.get(node.name, FLOAT32)
-        if dtype != FLOAT32 and dtype in DTYPE_FLAGS:
-            node.attrs = {**node.attrs, DTYPE_ATTRIBUTE: DTYPE_FLAGS[dtype]}
+        if types.get(node.name) in LOW_PRECISION:
+            node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[types[node.name]])}
 
 
-def _fused(graph: Graph, symbol: mx.sym.Symbol, request: Request) -> tuple[Graph, int]:
-    """Let oneDNN fuse operators; a GPU has no such operators, and imitated types are not oneDNN's."""
-    if not request.on_cpu or (request.policy is not None and request.policy.imitated):
-        return graph, 0
-    shields = _shield_batch_norms(graph)
-    fused = to_graph(fuse(from_graph(graph, symbol)))
-    redirect(fused, {Entry(node).key: node.inputs[0] for node in fused.operators() if node.name in shields})
-    return fused, sum(node.op.startswith("_sg_mkldnn") for node in fused.operators())
+def _engine(symbol: mx.sym.Symbol, request: Request) -> Callable[[Graph], Graph] | None:
+    """Return what fuses operators: a GPU has no fused ones, and imitated types are not oneDNN's."""
+    if not request.on_cpu or request.policy.imitated:
+        return None
+    return lambda graph: to_graph(fuse(from_graph(graph, symbol)))
 
 
-def _shield_batch_norms(graph: Graph) -> set[str]:
-    """Put identities before BatchNorms: MXNet's fusion folds them in bfloat16 arithmetic, a percent off per layer."""
-    names = {node.name for node in graph.nodes()}
-    shields = set()
-    for node in graph.operators():
-        if node.op == "BatchNorm":
-            shield = Node("_mul_scalar", unique_name(f"{node.name}_shield", names), {"scalar": "1.0"}, [node.inputs[0]])
-            node.inputs[0] = Entry(shield)
-            shields.add(shield.name)
-    return shields
+def _low_operators(operators: Sequence[Node], target: str) -> int:
+    if target == FLOAT32:
+        return 0
+    return sum(node.op != CAST and any(entry.dtype == target for entry in node.inputs) for node in operators)
 
 
 def _name_outputs(graph: Graph, outputs: Sequence[tuple[str, int]]) -> None:
@@ -193,15 +147,14 @@ def with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tu
     """Undo ``cast_params_offline``: parameters are FP32 again and cast in the graph, to the same values."""
     graph = to_graph(symbol)
     names = {node.name for node in graph.nodes()}
-    low = {node: _LOW_FLAGS[node.attrs[DTYPE_ATTRIBUTE]] for node in graph.variables()
-           if node.name in arrays and node.attrs.get(DTYPE_ATTRIBUTE) in _LOW_FLAGS}
-    casts = {node: Node(CAST, unique_name(f"{node.name}_{dtype}", names), {"dtype": dtype})
-             for node, dtype in low.items()}
-    redirect(graph, {Entry(node).key: Entry(cast) for node, cast in casts.items()})
-    for node, cast in casts.items():
-        cast.inputs = [Entry(node)]
-        node.attrs = {key: value for key, value in node.attrs.items() if key != DTYPE_ATTRIBUTE}
+    moved = {}
+    for node in graph.variables():
+        dtype = _LOW_FLAGS.get(node.attrs.get(DTYPE, ""))
+        if dtype is not None and node.name in arrays:
+            moved[Entry(node).key] = cast(Entry(node), dtype, unique_name(f"{node.name}_{dtype}", names))
+            node.attrs = {key: value for key, value in node.attrs.items() if key != DTYPE}
+    redirect(graph, moved)
     return from_graph(graph, symbol), {name: cast_arrays(array, FLOAT32) for name, array in arrays.items()}
 
 
-_LOW_FLAGS = {DTYPE_FLAGS[dtype]: dtype for dtype in LOW_PRECISION}
+_LOW_FLAGS = {str(TYPE_FLAGS[dtype]): dtype for dtype in LOW_PRECISION}

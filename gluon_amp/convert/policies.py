@@ -1,28 +1,26 @@
 """The policy that a conversion follows, for the device that the network will run on."""
 from __future__ import annotations
 
-import warnings
 from typing import Any, Mapping
 
-from ..autocast import device_policies, tuned, usable_types
-from ..dtypes import FLOAT16, FLOAT32, Support, cuda_support
+from ..autocast import device_policies, tuned
+from ..devices import device_supports, warn_once
+from ..dtypes import BFLOAT16, FLOAT16, FOREIGN_BFLOAT16, IMITATED_FLOAT16, Support, cuda_support
 from ..errors import DTypeError
 from ..rules import Policy
-from ..state import device_supports
 
 __all__ = ["inference_policy"]
 
 
-def inference_policy(target: str | None, device_type: str, lists: Mapping[str, Any], tuning: Any = None
-                     ) -> Policy | None:
-    """Make the policy for a device; None for FP32.
+def inference_policy(target: str | None, device_type: str, lists: Mapping[str, Any], tuning: Any = None) -> Policy:
+    """Make the policy for a device.
 
     Parameters
     ----------
     target : str or None
-        ``'float32'``, ``'bfloat16'``, ``'float16'``; None takes what the device runs.
+        ``'float32'``, ``'bfloat16'``, ``'float16'``; None takes what the device runs fastest.
     device_type : str
-        ``'cpu'`` or ``'gpu'``. A network may be converted for a GPU on a machine without one.
+        ``'cpu'`` or ``'gpu'``. A network may be converted for another machine than this one.
     lists : mapping
         The user's operator lists.
     tuning : Tuning, path or True, optional
@@ -31,23 +29,30 @@ def inference_policy(target: str | None, device_type: str, lists: Mapping[str, A
     Raises
     ------
     DTypeError
-        The device cannot run the type.
+        No device of the kind runs the type.
     PolicyError
         The lists contradict each other, or name unknown operators.
     """
-    supports = {name: found for name, found in _supports(device_type).items() if name == device_type}
-    usable = {} if target == FLOAT32 else usable_types(target, supports)
-    policies = device_policies(usable, **lists)
-    if not policies and target is None:
-        warnings.warn(f"the network stays in FP32: {supports[device_type].reason}", stacklevel=4)
-    if not policies:
-        device_policies({device_type: Support(FLOAT16, True, "")}, **lists)  # the lists are checked nevertheless
-        return None
-    return tuned(policies, tuning)[device_type]
+    found = _support(device_type)
+    chosen = found if target is None else found.requested(target) or _foreign(target, device_type)
+    if chosen is None:
+        raise DTypeError(f"expected a type that a {device_type.upper()} runs, received {target!r}: MXNet has no "
+                         f"{target} kernels for it. Leave the type out to get the best one")
+    if chosen is FOREIGN_BFLOAT16:
+        warn_once(f"the {target} network cannot run on this machine, where {found.reason}: {chosen.reason}")
+    elif not chosen.native:
+        warn_once(f"the {target} network will be slower than FP32 on this machine: {chosen.reason}")
+    return tuned(device_policies({device_type: chosen}, **lists), tuning)[device_type]
 
 
-def _supports(device_type: str) -> dict[str, Support]:
+def _support(device_type: str) -> Support:
     if device_type not in ("cpu", "gpu"):
         raise DTypeError(f"expected a CPU or a GPU to convert for, received a device of type {device_type!r}")
-    found = device_supports()
-    return found if device_type in found else {**found, "gpu": cuda_support(None)}
+    return device_supports().get(device_type) or cuda_support(None)
+
+
+def _foreign(target: str, device_type: str) -> Support | None:
+    """Return how another machine's device of a kind runs a type that this one's does not; None when none does."""
+    if device_type == "gpu":
+        return cuda_support(None) if target == FLOAT16 else None
+    return {BFLOAT16: FOREIGN_BFLOAT16, FLOAT16: IMITATED_FLOAT16}.get(target)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Iterable, Mapping, Sequence
 
 from .. import passes
-from ..dtypes import FLOAT32, normalize
+from ..dtypes import LOW_PRECISION, normalize
 from ..errors import PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import CONVERSION
@@ -80,6 +80,8 @@ class Conversion:
         Nodes kept in FP32 on request.
     version : str
         Version of gluon_amp.
+    reason : str
+        Why the network stays in FP32; empty for other types.
 
     Examples
     --------
@@ -94,12 +96,15 @@ class Conversion:
     steps: Mapping[str, int] = field(default_factory=dict)
     excluded: tuple[str, ...] = ()
     version: str = ""
+    reason: str = ""
 
     def summary(self) -> str:
         """Return one line of text."""
         steps = ", ".join(f"{name} {count}" for name, count in self.steps.items())
-        return (f"{self.target_dtype}: {self.low_precision} of {self.operators} operators in low precision, "
-                f"{self.casts} casts" + (f"; {steps}" if steps else ""))
+        what = (f"{self.low_precision} of {self.operators} operators in low precision, {self.casts} casts"
+                if self.target_dtype in LOW_PRECISION else f"{self.reason or 'no low precision'}, "
+                f"{self.operators} operators")
+        return f"{self.target_dtype}: {what}" + (f"; {steps}" if steps else "")
 
     def to_json(self) -> str:
         """Return the record as JSON text, the form of the symbol attribute."""
@@ -121,6 +126,4 @@ def conversion_of(graph: Graph) -> Conversion | None:
 
 def target_of(target_dtype: object) -> str | None:
     """Name the type to convert to; None to let the machine choose."""
-    if target_dtype is None or (isinstance(target_dtype, str) and target_dtype == FLOAT32):
-        return target_dtype  # type: ignore[return-value]
-    return normalize(target_dtype)
+    return None if target_dtype is None else normalize(target_dtype, or_float32=True)

@@ -22,7 +22,8 @@ Count = Callable[[Node], int]
 
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
-_MOVES_DATA = frozenset((*as_table(*bfloat16.SHAPES), *system.CASTS, *system.CREATION, *layers.EMBEDDINGS, *layers.SEQUENCES))
+_MOVES_DATA = frozenset((*as_table(*bfloat16.SHAPES), *system.CASTS, *system.CREATION, *layers.EMBEDDINGS,
+                         *layers.SEQUENCES))
 
 
 class _UnknownShape(Exception):

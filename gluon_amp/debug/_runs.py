@@ -16,11 +16,12 @@ from .._mxnet.arrays import map_arrays
 from .._mxnet.symbols import dtype_name
 from .._mxnet.tape import Event, Tape, is_float
 from .._mxnet.watch import watching
-from ..autocast import device_policies, policies_of, usable_types
+from ..autocast import device_policies, policies_of
+from ..devices import choose, device_supports, verdict, warn_if_slow
 from ..dtypes import normalize
 from ..errors import DTypeError, StateError, expected
 from ..rules import Policy
-from ..state import State, controller, device_supports
+from ..state import State, controller
 
 __all__ = ["Magnitude", "Run", "arguments_of", "dtype_of", "float_arrays", "in_force", "make_ready", "mixed_state",
            "parameter_names", "recorded_run", "unchanged"]
@@ -195,16 +196,17 @@ def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
         This machine cannot run the type, or none at all.
     """
     current = controller.current()
-    if dtype is None and policy is None and current is not None and current.enabled:
-        return current
     if policy is not None:
         return State(policies_of(policy))
-    supports = device_supports()
-    usable = usable_types(None if dtype is None else normalize(dtype, "dtype"), supports)
-    if not usable:
-        raise DTypeError(f"this machine runs no low-precision type ({supports['cpu'].reason}); "
-                         "dtype='float16' imitates one")
-    return State(device_policies(usable))
+    if dtype is None and current is not None and current.enabled and current.lowers:
+        return current
+    chosen = choose(None if dtype is None else normalize(dtype, "dtype"), device_supports())
+    warn_if_slow(chosen)
+    made = State(device_policies(chosen))
+    if not made.lowers:
+        raise DTypeError(f"there is no low precision to look at: this machine runs {verdict(chosen)}. "
+                         "dtype='float16' imitates one; dtype='bfloat16' is emulated on CPUs with AVX512")
+    return made
 
 
 def recorded_run(net: Block, arguments: Sequence[Any], state: State | None, train_mode: bool = True,

@@ -76,10 +76,12 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     operators, inserted = make_rows(captured.ran, net if isinstance(net, Block) else None)
     state = controller.current()
     policies = [record.policy for record in captured.ran if record.policy is not None and state is not None]
+    current = state.policy(captured.device_type) if state is not None and state.enabled else None
     return Report(tuple(operators), tuple(inserted), captured.train, captured.timed, captured.other_milliseconds,
-                  tuple(sorted({policy.target_dtype for policy in policies})),
+                  tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
                   any(policy.imitated for policy in policies), captured.device_type,
-                  tuple(sorted({name for policy in policies for name in policy.disabled_passes})))
+                  tuple(sorted({name for policy in policies for name in policy.disabled_passes})),
+                  current.reason if current is not None else "")
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class Report:
         The kind of device that it ran on, ``'cpu'`` or ``'gpu'``.
     disabled_passes : tuple of str
         The graph passes that are switched off.
+    reason : str
+        Why AMP keeps everything in FP32 on this device; empty where it does not.
 
     Examples
     --------
@@ -125,6 +129,7 @@ class Report:
     imitated: bool
     device_type: str = "cpu"
     disabled_passes: tuple[str, ...] = ()
+    reason: str = ""
 
     @property
     def casts(self) -> tuple[InsertedRow, ...]:
@@ -159,12 +164,15 @@ class Report:
 
     def _counts(self) -> str:
         low = [row for row in self.operators if row.precision in LOW_PRECISION]
+        if self.reason and not low:
+            return (f"float32: {self.reason}. All {len(self.operators)} operators run in FP32, {len(self.inserted)} "
+                    "were added to make them faster")
         kinds = " and ".join(sorted({str(row.precision) for row in low})) or "low precision"
         return (f"{len(low)} of {len(self.operators)} operators in {kinds}, {self.arithmetic_share():.0%} of the "
                 f"arithmetic, {len(self.casts)} casts ({_bytes(sum(row.bytes_converted for row in self.casts))})")
 
     def _remarks(self) -> Iterator[str]:
-        if not self.target_dtypes and not any(row.precision in LOW_PRECISION for row in self.operators):
+        if not (self.target_dtypes or self.reason or any(row.precision in LOW_PRECISION for row in self.operators)):
             yield "AMP is off"
         if self.imitated:
             yield "Low precision is imitated, and its casts are not counted"
@@ -191,7 +199,7 @@ class Report:
             # ['arithmetic_share', 'flops', 'imitated', 'inserted', 'milliseconds', 'operators', 'summary', ...]
         """
         return {"summary": self.summary, "target_dtypes": list(self.target_dtypes), "imitated": self.imitated,
-                "disabled_passes": list(self.disabled_passes),
+                "disabled_passes": list(self.disabled_passes), "reason": self.reason,
                 "device_type": self.device_type, "train": self.train, "timed": self.timed, "flops": self.flops,
                 "arithmetic_share": self.arithmetic_share(), "milliseconds": self.milliseconds,
                 "operators": [asdict(row) for row in self.operators],

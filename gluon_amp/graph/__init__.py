@@ -4,5 +4,5 @@ from __future__ import annotations
 from .edit import CAST, Readers, cast, cast_nodes, operator, redirect, unique_name
 from .graph import VARIABLE, Entry, Graph, Node, Role
 
-__all__ = ["CAST", "VARIABLE", "Entry", "Graph", "Node", "Readers", "Role", "cast", "cast_nodes", "operator", "redirect",
-           "unique_name"]
+__all__ = ["CAST", "VARIABLE", "Entry", "Graph", "Node", "Readers", "Role", "cast", "cast_nodes", "operator",
+           "redirect", "unique_name"]

@@ -11,7 +11,8 @@ from mxnet.gluon import Block
 from .. import passes
 from .._mxnet import trainers
 from .._mxnet.symbols import dtype_name
-from ..dtypes import FLOAT32, LOW_PRECISION
+from ..devices import choose, device_supports
+from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION
 from ..errors import StateError, expected
 from ..loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from ..state import controller
@@ -29,7 +30,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
                master_weights: bool | str | None = None, loss_scale: float | str | LossScaler | None = None,
                cast_model_type: object = None, cast_model_outputs: object = None, num_losses: int = 1,
                enabled: bool | str = True, verbosity: int = 1, disable_passes: Iterable[str] | None = None) -> Any:
-    """Set networks and trainers up for a level of precision, in place.
+    r"""Set networks and trainers up for a level of precision, in place.
 
     Call it once, after the networks and trainers are created (and :func:`convert_sync_batchnorm`, if any), before the
     first step.
@@ -38,10 +39,13 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     ..    what runs in low precision                      BatchNorm in      FP32 masters  loss scale
     ====  ==============================================  ================  ============  ==========
     O0    nothing                                         FP32              --            1
-    O1    operators that gain by it, as with ``init()``   --                --            dynamic
-    O2    the networks: every operator that can           FP32              yes           dynamic
+    O1    operators that gain by it, as with ``init()``   --                --            dynamic*
+    O2    the networks: every operator that can           FP32              yes           dynamic*
     O3    the networks, and the weights                   low precision     no            1
     ====  ==============================================  ================  ============  ==========
+
+    \* in float16; bfloat16 and FP32 have the range to do without, and their scale is 1 unless ``loss_scale`` says more.
+    Where low precision would be slower than FP32, networks stay in FP32 at every level.
 
     Every keyword that is not None overrides its level. Command lines may hand strings through: ``'True'``, ``'128.0'``,
     ``'dynamic'``.
@@ -112,6 +116,8 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
                      "master_weights": master_weights, "loss_scale": loss_scale,
                      "cast_model_outputs": cast_model_outputs}
         name, options = resolve(opt_level, overrides)
+        if loss_scale is None:
+            options = _scaled_where_needed(options)
         scalers = _scalers(options.loss_scale, as_count("num_losses", num_losses, 1))
         as_count("verbosity", verbosity, 0)
         disabled = passes.checked(disable_passes)
@@ -131,6 +137,13 @@ def _items(name: str, value: Any, kind: type[Item], what: str) -> list[Item]:
     if wrong or not found:
         raise TypeError(expected(f"{what} or a list of them", name, wrong[0] if wrong else value))
     return found
+
+
+def _scaled_where_needed(options: Options) -> Options:
+    """Leave losses as they are where no device runs float16: bfloat16 has the range of FP32."""
+    named = options.cast_model_type if options.cast_model_type in LOW_PRECISION else None
+    runs_float16 = any(found.dtype == FLOAT16 for found in choose(named, device_supports()).values())
+    return options if runs_float16 else replace(options, loss_scale=1.0)
 
 
 def _scalers(loss_scale: float | str | LossScaler, count: int) -> list[LossScaler]:

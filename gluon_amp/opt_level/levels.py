@@ -9,10 +9,11 @@ from mxnet.gluon import Block
 from .. import parallel
 from .._mxnet import hooks, trainers
 from .._mxnet.symbols import dtype_name
-from ..autocast import announce, device_policies, init, usable_types
+from ..autocast import device_policies, init, rewrites
+from ..devices import announce, choose, device_supports
 from ..dtypes import FLOAT32
 from ..loss_scaler import LossScaler
-from ..state import Network, State, controller, device_supports
+from ..state import Network, State, controller
 from ..trainer_scaler import TrainerScaler, UnscaledTrainer, attach, stand_by
 from .options import LOW, Options
 from .policies import cast_network
@@ -80,7 +81,7 @@ def switch_on(level: str, options: Options, networks: Sequence[Block],
     else:
         state = _cast_state(options, disabled_passes)
         weights = LowWeights(networks, options, {device: policy.target_dtype
-                                                 for device, policy in state.policies.items()})
+                                                 for device, policy in state.policies.items() if policy.lowers})
         weights.round()
     if state is not None or options.cast_model_outputs is not None:
         hooks.install(controller)
@@ -96,11 +97,11 @@ def _cast_up(networks: Sequence[Block]) -> None:
 
 def _cast_state(options: Options, disabled_passes: frozenset[str]) -> State:
     """Make the state in which networks run in low precision as a whole."""
-    supports = device_supports()
-    usable = usable_types(None if options.cast_model_type == LOW else options.cast_model_type, supports)
+    requested = None if options.cast_model_type == LOW else options.cast_model_type
+    chosen = choose(requested, device_supports())
     rounds_masters = bool(options.master_weights) and not options.keep_batchnorm_fp32
-    policies = {device: cast_network(policy, round_batch_norm=rounds_masters)
-                for device, policy in device_policies(usable, disabled_passes).items()}
-    announce(usable, supports)
+    policies = {device: cast_network(policy, round_batch_norm=rounds_masters) if policy.lowers else policy
+                for device, policy in device_policies(chosen, disabled_passes).items()}
+    announce(chosen, requested, rewrites(policies))
     controller.marked = State(policies, enabled=False)  # for networks inside blocks that are hybridized as a whole
     return State(policies)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable
 
-from ..dtypes import LOW_PRECISION
 from ..errors import PolicyError, closest, expected
 from ..graph import Graph
 from ..rules import Policy
@@ -42,7 +41,7 @@ def _always(context: Context) -> bool:
 
 
 def _lowers(context: Context) -> bool:
-    return context.target in LOW_PRECISION
+    return context.policy.lowers
 
 
 @dataclass(frozen=True)
@@ -84,18 +83,18 @@ PASSES: tuple[Pass, ...] = (
          where=(INFERENCE,), applies=_always, is_step=True),
     Pass("fold_batch_norm", "BatchNorm is folded into the convolution or dense layer before it", fold_batch_norm.run,
          where=(INFERENCE,), applies=_always, is_step=True),
-    Pass("shape_operands", "what is computed for its shape only is not computed", shape_operands.run),
-    Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run,
+    Pass("shape_operands", "what is computed for its shape only is not computed", shape_operands.run, applies=_always),
+    Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
     Pass("native_activations", "rectifiers run oneDNN's kernels, or less of MXNet's own", native_activations.run,
-         where=(TRAINING,), applies=native_activations.is_needed),
+         applies=native_activations.is_needed),
     Pass("cut_casts", "operators that may run in either precision take what costs least, casts included",
          cut_casts.run, applies=cut_casts.is_needed),
     Pass("align_channels", "convolutions are padded to the channel multiple that the fast kernels need",
          align_channels.run, is_step=True),
     Pass("fold_stride", "strided convolutions of few channels run on AMX; they stay in FP32 without it",
          fold_stride.run, where=(TRAINING,), applies=fold_stride.is_needed),
-    Pass("place_casts", "a cast is inserted where producer and consumer differ", place_casts.run,
+    Pass("place_casts", "a cast is inserted where producer and consumer differ", place_casts.run, applies=_always,
          required="without it operators would read types that they cannot run in"),
     Pass("dilate_pointwise", "pointwise convolutions avoid a kernel of AMX that is not sound; they stay in FP32 "
          "without it", dilate_pointwise.run, where=(INFERENCE,), applies=dilate_pointwise.is_needed),

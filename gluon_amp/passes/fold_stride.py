@@ -9,6 +9,8 @@ Kept in FP32 such a convolution is as slow, and the largest maps of the network 
 """
 from __future__ import annotations
 
+from typing import Any
+
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node, operator, unique_name
 from ..graph.attrs import integers
@@ -55,7 +57,7 @@ def _squares(node: Node, channels: int, context: Context, names: set[str]) -> En
     weight = node.inputs[1]
     width = context.policy.channel_multiple or MULTIPLE[context.target]
 
-    def add(op: str, inputs: list[Entry], made_shape: tuple[int, ...], **attrs: object) -> Entry:
+    def add(op: str, inputs: list[Entry], made_shape: tuple[int, ...], **attrs: Any) -> Entry:
         made = operator(op, unique_name(f"{node.name}_select", names), inputs, weight, **attrs)
         made.shapes = [made_shape]
         return Entry(made)

@@ -1,7 +1,7 @@
 """Let oneDNN fuse convolutions and dense layers with activations and sums, for inference on the CPU.
 
-MXNet's own fusion folds BatchNorms too, in bfloat16 arithmetic, a percent off per layer. Those that are left are shielded
-from it by an operator that it does not know.
+MXNet's own fusion folds BatchNorms too, in bfloat16 arithmetic, a percent off per layer. Those that are left are
+shielded from it by an operator that it does not know.
 """
 from __future__ import annotations
 

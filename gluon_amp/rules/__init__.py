@@ -14,5 +14,5 @@ from .decision import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Cause, Decision
 from .lists import ConditionalOp, make_policy
 from .policy import Policy
 
-__all__ = ["FP32", "KEEP", "LOWER", "NEUTRAL", "RULES", "WIDEST", "Cause", "ConditionalOp", "Decision", "Policy", "Rule",
-           "make_policy", "precision"]
+__all__ = ["FP32", "KEEP", "LOWER", "NEUTRAL", "RULES", "WIDEST", "Cause", "ConditionalOp", "Decision", "Policy",
+           "Rule", "make_policy", "precision"]

@@ -17,7 +17,7 @@ KEEP = "KEEP"  # inputs exactly as the program gives them: casts, optimizer upda
 RULES = (LOWER, FP32, WIDEST, NEUTRAL, KEEP)
 
 
-class Cause(Enum):
+class Cause(str, Enum):
     """Why an operator runs in the precision that it runs in."""
 
     TABLE = "table"  # the operator table says so
@@ -31,6 +31,7 @@ class Cause(Enum):
     OUTSIDE = "outside"  # it is outside of every region with AMP
     SHAPE = "shape"  # there is no sound or fast kernel for its shape
     MEASURED = "measured"  # it was measured to be slower in low precision on this machine
+    DEVICE = "device"  # the device is faster in FP32
     COST = "cost"  # that costs least, casts included
     DEFAULT = "default"  # nothing is known of it
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any, Mapping, Sequence
 
-from ..dtypes import normalize
+from ..dtypes import FLOAT32, normalize
 from ..errors import PolicyError, expected
 from ..files import replacing
 from .decision import FP32, LOWER, RULES, Cause, Decision, Rule
@@ -29,7 +29,8 @@ class Policy:
     Attributes
     ----------
     target_dtype : str
-        ``'bfloat16'`` or ``'float16'``.
+        ``'bfloat16'``, ``'float16'``, or ``'float32'`` for a device on which low precision would be slower: all
+        operators then run in FP32, and only the passes that make FP32 faster rewrite graphs.
     overrides : mapping of str to tuple of Rule
         Rules that come before those of the built-in table.
     imitated : bool
@@ -46,6 +47,8 @@ class Policy:
         Uses of operators (:func:`gluon_amp.rules.tuning.signature`) that were measured to be slower in low precision.
     disabled_passes : frozenset of str
         Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
+    reason : str
+        Why everything runs in FP32, for people; empty in low precision.
 
     Examples
     --------
@@ -62,6 +65,12 @@ class Policy:
     channel_multiple: int | None = None
     slow: frozenset[str] = frozenset()
     disabled_passes: frozenset[str] = frozenset()
+    reason: str = ""
+
+    @property
+    def lowers(self) -> bool:
+        """Whether anything may run in low precision."""
+        return self.target_dtype != FLOAT32
 
     def to_json(self) -> str:
         """Write what the user decides as JSON; what belongs to the device is left out.
@@ -91,7 +100,7 @@ class Policy:
             if raw["format"] != _FORMAT:
                 raise ValueError(f"its format is {raw['format']!r}, not {_FORMAT!r}")
             overrides = {op: tuple(_read_rule(rule) for rule in rules) for op, rules in raw["overrides"].items()}
-            return cls(normalize(raw["target_dtype"]), overrides, excluded=frozenset(raw["excluded"]),
+            return cls(normalize(raw["target_dtype"], or_float32=True), overrides, excluded=frozenset(raw["excluded"]),
                        slow=frozenset(raw["slow"]), training=bool(raw["training"]),
                        disabled_passes=frozenset(raw.get("disabled_passes", ())))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -132,6 +141,9 @@ class Policy:
         -------
         Decision
         """
+        if not self.lowers:
+            note = f"float32: {self.reason}" if self.reason else "everything runs in FP32"
+            return Decision(FP32, Cause.DEVICE, note)
         kept = self.kept_for(op, attrs, shape)
         if kept is not None:
             return kept
@@ -140,14 +152,14 @@ class Policy:
 
     def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> Decision | None:
         """Return what keeps an operator in FP32 for the shape of its data, which may change from call to call."""
-        if self.slow and shape and signature(op, attrs, shape) in self.slow:
+        if self.lowers and self.slow and shape and signature(op, attrs, shape) in self.slow:
             return _SLOW
         return next((rule.decision for rule in SHAPE_RULES
-                     if rule.op == op and self._heeds(rule) and rule.holds(attrs, shape, self.amx)), None)
+                     if rule.op == op and self._heeds(rule) and rule.holds(attrs, shape or (), self.amx)), None)
 
     def depends_on_shape(self, op: str) -> bool:
         """Whether the shape of its data may keep an operator in FP32."""
-        return bool(self.slow) or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
+        return (self.lowers and bool(self.slow)) or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
 
     def _heeds(self, rule: Any) -> bool:
         return rule.applies(self) and not (rule.lifted_by and self.runs(rule.lifted_by))
@@ -179,7 +191,7 @@ class Policy:
 
 
 def _written_rule(rule: Rule) -> dict[str, Any]:
-    return {**asdict(rule), "cause": rule.cause.value}
+    return {**asdict(rule), "cause": rule.cause}
 
 
 def _read_rule(raw: Mapping[str, Any]) -> Rule:
@@ -188,7 +200,7 @@ def _read_rule(raw: Mapping[str, Any]) -> Rule:
     if raw["rule"] not in RULES:
         raise ValueError(expected(f"one of {', '.join(RULES)}", "rule", raw["rule"]))
     positions = {name: tuple(raw[name]) for name in ("fp32_inputs", "rounded_inputs")}
-    return Rule(**{**known, "when": when, **positions, "cause": Cause(raw.get("cause", Cause.TABLE.value))})
+    return Rule(**{**known, "when": when, **positions, "cause": Cause(raw.get("cause", Cause.TABLE))})
 
 
 def _holds(rule: Rule, attrs: Mapping[str, str], channels: int | None) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Callable, Iterator, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, Iterator, Mapping, Sequence
 
 from ..dtypes import BFLOAT16
 from ..graph.attrs import integer, integers, is_channels_last, is_set
@@ -19,7 +19,7 @@ __all__ = ["FEW_CHANNELS", "SHAPE_RULES", "FewChannels", "ShapeRule", "can_fold_
            "is_pointwise", "overruns_amx_tiles", "pools_out_of_order"]
 
 Attrs = Mapping[str, str]
-Shape = Optional[Sequence[int]]
+Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ShapeRule:
     applies : callable
         Whether it is for graphs of a policy.
     holds : callable
-        Takes the operator's attributes, the shape of its data (None where unknown), and whether oneDNN uses AMX tiles.
+        Takes the operator's attributes, the shape of its data (empty where unknown), and whether oneDNN uses AMX tiles.
     decision : Decision
         What follows.
     lifted_by : str
@@ -210,15 +210,14 @@ SHAPE_RULES: tuple[ShapeRule, ...] = (
               Decision(FP32, Cause.SHAPE, "the pass dilate_pointwise is off, and oneDNN's AMX kernel writes beyond its "
                                           "output for some map sizes", safe=False),
               lifted_by="dilate_pointwise"),
-    ShapeRule("Convolution", _trains_bfloat16, lambda attrs, shape, amx: bool(shape) and has_idle_taps(attrs, shape),
+    ShapeRule("Convolution", _trains_bfloat16, lambda attrs, shape, amx: has_idle_taps(attrs, shape),
               Decision(FP32, Cause.SHAPE, "parts of its filters meet padding only, and oneDNN's bfloat16 kernel leaves "
                                           "garbage in their gradient", safe=False)),
     ShapeRule("Convolution", _trains_bfloat16,
-              lambda attrs, shape, amx: amx and bool(shape) and overruns_amx_tiles(attrs, shape),
+              lambda attrs, shape, amx: amx and len(shape) > 0 and overruns_amx_tiles(attrs, shape),
               Decision(FP32, Cause.SHAPE, "its map divides into three tiles, for which oneDNN's AMX kernel writes "
                                           "beyond its output", safe=False)),
-    ShapeRule("Pooling", _trains_bfloat16,
-              lambda attrs, shape, amx: bool(shape) and pools_out_of_order(attrs, shape, amx),
+    ShapeRule("Pooling", _trains_bfloat16, pools_out_of_order,
               Decision(FP32, Cause.SHAPE, "it leaves one pixel of a map with more rows than there are images, or "
                                           "blocks of channels: in bfloat16 its gradient, and those before it, would "
                                           "take thirty times as long")),

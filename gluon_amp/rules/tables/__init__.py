@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from ...dtypes import BFLOAT16, FLOAT16
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
 from . import bfloat16, float16
 from .rows import Table
 
 __all__ = ["table"]
 
-_TABLES: Mapping[str, Table] = {BFLOAT16: bfloat16.TABLE, FLOAT16: float16.TABLE}
+_TABLES: Mapping[str, Table] = {BFLOAT16: bfloat16.TABLE, FLOAT16: float16.TABLE, FLOAT32: {}}
 
 
 def table(target_dtype: str) -> Table:
