@@ -52,10 +52,10 @@ def device_supports() -> dict[str, Support]:
 
 def lost_amx() -> str | None:
     """Say why oneDNN does not use the CPU's AMX tiles; None where it does, or where there is nothing to lose."""
-    state = _isa.amx_state()
-    if state == _isa.REFUSED:
+    outcome = _isa.outcome()
+    if outcome == _isa.REFUSED:
         return "this CPU has AMX tiles, which the operating system does not let this process use"
-    if state == _isa.GRANTED_LATE and not _amx_runs():
+    if outcome == _isa.GRANTED_LATE and not _amx_runs():
         return "this CPU's AMX tiles are off, because MXNet ran an operator before gluon_amp was imported"
     return None
 

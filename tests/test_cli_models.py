@@ -99,10 +99,12 @@ class TestConvert:
 
     def test_parameters_of_another_network(self, folder, tmp_path, capsys):
         mx.nd.save(str(tmp_path / "other.params"), {"arg:other": mx.nd.ones(1)})
-        code, _, err = run(capsys, "convert", model(folder)[0], tmp_path / "other.params", "-o", tmp_path / "out",
-                           "--data", "data:1,16,8,8")
-        assert code == 1
-        assert "the parameters lack small_conv0_weight" in err
+        for example in ([], ["--data", "data:1,16,8,8"]):
+            code, _, err = run(capsys, "convert", model(folder)[0], tmp_path / "other.params", "-o", tmp_path / "out",
+                               *example)
+            assert code == 1
+            assert "the parameters lack small_conv0_weight" in err
+            assert not (tmp_path / "out").exists()
 
     @pytest.mark.parametrize("data", ["data", "data:", "data:0,3", "data:a,b", ":1,2"])
     def test_malformed_data_is_a_usage_error(self, folder, tmp_path, capsys, data):

@@ -545,8 +545,27 @@ class TestBadInput:
             amp.convert_model(symbol, {name: args[name] for name in args if name != "conv_weight"}, aux,
                               data_names=["data"])
         with pytest.raises(GraphError, match="does not fit"):
-            amp.convert_model(symbol, {**args, "fc_weight": mx.nd.ones((7, 7))}, aux,
+            amp.convert_model(symbol, {**args, "fc_weight": mx.nd.ones((5, 7))}, aux,
                               data_example={"data": (2, 16, 6, 6)}, **GPU)
+
+    @pytest.mark.parametrize("dtype", ["float32", "float16"])
+    def test_parameters_of_another_network_without_any_example(self, dtype):
+        symbol, args, aux = mlp()
+        others = {f"other_{name}": array for name, array in args.items()}
+        with pytest.raises(GraphError, match=r"parameters lack conv_weight.*data_names.*'other_conv_weight'"):
+            amp.convert_model(symbol, others, {}, dtype)
+        with pytest.raises(GraphError, match="parameters lack bn_moving_mean, bn_moving_var"):
+            amp.convert_model(symbol, args, {}, dtype)
+        for name, shape, needed in (("conv_weight", (32, 16, 5, 5), r"\(32, any, 3, 3\)"),
+                                    ("fc_weight", (7, 7), "5, any"), ("fc_bias", (4,), r"\(5,\)")):
+            with pytest.raises(GraphError, match=f"'{name}' has shape .*needs .*{needed}"):
+                amp.convert_model(symbol, {**args, name: mx.nd.ones(shape)}, aux, dtype)
+
+    def test_weights_that_are_data_are_named(self):
+        symbol = mx.sym.FullyConnected(mx.sym.var("data"), mx.sym.var("weight"), num_hidden=3, no_bias=True)
+        with pytest.raises(GraphError, match="parameters lack weight"):
+            amp.convert_model(symbol, {}, {})
+        assert amp.convert_model(symbol, {}, {}, data_names=["data", "weight"])[1] == {}
 
     def test_parameters_that_nothing_reads_are_dropped(self):
         symbol, args, aux = mlp()

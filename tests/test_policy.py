@@ -1,6 +1,8 @@
 """The policy, and the data types."""
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -92,20 +94,27 @@ def test_other_types_are_refused(spelling):
         dtypes.normalize(spelling)
 
 
-@pytest.mark.parametrize(("flags", "environ", "isa", "dtype", "native"), [
-    ("fpu avx avx2", {}, "AVX2", None, False),
-    ("avx avx2 avx512f avx512bw avx512vl avx512dq", {}, "AVX512_CORE", "bfloat16", False),
-    ("avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", {}, "AVX512_CORE_BF16", "bfloat16", True),
-    ("avx512_bf16 amx_bf16 amx_tile", {}, "AVX512_CORE_AMX", "bfloat16", True),
-    ("avx512_bf16 amx_bf16 amx_tile", {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, "AVX512_CORE_BF16", "bfloat16", True),
-    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "AVX2"}, "AVX2", None, False),
-    ("avx2", {"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, "AVX2", None, False),
-    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "ALL"}, "AVX512_CORE_BF16", "bfloat16", True),
-    ("", {}, "SSE41", None, False),
+@pytest.mark.parametrize(("flags", "environ", "isa", "dtype", "on_request"), [
+    ("fpu avx avx2", {}, "AVX2", "float32", None),
+    ("avx avx2 avx512f avx512bw avx512vl avx512dq", {}, "AVX512_CORE", "float32", "bfloat16"),
+    ("avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", {}, "AVX512_CORE_BF16", "bfloat16", None),
+    ("avx512_bf16 amx_bf16 amx_tile", {}, "AVX512_CORE_AMX", "bfloat16", None),
+    ("avx512_bf16 amx_bf16 amx_tile", {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, "AVX512_CORE_BF16", "bfloat16", None),
+    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "AVX2"}, "AVX2", "float32", None),
+    ("avx2", {"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, "AVX2", "float32", None),
+    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "ALL"}, "AVX512_CORE_BF16", "bfloat16", None),
+    ("", {}, "SSE41", "float32", None),
 ])
-def test_the_cpu_decides_the_type(flags, environ, isa, dtype, native):
-    found = dtypes.cpu_isa(f"model name : x\nflags : {flags}\n", environ, amx=True)
-    assert (found, dtypes.cpu_support(found).dtype, dtypes.cpu_support(found).native) == (isa, dtype, native)
+def test_the_cpu_decides_the_type(flags, environ, isa, dtype, on_request):
+    name = dtypes.cpu_isa(f"model name : x\nflags : {flags}\n", environ, amx=True)
+    found = dtypes.cpu_support(name)
+    assert (name, found.dtype, found.native, found.on_request) == (isa, dtype, True, on_request)
+
+
+def test_a_type_without_instructions_is_emulated_on_request_only():
+    found = dtypes.cpu_support("AVX512_CORE").requested("bfloat16")
+    assert (found.dtype, found.native, found.channel_multiple) == ("bfloat16", False, 16)
+    assert dtypes.cpu_support("AVX2").requested("bfloat16") is None
 
 
 def test_amx_counts_only_where_the_process_may_use_it():
@@ -113,6 +122,40 @@ def test_amx_counts_only_where_the_process_may_use_it():
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [
-    (None, "float16"), ((3, 5), None), ((5, 0), "float16"), ((7, 5), "float16"), ((8, 9), "float16"), ((9, 0), None)])
+    (None, "float16"), ((3, 5), "float32"), ((5, 0), "float16"), ((7, 5), "float16"), ((8, 9), "float16"),
+    ((9, 0), "float32")])
 def test_the_gpu_decides_the_type(capability, dtype):
     assert dtypes.cuda_support(capability).dtype == dtype
+
+
+class TestFiles:
+    """What a policy file says of kernels that are not sound counts for nothing."""
+
+    @staticmethod
+    def text(op, **changes):
+        rule = {"name": op, "rule": "LOWER", "when": None, "fp32_inputs": [], "rounded_inputs": [], "min_channels": 0,
+                "safe": True, "note": "trust me", **changes}
+        return json.dumps({**json.loads(Policy("bfloat16").to_json()), "overrides": {op: [rule]}})
+
+    @pytest.mark.parametrize("rule", ["LOWER", "NEUTRAL", "WIDEST", "KEEP"])
+    @pytest.mark.parametrize("op", ["transpose", "Deconvolution", "Embedding", "sgd_update"])
+    def test_kernels_that_are_not_sound_are_refused(self, op, rule):
+        with pytest.raises(PolicyError, match=f"overrides: '{op}' cannot run in bfloat16"):
+            Policy.from_json(self.text(op, rule=rule))
+
+    def test_conditions_of_the_table_stay(self):
+        policy = Policy.from_json(self.text("Activation"))
+        assert policy.decide("Activation", {"act_type": "softsign"}).rule == "FP32"
+        assert policy.decide("Activation", {"act_type": "relu"}).rule == "LOWER"
+        assert Policy.from_json(policy.to_json()) == policy
+
+    def test_inputs_that_kernels_read_in_fp32_stay(self):
+        with pytest.raises(PolicyError, match=r"fp32_inputs of 'BatchNorm' lack \[1, 2, 3, 4\]"):
+            Policy.from_json(self.text("BatchNorm"))
+
+    def test_lists_survive(self):
+        known = registered_operators()
+        for lists in ({"target_precision_ops": ["Convolution", "Activation", "BatchNorm"]}, {"fp32_ops": ["transpose"]},
+                      {"conditional_fp32_ops": [("Activation", "act_type", ["tanh"])]}):
+            policy = make_policy("bfloat16", known, **lists)
+            assert Policy.from_json(policy.to_json()) == policy

@@ -16,7 +16,6 @@ from ..rules import ConditionalOp
 from ..rules.tuning import Tuning
 from .arguments import (
     as_example,
-    check_data_names,
     check_names,
     devices_of,
     flat,
@@ -29,6 +28,7 @@ from .arguments import (
 from .block import ConvertedBlock
 from .exclusions import Exclusions, excluded
 from .graphs import convert
+from .inputs import check_parameters
 from .requests import make_request
 from .settings import disabled_passes
 
@@ -120,7 +120,8 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     device : Context, optional
         Where the network will run: the current context by default.
     data_names : list of str, optional
-        The inputs that are data. Given, every other input must be among the parameters.
+        The inputs that are data. Given, every other input must be among the parameters; without it those must be that
+        layers read as weights.
     data_example : dict of str to NDArray or shape, optional
         Data by input name; lets passes know shapes and types.
 
@@ -151,7 +152,8 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     wanted = excluded(exclude, excluded_sym_names)
     device = mx.context.current_context() if device is None else device
     arrays = {**arg_params, **aux_params}
-    check_data_names(sym, arrays, data_names)
+    check_names(data_names or (), sym.list_inputs(), "data_names")
+    check_parameters(sym, arrays, data_names)
     disabled = disabled_passes(optimize, given(cast_optional_params, cast_params_offline), disable_passes)
     request = make_request(sym, target_dtype, (target_dtype_ops, fp32_ops, conditional_fp32_ops), wanted, device,
                            disabled, cast_outputs, tuning)

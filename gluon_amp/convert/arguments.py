@@ -1,7 +1,7 @@
 """Reading and checking the arguments of the conversions."""
 from __future__ import annotations
 
-from typing import Any, Collection, Iterable, Mapping, Sequence
+from typing import Any, Collection, Iterable, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock
@@ -10,10 +10,9 @@ from .._mxnet import blocks
 from ..errors import DTypeError, GraphError, StateError, closest, expected
 from .exclusions import Exclusions
 
-__all__ = ["as_example", "check_data_names", "check_names", "devices_of", "flat", "given", "require", "require_block",
+__all__ = ["as_example", "check_names", "devices_of", "flat", "given", "require", "require_block",
            "require_no_example", "traced_block"]
 
-Arrays = Mapping[str, mx.nd.NDArray]
 
 
 def traced_block(block: HybridBlock, example: Sequence[Any] | None, wanted: Exclusions) -> blocks.Traced:
@@ -91,15 +90,3 @@ def check_names(names: Iterable[str], known: Collection[str], argument: str) -> 
     for name in names:
         if name not in known:
             raise GraphError(f"{argument}: the symbol has no input {name!r}.{closest(name, known)}")
-
-
-def check_data_names(symbol: mx.sym.Symbol, arrays: Arrays, data_names: Sequence[str] | None) -> None:
-    """Raise GraphError unless every input is data or a parameter."""
-    if data_names is None:
-        return
-    inputs = symbol.list_inputs()
-    check_names(data_names, inputs, "data_names")
-    missing = [name for name in inputs if name not in arrays and name not in data_names]
-    if missing:
-        raise GraphError(f"the parameters lack {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}, which the "
-                         f"symbol reads: they do not belong together, or these are data (now {', '.join(data_names)})")

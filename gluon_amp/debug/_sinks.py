@@ -44,12 +44,12 @@ class CsvSink:
         found = Path(path)
         continued = found.exists() and found.stat().st_size > 0
         if continued:
-            with found.open(newline="") as file:
+            with found.open(newline="", encoding="utf-8") as file:
                 before = next(csv.reader(file))
             if before != header:
                 raise StateError(f"{found} exists with the columns {before}, expected {header}: give another path, or "
                                  "remove it")
-        self._file = found.open("a", newline="")
+        self._file = found.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, header)
         if not continued:
             self._writer.writeheader()

@@ -7,6 +7,7 @@ renumbering; the order of the list is restored when the graph is written.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Iterator, NamedTuple
@@ -149,7 +150,7 @@ class Graph:
             When the text is not JSON or not a symbol; the message says where.
         """
         try:
-            raw = json.loads(text)
+            raw = json.loads(text, strict=False)  # MXNet writes control characters as they are
             rows = raw.get("node_row_ptr")
             nodes: list[Node] = []
             for number, item in enumerate(raw["nodes"]):
@@ -178,10 +179,8 @@ class Graph:
             item["inputs"] = [triple(entry) for entry in node.inputs]
             item.update(node.extra)
             items.append(item)
-        return json.dumps({"nodes": items,
-                           "arg_nodes": [i for i, node in enumerate(nodes) if node.is_variable],
-                           "node_row_ptr": rows, "heads": [triple(head) for head in self.heads],
-                           "attrs": self.attrs}, indent=2)
+        return _dumps({"nodes": items, "arg_nodes": [i for i, node in enumerate(nodes) if node.is_variable],
+                       "node_row_ptr": rows, "heads": [triple(head) for head in self.heads], "attrs": self.attrs})
 
     def nodes(self) -> list[Node]:
         """All nodes in nnvm's own order (depth first, inputs before their reader).
@@ -223,6 +222,20 @@ class Graph:
     def variables(self) -> list[Node]:
         """All nodes that are variables, in the order of ``Symbol.list_inputs``."""
         return [node for node in self.nodes() if node.is_variable]
+
+
+_ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|(.))")
+
+
+def _dumps(value: Any) -> str:
+    """Write JSON as MXNet reads it: of all escapes it knows those of quotes, backslashes, tabs and ends of lines."""
+    return _ESCAPE.sub(_known_escape, json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _known_escape(found: re.Match[str]) -> str:
+    if found[1]:
+        return chr(int(found[1], 16))
+    return {"b": "\b", "f": "\f"}.get(found[2], found[0])
 
 
 def _read_entry(raw: Any, nodes: list[Node]) -> Entry:

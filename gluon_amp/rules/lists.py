@@ -4,8 +4,8 @@ from __future__ import annotations
 from typing import Mapping, Sequence, Tuple
 
 from ..errors import PolicyError, closest, expected
-from .decision import FP32, KEEP, LOWER, Cause, Rule
-from .policy import Policy
+from .decision import FP32, LOWER, Cause, Rule
+from .policy import Policy, refused_rules
 from .tables import table
 
 __all__ = ["ConditionalOp", "make_policy"]
@@ -71,10 +71,7 @@ def _lower_overrides(target_dtype: str, names: list[str]) -> dict[str, tuple[Rul
     made: dict[str, tuple[Rule, ...]] = {}
     for name in names:
         rules = known.get(name, ())
-        refused = [rule for rule in rules if not rule.safe or rule.rule == KEEP]
-        if any(rule.when is None for rule in refused):
-            raise PolicyError(f"target_precision_ops: {name!r} cannot run in {target_dtype}: {refused[0].note}. "
-                              "Leave it out of the list")
+        refused = refused_rules("target_precision_ops", target_dtype, name)
         # What the table runs in low precision anyway keeps the table's conditions.
         if not any(rule.rule == LOWER for rule in rules):
             fp32_inputs = next((rule.fp32_inputs for rule in rules), ())

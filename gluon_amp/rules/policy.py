@@ -9,12 +9,12 @@ from typing import Any, Mapping, Sequence
 from ..dtypes import FLOAT32, normalize
 from ..errors import PolicyError, expected
 from ..files import replacing
-from .decision import FP32, LOWER, RULES, Cause, Decision, Rule
+from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule
 from .shapes import FEW_CHANNELS, SHAPE_RULES
 from .tables import table
 from .tuning import signature
 
-__all__ = ["Policy"]
+__all__ = ["Policy", "refused_rules"]
 
 _FORMAT = "gluon_amp policy 1"
 _SLOW = Decision(FP32, Cause.MEASURED, "measured to be slower in low precision on this machine")
@@ -93,16 +93,21 @@ class Policy:
         Raises
         ------
         PolicyError
-            The text is something else.
+            The text is something else, or lets an operator run in low precision whose kernel is not sound: the built-in
+            table says which are, not the text.
         """
         try:
             raw = json.loads(text)
             if raw["format"] != _FORMAT:
                 raise ValueError(f"its format is {raw['format']!r}, not {_FORMAT!r}")
-            overrides = {op: tuple(_read_rule(rule) for rule in rules) for op, rules in raw["overrides"].items()}
-            return cls(normalize(raw["target_dtype"], or_float32=True), overrides, excluded=frozenset(raw["excluded"]),
+            target = normalize(raw["target_dtype"], or_float32=True)
+            overrides = {op: _sound(target, op, tuple(_read_rule(rule) for rule in rules))
+                         for op, rules in raw["overrides"].items()}
+            return cls(target, overrides, excluded=frozenset(raw["excluded"]),
                        slow=frozenset(raw["slow"]), training=bool(raw["training"]),
                        disabled_passes=frozenset(raw.get("disabled_passes", ())))
+        except PolicyError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PolicyError(f"not the JSON text of a policy: {type(error).__name__}: {error}") from error
 
@@ -188,6 +193,28 @@ class Policy:
 
     def _rules(self, op: str) -> tuple[Rule, ...]:
         return (*self.overrides.get(op, ()), *table(self.target_dtype).get(op, ()), _DEFAULT)
+
+
+def refused_rules(argument: str, target_dtype: str, op: str) -> list[Rule]:
+    """Return the table's rules that nobody may override; raise PolicyError when nothing of the operator is left."""
+    refused = [rule for rule in table(target_dtype).get(op, ()) if not rule.safe or rule.rule == KEEP]
+    if any(rule.when is None for rule in refused):
+        raise PolicyError(f"{argument}: {op!r} cannot run in {target_dtype}: {refused[0].note}. Leave it out of the "
+                          "list")
+    return refused
+
+
+def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """Return a file's rules for an operator behind what the table does not let it do."""
+    if all(rule.rule == FP32 and not rule.rounded_inputs for rule in rules):
+        return rules
+    refused = refused_rules("overrides", target_dtype, op)
+    fixed = {position for rule in table(target_dtype).get(op, ()) for position in rule.fp32_inputs}
+    for rule in rules:
+        if rule.rule != FP32 and not fixed.issubset(rule.fp32_inputs):
+            raise ValueError(f"fp32_inputs of {op!r} lack {sorted(fixed.difference(rule.fp32_inputs))}: its kernels "
+                             "read those in FP32")
+    return (*(rule for rule in refused if rule not in rules), *rules)
 
 
 def _written_rule(rule: Rule) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""Whether a symbol and its parameters belong together, by their names and by what the layers' shapes must be."""
+from __future__ import annotations
+
+from typing import Callable, Iterator, Mapping, Sequence
+
+import mxnet as mx
+
+from .._mxnet.symbols import to_graph
+from ..errors import GraphError, closest
+from ..graph import Graph, Node
+
+__all__ = ["check_parameters"]
+
+Shape = Sequence[int]
+# Which inputs of an operator are parameters, whatever their names: only data_names makes data of them.
+_PARAMETERS = {"Convolution": (1, 2), "Deconvolution": (1, 2), "FullyConnected": (1, 2), "BatchNorm": (1, 2, 3, 4),
+               "LayerNorm": (1, 2), "GroupNorm": (1, 2), "InstanceNorm": (1, 2), "Embedding": (1,), "RNN": (1,)}
+
+
+def check_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray],
+                     data_names: Sequence[str] | None) -> None:
+    """Raise GraphError unless the parameters are those of the symbol.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        The network.
+    arrays : mapping of str to NDArray
+        Its parameters and auxiliary states; others may be among them.
+    data_names : sequence of str, optional
+        The inputs that are data. With None those are that are no parameter and are not read as one.
+    """
+    graph = to_graph(symbol)
+    needed = (set(symbol.list_inputs()) if data_names is not None
+              else {*_read_as_parameters(graph), *symbol.list_auxiliary_states()})
+    missing = [name for name in symbol.list_inputs()
+               if name in needed and name not in arrays and name not in (data_names or ())]
+    if missing:
+        data = f" (now {', '.join(data_names)})" if data_names else ""
+        raise GraphError(f"the parameters lack {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}, which the "
+                         f"symbol reads: they do not belong together, or name these in data_names{data}."
+                         f"{closest(missing[0], arrays)}")
+    for node in graph.operators():
+        for name, found, expected in _wrong_shapes(node, arrays):
+            raise GraphError(f"the parameter {name!r} has shape {tuple(found)}, the operator {node.name!r} ({node.op}) "
+                             f"needs {expected}: the symbol and the parameters do not belong together")
+
+
+def _read_as_parameters(graph: Graph) -> Iterator[str]:
+    for node in graph.operators():
+        for position in _PARAMETERS.get(node.op, ()):
+            if position < len(node.inputs) and node.inputs[position].node.is_variable:
+                yield node.inputs[position].node.name
+
+
+def _wrong_shapes(node: Node, arrays: Mapping[str, mx.nd.NDArray]) -> Iterator[tuple[str, Shape, str]]:
+    """Yield each parameter of a layer that its attributes do not allow, its shape, and what they do."""
+    wanted = _SHAPES.get(node.op)
+    if wanted is None:
+        return
+    for entry, shape in zip(node.inputs[1:], wanted(node)):
+        array = arrays.get(entry.node.name) if entry.node.is_variable else None
+        if array is not None and not _fits(array.shape, shape):
+            yield entry.node.name, array.shape, str(shape).replace("None", "any")
+
+
+def _fits(found: Shape, wanted: tuple[int | None, ...]) -> bool:
+    return len(found) == len(wanted) and all(size is None or size == other for other, size in zip(found, wanted))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.strip("()[] ").split(",") if part.strip())
+
+
+def _convolution(node: Node) -> list[tuple[int | None, ...]]:
+    filters, kernel = int(node.attrs["num_filter"]), _numbers(node.attrs["kernel"])
+    return [(filters, None, *kernel), (filters,)]
+
+
+def _deconvolution(node: Node) -> list[tuple[int | None, ...]]:
+    filters, group = int(node.attrs["num_filter"]), int(node.attrs.get("num_group", 1))
+    return [(None, filters // group, *_numbers(node.attrs["kernel"])), (filters,)]
+
+
+def _dense(node: Node) -> list[tuple[int | None, ...]]:
+    hidden = int(node.attrs["num_hidden"])
+    return [(hidden, None), (hidden,)]
+
+
+def _embedding(node: Node) -> list[tuple[int | None, ...]]:
+    return [(int(node.attrs["input_dim"]), int(node.attrs["output_dim"]))]
+
+
+_SHAPES: dict[str, Callable[[Node], list[tuple[int | None, ...]]]] = {
+    "Convolution": _convolution, "Deconvolution": _deconvolution, "FullyConnected": _dense, "Embedding": _embedding}
