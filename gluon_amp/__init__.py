@@ -42,7 +42,11 @@ from .functions import (
     register_op,
 )
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
-from .op_lists.views import (
+from .opt_level import initialize
+from .passes import list_passes
+from .rules import Policy
+from .rules.tuning import Tuning
+from .rules.views import (
     list_conditional_fp32_ops,
     list_fp32_ops,
     list_loss_output_functions,
@@ -51,13 +55,9 @@ from .op_lists.views import (
     list_lp16_use_fp32_params,
     list_widest_type_cast,
 )
-from .opt_level import initialize
-from .passes import list_passes
-from .policy import Policy
 from .sync_batchnorm import convert_sync_batchnorm
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
 from .tune import tune
-from .tuning import Tuning
 
 _isa.settle(_run_onednn_operator)
 _threads.settle()

@@ -15,10 +15,10 @@ from ._mxnet.operators import registered_operators
 from .devices import announce, choose, device_supports, machine, warn_if_slow
 from .dtypes import BFLOAT16, FLOAT32, Support, normalize
 from .errors import PolicyError, StateError, expected
-from .passes.context import REGION_ON
-from .policy import ConditionalOp, Policy, make_policy
+from .graph.attrs import REGION_ON
+from .rules import ConditionalOp, Policy, make_policy
+from .rules.tuning import Tuning, default_cache
 from .state import State, controller, region
-from .tuning import Tuning, default_cache
 
 __all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "rewrites",
            "tuned"]
@@ -268,13 +268,13 @@ def _policy(found: Support, lists: Mapping[str, Any]) -> Policy:
         # Lists that would be refused on another machine are refused here.
         make_policy(BFLOAT16, known, custom_ops=custom_ops, **lists)
         return Policy(FLOAT32, reason=found.reason)
-    policy = make_policy(found.dtype, known, custom_ops=custom_ops, emulated=found.imitated, **lists)
+    policy = make_policy(found.dtype, known, custom_ops=custom_ops, imitated=found.imitated, **lists)
     return replace(policy, channel_multiple=found.channel_multiple, amx=found.amx)
 
 
 def rewrites(policies: Mapping[str, Policy]) -> str:
     """Name what makes networks faster under some policies, for people."""
-    used = {step.name for policy in policies.values() for step in passes.steps_of(policy)}
+    used = {step.name for policy in policies.values() for step in passes.pipeline_of(passes.Context(policy))}
     return ", ".join([name for name in passes.list_passes() if name in used] + ["faster updates"])
 
 
@@ -292,7 +292,7 @@ def policies_of(policy: Policy) -> dict[str, Policy]:
     chosen = choose(policy.target_dtype, device_supports())
     return {device: Policy(FLOAT32, disabled_passes=policy.disabled_passes, reason=found.reason)
             if found.dtype == FLOAT32 else
-            replace(policy, emulated=found.imitated, channel_multiple=found.channel_multiple, amx=found.amx)
+            replace(policy, imitated=found.imitated, channel_multiple=found.channel_multiple, amx=found.amx)
             for device, found in chosen.items()}
 
 

@@ -10,7 +10,7 @@ from ._mxnet.arrays import cast_arrays
 from .autocast import autocast
 from .dtypes import FLOAT32, normalize
 from .errors import PolicyError, StateError, expected
-from .op_lists import RULES
+from .rules import RULES
 from .state import controller, region
 
 __all__ = ["custom_bwd", "custom_fwd", "float32_function", "low_precision_function", "register_float32_function",

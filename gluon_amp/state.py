@@ -19,9 +19,9 @@ from ._mxnet.cached_op import Inputs
 from ._mxnet.eager import EagerPolicy
 from ._mxnet.symbols import analyse, from_graph, to_graph, was_converted, was_traced_in_a_region
 from .dtypes import BFLOAT16, FLOAT32
-from .graph import Graph
-from .passes.context import REGION_ATTRIBUTE, REGION_OFF, REGION_ON
-from .policy import Policy
+from .graph import Graph, Role
+from .graph.attrs import REGION, REGION_OFF, REGION_ON
+from .rules import Policy
 
 __all__ = ["Level", "Network", "State", "controller", "region"]
 
@@ -100,7 +100,8 @@ class State:
 
     def _rewritten(self, symbol: mx.sym.Symbol, inputs: Inputs, policy: Policy) -> tuple[Graph, bool]:
         graph = self._analysed(symbol, inputs)
-        return graph, passes.rewrite(graph, policy, inputs.guarded, _CHECK, self.enabled)
+        counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=self.enabled)
+        return graph, any(counts.values())
 
     def _analysed(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Graph:
         graph = to_graph(symbol)
@@ -115,7 +116,7 @@ class State:
     def shape_rules(self, symbol: mx.sym.Symbol, inputs: Inputs) -> frozenset[str]:
         """Name the operators that these inputs' shapes keep in FP32: another set needs another graph."""
         policy = self._policy_for(symbol, inputs)
-        if policy is None or not policy.has_shape_rules:
+        if policy is None:
             return frozenset()
         try:
             graph = self._analysed(symbol, inputs)
@@ -133,7 +134,7 @@ class State:
         remedy = "To see whether AMP is the cause run it inside `with amp.autocast(enabled=False):`"
         if node is None:
             return f"The network ran under AMP. {remedy}; MXNET_ENGINE_TYPE=NaiveEngine shows the operator"
-        if node.decision is None:
+        if node.role is not Role.OWN:
             return f"The operator {node.name} ({node.op}) was inserted by AMP. {remedy}"
         types = ", ".join(str(entry.dtype) for entry in node.inputs)
         rule = f"rule {node.decision.rule}: {node.decision.note}"
@@ -279,7 +280,7 @@ def region(state: State | None, mark: str = REGION_ON) -> Iterator[None]:
     stack = controller.regions.stack
     stack.append(state)
     try:
-        with mx.AttrScope(**{REGION_ATTRIBUTE: mark}):
+        with mx.AttrScope(**{REGION: mark}):
             yield
     finally:
         stack.pop()

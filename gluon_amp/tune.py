@@ -18,9 +18,8 @@ from .convert.exclusions import Exclusions
 from .devices import machine, support
 from .errors import expected
 from .graph import Graph, Node
-from .op_lists import LOWER
-from .policy import Policy
-from .tuning import Tuning, default_cache, signature
+from .rules import LOWER, Policy
+from .rules.tuning import Tuning, default_cache, signature
 
 __all__ = ["tune"]
 

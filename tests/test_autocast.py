@@ -18,7 +18,7 @@ import gluon_amp as amp
 from gluon_amp import passes
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
 from gluon_amp.graph import Entry
-from gluon_amp.policy import Policy
+from gluon_amp.rules import Policy
 
 SHAPE = (4, 3, 16, 16)
 HYBRIDIZE = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
@@ -269,7 +269,7 @@ def rounded_nowhere(symbol, dtypes, shapes, target):
     """Rewrite a symbol, then turn every cast into one to FP32: what is left must compute exactly the original."""
     graph = to_graph(symbol)
     analyse(symbol, graph, dtypes, shapes)
-    assert passes.rewrite(graph, Policy(target), check=True)
+    assert any(passes.rewrite(graph, Policy(target), check=True).values())
     for node in graph.operators():
         if node.op == "amp_cast":
             node.attrs["dtype"] = "float32"
@@ -309,7 +309,7 @@ def test_mxnet_infers_the_types_that_were_planned(name, target):
     shapes = {"data": data.shape, **{key: value.shape for key, value in net.collect_params().items()}}
     graph = to_graph(symbol)
     analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
-    assert passes.rewrite(graph, Policy(target), check=True)
+    assert any(passes.rewrite(graph, Policy(target), check=True).values())
     planned = [Entry(node).dtype for node in graph.nodes()]
     rewritten = from_graph(graph, symbol)
     again = to_graph(rewritten)

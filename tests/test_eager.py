@@ -18,7 +18,7 @@ from networks import BF16_EPS, NETWORKS, gradients, outputs_of, ready, relative,
 import gluon_amp as amp
 from gluon_amp._mxnet.eager import frame
 from gluon_amp._mxnet.operators import handle_of
-from gluon_amp.policy import Policy
+from gluon_amp.rules import Policy
 from gluon_amp.state import State, controller
 
 pytestmark = pytest.mark.bf16

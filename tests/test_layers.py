@@ -10,9 +10,9 @@ ROOT = Path(gluon_amp.__file__).parent
 # From the top to the bottom; a module may import from lower lines only, or from its own package.
 LAYERS = ["__init__", "cli", "debug", "tune", "convert", "audit", "compatibility", "estimator", "checkpoint",
           "functions", "opt_level", "sync_batchnorm", "training", "trainer_scaler", "parallel", "autocast", "state",
-          "devices", "_mxnet", "passes", "policy", "tuning", "shape_rules", "op_lists", "graph", "loss_scaler",
-          "dtypes", "errors", "files", "_isa", "_threads", "_compat"]
-FREE_OF_MXNET = {"passes", "policy", "tuning", "shape_rules", "op_lists", "graph", "loss_scaler", "dtypes", "errors",
+          "devices", "_mxnet", "passes", "rules", "graph", "loss_scaler", "dtypes",
+          "errors", "files", "_isa", "_threads", "_compat"]
+FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "errors",
                  "files", "_isa", "_threads", "_compat"}
 
 

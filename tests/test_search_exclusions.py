@@ -17,8 +17,8 @@ from networks import NETWORKS, outputs_of, ready
 
 import gluon_amp as amp
 from gluon_amp.debug._subsets import pruned, shortest_prefix
-from gluon_amp.op_lists import FP32, OpRule
-from gluon_amp.tuning import signature
+from gluon_amp.rules import FP32, Rule
+from gluon_amp.rules.tuning import signature
 
 pytestmark = [pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU"),
               pytest.mark.filterwarnings("ignore:AMP will be slow")]
@@ -239,7 +239,7 @@ def test_conversion_takes_a_policy():
 
 
 def test_everything_a_user_can_decide_survives_json():
-    rule = OpRule("LeakyReLU", FP32, when=("act_type", ("gelu", "elu")), fp32_inputs=(1,), note="slow")
+    rule = Rule(FP32, when=("act_type", ("gelu", "elu")), fp32_inputs=(1,), note="slow")
     policy = amp.Policy("bfloat16", {"LeakyReLU": (rule,)}, excluded=frozenset({"a", "b"}), training=False,
                         slow=frozenset({"dot() on (2, 2)"}))
     assert amp.Policy.from_json(policy.to_json()) == policy

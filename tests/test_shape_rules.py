@@ -9,10 +9,9 @@ import pytest
 from graphs import conv, graph, op, variable
 
 from gluon_amp import passes
-from gluon_amp.passes import dilate_pointwise
-from gluon_amp.passes.context import Context
-from gluon_amp.policy import Policy
-from gluon_amp.shape_rules import overruns_amx_tiles, pools_out_of_order
+from gluon_amp.passes import Context, dilate_pointwise
+from gluon_amp.rules import Policy
+from gluon_amp.rules.shapes import overruns_amx_tiles, pools_out_of_order
 
 # Maps of up to 16x16, not square, on which the kernel wrote into a guard page behind its output; each both ways round.
 OVERRUN = {(3, 9), (3, 11), (3, 12), (3, 13), (3, 14), (3, 15), (3, 16), (4, 9), (4, 12), (5, 9), (6, 7), (6, 8)}

@@ -12,7 +12,7 @@ from networks import relative
 import gluon_amp as amp
 from gluon_amp.devices import machine
 from gluon_amp.errors import PolicyError
-from gluon_amp.tuning import signature
+from gluon_amp.rules.tuning import signature
 
 DENSE = {"flatten": "True", "no_bias": "False"}
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
-from ..passes.context import REGION_ATTRIBUTE, REGION_OFF
+from ..graph.attrs import REGION, REGION_OFF
 
 __all__ = ["Traced", "flags_of", "graph_of", "load_parameters", "parameters_of", "set_formats", "trace",
            "untouched_parameters"]
@@ -105,7 +105,7 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
         return
     with ExitStack() as handles:
         if is_excluded(block):
-            handles.enter_context(mx.AttrScope(**{REGION_ATTRIBUTE: REGION_OFF}))
+            handles.enter_context(mx.AttrScope(**{REGION: REGION_OFF}))
         for child in _descendants(block):
             if is_excluded(child):
                 scopes: list[Any] = []
@@ -116,7 +116,7 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
 
 def _entering(scopes: list[Any]) -> Callable:
     def enter(*_: Any) -> None:
-        scopes.append(mx.AttrScope(**{REGION_ATTRIBUTE: REGION_OFF}))
+        scopes.append(mx.AttrScope(**{REGION: REGION_OFF}))
         scopes[-1].__enter__()
     return enter
 

@@ -23,8 +23,9 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import PolicyError
-from ..op_lists import KEEP, LOWER, NEUTRAL, SWITCHED_OFF, WIDEST, OpRule
-from ..policy import Policy, precision
+from ..graph.attrs import TYPE_FLAGS
+from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Decision, Policy, precision
+from ..rules.decision import SWITCHED_OFF
 from .arrays import map_arrays
 from .operators import handle_of, registered_operators
 
@@ -33,10 +34,8 @@ __all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost"
 
 Invoke = Callable[..., Any]
 
-# MXNet's type flags.
-_FLAGS = {FLOAT32: 0, FLOAT16: 2, BFLOAT16: 12}
 _MOST_DIMENSIONS = 6  # what amp_cast takes
-_NAMES = {flag: name for name, flag in _FLAGS.items()}
+_NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}
 _ARITHMETIC = ("add", "sub", "mul", "div")
 _UNTOUCHED = {"amp_cast", "amp_multicast"}
 _get_dtype = _LIB.MXNDArrayGetDType
@@ -87,7 +86,7 @@ class _Operator(NamedTuple):
     """
 
     name: str
-    rule: OpRule | None
+    rule: Decision | None
     may_lower: bool
 
 
@@ -105,22 +104,22 @@ class EagerPolicy:
     def __init__(self, policy: Policy, enabled: bool = True):
         self.policy = policy
         self.target = policy.target_dtype
-        self.flag = _FLAGS[policy.target_dtype]
+        self.flag = TYPE_FLAGS[policy.target_dtype]
         names = set(registered_operators().values()) - _UNTOUCHED
         self.operators = {handle_of(name): self._operator(name) if enabled else _Operator(name, SWITCHED_OFF, False)
-                          for name in names if not self._keeps(policy.fixed_rule(name))}
+                          for name in names if not self._keeps(policy.fixed(name))}
 
         self.twins = twins()
 
     def _operator(self, name: str) -> _Operator:
-        return _Operator(name, self.policy.fixed_rule(name), self.policy.may_lower(name))
+        return _Operator(name, self.policy.fixed(name), self.policy.may_lower(name))
 
-    def _keeps(self, rule: OpRule | None) -> bool:
+    def _keeps(self, rule: Decision | None) -> bool:
         # Operators that take inputs as they come know float16, but few know bfloat16.
         return rule is not None and rule.rule == KEEP and self.target != BFLOAT16
 
     def decide(self, operator: _Operator, inputs: Sequence[NDArray], keys: Sequence[str],
-               values: Sequence[Any]) -> OpRule:
+               values: Sequence[Any]) -> Decision:
         """Return the rule of a call."""
         if operator.rule is not None:
             return operator.rule
@@ -156,7 +155,7 @@ def _is_grouped(keys: Sequence[str], values: Sequence[Any]) -> bool:
     return any(key == "num_group" and int(value) > 1 for key, value in zip(keys, values))
 
 
-def _dtypes(rule: OpRule, flags: list[int], low: int) -> list[int] | None:
+def _dtypes(rule: Decision, flags: list[int], low: int) -> list[int] | None:
     """Return the type flag that each input must have; None when the call is none of our business."""
     data = precision(rule, flags, 0, low)
     if data is None:
@@ -225,10 +224,10 @@ class _Call(NamedTuple):
         return result if frame.hybrid_blocks else release(result, self.policy, self.original)
 
     def _computed(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any],
-                  output_is_list: bool, lowering: OpRule | None) -> Any:
-        if lowering is None or not self.policy.policy.emulated:
+                  output_is_list: bool, lowering: Decision | None) -> Any:
+        if lowering is None or not self.policy.policy.imitated:
             return self.original(handle, inputs, keys, values, None, self.is_np_op, output_is_list)
-        # As in passes/emulate.py: FP32 arithmetic on rounded values, and a rounded result.
+        # As in passes/imitate.py: FP32 arithmetic on rounded values, and a rounded result.
         raised = [self.cast(array, FLOAT32) if is_low(array, self.policy) else array for array in inputs]
         result = self.original(handle, raised, keys, values, None, self.is_np_op, output_is_list)
         outputs = result if isinstance(result, list) else [result]
@@ -269,7 +268,7 @@ class _Call(NamedTuple):
                 self.original(handle_of("_copyto"), [value], [], [], receiver, self.is_np_op, False)
         return out
 
-    def _explained(self, error: mx.MXNetError, operator: _Operator, rule: OpRule,
+    def _explained(self, error: mx.MXNetError, operator: _Operator, rule: Decision,
                    inputs: Sequence[NDArray]) -> Exception:
         types = ", ".join(_NAMES.get(_flag(array), "other") for array in inputs)
         return type(error)(f"{error}\nThis operator ran under AMP: {operator.name} (rule {rule.rule}: {rule.note}), "

@@ -25,7 +25,7 @@ from . import hooks
 from .cached_op import RewritingCachedOp, StockCachedOp
 from .eager import twins
 from .operators import handle_of, registered_operators
-from .symbols import dtype_name
+from .symbols import dtype_name, to_graph
 
 __all__ = ["Listener", "Output", "Stopwatch", "block_tree", "observing", "prepared_operations", "run_observed",
            "symbol_block_nodes"]
@@ -254,8 +254,7 @@ def symbol_block_nodes(block: Block) -> set[str]:
     """Name the operators of a SymbolBlock, which need not begin with its prefix; nothing for other blocks."""
     if not isinstance(block, SymbolBlock):
         return set()
-    nodes = json.loads(block._cached_graph[1].tojson(), strict=False)["nodes"]
-    return {node["name"] for node in nodes if node["op"] != "null"}
+    return {node.name for node in to_graph(block._cached_graph[1]).operators()}
 
 
 def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:

@@ -16,16 +16,15 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node
-from ..op_lists import KEEP, OpRule
-from ..policy import precision
+from ..graph import CAST, Entry, Graph, Node, Role
+from ..graph.attrs import parameters
+from ..rules import KEEP, Decision, precision
 from .cached_op import StockCachedOp
 from .operators import handle_of
 from .symbols import dtype_name, from_graph
 
-__all__ = ["CAST", "Event", "Rerun", "Source", "Tape", "gradients_of", "is_float", "leaf_of"]
+__all__ = ["Event", "Rerun", "Source", "Tape", "gradients_of", "is_float", "leaf_of"]
 
-CAST = "amp_cast"
 _TRANSPARENT = (CAST, "_mul_scalar")  # what AMP inserts without changing values but for rounding
 _FLOATS = (FLOAT32, FLOAT16, BFLOAT16, "float64")
 
@@ -64,7 +63,7 @@ class Event:
         Operator parameters.
     inserted : bool
         Whether AMP put it there.
-    rule : OpRule or None
+    rule : Decision or None
         What AMP decided; None where it had no say.
     arguments : list of NDArray
         What the program handed over.
@@ -90,7 +89,7 @@ class Event:
     block: str
     attrs: Mapping[str, str]
     inserted: bool
-    rule: OpRule | None
+    rule: Decision | None
     arguments: list[NDArray]
     inputs: list[NDArray]
     sources: list[Source | None]
@@ -165,7 +164,7 @@ class Tape:
         self._aliases: list[NDArray] = []  # kept alive, so that no other array gets their id
 
     def run(self, compute: Compute, arguments: Sequence[NDArray], op: str, name: str, block: str,
-            attrs: Mapping[str, str], inserted: bool = False, rule: OpRule | None = None, repeatable: bool = True,
+            attrs: Mapping[str, str], inserted: bool = False, rule: Decision | None = None, repeatable: bool = True,
             in_graph: bool = False) -> list[NDArray]:
         """Run an operator and record it; return its outputs. The other parameters are attributes of :class:`Event`."""
         marked = [autograd.is_recording() and self._is_differentiable(array) for array in arguments]
@@ -199,8 +198,7 @@ class Tape:
             self._aliases.append(array)
         return array
 
-    def interpret(self, graph: Graph, arrays: Mapping[str, NDArray], block_of: Callable[[str], str],
-                  rewritten: bool) -> list[NDArray]:
+    def interpret(self, graph: Graph, arrays: Mapping[str, NDArray], block_of: Callable[[str], str]) -> list[NDArray]:
         """Run a graph node by node.
 
         Parameters
@@ -211,8 +209,6 @@ class Tape:
             Its variables.
         block_of : callable
             Gives the name of a node's block.
-        rewritten : bool
-            Whether nodes without a decision were put there by AMP.
         """
         found: dict[tuple[int, int], NDArray] = {}
         context = next(iter(arrays.values())).context if arrays else mx.current_context()
@@ -221,7 +217,7 @@ class Tape:
                 found[Entry(node).key] = arrays[node.name]
                 continue
             arguments = [found[entry.key] for entry in node.inputs]
-            inserted = rewritten and node.decision is None
+            inserted = node.role is not Role.OWN
             outputs = self.run(self._node(node, context), arguments, node.op, node.name, block_of(node.name),
                                node.attrs, inserted, node.decision, repeatable=not node.extra, in_graph=True)
             found.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
@@ -230,7 +226,7 @@ class Tape:
     def _node(self, node: Node, context: mx.Context) -> Compute:
         if node.extra:  # operators with graphs inside, such as loops
             return _cached(node)
-        attrs = {key: value for key, value in node.attrs.items() if not key.startswith("__")}
+        attrs = parameters(node.attrs)
         if not node.inputs:
             attrs.update(_made_from_nothing(node, context))
         return lambda inputs: self.call(node.op, inputs, attrs)
@@ -280,7 +276,7 @@ class Tape:
         """
         arrays = [self.in_fp32(event.original(position)[0]) for position in range(len(event.inputs))]
         inputs = [leaf_of(array) if mark else array.copy() for array, mark in zip(arrays, event.marked)]
-        attrs = {key: value for key, value in event.attrs.items() if not key.startswith("__")}
+        attrs = parameters(event.attrs)
         with autograd.record(train_mode=event.training) if any(event.marked) else autograd.pause(event.training):
             outputs = list((run or self.call)(event.op, inputs, attrs))
         heads = [(output, self.in_fp32(gradient)) for output, gradient in zip(outputs, event.gradients)

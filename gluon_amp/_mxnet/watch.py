@@ -21,7 +21,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
-from ..op_lists import OpRule
+from ..rules import Decision
 from . import hooks
 from .cached_op import RewritingCachedOp
 from .eager import twins
@@ -132,7 +132,7 @@ class _Watch:
         return run
 
     def _rule(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str],
-              values: Sequence[Any]) -> OpRule | None:
+              values: Sequence[Any]) -> Decision | None:
         """Return what AMP decides on a call."""
         policy = self.controller.eager(inputs) if inputs else None
         operator = policy.operators.get(handle) if policy is not None else None
@@ -143,8 +143,8 @@ class _Watch:
         def call(cached_op: RewritingCachedOp, *args: NDArray, **kwargs: Any) -> Any:
             if kwargs or not self.listens():
                 return original(cached_op, *args, **kwargs)
-            graph, rewritten = cached_op.graph(args)
-            outputs = self.tape.interpret(graph, dict(zip(cached_op.names, args)), self._block_of, rewritten)
+            graph = cached_op.graph(args)[0]
+            outputs = self.tape.interpret(graph, dict(zip(cached_op.names, args)), self._block_of)
             if isinstance(cached_op.symbol, NumpySymbol):
                 with self._silence():
                     outputs = [self.tape.alias(array.as_np_ndarray(), array) for array in outputs]

@@ -21,9 +21,9 @@ from .._mxnet.observe import Stopwatch, observing, run_observed
 from .._mxnet.symbols import analyse, dtype_name, from_graph, to_graph
 from ..dtypes import BFLOAT16
 from ..errors import expected
-from ..graph import Entry, Graph, Node, unique_name
-from ..op_lists import SWITCHED_OFF, OpRule
-from ..policy import Policy
+from ..graph import CAST, Entry, Graph, Node, Role, unique_name
+from ..rules import Decision, Policy
+from ..rules.decision import SWITCHED_OFF
 from ..state import controller
 from ._flops import flops
 from ._match import judge_call, mark_imitation, matched
@@ -136,8 +136,9 @@ class _Listener:
         graph, rewritten = operation.graph(args)
         traced = _analysed(operation, args)
         policy = _policy(args)
-        planned = rewritten or _decide(operation, traced, args)
-        recording = Recording(block, graph if rewritten else traced, traced, planned, policy)
+        if not rewritten:
+            _decide(operation, traced, args)
+        recording = Recording(block, graph if rewritten else traced, traced, policy)
         symbol = from_graph(graph, operation.symbol) if rewritten else operation.symbol
         recording.operation, result = run_observed(symbol, args, recording.heard, self.stopwatch)
         recording.forward = len(recording.heard)
@@ -156,10 +157,11 @@ class _Listener:
         prefix = block.prefix if block is not None else ""
         node = Node(op, unique_name(f"{prefix}{op.lower().strip('_')}", self._names), dict(attrs),
                     [self._entry(array) for array in inputs], len(outputs),
-                    dtypes=[dtype_name(array.dtype) for array in outputs], shapes=[array.shape for array in outputs])
+                    dtypes=[dtype_name(array.dtype) for array in outputs], shapes=[array.shape for array in outputs],
+                    role=_role(op, inserted))
         if not inserted:
             node.decision = _decision(policy, op, attrs, inputs)
-        ran = Ran(node, block, False, inserted, policy, 0 if inserted else flops(node), node.shapes[0],
+        ran = Ran(node, block, False, policy, 0 if inserted else flops(node), node.shapes[0],
                   milliseconds=time, call=call)
         judge_call(ran, self._recordings)
         self._recordings.append(ran)
@@ -203,7 +205,11 @@ class _Listener:
         return captured
 
 
-def _decision(policy: Policy | None, op: str, attrs: Mapping[str, str], inputs: Sequence[NDArray]) -> OpRule | None:
+def _role(op: str, inserted: bool) -> Role:
+    return (Role.CAST if op == CAST else Role.HELPER) if inserted else Role.OWN
+
+
+def _decision(policy: Policy | None, op: str, attrs: Mapping[str, str], inputs: Sequence[NDArray]) -> Decision | None:
     state = controller.current()
     if policy is None or state is None:
         return None
@@ -224,11 +230,11 @@ def _analysed(operation: RewritingCachedOp, args: Sequence[NDArray]) -> Graph:
     return graph
 
 
-def _decide(operation: RewritingCachedOp, graph: Graph, args: Sequence[NDArray]) -> bool:
-    """Write what AMP decided into a graph that runs as it is; return whether it decided anything."""
+def _decide(operation: RewritingCachedOp, graph: Graph, args: Sequence[NDArray]) -> None:
+    """Write what AMP decided into a graph that runs as it is."""
     state = controller.rewriter()
     if state is None or not args:
-        return False
+        return
     dtypes = tuple(dtype_name(array.dtype) for array in args)
     data = dict(operation.flags).get("data_indices", ())
     low = frozenset(operation.names[i] for i in data if dtypes[i] == BFLOAT16)
@@ -237,6 +243,3 @@ def _decide(operation: RewritingCachedOp, graph: Graph, args: Sequence[NDArray])
     decided = {(node.op, node.name): node.decision for node in state.plan(operation.symbol, inputs).operators()}
     for node in graph.operators():
         node.decision = decided.get((node.op, node.name))
-    return any(decision is not None for decision in decided.values())
-
-

@@ -6,7 +6,8 @@ from typing import NamedTuple, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .._mxnet.tape import CAST, Event, is_float
+from .._mxnet.tape import Event, is_float
+from ..graph import CAST
 from ._runs import Magnitude, Run, dtype_of
 
 __all__ = ["Culprit", "Locator"]

@@ -20,7 +20,7 @@ from ..autocast import device_policies, policies_of
 from ..devices import choose, device_supports, verdict, warn_if_slow
 from ..dtypes import normalize
 from ..errors import DTypeError, StateError, expected
-from ..policy import Policy
+from ..rules import Policy
 from ..state import State, controller
 
 __all__ = ["Magnitude", "Run", "arguments_of", "dtype_of", "float_arrays", "in_force", "make_ready", "mixed_state",

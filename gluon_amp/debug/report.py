@@ -79,7 +79,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     current = state.policy(captured.device_type) if state is not None and state.enabled else None
     return Report(tuple(operators), tuple(inserted), captured.train, captured.timed, captured.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
-                  any(policy.emulated for policy in policies), captured.device_type,
+                  any(policy.imitated for policy in policies), captured.device_type,
                   tuple(sorted({name for policy in policies for name in policy.disabled_passes})),
                   current.reason if current is not None else "")
 

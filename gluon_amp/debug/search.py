@@ -18,9 +18,9 @@ from .._mxnet.eager import EagerPolicy
 from .._mxnet.tape import Event, Tape
 from ..errors import PolicyError, StateError, expected
 from ..graph import Entry, Node
-from ..policy import Policy
+from ..rules import Policy
+from ..rules.tuning import Tuning, signature
 from ..state import State, controller
-from ..tuning import Tuning, signature
 from ._differences import SEED, both_ways, relative_error
 from ._flops import flops
 from ._runs import arguments_of, float_arrays, in_force, make_ready, mixed_state, unchanged

@@ -8,10 +8,10 @@ gradients and files keep the user's shapes, and the values are exact.
 from __future__ import annotations
 
 from ..dtypes import BFLOAT16, FLOAT16
-from ..graph import Entry, Graph, Node, unique_name
-from ..op_lists.groups.layers import BATCH_NORMS
-from .context import Context, operator
-from .readers import Readers, redirect
+from ..graph import Entry, Graph, Node, Readers, operator, redirect, unique_name
+from ..graph.attrs import SHAPE, integer
+from ..rules.tables.groups.layers import BATCH_NORMS
+from .context import Context
 
 __all__ = ["MULTIPLE", "run"]
 
@@ -19,28 +19,22 @@ MULTIPLE = {BFLOAT16: 16, FLOAT16: 8}
 _WIDE = 256
 
 
-def run(graph: Graph, context: Context) -> bool:
-    """Pad every low-precision convolution that needs it and whose shapes are known.
-
-    Returns
-    -------
-    bool
-        Whether one was padded.
-    """
-    if context.policy.emulated:
-        return False
+def run(graph: Graph, context: Context) -> int:
+    """Pad every low-precision convolution that needs it and whose shapes are known; return how many."""
+    if context.policy.imitated:
+        return 0
     nodes = graph.nodes()
     names = {node.name for node in nodes}
     readers = Readers(graph)
     padded = {Entry(node).key: _pad(node, extra, names, context) for node in nodes
               for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, readers, context)}
     redirect(graph, padded)
-    return bool(padded)
+    return len(padded)
 
 
 def _missing_channels(node: Node, context: Context) -> int | None:
     """Return how many output channels to add; None when the node is to be left alone."""
-    if node.op != "Convolution" or Entry(node).dtype != context.target or int(node.attrs.get("num_group", 1)) != 1:
+    if node.op != "Convolution" or Entry(node).dtype != context.target or integer(node.attrs, "num_group", 1) != 1:
         return None
     weight = node.inputs[1].shape
     if not all(entry.node.is_variable for entry in node.inputs[1:]):
@@ -82,7 +76,7 @@ def _appended(entry: Entry, extra: int, names: set[str]) -> Entry:
     """Append ``extra`` zero rows to a weight or bias."""
     shape = entry.shape or ()
     # Behind a Concat MXNet infers a variable's shape wrongly when a symbol is bound or reshaped: say it.
-    entry.node.attrs = {**entry.node.attrs, "__shape__": str(shape)}
+    entry.node.attrs = {**entry.node.attrs, SHAPE: str(shape)}
     zeros = operator("_zeros", unique_name(f"{entry.node.name}_zeros", names), [], entry,
                      shape=(extra, *shape[1:]), dtype=entry.dtype)
     zeros.shapes = [(extra, *shape[1:])]

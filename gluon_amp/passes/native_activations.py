@@ -8,28 +8,25 @@ takes them away: a quarter of the time. At exactly 0 the gradient is then 0, as 
 from __future__ import annotations
 
 from ..dtypes import BFLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, unique_name
-from ..op_lists.groups.layers import BATCH_NORMS
-from .context import Context, operator
+from ..graph import Entry, Graph, Node, operator, unique_name
+from ..rules.tables.groups.layers import BATCH_NORMS
+from .context import Context
 
-__all__ = ["run"]
+__all__ = ["is_needed", "run"]
 
 _RELU = ("relu", "_npx_relu")
 _MOST_DIMENSIONS = 5  # of oneDNN's kernel; MXNet's own one does not take bfloat16
 
 
-def run(graph: Graph, context: Context) -> bool:
-    """Replace or help the rectifiers that run in bfloat16.
+def is_needed(context: Context) -> bool:
+    """Whether rectifiers run in bfloat16, on oneDNN's kernels."""
+    return context.target == BFLOAT16 and not context.policy.imitated
 
-    Returns
-    -------
-    bool
-        Whether there was one.
-    """
-    if context.target != BFLOAT16 or context.policy.emulated:
-        return False
+
+def run(graph: Graph, context: Context) -> int:
+    """Replace or help the rectifiers that run in bfloat16; return how many."""
     nodes = graph.nodes()
-    lowered = [node for node in nodes if node.decision is not None and Entry(node).dtype == BFLOAT16]
+    lowered = [node for node in nodes if not node.is_variable and Entry(node).dtype == BFLOAT16]
     relus = [node for node in lowered if node.op in _RELU and _fits(Entry(node))]
     for node in relus:
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": "relu"}
@@ -38,7 +35,7 @@ def run(graph: Graph, context: Context) -> bool:
     names = {node.name for node in nodes}
     for node in clips:
         _rectify_input(node, names, context)
-    return bool(relus or clips)
+    return len(relus) + len(clips)
 
 
 def _fits(entry: Entry) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from ..dtypes import BFLOAT16, FLOAT16
+from ...dtypes import BFLOAT16, FLOAT16
 from .groups import arithmetic, layers
 
 __all__ = ["WHOLE_NETWORK"]
@@ -18,8 +18,8 @@ WHOLE_NETWORK: Mapping[str, frozenset[str]] = {
     # MobileNetV3 takes 2.5 times as long. Only what oneDNN computes is left.
     BFLOAT16: frozenset(layers.SOFTMAX),
     FLOAT16: frozenset((
-        *layers.SOFTMAX, *layers.ACTIVATION, *layers.LEAKY_RELU,
-        *arithmetic.EXPONENTIALS, *arithmetic.POWERS, *arithmetic.NUMPY_HYPOT, *arithmetic.STEEP,
-        *arithmetic.NUMPY_ARCTAN2, *arithmetic.DIVISIONS, *arithmetic.NUMPY_DIVISIONS,
+        *layers.SOFTMAX, "Activation", "LeakyReLU",
+        *arithmetic.EXPONENTIALS, *arithmetic.POWERS, "_npi_hypot", *arithmetic.STEEP,
+        "_npi_arctan2", *arithmetic.DIVISIONS, *arithmetic.NUMPY_DIVISIONS,
     )),
 }

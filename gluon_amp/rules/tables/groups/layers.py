@@ -1,14 +1,6 @@
 """Neural-network layers: convolutions, normalisation, activations, losses, detection."""
 from __future__ import annotations
 
-# Convolutions of any number of dimensions.
-CONVOLUTION = ("Convolution",)
-# Dense layers.
-FULLY_CONNECTED = ("FullyConnected",)
-# Transposed convolutions.
-DECONVOLUTION = ("Deconvolution",)
-# Fused recurrent layers: RNN, LSTM and GRU.
-RECURRENT = ("RNN",)
 # Batched products of attention layers whose queries, keys and values share one tensor.
 ATTENTION = (
     "_contrib_interleaved_matmul_selfatt_qk", "_contrib_interleaved_matmul_selfatt_valatt",
@@ -22,28 +14,14 @@ ONEDNN_SUBGRAPHS = (
 DEFORMABLE_CONVOLUTIONS = ("_contrib_DeformableConvolution", "_contrib_ModulatedDeformableConvolution")
 # Inputs: data, gamma, beta, moving mean, moving variance.
 BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU")
-# Batch normalisation over several devices.
-SYNC_BATCH_NORM = ("_contrib_SyncBatchNorm",)
 # Normalisation by statistics of the data itself.
 NORMS = ("LayerNorm", "GroupNorm", "InstanceNorm", "L2Normalization")
-# Normalisation over neighbouring channels.
-LOCAL_NORM = ("LRN",)
-# One of several functions, by act_type.
-ACTIVATION = ("Activation",)
-# One of several functions, by act_type; 'prelu' has a learned slope as second input.
-LEAKY_RELU = ("LeakyReLU",)
 # Rectifiers.
 RELU = ("relu", "_npx_relu")
 # Bounded activation functions.
 SIGMOIDS = ("sigmoid", "_npx_sigmoid", "tanh", "_npi_tanh")
 # Bounded activation functions without exponentials.
 PIECEWISE_SIGMOIDS = ("hard_sigmoid", "softsign")
-# Dropout; the mask is its second output.
-DROPOUT = ("Dropout",)
-# Pooling, by pool_type.
-POOLING = ("Pooling",)
-# Averages over regions of varying size.
-ADAPTIVE_POOLING = ("_contrib_AdaptiveAvgPooling2D",)
 # Resizing of feature maps.
 RESIZING = ("UpSampling", "_contrib_BilinearResize2D")
 # Superseded forms of layers, kept for old models.

@@ -1,18 +1,16 @@
-"""Let MXNet's oneDNN backend fuse operators, and only those whose results nothing else reads.
+"""Let oneDNN fuse convolutions and dense layers with activations and sums, for inference on the CPU.
 
 MXNet's fusion takes a layer together with what comes after it without a look at who else reads the layer's result.
 Where that is an output of the network, or read twice, readers get the fused result, or the graph does not fit.
 An operator that reads one tensor twice counts once, and outputs move behind identities to where they do not belong.
+Operators that the fusion does not know stand in its way wherever it would go wrong.
 """
 from __future__ import annotations
 
-import mxnet as mx
+from ..graph import Entry, Graph, Node, Readers, Role, operator, redirect, unique_name
+from .context import Context
 
-from .._mxnet.symbols import from_graph, fuse, to_graph
-from ..graph import Entry, Graph, Node, unique_name
-from ..passes.readers import Readers, redirect
-
-__all__ = ["fused"]
+__all__ = ["run"]
 
 _FUSED = "_sg_mkldnn"
 # Their input must not be fused with them: MXNet folds BatchNorm in bfloat16 arithmetic, a percent off per layer, and
@@ -20,20 +18,15 @@ _FUSED = "_sg_mkldnn"
 _KEPT_APART = ("BatchNorm", "_copy", "Dropout")
 
 
-def fused(graph: Graph, like: mx.sym.Symbol) -> tuple[Graph, int]:
-    """Return the graph with fused operators, and how many there are.
-
-    Parameters
-    ----------
-    graph : Graph
-        Not to be used afterwards.
-    like : Symbol
-        Of the kind that the graph is, legacy or NumPy.
-    """
+def run(graph: Graph, context: Context) -> int:
+    """Replace the graph by what the engine makes of it; return how many fused operators that has."""
+    if context.engine is None:
+        return 0
     shields = _shield(graph)
-    found = to_graph(fuse(from_graph(graph, like)))
-    redirect(found, {Entry(node).key: node.inputs[0] for node in found.operators() if node.name in shields})
-    return found, sum(node.op.startswith(_FUSED) for node in found.operators())
+    fused = context.engine(graph)
+    redirect(fused, {Entry(node).key: node.inputs[0] for node in fused.operators() if node.name in shields})
+    graph.heads, graph.attrs = fused.heads, fused.attrs
+    return sum(node.op.startswith(_FUSED) for node in fused.operators())
 
 
 def _shield(graph: Graph) -> set[str]:
@@ -47,9 +40,10 @@ def _shield(graph: Graph) -> set[str]:
     for node in graph.operators():
         for position, entry in enumerate(node.inputs):
             if _is_apart(node, position) or _is_read_elsewhere(entry, node, readers):
-                name = unique_name(f"{node.name}_shield", names)
-                node.inputs[position] = Entry(Node("_mul_scalar", name, {"scalar": "1.0"}, [entry]))
-                shields.add(name)
+                shield = operator("_mul_scalar", unique_name(f"{node.name}_shield", names), [entry], entry, Role.GUARD,
+                                  scalar=1.0)
+                node.inputs[position] = Entry(shield)
+                shields.add(shield.name)
     return shields
 
 

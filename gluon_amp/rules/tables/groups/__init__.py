@@ -1,7 +1,7 @@
-"""Every operator that MXNet 1.9.1 registers, in groups of those that behave alike: tuples of registered names.
+"""Operators that share a fate, in every table or in one: tuples of registered names.
 
-A group has what any data type's table needs to tell apart; every operator is in one group. Operators that compute
-gradients are left out: they run as their forward operators do, and no program calls them (:func:`is_forward`).
+No operator is in two groups, and one that is alone in its row is in none. Operators that compute gradients are left
+out: they run as their forward operators do, and no program calls them (:func:`is_forward`).
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graph and Node: an editable view of MXNet's symbol JSON, lossless both ways, and its verifier.
+"""Graph and Node: an editable view of MXNet's symbol JSON, lossless both ways.
 
 The format is nnvm's: a topologically sorted list of nodes whose inputs are ``[node, output, version]``
 triples, and heads of the same form. Here inputs point at :class:`Node` objects, so that a rewrite needs no
@@ -9,13 +9,24 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Iterator, NamedTuple
 
-from .errors import GraphError
+from ..errors import GraphError
 
-__all__ = ["Entry", "Graph", "Node", "unique_name"]
+__all__ = ["VARIABLE", "Entry", "Graph", "Node", "Role"]
 
 VARIABLE = "null"
+
+
+class Role(Enum):
+    """Who put a node into a graph, and what for."""
+
+    OWN = "own"  # the program
+    CAST = "cast"  # a pass: its producer and its readers differ in precision
+    GUARD = "guard"  # a pass: MXNet's cast would fail, or lose a gradient, without it
+    ROUNDING = "rounding"  # a pass: it imitates a type that the device has no kernels for
+    HELPER = "helper"  # a pass: anything else, such as the zeros of padded filters
 
 
 class Entry(NamedTuple):
@@ -78,10 +89,12 @@ class Node:
     dtypes, shapes : list
         Per output, written by the analysis; empty until then.
     planned : list
-        Per output, the data types that the assignment pass decided on; empty until then. A node that a
-        pass put in, without a decision, reads its inputs in the first of them.
-    decision : object
+        Per output, the data types that the assignment pass decided on; empty until then. A node without a decision
+        reads its inputs in the first of them.
+    decision : Decision or None
         The policy's decision for this operator, written by the assignment pass.
+    role : Role
+        Who put the node there.
     """
 
     op: str
@@ -94,6 +107,7 @@ class Node:
     shapes: list[tuple[int, ...] | None] = field(default_factory=list)
     planned: list[str | None] = field(default_factory=list)
     decision: Any = None
+    role: Role = Role.OWN
 
     @property
     def is_variable(self) -> bool:
@@ -208,21 +222,6 @@ class Graph:
     def variables(self) -> list[Node]:
         """All nodes that are variables, in the order of ``Symbol.list_inputs``."""
         return [node for node in self.nodes() if node.is_variable]
-
-
-def unique_name(base: str, taken: set[str]) -> str:
-    """Return ``base``, numbered when it is in ``taken`` already, and note it there.
-
-    Examples
-    --------
-    >>> unique_name('fc_cast', {'fc_cast'})
-    'fc_cast1'
-    """
-    name, count = base, 1
-    while name in taken:
-        name, count = f"{base}{count}", count + 1
-    taken.add(name)
-    return name
 
 
 _ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|(.))")

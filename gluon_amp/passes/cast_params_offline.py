@@ -1,23 +1,22 @@
 """Compute once, offline, what a rewrite does to parameters: casts, and the zero filters of channel alignment."""
 from __future__ import annotations
 
-from ..graph import VARIABLE, Entry, Graph, Node
-from .readers import Readers, redirect
-from .weights import Weights
+from ..dtypes import LOW_PRECISION
+from ..graph import VARIABLE, Entry, Graph, Node, Readers, Role, redirect
+from ..graph.attrs import DTYPE, TYPE_FLAGS
+from .context import Context, Weights
 
 __all__ = ["run"]
 
 
-def run(graph: Graph, weights: Weights) -> int:
-    """Replace inserted operators that depend on parameters only by their results.
+def run(graph: Graph, context: Context) -> int:
+    """Replace inserted operators that depend on parameters only by their results; return how many were stored.
 
     A result takes the parameter's own name where nothing else reads that parameter.
-
-    Returns
-    -------
-    int
-        How many results were stored.
     """
+    weights = context.weights
+    if weights is None:
+        return 0
     constant = _constants(graph, weights)
     readers = Readers(graph)
     moved: dict[tuple[int, int], Entry] = {}
@@ -27,7 +26,6 @@ def run(graph: Graph, weights: Weights) -> int:
             weights.rename(node.name, variable.name)
             moved[Entry(node).key] = Entry(variable)
     redirect(graph, moved)
-    weights.keep({node.name for node in graph.variables()})
     return len(moved)
 
 
@@ -38,7 +36,7 @@ def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
         if node.is_variable:
             if node.name in weights:
                 found[id(node)] = node.name
-        elif node.decision is None and all(id(entry.node) in found for entry in node.inputs):
+        elif node.role is not Role.OWN and all(id(entry.node) in found for entry in node.inputs):
             weights.compute(node.name, node.op, node.attrs, [found[id(entry.node)] for entry in node.inputs])
             found[id(node)] = node.name
     return found
@@ -47,7 +45,10 @@ def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
 def _variable(node: Node, readers: Readers) -> Node:
     """Make the variable that stands for a result."""
     sources = _sources(node)
-    variable = Node(VARIABLE, node.name, dtypes=list(node.dtypes), shapes=list(node.shapes))
+    dtype = node.dtypes[0]
+    # Behind a cast MXNet cannot infer the type of a variable: say it.
+    attrs = {DTYPE: str(TYPE_FLAGS[dtype])} if dtype in LOW_PRECISION else {}
+    variable = Node(VARIABLE, node.name, attrs, dtypes=list(node.dtypes), shapes=list(node.shapes))
     if len(sources) == 1 and readers.only(Entry(sources[0])) is not None:
         variable.name = sources[0].name
     return variable

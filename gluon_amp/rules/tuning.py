@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
-from .errors import PolicyError, expected
-from .files import replacing
+from ..errors import PolicyError, expected
+from ..files import replacing
+from ..graph.attrs import parameters
 
 __all__ = ["Tuning", "default_cache", "signature"]
 
@@ -24,8 +25,8 @@ def signature(op: str, attrs: Mapping[str, str], shape: Sequence[int]) -> str:
     >>> signature('FullyConnected', {'num_hidden': '8', '__amp__': 'on'}, (2, 4))
     'FullyConnected(num_hidden=8) on (2, 4)'
     """
-    parameters = ", ".join(f"{name}={attrs[name]}" for name in sorted(attrs) if not name.startswith("__"))
-    return f"{op}({parameters}) on {tuple(shape)}"
+    told = ", ".join(f"{name}={value}" for name, value in sorted(parameters(attrs).items()))
+    return f"{op}({told}) on {tuple(shape)}"
 
 
 def default_cache() -> Path:

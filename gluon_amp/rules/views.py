@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Callable
 
 from ..dtypes import FLOAT16, normalize
-from . import table
-from .groups.layers import LOSS_OUTPUTS
-from .records import FP32, KEEP, LOWER, NEUTRAL, WIDEST, OpRule
+from .decision import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Rule
+from .tables import table
+from .tables.groups.layers import LOSS_OUTPUTS
 
 __all__ = ["INPUT_NAMES", "list_conditional_fp32_ops", "list_fp32_ops", "list_loss_output_functions",
            "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params", "list_widest_type_cast"]
@@ -130,8 +130,8 @@ def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str,
     >>> list_conditional_fp32_ops('float16')
     [('Activation', 'act_type', ['softrelu']), ('LeakyReLU', 'act_type', ['elu', 'selu'])]
     """
-    return [(record.name, record.when[0], list(record.when[1]))
-            for _, records in sorted(table(normalize(target_dtype)).items()) if _is_conditional(records)
+    return [(name, record.when[0], list(record.when[1]))
+            for name, records in sorted(table(normalize(target_dtype)).items()) if _is_conditional(records)
             for record in records if record.rule == FP32 and record.when]
 
 
@@ -219,19 +219,19 @@ def list_lp16_use_fp32_params(target_dtype: object = FLOAT16) -> dict[str, list[
             for name, records in sorted(table(dtype).items()) if records[-1].fp32_inputs}
 
 
-def _names(target_dtype: object, belongs: Callable[[tuple[OpRule, ...]], bool]) -> list[str]:
+def _names(target_dtype: object, belongs: Callable[[tuple[Rule, ...]], bool]) -> list[str]:
     return sorted(name for name, records in table(normalize(target_dtype)).items() if belongs(records))
 
 
-def _is_lowered(records: tuple[OpRule, ...]) -> bool:
+def _is_lowered(records: tuple[Rule, ...]) -> bool:
     return any(record.rule == LOWER for record in records)
 
 
-def _is_conditional(records: tuple[OpRule, ...]) -> bool:
+def _is_conditional(records: tuple[Rule, ...]) -> bool:
     """Whether records send an operator to FP32 for some attributes only."""
     return not _is_lowered(records) and records[-1].rule != FP32 and any(record.rule == FP32 for record in records)
 
 
-def _rest(records: tuple[OpRule, ...]) -> str | None:
+def _rest(records: tuple[Rule, ...]) -> str | None:
     """Return the rule of an operator that neither runs in low precision nor depends on attributes, None for those."""
     return None if _is_lowered(records) or _is_conditional(records) else records[-1].rule

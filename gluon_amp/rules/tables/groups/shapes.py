@@ -10,12 +10,6 @@ RESHAPES = (
 )
 # Axes merged or dropped.
 FLATTENING = ("Flatten", "squeeze", "_np_squeeze")
-# The shape of another tensor.
-RESHAPE_LIKE = ("reshape_like",)
-# Axes in another order.
-TRANSPOSE = ("transpose",)
-# Two axes exchanged.
-SWAPS = ("SwapAxis",)
 # Axes in another order, elements rotated or rolled.
 MOVED_AXES = ("_np_transpose", "_np_moveaxis", "_npi_rot90", "_np_roll")
 # Elements in the reverse order.
@@ -24,24 +18,8 @@ REVERSALS = ("reverse", "_npi_flip")
 BLOCKS = ("depth_to_space", "space_to_depth")
 # One tensor to several.
 SPLITS = ("SliceChannel", "_split_v2", "_npi_hsplit", "_npi_dsplit")
-# A range of one axis.
-AXIS_SLICES = ("slice_axis",)
-# Ranges of all axes.
-SLICES = ("slice",)
-# Ranges as long as another tensor.
-SLICE_LIKE = ("slice_like",)
-# Cropping to the size of another tensor.
-CROPS = ("Crop",)
 # Elements repeated; the gradient is a sum.
 REPETITIONS = ("tile", "repeat", "broadcast_to", "broadcast_axis")
-# Elements repeated, NumPy's way.
-NUMPY_BROADCAST = ("_npi_broadcast_to",)
-# Elements repeated to the shape of another tensor.
-BROADCAST_LIKE = ("broadcast_like",)
-# Edges added.
-PADDING = ("Pad",)
-# Edges added, NumPy's way.
-NUMPY_PADDING = ("_npi_pad",)
 # Diagonals and triangles.
 DIAGONALS = ("diag", "_np_diag", "_np_diagflat", "_np_diagonal", "_npi_tril")
 # Sliding windows to columns and back.
@@ -51,38 +29,22 @@ JOINS = (
     "Concat", "stack", "_npi_concatenate", "_npi_stack", "_npi_vstack", "_npi_hstack", "_npi_dstack",
     "_npi_column_stack",
 )
-# The parameters of a recurrent layer, joined.
-RNN_PARAMETERS = ("_rnn_param_concat",)
-# Inputs: condition, then the tensors to choose from.
-WHERE = ("where",)
-# Inputs: condition, then the tensors to choose from.
-NUMPY_WHERE = ("_npi_where",)
 # Inputs: condition and one tensor.
 NUMPY_WHERE_SCALAR = ("_npi_where_lscalar", "_npi_where_rscalar")
-# Inputs: data, index along one axis.
-PICK = ("pick",)
-# Inputs: data, indices.
-TAKE = ("take",)
 # Inputs: data, indices or mask.
 GATHERS = ("gather_nd", "batch_take", "_contrib_boolean_mask")
 # Inputs: data, indices; or old, index, new.
 SCATTERS = ("scatter_nd", "_contrib_index_copy")
 # Elements inserted, deleted, or made unique.
 INSERTIONS = ("_npi_delete", "_npi_insert_scalar", "_npi_insert_slice", "_npi_insert_tensor", "_npi_unique")
-# Rows in random order.
-SHUFFLES = ("_shuffle",)
 # Sorting.
 SORTING = ("sort", "argsort", "topk")
 # Positions of extremes, numbered in the input's type or as integers.
 ARGMAX = ("argmax", "argmin", "argmax_channel", "_npi_argmax", "_npi_argmin")
 # Indices made from indices.
 INDICES = ("one_hot", "_ravel_multi_index", "_unravel_index")
-# Positions, numbered in the input's type.
-POSITIONS = ("_contrib_arange_like",)
 # Constants in the shape and type of the input.
 FILLED_LIKE = ("zeros_like", "ones_like")
-# Constants in the shape of the input and a type of their own.
-FULL_LIKE = ("_npi_full_like",)
 # Integers that depend on shapes, or on which elements are zero.
 SHAPES = (
     "shape_array", "size_array", "_contrib_index_array", "_npi_diag_indices_from", "_npx_nonzero",

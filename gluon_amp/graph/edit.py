@@ -1,11 +1,46 @@
-"""Who reads each tensor of a graph."""
+"""Edit graphs: new nodes, new names, who reads what, and other things to read."""
 from __future__ import annotations
 
 from collections import defaultdict
 
-from ..graph import Entry, Graph, Node
+from .graph import Entry, Graph, Node, Role
 
-__all__ = ["Readers", "redirect"]
+__all__ = ["CAST", "Readers", "cast", "cast_nodes", "operator", "redirect", "unique_name"]
+
+CAST = "amp_cast"
+
+
+def unique_name(base: str, taken: set[str]) -> str:
+    """Return ``base``, numbered when it is in ``taken`` already, and note it there.
+
+    Examples
+    --------
+    >>> unique_name('fc_cast', {'fc_cast'})
+    'fc_cast1'
+    """
+    name, count = base, 1
+    while name in taken:
+        name, count = f"{base}{count}", count + 1
+    taken.add(name)
+    return name
+
+
+def operator(op: str, name: str, inputs: list[Entry], like: Entry, role: Role = Role.HELPER, **attrs: object) -> Node:
+    """Make a single-output operator node with the data type and shape of ``like``."""
+    return Node(op, name, {key: str(value) for key, value in attrs.items()}, inputs,
+                dtypes=[like.dtype], shapes=[like.shape], role=role)
+
+
+def cast(entry: Entry, dtype: str, name: str, role: Role = Role.CAST) -> Entry:
+    """Make a cast of a tensor."""
+    made = operator(CAST, name, [entry], entry, role, dtype=dtype)
+    made.dtypes = [dtype]
+    return Entry(made)
+
+
+def cast_nodes(graph: Graph) -> list[Node]:
+    """All casts in a graph."""
+    return [node for node in graph.operators() if node.op == CAST]
 
 
 class Readers:
