@@ -139,8 +139,7 @@ class Graph:
             rows = raw.get("node_row_ptr")
             nodes: list[Node] = []
             for number, item in enumerate(raw["nodes"]):
-                count = rows[number + 1] - rows[number] if rows else 1
-                nodes.append(_read_node(item, nodes, count))
+                nodes.append(_read_node(item, nodes, _num_outputs(rows, number)))
             return cls([_read_entry(head, nodes) for head in raw["heads"]], dict(raw.get("attrs", {})))
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise GraphError(f"not the JSON text of an MXNet symbol: {type(error).__name__}: {error}") from error
@@ -224,6 +223,15 @@ def unique_name(base: str, taken: set[str]) -> str:
         name, count = f"{base}{count}", count + 1
     taken.add(name)
     return name
+
+
+def _num_outputs(rows: Any, number: int) -> int:
+    if not rows:
+        return 1
+    count = rows[number + 1] - rows[number]
+    if not isinstance(count, int):
+        raise ValueError(f"node_row_ptr gives node {number} {count} outputs")
+    return count
 
 
 def _read_entry(raw: Any, nodes: list[Node]) -> Entry:

@@ -13,8 +13,6 @@ from mxnet.gluon import nn
 
 import gluon_amp as amp
 
-pytestmark = pytest.mark.bf16
-
 
 @pytest.fixture(autouse=True)
 def _amp_on(_amp_off):

@@ -9,8 +9,6 @@ from mxnet.gluon import nn
 
 import gluon_amp as amp
 
-pytestmark = pytest.mark.bf16
-
 
 @pytest.fixture
 def _installed():

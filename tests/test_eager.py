@@ -34,13 +34,13 @@ class TestNetworks:
         make, shape = NETWORKS[name]
         net, data = ready(make(), shape, active=False)
         plain = outputs_of(net, data)
-        amp.init()
+        amp.init("bfloat16")
         eager = outputs_of(net, data)
         assert all(output.dtype == np.float32 for output in eager)
         assert max(map(relative, plain, eager)) < 6 * BF16_EPS
         amp.deinit()
         plain_gradients = gradients(net, data)
-        amp.init()
+        amp.init("bfloat16")
         eager_gradients = gradients(net, data)
         net.hybridize()
         graph_gradients = gradients(net, data)
@@ -52,7 +52,7 @@ class TestNetworks:
     def test_gradients_accumulate(self, name):
         make, shape = NETWORKS[name]
         net, data = ready(make(), shape, active=False)
-        amp.init()
+        amp.init("bfloat16")
         single = gradients(net, data)
         for parameter in net.collect_params().values():
             if parameter.grad_req != "null":
@@ -83,7 +83,7 @@ class TestMixtures:
         make, shape = NETWORKS["residual"]
         net, data = ready(make(), shape, active=False)
         expected = gradients(net, data)
-        amp.init()
+        amp.init("bfloat16")
         eager = gradients(net, data)
         net.again.hybridize(**flags)
         net.norm.hybridize(**flags)
@@ -95,7 +95,7 @@ class TestMixtures:
     def test_loops(self, hybridize):
         net, data = ready(Loop(), (3, 2, 8), active=hybridize)
         expected, plain = outputs_of(net, data), gradients(net, data)
-        amp.init()
+        amp.init("bfloat16")
         assert 0 < relative(expected[0], outputs_of(net, data)[0]) < 4 * BF16_EPS
         assert worst(plain, gradients(net, data))[0] < 8 * BF16_EPS
 
@@ -106,7 +106,7 @@ class TestMixtures:
         path = str(tmp_path / "net")
         net.export(path)
         block = gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
-        amp.init()
+        amp.init("bfloat16")
         found = block(data).asnumpy()
         block.hybridize()
         assert 0 < relative(expected, found) < 4 * BF16_EPS
@@ -117,7 +117,7 @@ class TestMixtures:
 def test_functions_imported_before_init_are_covered():
     x, w = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32))
     expected = FullyConnected(x, w, no_bias=True, num_hidden=8).asnumpy()
-    amp.init()
+    amp.init("bfloat16")
     found = FullyConnected(x, w, no_bias=True, num_hidden=8)
     assert found.dtype == np.float32
     assert 0 < relative(expected, found.asnumpy()) < 2 * BF16_EPS
@@ -135,7 +135,7 @@ def test_numpy_operators_are_covered():
 
         net = Net()
         expected = net(x).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         found = net(x)
         assert isinstance(found, mx.np.ndarray)
         assert 0 < relative(expected, found.asnumpy()) < 4 * BF16_EPS
@@ -146,26 +146,26 @@ class TestArraysThatStayAsTheyAre:
     def test_other_types(self, dtype):
         x, w = mx.nd.ones((2, 3), dtype="float64"), mx.nd.ones((4, 3), dtype="float64")
         index = mx.nd.array([0, 1], dtype=dtype)
-        amp.init()
+        amp.init("bfloat16")
         assert FullyConnected(x, w, no_bias=True, num_hidden=4).dtype == np.float64
         assert mx.nd.concat(index, index, dim=0).dtype == np.dtype(dtype)
 
     def test_seven_dimensions(self):
         x, w = mx.nd.random.normal(shape=(2, 1, 1, 1, 1, 1, 8)), mx.nd.random.normal(shape=(4, 8))
         expected = FullyConnected(x, w, no_bias=True, num_hidden=4, flatten=False).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         assert (FullyConnected(x, w, no_bias=True, num_hidden=4, flatten=False).asnumpy() == expected).all()
 
     def test_nothing_at_all(self):
         with mx.util.np_shape(True), mx.util.np_array(True):
             empty = mx.np.zeros((0, 4))
-            amp.init()
+            amp.init("bfloat16")
             assert mx.np.concatenate([empty, empty]).shape == (0, 4)
             assert mx.npx.relu(empty).shape == (0, 4)
 
     def test_sparse(self):
         csr = mx.nd.array([[0, 1], [2, 0]]).tostype("csr")
-        amp.init()
+        amp.init("bfloat16")
         assert (mx.nd.sparse.dot(csr, mx.nd.ones((2, 3))).asnumpy() == [[1, 1, 1], [2, 2, 2]]).all()
 
     def test_arrays_on_another_kind_of_device(self):
@@ -179,14 +179,14 @@ class TestOut:
     def test_a_result_lands_in_the_callers_array_in_its_type(self):
         x, w, out = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32)), mx.nd.zeros((4, 8))
         expected = FullyConnected(x, w, no_bias=True, num_hidden=8).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         result = FullyConnected(x, w, no_bias=True, num_hidden=8, out=out)
         assert result is out
         assert out.dtype == np.float32
         assert 0 < relative(expected, out.asnumpy()) < 2 * BF16_EPS
 
     def test_in_place_operators(self):
-        amp.init()
+        amp.init("bfloat16")
         x = mx.nd.ones((2, 2))
         same = x
         x += 1
@@ -217,7 +217,7 @@ class TestCasts:
             return original(handle, *args)
 
         monkeypatch.setattr(register, "_imperative_invoke", counted)
-        amp.init()
+        amp.init("bfloat16")
         yield lambda: counts[handle_of("amp_cast")]
         amp.deinit()
 
@@ -268,14 +268,14 @@ class TestCasts:
 
 def test_deinit_restores_the_operator_call():
     before = register._imperative_invoke
-    amp.init()
+    amp.init("bfloat16")
     assert register._imperative_invoke is not before
     amp.deinit()
     assert register._imperative_invoke is before
 
 
 def test_an_error_names_the_operator_the_rule_and_the_way_out():
-    amp.init()
+    amp.init("bfloat16")
     with pytest.raises(mx.MXNetError, match=
                        r"(?s)FullyConnected \(rule LOWER.*bfloat16.*fp32_ops=\['FullyConnected'\]"):
         FullyConnected(mx.nd.ones((2, 3)), mx.nd.ones((4, 5)), no_bias=True, num_hidden=4).wait_to_read()
@@ -287,7 +287,7 @@ class TestThreads:
             net, data = ready_nets[number]
             results[number] = gradients(net, data)
 
-        amp.init()
+        amp.init("bfloat16")
         make, shape = NETWORKS["residual"]
         ready_nets = [ready(make(), shape, active=False) for _ in range(4)]
         expected = [gradients(*pair) for pair in ready_nets]
@@ -310,7 +310,7 @@ class TestThreads:
                 loss.backward()
                 return loss
 
-        amp.init()
+        amp.init("bfloat16")
         contexts = [mx.cpu(0), mx.cpu(1)]
         net = nn.Dense(4, in_units=8)
         net.initialize(ctx=contexts)
@@ -323,7 +323,7 @@ class TestThreads:
 
     @pytest.mark.parametrize("thread_pool", [True, False], ids=["threads", "processes"])
     def test_data_loaders_preprocess_as_before(self, thread_pool):
-        amp.init()
+        amp.init("bfloat16")
         dataset = gluon.data.ArrayDataset(mx.nd.arange(24).reshape((8, 3)), mx.nd.arange(8))
         loader = gluon.data.DataLoader(dataset.transform_first(lambda x: x * 2), batch_size=4, num_workers=2,
                                        thread_pool=thread_pool, timeout=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from machines import FASTEST
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from networks import relative
@@ -47,6 +48,11 @@ def step(made, trainer, **options):
     return float(loss.asscalar())
 
 
+def in_bfloat16(level):
+    """Name the type to the levels that take one; O1 takes the machine's, O0 none."""
+    return {"cast_model_type": "bfloat16"} if level in ("O2", "O3") else {}
+
+
 def bits_that_bfloat16_drops(array):
     return int((array.asnumpy().view(np.uint32) & 0xFFFF).astype(bool).sum())
 
@@ -58,9 +64,11 @@ def test_levels_compute_what_they_say(level, least, most, hybridized):
     made = net()
     expected = made(data()).asnumpy()
     made.hybridize(hybridized)
-    amp.initialize(made, trainer_of(made), opt_level=level, verbosity=0)
+    amp.initialize(made, trainer_of(made), opt_level=level, verbosity=0, **in_bfloat16(level))
     found = made(data())
     assert found.dtype == np.float32
+    if level == "O1" and FASTEST == "float32":
+        least = most = 0
     assert least <= relative(expected, found.asnumpy()) <= most
 
 
@@ -79,7 +87,7 @@ def test_masters_keep_what_low_precision_drops(level, rounded):
     made = net()
     made.hybridize()
     trainer = trainer_of(made, rate=1e-4)
-    made, trainer = amp.initialize(made, trainer, opt_level=level, verbosity=0)
+    made, trainer = amp.initialize(made, trainer, opt_level=level, verbosity=0, **in_bfloat16(level))
     for _ in range(3):
         step(made, trainer)
     weight = made[4].weight.data()
@@ -91,7 +99,8 @@ def test_training_follows_fp32_at_every_level():
     for level in ("O0", "O1", "O2", "O3"):
         made = net()
         made.hybridize()
-        made, trainer = amp.initialize(made, trainer_of(made, rate=0.5), opt_level=level, verbosity=0)
+        made, trainer = amp.initialize(made, trainer_of(made, rate=0.5), opt_level=level, verbosity=0,
+                                       **in_bfloat16(level))
         losses[level] = [step(made, trainer) for _ in range(10)]
         amp.deinit()
     assert losses["O0"][-1] < 0.7 * losses["O0"][0]

@@ -92,20 +92,25 @@ def test_other_types_are_refused(spelling):
         dtypes.normalize(spelling)
 
 
-@pytest.mark.parametrize(("flags", "environ", "isa", "dtype", "native"), [
-    ("fpu avx avx2", {}, "AVX2", None, False),
-    ("avx avx2 avx512f avx512bw avx512vl avx512dq", {}, "AVX512_CORE", "bfloat16", False),
-    ("avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", {}, "AVX512_CORE_BF16", "bfloat16", True),
-    ("avx512_bf16 amx_bf16 amx_tile", {}, "AVX512_CORE_AMX", "bfloat16", True),
-    ("avx512_bf16 amx_bf16 amx_tile", {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, "AVX512_CORE_BF16", "bfloat16", True),
-    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "AVX2"}, "AVX2", None, False),
-    ("avx2", {"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, "AVX2", None, False),
-    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "ALL"}, "AVX512_CORE_BF16", "bfloat16", True),
-    ("", {}, "SSE41", None, False),
+@pytest.mark.parametrize(("flags", "environ", "isa", "dtype", "on_request"), [
+    ("fpu avx avx2", {}, "AVX2", "float32", None),
+    ("avx avx2 avx512f avx512bw avx512vl avx512dq", {}, "AVX512_CORE", "float32", "bfloat16"),
+    ("avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", {}, "AVX512_CORE_BF16", "bfloat16", None),
+    ("avx512_bf16 amx_bf16 amx_tile", {}, "AVX512_CORE_AMX", "bfloat16", None),
+    ("avx512_bf16 amx_bf16 amx_tile", {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, "AVX512_CORE_BF16", "bfloat16", None),
+    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "AVX2"}, "AVX2", "float32", None),
+    ("avx2", {"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, "AVX2", "float32", None),
+    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "ALL"}, "AVX512_CORE_BF16", "bfloat16", None),
+    ("", {}, "SSE41", "float32", None),
 ])
-def test_the_cpu_decides_the_type(flags, environ, isa, dtype, native):
+def test_the_cpu_decides_the_type(flags, environ, isa, dtype, on_request):
     found = dtypes.cpu_isa(f"model name : x\nflags : {flags}\n", environ, amx=True)
-    assert (found, dtypes.cpu_support(found).dtype, dtypes.cpu_support(found).native) == (isa, dtype, native)
+    support = dtypes.cpu_support(found)
+    assert (found, support.dtype, support.on_request) == (isa, dtype, on_request)
+    assert support.native
+    emulated = support.requested("bfloat16")
+    assert (emulated is None) == (dtype == "float32" and on_request is None)
+    assert emulated is None or emulated.native == (dtype == "bfloat16")
 
 
 def test_amx_counts_only_where_the_process_may_use_it():
@@ -113,6 +118,6 @@ def test_amx_counts_only_where_the_process_may_use_it():
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [
-    (None, "float16"), ((3, 5), None), ((5, 0), "float16"), ((7, 5), "float16"), ((8, 9), "float16"), ((9, 0), None)])
+    (None, "float16"), ((3, 5), "float32"), ((5, 0), "float16"), ((7, 5), "float16"), ((8, 9), "float16"), ((9, 0), "float32")])
 def test_the_gpu_decides_the_type(capability, dtype):
     assert dtypes.cuda_support(capability).dtype == dtype

@@ -65,7 +65,7 @@ class TestRegions:
     def test_a_region_switches_off(self, data, hybridize):
         net = make(hybridize=hybridize)
         expected = net(data).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         low = net(data).asnumpy()
         with amp.autocast(enabled=False):
             assert (net(data).asnumpy() == expected).all()
@@ -86,7 +86,7 @@ class TestRegions:
 
     def test_a_region_inside_the_network_holds_whenever_it_runs(self, data, hybridize):
         net = make(lambda: amp.autocast(enabled=False), hybridize)
-        amp.init()
+        amp.init("bfloat16")
         net(data)
         hidden = dense(net, net.first, data, low=True)
         hidden = mx.nd.amp_cast(mx.nd.amp_cast(hidden, dtype=BF16), dtype="float32")
@@ -97,7 +97,7 @@ class TestRegions:
         assert relative(expected, every) > relative(expected, net(data).asnumpy())
 
     def test_a_region_inside_the_network_lowers_only_its_part(self, data, hybridize):
-        net = make(amp.autocast, hybridize)
+        net = make(lambda: amp.autocast(dtype="bfloat16"), hybridize)
         net(data)
         hidden = dense(net, net.first, data, low=False)
         expected = dense(net, net.second, hidden, low=True).asnumpy()
@@ -108,13 +108,13 @@ class TestRegions:
     def test_excluded_blocks_stay_in_fp32(self, data, hybridize):
         net = make(hybridize=hybridize)
         plain = net(data).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         low = net(data).asnumpy()
         for target in (net, nn.Dense, "two_dense*", Two):
             amp.exclude(target)
             assert (net(data).asnumpy() == plain).all()
             amp.deinit()
-            amp.init()
+            amp.init("bfloat16")
             assert (net(data).asnumpy() == low).all()
         amp.exclude(net.second)
         partly = net(data).asnumpy()
@@ -127,7 +127,7 @@ def test_decorated_functions_and_threads(data):
     expected = net(data).asnumpy()
     found = {}
 
-    @amp.autocast()
+    @amp.autocast(dtype="bfloat16")
     def lowered():
         barrier.wait()
         found["low"] = net(data).asnumpy()
@@ -209,7 +209,7 @@ class TestFunctions:
         net = Around(Square)
         net.initialize()
         expected = self.gradient(net, data)
-        amp.init()
+        amp.init("bfloat16")
         found = self.gradient(net, data)
         assert Square.seen == (np.float32, False)
         assert relative(expected, found) < 8 * BF16_EPS
@@ -221,7 +221,7 @@ class TestFunctions:
 
         net = Around(lambda: Plain())
         net.initialize()
-        amp.init()
+        amp.init("bfloat16")
         with amp.autocast():
             Plain()(data)
         assert Square.seen == (np.float32, True)
@@ -233,7 +233,7 @@ class TestFunctions:
 
         weight = mx.nd.random.normal(shape=(8, 32))
         expected = project(data, weight).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         assert (project(data, weight).asnumpy() == expected).all()
         assert amp.is_active()
 
@@ -244,6 +244,7 @@ class TestFunctions:
 
         weight = mx.nd.random.normal(shape=(8, 32))
         expected = mx.nd.FullyConnected(data, weight, no_bias=True, num_hidden=8).asnumpy()
+        amp.init("bfloat16")
         with amp.autocast(enabled=False):
             assert 0 < relative(expected, project(data, weight).asnumpy()) < 2 * BF16_EPS
 
@@ -297,7 +298,7 @@ def test_custom_operators_get_fp32(data, hybridize):
     net.initialize()
     if hybridize:
         net.hybridize()
-    amp.init()
+    amp.init("bfloat16")
     with autograd.record():
         output = net(data)
     output.backward()
@@ -306,7 +307,8 @@ def test_custom_operators_get_fp32(data, hybridize):
     assert relative(np.tile(expected, (32, 1)), net.dense.weight.grad().asnumpy()) < 4 * BF16_EPS
 
 
-@pytest.mark.parametrize("enter", [amp.autocast, lambda: amp.autocast(enabled=False)], ids=["on", "off"])
+@pytest.mark.parametrize("enter", [lambda: amp.autocast(dtype="bfloat16"), lambda: amp.autocast(enabled=False)],
+                         ids=["on", "off"])
 def test_custom_operators_are_traced_in_regions(data, enter):
     net = WithCustom()
     net.initialize()
@@ -335,7 +337,7 @@ def test_custom_operators_are_registered_once_and_with_a_known_rule():
         amp.register_op("amp_test_double")
     with pytest.raises(amp.PolicyError, match=r"expected one of LOWER, FP32, .*received rule='LOW'"):
         amp.register_op("other", "LOW")
-    amp.init()
+    amp.init("bfloat16")
     with pytest.raises(amp.StateError, match=r"before amp\.init"):
         amp.register_op("late")
 
@@ -349,5 +351,5 @@ def test_plain_blocks_see_fp32_only(data):
 
     dense_layer = nn.Dense(32, in_units=32)
     dense_layer.initialize()
-    amp.init()
+    amp.init("bfloat16")
     assert np.isfinite(Plain()(data))

@@ -13,7 +13,6 @@ from mxnet.gluon import nn
 
 import gluon_amp as amp
 
-pytestmark = pytest.mark.bf16
 ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
 
 
