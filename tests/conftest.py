@@ -6,7 +6,7 @@ import os
 os.environ.setdefault("GLUON_AMP_VERIFY", "1")
 
 import pytest
-from machines import RUNS_BFLOAT16
+from machines import NO_BF16, RUNS_BFLOAT16, take_for
 
 import gluon_amp as amp
 from gluon_amp.devices import support
@@ -17,6 +17,13 @@ def _amp_off():
     amp.deinit()
     yield
     amp.deinit()
+
+
+@pytest.fixture(params=NO_BF16)
+def lesser(request, monkeypatch):
+    """A CPU without BF16 instructions, as far as this package knows."""
+    take_for(monkeypatch, request.param)
+    return request.param
 
 
 def pytest_collection_modifyitems(items):

@@ -15,9 +15,8 @@ for module in ("gluoncv", "ipykernel", "matplotlib", "nbclient", "PIL", "sklearn
     pytest.importorskip(module)
 
 import nbformat  # noqa: E402
+from machines import take_for  # noqa: E402
 from nbformat import v4  # noqa: E402
-
-from gluon_amp import dtypes  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "notebooks"), str(ROOT / "tools")]
@@ -30,7 +29,6 @@ import formats  # noqa: E402
 import make_digits_voc  # noqa: E402
 import run_notebooks  # noqa: E402
 
-CPU_SUPPORT = dtypes.cpu_support
 NAMES = ["digit_detection", "numerics", "ssd_amp_tutorial"]
 
 
@@ -238,11 +236,12 @@ class TestHelpers:
     @pytest.mark.skipif(mx.context.num_gpus() > 0, reason="about machines without a GPU")
     def test_types_run_where_they_can(self, monkeypatch):
         assert helpers.device_for("float16") == helpers.device_for("float32") == mx.cpu()
-        monkeypatch.setattr(dtypes, "cpu_support", lambda: CPU_SUPPORT("AVX2"))
+        take_for(monkeypatch, "AVX2")
         assert helpers.device_for("bfloat16") is None
         assert helpers.fast_dtype() is None
-        monkeypatch.setattr(dtypes, "cpu_support", lambda: CPU_SUPPORT("AVX512_CORE"))
+        assert helpers.why_float32() == "AMP runs in float32 here, because this CPU has no BF16 instructions (AVX2)."
+        take_for(monkeypatch, "AVX512_CORE")
         assert helpers.device_for("bfloat16") == mx.cpu()
         assert helpers.fast_dtype() is None
-        monkeypatch.setattr(dtypes, "cpu_support", lambda: CPU_SUPPORT("AVX512_CORE_BF16"))
+        take_for(monkeypatch, "AVX512_CORE_BF16")
         assert helpers.fast_dtype() == "bfloat16"

@@ -118,6 +118,7 @@ def test_amx_counts_only_where_the_process_may_use_it():
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [
-    (None, "float16"), ((3, 5), "float32"), ((5, 0), "float16"), ((7, 5), "float16"), ((8, 9), "float16"), ((9, 0), "float32")])
+    (None, "float16"), ((3, 5), "float32"), ((5, 0), "float16"), ((7, 5), "float16"), ((8, 9), "float16"),
+    ((9, 0), "float32")])
 def test_the_gpu_decides_the_type(capability, dtype):
     assert dtypes.cuda_support(capability).dtype == dtype

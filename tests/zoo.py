@@ -191,7 +191,8 @@ def train(bench: Bench, modes: list[str]) -> dict[str, Any]:
 
 
 CONVERSIONS: dict[str, dict[str, Any]] = {
-    "all": {"target_dtype": "bfloat16"}, "none": {"target_dtype": "bfloat16", "optimize": "none"}, "float32": {"target_dtype": "float32"}}
+    "all": {"target_dtype": "bfloat16"}, "none": {"target_dtype": "bfloat16", "optimize": "none"},
+    "float32": {"target_dtype": "float32"}}
 
 
 def convert(bench: Bench, modes: list[str]) -> dict[str, Any]:
