@@ -16,6 +16,7 @@ from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
 from gluon_amp.graph import Entry
 from gluon_amp.policy import Policy
 
+pytestmark = pytest.mark.machine
 SHAPE = (4, 3, 16, 16)
 HYBRIDIZE = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 

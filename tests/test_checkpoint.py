@@ -13,6 +13,8 @@ from mxnet.gluon import nn
 
 import gluon_amp as amp
 
+pytestmark = pytest.mark.machine
+
 
 @pytest.fixture(autouse=True)
 def _amp_on(_amp_off):

@@ -9,6 +9,8 @@ from mxnet.gluon import nn
 
 import gluon_amp as amp
 
+pytestmark = pytest.mark.machine
+
 
 @pytest.fixture
 def _installed():

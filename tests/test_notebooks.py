@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,8 @@ for module in ("gluoncv", "ipykernel", "matplotlib", "nbclient", "PIL", "sklearn
 import nbformat  # noqa: E402
 from machines import take_for  # noqa: E402
 from nbformat import v4  # noqa: E402
+
+from gluon_amp.devices import support  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "notebooks"), str(ROOT / "tools")]
@@ -53,6 +57,21 @@ class TestCommitted:
     @pytest.mark.parametrize("name", NAMES)
     def test_is_small_enough_to_be_shown_on_the_web(self, name):
         assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 1.5e6
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize("name", NAMES)
+def test_begins_without_a_word_on_standard_error(name):
+    first, *others = (cell.source for cell in run_notebooks.load(name).cells if cell.cell_type == "code")
+    switches_on = [source for source in others if source.startswith("amp.init()")]
+    last = "print(helpers.fast_dtype() or helpers.why_float32())"
+    done = subprocess.run([sys.executable, "-c", "\n".join([first, *switches_on[:1], last])], cwd=ROOT / "notebooks",
+                          env={**os.environ, "MPLBACKEND": "agg"}, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    fast = support("gpu" if mx.context.num_gpus() else "cpu").dtype
+    said = done.stdout.splitlines()
+    assert said[-1] == fast if fast != "float32" else said[-1].startswith("AMP runs in float32 here, because ")
+    assert not switches_on or f"AMP uses {fast} on" in done.stdout
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from networks import BF16_EPS, relative
 
 import gluon_amp as amp
 
-pytestmark = pytest.mark.bf16
+pytestmark = [pytest.mark.bf16, pytest.mark.machine]
 
 
 class Two(HybridBlock):

@@ -16,6 +16,7 @@ from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import PolicyError
 from gluon_amp.tuning import signature
 
+pytestmark = pytest.mark.machine
 DENSE = {"flatten": "True", "no_bias": "False"}
 
 

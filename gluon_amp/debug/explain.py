@@ -51,7 +51,7 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     --------
     >>> import gluon_amp as amp
     >>> import mxnet as mx
-    >>> amp.init()
+    >>> amp.init('bfloat16')
     >>> net = mx.gluon.nn.Dense(4, in_units=8, prefix='fc_')
     >>> net.initialize()
     >>> net.hybridize()
