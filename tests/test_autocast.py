@@ -82,11 +82,10 @@ class TestHybridized:
         assert (net(data).asnumpy() == expected).all()
 
 
-@pytest.mark.bf16
 class TestLifeCycle:
     def test_a_network_made_after_init_runs_as_one_made_before(self):
         net, data = ready(conv_net(), SHAPE)
-        amp.init("bfloat16")
+        amp.init()
         before = net(data).asnumpy()
         weights = [parameter.data() for parameter in net.collect_params().values()]
         late, _ = ready(conv_net(), SHAPE)
@@ -95,24 +94,24 @@ class TestLifeCycle:
         assert (late(data).asnumpy() == before).all()
 
     def test_a_network_not_initialized_yet_is_fine(self):
-        amp.init("bfloat16")
+        amp.init()
         net = conv_net()
         net.initialize()
         net.hybridize()
         assert net(mx.nd.ones((2, 3, 16, 16))).shape == (2, 10)
 
     def test_init_may_be_repeated_but_not_changed(self):
-        amp.init("bfloat16")
-        amp.init("bfloat16")
+        amp.init()
+        amp.init()
         with pytest.raises(amp.StateError, match=r"amp\.deinit"):
-            amp.init("bfloat16", fp32_ops=["Convolution"])
+            amp.init(fp32_ops=["Convolution"])
         assert amp.is_active()
 
     def test_deinit_restores_every_replaced_name(self):
         places = [(mx.ndarray, "CachedOp"), (gluon.HybridBlock, "_call_cached_op"), (mx.sym.Symbol, "bind"),
                   (mx.sym.Symbol, "simple_bind")]
         before = [getattr(*place) for place in places]
-        amp.init("bfloat16")
+        amp.init()
         assert [getattr(*place) for place in places] != before
         amp.deinit()
         assert [getattr(*place) for place in places] == before
@@ -122,7 +121,7 @@ class TestLifeCycle:
         net, data = ready(conv_net(), SHAPE)
         net(data)
         net.export(str(tmp_path / "plain"))
-        amp.init("bfloat16")
+        amp.init()
         gradients(net, data)
         net.export(str(tmp_path / "amp"))
         amp.deinit()
@@ -136,9 +135,10 @@ class TestLifeCycle:
         # It leaves weights in oneDNN's blocked layouts, from which not every cast works.
         net, data = ready(conv_net(), SHAPE)
         expected = [net(data).asnumpy() for _ in range(3)][-1]
-        amp.init("bfloat16")
+        amp.init()
         assert relative(expected, net(data).asnumpy()) < 4 * BF16_EPS
 
+    @pytest.mark.bf16
     def test_operator_hooks_see_bfloat16(self):
         net, data = ready(conv_net(), SHAPE)
         amp.init("bfloat16")
@@ -147,6 +147,7 @@ class TestLifeCycle:
         net(data).wait_to_read()
         assert b"amp_cast" in seen
 
+    @pytest.mark.bf16
     def test_a_smaller_image_later_does_not_meet_the_kernel_that_leaves_garbage(self):
         # In bfloat16 oneDNN does not write the gradient of filter positions that meet padding only.
         net = nn.HybridSequential()
@@ -162,6 +163,7 @@ class TestLifeCycle:
                 found = gradients(net, mx.nd.ones((2, 64, size, size)))
                 assert all(np.isfinite(value).all() for value in found.values())
 
+    @pytest.mark.bf16
     def test_an_error_names_the_operator_the_rule_and_the_way_out(self):
         net, data = ready(conv_net(), SHAPE)
         amp.init("bfloat16")
@@ -170,6 +172,7 @@ class TestLifeCycle:
         with pytest.raises(mx.MXNetError, match=message):
             net(mx.nd.ones((4, 3, 20, 20))).wait_to_read()
 
+    @pytest.mark.bf16
     def test_a_list_keeps_an_operator_in_fp32(self):
         net, data = ready(conv_net(), SHAPE)
         expected = net(data).asnumpy()
@@ -237,7 +240,7 @@ class TestSymbols:
         assert worst({name: 3 * value for name, value in single.items()}, tripled)[0] < 2 * BF16_EPS
 
     def test_module_takes_another_batch_size(self):
-        amp.init("bfloat16")
+        amp.init()
         module = self.module()
         self.run(module)
         module.reshape([("data", (4, 16, 8, 8))], [("softmax_label", (4,))])
@@ -248,7 +251,7 @@ class TestSymbols:
         arguments = {"data": mx.nd.ones((1, 16, 8, 8)), "conv_weight": mx.nd.ones((20, 16, 3, 3)),
                      "conv_bias": mx.nd.zeros(20)}
         conv = softmax_net().get_internals()["conv_output"]
-        amp.init("bfloat16")
+        amp.init()
         executor = conv.bind(mx.cpu(), arguments)
         result = executor.forward()[0]
         assert list(executor.output_dict) == ["conv_output"]

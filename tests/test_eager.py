@@ -21,13 +21,14 @@ from gluon_amp._mxnet.operators import handle_of
 from gluon_amp.policy import Policy
 from gluon_amp.state import State, controller
 
-pytestmark = pytest.mark.bf16
+pytestmark = pytest.mark.machine
 
 
 def on(name):
     return pytest.param(name, id=name)
 
 
+@pytest.mark.bf16
 @pytest.mark.parametrize("name", [on(name) for name in NETWORKS])
 class TestNetworks:
     def test_eager_and_hybridized_agree_with_each_other_and_with_fp32(self, name):
@@ -75,6 +76,7 @@ class Loop(HybridBlock):
         return F.contrib.foreach(body, self.dense(x), F.zeros((2, 8)))[0]
 
 
+@pytest.mark.bf16
 class TestMixtures:
     """Hybridized and plain code inside each other."""
 
@@ -114,6 +116,7 @@ class TestMixtures:
         assert relative(found, net(data).asnumpy()) < BF16_EPS
 
 
+@pytest.mark.bf16
 def test_functions_imported_before_init_are_covered():
     x, w = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32))
     expected = FullyConnected(x, w, no_bias=True, num_hidden=8).asnumpy()
@@ -123,6 +126,7 @@ def test_functions_imported_before_init_are_covered():
     assert 0 < relative(expected, found.asnumpy()) < 2 * BF16_EPS
 
 
+@pytest.mark.bf16
 def test_numpy_operators_are_covered():
     with mx.util.np_shape(True), mx.util.np_array(True):
         x, w = mx.np.random.normal(size=(4, 32)), mx.np.random.normal(size=(8, 32))
@@ -146,26 +150,26 @@ class TestArraysThatStayAsTheyAre:
     def test_other_types(self, dtype):
         x, w = mx.nd.ones((2, 3), dtype="float64"), mx.nd.ones((4, 3), dtype="float64")
         index = mx.nd.array([0, 1], dtype=dtype)
-        amp.init("bfloat16")
+        amp.init()
         assert FullyConnected(x, w, no_bias=True, num_hidden=4).dtype == np.float64
         assert mx.nd.concat(index, index, dim=0).dtype == np.dtype(dtype)
 
     def test_seven_dimensions(self):
         x, w = mx.nd.random.normal(shape=(2, 1, 1, 1, 1, 1, 8)), mx.nd.random.normal(shape=(4, 8))
         expected = FullyConnected(x, w, no_bias=True, num_hidden=4, flatten=False).asnumpy()
-        amp.init("bfloat16")
+        amp.init()
         assert (FullyConnected(x, w, no_bias=True, num_hidden=4, flatten=False).asnumpy() == expected).all()
 
     def test_nothing_at_all(self):
         with mx.util.np_shape(True), mx.util.np_array(True):
             empty = mx.np.zeros((0, 4))
-            amp.init("bfloat16")
+            amp.init()
             assert mx.np.concatenate([empty, empty]).shape == (0, 4)
             assert mx.npx.relu(empty).shape == (0, 4)
 
     def test_sparse(self):
         csr = mx.nd.array([[0, 1], [2, 0]]).tostype("csr")
-        amp.init("bfloat16")
+        amp.init()
         assert (mx.nd.sparse.dot(csr, mx.nd.ones((2, 3))).asnumpy() == [[1, 1, 1], [2, 2, 2]]).all()
 
     def test_arrays_on_another_kind_of_device(self):
@@ -176,6 +180,7 @@ class TestArraysThatStayAsTheyAre:
 
 
 class TestOut:
+    @pytest.mark.bf16
     def test_a_result_lands_in_the_callers_array_in_its_type(self):
         x, w, out = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32)), mx.nd.zeros((4, 8))
         expected = FullyConnected(x, w, no_bias=True, num_hidden=8).asnumpy()
@@ -186,7 +191,7 @@ class TestOut:
         assert 0 < relative(expected, out.asnumpy()) < 2 * BF16_EPS
 
     def test_in_place_operators(self):
-        amp.init("bfloat16")
+        amp.init()
         x = mx.nd.ones((2, 2))
         same = x
         x += 1
@@ -217,7 +222,7 @@ class TestCasts:
             return original(handle, *args)
 
         monkeypatch.setattr(register, "_imperative_invoke", counted)
-        amp.init("bfloat16")
+        amp.init()
         yield lambda: counts[handle_of("amp_cast")]
         amp.deinit()
 
@@ -227,6 +232,7 @@ class TestCasts:
         loss.backward()
         return loss
 
+    @pytest.mark.bf16
     def test_a_weight_is_cast_once_per_recorded_pass(self, count):
         net = Twice()
         net.initialize()
@@ -268,12 +274,13 @@ class TestCasts:
 
 def test_deinit_restores_the_operator_call():
     before = register._imperative_invoke
-    amp.init("bfloat16")
+    amp.init()
     assert register._imperative_invoke is not before
     amp.deinit()
     assert register._imperative_invoke is before
 
 
+@pytest.mark.bf16
 def test_an_error_names_the_operator_the_rule_and_the_way_out():
     amp.init("bfloat16")
     with pytest.raises(mx.MXNetError, match=
@@ -287,7 +294,7 @@ class TestThreads:
             net, data = ready_nets[number]
             results[number] = gradients(net, data)
 
-        amp.init("bfloat16")
+        amp.init()
         make, shape = NETWORKS["residual"]
         ready_nets = [ready(make(), shape, active=False) for _ in range(4)]
         expected = [gradients(*pair) for pair in ready_nets]
@@ -310,7 +317,7 @@ class TestThreads:
                 loss.backward()
                 return loss
 
-        amp.init("bfloat16")
+        amp.init()
         contexts = [mx.cpu(0), mx.cpu(1)]
         net = nn.Dense(4, in_units=8)
         net.initialize(ctx=contexts)
@@ -323,7 +330,7 @@ class TestThreads:
 
     @pytest.mark.parametrize("thread_pool", [True, False], ids=["threads", "processes"])
     def test_data_loaders_preprocess_as_before(self, thread_pool):
-        amp.init("bfloat16")
+        amp.init()
         dataset = gluon.data.ArrayDataset(mx.nd.arange(24).reshape((8, 3)), mx.nd.arange(8))
         loader = gluon.data.DataLoader(dataset.transform_first(lambda x: x * 2), batch_size=4, num_workers=2,
                                        thread_pool=thread_pool, timeout=60)

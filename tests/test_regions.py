@@ -14,7 +14,7 @@ from networks import BF16_EPS, relative
 
 import gluon_amp as amp
 
-pytestmark = [pytest.mark.bf16, pytest.mark.machine]
+pytestmark = pytest.mark.machine
 
 
 class Two(HybridBlock):
@@ -60,6 +60,7 @@ def dense(net, layer, x, low):
 BF16 = np.dtype([("bfloat16", np.uint16)])
 
 
+@pytest.mark.bf16
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 class TestRegions:
     def test_a_region_switches_off(self, data, hybridize):
@@ -122,6 +123,7 @@ class TestRegions:
         assert (partly != low).any()
 
 
+@pytest.mark.bf16
 def test_decorated_functions_and_threads(data):
     net = make()
     expected = net(data).asnumpy()
@@ -209,7 +211,7 @@ class TestFunctions:
         net = Around(Square)
         net.initialize()
         expected = self.gradient(net, data)
-        amp.init("bfloat16")
+        amp.init()
         found = self.gradient(net, data)
         assert Square.seen == (np.float32, False)
         assert relative(expected, found) < 8 * BF16_EPS
@@ -221,7 +223,7 @@ class TestFunctions:
 
         net = Around(lambda: Plain())
         net.initialize()
-        amp.init("bfloat16")
+        amp.init()
         with amp.autocast():
             Plain()(data)
         assert Square.seen == (np.float32, True)
@@ -233,10 +235,11 @@ class TestFunctions:
 
         weight = mx.nd.random.normal(shape=(8, 32))
         expected = project(data, weight).asnumpy()
-        amp.init("bfloat16")
+        amp.init()
         assert (project(data, weight).asnumpy() == expected).all()
         assert amp.is_active()
 
+    @pytest.mark.bf16
     def test_low_precision_function_works_inside_a_region_that_is_off(self, data):
         @amp.low_precision_function
         def project(x, weight):
@@ -298,7 +301,7 @@ def test_custom_operators_get_fp32(data, hybridize):
     net.initialize()
     if hybridize:
         net.hybridize()
-    amp.init("bfloat16")
+    amp.init()
     with autograd.record():
         output = net(data)
     output.backward()
@@ -307,6 +310,7 @@ def test_custom_operators_get_fp32(data, hybridize):
     assert relative(np.tile(expected, (32, 1)), net.dense.weight.grad().asnumpy()) < 4 * BF16_EPS
 
 
+@pytest.mark.bf16
 @pytest.mark.parametrize("enter", [lambda: amp.autocast(dtype="bfloat16"), lambda: amp.autocast(enabled=False)],
                          ids=["on", "off"])
 def test_custom_operators_are_traced_in_regions(data, enter):
@@ -337,7 +341,7 @@ def test_custom_operators_are_registered_once_and_with_a_known_rule():
         amp.register_op("amp_test_double")
     with pytest.raises(amp.PolicyError, match=r"expected one of LOWER, FP32, .*received rule='LOW'"):
         amp.register_op("other", "LOW")
-    amp.init("bfloat16")
+    amp.init()
     with pytest.raises(amp.StateError, match=r"before amp\.init"):
         amp.register_op("late")
 
@@ -351,5 +355,5 @@ def test_plain_blocks_see_fp32_only(data):
 
     dense_layer = nn.Dense(32, in_units=32)
     dense_layer.initialize()
-    amp.init("bfloat16")
+    amp.init()
     assert np.isfinite(Plain()(data))
