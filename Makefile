@@ -19,10 +19,10 @@ TORCH_READY := $(TORCH_VENV)/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv horovod ssd digits bench test test-all lint notebooks docs clean
+.PHONY: help venv horovod ssd digits bench test test-all test-machines lint notebooks docs clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@sed -n 's/^#  /  /p' $(firstword $(MAKEFILE_LIST))
 
 venv: $(READY)  ## make or update the virtual environment
@@ -53,6 +53,9 @@ test: $(READY)  ## run the tests but the slow ones
 
 test-all: $(READY)  ## run all tests
 	$(RUN) -m pytest $(ARGS)
+
+test-machines: $(READY)  ## run what depends on the CPU as on one with AVX2, with AVX512, and on this one
+	$(RUN) tools/run_machines.py $(ARGS)
 
 lint: $(READY)  ## check style and types
 	$(RUN) -m ruff check .

@@ -17,7 +17,8 @@ FILTERS = 32
 
 @pytest.fixture(autouse=True)
 def with_amx(monkeypatch):
-    monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support()._replace(amx=True, channel_multiple=32))
+    with_tiles = cpu_support("AVX512_CORE_BF16")._replace(amx=True, channel_multiple=32)
+    monkeypatch.setattr(devices, "cpu_support", lambda: with_tiles)
 
 
 def integers(shape, seed):

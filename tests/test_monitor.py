@@ -16,7 +16,7 @@ import gluon_amp as amp
 
 
 @pytest.fixture(autouse=True)
-def _amp_on(_amp_off, recwarn):
+def _amp_on(_amp_off):
     amp.init("float16")  # imitated without a GPU: loss scaling is the same
 
 
