@@ -115,7 +115,9 @@ class Child:
         return text
 
     def end(self, politely: bool = True) -> None:
-        """End the child: ask it first if `politely`, and wait until it is gone."""
+        """End the child: ask it first if `politely`, and wait until it is gone. Once is enough."""
+        if self._stderr.closed:
+            return
         if politely:
             with contextlib.suppress(ChildFailed):
                 self._send({"command": "stop"})

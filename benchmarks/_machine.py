@@ -66,12 +66,26 @@ def describe() -> dict[str, Any]:
         "cpu": first.get("model name") or platform.processor() or "unknown",
         "cpu_family_model": f"{first.get('cpu family', '?')}/{first.get('model', '?')}",
         "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
+        "isa_limit": isa_limit(),
+        "bfloat16": has_bfloat16(),
         "physical_cores": physical_cores(),
         "logical_cores": os.cpu_count() or 1,
         "memory": _meminfo("MemTotal"),
         "memory_available": available_memory(),
         "python": platform.python_version(),
     }
+
+
+def isa_limit() -> str:
+    """Return the instruction set that MXNet's oneDNN is told to stop at, such as ``AVX2``; empty for none."""
+    limit = os.environ.get("DNNL_MAX_CPU_ISA", "").upper()
+    return "" if limit in ("ALL", "DEFAULT", "AVX512_CORE_AMX") else limit
+
+
+def has_bfloat16() -> bool:
+    """Return whether oneDNN has BF16 instructions here."""
+    flags = set(_records(_read("/proc/cpuinfo"))[0].get("flags", "").split())
+    return bool(flags & {"avx512_bf16", "amx_bf16"}) and isa_limit() in ("", "AVX512_CORE_BF16")
 
 
 def versions() -> dict[str, str]:

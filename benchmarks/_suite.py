@@ -15,7 +15,7 @@ import _sizes
 import _tables
 from _commands import command, torch_python
 from _compare import Comparison, Plan, Progress, compare
-from _errors import ChildFailed, Parser, Refused, UsageError, unknown
+from _errors import Parser, UsageError, reason, unknown
 from _registry import TORCH, check, implementation, names
 
 OURS = "amp"
@@ -105,17 +105,17 @@ def measure(suite: Suite, network: str, batch_size: int, wanted: Sequence[str], 
 
 def _attempt(suite: Suite, workload: str, group: Sequence[str], result: Result, plan: Plan,
              progress: Progress) -> Comparison | None:
-    """Compare a group, without those that turn out not to run."""
+    """Compare a group, without those that have turned out not to run."""
     left = [name for name in group if name not in result.failures]
-    while left:
+    commands = []
+    for name in left:
         try:
-            return _compared(suite, [command(workload, name, result.settings) for name in left], plan, progress)
-        except (Refused, ChildFailed) as failure:
-            last_line = getattr(failure, "stderr_tail", "").rpartition("\n")[2]
-            result.failures[failure.name] = f"{failure}: {last_line}" if last_line else str(failure)
-            progress.say(f"{failure.name} is left out: {result.failures[failure.name]}")
-            left.remove(failure.name)
-    return None
+            commands.append(command(workload, name, result.settings))
+        except UsageError as error:
+            result.failures[name] = str(error)
+    comparison = _compared(suite, commands, plan, progress)
+    result.failures.update({name: reason(failure) for name, failure in comparison.failures.items()})
+    return comparison if comparison.tracks else None
 
 
 def _compared(suite: Suite, commands: Sequence[Any], plan: Plan, progress: Progress) -> Comparison:
@@ -123,7 +123,8 @@ def _compared(suite: Suite, commands: Sequence[Any], plan: Plan, progress: Progr
         return compare(commands, plan, progress)
     with tempfile.TemporaryDirectory() as folder:
         comparison = compare(commands, plan, progress, save_to=Path(folder))
-        _add_errors(comparison, Path(folder))
+        if comparison.tracks:
+            _add_errors(comparison, Path(folder))
     return comparison
 
 
