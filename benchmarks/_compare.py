@@ -243,8 +243,9 @@ class _Driver:
         if done == 0:
             self.progress.say(f"{planned} rounds of {self.steps} step{'s' * (self.steps > 1)} for each of "
                               f"{len(self.pairs)} processes")
-            if self.plan.rounds is None and planned * seconds_per_round > left:
-                self.progress.say(f"this will exceed the budget of {self.plan.budget:.0f} s; a smaller batch would fit")
+            if self.plan.rounds is None and self.plan.limit is None and planned * seconds_per_round > left:
+                self.progress.say(f"this will exceed the budget of {self.plan.budget:.0f} s; a smaller batch would "
+                                  f"fit")
         return planned
 
     def _leave_out_the_slowest(self) -> None:

@@ -13,10 +13,10 @@ import _machine
 import _report
 import _sizes
 import _tables
-from _commands import command, torch_python
+from _commands import command, runs_here
 from _compare import Comparison, Plan, Progress, compare
 from _errors import Parser, UsageError, reason, unknown
-from _registry import TORCH, check, implementation, names
+from _registry import check, implementation, names
 
 OURS = "amp"
 _SSD_TRAINING = {"network": "ssd_512_resnet50_v1_coco", "data_shape": None, "pretrained_base": False}
@@ -91,7 +91,7 @@ def measure(suite: Suite, network: str, batch_size: int, wanted: Sequence[str], 
     workload, settings = settings_of(suite, network, batch_size, common)
     result = Result(network, batch_size, settings)
     shares = {name: implementation(name).memory_share * suite.memory_share for name in wanted}
-    cost = _sizes.Cost(0.0, 0.0, 0.0) if common["small"] else _sizes.COSTS[network]
+    cost = _sizes.Cost(0.0, 0.0) if common["small"] else _sizes.COSTS[network]
     groups = _sizes.groups(cost, _machine.available_memory(), shares, batch_size, OURS)
     fitting = {name for group in groups for name in group}
     result.failures.update({name: "does not fit the memory" for name in wanted if name not in fitting})
@@ -171,8 +171,7 @@ def _implementations(suite: Suite, args: argparse.Namespace) -> list[str]:
         for name in chosen:
             check(suite.workload, name)
         return chosen
-    has_torch = torch_python() is not None
-    return [name for name in names(suite.workload) if has_torch or implementation(name).framework != TORCH]
+    return [name for name in names(suite.workload) if runs_here(name)]
 
 
 def run(suite: Suite, args: argparse.Namespace) -> dict[str, Any]:
