@@ -24,6 +24,7 @@ FEWEST_ROUNDS = 3
 _MOST_ROUNDS = 30
 _TIMER_MARGIN = 0.95
 _LEAST_PATIENCE = 1.0  # seconds
+_OPTIONAL_SHARE = 0.6  # of the time that is left
 
 
 class Progress(Protocol):
@@ -233,8 +234,10 @@ class _Driver:
         """Return the seconds until the limit."""
         return math.inf if self.plan.limit is None else self.begin + self.plan.limit - monotonic()
 
-    def _patience(self) -> float:
-        return max(_LEAST_PATIENCE, min(self.timeout, self._left()))
+    def _patience(self, name: str | None = None) -> float:
+        """Return how long to wait; one that may be left out does not take all of the time from the others."""
+        share = 1.0 if name is None or name in self.plan.keep else _OPTIONAL_SHARE
+        return max(_LEAST_PATIENCE, min(self.timeout, share * self._left()))
 
     def _planned(self, done: int, seconds_per_round: float) -> int:
         """Return how many rounds there are to be, and say so when nothing is done yet."""
@@ -287,7 +290,7 @@ class _Driver:
 
     def _ask(self, child: Child, request: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         """Return a child's answer; one that has none is left out."""
-        child.timeout = self._patience()
+        child.timeout = self._patience(child.name)
         try:
             return request()
         except (Refused, ChildFailed) as failure:

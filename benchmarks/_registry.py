@@ -59,6 +59,8 @@ class Implementation:
         Which of `_commands.PEERS` it runs in, where that is not this interpreter.
     needs : str, optional
         ``"bfloat16"`` or ``"amx"``: what the CPU must have for this row to be among those measured by default.
+    compiles : bool
+        Whether it compiles for minutes before its first step.
     threads : int, optional
         OpenMP threads, where they differ from those of the whole comparison.
     has_passes : bool
@@ -75,6 +77,7 @@ class Implementation:
     memory_share: float = 1.0
     interpreter: str | None = None
     needs: str | None = None
+    compiles: bool = False
     threads: int | None = None
     has_passes: bool = False
     disabled_pass: str | None = None
@@ -108,7 +111,7 @@ IMPLEMENTATIONS = (
     ),
     *(
         Implementation(name, label, {TRAINING: f"_torch_backends:{backend}"}, TORCH, name == "torch-amp", share,
-                       interpreter, needs)
+                       interpreter, needs, name.endswith("-compiled"))
         for name, label, backend, share, interpreter, needs in (
             ("torch", "PyTorch FP32", "Float32", 1.2, TORCH, None),
             ("torch-compiled", "PyTorch FP32, compiled", "Compiled", 1.2, TORCH, None),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any, Mapping, Sequence
 
 import _cli
@@ -19,6 +21,8 @@ from _errors import Parser, UsageError, reason, unknown
 from _registry import check, implementation, names
 
 OURS = "amp"
+_LEAST_LIMIT = 120.0
+_COMPILED_WEIGHT = 3.0
 _SSD_TRAINING = {"network": "ssd_512_resnet50_v1_coco", "data_shape": None, "pretrained_base": False}
 
 
@@ -174,24 +178,75 @@ def _implementations(suite: Suite, args: argparse.Namespace) -> list[str]:
     return [name for name in names(suite.workload) if runs_here(name)]
 
 
-def run(suite: Suite, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure what the arguments ask for, show each table, and return everything, ready for JSON."""
+def run(suite: Suite, args: argparse.Namespace, end: float = math.inf) -> dict[str, Any]:
+    """Measure what the arguments ask for, show each table, and return everything, ready for JSON.
+
+    Parameters
+    ----------
+    suite : Suite
+        What there is to measure.
+    args : Namespace
+        Of `parser`.
+    end : float
+        When it is to be over, on the clock of `time.monotonic`: what has not begun by then is skipped.
+    """
     _cli.check_measuring(args)
     _report.check_writable(args.markdown)
     networks, wanted = _networks(suite, args), _implementations(suite, args)
-    common = {"device": args.device, "dtype": args.dtype, "seed": args.seed, "threads": _cli.use_threads(args),
-              "small": args.small}
-    results = []
-    for network, sizes in networks.items():
-        for batch_size in sizes:
-            with _report.TqdmProgress() as progress:
-                progress.say(f"{network}, batch {batch_size}")
-                result = measure(suite, network, batch_size, wanted, common, _cli.plan(args), progress)
-            for comparison in result.comparisons:
-                _report.show(result.settings, comparison)
-            results.append(result.as_dict())
+    common = common_settings(args)
+    results, skipped = [], []
+    rows = [(network, batch_size, _of_row(wanted, args, batch_size == max(sizes)))
+            for network, sizes in networks.items() for batch_size in sizes]
+    weights = [_weight(chosen) for _, _, chosen in rows]
+    for number, (network, batch_size, chosen) in enumerate(rows):
+        plan = share_of(_cli.plan(args), end - monotonic(), weights[number:])
+        if plan is None:
+            skipped.append([network, batch_size])
+            continue
+        with _report.TqdmProgress() as progress:
+            progress.say(f"{network}, batch {batch_size}")
+            result = measure(suite, network, batch_size, chosen, common, plan, progress)
+        for comparison in result.comparisons:
+            _report.show(result.settings, comparison)
+        results.append(result.as_dict())
     return {"workload": suite.workload, "settings": common, "plan": asdict(_cli.plan(args)),
-            "machine": _machine.describe(), "results": results}
+            "machine": _machine.describe(), "results": results, "skipped": skipped}
+
+
+def common_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that all networks share; sets the number of threads."""
+    return {"device": args.device, "dtype": args.dtype, "seed": args.seed, "threads": _cli.use_threads(args),
+            "small": args.small}
+
+
+def _of_row(wanted: Sequence[str], args: argparse.Namespace, is_largest: bool) -> list[str]:
+    """Return what a row measures: compilation takes minutes, so by default it is for the largest batch alone."""
+    if args.compare is not None or (is_largest and not args.small):
+        return list(wanted)
+    return [name for name in wanted if not implementation(name).compiles]
+
+
+def _weight(names: Sequence[str]) -> float:
+    return _COMPILED_WEIGHT if any(implementation(name).compiles for name in names) else 1.0
+
+
+def share_of(plan: Plan, left: float, weights: Sequence[float]) -> Plan | None:
+    """Return the plan of the first of several rows in the time that is left; None when nothing is left.
+
+    Rounds follow from its share by weight, and a row ends after twice its share, or after two minutes.
+
+    Examples
+    --------
+    >>> share_of(Plan(budget=60.0), 300.0, [1.0] * 10)
+    Plan(rounds=None, steps=None, warmup=2, budget=30.0, limit=120.0, keep=('amp', 'fp32'))
+    """
+    if math.isinf(left):
+        return plan
+    if left <= 0:
+        return None
+    share = left * weights[0] / sum(weights)
+    limit = max(_LEAST_LIMIT, 2 * share)
+    return replace(plan, budget=min(plan.budget * weights[0], share), limit=limit, keep=(OURS, "fp32"))
 
 
 def main(suite: Suite, description: str | None, argv: Sequence[str] | None) -> int:

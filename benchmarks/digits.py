@@ -32,12 +32,12 @@ WORKER = Path(__file__).with_name("_voc_worker.py")
 DEFAULT_PLOT = PROJECT / "build" / "digits.png"
 
 IMAGES, VAL, SIZE, DATA_SEED = 3000, 600, 128, 0
-STEPS = 600
+STEPS = _turns.STEPS
 BUDGET = 320.0
 LEAST_MAP = 0.6
-LARGEST_DIFFERENCE = 1.5  # points: hundredths of mAP
+LARGEST_DIFFERENCE = 1.5  # points: hundredths of mAP, after all steps; a network that has learned half varies more
 LARGEST_CONVERSION_CHANGE = 0.5
-JUDGED_STEPS = 400  # fewer do not teach enough to expect this mAP: the losses are compared
+JUDGED_STEPS = 300  # fewer do not teach enough to expect this mAP: the losses are compared
 LARGEST_LOSS_CHANGE = 0.1
 _AVERAGED = 50  # steps: one batch's loss says little
 
@@ -112,9 +112,9 @@ def _failures_of_map(fp32: Run, amp: Run) -> list[str]:
     # written so that a mAP that is not a number fails
     found = [f"{label}: mAP {run['mean_ap']:.3f}, expected {LEAST_MAP} at least"
              for label, run in (("FP32", fp32), ("AMP", amp)) if not run["mean_ap"] >= LEAST_MAP]
-    difference = points(fp32, amp)
-    if not abs(difference) <= LARGEST_DIFFERENCE:
-        found.append(f"AMP's mAP is {difference:+.2f} points from FP32's, expected {LARGEST_DIFFERENCE} at most")
+    difference, largest = points(fp32, amp), LARGEST_DIFFERENCE * max(1.0, STEPS / fp32["settings"]["steps"])
+    if not abs(difference) <= largest:
+        found.append(f"AMP's mAP is {difference:+.2f} points from FP32's, expected {largest:.1f} at most")
     for label, run in (("FP32", fp32), ("AMP", amp)):
         change = conversion_points(run)
         if not abs(change) <= LARGEST_CONVERSION_CHANGE:

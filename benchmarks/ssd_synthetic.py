@@ -14,9 +14,9 @@ import logging
 import math
 import re
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any, Sequence
 
 import _cli
@@ -122,16 +122,16 @@ def _compared(args: argparse.Namespace, settings: dict[str, Any], begin: float) 
                 failures = dict(probed.failures)
                 names = [track.name for track in probed.tracks]
                 probed.require(_KEPT)
-                choice = _choice(settings["batch_size"], why, probed, end - time.monotonic(), args)
+                choice = _choice(settings["batch_size"], why, probed, end - monotonic(), args)
                 settings["batch_size"], why = choice.batch_size, choice.reason
                 plan = replace(plan, warmup=choice.warmup)
             progress.say(f"batch size {settings['batch_size']} chosen: {why}; {plan.warmup} warm-up "
                          f"step{'s' * (plan.warmup != 1)}")
         if not args.rounds:
-            left = end - time.monotonic()
+            left = end - monotonic()
             plan = replace(plan, budget=left, limit=left + _OVERTIME)
         comparison = compare([command("ssd", name, settings) for name in names], plan, progress)
-    return replace(comparison, seconds=time.monotonic() - begin, failures={**failures, **comparison.failures})
+    return replace(comparison, seconds=monotonic() - begin, failures={**failures, **comparison.failures})
 
 
 def _choice(largest: int, why: str, probed: Comparison, left: float, args: argparse.Namespace) -> _sizes.Choice:
@@ -148,10 +148,10 @@ def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
     if settings["batch_size"] is None:
         settings["batch_size"], why = _largest_batch(settings, [name])
         print(f"batch size {settings['batch_size']} chosen: {why}", flush=True)
-    begin, load = time.monotonic(), _machine.OtherLoad()
+    begin, load = monotonic(), _machine.OtherLoad()
     session = build("ssd", name, settings)
     about = dict(session.about, samples_per_step=session.samples_per_step, versions=_machine.versions())
-    track = Track(name, about, _machine.library_settings(), time.monotonic() - begin)
+    track = Track(name, about, _machine.library_settings(), monotonic() - begin)
     for text in about["notes"]:
         print(f"{name}: {text}", flush=True)
     steps = args.steps or DEFAULT_STEPS
@@ -166,7 +166,7 @@ def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
         if len(track.turns) % shown_every == 0:
             tqdm.write(_tutorial_line(track, number, shown_every))
     track.peak_memory = _machine.peak_memory()
-    return Comparison([track], time.monotonic() - begin, load.share())
+    return Comparison([track], monotonic() - begin, load.share())
 
 
 def _tutorial_line(track: Track, batch: int, shown: int) -> str:
@@ -198,7 +198,7 @@ def _train_on_voc(args: argparse.Namespace) -> None:
 
 
 def _run(argv: Sequence[str] | None) -> None:
-    begin = time.monotonic()
+    begin = monotonic()
     args = _parser().parse_args(argv)
     _check(args)
     settings = _settings(args)
