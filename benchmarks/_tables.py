@@ -237,7 +237,7 @@ def plot(measured: Mapping[str, Any], path: str) -> None:
     from matplotlib import pyplot
 
     results = [result for result in measured["results"] if "fp32" in tracks(result)]
-    order = [name for name in _order(results) if any(name in tracks(result) for result in results)]
+    order = [name for name in _order(results) if name != "fp32" and any(name in tracks(each) for each in results)]
     networks = list(dict.fromkeys(result["network"] for result in results))
     columns = min(_PANELS_A_ROW, len(networks)) or 1
     lines = math.ceil(len(networks) / columns) or 1
@@ -255,20 +255,22 @@ def plot(measured: Mapping[str, Any], path: str) -> None:
 
 
 def _panel(axes: Any, results: Sequence[Result], order: Sequence[str]) -> None:
-    """Draw one network: a group of bars a batch size, the number above each bar, a cross where it fails."""
+    """Draw one network: a group of bars a batch size, and the number above each bar."""
     width = 0.84 / max(1, len(order))
     heights = {name: [speed_against(result, name, "fp32") for result in results] for name in order}
     top = max((height for each in heights.values() for height in each if height), default=1.0)
+    upright = 90 if len(results) * len(order) > 12 else 0
+    axes.axhline(1.0, color="black", linewidth=0.8, zorder=0, label="MXNet FP32")
     for place, name in enumerate(order):
         left = [group + (place - len(order) / 2 + 0.5) * width for group in range(len(results))]
         axes.bar(left, [height or math.nan for height in heights[name]], width, label=implementation(name).label,
                  color=f"C{place}")
-        for x, height in zip(left, heights[name]):
-            text, y = (f"{height:.2f}", height) if height else ("x", 0.0)
-            axes.annotate(text, (x, y), (0, 2), textcoords="offset points", ha="center", fontsize=8,
-                          rotation=0 if len(results) * len(order) <= 12 else 90)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_ylim(0, 1.22 * top)
+        for x, height, result in zip(left, heights[name], results):
+            if height or name in result["failures"]:
+                axes.annotate(f"{height:.2f}" if height else "fails", (x, height or 0.0), (0, 3),
+                              textcoords="offset points", ha="center", va="bottom", fontsize=8,
+                              rotation=upright if height else 90)
+    axes.set_ylim(0, 1.25 * max(top, 1.0))
     axes.set_title(NAMES[results[0]["network"]], fontsize=12)
     axes.set_xticks(range(len(results)), [f"batch {result['batch_size']}" for result in results], fontsize=11)
     axes.tick_params(axis="y", labelsize=10)
