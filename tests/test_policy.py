@@ -1,13 +1,15 @@
 """The policy, and the data types."""
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from gluon_amp import DTypeError, PolicyError, dtypes
 from gluon_amp._mxnet.operators import registered_operators
-from gluon_amp.op_lists.views import list_lp16_ops
-from gluon_amp.policy import Policy, make_policy
+from gluon_amp.rules import Policy, make_policy
+from gluon_amp.rules.views import list_lp16_ops
 
 KNOWN = {name: name for name in ("Convolution", "FullyConnected", "Activation", "transpose", "softmax", "sgd_update")}
 KNOWN["linalg_gemm2"] = "_linalg_gemm2"
@@ -104,13 +106,15 @@ def test_other_types_are_refused(spelling):
     ("", {}, "SSE41", "float32", None),
 ])
 def test_the_cpu_decides_the_type(flags, environ, isa, dtype, on_request):
-    found = dtypes.cpu_isa(f"model name : x\nflags : {flags}\n", environ, amx=True)
-    support = dtypes.cpu_support(found)
-    assert (found, support.dtype, support.on_request) == (isa, dtype, on_request)
-    assert support.native
-    emulated = support.requested("bfloat16")
-    assert (emulated is None) == (dtype == "float32" and on_request is None)
-    assert emulated is None or emulated.native == (dtype == "bfloat16")
+    name = dtypes.cpu_isa(f"model name : x\nflags : {flags}\n", environ, amx=True)
+    found = dtypes.cpu_support(name)
+    assert (name, found.dtype, found.native, found.on_request) == (isa, dtype, True, on_request)
+
+
+def test_a_type_without_instructions_is_emulated_on_request_only():
+    found = dtypes.cpu_support("AVX512_CORE").requested("bfloat16")
+    assert (found.dtype, found.native, found.channel_multiple) == ("bfloat16", False, 16)
+    assert dtypes.cpu_support("AVX2").requested("bfloat16") is None
 
 
 def test_amx_counts_only_where_the_process_may_use_it():
@@ -122,3 +126,36 @@ def test_amx_counts_only_where_the_process_may_use_it():
     ((9, 0), "float32")])
 def test_the_gpu_decides_the_type(capability, dtype):
     assert dtypes.cuda_support(capability).dtype == dtype
+
+
+class TestFiles:
+    """What a policy file says of kernels that are not sound counts for nothing."""
+
+    @staticmethod
+    def text(op, **changes):
+        rule = {"name": op, "rule": "LOWER", "when": None, "fp32_inputs": [], "rounded_inputs": [], "min_channels": 0,
+                "safe": True, "note": "trust me", **changes}
+        return json.dumps({**json.loads(Policy("bfloat16").to_json()), "overrides": {op: [rule]}})
+
+    @pytest.mark.parametrize("rule", ["LOWER", "NEUTRAL", "WIDEST", "KEEP"])
+    @pytest.mark.parametrize("op", ["transpose", "Deconvolution", "Embedding", "sgd_update"])
+    def test_kernels_that_are_not_sound_are_refused(self, op, rule):
+        with pytest.raises(PolicyError, match=f"overrides: '{op}' cannot run in bfloat16"):
+            Policy.from_json(self.text(op, rule=rule))
+
+    def test_conditions_of_the_table_stay(self):
+        policy = Policy.from_json(self.text("Activation"))
+        assert policy.decide("Activation", {"act_type": "softsign"}).rule == "FP32"
+        assert policy.decide("Activation", {"act_type": "relu"}).rule == "LOWER"
+        assert Policy.from_json(policy.to_json()) == policy
+
+    def test_inputs_that_kernels_read_in_fp32_stay(self):
+        with pytest.raises(PolicyError, match=r"fp32_inputs of 'BatchNorm' lack \[1, 2, 3, 4\]"):
+            Policy.from_json(self.text("BatchNorm"))
+
+    def test_lists_survive(self):
+        known = registered_operators()
+        for lists in ({"target_precision_ops": ["Convolution", "Activation", "BatchNorm"]}, {"fp32_ops": ["transpose"]},
+                      {"conditional_fp32_ops": [("Activation", "act_type", ["tanh"])]}):
+            policy = make_policy("bfloat16", known, **lists)
+            assert Policy.from_json(policy.to_json()) == policy
