@@ -254,7 +254,8 @@ def symbol_block_nodes(block: Block) -> set[str]:
     """Name the operators of a SymbolBlock, which need not begin with its prefix; nothing for other blocks."""
     if not isinstance(block, SymbolBlock):
         return set()
-    return {node["name"] for node in json.loads(block._cached_graph[1].tojson(), strict=False)["nodes"] if node["op"] != "null"}
+    nodes = json.loads(block._cached_graph[1].tojson(), strict=False)["nodes"]
+    return {node["name"] for node in nodes if node["op"] != "null"}
 
 
 def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
