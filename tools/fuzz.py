@@ -21,7 +21,7 @@ from typing import Any, Sequence
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from fuzz_checks import CHECKS, Wrong, full_source
+from fuzz_checks import CHECKS, Wrong, check_stock, full_source
 from fuzz_programs import EXACT, FLOAT, Program, generate
 
 import gluon_amp as amp
