@@ -32,6 +32,8 @@ class GluonAmp:
             reasons = "; ".join(self.notes) or "it stays in FP32"
             raise UsageError(f"gluon_amp does not run {dtype} on {device!r}: {reasons}")
         self.dtype: str = active or "float32"
+        if active is None:
+            self.notes.append("it keeps FP32 on this machine, and gains what does not depend on precision")
 
     def init_trainer(self, trainer: mx.gluon.Trainer) -> None:
         """Attach the loss scaler."""

@@ -47,7 +47,7 @@ class Plan:
     Parameters
     ----------
     rounds : int, optional
-        How often every implementation takes its turn; chosen from `budget` by default.
+        How often every implementation takes its turn; chosen from `budget` by default, 0 for the warm-up alone.
     steps : int, optional
         Steps in one turn; by default enough for about a second.
     warmup : int
@@ -193,22 +193,25 @@ class _Driver:
             self.progress.say(f"{track.name}: {text}")
 
     def warm_up(self) -> None:
-        for child, track in list(self.pairs):
-            for _ in range(self.plan.warmup):
+        """Let each process run its first step, then each a further one; one that would not end in time is not begun."""
+        for _ in range(self.plan.warmup):
+            for child, track in list(self.pairs):
+                if track.warmup and track.warmup[-1] > self._patience(child.name):
+                    continue
                 answer = self._ask(child, lambda child=child: child.run(1))  # type: ignore[misc]
-                if answer is None:
-                    break
-                track.warmup += answer["seconds"]
-                _record(track, answer)
-            else:
-                if track.warmup:
-                    first, last = track.warmup[0], track.warmup[-1]
-                    self.progress.say(f"{track.name}: first step {first:.2f} s, last warm-up step {last:.2f} s")
+                if answer is not None:
+                    track.warmup += answer["seconds"]
+                    _record(track, answer)
+        for _, track in self.pairs:
+            if track.warmup:
+                first, last = track.warmup[0], track.warmup[-1]
+                self.progress.say(f"{track.name}: first step {first:.2f} s, last warm-up step {last:.2f} s")
 
     def run_rounds(self) -> None:
         """Run as many rounds as there is time for; rounds that are not complete do not count."""
         self.steps = self.plan.steps or steps_per_turn(self._expected())
-        self._leave_out_the_slowest()
+        if self.plan.rounds != 0:
+            self._leave_out_the_slowest()
         planned = self._planned(0, self.steps * sum(self._expected()))
         done = 0
         while self.pairs and done < planned:
@@ -242,8 +245,9 @@ class _Driver:
     def _planned(self, done: int, seconds_per_round: float) -> int:
         """Return how many rounds there are to be, and say so when nothing is done yet."""
         left = self.begin + self.plan.budget - monotonic()
-        planned = self.plan.rounds or affordable_rounds(done, left, seconds_per_round)
-        if done == 0:
+        given = self.plan.rounds
+        planned = affordable_rounds(done, left, seconds_per_round) if given is None else given
+        if done == 0 and planned:
             self.progress.say(f"{planned} rounds of {self.steps} step{'s' * (self.steps > 1)} for each of "
                               f"{len(self.pairs)} processes")
             if self.plan.rounds is None and self.plan.limit is None and planned * seconds_per_round > left:

@@ -114,9 +114,10 @@ def choose(largest: int, why_largest: str, probes: Sequence[Probe], seconds: flo
     reason = why_largest
     size = largest
     while True:
-        for steps in range(warmup, min(warmup, 1) - 1, -1):
+        fewest = min(warmup, 1) if size > 1 else 0
+        for steps in range(warmup, fewest - 1, -1):
             needed = sum(probe.seconds(size, steps + rounds) for probe in probes)
-            if needed <= _SAFE_TIME * seconds or (size == 1 and steps <= 1):
+            if needed <= _SAFE_TIME * seconds or (size == 1 and steps == 0):
                 return Choice(size, steps, reason)
         reason = f"batch {size} would take about {needed:.0f} s of {seconds:.0f} s for {rounds} rounds"
         size //= 2

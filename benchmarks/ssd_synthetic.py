@@ -106,7 +106,7 @@ def _largest_batch(settings: dict[str, Any], names: Sequence[str]) -> tuple[int,
 def _probe(settings: dict[str, Any], names: Sequence[str], plan: Plan, progress: Progress) -> Comparison:
     """Measure a step of one image of each implementation."""
     progress.say("measuring a step of one image, to choose the batch size")
-    once = replace(plan, rounds=1, steps=1, warmup=1, limit=_PROBE_SHARE * plan.budget)
+    once = replace(plan, rounds=0, warmup=2, limit=_PROBE_SHARE * plan.budget)
     return compare([command("ssd", name, {**settings, "batch_size": 1}) for name in names], once, progress)
 
 
@@ -135,7 +135,7 @@ def _compared(args: argparse.Namespace, settings: dict[str, Any], begin: float) 
 
 
 def _choice(largest: int, why: str, probed: Comparison, left: float, args: argparse.Namespace) -> _sizes.Choice:
-    probes = [_sizes.Probe(track.startup, track.warmup[0], track.step.median) for track in probed.tracks]
+    probes = [_sizes.Probe(track.startup, track.warmup[0], track.warmup[-1]) for track in probed.tracks]
     # a turn of quick steps is longer than one
     rounds = FEWEST_ROUNDS * (args.steps or 1)
     return _sizes.choose(largest, why, probes, left, rounds, args.warmup)

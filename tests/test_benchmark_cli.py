@@ -225,7 +225,7 @@ def test_warm_up_steps_are_given_up_before_the_batch_becomes_smaller():
     assert chosen(180.0) == (8, 2)  # 150 s are expected, and 162 s may be used
     assert chosen(150.0) == (8, 1)
     assert chosen(120.0) == (4, 2)
-    assert chosen(1.0) == (1, 1)  # the limit ends what does not fit even so
+    assert chosen(1.0) == (1, 0)  # the limit ends what does not fit even so
     assert _sizes.choose(8, "it fits", probes, 1.0, rounds=3, warmup=0).warmup == 0
 
 
@@ -410,6 +410,13 @@ def test_nothing_runs_beyond_the_limit(clock):
     result = compare(clocked(a=500.0, b=1.0), Plan(budget=50.0, limit=60.0, warmup=1), Silent())
     assert "did not answer within 35 s" in str(result.failures["a"])
     assert clock.now - 100.0 <= 62.0
+
+
+def test_a_second_step_that_would_not_end_is_not_begun(clock):
+    plan = Plan(rounds=0, warmup=2, limit=40.0, keep=("fp32", "amp"))
+    result = compare(clocked(fp32=15.0, amp=20.0), plan, Silent())
+    assert [track.warmup for track in result.tracks] == [[15.0], [20.0]]
+    assert result.failures == {}
 
 
 def test_what_starts_slowly_leaves_time_to_the_others(clock):
