@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Sequence
 
@@ -21,28 +22,33 @@ LIMITS = ("AVX2", "AVX512_CORE")
 VARIABLE = "DNNL_MAX_CPU_ISA"
 
 
+def machines(own: str) -> list[tuple[str, str | None]]:
+    """Return the runs that a CPU can make, names and limits, and say which it cannot."""
+    able = [limit for limit in LIMITS if limit != own and cpu_isa(environ={VARIABLE: limit}) == limit]
+    for limit in LIMITS:
+        if limit not in (*able, own):
+            print(f"{limit}: left out, this CPU has {own} and nothing above", flush=True)
+    return [*((limit, limit) for limit in able), (f"{own}, this CPU's own", None)]
+
+
 def run(name: str, limit: str | None, arguments: Sequence[str]) -> bool:
-    """Run the tests in a process of their own; return whether they pass."""
-    print(f"{name}: testing", flush=True)
+    """Run the tests in a process of their own, print what they printed; return whether they pass."""
     environ = {key: value for key, value in os.environ.items() if key != VARIABLE}
     begin = time.monotonic()
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "machine and not slow", *arguments], cwd=PROJECT,
-                          env={**environ, **({VARIABLE: limit} if limit else {})}, check=False)
-    print(f"{name}: {'passed' if done.returncode == 0 else 'FAILED'} in {time.monotonic() - begin:.0f} s", flush=True)
+                          env={**environ, "OMP_NUM_THREADS": "1", **({VARIABLE: limit} if limit else {})},
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    verdict = "passed" if done.returncode == 0 else "FAILED"
+    print(f"{done.stdout}{name}: {verdict} in {time.monotonic() - begin:.0f} s", flush=True)
     return done.returncode == 0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the tests on every machine that this one can pass for; return the exit code."""
-    own, passed = cpu_isa(environ={}), []
-    for limit in LIMITS:
-        if limit == own:
-            continue
-        if cpu_isa(environ={VARIABLE: limit}) == limit:
-            passed.append(run(limit, limit, arguments))
-        else:
-            print(f"{limit}: left out, this CPU has {own} and nothing above", flush=True)
-    passed.append(run(f"{own}, this CPU's own", None, arguments))
+    """Run the tests on every machine that this one can pass for, as many at once as there are cores."""
+    wanted = machines(cpu_isa(environ={}))
+    print(f"testing on {len(wanted)} machines: {', '.join(name for name, _ in wanted)}", flush=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        passed = list(pool.map(lambda each: run(*each, arguments), wanted))
     return 0 if all(passed) else 1
 
 
