@@ -106,7 +106,7 @@ class Support(NamedTuple):
         if dtype == self.dtype:
             return self
         if dtype == FLOAT32:
-            return Support(FLOAT32, True, "float32 was asked for")
+            return Support(FLOAT32, True, "float32 was asked for", channel_multiple=min(self.channel_multiple, 16))
         if dtype != self.on_request:
             return None
         return self._replace(dtype=dtype, native=False, on_request=None, cost="",
@@ -177,7 +177,7 @@ def cpu_support(isa: str | None = None) -> Support:
                        amx=amx)
     runs_bfloat16 = level >= _ISA_LEVELS.index("AVX512_CORE")
     return Support(FLOAT32, True, f"this CPU has no BF16 instructions ({isa})", BFLOAT16 if runs_bfloat16 else None,
-                   channel_multiple=16 if runs_bfloat16 else 1,
+                   channel_multiple=16 if runs_bfloat16 else 8,
                    cost="oneDNN emulates bfloat16, about 2x slower than FP32" if runs_bfloat16 else "")
 
 

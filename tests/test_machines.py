@@ -120,7 +120,7 @@ class TestTheChoice:
         on = line.split("Switched on: ")[1].split(", ")
         assert {"shape_operands", "faster updates"} <= set(on)
         assert ("place_casts" in on) is False  # what is required is not worth a word
-        assert ("align_channels" in on) == (isa not in NO_BF16)
+        assert ("cut_casts" in on) == (isa not in NO_BF16)
 
     def test_a_named_bfloat16_is_emulated_with_one_warning_a_process(self):
         found = facts("AVX512_CORE")
