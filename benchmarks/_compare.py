@@ -209,6 +209,8 @@ class _Driver:
 
     def run_rounds(self) -> None:
         """Run as many rounds as there is time for; rounds that are not complete do not count."""
+        if not self.pairs:
+            return
         self.steps = self.plan.steps or steps_per_turn(self._expected())
         if self.plan.rounds != 0:
             self._leave_out_the_slowest()
