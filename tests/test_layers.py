@@ -11,9 +11,9 @@ ROOT = Path(gluon_amp.__file__).parent
 LAYERS = ["__init__", "cli", "debug", "tune", "convert", "audit", "compatibility", "estimator", "checkpoint",
           "functions", "opt_level", "sync_batchnorm", "training", "trainer_scaler", "parallel", "autocast", "state",
           "devices", "_mxnet", "passes", "rules", "graph", "loss_scaler", "dtypes",
-          "errors", "files", "_isa", "_threads", "_compat"]
+          "errors", "files", "_isa", "_compat"]
 FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "errors",
-                 "files", "_isa", "_threads", "_compat"}
+                 "files", "_isa", "_compat"}
 
 
 def modules():
