@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gluon_amp.cli import main
-from gluon_amp.devices import device_supports
+from gluon_amp.runtime.devices import device_supports
 
 
 def test_env_says_what_init_would_choose_and_why(capsys):

@@ -13,14 +13,14 @@ from mxnet.ndarray import NDArray, register
 from networks import NETWORKS, Attention, Residual, conv_net, gradients, ready
 
 import gluon_amp as amp
-from gluon_amp._mxnet.cached_op import RewritingCachedOp
-from gluon_amp._mxnet.observe import Output
 from gluon_amp._mxnet.symbols import dtype_name
 from gluon_amp.debug._flops import MATRIX_OPERATORS
 from gluon_amp.debug._match import matched
 from gluon_amp.debug._records import Captured, Recording
+from gluon_amp.debug.recording.observe import Output
 from gluon_amp.dtypes import LOW_PRECISION
 from gluon_amp.graph import Entry, Graph, Node
+from gluon_amp.runtime.graph_applier import RewritingCachedOp
 
 
 @pytest.fixture(params=[pytest.param("bfloat16", marks=pytest.mark.bf16), "float16"])
@@ -254,7 +254,7 @@ def test_nothing_stays_in_place(low):
     net(data)
     amp.report(net, data)
     assert [getattr(*name) for name in names] == before
-    operations = [operation for operation, _ in net._cached_op._variants.values()]
+    operations = [variant.operation for made in net._cached_op._variants.values() for variant in made.made.values()]
     assert operations
     assert all(operation._monitor_callback is None for operation in operations)
 

@@ -10,9 +10,9 @@ from mxnet.gluon import nn
 from networks import relative
 
 import gluon_amp as amp
-from gluon_amp.devices import machine
 from gluon_amp.errors import PolicyError
 from gluon_amp.rules.tuning import signature
+from gluon_amp.runtime.devices import machine
 
 DENSE = {"flatten": "True", "no_bias": "False"}
 

@@ -21,11 +21,12 @@ from mxnet import profiler
 from mxnet.gluon import Block, SymbolBlock
 from mxnet.ndarray import NDArray
 
-from . import hooks
-from .cached_op import RewritingCachedOp, StockCachedOp
-from .eager import twins
-from .operators import handle_of, registered_operators
-from .symbols import dtype_name, to_graph
+from ..._mxnet.invoke import StockCachedOp
+from ..._mxnet.operators import handle_of, registered_operators
+from ..._mxnet.symbols import dtype_name, to_graph
+from ...runtime import hooks
+from ...runtime.eager_applier import twins
+from ...runtime.graph_applier import RewritingCachedOp
 
 __all__ = ["Listener", "Output", "Stopwatch", "block_tree", "observing", "prepared_operations", "run_observed",
            "symbol_block_nodes"]
@@ -97,29 +98,22 @@ class Listener(Protocol):
 
 
 @contextmanager
-def observing(listener: Listener, controller: hooks.Controller) -> Iterator[None]:
+def observing(listener: Listener) -> Iterator[None]:
     """Tell a listener about every call of the current thread in the body.
 
     Parameters
     ----------
     listener : Listener
         Runs graphs, and is told about operators that were called by themselves.
-    controller : Controller
-        Answers the hooks, which are in place for the body.
     """
-    were_installed = hooks.installed()
-    hooks.install(controller)
-    try:
-        with ExitStack() as stack:
-            original, put = stack.enter_context(hooks.invoke_replaced(controller))
-            ear = _Ear(listener)
-            put(ear.invoke(original), ear.called)
-            stack.enter_context(_replaced(RewritingCachedOp, ear.cached_op))
-            stack.enter_context(_replaced(Block, ear.block))
-            yield
-    finally:
-        if not were_installed:
-            hooks.uninstall()
+    with ExitStack() as stack:
+        stack.enter_context(hooks.kept_in_place())
+        original, put = stack.enter_context(hooks.invoke_replaced())
+        ear = _Ear(listener)
+        put(ear.invoke(original), ear.called)
+        stack.enter_context(_replaced(RewritingCachedOp, ear.cached_op))
+        stack.enter_context(_replaced(Block, ear.block))
+        yield
 
 
 @contextmanager
