@@ -69,8 +69,8 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     >>> net.initialize()
     >>> kept = os.path.join(tempfile.mkdtemp(), 'tuning.json')
     >>> tuning = amp.tune(net, mx.nd.ones((8, 32)), cache=kept, progress=False)
-    >>> len(tuning.milliseconds)  # 0 where everything runs in FP32
-    1
+    >>> tuning.slow <= set(tuning.milliseconds)
+    True
     >>> amp.init(tuning=kept)
     >>> amp.deinit()
     """

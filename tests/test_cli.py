@@ -10,6 +10,8 @@ import pytest
 from gluon_amp.cli import main
 from gluon_amp.runtime.devices import device_supports
 
+pytestmark = pytest.mark.machine
+
 
 def test_env_says_what_init_would_choose_and_why(capsys):
     assert main(["env", "--json"]) == 0

@@ -261,12 +261,12 @@ def test_networks_are_as_close_to_fp32_as_without(name, monkeypatch):
 
     bench = Bench(name)
     plain = measured(bench, active=False)
-    amp.init()
+    amp.init("bfloat16")
     found = distance(plain, measured(bench, active=True))
     bench.task.net.hybridize()
     monkeypatch.setattr(cut_casts, "COSTS", {})
     amp.deinit()
-    amp.init()
+    amp.init("bfloat16")
     swept = distance(plain, measured(bench, active=True))
     assert found["not_finite"] == []
     assert all(found[kind] < 1.5 * swept[kind] + 0.01 for kind in ("outputs", "gradients", "batch_gradients")), \
@@ -288,7 +288,7 @@ def test_explain_says_what_was_saved():
     net = Net()
     net.initialize()
     net.hybridize()
-    amp.init()
+    amp.init("bfloat16")
     (item,) = amp.explain(net, "*clip*", mx.nd.ones((8, 64, 32, 32))).operators
     assert item.operator.observed == "float32"
     assert "in float32 rather than bfloat16: saves about" in item.why

@@ -7,8 +7,8 @@ import pytest
 from mxnet.gluon import nn
 
 import gluon_amp as amp
-from gluon_amp import devices
 from gluon_amp.dtypes import cpu_support
+from gluon_amp.runtime import devices
 
 pytestmark = pytest.mark.bf16
 
@@ -17,7 +17,8 @@ FILTERS = 32
 
 @pytest.fixture(autouse=True)
 def with_amx(monkeypatch):
-    monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support()._replace(amx=True, channel_multiple=32))
+    with_tiles = cpu_support("AVX512_CORE_BF16")._replace(amx=True, channel_multiple=32)
+    monkeypatch.setattr(devices, "cpu_support", lambda: with_tiles)
 
 
 def integers(shape, seed):

@@ -9,6 +9,7 @@ import pytest
 
 from gluon_amp import _isa
 
+pytestmark = pytest.mark.machine
 AMX_CPU = "flags : avx512f avx512_bf16 amx_bf16 amx_tile"
 
 

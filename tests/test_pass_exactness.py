@@ -271,7 +271,6 @@ class TestTraining:
         amp.deinit()
         return results, outline(plan.graph)
 
-    @pytest.mark.filterwarnings("ignore:AMP will be slow")
     @pytest.mark.parametrize("grad_req", ["write", "add"])
     @pytest.mark.parametrize("integers", [True, False], ids=["integers", "random"])
     @pytest.mark.parametrize(("name", "target"), expand(TRAINING))
@@ -296,7 +295,6 @@ class TestConversion:
         _, symbol = blocks.graph_of(converted)
         return {"output": outputs_of(converted, data)[0]}, outline(to_graph(symbol))
 
-    @pytest.mark.filterwarnings("ignore:AMP will be slow")
     @pytest.mark.parametrize("integers", [True, False], ids=["integers", "random"])
     @pytest.mark.parametrize(("name", "target"), expand(INFERENCE))
     def test_values(self, name, target, integers):

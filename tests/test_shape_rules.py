@@ -104,11 +104,11 @@ data = mx.nd.random.normal(shape=(3, 64, 6, 6))
 expected = net(data).asnumpy()
 def check(found):
     assert np.abs(found.asnumpy() - expected).max() < 0.03 * np.abs(expected).max()
-converted = amp.convert_hybrid_block(net)
+converted = amp.convert_hybrid_block(net, "bfloat16")
 for size in (8, 6, 6):
     out = converted(mx.nd.random.normal(shape=(3, 64, size, size)) if size == 8 else data)
 check(out)
-amp.init()
+amp.init("bfloat16")
 for hybridized in (False, True):
     net.hybridize(hybridized)
     for size in (8, 6, 8, 6):
@@ -134,7 +134,7 @@ import gluon_amp as amp
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
-amp.init()
+amp.init("bfloat16")
 for batch, channels in ((2, 64), (2, 128), (8, 64), (8, 128)):
     net = nn.HybridSequential()
     net.add(nn.Conv2D(channels, 3, padding=1, in_channels=64), nn.BatchNorm(), nn.Activation("relu"),

@@ -21,7 +21,7 @@ from typing import Any, Sequence
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from fuzz_checks import CHECKS, Wrong, full_source
+from fuzz_checks import CHECKS, Wrong, check_stock, full_source
 from fuzz_programs import EXACT, FLOAT, Program, generate
 
 import gluon_amp as amp
@@ -67,6 +67,8 @@ def run(seed: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Try one seed."""
     found = []
     program = generate(seed, arguments.steps, EXACT if seed % 4 == 3 else FLOAT)
+    check_stock(program)
+    print(json.dumps({"stock": seed}), flush=True)
     for check in arguments.checks:
         for dtype in arguments.dtypes or DTYPES[check]:
             message = failure(program, check, dtype)
@@ -103,21 +105,23 @@ def supervise(arguments: argparse.Namespace) -> int:
                    str(last - first), "--minutes", str(left), "--steps", str(arguments.steps), "--shrink",
                    str(arguments.shrink), "--checks", *arguments.checks]
         command += ["--dtypes", *arguments.dtypes] if arguments.dtypes else []
-        begun = None
+        begun = survived = None
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         for line in process.stdout or ():
             found = json.loads(line) if line.startswith("{") else {}
-            begun = found.get("begun", begun)
+            begun, survived = found.get("begun", begun), found.get("stock", survived)
             counts["programs"] += "done" in found
             if "message" in found:
                 counts["findings"] += 1
                 report(found)
         if process.wait() == 0:
             break
-        counts["crashes"] += 1
-        print(f"== seed {begun}: the process ended with {process.returncode}", flush=True)
+        whose = "crashes" if survived == begun else "crashes of MXNet alone"
+        counts[whose] += 1
+        print(f"== seed {begun}: the process ended with {process.returncode} ({whose})", flush=True)
         first = (first if begun is None else begun) + 1
-    print(f"{counts['programs']} programs, {counts['findings']} findings, {counts['crashes']} crashes")
+    print(f"{counts['programs']} programs, {counts['findings']} findings, {counts['crashes']} crashes, "
+          f"{counts['crashes of MXNet alone']} of MXNet alone")
     return 1 if counts["findings"] or counts["crashes"] else 0
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from fuzz_programs import EXACT, Program
 from mxnet import autograd, gluon
 
-__all__ = ["CHECKS", "Wrong", "full_source", "network"]
+__all__ = ["CHECKS", "Wrong", "check_stock", "full_source", "network"]
 
 WAYS: dict[str, dict[str, bool] | None] = {"eager": None, "hybridized": {}, "static": {"static_alloc": True},
                                            "static shape": {"static_alloc": True, "static_shape": True}}
@@ -126,6 +126,17 @@ def _amp(program: Program, dtype: str) -> None:
         amp.init(dtype)
     if program.excluded:
         amp.exclude(*program.excluded)
+
+
+def check_stock(program: Program) -> None:
+    """Run a program without AMP: what ends the process here is no fault of ours."""
+    for flags in (None, {}):
+        net = network(program, with_regions=False)
+        if flags is not None:
+            net.hybridize(**flags)
+        gradients(net, data(program), program.mode == EXACT, passes=2)
+        for shape in SHAPES:
+            outputs(net, data(program, shape))
 
 
 def check_ways(program: Program, dtype: str) -> None:

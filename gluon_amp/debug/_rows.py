@@ -7,11 +7,11 @@ from typing import Collection, Sequence
 
 from mxnet.gluon import Block
 
+from .._mxnet.blocks import block_tree, symbol_block_nodes
 from ..dtypes import FLOAT32
 from ..graph import CAST, Entry, Node
 from ..rules import Cause
 from ._records import Ran
-from .recording.observe import block_tree, symbol_block_nodes
 
 __all__ = ["InputRow", "InsertedRow", "OperatorRow", "make_rows"]
 

@@ -51,7 +51,7 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     --------
     >>> import gluon_amp as amp
     >>> import mxnet as mx
-    >>> amp.init()
+    >>> amp.init('bfloat16')
     >>> net = mx.gluon.nn.Dense(4, in_units=8, prefix='fc_')
     >>> net.initialize()
     >>> net.hybridize()
@@ -163,7 +163,10 @@ def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:
 
 def _explained(row: OperatorRow, rows: Sequence[OperatorRow]) -> OperatorExplanation:
     target = next((other.precision for other in rows if _is_low(other)), active_dtype())
-    return OperatorExplanation(row, _why(row), tuple(_read(row)), tuple(_remedies(row, target)))
+    state = controller.current()
+    in_fp32 = state is not None and state.enabled and not state.lowers
+    return OperatorExplanation(row, _why(row), tuple(_read(row)),
+                               (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(_remedies(row, target)))
 
 
 def _why(row: OperatorRow) -> str:
@@ -187,6 +190,10 @@ def _read(row: OperatorRow) -> Iterator[str]:
     for read in row.inputs:
         cast = f", cast to {read.dtype}" if read.dtype != read.source_dtype else ""
         yield f"{read.name}: {read.source_dtype}{cast}"
+
+
+_NOTHING_LOWER = ("FP32 is fastest here: a type that amp.init is given runs nevertheless, where the device can, as in "
+                  "amp.init('bfloat16')")
 
 
 # What to say, and when; all that hold are said.

@@ -58,7 +58,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     --------
     >>> import gluon_amp as amp
     >>> import mxnet as mx
-    >>> amp.init()
+    >>> amp.init('bfloat16')
     >>> net = mx.gluon.nn.Dense(4, in_units=8, prefix='fc_')
     >>> net.initialize()
     >>> net.hybridize()

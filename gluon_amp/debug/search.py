@@ -104,7 +104,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     state = mixed_state(dtype)
     device = "gpu" if any(array.context.device_type == "gpu" for array in float_arrays(arguments)) else "cpu"
     base = state.policy(device)
-    if base is None:
+    if base is None or not base.lowers:
         raise StateError(f"the low-precision type is not for arrays on the {device}, where the network runs")
     with hooks.kept_in_place(), tqdm(desc="search", unit="run", disable=not progress) as bar:
         judge = (_OutputJudge(net, arguments, train_mode, max_error) if max_error is not None

@@ -154,8 +154,7 @@ class Graph:
             rows = raw.get("node_row_ptr")
             nodes: list[Node] = []
             for number, item in enumerate(raw["nodes"]):
-                count = rows[number + 1] - rows[number] if rows else 1
-                nodes.append(_read_node(item, nodes, count))
+                nodes.append(_read_node(item, nodes, _num_outputs(rows, number)))
             return cls([_read_entry(head, nodes) for head in raw["heads"]], dict(raw.get("attrs", {})))
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise GraphError(f"not the JSON text of an MXNet symbol: {type(error).__name__}: {error}") from error
@@ -248,6 +247,15 @@ def _known_escape(found: re.Match[str]) -> str:
     if found[1]:
         return chr(int(found[1], 16))
     return {"b": "\b", "f": "\f"}.get(found[2], found[0])
+
+
+def _num_outputs(rows: Any, number: int) -> int:
+    if not rows:
+        return 1
+    count = rows[number + 1] - rows[number]
+    if not isinstance(count, int):
+        raise ValueError(f"node_row_ptr gives node {number} {count} outputs")
+    return count
 
 
 def _read_entry(raw: Any, nodes: list[Node]) -> Entry:

@@ -4,6 +4,11 @@ In bfloat16 MXNet's own ``relu`` takes one element at a time, fifty times as lon
 values and gradients are the same. ``clip`` has no kernel of oneDNN. What costs it most are branches that cannot be
 predicted for data of either sign; behind BatchNorm one with the lower bound 0 gets a rectifier before it, which
 takes them away: a quarter of the time. At exactly 0 the gradient is then 0, as that of ReLU, where clip's is 1.
+
+In FP32 training ``sigmoid`` and ``tanh`` run as ``Activation``, two to ten times as fast and equal up to rounding, and
+``clip`` as a maximum and a minimum, which have no branches: twice as fast, with the same values and gradients, at the
+bounds too. They also add to a gradient that accumulates (``grad_req='add'``), where clip leaves it as it was. ``relu``
+is as fast as ``Activation`` there, and lets a NaN through, which that takes for 0.
 """
 from __future__ import annotations
 
@@ -15,16 +20,36 @@ from .context import Context
 __all__ = ["is_needed", "run"]
 
 _RELU = ("relu", "_npx_relu")
+_FP32_ACTIVATIONS = {"sigmoid": "sigmoid", "_npx_sigmoid": "sigmoid", "tanh": "tanh", "_npi_tanh": "tanh"}
 _MOST_DIMENSIONS = 5  # of oneDNN's kernel; MXNet's own one does not take bfloat16
 
 
 def is_needed(context: Context) -> bool:
-    """Whether rectifiers run in bfloat16, on oneDNN's kernels."""
+    """Whether activations run in bfloat16, on oneDNN's kernels, or train in FP32."""
+    if context.target == FLOAT32:
+        return context.policy.training
     return context.target == BFLOAT16 and not context.policy.imitated
 
 
 def run(graph: Graph, context: Context) -> int:
-    """Replace or help the rectifiers that run in bfloat16; return how many."""
+    """Replace or help the activations that run in the target type; return how many."""
+    return _in_fp32(graph) if context.target == FLOAT32 else _in_bfloat16(graph, context)
+
+
+def _in_fp32(graph: Graph) -> int:
+    nodes = graph.nodes()
+    names = {node.name for node in nodes}
+    kept = [node for node in nodes if not node.is_variable and Entry(node).dtype == FLOAT32]
+    activations = [node for node in kept if node.op in _FP32_ACTIVATIONS and _fits(Entry(node))]
+    clips = [node for node in kept if node.op == "clip"]
+    for node in activations:
+        node.op, node.attrs = "Activation", {**node.attrs, "act_type": _FP32_ACTIVATIONS[node.op]}
+    for node in clips:
+        _bound_in_turn(node, names)
+    return len(activations) + len(clips)
+
+
+def _in_bfloat16(graph: Graph, context: Context) -> int:
     nodes = graph.nodes()
     lowered = [node for node in nodes if not node.is_variable and Entry(node).dtype == BFLOAT16]
     relus = [node for node in lowered if node.op in _RELU and _fits(Entry(node))]
@@ -48,3 +73,12 @@ def _rectify_input(clip: Node, names: set[str], context: Context) -> None:
     relu.dtypes, relu.planned = [FLOAT32], [BFLOAT16]
     relu.decision = context.policy.decide(relu.op, relu.attrs, source.shape)
     clip.inputs = [Entry(relu)]
+
+
+def _bound_in_turn(clip: Node, names: set[str]) -> None:
+    """Turn a clip into the minimum of its upper bound and a maximum."""
+    (source,) = clip.inputs
+    attrs = {name: value for name, value in clip.attrs.items() if name not in ("a_min", "a_max")}
+    raised = operator("_maximum_scalar", unique_name(f"{clip.name}_raised", names), [source], source)
+    raised.attrs, raised.decision = {**attrs, "scalar": clip.attrs["a_min"]}, clip.decision
+    clip.op, clip.attrs, clip.inputs = "_minimum_scalar", {**attrs, "scalar": clip.attrs["a_max"]}, [Entry(raised)]

@@ -272,7 +272,7 @@ def _policy(found: Support, lists: Mapping[str, Any]) -> Policy:
     if found.dtype == FLOAT32:
         # Lists that would be refused on another machine are refused here.
         make_policy(BFLOAT16, known, custom_ops=custom_ops, **lists)
-        return Policy(FLOAT32, reason=found.reason)
+        return Policy(FLOAT32, reason=found.reason, channel_multiple=found.channel_multiple)
     policy = make_policy(found.dtype, known, custom_ops=custom_ops, imitated=found.imitated, **lists)
     return replace(policy, channel_multiple=found.channel_multiple, amx=found.amx)
 
@@ -295,8 +295,7 @@ def policies_of(policy: Policy) -> dict[str, Policy]:
     """
     passes.checked(policy.disabled_passes, "policy.disabled_passes")
     chosen = choose(policy.target_dtype, device_supports())
-    return {device: Policy(FLOAT32, disabled_passes=policy.disabled_passes, reason=found.reason)
-            if found.dtype == FLOAT32 else
+    return {device: replace(_policy(found, {}), disabled_passes=policy.disabled_passes) if found.dtype == FLOAT32 else
             replace(policy, imitated=found.imitated, channel_multiple=found.channel_multiple, amx=found.amx)
             for device, found in chosen.items()}
 

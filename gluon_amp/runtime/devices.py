@@ -42,7 +42,8 @@ def support(device_type: str, device_id: int = 0) -> Support:
     found, lost = cpu_support(), lost_amx()
     if lost is None or found.dtype == FLOAT32:
         return found
-    return Support(FLOAT32, True, lost, on_request=BFLOAT16, channel_multiple=16)
+    return Support(FLOAT32, True, lost, on_request=BFLOAT16, channel_multiple=16,
+                   cost="bfloat16 is slower than FP32 without them")
 
 
 def device_supports() -> dict[str, Support]:
