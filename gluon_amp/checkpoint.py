@@ -3,19 +3,24 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Mapping, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 from mxnet import gluon
 
-from ._mxnet import trainers
+from ._mxnet import records, trainers
+from ._mxnet.records import known_classes
+from ._mxnet.unpickling import unpickle
 from .errors import StateError, expected
 from .files import replacing
-from .loss_scaler import LossScaler
+from .loss_scaler import LossScaler, ScalerState
 from .trainer_scaler import TrainerScaler, UnscaledTrainer, attached_scalers
 
 __all__ = ["load_state_dict", "load_states", "save_states", "scalers_of", "state_dict"]
 
-_MAGIC = b"gluon_amp trainer states 1\n"
+_MAGIC = b"gluon_amp trainer states 2\n"
+_PICKLED = b"gluon_amp trainer states 1\n"  # as versions before wrote them
 
 
 def state_dict() -> dict[str, dict[str, float]]:
@@ -56,24 +61,27 @@ def load_state_dict(state: Mapping[str, Mapping[str, float]]) -> None:
         A scaler's state is malformed; none is changed then.
     """
     scalers = _scalers()
-    if sorted(state) != sorted(f"loss_scaler{number}" for number in range(len(scalers))):
-        raise StateError(f"the state holds {len(state)} loss scalers ({', '.join(state) or 'none'}), there are "
-                         f"{len(scalers)} in use: call amp.init_trainer or amp.initialize on the same trainers first")
-    before = state_dict()
-    try:
-        _load(scalers, state)
-    except ValueError:
-        _load(scalers, before)
-        raise
+    if not isinstance(state, Mapping):
+        raise ValueError(expected("what state_dict returned", "state", state))
+    if set(state) != {f"loss_scaler{number}" for number in range(len(scalers))}:
+        names = ", ".join(map(str, state)) or "none"
+        raise StateError(f"the state holds {len(state)} loss scalers ({names}), there are {len(scalers)} in use: "
+                         "call amp.init_trainer or amp.initialize on the same trainers first")
+    _load(scalers, [state[f"loss_scaler{number}"] for number in range(len(scalers))])
 
 
-def _load(scalers: Sequence[LossScaler], state: Mapping[str, Mapping[str, float]]) -> None:
-    for number, scaler in enumerate(scalers):
-        scaler.load_state_dict(state[f"loss_scaler{number}"])
+def _load(scalers: Sequence[LossScaler], states: Sequence[Mapping[str, float]]) -> None:
+    """Give scalers their states; all or none."""
+    for state in states:
+        ScalerState.of(state)
+    for scaler, state in zip(scalers, states):
+        scaler.load_state_dict(state)
 
 
 def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
-    """Write the optimizer's states and the loss scalers' into one file, atomically.
+    """Write the optimizer, its states and the loss scalers' into one file, atomically.
+
+    The file holds JSON and arrays: to read it no code of others is run.
 
     Parameters
     ----------
@@ -82,6 +90,14 @@ def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
     fname : path
         Overwritten when all went well, left as it was otherwise.
 
+    Raises
+    ------
+    TypeError
+        The optimizer, or its scheduler, holds something that is neither a number, a text, an array nor an object of
+        such; the message says where.
+    StateError
+        The servers of a distributed KVStore hold the states.
+
     Examples
     --------
     ::
@@ -89,14 +105,17 @@ def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
         net.save_parameters('net.params')
         amp.save_states(trainer, 'trainer.states')
     """
-    header = [scaler.state_dict() for scaler in scalers_of(trainer)]
-    content = _MAGIC + json.dumps(header).encode() + b"\n" + trainers.optimizer_states(trainer)
+    header = json.dumps([scaler.state_dict() for scaler in scalers_of(trainer)]).encode()
+    content = b"".join((_MAGIC, header, b"\n", records.write(trainers.optimizer_states(trainer))))
     with replacing(fname) as (temporary,), open(temporary, "wb") as file:
         file.write(content)
 
 
-def load_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
-    """Read a file of :func:`save_states`, or of plain ``Trainer.save_states``.
+def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Sequence[type] = ()) -> None:
+    """Read a file of :func:`save_states`, or of plain ``Trainer.save_states``; all of it or nothing.
+
+    Files of ``Trainer.save_states`` are pickles, which can run any code. Here they may refer to MXNet's and NumPy's own
+    classes only, and to those that you name.
 
     Parameters
     ----------
@@ -104,13 +123,15 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
         Its optimizer, and its loss scalers where the file and the trainer have any, continue from the file.
     fname : path
         The file.
+    classes : sequence of type
+        Classes of your own that the file may hold objects of, such as a scheduler of learning rates.
 
     Raises
     ------
     StateError
-        The file is of a trainer with another number of losses; nothing is changed then.
+        The file is of a trainer with another number of losses.
     ValueError
-        The file is of neither kind.
+        The file is of neither kind, is damaged, or refers to other classes.
 
     Examples
     --------
@@ -120,27 +141,44 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
         amp.load_states(trainer, 'trainer.states')
     """
     scalers = scalers_of(trainer)
+    if not all(isinstance(one, type) for one in classes):
+        raise TypeError(expected("a list of classes", "classes", classes))
     with open(fname, "rb") as file:
         content = file.read()
-    found, states = _parsed(content)
+    try:
+        found, read = _parsed(content, known_classes(*classes, *_classes_of(trainer)))
+        for state in found:
+            ScalerState.of(state)
+        hand_over = trainers.load_optimizer_states(trainer, read)
+    except StateError:
+        raise
+    except Exception as error:  # pickles and arrays of damaged files raise anything
+        raise ValueError(f"{os.fspath(fname)!r} holds no trainer states ({type(error).__name__}: {error}). Expected a "
+                         "file written by amp.save_states or Trainer.save_states") from error
     if scalers and found and len(scalers) != len(found):
         raise StateError(f"{os.fspath(fname)!r} holds the states of {len(found)} loss scalers, the trainer has "
                          f"{len(scalers)}: give amp.initialize the same num_losses")
-    try:
-        trainers.load_optimizer_states(trainer, states)
-    except Exception as error:
-        raise ValueError(f"{os.fspath(fname)!r} holds no trainer states ({type(error).__name__}: {error}). Expected a "
-                         "file written by amp.save_states or Trainer.save_states") from error
-    for scaler, state in zip(scalers, found):
-        scaler.load_state_dict(state)
+    hand_over()
+    if scalers and found:
+        _load(scalers, found)
 
 
-def _parsed(content: bytes) -> tuple[list[Any], bytes]:
-    if not content.startswith(_MAGIC):
-        return [], content
-    header, _, states = content[len(_MAGIC):].partition(b"\n")
-    found = json.loads(header) or []
-    return (found if isinstance(found, list) else [found]), states
+def _classes_of(trainer: gluon.Trainer) -> list[type]:
+    """Return the classes of the user's own that the trainer has already."""
+    optimizer = trainer.optimizer
+    scheduler = optimizer.lr_scheduler
+    return [type(optimizer), *([] if scheduler is None or isinstance(scheduler, FunctionType) else [type(scheduler)])]
+
+
+def _parsed(content: bytes, classes: Collection[type]) -> tuple[list[Any], Callable[[], Any]]:
+    """Return the states of loss scalers, and what reads those of the optimizer."""
+    for magic in (_MAGIC, _PICKLED):
+        if content.startswith(magic):
+            header, _, states = content[len(magic):].partition(b"\n")
+            raw = json.loads(header) or []
+            found = raw if isinstance(raw, list) else [raw]
+            return found, partial(records.read if magic == _MAGIC else unpickle, states, classes)
+    return [], partial(unpickle, content, classes)
 
 
 def scalers_of(trainer: gluon.Trainer) -> list[LossScaler]:

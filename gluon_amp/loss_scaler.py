@@ -7,7 +7,7 @@ from typing import Mapping
 
 from .errors import expected
 
-__all__ = ["DynamicLossScaler", "LossScaler", "StaticLossScaler"]
+__all__ = ["DynamicLossScaler", "LossScaler", "ScalerState", "StaticLossScaler"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,14 @@ class ScalerState:
     good_steps: int = 0
     bad_steps: int = 0
     num_skipped: int = 0
+
+    @classmethod
+    def of(cls, state: Mapping[str, float]) -> ScalerState:
+        """Read what :meth:`LossScaler.state_dict` returned; raise ValueError for anything else."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(state, Mapping) or set(state) != set(names):
+            raise ValueError(expected(f"a dict with {', '.join(names)}", "state", state))
+        return cls(_positive("scale", state["scale"]), *(_count(name, state[name]) for name in names[1:]))
 
 
 @dataclass(frozen=True)
@@ -107,13 +115,9 @@ class LossScaler:
         Raises
         ------
         ValueError
-            The state lacks an entry, or has a scale that is not a finite number above 0.
+            The state lacks an entry, has a scale that is not a finite number above 0, or counts that are no counts.
         """
-        names = [field.name for field in fields(ScalerState)]
-        if sorted(state) != sorted(names):
-            raise ValueError(expected(f"a dict with {', '.join(names)}", "state", dict(state)))
-        _positive("scale", state["scale"])
-        self._state = ScalerState(float(state["scale"]), *(int(state[name]) for name in names[1:]))
+        self._state = ScalerState.of(state)
 
     def update(self, found_inf: bool) -> None:
         """Take note of a step.
@@ -200,6 +204,12 @@ def _positive(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
         raise ValueError(expected("a finite number above 0", name, value))
     return float(value)
+
+
+def _count(name: str, value: float) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 <= value < 2 ** 63) or value % 1:
+        raise ValueError(expected("a whole number, 0 or above", name, value))
+    return int(value)
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:

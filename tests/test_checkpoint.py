@@ -148,3 +148,141 @@ def test_wrong_trainers_are_refused(tmp_path):
     for function in (amp.save_states, amp.load_states):
         with pytest.raises(TypeError, match=r"expected a gluon\.Trainer"):
             function("trainer", tmp_path / "states")
+
+
+MALFORMED = [None, 3, "text", [], {}, {"scale": None, "good_steps": 0, "bad_steps": 0, "num_skipped": 0},
+             {"scale": float("inf"), "good_steps": 0, "bad_steps": 0, "num_skipped": 0},
+             {"scale": 8.0, "good_steps": -1e9, "bad_steps": 0, "num_skipped": 0},
+             {"scale": 8.0, "good_steps": None, "bad_steps": 0, "num_skipped": 0},
+             {"scale": 8.0, "good_steps": 0, "bad_steps": float("nan"), "num_skipped": 0},
+             {"scale": 8.0, "good_steps": 0, "bad_steps": 0.5, "num_skipped": 0},
+             {"scale": 8.0, "good_steps": 0, "bad_steps": 0, "num_skipped": float("inf")}]
+
+
+@pytest.mark.parametrize("state", MALFORMED, ids=repr)
+def test_malformed_states_of_scalers_change_nothing(state, tmp_path):
+    net, trainer = make()
+    train(net, trainer, range(2))
+    amp.save_states(trainer, tmp_path / "states")
+    _, second = make()
+    first = amp.state_dict()
+    with pytest.raises(ValueError, match="expected"):
+        amp.load_state_dict({**first, "loss_scaler1": state})
+    content = (tmp_path / "states").read_bytes()
+    magic, _, rest = content.partition(b"\n")
+    (tmp_path / "states").write_bytes(magic + b"\n" + json.dumps([state]).encode() + b"\n" + rest.partition(b"\n")[2])
+    with pytest.raises(ValueError, match="holds no trainer states"):
+        amp.load_states(second, tmp_path / "states")
+    assert amp.state_dict() == first
+    assert second.optimizer.num_update == 0
+    assert not second._updaters[0].states
+
+
+@pytest.mark.parametrize("state", [None, 3, "text", ["loss_scaler0"]])
+def test_states_that_are_no_dict(state):
+    make()
+    with pytest.raises(ValueError, match="expected what state_dict returned"):
+        amp.load_state_dict(state)
+
+
+def test_a_file_cut_off_changes_nothing(tmp_path):
+    net, trainer = make()
+    train(net, trainer, range(3))
+    amp.save_states(trainer, tmp_path / "states")
+    content = (tmp_path / "states").read_bytes()
+    _, second = make()
+    for length in range(0, len(content), max(1, len(content) // 40)):
+        (tmp_path / "cut").write_bytes(content[:length])
+        with pytest.raises(ValueError, match="holds no trainer states"):
+            amp.load_states(second, tmp_path / "cut")
+    assert (second.optimizer.num_update, second._updaters[0].states) == (0, {})
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.mkdir, ("made_by_a_pickle",)
+
+
+class OwnSchedule(mx.lr_scheduler.LRScheduler):
+    def __call__(self, num_update):
+        return self.base_lr / (1 + num_update)
+
+
+class Held:
+    """Something that an optimizer of the user's refers to."""
+
+    def __init__(self):
+        self.value = {"rates": (1, 2.5, [None, True]), 3: np.float32(0.1), "array": np.arange(3)}
+
+
+def test_a_pickle_that_runs_code_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, trainer = make()
+    evil = pickle.dumps(({0: Malicious()}, None))
+    dotted = b"\x80\x04\x8c\x0amxnet.base\x8c\x08os.mkdir\x93\x8c\x10made_by_a_pickle\x85R."
+    for content in (evil, b"gluon_amp trainer states 1\n[]\n" + evil, dotted,
+                    pickle.dumps(mx.nd.save), pickle.dumps(np.memmap), pickle.dumps(eval)):
+        (tmp_path / "states").write_bytes(content)
+        with pytest.raises(ValueError, match=r"refers to (posix\.mkdir|nt\.mkdir|mxnet|numpy|builtins)"):
+            amp.load_states(trainer, tmp_path / "states")
+    assert os.listdir(tmp_path) == ["states"]
+
+
+def test_classes_of_the_users_own_are_named(tmp_path):
+    net, trainer = make()
+    trainer.optimizer.lr_scheduler = OwnSchedule(base_lr=0.5)
+    trainer.optimizer.held = Held()
+    train(net, trainer, range(2))
+    amp.save_states(trainer, tmp_path / "ours")
+    trainer.save_states(str(tmp_path / "theirs"))
+    for name in ("ours", "theirs"):
+        _, second = make()
+        with pytest.raises(ValueError, match=r"test_checkpoint\.(OwnSchedule|Held).*classes="):
+            amp.load_states(second, tmp_path / name)
+        assert second.optimizer.lr_scheduler is None
+        amp.load_states(second, tmp_path / name, classes=[OwnSchedule, Held])
+        assert second.learning_rate == trainer.learning_rate
+        assert second.optimizer.held.value["rates"] == (1, 2.5, [None, True])
+        np.testing.assert_array_equal(second.optimizer.held.value["array"], np.arange(3))
+
+
+def test_what_cannot_be_written_without_code_is_refused(tmp_path):
+    _, trainer = make()
+    trainer.optimizer.hook = lambda: None
+    with pytest.raises(TypeError, match=r"Adam.*hook.*function"):
+        amp.save_states(trainer, tmp_path / "states")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "adagrad", "rmsprop", "adadelta", "ftrl", "adamax", "nadam",
+                                  "signum", "ftml", "lamb", "lars", "dcasgd", "sgld", "lbsgd"])
+def test_every_optimizer_continues_bit_for_bit(name, tmp_path):
+    def begin():
+        mx.random.seed(4)
+        net = nn.Dense(3, in_units=2, prefix="net_")
+        net.initialize(mx.init.Normal(1))
+        net.cast("float16" if name == "sgd" else "float32")
+        schedule = mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.05)
+        options = {"lr_scheduler": schedule, **({"multi_precision": True} if name == "sgd" else {})}
+        return net, gluon.Trainer(net.collect_params(), name, options, update_on_kvstore=False)
+
+    def run(net, trainer, count):
+        for number in range(count):
+            mx.random.seed(number)
+            for parameter in net.collect_params().values():
+                parameter.grad()[:] = 0.1 * (number + 1)
+                parameter.data()._fresh_grad = True
+            trainer.step(1)
+        return [parameter.data().asnumpy() for parameter in net.collect_params().values()]
+
+    net, trainer = begin()
+    run(net, trainer, 3)
+    amp.save_states(trainer, tmp_path / "states")
+    net.save_parameters(str(tmp_path / "net"))
+    again, resumed = begin()
+    again.load_parameters(str(tmp_path / "net"))
+    amp.load_states(resumed, tmp_path / "states")
+    assert (tmp_path / "states").read_bytes().startswith(b"gluon_amp trainer states 2\n")
+    for one, other in zip(run(net, trainer, 3), run(again, resumed, 3)):
+        np.testing.assert_array_equal(one, other)
+    assert resumed.learning_rate == trainer.learning_rate

@@ -5,16 +5,14 @@ skips the update when the answer is true. That attribute is MXNet's own way in f
 """
 from __future__ import annotations
 
-import os
-import tempfile
-from typing import Any, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
-from ..errors import StateError
+from ..errors import StateError, expected
 from . import finite
 
 __all__ = ["attach", "attached", "device_type", "discard_gradients", "divide_rescaling", "gradient_norm",
@@ -208,19 +206,52 @@ def _arrays_in(state: Any) -> Iterator[NDArray]:
         yield state
 
 
-def optimizer_states(trainer: gluon.Trainer) -> bytes:
-    """Return what ``Trainer.save_states`` writes."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = os.path.join(directory, "states")
-        trainer.save_states(path)
-        with open(path, "rb") as file:
-            return file.read()
+def optimizer_states(trainer: gluon.Trainer) -> tuple[dict[int, Any], Optimizer]:
+    """Return what ``Trainer.save_states`` writes: what the optimizer keeps for every parameter, and the optimizer."""
+    updater = _ready_updaters(trainer)[0]
+    return updater.states, updater.optimizer
 
 
-def load_optimizer_states(trainer: gluon.Trainer, states: bytes) -> None:
-    """Hand the trainer what :func:`optimizer_states` returned."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = os.path.join(directory, "states")
-        with open(path, "wb") as file:
-            file.write(states)
-        trainer.load_states(path)
+def load_optimizer_states(trainer: gluon.Trainer, read: Callable[[], Any]) -> Callable[[], None]:
+    """Read what :func:`optimizer_states` returned, once per context; return what hands it to the trainer.
+
+    Raises
+    ------
+    ValueError
+        It is something else, or of more parameters than the trainer has.
+    """
+    updaters = _ready_updaters(trainer)
+    found = [_states_and_optimizer(read(), trainer) for _ in updaters]
+
+    def hand_over() -> None:
+        optimizer = found[0][1] or updaters[0].optimizer
+        for updater, (states, _) in zip(updaters, found):
+            updater.states, updater.optimizer = states, optimizer
+            updater.states_synced = dict.fromkeys(states, False)
+        trainer._optimizer = optimizer
+        optimizer.param_dict = dict(enumerate(trainer._params))
+    return hand_over
+
+
+def _ready_updaters(trainer: gluon.Trainer) -> list[Any]:
+    """Return the objects that update weights, made if there are none yet."""
+    if not trainer._kv_initialized:
+        trainer._init_kvstore()
+    if trainer._params_to_init:
+        trainer._init_params()
+    if not trainer._update_on_kvstore:
+        return list(trainer._updaters)
+    if trainer._kvstore._updater is None:
+        raise StateError("the trainer updates on the servers of a distributed KVStore, which keep the optimizer's "
+                         "states to themselves. Create it with gluon.Trainer(..., update_on_kvstore=False)")
+    return [trainer._kvstore._updater]
+
+
+def _states_and_optimizer(value: Any, trainer: gluon.Trainer) -> tuple[dict[int, Any], Optimizer | None]:
+    states, optimizer = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if not isinstance(states, dict) or not isinstance(optimizer, (Optimizer, type(None))):
+        raise ValueError(expected("a dict of states and an optimizer", "content", value))
+    strangers = [index for index in states if index not in range(len(trainer._params))]
+    if strangers:
+        raise ValueError(f"it holds states of a parameter {strangers[0]!r}, the trainer has {len(trainer._params)}")
+    return states, optimizer
