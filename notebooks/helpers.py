@@ -58,7 +58,7 @@ def device_for(dtype: str) -> Any:
         bfloat16 runs on CPUs with AVX512; float16 on a GPU, imitated on the CPU where there is none.
     """
     import mxnet as mx
-    from gluon_amp.devices import support
+    from gluon_amp.runtime.devices import support
 
     if dtype == "bfloat16":
         return mx.cpu() if support("cpu").requested(dtype) else None
@@ -67,7 +67,7 @@ def device_for(dtype: str) -> Any:
 
 def fast_dtype() -> str | None:
     """Name the low-precision type that is faster than FP32 on the device, None when there is none."""
-    from gluon_amp.devices import support
+    from gluon_amp.runtime.devices import support
 
     import gluon_amp
 
@@ -78,7 +78,7 @@ def fast_dtype() -> str | None:
 
 def why_float32() -> str:
     """Say why AMP keeps the device in float32."""
-    from gluon_amp.devices import support
+    from gluon_amp.runtime.devices import support
 
     return f"AMP runs in float32 here, because {support(device().device_type).reason}."
 
