@@ -17,7 +17,6 @@ from . import _isa
 _isa.request()  # before oneDNN runs its first operator
 
 from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
-from .autocast import active_dtype, autocast, deinit, exclude, init, is_active
 from .checkpoint import load_state_dict, load_states, save_states, state_dict
 from .compatibility import install, uninstall
 from .convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
@@ -31,15 +30,6 @@ from .debug.report import report
 from .debug.search import search_exclusions
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
 from .estimator import AmpCheckpointHandler, AmpHandler
-from .functions import (
-    custom_bwd,
-    custom_fwd,
-    float32_function,
-    low_precision_function,
-    register_float32_function,
-    register_low_precision_function,
-    register_op,
-)
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from .opt_level import initialize
 from .passes import list_passes
@@ -53,6 +43,16 @@ from .rules.views import (
     list_lp16_ops,
     list_lp16_use_fp32_params,
     list_widest_type_cast,
+)
+from .runtime.autocast import active_dtype, autocast, deinit, exclude, init, is_active
+from .runtime.functions import (
+    custom_bwd,
+    custom_fwd,
+    float32_function,
+    low_precision_function,
+    register_float32_function,
+    register_low_precision_function,
+    register_op,
 )
 from .sync_batchnorm import convert_sync_batchnorm
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale

@@ -12,14 +12,14 @@ from tqdm import tqdm
 from ._mxnet import blocks
 from ._mxnet.symbols import analyse, dtype_name, to_graph
 from ._mxnet.timing import time_in_both
-from .autocast import device_policies
 from .convert.arguments import as_example, flat, traced_block
 from .convert.exclusions import Exclusions
-from .devices import machine, support
 from .errors import expected
 from .graph import Graph, Node
 from .rules import LOWER, Policy
 from .rules.tuning import Tuning, default_cache, signature
+from .runtime.autocast import device_policies
+from .runtime.devices import machine, support
 
 __all__ = ["tune"]
 

@@ -59,7 +59,7 @@ def device_for(dtype: str) -> Any:
     """
     import mxnet as mx
 
-    from gluon_amp.devices import support
+    from gluon_amp.runtime.devices import support
 
     if dtype == "bfloat16":
         return mx.cpu() if support("cpu").requested(dtype) else None
@@ -69,7 +69,7 @@ def device_for(dtype: str) -> Any:
 def fast_dtype() -> str | None:
     """Name the low-precision type that is faster than FP32 on the device, None when there is none."""
     import gluon_amp
-    from gluon_amp.devices import support
+    from gluon_amp.runtime.devices import support
 
     found = support(device().device_type).dtype
     active = gluon_amp.active_dtype(device().device_type)
@@ -78,7 +78,7 @@ def fast_dtype() -> str | None:
 
 def why_float32() -> str:
     """Say why AMP keeps the device in float32."""
-    from gluon_amp.devices import support
+    from gluon_amp.runtime.devices import support
 
     return f"AMP runs in float32 here, because {support(device().device_type).reason}."
 

@@ -9,7 +9,7 @@ import pytest
 from machines import NO_BF16, RUNS_BFLOAT16, take_for
 
 import gluon_amp as amp
-from gluon_amp.devices import support
+from gluon_amp.runtime.devices import support
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gluon_amp import devices
-from gluon_amp.devices import support
 from gluon_amp.dtypes import BFLOAT16, FLOAT16, cpu_isa, cpu_support
+from gluon_amp.runtime import devices
+from gluon_amp.runtime.devices import support
 
 NO_BF16 = ["AVX2", "AVX512_CORE"]  # instruction sets, as oneDNN names them
 ALL_ISAS = [*NO_BF16, "AVX512_CORE_BF16"]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gluon_amp.cli import main
-from gluon_amp.devices import device_supports
+from gluon_amp.runtime.devices import device_supports
 
 pytestmark = pytest.mark.machine
 

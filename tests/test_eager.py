@@ -16,10 +16,10 @@ from mxnet.ndarray import (
 from networks import BF16_EPS, NETWORKS, gradients, outputs_of, ready, relative, worst
 
 import gluon_amp as amp
-from gluon_amp._mxnet.eager import frame
 from gluon_amp._mxnet.operators import handle_of
 from gluon_amp.rules import Policy
-from gluon_amp.state import State, controller
+from gluon_amp.runtime.eager_applier import frame
+from gluon_amp.runtime.state import State, controller
 
 pytestmark = pytest.mark.machine
 

@@ -9,7 +9,7 @@ from mxnet.gluon import HybridBlock, nn
 from networks import NETWORKS, gradients, outputs_of, ready, relative, worst
 
 import gluon_amp as amp
-from gluon_amp import devices
+from gluon_amp.runtime import devices
 
 FP16_EPS = 2.0 ** -11
 pytestmark = pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")

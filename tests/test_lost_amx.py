@@ -8,8 +8,9 @@ import sys
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import _isa, devices
+from gluon_amp import _isa
 from gluon_amp.dtypes import BFLOAT16, FLOAT32, cpu_support
+from gluon_amp.runtime import devices
 
 pytestmark = pytest.mark.machine
 
@@ -99,7 +100,7 @@ class TestAmx:
                 "for name in ('bool', 'object', 'int', 'float', 'complex', 'str'):\n"
                 "    np.__dict__.setdefault(name, eval(name))\n"
                 "import mxnet as mx\nmx.nd.ones((2, 2)).wait_to_read()\nimport gluon_amp as amp\n"
-                "from gluon_amp import _isa, devices\namp.init()\n"
+                "from gluon_amp import _isa\nfrom gluon_amp.runtime import devices\namp.init()\n"
                 "print(_isa.amx_state(), devices.lost_amx(), amp.active_dtype())")
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120,
                               env={name: value for name, value in os.environ.items() if name != "DNNL_MAX_CPU_ISA"})

@@ -12,9 +12,9 @@ from machines import ALL_ISAS, NO_BF16, ROOT, run_on
 from networks import NETWORKS, conv_net, ready
 
 import gluon_amp as amp
-from gluon_amp import devices
 from gluon_amp.cli import env, main
 from gluon_amp.dtypes import FLOAT16, cpu_support, cuda_support
+from gluon_amp.runtime import devices
 
 pytestmark = pytest.mark.machine
 
@@ -234,7 +234,7 @@ class TestGpus:
         def beside(capability, isa="AVX512_CORE_BF16"):
             found = {"cpu": cpu_support(isa), "gpu": cuda_support(capability)}
             monkeypatch.setattr(devices, "_warned", set())
-            monkeypatch.setattr(sys.modules["gluon_amp.autocast"], "device_supports", lambda: found)
+            monkeypatch.setattr(sys.modules["gluon_amp.runtime.autocast"], "device_supports", lambda: found)
         return beside
 
     @pytest.mark.parametrize("capability", [(9, 0), (3, 5)])

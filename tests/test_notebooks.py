@@ -20,7 +20,7 @@ import nbformat  # noqa: E402
 from machines import take_for  # noqa: E402
 from nbformat import v4  # noqa: E402
 
-from gluon_amp.devices import support  # noqa: E402
+from gluon_amp.runtime.devices import support  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "notebooks"), str(ROOT / "tools")]

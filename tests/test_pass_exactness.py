@@ -28,11 +28,10 @@ from networks import outputs_of
 import gluon_amp as amp
 from gluon_amp import passes
 from gluon_amp._mxnet import blocks
-from gluon_amp._mxnet.observe import prepared_operations
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
+from gluon_amp.debug.recording.observe import prepared_operations
 from gluon_amp.dtypes import cpu_support
 from gluon_amp.rules import Policy
-from gluon_amp.state import controller
 
 # Half the distance from 1 to the next number of the type.
 ROUNDOFF = {"float32": 2.0 ** -24, "bfloat16": 2.0 ** -8, "float16": 2.0 ** -11}
@@ -268,9 +267,9 @@ class TestTraining:
         net, data = build(case, integers)
         results = train(net, data, grad_req)
         (operation,) = [operation for _, operation in prepared_operations(net)]
-        plan = controller.state.plan(operation.symbol, operation.latest)
+        plan = operation.latest
         amp.deinit()
-        return results, outline(plan)
+        return results, outline(plan.graph)
 
     @pytest.mark.parametrize("grad_req", ["write", "add"])
     @pytest.mark.parametrize("integers", [True, False], ids=["integers", "random"])

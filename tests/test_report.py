@@ -13,14 +13,14 @@ from mxnet.ndarray import NDArray, register
 from networks import NETWORKS, Attention, Residual, conv_net, gradients, ready
 
 import gluon_amp as amp
-from gluon_amp._mxnet.cached_op import RewritingCachedOp
-from gluon_amp._mxnet.observe import Output
 from gluon_amp._mxnet.symbols import dtype_name
 from gluon_amp.debug._flops import MATRIX_OPERATORS
 from gluon_amp.debug._match import matched
 from gluon_amp.debug._records import Captured, Recording
+from gluon_amp.debug.recording.observe import Output
 from gluon_amp.dtypes import LOW_PRECISION
 from gluon_amp.graph import Entry, Graph, Node
+from gluon_amp.runtime.graph_applier import RewritingCachedOp
 
 
 @pytest.fixture(params=[pytest.param("bfloat16", marks=pytest.mark.bf16), "float16"])
@@ -199,7 +199,7 @@ def test_an_engine_that_does_something_else_is_found_out():
     y = Node("relu", "y", {}, [Entry(x)], dtypes=["float32"], shapes=[(2,)])
     y.planned = ["bfloat16"]
     graph = Graph([Entry(y)])
-    recording = Recording(None, graph, graph, True, None, [Output("y_output", "relu", "float32", (2,), 0.5)], 1)
+    recording = Recording(None, graph, graph, None, [Output("y_output", "relu", "float32", (2,), 0.5)], 1)
     captured = Captured([], False, False)
     (ran,) = matched(recording, captured)
     assert (ran.planned, ran.observed, ran.milliseconds) == ("bfloat16", "float32", 0.5)
@@ -214,7 +214,7 @@ def test_operators_of_one_name_are_told_apart_by_their_order():
              Output("same_backward_0", "_backward_relu", "float32", (2,), 4.0),
              Output("zeros_0", "_zeros", "float32", (2,), 8.0)]
     captured = Captured([], True, True)
-    ran = matched(Recording(None, graph, graph, False, None, heard, 2), captured)
+    ran = matched(Recording(None, graph, graph, None, heard, 2), captured)
     assert [record.observed for record in ran] == ["bfloat16", "float32"]
     assert [record.milliseconds for record in ran] == [3.0, 4.0]  # they share the backward pass
     assert captured.other_milliseconds == 8.0
@@ -254,7 +254,7 @@ def test_nothing_stays_in_place(low):
     net(data)
     amp.report(net, data)
     assert [getattr(*name) for name in names] == before
-    operations = [operation for operation, _ in net._cached_op._variants.values()]
+    operations = [variant.operation for made in net._cached_op._variants.values() for variant in made.made.values()]
     assert operations
     assert all(operation._monitor_callback is None for operation in operations)
 

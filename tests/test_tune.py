@@ -10,11 +10,11 @@ from mxnet.gluon import nn
 from networks import relative
 
 import gluon_amp as amp
-from gluon_amp import devices
-from gluon_amp.devices import machine
 from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import PolicyError
 from gluon_amp.rules.tuning import signature
+from gluon_amp.runtime import devices
+from gluon_amp.runtime.devices import machine
 
 pytestmark = pytest.mark.machine
 DENSE = {"flatten": "True", "no_bias": "False"}

@@ -89,15 +89,14 @@ def policy_of(device: str) -> Any:
 
 def training_plan(call: Call, device: str, guarded: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yield the lines of what a graph becomes in training."""
-    from gluon_amp._mxnet.cached_op import Inputs
     from gluon_amp._mxnet.symbols import dtype_name
-    from gluon_amp.state import State
+    from gluon_amp.runtime.plans import Inputs, Traced, make_plan
+    from gluon_amp.runtime.state import State
 
     kind = "gpu" if device.endswith("gpu") else "cpu"
     inputs = Inputs(tuple(call.names), tuple(dtype_name(array.dtype) for array in call.arrays),
                     tuple(array.shape for array in call.arrays), kind, guarded)
-    graph = State({kind: policy_of(device)}).plan(call.symbol, inputs)
-    yield from lines(graph)
+    yield from lines(make_plan(State({kind: policy_of(device)}), Traced(call.symbol), inputs).graph)
 
 
 def conversion_plan(call: Call, device: str) -> Iterator[str]:

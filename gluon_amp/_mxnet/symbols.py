@@ -12,11 +12,11 @@ from mxnet.symbol.numpy import _Symbol as NumpySymbol
 from ..dtypes import BFLOAT16, BFLOAT16_DTYPE
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node
-from ..graph.attrs import CONVERSION, DTYPE, REGION, TYPE_FLAGS
+from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
-__all__ = ["NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph", "fuse", "input_names", "load_symbol",
-           "make_symbol_creator", "to_graph", "was_converted", "was_traced_in_a_region"]
+__all__ = ["NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes", "input_names",
+           "load_symbol", "make_symbol_creator", "to_graph"]
 
 Shape = Optional[Tuple[int, ...]]
 
@@ -56,16 +56,6 @@ def make_symbol_creator(original: Callable) -> Callable:
             keys, values = [key for key, _ in kept], [value for _, value in kept]
         return original(handle, args, kwargs, keys, values, *rest)
     return symbol_creator
-
-
-def was_traced_in_a_region(symbol: mx.sym.Symbol) -> bool:
-    """Whether some of a symbol's operators were traced inside an autocast region."""
-    return f'"{REGION}"' in symbol.tojson(remove_amp_cast=False)
-
-
-def was_converted(symbol: mx.sym.Symbol) -> bool:
-    """Whether a symbol was converted for inference, and has its casts already."""
-    return f'"{CONVERSION}"' in symbol.tojson(remove_amp_cast=False)
 
 
 def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
@@ -123,6 +113,14 @@ def _inferred_shapes(everything: mx.sym.Symbol, nodes: Sequence[Node],
             raise
         # Some operators refuse inputs of unknown shape: what is left is what was given.
         return [shapes.get(node.name) for node in nodes for _ in range(node.num_outputs)]
+
+
+def infer_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]) -> list[Shape]:
+    """Return the shapes of a symbol's outputs for shapes of its inputs, None where they are unknown."""
+    inputs = set(symbol.list_inputs())
+    known = {name: tuple(shape) for name, shape in shapes.items() if name in inputs and shape}
+    found = _infer(symbol.infer_shape_partial, known) or [None] * len(symbol.list_outputs())
+    return [_known(shape) for shape in found]
 
 
 def _known(shape: Shape) -> Shape:

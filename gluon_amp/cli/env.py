@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import _isa
-from ..devices import device_supports, verdict
 from ..dtypes import FLOAT32, cpu_isa, cuda_compute_capability, cuda_support
+from ..runtime.devices import device_supports, verdict
 
 NAME = "env"
 HELP = "show MXNet, oneDNN, the CPU's instruction sets, the GPUs, and the data type that init() chooses"

@@ -7,12 +7,12 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from mxnet.gluon import Block
 
-from .._mxnet.observe import Output
 from ..dtypes import FLOAT32
 from ..graph import CAST, Entry, Graph, Node, Role
 from ..rules import KEEP, Policy, precision
 from ._flops import flops
 from ._records import FLOATS, Captured, Ran, Recording
+from .recording.observe import Output
 
 __all__ = ["judge_call", "mark_imitation", "matched", "planned"]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from mxnet.gluon import Block
 
-from .._mxnet.observe import Output
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..graph import Graph, Node, Role
 from ..rules import Policy
+from .recording.observe import Output
 
 __all__ = ["FLOATS", "Captured", "Ran", "Recording"]
 

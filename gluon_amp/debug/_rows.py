@@ -7,7 +7,7 @@ from typing import Collection, Sequence
 
 from mxnet.gluon import Block
 
-from .._mxnet.observe import block_tree, symbol_block_nodes
+from .._mxnet.blocks import block_tree, symbol_block_nodes
 from ..dtypes import FLOAT32
 from ..graph import CAST, Entry, Node
 from ..rules import Cause

@@ -8,14 +8,14 @@ from typing import Any, Callable, Iterator, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
-from .._mxnet.observe import prepared_operations
-from ..autocast import active_dtype
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError, StateError, closest, expected
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause
-from ..state import controller
+from ..runtime.autocast import active_dtype
+from ..runtime.state import controller
 from ._match import planned
 from ._rows import InsertedRow, OperatorRow, make_rows
+from .recording.observe import prepared_operations
 from .report import Report, report
 
 __all__ = ["Explanation", "OperatorExplanation", "explain"]
@@ -147,9 +147,9 @@ def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[Inserted
     if state is None or not operations:
         raise StateError("explain: the network has not been called hybridized under AMP, so that there is no graph to "
                          "explain. Give data to run it with: amp.explain(net, name, data)")
-    return make_rows([record for block, operation in operations if operation.latest is not None
-                      for record in planned(block, state.plan(operation.symbol, operation.latest),
-                                            state.policy(operation.latest.device_type))], net)
+    plans = [(block, operation.latest) for block, operation in operations]
+    return make_rows([record for block, plan in plans if plan is not None
+                      for record in planned(block, plan.graph, plan.policy)], net)
 
 
 def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:

@@ -13,9 +13,9 @@ from mxnet.ndarray import NDArray
 from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
-from ..autocast import active_dtype
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION, normalize
 from ..errors import StateError, expected
+from ..runtime.autocast import active_dtype
 from ..trainer_scaler import TrainerScaler
 from ._formats import FORMATS, Losses, losses
 from ._records import FLOATS

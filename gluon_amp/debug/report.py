@@ -10,7 +10,7 @@ from mxnet.gluon import Block
 
 from ..dtypes import LOW_PRECISION
 from ..errors import expected
-from ..state import controller
+from ..runtime.state import controller
 from ._capture import capture
 from ._rows import InsertedRow, OperatorRow, make_rows
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Iterator, NamedTuple
 
@@ -213,6 +213,18 @@ class Graph:
         if done is None:
             state[id(node)] = False
             stack.append((node, iter(node.inputs)))
+
+    def copy(self) -> Graph:
+        """Return a graph of the same nodes, each a copy, decisions and all."""
+        made: dict[int, Node] = {}
+
+        def entry(old: Entry) -> Entry:
+            return old._replace(node=made[id(old.node)])
+
+        for node in self.nodes():
+            made[id(node)] = replace(node, attrs=dict(node.attrs), inputs=[entry(old) for old in node.inputs],
+                                     dtypes=list(node.dtypes), shapes=list(node.shapes), planned=list(node.planned))
+        return Graph([entry(head) for head in self.heads], dict(self.attrs))
 
     def operators(self) -> list[Node]:
         """All nodes that are operators, in order."""

@@ -87,7 +87,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
     Pass("native_activations", "activations run oneDNN's kernels, or less of MXNet's own", native_activations.run,
-         where=(TRAINING,), applies=native_activations.is_needed),
+         applies=native_activations.is_needed),
     Pass("cut_casts", "operators that may run in either precision take what costs least, casts included",
          cut_casts.run, applies=cut_casts.is_needed),
     Pass("align_channels", "convolutions are padded to the channel multiple that the fast kernels need",

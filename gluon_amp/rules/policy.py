@@ -67,6 +67,10 @@ class Policy:
     disabled_passes: frozenset[str] = frozenset()
     reason: str = ""
 
+    def __hash__(self) -> int:
+        return hash((self.target_dtype, frozenset(self.overrides.items()), self.imitated, self.excluded, self.training,
+                     self.amx, self.channel_multiple, self.slow, self.disabled_passes))
+
     @property
     def lowers(self) -> bool:
         """Whether anything may run in low precision."""

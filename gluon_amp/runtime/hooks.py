@@ -18,7 +18,7 @@ import functools
 import threading
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, Callable, ContextManager, Iterator, Protocol, Sequence
+from typing import Any, Callable, ContextManager, Iterator
 
 import mxnet as mx
 from mxnet import autograd
@@ -27,37 +27,15 @@ from mxnet.ndarray import numpy as nd_numpy
 from mxnet.ndarray import register
 from mxnet.symbol import register as symbol_register
 
+from .._mxnet.invoke import StockCachedOp
+from .._mxnet.symbols import dtype_name, make_symbol_creator
 from ..dtypes import FLOAT32
-from .cached_op import Inputs, Rewriter, RewritingCachedOp, StockCachedOp
-from .eager import EagerPolicy, frame, is_low, make_invoke, release
-from .symbols import dtype_name, make_symbol_creator
+from .eager_applier import frame, is_low, make_invoke, release
+from .graph_applier import RewritingCachedOp
+from .plans import Inputs, Traced, make_plan
+from .state import controller
 
-__all__ = ["Controller", "install", "installed", "invoke_replaced", "kept_in_place", "original_invoke", "uninstall"]
-
-
-class Controller(Protocol):
-    """What the replacements ask about the state of AMP."""
-
-    def rewriter(self, marked: bool = False) -> Rewriter | None:
-        """Give the rewriter in force, None for none; ``marked`` when the symbol has parts traced in a region."""
-
-    def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
-        """Give the policy for an imperative call with these inputs, None for none."""
-
-    def region(self, block: Block) -> ContextManager | None:
-        """Give the region that a block's call is to run in, None for the one around it."""
-
-    def results(self, block: Block, value: Any) -> Any:
-        """Give what a block's call is to return for its results."""
-
-    def updated(self, trainer: Trainer) -> None:
-        """Take note that a trainer has updated its parameters, or skipped that."""
-
-    def off(self) -> ContextManager:
-        """Give a region without AMP."""
-
-    def epoch(self) -> int:
-        """Return a number for the exclusions in force, 0 for none."""
+__all__ = ["install", "installed", "invoke_replaced", "kept_in_place", "original_invoke", "uninstall"]
 
 
 _originals: list[tuple[Any, str, Any]] = []
@@ -71,7 +49,7 @@ def installed() -> bool:
     return bool(_originals)
 
 
-def install(controller: Controller) -> None:
+def install() -> None:
     """Put the replacements in place; all or none. Does nothing when they are."""
     with _lock:
         if _originals:
@@ -79,18 +57,19 @@ def install(controller: Controller) -> None:
         try:
             for owner, name, make in _REPLACEMENTS:
                 original = getattr(owner, name, _ABSENT)
-                setattr(owner, name, make(original, controller))
+                setattr(owner, name, make(original))
                 _originals.append((owner, name, original))
+            controller.hooked = True
         except BaseException:
             _restore()
             raise
 
 
 @contextmanager
-def kept_in_place(controller: Controller) -> Iterator[None]:
+def kept_in_place() -> Iterator[None]:
     """Put the replacements in place for the body, unless they are; leave those that were."""
     were_installed = installed()
-    install(controller)
+    install()
     try:
         yield
     finally:
@@ -105,6 +84,7 @@ def uninstall() -> None:
 
 
 def _restore() -> None:
+    controller.hooked = False
     while _originals:
         owner, name, original = _originals.pop()
         if original is _ABSENT:
@@ -114,7 +94,7 @@ def _restore() -> None:
 
 
 @contextmanager
-def invoke_replaced(controller: Controller) -> Iterator[tuple[Callable, Callable[[Callable, Callable], None]]]:
+def invoke_replaced() -> Iterator[tuple[Callable, Callable[[Callable, Callable], None]]]:
     """Give MXNet's invoke function, and a function that puts another in its place for the body.
 
     That one takes the new function, and one that wraps what AMP makes of it.
@@ -133,11 +113,11 @@ def invoke_replaced(controller: Controller) -> Iterator[tuple[Callable, Callable
         setattr(owner, name, before)
 
 
-def _make_cached_op(original: Any, controller: Controller) -> Callable:
-    return lambda symbol, flags=(): RewritingCachedOp(symbol, flags, controller.rewriter)
+def _make_cached_op(original: Any) -> Callable:
+    return RewritingCachedOp
 
 
-def _make_call_cached_op(original: Callable, controller: Controller) -> Callable:
+def _make_call_cached_op(original: Callable) -> Callable:
     @functools.wraps(original)
     def call_cached_op(block: HybridBlock, *args: Any) -> Any:
         epoch = controller.epoch()
@@ -169,19 +149,19 @@ def _accumulating(block: HybridBlock) -> frozenset[str]:
                      if not is_data and source.grad_req == "add")
 
 
-def _make_block_call(original: Callable, controller: Controller) -> Callable:
+def _make_block_call(original: Callable) -> Callable:
     @functools.wraps(original)
     def call(block: Block, *args: Any) -> Any:
         region = controller.region(block)
         if region is None:
-            return controller.results(block, _call_in_frame(original, controller, block, args))
+            return controller.results(block, _call_in_frame(original, block, args))
         with region:
-            result = _call_in_frame(original, controller, block, args)
+            result = _call_in_frame(original, block, args)
         return controller.results(block, result)
     return call
 
 
-def _call_in_frame(original: Callable, controller: Controller, block: Block, args: tuple[Any, ...]) -> Any:
+def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
     hybrid = isinstance(block, HybridBlock)
     frame.blocks += 1
     frame.hybrid_blocks += hybrid
@@ -205,7 +185,7 @@ def original_invoke() -> Callable:
     return next(replaced, register._imperative_invoke)
 
 
-def _make_function_call(original: Callable, controller: Controller) -> Callable:
+def _make_function_call(original: Callable) -> Callable:
     @functools.wraps(original)
     def call(function: autograd.Function, *inputs: Any) -> Any:
         policy = controller.eager(inputs)
@@ -227,7 +207,7 @@ def _within(region: Callable[[], ContextManager], function: Callable) -> Callabl
     return inside
 
 
-def _make_tensordot(original: Callable, controller: Controller) -> Callable:
+def _make_tensordot(original: Callable) -> Callable:
     @functools.wraps(original)
     def tensordot(first: Any, second: Any, axes: Any) -> Any:
         policy = controller.eager((first, second))
@@ -237,7 +217,7 @@ def _make_tensordot(original: Callable, controller: Controller) -> Callable:
     return tensordot
 
 
-def _make_update(original: Callable, controller: Controller) -> Callable:
+def _make_update(original: Callable) -> Callable:
     @functools.wraps(original)
     def update(trainer: Trainer, ignore_stale_grad: bool = False) -> None:
         original(trainer, ignore_stale_grad)
@@ -245,25 +225,25 @@ def _make_update(original: Callable, controller: Controller) -> Callable:
     return update
 
 
-def _make_amp_loss_scale(original: Any, controller: Controller) -> property:
+def _make_amp_loss_scale(original: Any) -> property:
     def amp_loss_scale(trainer: Trainer) -> float:
         """Return the loss scale for the next backward; 1.0 without a loss scaler."""
         return getattr(getattr(trainer, "_amp_loss_scaler", None), "loss_scale", 1.0)
     return property(amp_loss_scale, doc=amp_loss_scale.__doc__)
 
 
-def _make_bind(original: Callable, controller: Controller) -> Callable:
+def _make_bind(original: Callable) -> Callable:
     @functools.wraps(original)
     def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
              aux_states: Any = None, **kwargs: Any) -> Any:
-        rewriter = controller.rewriter()
+        state = controller.rewriter()
         rewritten = None
-        if rewriter is not None and isinstance(ctx, mx.Context):
+        if state is not None and isinstance(ctx, mx.Context):
             arrays = {**_by_name(args, symbol.list_arguments()),
                       **_by_name(aux_states, symbol.list_auxiliary_states())}
             dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
             shapes = {name: array.shape for name, array in arrays.items()}
-            rewritten = rewriter(symbol, _inputs(symbol, ctx, dtypes, shapes, grad_req))
+            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req)).symbol
         executor = original(symbol if rewritten is None else rewritten, ctx, args, args_grad, grad_req, aux_states,
                             **kwargs)
         executor._symbol = symbol  # outputs keep the names that the user's symbol gives them
@@ -271,16 +251,16 @@ def _make_bind(original: Callable, controller: Controller) -> Callable:
     return bind
 
 
-def _make_simple_bind(original: Callable, controller: Controller) -> Callable:
+def _make_simple_bind(original: Callable) -> Callable:
     @functools.wraps(original)
     def simple_bind(symbol: mx.sym.Symbol, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
                     **kwargs: Any) -> Any:
-        rewriter = controller.rewriter()
+        state = controller.rewriter()
         rewritten = None
-        if rewriter is not None and isinstance(ctx, mx.Context):
+        if state is not None and isinstance(ctx, mx.Context):
             dtypes = _inferred_dtypes(symbol, type_dict or {})
             shapes = _inferred_shapes(symbol, kwargs)
-            rewritten = rewriter(symbol, _inputs(symbol, ctx, dtypes, shapes, grad_req))
+            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req)).symbol
             if rewritten is not None:
                 # Behind a cast MXNet cannot infer the type of a variable: say it.
                 type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
@@ -321,10 +301,10 @@ def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, 
     return {name: shape for name, shape in zip(names, [*(arguments or []), *(auxiliary or [])]) if shape}
 
 
-_REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any, Controller], Any]], ...] = (
-    (register, "_imperative_invoke", lambda original, controller: make_invoke(original, controller.eager)),
+_REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    (register, "_imperative_invoke", lambda original: make_invoke(original, controller.eager)),
     (nd_numpy._api_internal, "tensordot", _make_tensordot),
-    (symbol_register, "_symbol_creator", lambda original, controller: make_symbol_creator(original)),
+    (symbol_register, "_symbol_creator", lambda original: make_symbol_creator(original)),
     (mx.ndarray, "CachedOp", _make_cached_op),
     (HybridBlock, "_call_cached_op", _make_call_cached_op),
     (Block, "__call__", _make_block_call),

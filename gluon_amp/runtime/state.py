@@ -2,54 +2,54 @@
 from __future__ import annotations
 
 import fnmatch
-import os
-import re
 import threading
 import weakref
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block, Trainer
 
-from . import passes
-from ._mxnet import hooks
-from ._mxnet.arrays import cast_arrays, first_array
-from ._mxnet.cached_op import Inputs
-from ._mxnet.eager import EagerPolicy
-from ._mxnet.symbols import analyse, from_graph, to_graph, was_converted, was_traced_in_a_region
-from .dtypes import BFLOAT16, FLOAT32
-from .graph import Graph, Role
-from .graph.attrs import REGION, REGION_OFF, REGION_ON
-from .rules import Policy
+from .._mxnet.arrays import cast_arrays, first_array
+from ..graph.attrs import REGION, REGION_OFF, REGION_ON
+from ..rules import Policy
+from .eager_applier import EagerPolicy
+
+if TYPE_CHECKING:
+    from .plans import Traced
 
 __all__ = ["Level", "Network", "State", "controller", "region"]
 
-_CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
+_MOST_STATES = 16  # of regions with settings of their own
 
 
 class State:
-    """One way of running in mixed precision: a policy per kind of device.
+    """One way of running in mixed precision: a policy for each kind of device. Equal settings are equal states.
 
     Parameters
     ----------
     policies : mapping of str to Policy
         Kind of device (``'cpu'``, ``'gpu'``) to the policy for its arrays.
-    arguments : tuple
-        What the user asked for, to compare.
     enabled : bool
         False when only what was traced inside autocast regions is to run in low precision.
     """
 
-    def __init__(self, policies: Mapping[str, Policy], arguments: tuple = (), enabled: bool = True):
+    def __init__(self, policies: Mapping[str, Policy], enabled: bool = True):
         self.policies = policies
-        self.arguments = arguments
         self.enabled = enabled
+        self._hash = hash((frozenset(policies.items()), enabled))  # asked for at every call of a network
         self._disabled: State | None = None
         self._eager = {device: EagerPolicy(policy, enabled) for device, policy in policies.items() if policy.lowers}
         # Without a GPU every array takes the same policy, which saves asking for its device at every call.
         self._by_device = bool(mx.context.num_gpus())
         self.eager_anywhere = None if self._by_device else self._eager.get("cpu")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, State) and self._hash == other._hash
+                                 and self.enabled == other.enabled and self.policies == other.policies)
 
     def disabled(self) -> State:
         """Return the state of a region without AMP inside this one."""
@@ -77,75 +77,6 @@ class State:
             return self.eager_anywhere
         array = first_array(inputs)
         return None if array is None else self._eager.get("gpu" if array.context.device_type == "gpu" else "cpu")
-
-    def __call__(self, symbol: mx.sym.Symbol, inputs: Inputs) -> mx.sym.Symbol | None:
-        """Rewrite a symbol for its inputs; None when nothing in it runs in low precision."""
-        policy = self._policy_for(symbol, inputs)
-        if policy is None:
-            return None
-        graph, changed = self._rewritten(symbol, inputs, policy)
-        return from_graph(graph, symbol) if changed or (inputs.low and policy.lowers) else None
-
-    def plan(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Graph:
-        """Return the graph that a symbol is rewritten to for its inputs, with the decisions taken."""
-        policy = self._policy_for(symbol, inputs)
-        return self._analysed(symbol, inputs) if policy is None else self._rewritten(symbol, inputs, policy)[0]
-
-    def _policy_for(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Policy | None:
-        """Return the policy to rewrite a symbol by, None where nothing in it can change."""
-        idle = not self.enabled and not inputs.low and not was_traced_in_a_region(symbol)
-        policy = None if idle or was_converted(symbol) else self.policy(inputs.device_type)
-        # A user who hands bfloat16 to a network that runs in FP32 gets what MXNet makes of it.
-        return None if policy is not None and inputs.low and not policy.lowers else policy
-
-    def _rewritten(self, symbol: mx.sym.Symbol, inputs: Inputs, policy: Policy) -> tuple[Graph, bool]:
-        graph = self._analysed(symbol, inputs)
-        counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=self.enabled)
-        return graph, any(counts.values())
-
-    def _analysed(self, symbol: mx.sym.Symbol, inputs: Inputs) -> Graph:
-        graph = to_graph(symbol)
-        # What a block around hands over in bfloat16 stands for FP32 data.
-        dtypes = {name: FLOAT32 if name in inputs.low else dtype
-                  for name, dtype in zip(inputs.names, inputs.dtypes) if dtype}
-        shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
-        analyse(symbol, graph, dtypes, shapes)
-        _plan_low_inputs(graph, inputs.low)
-        return graph
-
-    def shape_rules(self, symbol: mx.sym.Symbol, inputs: Inputs) -> frozenset[str]:
-        """Name the operators that these inputs' shapes keep in FP32: another set needs another graph."""
-        policy = self._policy_for(symbol, inputs)
-        if policy is None:
-            return frozenset()
-        try:
-            graph = self._analysed(symbol, inputs)
-        except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
-            return frozenset()
-        return frozenset(node.name for node in graph.operators() if node.inputs
-                         and policy.kept_for(node.op, node.attrs, node.inputs[0].shape))
-
-    def explain(self, symbol: mx.sym.Symbol, inputs: Inputs, message: str) -> str:
-        """Say what AMP did to the operator that an error message of MXNet is about."""
-        policy = self.policies["gpu" if inputs.device_type == "gpu" else "cpu"]
-        graph, _ = self._rewritten(symbol, inputs, policy)
-        named = re.search(r"Error in operator (\S+?):", message)
-        node = next((node for node in graph.operators() if named and node.name == named[1]), None)
-        remedy = "To see whether AMP is the cause run it inside `with amp.autocast(enabled=False):`"
-        if node is None:
-            return f"The network ran under AMP. {remedy}; MXNET_ENGINE_TYPE=NaiveEngine shows the operator"
-        if node.role is not Role.OWN:
-            return f"The operator {node.name} ({node.op}) was inserted by AMP. {remedy}"
-        types = ", ".join(str(entry.dtype) for entry in node.inputs)
-        rule = f"rule {node.decision.rule}: {node.decision.note}"
-        return (f"The operator {node.name} ({node.op}) ran under AMP with inputs of {types} ({rule}). {remedy}; "
-                f"amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in FP32")
-
-
-def _plan_low_inputs(graph: Graph, names: frozenset[str]) -> None:
-    for node in graph.variables():
-        if node.name in names:
-            node.planned = [BFLOAT16]
 
 
 class Network(NamedTuple):
@@ -181,11 +112,14 @@ class _Regions(threading.local):
 
 
 class _Controller:
-    """Answers the hooks; see :class:`gluon_amp._mxnet.hooks.Controller`."""
+    """Says what is in force, to everything that asks."""
 
     def __init__(self) -> None:
         self.state: State | None = None  # set by init
+        self.arguments: tuple = ()  # of init, to compare
         self.marked: State | None = None  # for symbols traced in regions and run outside of them
+        self.hooked = False  # whether names of MXNet are replaced
+        self.states: dict[Any, State] = {}  # of regions, by their settings
         self.regions = _Regions()
         self.exclusions: list[Any] = []
         self.custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
@@ -199,12 +133,25 @@ class _Controller:
         stack = self.regions.stack
         return stack[-1] if stack else self.state
 
-    def rewriter(self, marked: bool = False) -> State | None:
-        """Return the state that rewrites symbols; ``marked`` when parts of the symbol were traced in a region."""
-        current = self.current()
-        if current is None and marked and not self.regions.stack and hooks.installed():
-            return self.marked
+    def rewriter(self, traced: Traced | None = None) -> State | None:
+        """Return the state that graphs run under, None for MXNet's own way.
+
+        Parts of a graph that were traced in a region keep its setting outside of it.
+        """
+        stack = self.regions.stack
+        current = stack[-1] if stack else self.state
+        if current is None and not stack and self.marked is not None and self.hooked:
+            return self.marked if traced is not None and traced.is_marked else None
         return current
+
+    def remembered(self, settings: Any, make: Callable[[], State]) -> State:
+        """Return the state of some settings: the one made before, as long as it is among those made last."""
+        state = self.states.get(settings)
+        if state is None:
+            state = self.states[settings] = make()
+            while len(self.states) > _MOST_STATES:
+                self.states.pop(next(iter(self.states)), None)
+        return state
 
     def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
         """Return the policy for an imperative call with these inputs."""
@@ -259,6 +206,8 @@ class _Controller:
     def reset(self) -> None:
         """Forget everything that users set."""
         self.state = self.marked = self.level = None
+        self.arguments = ()
+        self.states.clear()
         self.networks.clear()
         self.custom_ops.clear()
         while self.replaced:

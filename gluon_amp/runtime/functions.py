@@ -6,11 +6,11 @@ from typing import Any, Callable
 
 from mxnet.ndarray import NDArray
 
-from ._mxnet.arrays import cast_arrays
+from .._mxnet.arrays import cast_arrays
+from ..dtypes import FLOAT32, normalize
+from ..errors import PolicyError, StateError, expected
+from ..rules import RULES
 from .autocast import autocast
-from .dtypes import FLOAT32, normalize
-from .errors import PolicyError, StateError, expected
-from .rules import RULES
 from .state import controller, region
 
 __all__ = ["custom_bwd", "custom_fwd", "float32_function", "low_precision_function", "register_float32_function",

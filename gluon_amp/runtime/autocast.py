@@ -8,16 +8,16 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from mxnet.gluon import Block
 
-from . import passes
-from ._mxnet import hooks
-from ._mxnet.eager import outermost
-from ._mxnet.operators import registered_operators
+from .. import passes
+from .._mxnet.operators import registered_operators
+from ..dtypes import BFLOAT16, FLOAT32, Support, normalize
+from ..errors import PolicyError, StateError, expected
+from ..graph.attrs import REGION_ON
+from ..rules import ConditionalOp, Policy, make_policy
+from ..rules.tuning import Tuning, default_cache
+from . import hooks
 from .devices import announce, choose, device_supports, machine, warn_if_slow
-from .dtypes import BFLOAT16, FLOAT32, Support, normalize
-from .errors import PolicyError, StateError, expected
-from .graph.attrs import REGION_ON
-from .rules import ConditionalOp, Policy, make_policy
-from .rules.tuning import Tuning, default_cache
+from .eager_applier import outermost
 from .state import State, controller, region
 
 __all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "rewrites",
@@ -87,15 +87,15 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
                                       "disable_passes": disable_passes})
     arguments = (requested, repr(lists), repr(tuning), disabled, policy)
     if controller.state is not None:
-        if arguments == controller.state.arguments:
+        if arguments == controller.arguments:
             return
         raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
     chosen = choose(requested, device_supports())
     policies = (tuned(device_policies(chosen, disabled, **lists), tuning) if policy is None
                 else policies_of(policy))
-    state = State(policies, arguments)
-    hooks.install(controller)
-    controller.state = state
+    state = State(policies)
+    hooks.install()
+    controller.state, controller.arguments = state, arguments
     announce(chosen, requested, rewrites(policies))
 
 
@@ -196,7 +196,7 @@ class autocast(ContextDecorator):
 
     def __enter__(self) -> autocast:
         stack = ExitStack()
-        hooks.install(controller)  # they stay, for what is traced here
+        hooks.install()  # they stay, for what is traced here
         if self._enabled:
             if not is_active():
                 stack.enter_context(outermost())  # the code around does not know low precision
@@ -221,12 +221,17 @@ class autocast(ContextDecorator):
         if around is not None and wanted in (None, *(policy.target_dtype for policy in around.policies.values())):
             return around
         disabled = around.disabled_passes if around is not None else frozenset()
-        chosen = choose(wanted, device_supports())
-        warn_if_slow(chosen)
-        policies = device_policies(chosen, disabled)
-        if controller.marked is None:
-            controller.marked = State(policies, enabled=False)
-        return State(policies)
+        settings = wanted, disabled, frozenset(controller.custom_ops.items())
+        return controller.remembered(settings, lambda: _region_state(wanted, disabled))
+
+
+def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
+    chosen = choose(wanted, device_supports())
+    warn_if_slow(chosen)
+    policies = device_policies(chosen, disabled)
+    if controller.marked is None:
+        controller.marked = State(policies, enabled=False)
+    return State(policies)
 
 
 def exclude(*targets: Block | type | str) -> None:

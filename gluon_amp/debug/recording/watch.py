@@ -21,11 +21,12 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
-from ..rules import Decision
-from . import hooks
-from .cached_op import RewritingCachedOp
-from .eager import twins
-from .operators import handle_of, registered_operators
+from ..._mxnet.operators import handle_of, registered_operators
+from ...rules import Decision
+from ...runtime import hooks
+from ...runtime.eager_applier import twins
+from ...runtime.graph_applier import RewritingCachedOp
+from ...runtime.state import controller
 from .tape import Tape
 
 __all__ = ["watching"]
@@ -39,13 +40,8 @@ _OPAQUE: tuple[tuple[Any, str], ...] = (
 
 
 @contextmanager
-def watching(controller: hooks.Controller) -> Iterator[Tape]:
+def watching() -> Iterator[Tape]:
     """Record what the current thread runs in the body.
-
-    Parameters
-    ----------
-    controller : Controller
-        Answers the hooks, which are in place for the body.
 
     Yields
     ------
@@ -53,9 +49,9 @@ def watching(controller: hooks.Controller) -> Iterator[Tape]:
         Filled while the body runs.
     """
     with ExitStack() as stack:
-        stack.enter_context(hooks.kept_in_place(controller))
-        original, put = stack.enter_context(hooks.invoke_replaced(controller))
-        watch = _Watch(Tape(original), controller)
+        stack.enter_context(hooks.kept_in_place())
+        original, put = stack.enter_context(hooks.invoke_replaced())
+        watch = _Watch(Tape(original))
         put(watch.inner(original), watch.outer)
         replacements: list[tuple[Any, str, Callable[[Any], Any]]] = [
             (RewritingCachedOp, "__call__", watch.cached_op), (Block, "__call__", watch.block),
@@ -87,9 +83,8 @@ def _names() -> Mapping[int, str]:
 class _Watch:
     """Puts what is called on the tape."""
 
-    def __init__(self, tape: Tape, controller: hooks.Controller):
+    def __init__(self, tape: Tape):
         self.tape = tape
-        self.controller = controller
         self.thread = threading.get_ident()
         self.deaf = 0  # how many calls that are recorded as a whole are under way
         self.called: list[int] = []  # the operators that the program called and that are under way
@@ -134,7 +129,7 @@ class _Watch:
     def _rule(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str],
               values: Sequence[Any]) -> Decision | None:
         """Return what AMP decides on a call."""
-        policy = self.controller.eager(inputs) if inputs else None
+        policy = controller.eager(inputs) if inputs else None
         operator = policy.operators.get(handle) if policy is not None else None
         return policy.decide(operator, inputs, keys, values) if policy is not None and operator is not None else None
 
@@ -143,7 +138,7 @@ class _Watch:
         def call(cached_op: RewritingCachedOp, *args: NDArray, **kwargs: Any) -> Any:
             if kwargs or not self.listens():
                 return original(cached_op, *args, **kwargs)
-            graph = cached_op.graph(args)[0]
+            graph = cached_op.graph(args)
             outputs = self.tape.interpret(graph, dict(zip(cached_op.names, args)), self._block_of)
             if isinstance(cached_op.symbol, NumpySymbol):
                 with self._silence():

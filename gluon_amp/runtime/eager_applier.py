@@ -21,13 +21,13 @@ from mxnet.base import _LIB
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from .._mxnet.arrays import map_arrays
+from .._mxnet.operators import handle_of, registered_operators
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import PolicyError
 from ..graph.attrs import TYPE_FLAGS
 from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Decision, Policy, precision
 from ..rules.decision import SWITCHED_OFF
-from .arrays import map_arrays
-from .operators import handle_of, registered_operators
 
 __all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release", "returns_fp32",
            "run_lowered", "twins"]

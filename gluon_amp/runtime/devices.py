@@ -10,9 +10,9 @@ from typing import Mapping
 
 import mxnet as mx
 
-from . import _isa
-from ._mxnet.timing import time_in_both
-from .dtypes import (
+from .. import _isa
+from .._mxnet.timing import time_in_both
+from ..dtypes import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
@@ -23,7 +23,7 @@ from .dtypes import (
     cuda_compute_capability,
     cuda_support,
 )
-from .errors import DTypeError
+from ..errors import DTypeError
 
 __all__ = ["announce", "choose", "device_supports", "lost_amx", "machine", "require_bfloat16", "support", "verdict",
            "warn_if_slow", "warn_once"]

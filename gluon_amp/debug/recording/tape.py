@@ -15,13 +15,13 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..graph import CAST, Entry, Graph, Node, Role
-from ..graph.attrs import parameters
-from ..rules import KEEP, Decision, precision
-from .cached_op import StockCachedOp
-from .operators import handle_of
-from .symbols import dtype_name, from_graph
+from ..._mxnet.invoke import StockCachedOp
+from ..._mxnet.operators import handle_of
+from ..._mxnet.symbols import dtype_name, from_graph
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ...graph import CAST, Entry, Graph, Node, Role
+from ...graph.attrs import parameters
+from ...rules import KEEP, Decision, precision
 
 __all__ = ["Event", "Rerun", "Source", "Tape", "gradients_of", "is_float", "leaf_of"]
 

@@ -18,17 +18,18 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Seque
 
 import mxnet as mx
 from mxnet import profiler
-from mxnet.gluon import Block, SymbolBlock
+from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from . import hooks
-from .cached_op import RewritingCachedOp, StockCachedOp
-from .eager import twins
-from .operators import handle_of, registered_operators
-from .symbols import dtype_name, to_graph
+from ..._mxnet.invoke import StockCachedOp
+from ..._mxnet.operators import handle_of, registered_operators
+from ..._mxnet.symbols import dtype_name
+from ...runtime import hooks
+from ...runtime.eager_applier import twins
+from ...runtime.graph_applier import RewritingCachedOp
 
-__all__ = ["Listener", "Output", "Stopwatch", "block_tree", "observing", "prepared_operations", "run_observed",
-           "symbol_block_nodes"]
+__all__ = ["Listener", "Output", "Stopwatch", "observing", "prepared_operations", "run_observed"]
+
 
 # What the engine itself does between operators.
 _MACHINERY = {"WaitForVar", "DeleteVariable"}
@@ -97,29 +98,22 @@ class Listener(Protocol):
 
 
 @contextmanager
-def observing(listener: Listener, controller: hooks.Controller) -> Iterator[None]:
+def observing(listener: Listener) -> Iterator[None]:
     """Tell a listener about every call of the current thread in the body.
 
     Parameters
     ----------
     listener : Listener
         Runs graphs, and is told about operators that were called by themselves.
-    controller : Controller
-        Answers the hooks, which are in place for the body.
     """
-    were_installed = hooks.installed()
-    hooks.install(controller)
-    try:
-        with ExitStack() as stack:
-            original, put = stack.enter_context(hooks.invoke_replaced(controller))
-            ear = _Ear(listener)
-            put(ear.invoke(original), ear.called)
-            stack.enter_context(_replaced(RewritingCachedOp, ear.cached_op))
-            stack.enter_context(_replaced(Block, ear.block))
-            yield
-    finally:
-        if not were_installed:
-            hooks.uninstall()
+    with ExitStack() as stack:
+        stack.enter_context(hooks.kept_in_place())
+        original, put = stack.enter_context(hooks.invoke_replaced())
+        ear = _Ear(listener)
+        put(ear.invoke(original), ear.called)
+        stack.enter_context(_replaced(RewritingCachedOp, ear.cached_op))
+        stack.enter_context(_replaced(Block, ear.block))
+        yield
 
 
 @contextmanager
@@ -232,29 +226,6 @@ def run_observed(symbol: mx.sym.Symbol, args: Sequence[NDArray], heard: list[Out
     operation = StockCachedOp(symbol)
     operation._register_op_hook(report)
     return operation, operation(*args)
-
-
-def block_tree(block: Block, path: str = "") -> Iterator[tuple[str, Block]]:
-    """Yield a block and all blocks inside it, with the attributes and indices that lead there.
-
-    Examples
-    --------
-    >>> from mxnet.gluon import nn
-    >>> net = nn.HybridSequential()
-    >>> net.add(nn.Dense(2))
-    >>> [path for path, _ in block_tree(net)]
-    ['', '0']
-    """
-    yield path, block
-    for name, child in block._children.items():
-        yield from block_tree(child, f"{path}.{name}" if path else str(name))
-
-
-def symbol_block_nodes(block: Block) -> set[str]:
-    """Name the operators of a SymbolBlock, which need not begin with its prefix; nothing for other blocks."""
-    if not isinstance(block, SymbolBlock):
-        return set()
-    return {node.name for node in to_graph(block._cached_graph[1]).operators()}
 
 
 def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
