@@ -199,7 +199,7 @@ def test_an_engine_that_does_something_else_is_found_out():
     y = Node("relu", "y", {}, [Entry(x)], dtypes=["float32"], shapes=[(2,)])
     y.planned = ["bfloat16"]
     graph = Graph([Entry(y)])
-    recording = Recording(None, graph, graph, True, None, [Output("y_output", "relu", "float32", (2,), 0.5)], 1)
+    recording = Recording(None, graph, graph, None, [Output("y_output", "relu", "float32", (2,), 0.5)], 1)
     captured = Captured([], False, False)
     (ran,) = matched(recording, captured)
     assert (ran.planned, ran.observed, ran.milliseconds) == ("bfloat16", "float32", 0.5)
@@ -214,7 +214,7 @@ def test_operators_of_one_name_are_told_apart_by_their_order():
              Output("same_backward_0", "_backward_relu", "float32", (2,), 4.0),
              Output("zeros_0", "_zeros", "float32", (2,), 8.0)]
     captured = Captured([], True, True)
-    ran = matched(Recording(None, graph, graph, False, None, heard, 2), captured)
+    ran = matched(Recording(None, graph, graph, None, heard, 2), captured)
     assert [record.observed for record in ran] == ["bfloat16", "float32"]
     assert [record.milliseconds for record in ran] == [3.0, 4.0]  # they share the backward pass
     assert captured.other_milliseconds == 8.0
