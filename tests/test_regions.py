@@ -207,11 +207,12 @@ class TestFunctions:
         loss.backward()
         return net.dense.weight.grad().asnumpy()
 
+    @pytest.mark.bf16
     def test_a_function_not_written_for_amp_gets_what_it_expects(self, data):
         net = Around(Square)
         net.initialize()
         expected = self.gradient(net, data)
-        amp.init()
+        amp.init("bfloat16")
         found = self.gradient(net, data)
         assert Square.seen == (np.float32, False)
         assert relative(expected, found) < 8 * BF16_EPS
