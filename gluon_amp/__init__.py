@@ -12,10 +12,9 @@ from ._compat import prepare as _prepare
 
 _prepare()
 
-from . import _isa, _threads
+from . import _isa
 
 _isa.request()  # before oneDNN runs its first operator
-_threads.request()  # before MXNet is loaded
 
 from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
 from .checkpoint import load_state_dict, load_states, save_states, state_dict
@@ -60,7 +59,6 @@ from .training import clip_global_norm, init_trainer, master_params, scale_loss,
 from .tune import tune
 
 _isa.settle(_run_onednn_operator)
-_threads.settle()
 
 __version__ = "0.1.0"
 

@@ -58,6 +58,7 @@ def device_for(dtype: str) -> Any:
         bfloat16 runs on CPUs with AVX512; float16 on a GPU, imitated on the CPU where there is none.
     """
     import mxnet as mx
+
     from gluon_amp.runtime.devices import support
 
     if dtype == "bfloat16":
@@ -67,9 +68,8 @@ def device_for(dtype: str) -> Any:
 
 def fast_dtype() -> str | None:
     """Name the low-precision type that is faster than FP32 on the device, None when there is none."""
-    from gluon_amp.runtime.devices import support
-
     import gluon_amp
+    from gluon_amp.runtime.devices import support
 
     found = support(device().device_type).dtype
     active = gluon_amp.active_dtype(device().device_type)

@@ -40,7 +40,6 @@ LAYERS = {
     "errors": "exceptions, and their wording",
     "files": "files that are written whole or not at all",
     "_isa": "the instructions that oneDNN uses",
-    "_threads": "the threads that MXNet uses",
     "_compat": "what MXNet needs of newer versions of NumPy",
 }
 # Likewise, inside of a package.
@@ -50,7 +49,7 @@ INSIDE = {
     "rules": ["__init__", "views", "lists", "policy", "tuning", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }
-FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "errors", "files", "_isa", "_threads", "_compat"}
+FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "errors", "files", "_isa", "_compat"}
 # Replacing names of MXNet is what hooks are; recordings replace some more while they last.
 MAY_USE_PRIVATE_NAMES = {("_mxnet",), ("runtime",), ("debug", "recording")}
 

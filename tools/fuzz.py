@@ -67,7 +67,10 @@ def run(seed: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Try one seed."""
     found = []
     program = generate(seed, arguments.steps, EXACT if seed % 4 == 3 else FLOAT)
-    check_stock(program)
+    try:
+        check_stock(program)
+    except Wrong as error:
+        return [{"seed": seed, "stock_is_wrong": str(error)}]
     print(json.dumps({"stock": seed}), flush=True)
     for check in arguments.checks:
         for dtype in arguments.dtypes or DTYPES[check]:
@@ -111,6 +114,7 @@ def supervise(arguments: argparse.Namespace) -> int:
             found = json.loads(line) if line.startswith("{") else {}
             begun, survived = found.get("begun", begun), found.get("stock", survived)
             counts["programs"] += "done" in found
+            counts["wrong in MXNet alone"] += "stock_is_wrong" in found
             if "message" in found:
                 counts["findings"] += 1
                 report(found)
@@ -121,7 +125,7 @@ def supervise(arguments: argparse.Namespace) -> int:
         print(f"== seed {begun}: the process ended with {process.returncode} ({whose})", flush=True)
         first = (first if begun is None else begun) + 1
     print(f"{counts['programs']} programs, {counts['findings']} findings, {counts['crashes']} crashes, "
-          f"{counts['crashes of MXNet alone']} of MXNet alone")
+          f"{counts['crashes of MXNet alone']} of MXNet alone, which is wrong in {counts['wrong in MXNet alone']}")
     return 1 if counts["findings"] or counts["crashes"] else 0
 
 

@@ -5,10 +5,9 @@ values and gradients are the same. ``clip`` has no kernel of oneDNN. What costs 
 predicted for data of either sign; behind BatchNorm one with the lower bound 0 gets a rectifier before it, which
 takes them away: a quarter of the time. At exactly 0 the gradient is then 0, as that of ReLU, where clip's is 1.
 
-In FP32 training ``sigmoid`` and ``tanh`` run as ``Activation``, two to ten times as fast and equal up to rounding, and
-``clip`` as a maximum and a minimum, which have no branches: twice as fast, with the same values and gradients, at the
-bounds too. They also add to a gradient that accumulates (``grad_req='add'``), where clip leaves it as it was. ``relu``
-is as fast as ``Activation`` there, and lets a NaN through, which that takes for 0.
+In FP32 training ``sigmoid`` and ``tanh`` run as ``Activation``, two to ten times as fast and equal up to rounding.
+``relu`` is as fast as ``Activation`` there, and lets a NaN through, which that takes for 0; ``clip`` is faster than a
+maximum and a minimum.
 """
 from __future__ import annotations
 
@@ -37,16 +36,11 @@ def run(graph: Graph, context: Context) -> int:
 
 
 def _in_fp32(graph: Graph) -> int:
-    nodes = graph.nodes()
-    names = {node.name for node in nodes}
-    kept = [node for node in nodes if not node.is_variable and Entry(node).dtype == FLOAT32]
-    activations = [node for node in kept if node.op in _FP32_ACTIVATIONS and _fits(Entry(node))]
-    clips = [node for node in kept if node.op == "clip"]
+    activations = [node for node in graph.operators() if node.op in _FP32_ACTIVATIONS
+                   and Entry(node).dtype == FLOAT32 and _fits(Entry(node))]
     for node in activations:
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": _FP32_ACTIVATIONS[node.op]}
-    for node in clips:
-        _bound_in_turn(node, names)
-    return len(activations) + len(clips)
+    return len(activations)
 
 
 def _in_bfloat16(graph: Graph, context: Context) -> int:
@@ -73,12 +67,3 @@ def _rectify_input(clip: Node, names: set[str], context: Context) -> None:
     relu.dtypes, relu.planned = [FLOAT32], [BFLOAT16]
     relu.decision = context.policy.decide(relu.op, relu.attrs, source.shape)
     clip.inputs = [Entry(relu)]
-
-
-def _bound_in_turn(clip: Node, names: set[str]) -> None:
-    """Turn a clip into the minimum of its upper bound and a maximum."""
-    (source,) = clip.inputs
-    attrs = {name: value for name, value in clip.attrs.items() if name not in ("a_min", "a_max")}
-    raised = operator("_maximum_scalar", unique_name(f"{clip.name}_raised", names), [source], source)
-    raised.attrs, raised.decision = {**attrs, "scalar": clip.attrs["a_min"]}, clip.decision
-    clip.op, clip.attrs, clip.inputs = "_minimum_scalar", {**attrs, "scalar": clip.attrs["a_max"]}, [Entry(raised)]
