@@ -135,6 +135,7 @@ OF_WEIGHTS = {"drop_training", "fold_batch_norm", "cast_params_offline", "fuse"}
 TRAINING = {"native_activations": RECTIFIED, "cut_casts": MADE_POSITIVE, "align_channels": PADDED,
             "shape_operands": SHAPED, "fold_stride": STRIDED}
 INFERENCE = {
+    "native_activations": RECTIFIED,
     "cut_casts": MADE_POSITIVE,
     "drop_training": Case(dropped, EVERYWHERE, roundings=5),
     "fold_batch_norm": Case(folded, EVERYWHERE, roundings=5),
