@@ -16,13 +16,14 @@ COMPARE := benchmarks/ssd_synthetic.py --compare fp32,amp,mxnet-amp
 RESULTS := bench-results
 TORCH_VENV := .venv-torch
 TORCH_READY := $(TORCH_VENV)/.ready
+IPEX_VENV := .venv-ipex
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv horovod ssd digits bench test test-all lint notebooks docs clean
+.PHONY: help venv horovod ssd digits bench ipex test test-all test-machines lint notebooks docs clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@sed -n 's/^#  /  /p' $(firstword $(MAKEFILE_LIST))
 
 venv: $(READY)  ## make or update the virtual environment
@@ -34,13 +35,13 @@ $(READY): pyproject.toml setup.py tools/make_venv.sh tools/find_python.sh tools/
 horovod: $(READY)  ## build Horovod into the environment: needs g++ and cmake, takes a few minutes
 	tools/install_horovod.sh $(RUN)
 
-ssd: $(READY)  ## train the tutorial's SSD in FP32, with gluon_amp and with MXNet's AMP, and compare
+ssd: $(READY)  ## train the tutorial's SSD in FP32, with gluon_amp and with MXNet's AMP: at most 6 minutes
 	$(RUN) $(COMPARE) $(ARGS)
 
-digits: $(READY)  ## train a small SSD on handwritten digits in FP32 and with gluon_amp, and compare
+digits: $(READY)  ## train a small SSD on handwritten digits in FP32 and with gluon_amp: at most 6 minutes
 	$(RUN) benchmarks/digits.py $(ARGS)
 
-bench: $(READY) $(TORCH_READY)  ## measure everything, PyTorch too, and keep figures, tables and plots in bench-results/
+bench: $(READY) $(TORCH_READY)  ## measure everything beside PyTorch, 40 minutes; fails where FP32 is faster
 	TORCH_PYTHON='$(TORCH_VENV)/bin/python' $(RUN) benchmarks/bench.py --output $(RESULTS) $(ARGS)
 
 $(TORCH_READY): $(READY)
@@ -48,11 +49,18 @@ $(TORCH_READY): $(READY)
 	$(TORCH_VENV)/bin/python -m pip install --quiet '.[torch]'
 	@touch $@
 
+ipex: $(READY)  ## let `make bench` measure Intel's extension for PyTorch too: 7 GB, with CUDA libraries
+	$(RUN) -m venv '$(IPEX_VENV)'
+	$(IPEX_VENV)/bin/python -m pip install --quiet '.[ipex]'
+
 test: $(READY)  ## run the tests but the slow ones
 	$(RUN) -m pytest -m "not slow" $(ARGS)
 
 test-all: $(READY)  ## run all tests
 	$(RUN) -m pytest $(ARGS)
+
+test-machines: $(READY)  ## run what depends on the CPU as on one with AVX2, with AVX512, and on this one
+	$(RUN) tools/run_machines.py $(ARGS)
 
 lint: $(READY)  ## check style and types
 	$(RUN) -m ruff check .
@@ -67,5 +75,6 @@ docs: $(READY)  ## build the documentation into build/docs; warnings are errors
 clean:  ## remove the virtual environment and everything generated
 	[ ! -f '$(VENV)/pyvenv.cfg' ] || rm -rf '$(VENV)'
 	[ ! -f '$(TORCH_VENV)/pyvenv.cfg' ] || rm -rf '$(TORCH_VENV)'
+	[ ! -f '$(IPEX_VENV)/pyvenv.cfg' ] || rm -rf '$(IPEX_VENV)'
 	rm -rf $(RESULTS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,10 +28,12 @@ class GluonAmp:
                 raise UsageError(f"gluon_amp cannot start: {error}") from error
         self.notes = [str(item.message) for item in caught]
         active = gluon_amp.active_dtype(self.context.device_type)
-        if active is None:
+        if active is None and dtype is not None:
             reasons = "; ".join(self.notes) or "it stays in FP32"
-            raise UsageError(f"gluon_amp does nothing on {device!r}: {reasons}")
-        self.dtype: str = active
+            raise UsageError(f"gluon_amp does not run {dtype} on {device!r}: {reasons}")
+        self.dtype: str = active or "float32"
+        if active is None:
+            self.notes.append("it keeps FP32 on this machine, and gains what does not depend on precision")
 
     def init_trainer(self, trainer: mx.gluon.Trainer) -> None:
         """Attach the loss scaler."""

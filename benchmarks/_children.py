@@ -92,8 +92,7 @@ class Child:
         ChildFailed
             If it ends, or does not answer in time.
         """
-        self._send({"command": "run", "steps": steps})
-        return self._expect("ran")
+        return self.ask({"command": "run", "steps": steps}, "ran")
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Let the child write down its outputs and return what it says about its network.
@@ -103,8 +102,20 @@ class Child:
         ChildFailed
             If it ends, or does not answer in time.
         """
-        self._send({"command": "save", "folder": str(folder)})
-        return self._expect("saved")
+        return self.ask({"command": "save", "folder": str(folder)}, "saved")
+
+    def ask(self, command: dict[str, Any], event: str) -> dict[str, Any]:
+        """Send a command and return the answer, which must be of this event.
+
+        Raises
+        ------
+        Refused
+            If the child refuses it.
+        ChildFailed
+            If it ends, or does not answer in time.
+        """
+        self._send(command)
+        return self._expect(event)
 
     def log(self) -> str:
         """Return all that the child and its libraries have printed so far, but for the answers."""
@@ -115,7 +126,9 @@ class Child:
         return text
 
     def end(self, politely: bool = True) -> None:
-        """End the child: ask it first if `politely`, and wait until it is gone."""
+        """End the child: ask it first if `politely`, and wait until it is gone. Once is enough."""
+        if self._stderr.closed:
+            return
         if politely:
             with contextlib.suppress(ChildFailed):
                 self._send({"command": "stop"})

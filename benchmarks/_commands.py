@@ -9,27 +9,44 @@ import sys
 from pathlib import Path
 from typing import Any, Mapping
 
+import _machine
 from _children import ChildCommand
 from _errors import UsageError
-from _registry import TORCH, implementation
+from _registry import AMX, BFLOAT16, IPEX, TORCH, implementation
 
 WORKER = Path(__file__).with_name("_worker.py")
-TORCH_VARIABLE = "TORCH_PYTHON"
-_TORCH_ENVIRONMENT = WORKER.parent.parent / ".venv-torch"
+_PROJECT = WORKER.parent.parent
+# interpreter -> (the variable that names it, the environment that make makes, the package it must have)
+PEERS: Mapping[str, tuple[str, str, str]] = {
+    TORCH: ("TORCH_PYTHON", ".venv-torch", "torch"),
+    IPEX: ("IPEX_PYTHON", ".venv-ipex", "intel_extension_for_pytorch"),
+}
+# what PyTorch is told where MXNet's oneDNN is told to stop at an instruction set
+_CAPABILITIES = {"AVX2": "avx2"}
 
 
-def torch_python() -> str | None:
-    """Return the interpreter for PyTorch, None when there is none.
+def peer_python(interpreter: str) -> str | None:
+    """Return the interpreter for a peer, None when there is none.
 
     GluonCV refuses to be imported beside PyTorch 2, so it has an environment of its own: the interpreter in
-    ``TORCH_PYTHON``, that of ``.venv-torch`` (``make bench`` makes it), or this one.
+    ``TORCH_PYTHON``, that of ``.venv-torch`` (``make bench`` makes it), or this one. Intel's extension needs another
+    PyTorch: ``IPEX_PYTHON``, ``.venv-ipex`` (``make ipex``), or this one.
     """
-    if os.environ.get(TORCH_VARIABLE):
-        return os.environ[TORCH_VARIABLE]
-    own = _TORCH_ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    variable, folder, package = PEERS[interpreter]
+    if os.environ.get(variable):
+        return os.environ[variable]
+    own = _PROJECT / folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if own.exists():
         return str(own)
-    return sys.executable if importlib.util.find_spec("torch") else None
+    return sys.executable if importlib.util.find_spec(package) else None
+
+
+def runs_here(name: str) -> bool:
+    """Return whether an implementation has an interpreter and the CPU that it is meant for."""
+    row = implementation(name)
+    if row.interpreter is not None and peer_python(row.interpreter) is None:
+        return False
+    return {BFLOAT16: _machine.has_bfloat16, AMX: _machine.has_amx, None: lambda: True}[row.needs]()
 
 
 def command(workload: str, name: str, settings: Mapping[str, Any]) -> ChildCommand:
@@ -41,9 +58,13 @@ def command(workload: str, name: str, settings: Mapping[str, Any]) -> ChildComma
         If there is no such implementation, or no interpreter for it.
     """
     row = implementation(name)
-    python = torch_python() if row.framework == TORCH else sys.executable
+    python = sys.executable if row.interpreter is None else peer_python(row.interpreter)
     if python is None:
-        raise UsageError(f"{name} needs PyTorch: name an interpreter that has it in {TORCH_VARIABLE}")
+        variable, _, package = PEERS[row.interpreter or ""]
+        raise UsageError(f"{name} needs {package}: name an interpreter that has it in {variable}")
     spec = json.dumps({"workload": workload, "implementation": name, "settings": dict(settings)})
-    threads = {} if row.threads is None else {"OMP_NUM_THREADS": str(row.threads)}
-    return ChildCommand(name, [python, str(WORKER), spec], threads)
+    environment = {} if row.threads is None else {"OMP_NUM_THREADS": str(row.threads)}
+    capability = _CAPABILITIES.get(_machine.isa_limit())
+    if row.framework == TORCH and capability:
+        environment["ATEN_CPU_CAPABILITY"] = capability
+    return ChildCommand(name, [python, str(WORKER), spec], environment)

@@ -9,19 +9,22 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Sequence
+from time import monotonic
+from typing import Any, Callable, Collection, Mapping, Protocol, Sequence
 
 from _children import Child, ChildCommand
+from _errors import ChildFailed, Refused, reason
 from _machine import OtherLoad
 from _stats import Spread, percentiles, round_ratios, spread
 
 _TURN_SECONDS = 1.0
-_FEWEST_ROUNDS = 3
+FEWEST_ROUNDS = 3
 _MOST_ROUNDS = 30
 _TIMER_MARGIN = 0.95
+_LEAST_PATIENCE = 1.0  # seconds
+_OPTIONAL_SHARE = 0.6  # of the time that is left
 
 
 class Progress(Protocol):
@@ -44,19 +47,26 @@ class Plan:
     Parameters
     ----------
     rounds : int, optional
-        How often every implementation takes its turn; chosen from `budget` by default.
+        How often every implementation takes its turn; chosen from `budget` by default, 0 for the warm-up alone.
     steps : int, optional
         Steps in one turn; by default enough for about a second.
     warmup : int
         Steps that every implementation runs before it is measured. The first builds graphs and kernels.
     budget : float
         Seconds that the whole comparison may take when `rounds` is not given.
+    limit : float, optional
+        Seconds after which the comparison ends, whatever is still running; by default the fewest rounds are always
+        run to their end.
+    keep : collection of str
+        Implementations that are not left out when the time is too short for all.
     """
 
     rounds: int | None = None
     steps: int | None = None
     warmup: int = 2
     budget: float = 300.0
+    limit: float | None = None
+    keep: Collection[str] = ()
 
 
 @dataclass
@@ -96,15 +106,17 @@ class Track:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The tracks of all implementations, in the order asked for.
+    """The tracks of all implementations that ran, in the order asked for.
 
     ``seconds`` is the time for everything, ``other_load`` the share of the processors that other programs used
-    meanwhile.
+    meanwhile, ``failures`` why the others did not run, and ``notes`` what differs from the plan.
     """
 
     tracks: Sequence[Track]
     seconds: float
     other_load: float
+    failures: Mapping[str, Refused | ChildFailed] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     def track(self, name: str) -> Track:
         """Return the track of an implementation."""
@@ -114,6 +126,12 @@ class Comparison:
         """Return how many times as fast as the reference an implementation is."""
         return round_ratios(self.track(reference).round_seconds, self.track(name).round_seconds)
 
+    def require(self, names: Collection[str] = ()) -> None:
+        """Raise the failure of one of these names; of any, where nothing ran at all."""
+        for name, failure in self.failures.items():
+            if name in names or not self.tracks:
+                raise failure
+
 
 def compare(
     commands: Sequence[ChildCommand],
@@ -122,7 +140,7 @@ def compare(
     timeout: float = 1800.0,
     save_to: Path | None = None,
 ) -> Comparison:
-    """Run implementations in turns and return what was measured.
+    """Run implementations in turns and return what was measured, and why the others could not run.
 
     Parameters
     ----------
@@ -136,83 +154,165 @@ def compare(
         Seconds after which a child that does not answer counts as failed.
     save_to : Path, optional
         A folder in which every child writes its outputs at the end, in a folder of its name.
-
-    Raises
-    ------
-    Refused
-        If a child refuses the request.
-    ChildFailed
-        If a child dies or hangs. The others are ended.
     """
-    begin, load = time.monotonic(), OtherLoad()
+    load = OtherLoad()
     with contextlib.ExitStack() as stack:
-        pairs = [_start(stack, command, progress, timeout) for command in commands]
-        for child, track in pairs:
-            _warm_up(child, track, plan.warmup, progress)
-        _run_rounds(pairs, plan, begin, progress)
-        for child, track in pairs if save_to else ():
-            _save(child, track, save_to / child.name)
-    return Comparison([track for _, track in pairs], time.monotonic() - begin, load.share())
+        driver = _Driver(plan, progress, timeout)
+        for command in commands:
+            driver.start(stack, command)
+        driver.warm_up()
+        driver.run_rounds()
+        if save_to is not None:
+            driver.save(save_to)
+    return Comparison([track for _, track in driver.pairs], monotonic() - driver.begin, load.share(), driver.failures,
+                      driver.notes)
 
 
-def _start(
-    stack: contextlib.ExitStack, command: ChildCommand, progress: Progress, timeout: float
-) -> tuple[Child, Track]:
-    begin = time.monotonic()
-    child = stack.enter_context(Child(command, timeout))
-    answer = child.ready()
-    track = Track(command.name, answer["about"], answer.get("library_settings", {}), time.monotonic() - begin)
-    for text in [f"ready after {track.startup:.1f} s", *track.about.get("notes", [])]:
-        progress.say(f"{track.name}: {text}")
-    return child, track
+class _Driver:
+    """The processes of a comparison that are still in it."""
 
+    def __init__(self, plan: Plan, progress: Progress, timeout: float):
+        self.plan, self.progress, self.timeout = plan, progress, timeout
+        self.begin = monotonic()
+        self.pairs: list[tuple[Child, Track]] = []
+        self.failures: dict[str, Refused | ChildFailed] = {}
+        self.notes: list[str] = []
+        self.steps = plan.steps or 1
 
-def _warm_up(child: Child, track: Track, steps: int, progress: Progress) -> None:
-    for _ in range(steps):
-        answer = child.run(1)
-        track.warmup += answer["seconds"]
-        _record(track, answer)
-    if steps:
-        first, last = track.warmup[0], track.warmup[-1]
-        progress.say(f"{track.name}: first step {first:.2f} s, last warm-up step {last:.2f} s")
+    def start(self, stack: contextlib.ExitStack, command: ChildCommand) -> None:
+        begin = monotonic()
+        track = Track(command.name)
+        child = stack.enter_context(Child(command, self._patience()))
+        self.pairs.append((child, track))
+        answer = self._ask(child, child.ready)
+        if answer is None:
+            return
+        track.about, track.library_settings = answer["about"], answer.get("library_settings", {})
+        track.startup = monotonic() - begin
+        for text in [f"ready after {track.startup:.1f} s", *track.about.get("notes", [])]:
+            self.progress.say(f"{track.name}: {text}")
 
+    def warm_up(self) -> None:
+        """Let each process run its first step, then each a further one; one that would not end in time is not begun."""
+        for _ in range(self.plan.warmup):
+            for child, track in list(self.pairs):
+                if track.warmup and track.warmup[-1] > self._patience(child.name):
+                    continue
+                answer = self._ask(child, lambda child=child: child.run(1))  # type: ignore[misc]
+                if answer is not None:
+                    track.warmup += answer["seconds"]
+                    _record(track, answer)
+        for _, track in self.pairs:
+            if track.warmup:
+                first, last = track.warmup[0], track.warmup[-1]
+                self.progress.say(f"{track.name}: first step {first:.2f} s, last warm-up step {last:.2f} s")
 
-def _save(child: Child, track: Track, folder: Path) -> None:
-    folder.mkdir()
-    track.saved = child.save(folder)
+    def run_rounds(self) -> None:
+        """Run as many rounds as there is time for; rounds that are not complete do not count."""
+        if not self.pairs:
+            return
+        self.steps = self.plan.steps or steps_per_turn(self._expected())
+        if self.plan.rounds != 0:
+            self._leave_out_the_slowest()
+        planned = self._planned(0, self.steps * sum(self._expected()))
+        done = 0
+        while self.pairs and done < planned:
+            self.progress.total(planned * len(self.pairs))
+            seconds = self._run_round(done)
+            if seconds is None:
+                break
+            done += 1
+            if self._left() < seconds:
+                self._stop(done, planned)
+                break
+            planned = self._planned(done, seconds)  # the machine may have become faster or slower
+
+    def save(self, folder: Path) -> None:
+        for child, track in list(self.pairs):
+            (folder / child.name).mkdir()
+            track.saved = self._ask(child, lambda child=child: child.save(folder / child.name)) or {}  # type: ignore[misc]
+
+    def _expected(self) -> list[float]:
+        return [track.warmup[-1] for _, track in self.pairs if track.warmup]
+
+    def _left(self) -> float:
+        """Return the seconds until the limit."""
+        return math.inf if self.plan.limit is None else self.begin + self.plan.limit - monotonic()
+
+    def _patience(self, name: str | None = None) -> float:
+        """Return how long to wait; one that may be left out does not take all of the time from the others."""
+        share = 1.0 if name is None or name in self.plan.keep else _OPTIONAL_SHARE
+        return max(_LEAST_PATIENCE, min(self.timeout, share * self._left()))
+
+    def _planned(self, done: int, seconds_per_round: float) -> int:
+        """Return how many rounds there are to be, and say so when nothing is done yet."""
+        left = self.begin + self.plan.budget - monotonic()
+        given = self.plan.rounds
+        planned = affordable_rounds(done, left, seconds_per_round) if given is None else given
+        if done == 0 and planned:
+            self.progress.say(f"{planned} rounds of {self.steps} step{'s' * (self.steps > 1)} for each of "
+                              f"{len(self.pairs)} processes")
+            if self.plan.rounds is None and self.plan.limit is None and planned * seconds_per_round > left:
+                self.progress.say(f"this will exceed the budget of {self.plan.budget:.0f} s; a smaller batch would "
+                                  f"fit")
+        return planned
+
+    def _leave_out_the_slowest(self) -> None:
+        """Leave out what makes a single round longer than the time that is left."""
+        while sum(self._expected()) * self.steps > self._left():
+            others = [pair for pair in self.pairs if pair[1].name not in self.plan.keep]
+            if not others or len(self.pairs) == 1:
+                return
+            child, track = max(others, key=lambda pair: pair[1].warmup[-1] if pair[1].warmup else 0.0)
+            step = track.warmup[-1] if track.warmup else 0.0
+            self._leave_out(child, ChildFailed(track.name, f"too slow: a step took {step:.0f} s, and a round of all "
+                                               f"would not end in the {self._left():.0f} s that are left"))
+
+    def _run_round(self, number: int) -> float | None:
+        """Let each process take its turn; return the seconds of all, None when the limit came before the end."""
+        begin = monotonic()
+        for child, track in turn_order(self.pairs, number):
+            try:
+                child.timeout = self._patience()
+                answer = child.run(self.steps)
+            except (Refused, ChildFailed) as failure:
+                if number and self._left() <= 0:  # not its fault: what was measured before counts
+                    for _, each in self.pairs:
+                        del each.turns[number:]
+                    self._stop(number, number + 1)
+                    return None
+                self._leave_out(child, failure)
+                continue
+            track.turns.append(answer["seconds"])
+            _record(track, answer)
+            self.progress.turn(track.name, track.round_seconds[-1])
+        return monotonic() - begin
+
+    def _stop(self, done: int, planned: int) -> None:
+        if done < planned:
+            limit = self.plan.limit or 0.0
+            self.notes.append(f"stopped after {done} round{'s' * (done > 1)}: the {limit:.0f} s for all are over")
+            self.progress.say(self.notes[-1])
+
+    def _ask(self, child: Child, request: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """Return a child's answer; one that has none is left out."""
+        child.timeout = self._patience(child.name)
+        try:
+            return request()
+        except (Refused, ChildFailed) as failure:
+            self._leave_out(child, failure)
+            return None
+
+    def _leave_out(self, child: Child, failure: Refused | ChildFailed) -> None:
+        self.failures[child.name] = failure
+        self.pairs = [pair for pair in self.pairs if pair[0] is not child]
+        child.end(politely=False)
+        self.progress.say(f"{child.name} is left out: {reason(failure)}")
 
 
 def _record(track: Track, answer: dict[str, Any]) -> None:
     track.losses += answer["losses"]
     track.peak_memory = answer["peak_memory"]
-
-
-def _run_rounds(pairs: Sequence[tuple[Child, Track]], plan: Plan, begin: float, progress: Progress) -> None:
-    expected = [track.warmup[-1] for _, track in pairs if track.warmup]
-    steps = plan.steps or steps_per_turn(expected)
-    end = begin + plan.budget
-    planned = plan.rounds or affordable_rounds(0, end - time.monotonic(), steps * sum(expected))
-    progress.say(f"{planned} rounds of {steps} step{'s' * (steps > 1)} for each of {len(pairs)} processes")
-    if not plan.rounds and time.monotonic() + planned * steps * sum(expected) > end:
-        progress.say(f"this will exceed the budget of {plan.budget:.0f} s; a smaller batch would fit")
-    done = 0
-    while done < planned:
-        progress.total(planned * len(pairs))
-        seconds = _run_round(turn_order(pairs, done), steps, progress)
-        done += 1
-        if not plan.rounds:  # the machine may have become faster or slower than it was in the warm-up
-            planned = affordable_rounds(done, end - time.monotonic(), seconds)
-
-
-def _run_round(pairs: Sequence[tuple[Child, Track]], steps: int, progress: Progress) -> float:
-    """Let each process take its turn and return the seconds that all of them took."""
-    begin = time.monotonic()
-    for child, track in pairs:
-        answer = child.run(steps)
-        track.turns.append(answer["seconds"])
-        _record(track, answer)
-        progress.turn(track.name, track.round_seconds[-1])
-    return time.monotonic() - begin
 
 
 def turn_order(items: Sequence[Any], number: int) -> list[Any]:
@@ -258,4 +358,4 @@ def affordable_rounds(done: int, seconds: float, seconds_per_round: float) -> in
     11
     """
     more = int(seconds * _TIMER_MARGIN / seconds_per_round) if seconds_per_round > 0 else 0
-    return max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, done + max(0, more)))
+    return max(FEWEST_ROUNDS, min(_MOST_ROUNDS, done + max(0, more)))

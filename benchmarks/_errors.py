@@ -55,6 +55,12 @@ class ChildFailed(Exception):
         super().__init__(f"{name}: {reason}")
 
 
+def reason(failure: Exception) -> str:
+    """Return why a child could not go on, with the last line that it wrote to its standard error."""
+    last_line = getattr(failure, "stderr_tail", "").rpartition("\n")[2]
+    return f"{failure}: {last_line}" if last_line else str(failure)
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a name that is not among the known ones.
 

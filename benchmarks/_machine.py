@@ -59,19 +59,53 @@ def physical_cores(cpuinfo: str | None = None, usable: set[int] | None = None) -
 def describe() -> dict[str, Any]:
     """Return the machine: processor, instruction sets, cores, memory in bytes, system and Python."""
     first = _records(_read("/proc/cpuinfo"))[0]
-    flags = set(first.get("flags", "").split())
+    flags = _flags()
     return {
+        "kind": kind(),
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": first.get("model name") or platform.processor() or "unknown",
         "cpu_family_model": f"{first.get('cpu family', '?')}/{first.get('model', '?')}",
         "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
+        "isa_limit": isa_limit(),
+        "bfloat16": has_bfloat16(),
         "physical_cores": physical_cores(),
         "logical_cores": os.cpu_count() or 1,
         "memory": _meminfo("MemTotal"),
         "memory_available": available_memory(),
         "python": platform.python_version(),
     }
+
+
+def isa_limit() -> str:
+    """Return the instruction set that MXNet's oneDNN is told to stop at, such as ``AVX2``; empty for none."""
+    limit = os.environ.get("DNNL_MAX_CPU_ISA", "").upper()
+    return "" if limit in ("ALL", "DEFAULT", "AVX512_CORE_AMX") else limit
+
+
+def _flags() -> set[str]:
+    return set(_records(_read("/proc/cpuinfo"))[0].get("flags", "").split())
+
+
+def has_amx() -> bool:
+    """Return whether the CPU has AMX for bfloat16, and oneDNN may use it."""
+    return "amx_bf16" in _flags() and not isa_limit()
+
+
+def has_bfloat16() -> bool:
+    """Return whether the CPU has BF16 instructions, and oneDNN may use them."""
+    return bool(_flags() & {"avx512_bf16", "amx_bf16"}) and isa_limit() in ("", "AVX512_CORE_BF16")
+
+
+def kind() -> str:
+    """Return what decides which kernels run here, for the heading of a table."""
+    if has_amx():
+        return "AMX-BF16"
+    if has_bfloat16():
+        return "AVX512-BF16"
+    limit = isa_limit()
+    wide = "avx512f" in _flags() and (not limit or limit.startswith("AVX512"))
+    return "AVX512 without BF16" if wide else "AVX2"
 
 
 def versions() -> dict[str, str]:

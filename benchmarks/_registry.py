@@ -14,6 +14,8 @@ from _errors import UsageError, unknown
 
 TRAINING, INFERENCE = "training", "inference"
 MXNET, TORCH = "mxnet", "torch"
+IPEX = "ipex"  # an interpreter of its own, as it needs another PyTorch
+BFLOAT16, AMX = "bfloat16", "amx"
 
 
 class Session(Protocol):
@@ -53,6 +55,12 @@ class Implementation:
         Whether the others are reported as a ratio to this one.
     memory_share : float
         Peak memory as a share of FP32's; a guess used to choose sizes that fit.
+    interpreter : str, optional
+        Which of `_commands.PEERS` it runs in, where that is not this interpreter.
+    needs : str, optional
+        ``"bfloat16"`` or ``"amx"``: what the CPU must have for this row to be among those measured by default.
+    compiles : bool
+        Whether it compiles for minutes before its first step.
     threads : int, optional
         OpenMP threads, where they differ from those of the whole comparison.
     has_passes : bool
@@ -67,6 +75,9 @@ class Implementation:
     framework: str = MXNET
     is_reference: bool = False
     memory_share: float = 1.0
+    interpreter: str | None = None
+    needs: str | None = None
+    compiles: bool = False
     threads: int | None = None
     has_passes: bool = False
     disabled_pass: str | None = None
@@ -96,10 +107,18 @@ IMPLEMENTATIONS = (
         "mxnet.contrib.amp on AMX",
         {TRAINING: "_amp_backends:ContribAmpOnAmx", INFERENCE: "_amp_backends:ContribConversionOnAmx"},
         memory_share=0.75,
+        needs=AMX,
     ),
-    Implementation("torch", "PyTorch FP32", {TRAINING: "_torch_backends:Float32"}, TORCH, memory_share=1.2),
-    Implementation(
-        "torch-amp", "PyTorch autocast", {TRAINING: "_torch_backends:Autocast"}, TORCH, True, memory_share=0.9
+    *(
+        Implementation(name, label, {TRAINING: f"_torch_backends:{backend}"}, TORCH, name == "torch-amp", share,
+                       interpreter, needs, name.endswith("-compiled"))
+        for name, label, backend, share, interpreter, needs in (
+            ("torch", "PyTorch FP32", "Float32", 1.2, TORCH, None),
+            ("torch-compiled", "PyTorch FP32, compiled", "Compiled", 1.2, TORCH, None),
+            ("torch-amp", "PyTorch autocast", "Autocast", 0.9, TORCH, BFLOAT16),
+            ("torch-amp-compiled", "PyTorch autocast, compiled", "AutocastCompiled", 0.9, TORCH, BFLOAT16),
+            ("ipex", "PyTorch with IPEX", "Extension", 1.0, IPEX, None),
+        )
     ),
 )
 

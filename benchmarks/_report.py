@@ -9,7 +9,7 @@ from typing import Any, Mapping
 
 import _machine
 from _compare import Comparison, Track
-from _errors import UsageError
+from _errors import UsageError, reason
 from _registry import implementation
 from _stats import Spread
 from rich.console import Console
@@ -70,6 +70,8 @@ def table(comparison: Comparison) -> Table:
         result.add_column(f"{name}:\nfirst, last", justify="right")
     for track in comparison.tracks:
         result.add_row(*_row(comparison, track))
+    for name in comparison.failures:
+        result.add_row(implementation(name).label, "fails")
     return result
 
 
@@ -107,8 +109,13 @@ def machine_text() -> str:
     sets = " ".join(machine["instruction_sets"]) or "none of AVX2 and above"
     return (
         f"{machine['cpu']} (family/model {machine['cpu_family_model']}), {machine['physical_cores']} cores, {sets}, "
-        f"{machine['memory'] / 1e9:.0f} GB\n"
+        f"{machine['memory'] / 1e9:.0f} GB{_imitated(machine)}\n"
     )
+
+
+def _imitated(machine: Mapping[str, Any]) -> str:
+    limit = machine["isa_limit"]
+    return f", imitated by DNNL_MAX_CPU_ISA={limit}" if limit else ""
 
 
 def conditions(settings: Mapping[str, Any], comparison: Comparison) -> str:
@@ -117,9 +124,12 @@ def conditions(settings: Mapping[str, Any], comparison: Comparison) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in first.about.get("versions", {}).items())
     measured = ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None)
     turns = f"{len(first.turns)} rounds of {len(first.turns[0])} steps, {comparison.seconds:.0f} s in all"
+    failed = "".join(f"{implementation(name).label} fails: {reason(failure)}\n"
+                     for name, failure in comparison.failures.items())
+    notes = "".join(f"{note}\n" for note in comparison.notes)
     disturbed = " (too much: measure again)" if comparison.other_load > _DISTURBED else ""
     return (
-        f"{machine_text()}"
+        f"{failed}{notes}{machine_text()}"
         f"{machine['system']}, Python {machine['python']}, {versions}\n"
         f"{measured}; {turns}\n"
         f"other programs used {comparison.other_load:.0%} of the processors meanwhile{disturbed}"
@@ -142,6 +152,8 @@ def as_dict(settings: Mapping[str, Any], comparison: Comparison) -> dict[str, An
         "machine": _machine.describe(),
         "seconds": comparison.seconds,
         "other_load": comparison.other_load,
+        "failures": {name: reason(failure) for name, failure in comparison.failures.items()},
+        "notes": list(comparison.notes),
         "implementations": [_track_dict(track) for track in comparison.tracks],
         "speed_ratios": {
             f"{name} vs {other}": vars(comparison.ratio(name, other))

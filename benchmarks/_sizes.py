@@ -1,4 +1,4 @@
-"""Choose a batch size that fits the machine's memory and the time at hand."""
+"""Choose a batch size that fits the machine's memory and the time at hand, from steps that were measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Mapping, Sequence
 
 _SAFE_SHARE = 0.85  # of the available memory: the estimate is rough, and there may be no swap
-_EXPECTED_ROUNDS = 4  # with the warm-up steps of each process, about what a small budget must hold
+_SAFE_TIME = 0.9  # of the time at hand: the machine may become slower than it was
+_FIRST_STEP = 0.5  # of a step: what the first one takes longer with the size of the batch, to touch new memory
 
 
 @dataclass(frozen=True)
@@ -19,71 +20,107 @@ class Cost:
         Memory without any sample: libraries, weights, gradients, optimizer state.
     sample_bytes : float
         Memory for each sample of the batch.
-    sample_gflop : float
-        1e9 floating-point operations of a training step for each sample.
     """
 
     base_bytes: float
     sample_bytes: float
-    sample_gflop: float
 
     def memory(self, batch_size: int) -> float:
         """Return the bytes that a process needs at this batch size."""
         return self.base_bytes + batch_size * self.sample_bytes
 
-    def seconds(self, batch_size: int, gflops: float) -> float:
-        """Return the seconds that a step takes on a machine of this speed."""
-        return batch_size * self.sample_gflop / gflops
-
 
 # by network; roughly, to choose sizes and processes that fit the memory
 COSTS = {
-    "ssd512": Cost(1.0e9, 0.68e9, 180.0), "resnet50": Cost(0.6e9, 0.15e9, 25.0),
-    "mobilenet_v2": Cost(0.4e9, 0.11e9, 2.0), "densenet121": Cost(0.5e9, 0.2e9, 17.0),
-    "vgg16": Cost(1.9e9, 0.2e9, 93.0), "lstm": Cost(0.5e9, 5e6, 4.0),
-    "encoder": Cost(2.2e9, 0.12e9, 66.0), "encoder_masked": Cost(2.2e9, 0.12e9, 66.0),
+    "ssd512": Cost(1.0e9, 0.68e9), "resnet50": Cost(0.6e9, 0.15e9),
+    "mobilenet_v2": Cost(0.4e9, 0.11e9), "densenet121": Cost(0.5e9, 0.2e9),
+    "vgg16": Cost(1.9e9, 0.2e9), "lstm": Cost(0.5e9, 5e6),
+    "encoder": Cost(2.2e9, 0.12e9), "encoder_masked": Cost(2.2e9, 0.12e9),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What there is: bytes of available memory and 1e9 floating-point operations a second."""
+class Probe:
+    """What a process took with one sample: seconds until it was ready, of its first step and of a later one."""
 
-    available_bytes: float
-    gflops: float
+    startup: float
+    first: float
+    step: float
+
+    def seconds(self, batch_size: int, steps: int) -> float:
+        """Return what a process takes until it has run so many steps, at most: larger batches take less a sample."""
+        return self.startup + max(0.0, self.first - self.step) + (steps + _FIRST_STEP) * batch_size * self.step
 
 
-def choose_batch_size(
-    cost: Cost, machine: Machine, shares: Sequence[float], budget: float | None, preferred: int = 8
-) -> tuple[int, str]:
-    """Return the largest power of two up to the preferred size that fits, and the reason in words.
+@dataclass(frozen=True)
+class Choice:
+    """A batch size, the warm-up steps of each process, and the reasons in words."""
+
+    batch_size: int
+    warmup: int
+    reason: str
+
+
+def largest_batch(cost: Cost, available: float, shares: Sequence[float], preferred: int) -> tuple[int, str]:
+    """Return the largest power of two up to the preferred size that fits the memory, and the reason in words.
 
     Parameters
     ----------
     cost : Cost
         What one FP32 process needs.
-    machine : Machine
-        What there is.
+    available : float
+        Bytes; 0 when it is not known.
     shares : sequence of float
         One a process that will be alive at the same time: its memory as a share of FP32's.
-    budget : float or None
-        Seconds for everything; None to look at memory alone.
     preferred : int
         The size to use when it fits.
 
     Examples
     --------
-    >>> choose_batch_size(Cost(1e9, 1e9, 100), Machine(8e9, 100), [1.0], None)[0]
-    4
+    >>> largest_batch(Cost(1e9, 1e9), 8e9, [1.0], 8)
+    (4, 'batch 8 would need about 9 GB of 8 GB')
     """
-    batch_size, reason = preferred, "it fits"
-    while batch_size > 1:
-        tight = _what_is_short(cost, machine, shares, budget, batch_size)
-        if tight is None:
-            break
-        reason = f"batch {batch_size} {tight}"
-        batch_size //= 2
-    return batch_size, f"batch size {batch_size} chosen: {reason}"
+    size, reason = preferred, f"batch {preferred} fits"
+    while size > 1 and available and sum(shares) * cost.memory(size) > _SAFE_SHARE * available:
+        needed = sum(shares) * cost.memory(size)
+        reason = f"batch {size} would need about {needed / 1e9:.0f} GB of {available / 1e9:.0f} GB"
+        size //= 2
+    return size, reason
+
+
+def choose(largest: int, why_largest: str, probes: Sequence[Probe], seconds: float, rounds: int, warmup: int) -> Choice:
+    """Return the largest batch at which the fewest rounds fit the time, by halves; warm-up steps are given up first.
+
+    Parameters
+    ----------
+    largest : int
+        The size to begin with.
+    why_largest : str
+        Why no larger one.
+    probes : sequence of Probe
+        What was measured, one a process.
+    seconds : float
+        For everything that is still to be done.
+    rounds : int
+        The fewest that are worth measuring.
+    warmup : int
+        Steps before them, at best.
+
+    Examples
+    --------
+    >>> choose(8, "batch 8 fits", [Probe(5.0, 2.0, 1.0)] * 2, 60.0, rounds=3, warmup=2)
+    Choice(batch_size=4, warmup=2, reason='batch 8 would take about 92 s of 60 s for 3 rounds')
+    """
+    reason = why_largest
+    size = largest
+    while True:
+        fewest = min(warmup, 1) if size > 1 else 0
+        for steps in range(warmup, fewest - 1, -1):
+            needed = sum(probe.seconds(size, steps + rounds) for probe in probes)
+            if needed <= _SAFE_TIME * seconds or (size == 1 and steps == 0):
+                return Choice(size, steps, reason)
+        reason = f"batch {size} would take about {needed:.0f} s of {seconds:.0f} s for {rounds} rounds"
+        size //= 2
 
 
 def groups(
@@ -108,7 +145,7 @@ def groups(
 
     Examples
     --------
-    >>> groups(Cost(1e9, 1e9, 1), 13e9, {"a": 1.0, "b": 1.0, "c": 0.5, "d": 0.5}, 4, "a")
+    >>> groups(Cost(1e9, 1e9), 13e9, {"a": 1.0, "b": 1.0, "c": 0.5, "d": 0.5}, 4, "a")
     [['a', 'b'], ['a', 'c', 'd']]
     """
     limit = _SAFE_SHARE * available if available else float("inf")
@@ -124,15 +161,3 @@ def groups(
             found.append(group := [common] if common in need else [])
         group.append(name)
     return found or [[name] for name in need if name == common]
-
-
-def _what_is_short(
-    cost: Cost, machine: Machine, shares: Sequence[float], budget: float | None, batch_size: int
-) -> str | None:
-    memory = sum(shares) * cost.memory(batch_size)
-    if machine.available_bytes and memory > _SAFE_SHARE * machine.available_bytes:
-        return f"would need about {memory / 1e9:.0f} GB of {machine.available_bytes / 1e9:.0f} GB"
-    seconds = len(shares) * (_EXPECTED_ROUNDS + 3) * cost.seconds(batch_size, machine.gflops)
-    if budget is not None and seconds > budget:
-        return f"would take about {seconds:.0f} s of {budget:.0f} s for a few rounds"
-    return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any, Mapping, Sequence
 
 import _cli
@@ -13,12 +15,14 @@ import _machine
 import _report
 import _sizes
 import _tables
-from _commands import command, torch_python
+from _commands import command, runs_here
 from _compare import Comparison, Plan, Progress, compare
-from _errors import ChildFailed, Parser, Refused, UsageError, unknown
-from _registry import TORCH, check, implementation, names
+from _errors import Parser, UsageError, reason, unknown
+from _registry import check, implementation, names
 
 OURS = "amp"
+_LEAST_LIMIT = 120.0
+_COMPILED_WEIGHT = 3.0
 _SSD_TRAINING = {"network": "ssd_512_resnet50_v1_coco", "data_shape": None, "pretrained_base": False}
 
 
@@ -91,7 +95,7 @@ def measure(suite: Suite, network: str, batch_size: int, wanted: Sequence[str], 
     workload, settings = settings_of(suite, network, batch_size, common)
     result = Result(network, batch_size, settings)
     shares = {name: implementation(name).memory_share * suite.memory_share for name in wanted}
-    cost = _sizes.Cost(0.0, 0.0, 0.0) if common["small"] else _sizes.COSTS[network]
+    cost = _sizes.Cost(0.0, 0.0) if common["small"] else _sizes.COSTS[network]
     groups = _sizes.groups(cost, _machine.available_memory(), shares, batch_size, OURS)
     fitting = {name for group in groups for name in group}
     result.failures.update({name: "does not fit the memory" for name in wanted if name not in fitting})
@@ -105,17 +109,17 @@ def measure(suite: Suite, network: str, batch_size: int, wanted: Sequence[str], 
 
 def _attempt(suite: Suite, workload: str, group: Sequence[str], result: Result, plan: Plan,
              progress: Progress) -> Comparison | None:
-    """Compare a group, without those that turn out not to run."""
+    """Compare a group, without those that have turned out not to run."""
     left = [name for name in group if name not in result.failures]
-    while left:
+    commands = []
+    for name in left:
         try:
-            return _compared(suite, [command(workload, name, result.settings) for name in left], plan, progress)
-        except (Refused, ChildFailed) as failure:
-            last_line = getattr(failure, "stderr_tail", "").rpartition("\n")[2]
-            result.failures[failure.name] = f"{failure}: {last_line}" if last_line else str(failure)
-            progress.say(f"{failure.name} is left out: {result.failures[failure.name]}")
-            left.remove(failure.name)
-    return None
+            commands.append(command(workload, name, result.settings))
+        except UsageError as error:
+            result.failures[name] = str(error)
+    comparison = _compared(suite, commands, plan, progress)
+    result.failures.update({name: reason(failure) for name, failure in comparison.failures.items()})
+    return comparison if comparison.tracks else None
 
 
 def _compared(suite: Suite, commands: Sequence[Any], plan: Plan, progress: Progress) -> Comparison:
@@ -123,7 +127,8 @@ def _compared(suite: Suite, commands: Sequence[Any], plan: Plan, progress: Progr
         return compare(commands, plan, progress)
     with tempfile.TemporaryDirectory() as folder:
         comparison = compare(commands, plan, progress, save_to=Path(folder))
-        _add_errors(comparison, Path(folder))
+        if comparison.tracks:
+            _add_errors(comparison, Path(folder))
     return comparison
 
 
@@ -170,28 +175,78 @@ def _implementations(suite: Suite, args: argparse.Namespace) -> list[str]:
         for name in chosen:
             check(suite.workload, name)
         return chosen
-    has_torch = torch_python() is not None
-    return [name for name in names(suite.workload) if has_torch or implementation(name).framework != TORCH]
+    return [name for name in names(suite.workload) if runs_here(name)]
 
 
-def run(suite: Suite, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure what the arguments ask for, show each table, and return everything, ready for JSON."""
+def run(suite: Suite, args: argparse.Namespace, end: float = math.inf) -> dict[str, Any]:
+    """Measure what the arguments ask for, show each table, and return everything, ready for JSON.
+
+    Parameters
+    ----------
+    suite : Suite
+        What there is to measure.
+    args : Namespace
+        Of `parser`.
+    end : float
+        When it is to be over, on the clock of `time.monotonic`: what has not begun by then is skipped.
+    """
     _cli.check_measuring(args)
     _report.check_writable(args.markdown)
     networks, wanted = _networks(suite, args), _implementations(suite, args)
-    common = {"device": args.device, "dtype": args.dtype, "seed": args.seed, "threads": _cli.use_threads(args),
-              "small": args.small}
-    results = []
-    for network, sizes in networks.items():
-        for batch_size in sizes:
-            with _report.TqdmProgress() as progress:
-                progress.say(f"{network}, batch {batch_size}")
-                result = measure(suite, network, batch_size, wanted, common, _cli.plan(args), progress)
-            for comparison in result.comparisons:
-                _report.show(result.settings, comparison)
-            results.append(result.as_dict())
+    common = common_settings(args)
+    results, skipped = [], []
+    rows = [(network, batch_size, _of_row(wanted, args, batch_size == max(sizes)))
+            for network, sizes in networks.items() for batch_size in sizes]
+    weights = [_weight(chosen) for _, _, chosen in rows]
+    for number, (network, batch_size, chosen) in enumerate(rows):
+        plan = share_of(_cli.plan(args), end - monotonic(), weights[number:])
+        if plan is None:
+            skipped.append([network, batch_size])
+            continue
+        with _report.TqdmProgress() as progress:
+            progress.say(f"{network}, batch {batch_size}")
+            result = measure(suite, network, batch_size, chosen, common, plan, progress)
+        for comparison in result.comparisons:
+            _report.show(result.settings, comparison)
+        results.append(result.as_dict())
     return {"workload": suite.workload, "settings": common, "plan": asdict(_cli.plan(args)),
-            "machine": _machine.describe(), "results": results}
+            "machine": _machine.describe(), "results": results, "skipped": skipped}
+
+
+def common_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that all networks share; sets the number of threads."""
+    return {"device": args.device, "dtype": args.dtype, "seed": args.seed, "threads": _cli.use_threads(args),
+            "small": args.small}
+
+
+def _of_row(wanted: Sequence[str], args: argparse.Namespace, is_largest: bool) -> list[str]:
+    """Return what a row measures: compilation takes minutes, so by default it is for the largest batch alone."""
+    if args.compare is not None or (is_largest and not args.small):
+        return list(wanted)
+    return [name for name in wanted if not implementation(name).compiles]
+
+
+def _weight(names: Sequence[str]) -> float:
+    return _COMPILED_WEIGHT if any(implementation(name).compiles for name in names) else 1.0
+
+
+def share_of(plan: Plan, left: float, weights: Sequence[float]) -> Plan | None:
+    """Return the plan of the first of several rows in the time that is left; None when nothing is left.
+
+    Rounds follow from its share by weight, and a row ends after twice its share, or after two minutes.
+
+    Examples
+    --------
+    >>> share_of(Plan(budget=60.0), 300.0, [1.0] * 10)
+    Plan(rounds=None, steps=None, warmup=2, budget=30.0, limit=120.0, keep=('amp', 'fp32'))
+    """
+    if math.isinf(left):
+        return plan
+    if left <= 0:
+        return None
+    share = left * weights[0] / sum(weights)
+    limit = max(_LEAST_LIMIT, 2 * share)
+    return replace(plan, budget=min(plan.budget * weights[0], share), limit=limit, keep=(OURS, "fp32"))
 
 
 def main(suite: Suite, description: str | None, argv: Sequence[str] | None) -> int:

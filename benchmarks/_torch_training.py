@@ -34,12 +34,13 @@ class Training:
     losses : callable
         Takes outputs and labels, returns the losses by name; their sum is differentiated.
     optimizer : Optimizer
-        Of the network's parameters.
+        Of the network's parameters. The backend prepares both.
     """
 
     def __init__(self, backend: Float32, net: nn.Module, batch: _tasks.Batch, samples: int,
                  losses: Callable[..., Losses], optimizer: torch.optim.Optimizer):
-        self.backend, self.net, self.losses, self.optimizer = backend, net, losses, optimizer
+        self.backend, self.losses = backend, losses
+        self.net, self.optimizer = backend.prepared(net, optimizer)
         self.samples_per_step = samples
         self.inputs = [backend.placed(torch.from_numpy(each)) for each in batch.inputs]
         self.labels = [torch.from_numpy(each) for each in batch.labels]
@@ -74,8 +75,8 @@ def multibox(predictions: tuple[torch.Tensor, torch.Tensor], classes: torch.Tens
     return {"CrossEntropy": entropy.sum() / count, "SmoothL1": distance.sum() / count}
 
 
-def _sgd(net: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=0.0005, fused=True)
+def _sgd(net: nn.Module, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=0.0005, fused=fused)
 
 
 def build(backend: Float32, settings: Mapping[str, Any]) -> Training:
@@ -85,7 +86,8 @@ def build(backend: Float32, settings: Mapping[str, Any]) -> Training:
     numbers = _tasks.size(network, settings["small"])
     net = backend.placed(create(network, numbers))
     batch = _tasks.batch(numbers, settings["batch_size"], settings["seed"])
-    optimizer = torch.optim.Adam(net.parameters(), lr=2e-5, fused=True) if network in _ADAM else _sgd(net)
+    fused = backend.fused
+    optimizer = torch.optim.Adam(net.parameters(), lr=2e-5, fused=fused) if network in _ADAM else _sgd(net, fused)
     return Training(backend, net, batch, settings["batch_size"], cross_entropy, optimizer)
 
 
@@ -107,4 +109,4 @@ def build_ssd(backend: Float32, settings: Mapping[str, Any]) -> Training:
         anchors = net(torch.zeros(1, 3, side, side))[1].shape[1]
     net.train()
     batch = _tasks.ssd_batch(settings["batch_size"], side, anchors, settings["seed"])
-    return Training(backend, net, batch, settings["batch_size"], multibox, _sgd(net))
+    return Training(backend, net, batch, settings["batch_size"], multibox, _sgd(net, backend.fused))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Sequence
 
 import gluon_amp  # noqa: F401  first: it lets MXNet 1.9.1 import under newer NumPy
 
@@ -22,7 +23,8 @@ _BATCH_SIZE = 32
 
 
 def evaluate(
-    net: gluon.HybridBlock, dataset: gluon.data.Dataset, side: int, device: mx.Context, hidden: bool | None = True
+    net: gluon.HybridBlock, dataset: gluon.data.Dataset, classes: Sequence[str], side: int, device: mx.Context,
+    hidden: bool | None = True,
 ) -> tuple[float, dict[str, float]]:
     """Return the mean average precision, and that of every class that the dataset shows.
 
@@ -32,6 +34,8 @@ def evaluate(
         Runs in the precision that is in force, or in its own.
     dataset : gluon.data.Dataset
         Gives (image, label), as `_voc_samples.open_set` does.
+    classes : sequence of str
+        Names of what it shows.
     side : int
         Side of the network's square input in pixels.
     device : mx.Context
@@ -43,7 +47,7 @@ def evaluate(
         net.set_nms(nms_thresh=0.45, nms_topk=400)
     net.hybridize(static_alloc=True, static_shape=True)
     # the area metric: the eleven-point one of VOC07 jumps by 0.09 a class when one detection changes
-    metric = VOCMApMetric(iou_thresh=0.5, class_names=list(dataset.classes))
+    metric = VOCMApMetric(iou_thresh=0.5, class_names=list(classes))
     loader = gluon.data.DataLoader(
         dataset.transform(SSDDefaultValTransform(side, side)),
         _BATCH_SIZE,

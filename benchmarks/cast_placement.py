@@ -3,7 +3,7 @@
     python benchmarks/cast_placement.py
 
 For each network, the bytes of the tensors that are cast and the time that casts and movable operators take by the
-measured costs of `op_lists/kernel_costs.py`: as one sweep from the inputs to the outputs decides, and as the minimum
+measured costs of `rules/costs.py`: as one sweep from the inputs to the outputs decides, and as the minimum
 cut does, which finds the least time. Parameters are left out of the bytes: they are cast once for each use, whatever is
 decided.
 """
@@ -25,11 +25,10 @@ from rich.table import Table
 
 from gluon_amp._mxnet import blocks
 from gluon_amp._mxnet.symbols import analyse, to_graph
-from gluon_amp.graph import Entry, Graph
-from gluon_amp.op_lists.kernel_costs import COSTS
-from gluon_amp.passes import align_channels, assign_dtypes, cut_casts, pipeline_of, place_casts, rewrite, shape_operands
-from gluon_amp.passes.context import Context
-from gluon_amp.policy import Policy
+from gluon_amp.graph import Entry, Graph, Role, cast_nodes
+from gluon_amp.passes import Context, assign_dtypes, cut_casts, rewrite, shape_operands
+from gluon_amp.rules import Policy
+from gluon_amp.rules.costs import COSTS
 
 LOW = "bfloat16"
 
@@ -68,11 +67,11 @@ def analysed(net: Any, shape: tuple[int, ...]) -> Graph:
     return graph
 
 
-def cast_bytes(graph: Graph, without: Sequence[Any]) -> int:
+def cast_bytes(graph: Graph, without: Sequence[str]) -> int:
     """Return the bytes of the tensors that the passes but some cast, parameters left out, after rewriting the graph."""
-    rewrite(graph, Policy(LOW), pipeline=[step for step in pipeline_of(Policy(LOW)) if step not in without])
-    return sum(4 * prod(cast.inputs[0].shape or (0,)) for cast in place_casts.cast_nodes(graph)
-               if not _is_parameter(cast.inputs[0]) and cast.decision is None)
+    rewrite(graph, Policy(LOW, disabled_passes=frozenset(without)))
+    return sum(4 * prod(cast.inputs[0].shape or (0,)) for cast in cast_nodes(graph)
+               if not _is_parameter(cast.inputs[0]) and cast.role is Role.CAST)
 
 
 def _is_parameter(entry: Entry) -> bool:
@@ -82,10 +81,10 @@ def _is_parameter(entry: Entry) -> bool:
 def measure(name: str) -> Placed:
     """Return what is cast in a network of :data:`NETWORKS`."""
     net, shape = NETWORKS[name]()
-    sweep = cast_bytes(analysed(net, shape), without=(cut_casts.run, align_channels.run))
-    cut = cast_bytes(analysed(net, shape), without=(align_channels.run,))
+    sweep = cast_bytes(analysed(net, shape), without=("cut_casts", "align_channels"))
+    cut = cast_bytes(analysed(net, shape), without=("align_channels",))
     graph = analysed(net, shape)
-    context = Context(Policy(LOW), outputs=tuple(head.node.dtypes[head.output] for head in graph.heads))
+    context = Context.of(graph, Policy(LOW))
     shape_operands.run(graph, context)
     assign_dtypes.run(graph, context)
     placement = cut_casts.choose(graph, context, COSTS[LOW]).placement

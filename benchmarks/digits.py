@@ -1,25 +1,29 @@
 """Show that mixed precision trains to the same result: SSD on handwritten digits, FP32 beside gluon_amp.
 
 Both runs start from the same weights and see the same images in the same order, each in a process of its
-own. The exit code is 0 when both reach the mAP that is asked for and differ by little, 1 when they do not.
+own, and take turns. Steps and image size follow from steps that are measured first, so that all of it ends within the
+budget. The exit code is 0 when both reach the mAP that is asked for and differ by little, 1 when they do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
+from time import monotonic
 from typing import Any, Mapping, Sequence
 
 import _machine
 import _report
+import _turns
 import make_digits_voc
-from _errors import ChildFailed, Parser, UsageError
+from _children import Child, ChildCommand
+from _errors import ChildFailed, Parser, UsageError, reason
+from _stats import Spread
 from rich.console import Console
 from rich.table import Table
 
@@ -28,9 +32,13 @@ WORKER = Path(__file__).with_name("_voc_worker.py")
 DEFAULT_PLOT = PROJECT / "build" / "digits.png"
 
 IMAGES, VAL, SIZE, DATA_SEED = 3000, 600, 128, 0
+STEPS = _turns.STEPS
+BUDGET = 320.0
 LEAST_MAP = 0.6
-LARGEST_DIFFERENCE = 1.5  # points: hundredths of mAP
+LARGEST_DIFFERENCE = 1.5  # points: hundredths of mAP, after all steps; a network that has learned half varies more
 LARGEST_CONVERSION_CHANGE = 0.5
+JUDGED_STEPS = 300  # fewer do not teach enough to expect this mAP: the losses are compared
+LARGEST_LOSS_CHANGE = 0.1
 _AVERAGED = 50  # steps: one batch's loss says little
 
 Run = Mapping[str, Any]
@@ -40,7 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", metavar="DIR", help="a Pascal VOC directory (default: digits, made in build/ once)")
-    add("--steps", type=int, default=600, help="updates of each run (default: 600)")
+    add("--steps", type=int, help=f"updates of each run (default: {STEPS}, or what the budget allows)")
+    add("--data-shape", type=int, help="side of the network's input in pixels (default: 128, or less on slow machines)")
+    add("--budget", type=float, default=BUDGET, help=f"seconds in all without --steps (default: {BUDGET:.0f})")
     add("--batch-size", type=int, default=16, help="default: 16")
     add("--seed", type=int, default=0, help="of weights and order, the same for both runs (default: 0)")
     add("--dtype", help="bfloat16 or float16 (default: what the machine is good at)")
@@ -51,10 +61,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("steps", "batch_size", "threads"):
+    for name in ("steps", "data_shape", "batch_size", "threads"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')}: expected at least 1, received {value}")
+    if not args.budget > 0:
+        raise UsageError(f"--budget: expected more than 0, received {args.budget}")
     if args.seed < 0:
         raise UsageError(f"--seed: expected at least 0, received {args.seed}")
     for path in (args.json, args.plot):
@@ -67,38 +79,11 @@ def digits_directory(images: int = IMAGES, val: int = VAL, progress: bool = True
     return make_digits_voc.make(PROJECT / "build" / name, images, val, SIZE, DATA_SEED, progress)
 
 
-def train(label: str, arguments: Mapping[str, Any], threads: int) -> Run:
-    """Run `voc.train` in a process of its own.
-
-    Parameters
-    ----------
-    label : str
-        What to call the run.
-    arguments : mapping
-        The arguments of `voc.train`.
-    threads : int
-        OpenMP threads.
-
-    Raises
-    ------
-    UsageError
-        The request cannot be carried out; the process has said why.
-    ChildFailed
-        The process died.
-    """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+def command(name: str, arguments: Mapping[str, Any], threads: int) -> ChildCommand:
+    """Return how to start one half, see `_voc_worker`."""
     search = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(search)
-    with tempfile.TemporaryDirectory() as scratch:
-        result = Path(scratch) / "result.json"
-        command = [sys.executable, str(WORKER), str(result), json.dumps(dict(arguments))]
-        code = subprocess.run(command, env=environment, check=False).returncode
-        if code == 2:
-            raise UsageError(f"the {label} run did not start: see above")
-        if code != 0 or not result.is_file():
-            raise ChildFailed(label, f"its process ended with exit code {code}")
-        run: Run = json.loads(result.read_text(encoding="utf-8"))
-    return run
+    environment = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(search)}
+    return ChildCommand(name, [sys.executable, str(WORKER), json.dumps(dict(arguments))], environment)
 
 
 def failures(fp32: Run, amp: Run) -> list[str]:
@@ -115,18 +100,34 @@ def failures(fp32: Run, amp: Run) -> list[str]:
     for label, run in (("FP32", fp32), ("AMP", amp)):
         if not all(math.isfinite(loss) for loss in run["losses"]["total"]):
             found.append(f"{label}: a loss is not finite")
-        # written so that a mAP that is not a number fails
-        if not run["mean_ap"] >= LEAST_MAP:
-            found.append(f"{label}: mAP {run['mean_ap']:.3f}, expected {LEAST_MAP} at least")
-    difference = points(fp32, amp)
-    if not abs(difference) <= LARGEST_DIFFERENCE:
-        found.append(f"AMP's mAP is {difference:+.2f} points from FP32's, expected {LARGEST_DIFFERENCE} at most")
+    return found + (_failures_of_map(fp32, amp) if is_judged(fp32) else _failures_of_loss(fp32, amp))
+
+
+def is_judged(fp32: Run) -> bool:
+    """Return whether there were enough steps to expect a mAP."""
+    return bool(fp32["settings"]["steps"] >= JUDGED_STEPS)
+
+
+def _failures_of_map(fp32: Run, amp: Run) -> list[str]:
+    # written so that a mAP that is not a number fails
+    found = [f"{label}: mAP {run['mean_ap']:.3f}, expected {LEAST_MAP} at least"
+             for label, run in (("FP32", fp32), ("AMP", amp)) if not run["mean_ap"] >= LEAST_MAP]
+    difference, largest = points(fp32, amp), LARGEST_DIFFERENCE * max(1.0, STEPS / fp32["settings"]["steps"])
+    if not abs(difference) <= largest:
+        found.append(f"AMP's mAP is {difference:+.2f} points from FP32's, expected {largest:.1f} at most")
     for label, run in (("FP32", fp32), ("AMP", amp)):
         change = conversion_points(run)
         if not abs(change) <= LARGEST_CONVERSION_CHANGE:
             found.append(f"{label}: conversion changes the mAP by {change:+.2f} points, expected "
                          f"{LARGEST_CONVERSION_CHANGE} at most")
     return found
+
+
+def _failures_of_loss(fp32: Run, amp: Run) -> list[str]:
+    theirs, ours = final_loss(fp32, "total"), final_loss(amp, "total")
+    if abs(ours - theirs) <= LARGEST_LOSS_CHANGE * theirs:
+        return []
+    return [f"AMP's loss is {ours:.3f}, FP32's {theirs:.3f}: expected at most {LARGEST_LOSS_CHANGE:.0%} between them"]
 
 
 def points(fp32: Run, amp: Run) -> float:
@@ -145,18 +146,42 @@ def final_loss(run: Run, part: str) -> float:
     return float(sum(tail) / len(tail))
 
 
-def table(fp32: Run, amp: Run) -> Table:
+def stays_in_fp32(amp: Run) -> bool:
+    """Return whether gluon_amp chose FP32 on this machine."""
+    return bool(amp["dtype"] == "float32")
+
+
+def verdict(amp: Run, outcome: _turns.Outcome) -> str:
+    """Return what the two runs show on this machine, in words."""
+    if not is_judged(amp):
+        judged = (f"{outcome.steps} steps are too few to expect a mAP (it takes {JUDGED_STEPS}): only the losses were "
+                  f"compared\n")
+        return judged + _speed_in_words(amp, outcome)
+    return _speed_in_words(amp, outcome)
+
+
+def _speed_in_words(amp: Run, outcome: _turns.Outcome) -> str:
+    ratio = outcome.ratio
+    text = f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f} over {ratio.count} turns)"
+    if stays_in_fp32(amp):
+        return (f"gluon_amp keeps FP32 on this machine, so both runs trained in FP32; what it gains without "
+                f"lower precision: {text}")
+    return f"gluon_amp trained in {amp['dtype']}, {text} as fast as FP32"
+
+
+def table(fp32: Run, amp: Run, ratio: Spread) -> Table:
     """Return the two runs side by side, with their difference or ratio in the last column."""
     result = Table(title="SSD on handwritten digits: the same seed, images and steps")
     result.add_column("", no_wrap=True)
-    for heading in ("FP32", f"gluon_amp\n{amp['dtype']}", "AMP vs FP32"):
+    for heading in ("MXNet\nfloat32", f"gluon_amp\n{amp['dtype']}", "gluon_amp vs MXNet"):
         result.add_column(heading, justify="right", no_wrap=True)
     result.add_row("mAP", *(f"{run['mean_ap']:.4f}" for run in (fp32, amp)), f"{points(fp32, amp):+.2f} points")
     for name in fp32["average_precision"]:
         ours, theirs = (run["average_precision"][name] for run in (amp, fp32))
         result.add_row(f"  {name}", f"{theirs:.3f}", f"{ours:.3f}", f"{100 * (ours - theirs):+.1f}", style="dim")
     converted = [f"{run['converted_mean_ap']:.4f}" for run in (fp32, amp)]
-    result.add_row("mAP, converted", *converted, f"{conversion_points(fp32):+.2f} points for FP32's")
+    change = f"{conversion_points(fp32):+.2f} points for FP32's"
+    result.add_row(f"mAP, converted ({amp['converted_dtype']})", *converted, change)
     for part, text in (("cls", "class loss"), ("box", "box loss"), ("total", "loss")):
         ours, theirs = final_loss(amp, part), final_loss(fp32, part)
         result.add_row(f"{text}, last {_AVERAGED} steps", f"{theirs:.4f}", f"{ours:.4f}", f"{ours - theirs:+.4f}")
@@ -167,6 +192,7 @@ def table(fp32: Run, amp: Run) -> Table:
     ):
         ours, theirs = amp[key] / unit, fp32[key] / unit
         result.add_row(text, f"{theirs:.{digits}f}", f"{ours:.{digits}f}", f"{ours / theirs:.2f}x")
+    result.add_row("speed, turn by turn", "", "", f"{ratio.median:.2f}x")
     return result
 
 
@@ -174,12 +200,9 @@ def conditions(amp: Run, threads: int) -> str:
     """Return the lines that say what ran, and on what."""
     machine, settings = _machine.describe(), amp["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in amp["versions"].items())
-    sets = " ".join(machine["instruction_sets"]) or "none of AVX2 and above"
     side = settings["data_shape"]
     return (
-        f"{machine['cpu']} (family/model {machine['cpu_family_model']}), {machine['physical_cores']} cores, "
-        f"{sets}, {machine['memory'] / 1e9:.0f} GB\n"
-        f"{machine['system']}, Python {machine['python']}, {versions}\n"
+        f"{_report.machine_text()}{machine['system']}, Python {machine['python']}, {versions}\n"
         f"network {settings['network']}, {side}x{side}, batch {settings['batch_size']}, "
         f"{settings['steps']} steps, seed {settings['seed']}, {threads} threads"
     )
@@ -193,7 +216,7 @@ def write_plot(path: Path, fp32: Run, amp: Run) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for run, label, color in ((fp32, "FP32", "C0"), (amp, f"gluon_amp, {amp['dtype']}", "C1")):
+    for run, label, color in ((fp32, "MXNet, float32", "C0"), (amp, f"gluon_amp, {amp['dtype']}", "C1")):
         losses = run["losses"]["total"]
         steps = range(1, len(losses) + 1)
         axes.plot(steps, losses, color=color, alpha=0.2, linewidth=0.7)
@@ -218,22 +241,25 @@ def smoothed(values: Sequence[float], reach: int = 10) -> list[float]:
 
 
 def _run(args: argparse.Namespace) -> int:
+    end = math.inf if args.steps else monotonic() + args.budget
     _check(args)
     console = Console(width=None if sys.stdout.isatty() else 110)
     threads = args.threads or _machine.physical_cores()
     data = Path(args.data) if args.data else digits_directory()
-    common = {"data_dir": str(data), "steps": args.steps, "batch_size": args.batch_size, "seed": args.seed}
-    runs = []
-    for label, extra in (("FP32", {}), ("AMP", {"amp": True, "dtype": args.dtype})):
-        print(f"{label}: {args.steps} steps of {args.batch_size} images from {data}", flush=True)
-        runs.append(train(label, {**common, **extra}, threads))
-        print(f"{label}: mAP {runs[-1]['mean_ap']:.4f} in {runs[-1]['seconds']:.0f} s", flush=True)
-    return _show(args, console, runs[0], runs[1], threads)
+    common = {"data_dir": str(data), "batch_size": args.batch_size, "seed": args.seed}
+    commands = [command("FP32", {**common, "amp": False, "dtype": None}, threads),
+                command("AMP", {**common, "amp": True, "dtype": args.dtype}, threads)]
+    with contextlib.ExitStack() as stack:
+        halves = [stack.enter_context(Child(each)) for each in commands]
+        outcome = _turns.train(halves, args.steps, args.data_shape, end, lambda text: print(text, flush=True))
+    return _show(args, console, outcome, threads)
 
 
-def _show(args: argparse.Namespace, console: Console, fp32: Run, amp: Run, threads: int) -> int:
+def _show(args: argparse.Namespace, console: Console, outcome: _turns.Outcome, threads: int) -> int:
     """Print and write everything; return the exit code."""
-    console.print(table(fp32, amp))
+    fp32, amp = outcome.runs
+    console.print(table(fp32, amp, outcome.ratio))
+    console.print(verdict(amp, outcome), highlight=False, soft_wrap=True)
     console.print(conditions(amp, threads), highlight=False, soft_wrap=True)
     plot = Path(args.plot) if args.plot else DEFAULT_PLOT
     write_plot(plot, fp32, amp)
@@ -241,7 +267,8 @@ def _show(args: argparse.Namespace, console: Console, fp32: Run, amp: Run, threa
     found = failures(fp32, amp)
     if args.json:
         content = {"machine": _machine.describe(), "threads": threads, "fp32": fp32, "amp": amp}
-        content.update(points=points(fp32, amp), failures=found)
+        content.update(points=points(fp32, amp), failures=found, speed_ratio=vars(outcome.ratio),
+                       chosen=vars(outcome.choice))
         Path(args.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for text in found:
         print(f"error: {text}", file=sys.stderr)
@@ -256,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ChildFailed as failure:
-        print(f"error: {failure}", file=sys.stderr)
+        print(f"error: {reason(failure)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

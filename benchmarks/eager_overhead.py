@@ -27,7 +27,7 @@ CALL = {
     "relu(x)": lambda: mx.nd.relu(SMALL),
     "broadcast_add(x, y)": lambda: mx.nd.broadcast_add(SMALL, WEIGHT),
     "softmax(x)": lambda: mx.nd.softmax(SMALL),
-    "FullyConnected(x, w), which is cast": lambda: mx.nd.FullyConnected(SMALL, WEIGHT, no_bias=True, num_hidden=2),
+    "FullyConnected(x, w)": lambda: mx.nd.FullyConnected(SMALL, WEIGHT, no_bias=True, num_hidden=2),
 }
 
 
@@ -51,6 +51,14 @@ def measure(call: Callable) -> tuple[float, float, float]:
     return statistics.median(off), statistics.median(on), statistics.median(b - a for a, b in zip(off, on))
 
 
+def dtype_in_force() -> str:
+    """Return the type that gluon_amp chooses here."""
+    amp.init()
+    dtype = amp.active_dtype()
+    amp.deinit()
+    return dtype or "float32"
+
+
 def measure_all() -> dict[str, tuple[float, float, float]]:
     """Measure every call."""
     return {name: measure(call) for name, call in CALL.items()}
@@ -59,7 +67,7 @@ def measure_all() -> dict[str, tuple[float, float, float]]:
 def markdown(measured: Mapping[str, Any]) -> str:
     """Return the table of what `measure_all` returned."""
     rows = [[f"`{name}`", *(f"{value:.1f}" for value in values)] for name, values in measured["microseconds"].items()]
-    return _tables.table(["microseconds a call", "AMP off", "AMP on", "added"], rows)
+    return _tables.table(["microseconds a call", "AMP off", f"AMP on, {measured['dtype']}", "added"], rows)
 
 
 def _run(argv: Sequence[str] | None) -> None:
@@ -67,7 +75,8 @@ def _run(argv: Sequence[str] | None) -> None:
     parser.add_argument("--json", metavar="PATH", help="write everything that was measured")
     args = parser.parse_args(argv)
     _report.check_writable(args.json)
-    measured = {"machine": _machine.describe(), "versions": _machine.versions(), "microseconds": measure_all()}
+    measured = {"machine": _machine.describe(), "versions": _machine.versions(), "dtype": dtype_in_force(),
+                "microseconds": measure_all()}
     print(markdown(measured))
     _cli.write_json(args.json, measured)
 

@@ -20,7 +20,7 @@ from mxnet import autograd
 from rich.console import Console
 from rich.table import Table
 
-from gluon_amp._mxnet.cached_op import StockCachedOp
+from gluon_amp._mxnet.invoke import StockCachedOp
 from gluon_amp.dtypes import BFLOAT16_DTYPE
 
 SHAPE = (8, 64, 56, 56)

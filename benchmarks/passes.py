@@ -10,8 +10,10 @@ The network with all passes and those without one of them each are processes of 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import asdict, replace
+from time import monotonic
 from typing import Any, Collection, Iterator, Mapping, Sequence
 
 import _cli
@@ -21,6 +23,7 @@ import _suite
 import _tables
 import inference
 import training
+from _compare import Plan
 from _errors import Parser, unknown
 
 TRAINING, INFERENCE = "training", "inference"
@@ -72,30 +75,35 @@ def jobs(passes: Sequence[str], networks: Sequence[str] | None = None) -> Iterat
                 yield workload, network, chosen
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace, end: float = math.inf) -> dict[str, Any]:
     """Measure what the arguments ask for, show each comparison, and return everything, ready for JSON."""
     _cli.check_measuring(args)
     passes = list(MEASURED) if args.passes is None else _chosen("pass", "--passes", args.passes, MEASURED)
     networks = None if args.networks is None else _cli.names("--networks", args.networks)
-    common = {"device": args.device, "dtype": args.dtype, "seed": args.seed, "threads": _cli.use_threads(args),
-              "small": args.small}
-    compared = []
-    for workload, network, chosen in jobs(passes, networks):
-        result = _compared(workload, network, chosen, common, args)
+    common = _suite.common_settings(args)
+    compared, skipped = [], []
+    planned = list(jobs(passes, networks))
+    for number, (workload, network, chosen) in enumerate(planned):
+        plan = _suite.share_of(_cli.plan(args), end - monotonic(), [1.0] * (len(planned) - number))
+        if plan is None:
+            skipped.append([workload, network])
+            continue
+        result = _compared(workload, network, chosen, common, plan)
         compared.append({"workload": workload, **result.as_dict()})
         for comparison in result.comparisons:
             _report.show(result.settings, comparison)
     return {"settings": common, "plan": asdict(_cli.plan(args)), "machine": _machine.describe(),
-            "text": _report.machine_text(), "versions": _machine.versions(), "compared": compared}
+            "text": _report.machine_text(), "versions": _machine.versions(), "compared": compared,
+            "skipped": skipped}
 
 
 def _compared(workload: str, network: str, passes: Sequence[str], common: Mapping[str, Any],
-              args: argparse.Namespace) -> _suite.Result:
+              plan: Plan) -> _suite.Result:
     batch_size = BATCH_SIZES[workload][network]
     wanted = [_suite.OURS, *map(without, passes)]
     with _report.TqdmProgress() as progress:
         progress.say(f"{network}, {workload}, batch {batch_size}")
-        return _suite.measure(_SUITES[workload], network, batch_size, wanted, common, _cli.plan(args), progress)
+        return _suite.measure(_SUITES[workload], network, batch_size, wanted, common, plan, progress)
 
 
 def markdown(measured: Mapping[str, Any]) -> str:

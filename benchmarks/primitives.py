@@ -89,7 +89,7 @@ def _run(argv: Sequence[str] | None) -> None:
 def markdown(measured: Mapping[str, Any]) -> str:
     """Return the table of a step and what it is compared to."""
     ceilings = ", ".join(f"{name} {value:.0f} {'GB/s' if name == 'memory' else 'GFLOP/s'}"
-                         for name, value in measured["ceilings"].items())
+                         for name, value in measured["ceilings"].items() if value)
     milliseconds = f"{measured['seconds'] * 1e3:.1f} ms"
     return f"{measured['title']}: {milliseconds} a step; ceilings: {ceilings}\n\n{measured['table']}"
 

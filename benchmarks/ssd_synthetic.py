@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import re
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any, Sequence
 
 import _cli
@@ -22,7 +24,7 @@ import _machine
 import _report
 import _sizes
 from _commands import command
-from _compare import Comparison, Track, compare
+from _compare import FEWEST_ROUNDS, Comparison, Plan, Progress, Track, compare
 from _errors import Parser, UsageError
 from _registry import build, check, implementation, names
 from _worker import timed_step
@@ -30,10 +32,12 @@ from tqdm import tqdm
 
 DEFAULT_NETWORK = "ssd_512_resnet50_v1_coco"
 DEFAULT_STEPS = 20
-_SIZE_OF_COST = 512  # the side length in pixels that the cost below belongs to
-
-# in FP32; other networks differ, which a measured warm-up step then shows
-COST = _sizes.COSTS["ssd512"]
+DEFAULT_BATCH_SIZE = 8
+BUDGET = 315.0
+_OVERTIME = 15.0  # seconds after the budget in which a step may end; with start-up and table that is below 6 minutes
+_PROBE_SHARE = 0.45  # of the budget: what has not run two steps of one sample by then is too slow
+_SIZE_OF_COST = 512  # the side length in pixels that the cost belongs to
+_KEPT = ("fp32", "amp")  # what the comparison is about
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--data", metavar="DIR", help="train on a Pascal VOC directory and report its mAP")
     what.add_argument("--batch-size", type=int, help="default: 8, or less when that does not fit the machine")
     what.add_argument("--data-shape", type=int, help="side of the images in pixels (default: the network's)")
-    _cli.add_measuring(parser.add_argument_group("how to measure"))
+    _cli.add_measuring(parser.add_argument_group("how to measure"), BUDGET)
     return parser
 
 
@@ -88,37 +92,66 @@ def _side(settings: dict[str, Any]) -> int:
     return int(settings["data_shape"] or (found.group(1) if found else _SIZE_OF_COST))
 
 
-def _fill_batch_size(settings: dict[str, Any], names: Sequence[str], budget: float | None) -> None:
-    """Choose a batch size when none was given, and say which and why."""
-    if settings["batch_size"] is not None:
-        return
-    settings["batch_size"] = 8
-    if settings["device"].startswith("cpu"):
-        area = (_side(settings) / _SIZE_OF_COST) ** 2
-        cost = _sizes.Cost(COST.base_bytes, COST.sample_bytes * area, COST.sample_gflop * area)
-        machine = _sizes.Machine(_machine.available_memory(), _machine.matmul_gflops())
-        shares = [implementation(name).memory_share for name in names]
-        settings["batch_size"], reason = _sizes.choose_batch_size(cost, machine, shares, budget)
-        memory, gflops = machine.available_bytes / 1e9, machine.gflops
-        print(f"{reason} ({memory:.0f} GB available, about {gflops:.0f} GFLOP/s in FP32)", flush=True)
+def _largest_batch(settings: dict[str, Any], names: Sequence[str]) -> tuple[int, str]:
+    """Return the batch size that the memory allows, and why it is no larger."""
+    if not settings["device"].startswith("cpu"):
+        return DEFAULT_BATCH_SIZE, "the usual size"
+    area = (_side(settings) / _SIZE_OF_COST) ** 2
+    per_image = _sizes.COSTS["ssd512"]
+    cost = _sizes.Cost(per_image.base_bytes, per_image.sample_bytes * area)
+    shares = [implementation(name).memory_share for name in names]
+    return _sizes.largest_batch(cost, _machine.available_memory(), shares, DEFAULT_BATCH_SIZE)
 
 
-def _compared(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
-    """Measure several implementations in turns."""
-    _fill_batch_size(settings, _names(args), None if args.rounds else args.budget)
+def _probe(settings: dict[str, Any], names: Sequence[str], plan: Plan, progress: Progress) -> Comparison:
+    """Measure a step of one image of each implementation."""
+    progress.say("measuring a step of one image, to choose the batch size")
+    once = replace(plan, rounds=0, warmup=2, limit=_PROBE_SHARE * plan.budget)
+    return compare([command("ssd", name, {**settings, "batch_size": 1}) for name in names], once, progress)
+
+
+def _compared(args: argparse.Namespace, settings: dict[str, Any], begin: float) -> Comparison:
+    """Measure several implementations in turns; with a budget, all of it ends soon after."""
+    names, plan, failures = _names(args), replace(_cli.plan(args), keep=_KEPT), {}
+    end = math.inf if args.rounds else begin + args.budget
     with _report.TqdmProgress() as progress:
-        return compare([command("ssd", name, settings) for name in _names(args)], _cli.plan(args), progress)
+        if settings["batch_size"] is None:
+            settings["batch_size"], why = _largest_batch(settings, names)
+            if not args.rounds:
+                probed = _probe(settings, names, plan, progress)
+                failures = dict(probed.failures)
+                names = [track.name for track in probed.tracks]
+                probed.require(_KEPT)
+                choice = _choice(settings["batch_size"], why, probed, end - monotonic(), args)
+                settings["batch_size"], why = choice.batch_size, choice.reason
+                plan = replace(plan, warmup=choice.warmup)
+            progress.say(f"batch size {settings['batch_size']} chosen: {why}; {plan.warmup} warm-up "
+                         f"step{'s' * (plan.warmup != 1)}")
+        if not args.rounds:
+            left = end - monotonic()
+            plan = replace(plan, budget=left, limit=left + _OVERTIME)
+        comparison = compare([command("ssd", name, settings) for name in names], plan, progress)
+    return replace(comparison, seconds=monotonic() - begin, failures={**failures, **comparison.failures})
+
+
+def _choice(largest: int, why: str, probed: Comparison, left: float, args: argparse.Namespace) -> _sizes.Choice:
+    probes = [_sizes.Probe(track.startup, track.warmup[0], track.warmup[-1]) for track in probed.tracks]
+    # a turn of quick steps is longer than one
+    rounds = FEWEST_ROUNDS * (args.steps or 1)
+    return _sizes.choose(largest, why, probes, left, rounds, args.warmup)
 
 
 def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
     """Train with one implementation in this process, with lines like the tutorial's."""
     logging.basicConfig(level=logging.INFO)
     name = _names(args)[0]
-    _fill_batch_size(settings, [name], None)
-    begin, load = time.monotonic(), _machine.OtherLoad()
+    if settings["batch_size"] is None:
+        settings["batch_size"], why = _largest_batch(settings, [name])
+        print(f"batch size {settings['batch_size']} chosen: {why}", flush=True)
+    begin, load = monotonic(), _machine.OtherLoad()
     session = build("ssd", name, settings)
     about = dict(session.about, samples_per_step=session.samples_per_step, versions=_machine.versions())
-    track = Track(name, about, _machine.library_settings(), time.monotonic() - begin)
+    track = Track(name, about, _machine.library_settings(), monotonic() - begin)
     for text in about["notes"]:
         print(f"{name}: {text}", flush=True)
     steps = args.steps or DEFAULT_STEPS
@@ -133,7 +166,7 @@ def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
         if len(track.turns) % shown_every == 0:
             tqdm.write(_tutorial_line(track, number, shown_every))
     track.peak_memory = _machine.peak_memory()
-    return Comparison([track], time.monotonic() - begin, load.share())
+    return Comparison([track], monotonic() - begin, load.share())
 
 
 def _tutorial_line(track: Track, batch: int, shown: int) -> str:
@@ -165,19 +198,23 @@ def _train_on_voc(args: argparse.Namespace) -> None:
 
 
 def _run(argv: Sequence[str] | None) -> None:
+    begin = monotonic()
     args = _parser().parse_args(argv)
     _check(args)
     settings = _settings(args)
     if args.data is not None:
         _train_on_voc(args)
         return
-    comparison = _compared(args, settings) if args.compare else _trained(args, settings)
+    comparison = _compared(args, settings, begin) if args.compare else _trained(args, settings)
+    if not comparison.tracks:
+        comparison.require()
     _report.show(settings, comparison)
     if args.json:
         _report.write_json(args.json, settings, comparison)
     if args.plot:
         title = f"{settings['network']}, batch {settings['batch_size']}, {settings['threads']} threads"
         _report.write_plot(args.plot, title, comparison)
+    comparison.require(_KEPT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,11 +7,12 @@ loss and metric. ``ssd_synthetic.py --data DIR`` and ``digits.py`` are the comma
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import statistics
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Iterator, NamedTuple
 
 # first: it lets MXNet 1.9.1 import under newer NumPy, and changes nothing else
@@ -31,9 +32,11 @@ with warnings.catch_warnings():
     import gluoncv
     from gluoncv.data.transforms.presets.ssd import SSDDefaultTrainTransform
 
+LEARNING_RATE = 0.05
 _MOMENTUM = 0.9
 _WEIGHT_DECAY = 0.0005
-_FINAL_LEARNING_RATE = 0.01  # as a share of the first one
+_FINAL_LEARNING_RATE = 0.01  # as a share of the highest one
+_WARM_UP = 0.08  # of all steps
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class TrainingResult:
         Their mean.
     converted_mean_ap : float
         That of the trained network after `amp.convert_hybrid_block`.
+    converted_dtype : str
+        The type that the conversion chose.
     step_seconds : tuple of float
         Forward, backward and update of each step, without loading its data.
     seconds : float
@@ -100,6 +105,7 @@ class TrainingResult:
     average_precision: dict[str, float]
     mean_ap: float
     converted_mean_ap: float
+    converted_dtype: str
     step_seconds: tuple[float, ...]
     seconds: float
     initial_weights: str
@@ -126,7 +132,7 @@ def train(
     seed: int = 0,
     device: mx.Context | None = None,
     progress: bool = True,
-    learning_rate: float = 0.05,
+    learning_rate: float = LEARNING_RATE,
     augment: bool | None = None,
 ) -> TrainingResult:
     """Train on the ``train`` set of a directory and evaluate on its ``val`` set.
@@ -184,93 +190,134 @@ def train(
     settings = Settings(amp, dtype, network, steps, batch_size, side, seed, learning_rate, augment)
     settings.check()
     directory = check_directory(data_dir)
-    with _precision(settings, device or mx.cpu()) as active:
-        return _Training(settings, directory, device or mx.cpu(), progress).run(active)
+    with precision(amp, dtype, device or mx.cpu()) as active:
+        training = Training(settings, directory, device or mx.cpu(), active, progress)
+        training.run(settings.steps)
+        return training.finish()
+
+
+def learning_rate_share(passed: float) -> float:
+    """Return the learning rate as a share of the highest, after a share of all steps: it warms up, then falls.
+
+    Examples
+    --------
+    >>> learning_rate_share(0.04), learning_rate_share(0.08), round(learning_rate_share(1.0), 3)
+    (0.5, 1.0, 0.01)
+    """
+    if passed < _WARM_UP:
+        return passed / _WARM_UP
+    fallen = (1 + math.cos(math.pi * (passed - _WARM_UP) / (1 - _WARM_UP))) / 2
+    return _FINAL_LEARNING_RATE + (1 - _FINAL_LEARNING_RATE) * fallen
 
 
 @contextlib.contextmanager
-def _precision(settings: Settings, device: mx.Context) -> Iterator[str]:
+def precision(amp: bool, dtype: str | None, device: mx.Context) -> Iterator[str]:
     """Switch AMP on where it is asked for, and off again; gives the name of the dtype in use."""
-    if not settings.amp:
+    if not amp:
         yield "float32"
         return
     with device:
-        gluon_amp.init(target_dtype=settings.dtype)
+        gluon_amp.init(target_dtype=dtype)
     try:
         yield gluon_amp.active_dtype(device.device_type) or "float32"
     finally:
         gluon_amp.deinit()
 
 
-class _Training:
-    """One run: network, data and trainer."""
+class Training:
+    """One run: network, data and trainer. It begins where the precision is in force that it is told about.
 
-    def __init__(self, settings: Settings, directory: VocDirectory, device: mx.Context, progress: bool):
+    Parameters
+    ----------
+    settings : Settings
+        How to train. The learning rate follows from its number of steps.
+    directory : VocDirectory
+        The data.
+    device : mx.Context
+        Where to train.
+    dtype : str
+        The type in force.
+    progress : bool
+        Show progress bars on standard error.
+    """
+
+    def __init__(self, settings: Settings, directory: VocDirectory, device: mx.Context, dtype: str, progress: bool):
         self._settings = settings
-        self._device = device
+        self._device, self._dtype = device, dtype
         self._hidden = None if progress else True  # None: tqdm shows a bar on a terminal only
         self._train_set, self._val_set = (open_set(directory, name) for name in SETS)
         seed_everything(settings.seed)
-        self._net = create_network(settings.network, directory.classes, settings.data_shape)
-        initialize(self._net, device)
+        self.net = create_network(settings.network, directory.classes, settings.data_shape)
+        initialize(self.net, device)
         self._anchors = self._probe()
         self._trainer = self._make_trainer()
         self._loss = gluoncv.loss.SSDMultiBoxLoss()
+        self._digest = weights_digest(self.net)
+        self.net.hybridize(static_alloc=True, static_shape=True)
+        self._data = iter(self._batches())
+        self._losses: list[Losses] = []
+        self._step_seconds: list[float] = []
+        self._seconds = 0.0
 
     def _probe(self) -> mx.nd.NDArray:
         """Complete the deferred initialization and return the anchors, on the CPU, where targets are made."""
         side = self._settings.data_shape
         try:
             with autograd.train_mode():
-                return self._net(mx.nd.zeros((1, 3, side, side), ctx=self._device))[2].as_in_context(mx.cpu())
+                return self.net(mx.nd.zeros((1, 3, side, side), ctx=self._device))[2].as_in_context(mx.cpu())
         except mx.base.MXNetError as error:
             reason = str(error).splitlines()[-1]
             raise ValueError(f"data_shape={side} is not possible for {self._settings.network}: {reason}") from error
 
     def _make_trainer(self) -> gluon.Trainer:
-        settings = self._settings
-        schedule = mx.lr_scheduler.CosineScheduler(
-            settings.steps,
-            base_lr=settings.learning_rate,
-            final_lr=settings.learning_rate * _FINAL_LEARNING_RATE,
-            warmup_steps=min(50, settings.steps // 10),
-        )
-        options = {
-            "learning_rate": settings.learning_rate,
-            "lr_scheduler": schedule,
-            "momentum": _MOMENTUM,
-            "wd": _WEIGHT_DECAY,
-        }
+        options = {"learning_rate": self._settings.learning_rate, "momentum": _MOMENTUM, "wd": _WEIGHT_DECAY}
         # the same in FP32, so that nothing but the precision differs
-        trainer = gluon.Trainer(self._net.collect_params(), "sgd", options, update_on_kvstore=False)
-        if settings.amp:
+        trainer = gluon.Trainer(self.net.collect_params(), "sgd", options, update_on_kvstore=False)
+        if self._settings.amp:
             gluon_amp.init_trainer(trainer)
         return trainer
 
-    def run(self, dtype: str) -> TrainingResult:
-        """Train, then evaluate."""
-        digest = weights_digest(self._net)
-        self._net.hybridize(static_alloc=True, static_shape=True)
-        begin = time.perf_counter()
-        losses, step_seconds = self._train(dtype)
-        seconds = time.perf_counter() - begin
-        mean_ap, precision = evaluate(self._net, self._val_set, self._settings.data_shape, self._device, self._hidden)
-        converted = gluon_amp.convert_hybrid_block(self._net)
-        converted_ap, _ = evaluate(converted, self._val_set, self._settings.data_shape, self._device, self._hidden)
-        return TrainingResult(self._settings, dtype, losses, precision, mean_ap, converted_ap, step_seconds, seconds,
-                              digest)
+    def run(self, steps: int, progress: tuple[float, float] = (0.0, 1.0)) -> list[float]:
+        """Train for so many steps and return the seconds of each, with the loading of its data.
 
-    def _train(self, dtype: str) -> tuple[tuple[Losses, ...], tuple[float, ...]]:
-        losses, seconds = [], []
-        with tqdm(total=self._settings.steps, desc=dtype, unit="step", disable=self._hidden) as bar:
-            for batch in self._batches():
-                mx.nd.waitall()
-                begin = time.perf_counter()
-                losses.append(self._step(*(part.as_in_context(self._device) for part in batch)))
-                seconds.append(time.perf_counter() - begin)
-                bar.set_postfix(cls=f"{losses[-1].cls:.3f}", box=f"{losses[-1].box:.3f}", refresh=False)
-                bar.update()
-        return tuple(losses), tuple(seconds)
+        Parameters
+        ----------
+        steps : int
+            At most as many as are left of the settings'.
+        progress : tuple of float
+            From where to where the learning rate goes meanwhile, as shares of the whole run.
+        """
+        begin, end = progress
+        taken = []
+        for number in tqdm(range(steps), desc=self._dtype, unit="step", disable=self._hidden):
+            passed = begin + (end - begin) * (number + 0.5) / steps
+            self._trainer.set_learning_rate(self._settings.learning_rate * learning_rate_share(passed))
+            started = time.perf_counter()
+            batch = [part.as_in_context(self._device) for part in next(self._data)]
+            mx.nd.waitall()
+            loaded = time.perf_counter()
+            self._losses.append(self._step(*batch))
+            now = time.perf_counter()
+            self._step_seconds.append(now - loaded)
+            taken.append(now - started)
+        self._seconds += sum(taken)
+        return taken
+
+    def evaluate(self, net: gluon.HybridBlock, images: int | None = None) -> tuple[float, dict[str, float]]:
+        """Return the mean average precision of a network on so many images, or on all, and that of each class."""
+        data = self._val_set if images is None else self._val_set.take(images)
+        side, classes = self._settings.data_shape, self._val_set.classes
+        return evaluate(net, data, classes, side, self._device, self._hidden)
+
+    def finish(self, images: int | None = None) -> TrainingResult:
+        """Evaluate, on so many images or on all, and return what the training gave."""
+        mean_ap, precision = self.evaluate(self.net, images)
+        converted = gluon_amp.convert_hybrid_block(self.net)
+        converted_ap, _ = self.evaluate(converted, images)
+        settings = replace(self._settings, steps=len(self._losses))
+        return TrainingResult(settings, self._dtype, tuple(self._losses), precision, mean_ap, converted_ap,
+                              converted.conversion.target_dtype, tuple(self._step_seconds), self._seconds,
+                              self._digest)
 
     def _batches(self) -> gluon.data.DataLoader:
         settings = self._settings
@@ -281,7 +328,7 @@ class _Training:
 
     def _step(self, images: mx.nd.NDArray, classes: mx.nd.NDArray, boxes: mx.nd.NDArray) -> Losses:
         with autograd.record():
-            cls_pred, box_pred, _ = self._net(images)
+            cls_pred, box_pred, _ = self.net(images)
             total, cls, box = self._loss(cls_pred, box_pred, classes, boxes)
             if self._settings.amp:
                 with gluon_amp.scale_loss(total, self._trainer) as scaled:

@@ -17,7 +17,6 @@ from . import _isa
 _isa.request()  # before oneDNN runs its first operator
 
 from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
-from .autocast import active_dtype, autocast, deinit, exclude, init, is_active
 from .checkpoint import load_state_dict, load_states, save_states, state_dict
 from .compatibility import install, uninstall
 from .convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
@@ -31,17 +30,12 @@ from .debug.report import report
 from .debug.search import search_exclusions
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
 from .estimator import AmpCheckpointHandler, AmpHandler
-from .functions import (
-    custom_bwd,
-    custom_fwd,
-    float32_function,
-    low_precision_function,
-    register_float32_function,
-    register_low_precision_function,
-    register_op,
-)
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
-from .op_lists.views import (
+from .opt_level import initialize
+from .passes import list_passes
+from .rules import Policy
+from .rules.tuning import Tuning
+from .rules.views import (
     list_conditional_fp32_ops,
     list_fp32_ops,
     list_loss_output_functions,
@@ -50,13 +44,19 @@ from .op_lists.views import (
     list_lp16_use_fp32_params,
     list_widest_type_cast,
 )
-from .opt_level import initialize
-from .passes import list_passes
-from .policy import Policy
+from .runtime.autocast import active_dtype, autocast, deinit, exclude, init, is_active
+from .runtime.functions import (
+    custom_bwd,
+    custom_fwd,
+    float32_function,
+    low_precision_function,
+    register_float32_function,
+    register_low_precision_function,
+    register_op,
+)
 from .sync_batchnorm import convert_sync_batchnorm
 from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
 from .tune import tune
-from .tuning import Tuning
 
 _isa.settle(_run_onednn_operator)
 

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Callable, MutableMapping
 
-__all__ = ["AMX", "GRANTED_LATE", "REFUSED", "VARIABLE", "amx_state", "cpu_flags", "cpu_name", "granted", "request",
-           "request_tiles", "settle"]
+__all__ = ["AMX", "GRANTED", "GRANTED_LATE", "REFUSED", "VARIABLE", "cpu_flags", "cpu_name", "granted", "outcome",
+           "request", "request_tiles", "settle"]
 
 VARIABLE, AMX = "DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX"
 _ALLOWS_AMX = (AMX, "ALL")
@@ -22,10 +22,9 @@ _AMX_FLAGS = frozenset({"amx_bf16", "amx_tile"})
 # Numbers of Linux's system call on x86-64, of the request for a feature, and of the feature.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
-# What became of a request for AMX that did not simply succeed.
-REFUSED, GRANTED_LATE = "refused by the operating system", "granted after MXNet was imported"
-_granted: list[bool] = []
-_state: list[str] = []
+# What became of the request for AMX; of one that came after MXNet was imported, oneDNN may know nothing.
+GRANTED, GRANTED_LATE, REFUSED = "granted", "granted after MXNet was imported", "refused by the operating system"
+_outcome: list[str] = []
 _settings: list[MutableMapping[str, str]] = []  # environments to clean up
 
 
@@ -52,25 +51,23 @@ def request(cpuinfo: str | None = None, environ: MutableMapping[str, str] | None
     if not (wanted and cpu_flags(cpuinfo) >= _AMX_FLAGS):
         return False
     if not (ask or request_tiles)():
-        _state.append(REFUSED)
+        _outcome.append(REFUSED)
         return False
-    if "mxnet" in sys.modules:
-        _state.append(GRANTED_LATE)
+    _outcome.append(GRANTED_LATE if "mxnet" in sys.modules else GRANTED)
     if VARIABLE not in environ:
         environ[VARIABLE] = AMX
         _settings.append(environ)
-    _granted.append(True)
     return True
 
 
 def granted() -> bool:
     """Whether this process may use AMX tiles."""
-    return bool(_granted)
+    return outcome() in (GRANTED, GRANTED_LATE)
 
 
-def amx_state() -> str | None:
-    """Return why AMX may be off although the CPU has it, :data:`REFUSED` or :data:`GRANTED_LATE`; None otherwise."""
-    return _state[-1] if _state else None
+def outcome() -> str | None:
+    """Return what became of the request for AMX; None where the CPU has none, or the user asked for less."""
+    return _outcome[-1] if _outcome else None
 
 
 def settle(run_operator: Callable[[], object]) -> None:

@@ -88,6 +88,8 @@ class Support(NamedTuple):
         The multiple of channels that the fast convolution kernels need; 1 where it does not matter.
     amx : bool
         Whether the kernels use AMX tiles.
+    cost : str
+        One clause on what the type on request costs.
     """
 
     dtype: str
@@ -97,17 +99,18 @@ class Support(NamedTuple):
     imitated: bool = False
     channel_multiple: int = 1
     amx: bool = False
+    cost: str = ""
 
     def requested(self, dtype: str) -> Support | None:
         """Return how the device runs a type that a user names; None when it does not."""
         if dtype == self.dtype:
             return self
         if dtype == FLOAT32:
-            return Support(FLOAT32, True, "float32 was asked for")
+            return Support(FLOAT32, True, "float32 was asked for", channel_multiple=min(self.channel_multiple, 16))
         if dtype != self.on_request:
             return None
-        return self._replace(dtype=dtype, native=False, on_request=None, reason=f"{self.reason}: oneDNN emulates "
-                             f"{dtype}, about 2x slower than FP32")
+        return self._replace(dtype=dtype, native=False, on_request=None, cost="",
+                             reason=f"{self.reason}: {self.cost}")
 
 
 IMITATED_FLOAT16 = Support(FLOAT16, False, "the CPU has no float16 kernels: FP32 kernels run on values rounded through "
@@ -174,7 +177,8 @@ def cpu_support(isa: str | None = None) -> Support:
                        amx=amx)
     runs_bfloat16 = level >= _ISA_LEVELS.index("AVX512_CORE")
     return Support(FLOAT32, True, f"this CPU has no BF16 instructions ({isa})", BFLOAT16 if runs_bfloat16 else None,
-                   channel_multiple=16 if runs_bfloat16 else 1)
+                   channel_multiple=16 if runs_bfloat16 else 8,
+                   cost="oneDNN emulates bfloat16, about 2x slower than FP32" if runs_bfloat16 else "")
 
 
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76

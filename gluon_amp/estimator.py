@@ -10,11 +10,11 @@ from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler, Trai
 from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 
 from ._mxnet.estimators import CheckpointEvents, data_and_labels
-from .autocast import autocast
 from .checkpoint import scalers_of
 from .errors import StateError, expected
 from .files import replacing
 from .loss_scaler import LossScaler
+from .runtime.autocast import autocast
 from .training import clip_global_norm, init_trainer, scale_loss
 
 __all__ = ["AmpCheckpointHandler", "AmpHandler"]

@@ -9,11 +9,11 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 from ._mxnet import trainers
-from .autocast import active_dtype, is_active
 from .dtypes import FLOAT16
 from .errors import StateError, expected
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
-from .state import controller
+from .runtime.autocast import active_dtype, is_active
+from .runtime.state import controller
 from .trainer_scaler import TrainerScaler, attach
 
 __all__ = ["clip_global_norm", "init_trainer", "master_params", "scale_loss", "unscale"]

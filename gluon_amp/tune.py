@@ -12,15 +12,14 @@ from tqdm import tqdm
 from ._mxnet import blocks
 from ._mxnet.symbols import analyse, dtype_name, to_graph
 from ._mxnet.timing import time_in_both
-from .autocast import device_policies
 from .convert.arguments import as_example, flat, traced_block
 from .convert.exclusions import Exclusions
-from .devices import machine, support
 from .errors import expected
 from .graph import Graph, Node
-from .op_lists import LOWER
-from .policy import Policy
-from .tuning import Tuning, default_cache, signature
+from .rules import LOWER, Policy
+from .rules.tuning import Tuning, default_cache, signature
+from .runtime.autocast import device_policies
+from .runtime.devices import machine, support
 
 __all__ = ["tune"]
 
@@ -70,8 +69,8 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     >>> net.initialize()
     >>> kept = os.path.join(tempfile.mkdtemp(), 'tuning.json')
     >>> tuning = amp.tune(net, mx.nd.ones((8, 32)), cache=kept, progress=False)
-    >>> len(tuning.milliseconds)  # 0 where everything runs in FP32
-    1
+    >>> tuning.slow <= set(tuning.milliseconds)
+    True
     >>> amp.init(tuning=kept)
     >>> amp.deinit()
     """

@@ -59,22 +59,28 @@ def device_for(dtype: str) -> Any:
     """
     import mxnet as mx
 
-    from gluon_amp.dtypes import cpu_support
+    from gluon_amp.runtime.devices import support
 
     if dtype == "bfloat16":
-        return mx.cpu() if cpu_support().dtype else None
+        return mx.cpu() if support("cpu").requested(dtype) else None
     return device()
 
 
 def fast_dtype() -> str | None:
     """Name the low-precision type that is faster than FP32 on the device, None when there is none."""
     import gluon_amp
-    from gluon_amp.dtypes import cpu_support, cuda_compute_capability, cuda_support
+    from gluon_amp.runtime.devices import support
 
-    on_gpu = device().device_type == "gpu"
-    found = cuda_support(cuda_compute_capability()) if on_gpu else cpu_support()
+    found = support(device().device_type).dtype
     active = gluon_amp.active_dtype(device().device_type)
-    return found.dtype if found.native and active in (None, found.dtype) else None
+    return found if found != "float32" and active in (None, found) else None
+
+
+def why_float32() -> str:
+    """Say why AMP keeps the device in float32."""
+    from gluon_amp.runtime.devices import support
+
+    return f"AMP runs in float32 here, because {support(device().device_type).reason}."
 
 
 def affordable_batch_size(network: str, seconds: float) -> int:

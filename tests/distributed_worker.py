@@ -15,12 +15,13 @@ import sys
 from pathlib import Path
 
 import gluon_amp as amp  # before MXNet: it prepares NumPy for it
-from gluon_amp.dtypes import BFLOAT16_DTYPE, cpu_support
+from gluon_amp.dtypes import BFLOAT16_DTYPE
 
 if __name__ == "__main__" and sys.argv[1] == "horovod":
     import horovod.mxnet as hvd
 import mxnet as mx
 import numpy as np
+from machines import LOW, RUNS_BFLOAT16
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -411,9 +412,9 @@ NEEDS_BF16 = (low_precision,)
 
 
 def run_scenarios(worker, out):
-    for scenario in SCENARIOS + (NEEDS_BF16 if cpu_support().dtype else ()):
+    for scenario in SCENARIOS + (NEEDS_BF16 if RUNS_BFLOAT16 else ()):
         amp.deinit()
-        amp.init("float16" if cpu_support().dtype is None else None)
+        amp.init(LOW)
         np.savez(out / f"{scenario.__name__}.{worker.rank}.npz", **scenario(worker))
 
 

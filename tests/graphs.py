@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from gluon_amp import passes
 from gluon_amp.graph import Entry, Graph, Node
-from gluon_amp.policy import Policy
+from gluon_amp.rules import Policy
 
 
 def variable(name, shape=None, dtype="float32"):
@@ -44,5 +44,5 @@ def describe(result):
 
 def rewritten(target, *heads, guarded=(), policy=None):
     result = graph(*heads)
-    passes.rewrite(result, policy or Policy(target), frozenset(guarded), check=True)
+    passes.rewrite(result, policy or Policy(target), guarded=frozenset(guarded), check=True)
     return describe(result)

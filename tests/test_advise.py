@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import mxnet as mx
 import pytest
+from machines import LOW
 from mxnet.gluon import nn
 from networks import NETWORKS, Attention, conv_net, ready
 
@@ -18,8 +19,8 @@ FAST = cpu_support("AVX512_CORE_BF16")
 
 
 @pytest.fixture
-def _on(recwarn):
-    amp.init("float16" if cpu_support().dtype is None else None)
+def _on():
+    amp.init(LOW)
 
 
 def topics(found, **changes):
@@ -79,8 +80,8 @@ def test_code_that_is_not_hybridized():
 
 @pytest.mark.parametrize("arguments", [{"fp32_ops": ["FullyConnected"]}, {"target_precision_ops": ["Convolution"]},
                                        {"conditional_fp32_ops": [("FullyConnected", "num_hidden", ["64"])]}])
-def test_lists_that_force_fp32(arguments, recwarn):
-    amp.init("float16" if cpu_support().dtype is None else None, **arguments)
+def test_lists_that_force_fp32(arguments):
+    amp.init(LOW, **arguments)
     net, data = dense()
     found = amp.report(net, data, train=True)
     assert topics(found) == ("lists",)
@@ -99,7 +100,7 @@ def test_excluded_blocks():
 
 @pytest.mark.bf16
 def test_channels_that_are_no_multiple():
-    amp.init()
+    amp.init("bfloat16")
 
     def found(channels, groups=1):
         net = nn.HybridSequential()
@@ -116,7 +117,7 @@ def replace_multiple(multiple):
 
 @pytest.mark.bf16
 def test_kernels_that_are_missing_and_shapes_that_are_unsound():
-    amp.init()
+    amp.init("bfloat16")
     net, data = ready(Attention(units=8, heads=2), (4, 64, 8))
     assert "no kernel" in topics(amp.report(net, data, train=True))
     small = nn.HybridSequential()
@@ -153,7 +154,7 @@ def test_advice_on_a_report_and_as_dicts():
 
 
 @pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
-def test_imitated_float16_is_not_for_speed(recwarn):
+def test_imitated_float16_is_not_for_speed():
     amp.init("float16")
     net, data = dense()
     assert "hardware" in amp.advise(net, data, time=False).topics

@@ -2,10 +2,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
-import subprocess
-import sys
 
 import mxnet as mx
 import numpy as np
@@ -18,8 +14,9 @@ import gluon_amp as amp
 from gluon_amp import passes
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
 from gluon_amp.graph import Entry
-from gluon_amp.policy import Policy
+from gluon_amp.rules import Policy
 
+pytestmark = pytest.mark.machine
 SHAPE = (4, 3, 16, 16)
 HYBRIDIZE = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 
@@ -29,18 +26,18 @@ class TestHybridized:
     def test_values_and_gradients_are_those_of_fp32_up_to_rounding(self, flags):
         net, data = ready(conv_net(), SHAPE, **flags)
         output = net(data).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         assert relative(output, net(data).asnumpy()) < 4 * BF16_EPS
         amp.deinit()
         expected = gradients(net, data)
-        amp.init()
+        amp.init("bfloat16")
         found = gradients(net, data)
         assert worst(expected, found)[0] < 16 * BF16_EPS
         assert any((expected[name] != found[name]).any() for name in expected), "nothing ran in bfloat16"
 
     def test_accumulated_gradients_are_kept(self, flags):
         net, data = ready(conv_net(), SHAPE, **flags)
-        amp.init()
+        amp.init("bfloat16")
         single = gradients(net, data)
         for parameter in net.collect_params().values():
             if parameter.grad_req != "null":
@@ -53,7 +50,7 @@ class TestHybridized:
         net.add(nn.Conv2D(16, 1))
         net.initialize()
         data.attach_grad("add")
-        amp.init()
+        amp.init("bfloat16")
         for _ in range(3):
             with autograd.record():
                 loss = net(data).sum()
@@ -64,7 +61,7 @@ class TestHybridized:
 
     def test_results_are_fp32(self, flags):
         net, data = ready(conv_net(), SHAPE, **flags)
-        amp.init()
+        amp.init("bfloat16")
         assert net(data).dtype == np.float32
         with autograd.record():
             assert net(data).dtype == np.float32
@@ -72,20 +69,19 @@ class TestHybridized:
     def test_a_batch_of_another_size_is_fine(self, flags):
         net, data = ready(conv_net(), SHAPE, **flags)
         expected = net(data[:2]).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         net(data)
         assert relative(expected, net(data[:2]).asnumpy()) < 4 * BF16_EPS
 
     def test_after_deinit_the_network_runs_in_fp32_bit_for_bit(self, flags):
         net, data = ready(conv_net(), SHAPE, **flags)
         expected = net(data).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         assert (net(data).asnumpy() != expected).any()
         amp.deinit()
         assert (net(data).asnumpy() == expected).all()
 
 
-@pytest.mark.bf16
 class TestLifeCycle:
     def test_a_network_made_after_init_runs_as_one_made_before(self):
         net, data = ready(conv_net(), SHAPE)
@@ -121,12 +117,6 @@ class TestLifeCycle:
         assert [getattr(*place) for place in places] == before
         amp.deinit()
 
-    def test_the_log_says_type_and_reason(self, caplog):
-        with caplog.at_level(logging.INFO, "gluon_amp"):
-            amp.init()
-        assert "Using AMP: bfloat16 on the cpu" in caplog.text
-        assert "AVX512" in caplog.text
-
     def test_export_writes_the_fp32_model(self, tmp_path):
         net, data = ready(conv_net(), SHAPE)
         net(data)
@@ -148,21 +138,23 @@ class TestLifeCycle:
         amp.init()
         assert relative(expected, net(data).asnumpy()) < 4 * BF16_EPS
 
+    @pytest.mark.bf16
     def test_operator_hooks_see_bfloat16(self):
         net, data = ready(conv_net(), SHAPE)
-        amp.init()
+        amp.init("bfloat16")
         seen = []
         net.register_op_hook(lambda name, operator, array: seen.append(operator))
         net(data).wait_to_read()
         assert b"amp_cast" in seen
 
+    @pytest.mark.bf16
     def test_a_smaller_image_later_does_not_meet_the_kernel_that_leaves_garbage(self):
         # In bfloat16 oneDNN does not write the gradient of filter positions that meet padding only.
         net = nn.HybridSequential()
         net.add(nn.Conv2D(64, 3, strides=2, padding=1, in_channels=64, use_bias=False))
         net.initialize()
         net.hybridize()
-        amp.init()
+        amp.init("bfloat16")
         for size in (8, 1):
             for _ in range(4):
                 dirty = [mx.nd.full(net[0].weight.shape, np.nan) for _ in range(12)]
@@ -171,18 +163,20 @@ class TestLifeCycle:
                 found = gradients(net, mx.nd.ones((2, 64, size, size)))
                 assert all(np.isfinite(value).all() for value in found.values())
 
+    @pytest.mark.bf16
     def test_an_error_names_the_operator_the_rule_and_the_way_out(self):
         net, data = ready(conv_net(), SHAPE)
-        amp.init()
+        amp.init("bfloat16")
         net(data)
         message = r"(?s)net_dense0_fwd \(FullyConnected\) ran under AMP.*bfloat16.*LOWER.*fp32_ops=\['FullyConnected'\]"
         with pytest.raises(mx.MXNetError, match=message):
             net(mx.nd.ones((4, 3, 20, 20))).wait_to_read()
 
+    @pytest.mark.bf16
     def test_a_list_keeps_an_operator_in_fp32(self):
         net, data = ready(conv_net(), SHAPE)
         expected = net(data).asnumpy()
-        amp.init(fp32_ops=["Convolution", "FullyConnected"])
+        amp.init("bfloat16", fp32_ops=["Convolution", "FullyConnected"])
         assert (net(data).asnumpy() == expected).all()
 
 
@@ -196,7 +190,7 @@ def test_numpy_blocks_are_covered():
         net(data)
         net.hybridize()
         expected = net(data).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         found = net(data)
         assert isinstance(found, mx.np.ndarray)
         assert 0 < relative(expected, found.asnumpy()) < 4 * BF16_EPS
@@ -232,7 +226,7 @@ class TestSymbols:
 
     def test_module_runs_the_rewritten_symbol(self):
         output, grads = self.run(self.module())
-        amp.init()
+        amp.init("bfloat16")
         module = self.module()
         found, found_grads = self.run(module)
         assert module.output_names == ["softmax_output"]
@@ -240,7 +234,7 @@ class TestSymbols:
         assert worst(grads, found_grads)[0] < 8 * BF16_EPS
 
     def test_module_accumulates(self):
-        amp.init()
+        amp.init("bfloat16")
         single = self.run(self.module())[1]
         tripled = self.run(self.module("add"), passes=3)[1]
         assert worst({name: 3 * value for name, value in single.items()}, tripled)[0] < 2 * BF16_EPS
@@ -269,7 +263,7 @@ def rounded_nowhere(symbol, dtypes, shapes, target):
     """Rewrite a symbol, then turn every cast into one to FP32: what is left must compute exactly the original."""
     graph = to_graph(symbol)
     analyse(symbol, graph, dtypes, shapes)
-    assert passes.rewrite(graph, Policy(target), check=True)
+    assert any(passes.rewrite(graph, Policy(target), check=True).values())
     for node in graph.operators():
         if node.op == "amp_cast":
             node.attrs["dtype"] = "float32"
@@ -309,7 +303,7 @@ def test_mxnet_infers_the_types_that_were_planned(name, target):
     shapes = {"data": data.shape, **{key: value.shape for key, value in net.collect_params().items()}}
     graph = to_graph(symbol)
     analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
-    assert passes.rewrite(graph, Policy(target), check=True)
+    assert any(passes.rewrite(graph, Policy(target), check=True).values())
     planned = [Entry(node).dtype for node in graph.nodes()]
     rewritten = from_graph(graph, symbol)
     again = to_graph(rewritten)
@@ -319,57 +313,12 @@ def test_mxnet_infers_the_types_that_were_planned(name, target):
     assert rewritten.infer_shape(data=data.shape)[1] == symbol.infer_shape(data=data.shape)[1]
 
 
-class TestMachines:
-    """What init chooses; oneDNN's own limit makes this CPU behave as a lesser one."""
-
-    def run(self, isa, code):
-        environ = {**os.environ, "DNNL_MAX_CPU_ISA": isa}
-        script = f"import gluon_amp as amp, mxnet as mx, warnings\nwarnings.simplefilter('always')\n{code}"
-        return subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=120)
-
-    TRAIN = """
-amp.init()
-net = mx.gluon.nn.Dense(4, in_units=8)
-net.initialize(); net.hybridize()
-trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
-amp.init_trainer(trainer)
-with mx.autograd.record():
-    with amp.scale_loss(net(mx.nd.ones((2, 8))).sum(), trainer) as loss:
-        loss.backward()
-trainer.step(1)
-print('dtype', amp.active_dtype('cpu'), amp.is_active(), trainer._amp_loss_scaler.loss_scale)
-"""
-
-    def test_without_avx512_training_stays_in_fp32_and_says_so_once(self):
-        done = self.run("AVX2", self.TRAIN)
-        assert "dtype None True 1.0" in done.stdout, done.stderr
-        assert done.stderr.count("AMP stays in FP32") == 1
-        assert "AVX512" in done.stderr
-
-    def test_without_avx512_an_explicit_bfloat16_is_refused(self):
-        done = self.run("AVX2", "try: amp.init('bfloat16')\nexcept amp.DTypeError as e: print(e, amp.is_active())")
-        assert "cannot run bfloat16" in done.stdout
-        assert done.stdout.strip().endswith("False")
-
-    def test_without_avx512_a_bfloat16_region_is_refused(self):
-        done = self.run("AVX2", "try: amp.autocast(dtype='bfloat16')\nexcept amp.DTypeError as e: print(e)")
-        assert "cannot run bfloat16" in done.stdout
-        assert "AVX512" in done.stdout
-
-    @pytest.mark.bf16
-    def test_without_bf16_instructions_it_works_and_warns_of_the_speed(self):
-        done = self.run("AVX512_CORE", self.TRAIN)
-        assert "dtype bfloat16 True 1.0" in done.stdout, done.stderr
-        assert done.stderr.count("AMP will be slow on the cpu") == 1
-
-
 @pytest.mark.parametrize(("arguments", "error", "message"), [
     ({"target_dtype": "int8"}, amp.DTypeError, "expected 'float16', 'bfloat16'"),
     ({"fp32_ops": ["Convolutin"]}, amp.PolicyError, "Did you mean 'Convolution'"),
     ({"fp32_ops": ["Pooling"], "target_precision_ops": ["Pooling"]}, amp.PolicyError, "in one list only"),
     ({"layout_optimization": True}, amp.StateError, "MXNet 2"),
 ])
-@pytest.mark.bf16
 def test_a_failed_init_leaves_mxnet_as_it_was(arguments, error, message):
     before = mx.ndarray.CachedOp
     with pytest.raises(error, match=message):

@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import _commands  # noqa: E402
+import _least  # noqa: E402
+import _machine  # noqa: E402
 import _onednn  # noqa: E402
 import _outputs  # noqa: E402
 import _registry  # noqa: E402
@@ -28,6 +30,7 @@ import _tasks  # noqa: E402
 import bench  # noqa: E402
 import inference  # noqa: E402
 import large_graph  # noqa: E402
+import machines  # noqa: E402
 import passes  # noqa: E402
 import training  # noqa: E402
 from _compare import Plan, compare  # noqa: E402
@@ -95,9 +98,31 @@ def test_pytorch_has_an_interpreter_of_its_own(monkeypatch):
     monkeypatch.setenv("TORCH_PYTHON", "/somewhere/python")
     assert _commands.command("training", "torch", {}).argv[0] == "/somewhere/python"
     assert _commands.command("training", "fp32", {}).argv[0] == sys.executable
-    monkeypatch.setattr(_commands, "torch_python", lambda: None)
-    with pytest.raises(UsageError, match="torch-amp needs PyTorch: name an interpreter"):
+    monkeypatch.setenv("IPEX_PYTHON", "/elsewhere/python")
+    assert _commands.command("training", "ipex", {}).argv[0] == "/elsewhere/python"
+    monkeypatch.setattr(_commands, "peer_python", lambda _: None)
+    with pytest.raises(UsageError, match="torch-amp needs torch: name an interpreter that has it in TORCH_PYTHON"):
         _commands.command("training", "torch-amp", {})
+
+
+def test_pytorch_stops_at_the_instruction_set_that_mxnet_stops_at(monkeypatch):
+    monkeypatch.setenv("TORCH_PYTHON", "/somewhere/python")
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
+    assert _commands.command("training", "torch", {}).environment == {"ATEN_CPU_CAPABILITY": "avx2"}
+    assert _commands.command("training", "fp32", {}).environment == {}
+
+
+@pytest.mark.parametrize(("bfloat16", "amx", "expected"), [
+    (False, False, ["fp32", "amp", "mxnet-amp", "torch", "torch-compiled"]),
+    (True, False, ["fp32", "amp", "mxnet-amp", "torch", "torch-compiled", "torch-amp", "torch-amp-compiled"]),
+    (True, True, ["fp32", "amp", "mxnet-amp", "mxnet-amp-amx", "torch", "torch-compiled", "torch-amp",
+                  "torch-amp-compiled"]),
+])
+def test_what_is_measured_by_default_follows_the_machine(bfloat16, amx, expected, monkeypatch):
+    monkeypatch.setattr(_commands, "peer_python", lambda name: None if name == "ipex" else "python")
+    monkeypatch.setattr(_machine, "has_bfloat16", lambda: bfloat16)
+    monkeypatch.setattr(_machine, "has_amx", lambda: amx)
+    assert [name for name in _registry.names("training") if _commands.runs_here(name)] == expected
 
 
 @pytest.mark.parametrize("module", ["_backends", "_amp_backends"])
@@ -135,7 +160,7 @@ def test_bad_arguments_give_one_line_and_exit_code_2(script, arguments, message,
 
 
 def test_processes_are_divided_where_the_memory_does_not_hold_all():
-    cost = _sizes.Cost(base_bytes=1e9, sample_bytes=1e9, sample_gflop=1.0)
+    cost = _sizes.Cost(base_bytes=1e9, sample_bytes=1e9)
     shares = {"ours": 0.5, "fp32": 1.0, "peer": 1.0, "huge": 9.0}
     assert _sizes.groups(cost, 80e9, shares, 4, "ours") == [["ours", "fp32", "peer", "huge"]]
     assert _sizes.groups(cost, 10e9, shares, 4, "ours") == [["ours", "fp32"], ["ours", "peer"]]
@@ -258,11 +283,143 @@ def test_tables_and_plot_of_training(pretend, tmp_path):
     record = {"workload": "training", "results": [measured("fp32", "amp", "mxnet-amp").as_dict()]}
     text = _tables.suite(json.loads(json.dumps(record)))
     assert "| network | batch | gluon_amp | MXNet FP32 | mxnet.contrib.amp |" in text
-    assert "| ResNet-50 v1 | 2 | 200 ms | 400 ms, **2.00x** (2.00-2.00) | not run |" in text
-    assert "| ResNet-50 v1 | 2 | 200 MB, 0.50x | 400 MB | not run |" in text
+    assert "| ResNet-50 v1 | 2 | 200 ms | 400 ms, **2.00x** (2.00-2.00) | fails |" in text
+    assert "| ResNet-50 v1 | 2 | 200 MB, 0.50x | 400 MB | fails |" in text
     assert "- ResNet-50 v1, batch 2, mxnet.contrib.amp: no such thing here" in text
     _tables.plot(record, str(tmp_path / "out.png"))
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+# the least ratio
+
+
+def suite_of(*ratios, name="training", dtype="bfloat16"):
+    """Give a suite of one row whose rounds have these ratios of gluon_amp to FP32."""
+    def track(which, seconds, dtype="float32"):
+        spread = {"median": sorted(seconds)[len(seconds) // 2], "low": min(seconds), "high": max(seconds)}
+        return {"name": which, "turns": [[value] for value in seconds], "about": {"dtype": dtype, "versions": {}},
+                "seconds_per_step": spread, "peak_memory": 1}
+
+    ordered = sorted(ratios)
+    middle = {"median": ordered[len(ratios) // 2], "low": ordered[0], "high": ordered[-1]}
+    comparison = {"implementations": [track("fp32", list(ratios)), track("amp", [1.0] * len(ratios), dtype)],
+                  "speed_ratios": {"amp vs fp32": middle}}
+    return {"workload": name, "skipped": [], "settings": {"threads": 2},
+            "results": [{"network": "lstm", "batch_size": 4, "comparisons": [comparison], "failures": {}}]}
+
+
+def test_the_least_ratio_is_named_and_nothing_fails_above_one():
+    text, failures = _least.verdict([suite_of(1.2, 1.3, 1.1), suite_of(1.05, 1.5, 1.04, name="inference")])
+    assert failures == []
+    assert text == ("Least ratio of gluon_amp to MXNet FP32 of 2 rows: LSTM, inference, batch 4, bfloat16: 1.05x "
+                    "(1.04-1.50), below 1.0 in 0 of 3 rounds")
+
+
+def test_a_row_below_one_is_measured_again_before_it_fails():
+    suite, asked = suite_of(0.8, 0.9, 1.1), []
+
+    def again(*ratios):
+        comparison = suite_of(*ratios)["results"][0]["comparisons"][0]
+        return lambda result: asked.append(result["network"]) or comparison
+
+    _least.measure_low_rows_again(suite, again(*[1.1] * 15))
+    assert asked == ["lstm"]
+    assert _least.verdict([suite])[1] == []
+    _least.measure_low_rows_again(suite, again(*[0.9] * 15))
+    assert asked == ["lstm"]  # it is not low any more
+    del suite["results"][0]["again"]
+    _least.measure_low_rows_again(suite, again(*[0.9] * 12, *[1.1] * 3))
+    assert _least.verdict([suite])[1] == ["slower than FP32: LSTM, training, batch 4, bfloat16: 0.90x (0.90-1.10), "
+                                          "below 1.0 in 12 of 15 rounds, measured again"]
+
+
+def test_chance_alone_is_no_failure_and_is_said():
+    suite = suite_of(*[0.97] * 9, *[1.02] * 6)
+    text, failures = _least.verdict([suite])
+    assert failures == []
+    assert "Below 1.0, but chance explains it: LSTM" in text
+
+
+def test_a_row_without_a_ratio_is_a_failure_and_one_without_time_is_not():
+    suite = suite_of(1.2)
+    suite["results"].append({"network": "vgg16", "batch_size": 1, "comparisons": [], "failures": {"amp": "it broke"}})
+    suite["skipped"].append(["encoder", 16])
+    text, failures = _least.verdict([suite])
+    assert failures == ["not compared with FP32: VGG-16, training, batch 1: it broke"]
+    assert "Not measured, the time was over: encoder, training, batch 16" in text
+
+
+def test_the_benchmark_fails_after_everything_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "PARTS", {"training": ("Training", lambda args, end: suite_of(*[0.5] * 15), str, 1.0)})
+    monkeypatch.setattr(bench, "_PLOTTED", ())
+    assert bench.main(["--output", str(tmp_path)]) == 1
+    assert "slower than FP32: LSTM, training, batch 4" in capsys.readouterr().err
+    written = (tmp_path / "bench.md").read_text()
+    assert "Least ratio of gluon_amp to MXNet FP32 of 1 rows: LSTM" in written
+    assert "| training | LSTM | 4 | bfloat16 | 1.00 s | **0.50x** (0.50-0.50) |" in written
+    assert bench.main(["--output", str(tmp_path), "--small"]) == 0  # tiny networks prove nothing
+
+
+def test_a_run_divides_its_time():
+    plan = Plan(budget=60.0)
+    assert _suite.share_of(plan, float("inf"), [1.0] * 3) is plan
+    assert _suite.share_of(plan, 0.0, [1.0] * 3) is None
+    assert _suite.share_of(plan, 300.0, [3.0, 1.0, 1.0]).budget == 180.0
+    share = _suite.share_of(plan, 300.0, [1.0] * 3)
+    assert (share.budget, share.limit, set(share.keep)) == (60.0, 200.0, {"fp32", "amp"})
+    ends = bench._ends(["inference", "passes"], 100.0, 540.0)
+    assert ends == pytest.approx({"inference": 440.0, "passes": 640.0})
+
+
+def test_only_the_largest_batch_is_compiled_unless_asked_for():
+    suite = _suite.Suite("training", {"resnet50": (2, 4)})
+    args = _suite.parser(suite, None).parse_args([])
+    assert _suite._of_row(["amp", "torch", "torch-compiled"], args, False) == ["amp", "torch"]
+    assert _suite._of_row(["amp", "torch", "torch-compiled"], args, True) == ["amp", "torch", "torch-compiled"]
+    args.compare = "torch-compiled"
+    assert _suite._of_row(["torch-compiled"], args, False) == ["torch-compiled"]
+
+
+def test_rows_without_time_are_skipped(pretend, monkeypatch, capsys):
+    suite = _suite.Suite("training", {"resnet50": (2, 4)})
+    args = _suite.parser(suite, None).parse_args(["--small", "--threads", "1", "--rounds", "1", "--steps", "1",
+                                                  "--compare", "fp32,amp"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    moments = iter([0.0, 200.0])
+    monkeypatch.setattr(_suite, "monotonic", lambda: next(moments))
+    record = _suite.run(suite, args, end=100.0)
+    assert [each["batch_size"] for each in record["results"]] == [2]
+    assert record["skipped"] == [["resnet50", 4]]
+
+
+def test_the_fastest_of_pytorch_is_named(fakes, monkeypatch):  # noqa: F811
+    seconds = {"fp32": 0.4, "amp": 0.2, "torch": 0.3, "torch-compiled": 0.1}
+    monkeypatch.setattr(_suite, "command", lambda _, name, __: fakes.command(name, seconds[name]))
+    record = json.loads(json.dumps(measured(*seconds).as_dict()))
+    assert _tables.fastest_peer(record) == "torch-compiled"
+    suite = {"workload": "training", "results": [record], "settings": {"threads": 1}}
+    assert "| fastest PyTorch |\n" in _tables.suite(suite)
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
+    section = _tables.machine_section(_machine.describe(), {"mxnet": "1.9.1"}, [suite], 120.0)
+    assert section.startswith("### AVX2\n")
+    assert "imitated by `DNNL_MAX_CPU_ISA=AVX2`" in section
+    assert "| **0.50x** (0.50-0.50) | PyTorch FP32, compiled |" in section
+
+
+def test_the_sections_of_machines_go_into_the_page(tmp_path, monkeypatch, capsys):
+    record = {"machine": _machine.describe(), "versions": {}, "seconds": 60.0, "parts": {"training": suite_of(1.5)}}
+    (tmp_path / "bench.json").write_text(json.dumps(record))
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{machines.BEGIN}\nold\n{machines.END}\nafter\n")
+    monkeypatch.setattr(machines, "README", page)
+    assert machines.main([str(tmp_path), "--write"]) == 0
+    text = page.read_text()
+    assert "old" not in text
+    assert "| **1.50x** (1.50-1.50) |" in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert machines.main([str(tmp_path / "nowhere")]) == 2
+    assert machines.BEGIN in (ROOT / "benchmarks" / "README.md").read_text()
 
 
 def test_the_table_of_passes(fakes, monkeypatch, capsys):  # noqa: F811
@@ -287,14 +444,14 @@ def test_passes_without_networks_that_are_asked_for_are_not_measured():
 
 
 def test_a_child_that_refuses_says_who_it_is(fakes):  # noqa: F811
-    with pytest.raises(Refused) as caught:
-        compare([fakes.command("b", trouble="refuse")], Plan(rounds=1), Silent())
-    assert caught.value.name == "b"
+    result = compare([fakes.command("b", trouble="refuse")], Plan(rounds=1), Silent())
+    assert isinstance(result.failures["b"], Refused)
+    assert result.failures["b"].name == "b"
 
 
 def test_the_report_of_everything_is_written_after_every_part(tmp_path, monkeypatch, capsys):
-    parts = {"one": ("First", lambda args: {"figure": 1}, lambda part: f"figure {part['figure']}\n"),
-             "two": ("Second", lambda args: 1 / 0, str)}
+    parts = {"one": ("First", lambda args, end: {"figure": 1}, lambda part: f"figure {part['figure']}\n", 0.5),
+             "two": ("Second", lambda args, end: 1 / 0, str, 0.5)}
     monkeypatch.setattr(bench, "PARTS", parts)
     with pytest.raises(ZeroDivisionError):
         bench.main(["--output", str(tmp_path / "out"), "--only", "one,two"])
@@ -307,7 +464,8 @@ def test_results_measured_earlier_are_kept(tmp_path, monkeypatch, capsys):
         return {"results": [{"network": "lstm", "batch_size": size, "at": len(batch_sizes)} for size in batch_sizes]}
 
     answers = [part(1, 8), part(8)]
-    monkeypatch.setattr(bench, "PARTS", {"training": ("Training", lambda args: answers.pop(0), str)})
+    monkeypatch.setattr(bench, "PARTS", {"training": ("Training", lambda args, end: answers.pop(0), str, 1.0)})
+    monkeypatch.setattr(bench, "_suites", lambda parts: [])
     monkeypatch.setattr(bench, "_PLOTTED", ())
     for _ in range(2):
         assert bench.main(["--output", str(tmp_path), "--add"]) == 0
@@ -399,7 +557,7 @@ def test_the_primitives_of_a_step_fill_most_of_it(tmp_path):
     assert record["ceilings"]["bf16"] > 0
 
 
-needs_torch = pytest.mark.skipif(_commands.torch_python() is None, reason="no interpreter with PyTorch")
+needs_torch = pytest.mark.skipif(_commands.peer_python("torch") is None, reason="no interpreter with PyTorch")
 
 SHAPES = """
 import json, sys
@@ -426,7 +584,8 @@ def test_the_networks_of_both_frameworks_have_the_same_parameters(network):
     batch = _tasks.batch({**numbers, "side": 64} if network == "ssd512" else numbers, 2, 0)
     net(*(mx.nd.array(each, dtype=each.dtype) for each in batch.inputs))
     theirs = sorted(list(each.shape) for each in net.collect_params().values() if each.grad_req != "null")
-    run = subprocess.run([_commands.torch_python(), "-c", SHAPES, network], capture_output=True, text=True, cwd=ROOT)
+    command = [_commands.peer_python("torch"), "-c", SHAPES, network]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert json.loads(run.stdout) == theirs, run.stderr
 
 

@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from gluon_amp.cli import main
-from gluon_amp.state import device_supports
+from gluon_amp.runtime.devices import device_supports
+
+pytestmark = pytest.mark.machine
 
 
 def test_env_says_what_init_would_choose_and_why(capsys):

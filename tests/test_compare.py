@@ -15,8 +15,7 @@ from rich.console import Console
 import gluon_amp as amp
 from gluon_amp.debug._differences import relative_error
 
-pytestmark = [pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU"),
-              pytest.mark.filterwarnings("ignore:AMP will be slow")]
+pytestmark = pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
 hybridized_or_not = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 
 

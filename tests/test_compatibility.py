@@ -9,7 +9,7 @@ from mxnet.gluon import nn
 
 import gluon_amp as amp
 
-pytestmark = pytest.mark.bf16
+pytestmark = pytest.mark.machine
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import gluon_amp as amp
 from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import DTypeError, GraphError, PolicyError, StateError
 
+pytestmark = pytest.mark.machine
 GPU = {"target_dtype": "float16", "device": mx.gpu(0)}  # graphs for a GPU can be made without one
-LOW = cpu_support().dtype or "float32"
 
 
 def mlp():
@@ -206,7 +206,7 @@ class TestBlocks:
         make, shape = NETWORKS[name]
         net, data = ready(make(), shape, active=hybridized)
         expected = outputs_of(net, data)
-        converted = amp.convert_hybrid_block(net)
+        converted = amp.convert_hybrid_block(net, "bfloat16")
         assert converted.conversion.low_precision > 0
         for one, other in zip(expected, outputs_of(converted, data)):
             assert other.dtype == np.float32
@@ -310,17 +310,17 @@ class TestBlocks:
     @pytest.mark.bf16
     def test_amp_leaves_a_converted_network_alone(self):
         net, data = ready(*(lambda make, shape: (make(), shape))(*NETWORKS["conv"]), active=True)
-        converted = amp.convert_hybrid_block(net, exclude="*conv*")
+        converted = amp.convert_hybrid_block(net, "bfloat16", exclude="*conv*")
         alone = outputs_of(converted, data)
-        amp.init()
-        again = outputs_of(amp.convert_hybrid_block(net, exclude="*conv*"), data)
+        amp.init("bfloat16")
+        again = outputs_of(amp.convert_hybrid_block(net, "bfloat16", exclude="*conv*"), data)
         np.testing.assert_array_equal(alone[0], again[0])
 
     @pytest.mark.bf16
     def test_batch_sizes_and_contexts(self):
         net, _ = ready(*(lambda make, shape: (make(), shape))(*NETWORKS["conv"]), active=True)
         devices = [mx.cpu(0), mx.cpu(1)]
-        converted = amp.convert_hybrid_block(net, device=devices)
+        converted = amp.convert_hybrid_block(net, "bfloat16", device=devices)
         for size in (1, 5, 2):
             data = mx.nd.random.normal(shape=(size, 3, 16, 16))
             for device in devices:
@@ -358,7 +358,7 @@ class TestExclusions:
         (lambda net: [net[0], "*dense2*"], {"dense1"}), (lambda net: net, set())])
     def test_names_patterns_blocks_and_classes(self, exclude, low):
         net = self.net()
-        converted = amp.convert_hybrid_block(net, exclude=exclude(net) if callable(exclude) else exclude)
+        converted = amp.convert_hybrid_block(net, "bfloat16", exclude=exclude(net) if callable(exclude) else exclude)
         names = {name.split("_")[1] for name, parameter in converted.collect_params().items()
                  if parameter.dtype != np.float32}
         assert names == low
@@ -407,7 +407,7 @@ class TestFiles:
     @pytest.mark.bf16
     def test_stock_mxnet_loads_and_runs_them(self, tmp_path):
         net, data = ready(*(lambda make, shape: (make(), shape))(*NETWORKS["conv"]), active=True)
-        converted = amp.convert_hybrid_block(net)
+        converted = amp.convert_hybrid_block(net, "bfloat16")
         files = converted.export(tmp_path / "net", epoch=3)
         assert sorted(os.listdir(tmp_path)) == ["net-0003.params", "net-symbol.json"]
         assert list(files) == [str(tmp_path / "net-symbol.json"), str(tmp_path / "net-0003.params")]
@@ -426,7 +426,7 @@ class TestFiles:
         net.hybridize()
         net(mx.nd.ones((1, 512)))
         net.export(str(tmp_path / "plain"))
-        amp.convert_hybrid_block(net).export(tmp_path / "low")
+        amp.convert_hybrid_block(net, "bfloat16").export(tmp_path / "low")
         sizes = [os.path.getsize(tmp_path / f"{name}-0000.params") for name in ("low", "plain")]
         assert sizes[0] < 0.52 * sizes[1]
 
@@ -475,7 +475,7 @@ def test_a_classifier_of_digits_keeps_its_accuracy():
         return float((block(held_out[0]).asnumpy().argmax(1) == held_out[1]).mean())
 
     assert accuracy(net) > 0.85
-    assert abs(accuracy(amp.convert_hybrid_block(net)) - accuracy(net)) <= 0.005
+    assert abs(accuracy(amp.convert_hybrid_block(net, "bfloat16")) - accuracy(net)) <= 0.005
 
 
 class TestBucketing:

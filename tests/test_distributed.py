@@ -14,7 +14,6 @@ import pytest
 
 import gluon_amp as amp
 
-pytestmark = pytest.mark.filterwarnings("ignore:AMP will be slow")
 WORKER = Path(script.__file__)
 ALONE = script.Worker("none")
 NEEDS_HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None,
@@ -93,7 +92,7 @@ def test_first_steps_give_every_process_the_weights_and_the_gradients(job):
 @pytest.mark.bf16
 def test_bfloat16_training_stays_equal_in_all_processes_and_close_to_one_process(job):
     found = job.all_equal("low_precision")
-    amp.init()
+    amp.init("bfloat16")
     reference = script.low_precision(ALONE)
     for name, value in reference.items():
         assert np.abs(found[name] - value).max() <= 2e-2 * np.abs(value).max()

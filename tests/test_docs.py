@@ -17,12 +17,15 @@ from tests.doc_samples import DOCS, EXCERPTS, PAGES, ROOT, commands, complaint, 
 PROGRAMS = {page: program(page.read_text()) for page in PAGES}
 MODULES = [module.name for module in pkgutil.walk_packages(gluon_amp.__path__, "gluon_amp.")
            if not module.name.endswith("__main__")]
+# Their examples name bfloat16, to show what it does.
+SHOW_BFLOAT16 = ("gluon_amp.debug.explain", "gluon_amp.debug.report")
 
 
 def page_id(page):
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.machine
 @pytest.mark.parametrize("page", [page for page, code in PROGRAMS.items() if code.strip()], ids=page_id)
 def test_python_samples_of_a_page_run_in_order(page, tmp_path):
     script = tmp_path / f"{page.stem}.py"
@@ -67,8 +70,9 @@ def test_messages_that_troubleshooting_quotes_are_raised():
     assert [part for part in parts if part not in texts] == []
 
 
-@pytest.mark.bf16
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.machine
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.bf16) if name in SHOW_BFLOAT16 else name
+                                  for name in MODULES])
 def test_examples_in_docstrings_hold(name):
     module = importlib.import_module(name)
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0

@@ -16,31 +16,32 @@ from mxnet.ndarray import (
 from networks import BF16_EPS, NETWORKS, gradients, outputs_of, ready, relative, worst
 
 import gluon_amp as amp
-from gluon_amp._mxnet.eager import frame
 from gluon_amp._mxnet.operators import handle_of
-from gluon_amp.policy import Policy
-from gluon_amp.state import State, controller
+from gluon_amp.rules import Policy
+from gluon_amp.runtime.eager_applier import frame
+from gluon_amp.runtime.state import State, controller
 
-pytestmark = pytest.mark.bf16
+pytestmark = pytest.mark.machine
 
 
 def on(name):
     return pytest.param(name, id=name)
 
 
+@pytest.mark.bf16
 @pytest.mark.parametrize("name", [on(name) for name in NETWORKS])
 class TestNetworks:
     def test_eager_and_hybridized_agree_with_each_other_and_with_fp32(self, name):
         make, shape = NETWORKS[name]
         net, data = ready(make(), shape, active=False)
         plain = outputs_of(net, data)
-        amp.init()
+        amp.init("bfloat16")
         eager = outputs_of(net, data)
         assert all(output.dtype == np.float32 for output in eager)
         assert max(map(relative, plain, eager)) < 6 * BF16_EPS
         amp.deinit()
         plain_gradients = gradients(net, data)
-        amp.init()
+        amp.init("bfloat16")
         eager_gradients = gradients(net, data)
         net.hybridize()
         graph_gradients = gradients(net, data)
@@ -52,7 +53,7 @@ class TestNetworks:
     def test_gradients_accumulate(self, name):
         make, shape = NETWORKS[name]
         net, data = ready(make(), shape, active=False)
-        amp.init()
+        amp.init("bfloat16")
         single = gradients(net, data)
         for parameter in net.collect_params().values():
             if parameter.grad_req != "null":
@@ -75,6 +76,7 @@ class Loop(HybridBlock):
         return F.contrib.foreach(body, self.dense(x), F.zeros((2, 8)))[0]
 
 
+@pytest.mark.bf16
 class TestMixtures:
     """Hybridized and plain code inside each other."""
 
@@ -83,7 +85,7 @@ class TestMixtures:
         make, shape = NETWORKS["residual"]
         net, data = ready(make(), shape, active=False)
         expected = gradients(net, data)
-        amp.init()
+        amp.init("bfloat16")
         eager = gradients(net, data)
         net.again.hybridize(**flags)
         net.norm.hybridize(**flags)
@@ -95,7 +97,7 @@ class TestMixtures:
     def test_loops(self, hybridize):
         net, data = ready(Loop(), (3, 2, 8), active=hybridize)
         expected, plain = outputs_of(net, data), gradients(net, data)
-        amp.init()
+        amp.init("bfloat16")
         assert 0 < relative(expected[0], outputs_of(net, data)[0]) < 4 * BF16_EPS
         assert worst(plain, gradients(net, data))[0] < 8 * BF16_EPS
 
@@ -106,7 +108,7 @@ class TestMixtures:
         path = str(tmp_path / "net")
         net.export(path)
         block = gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
-        amp.init()
+        amp.init("bfloat16")
         found = block(data).asnumpy()
         block.hybridize()
         assert 0 < relative(expected, found) < 4 * BF16_EPS
@@ -114,15 +116,17 @@ class TestMixtures:
         assert relative(found, net(data).asnumpy()) < BF16_EPS
 
 
+@pytest.mark.bf16
 def test_functions_imported_before_init_are_covered():
     x, w = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32))
     expected = FullyConnected(x, w, no_bias=True, num_hidden=8).asnumpy()
-    amp.init()
+    amp.init("bfloat16")
     found = FullyConnected(x, w, no_bias=True, num_hidden=8)
     assert found.dtype == np.float32
     assert 0 < relative(expected, found.asnumpy()) < 2 * BF16_EPS
 
 
+@pytest.mark.bf16
 def test_numpy_operators_are_covered():
     with mx.util.np_shape(True), mx.util.np_array(True):
         x, w = mx.np.random.normal(size=(4, 32)), mx.np.random.normal(size=(8, 32))
@@ -135,7 +139,7 @@ def test_numpy_operators_are_covered():
 
         net = Net()
         expected = net(x).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         found = net(x)
         assert isinstance(found, mx.np.ndarray)
         assert 0 < relative(expected, found.asnumpy()) < 4 * BF16_EPS
@@ -176,10 +180,11 @@ class TestArraysThatStayAsTheyAre:
 
 
 class TestOut:
+    @pytest.mark.bf16
     def test_a_result_lands_in_the_callers_array_in_its_type(self):
         x, w, out = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32)), mx.nd.zeros((4, 8))
         expected = FullyConnected(x, w, no_bias=True, num_hidden=8).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         result = FullyConnected(x, w, no_bias=True, num_hidden=8, out=out)
         assert result is out
         assert out.dtype == np.float32
@@ -227,6 +232,7 @@ class TestCasts:
         loss.backward()
         return loss
 
+    @pytest.mark.bf16
     def test_a_weight_is_cast_once_per_recorded_pass(self, count):
         net = Twice()
         net.initialize()
@@ -274,8 +280,9 @@ def test_deinit_restores_the_operator_call():
     assert register._imperative_invoke is before
 
 
+@pytest.mark.bf16
 def test_an_error_names_the_operator_the_rule_and_the_way_out():
-    amp.init()
+    amp.init("bfloat16")
     with pytest.raises(mx.MXNetError, match=
                        r"(?s)FullyConnected \(rule LOWER.*bfloat16.*fp32_ops=\['FullyConnected'\]"):
         FullyConnected(mx.nd.ones((2, 3)), mx.nd.ones((4, 5)), no_bias=True, num_hidden=4).wait_to_read()

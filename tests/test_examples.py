@@ -110,6 +110,7 @@ def penalty_of(x, first, second):
 
 
 class TestTorchRecipe:
+    @pytest.mark.machine
     def test_recipe(self):
         printed = run("torch_recipe/recipe.py", *TINY)
         assert "Weights differ from those trained without by nothing" in printed

@@ -12,8 +12,8 @@ import gluon_amp as amp
 
 
 @pytest.fixture(params=[pytest.param("bfloat16", marks=pytest.mark.bf16), "float16"])
-def low(request, recwarn):
-    amp.init(request.param)  # warns where the type is slow
+def low(request):
+    amp.init(request.param)
     return request.param
 
 
@@ -61,13 +61,13 @@ def test_an_operator_kept_in_fp32_by_the_tables_can_be_lowered_as_it_says(low):
 
 @pytest.mark.bf16
 def test_what_has_no_kernel_cannot_be_lowered():
-    amp.init()
+    amp.init("bfloat16")
     net, data = ready(Attention(), NETWORKS["attention"][1])
     item = only(amp.explain(net, "*batch_dot0", data))
     assert item.remedies == ("it cannot run in low precision: lists that ask for it are refused",)
     amp.deinit()
     with pytest.raises(amp.PolicyError, match="cannot run in bfloat16"):
-        amp.init(target_precision_ops=["batch_dot"])
+        amp.init("bfloat16", target_precision_ops=["batch_dot"])
 
 
 def test_what_follows_its_data_and_what_widens(low):

@@ -9,7 +9,7 @@ from networks import outputs_of, relative
 import gluon_amp as amp
 from gluon_amp.dtypes import cpu_support
 
-LOW = cpu_support().dtype or "float32"
+LOW = cpu_support().dtype
 ACTIVATIONS = {
     "relu": lambda F, x: F.Activation(x, act_type="relu"),
     "sigmoid": lambda F, x: F.Activation(x, act_type="sigmoid"),

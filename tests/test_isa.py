@@ -9,12 +9,13 @@ import pytest
 
 from gluon_amp import _isa
 
+pytestmark = pytest.mark.machine
 AMX_CPU = "flags : avx512f avx512_bf16 amx_bf16 amx_tile"
 
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch):
-    monkeypatch.setattr(_isa, "_granted", [])
+    monkeypatch.setattr(_isa, "_outcome", [])
     monkeypatch.setattr(_isa, "_settings", [])
 
 

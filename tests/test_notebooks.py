@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +17,10 @@ for module in ("gluoncv", "ipykernel", "matplotlib", "nbclient", "PIL", "sklearn
     pytest.importorskip(module)
 
 import nbformat  # noqa: E402
+from machines import take_for  # noqa: E402
 from nbformat import v4  # noqa: E402
 
-from gluon_amp import dtypes  # noqa: E402
+from gluon_amp.runtime.devices import support  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "notebooks"), str(ROOT / "tools")]
@@ -30,7 +33,6 @@ import formats  # noqa: E402
 import make_digits_voc  # noqa: E402
 import run_notebooks  # noqa: E402
 
-CPU_SUPPORT = dtypes.cpu_support
 NAMES = ["digit_detection", "numerics", "ssd_amp_tutorial"]
 
 
@@ -55,6 +57,21 @@ class TestCommitted:
     @pytest.mark.parametrize("name", NAMES)
     def test_is_small_enough_to_be_shown_on_the_web(self, name):
         assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 1.5e6
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize("name", NAMES)
+def test_begins_without_a_word_on_standard_error(name):
+    first, *others = (cell.source for cell in run_notebooks.load(name).cells if cell.cell_type == "code")
+    switches_on = [source for source in others if source.startswith("amp.init()")]
+    last = "print(helpers.fast_dtype() or helpers.why_float32())"
+    done = subprocess.run([sys.executable, "-c", "\n".join([first, *switches_on[:1], last])], cwd=ROOT / "notebooks",
+                          env={**os.environ, "MPLBACKEND": "agg"}, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    fast = support("gpu" if mx.context.num_gpus() else "cpu").dtype
+    said = done.stdout.splitlines()
+    assert said[-1] == fast if fast != "float32" else said[-1].startswith("AMP runs in float32 here, because ")
+    assert not switches_on or f"AMP uses {fast} on" in done.stdout
 
 
 @pytest.mark.slow
@@ -238,11 +255,12 @@ class TestHelpers:
     @pytest.mark.skipif(mx.context.num_gpus() > 0, reason="about machines without a GPU")
     def test_types_run_where_they_can(self, monkeypatch):
         assert helpers.device_for("float16") == helpers.device_for("float32") == mx.cpu()
-        monkeypatch.setattr(dtypes, "cpu_support", lambda: CPU_SUPPORT("AVX2"))
+        take_for(monkeypatch, "AVX2")
         assert helpers.device_for("bfloat16") is None
         assert helpers.fast_dtype() is None
-        monkeypatch.setattr(dtypes, "cpu_support", lambda: CPU_SUPPORT("AVX512_CORE"))
+        assert helpers.why_float32() == "AMP runs in float32 here, because this CPU has no BF16 instructions (AVX2)."
+        take_for(monkeypatch, "AVX512_CORE")
         assert helpers.device_for("bfloat16") == mx.cpu()
         assert helpers.fast_dtype() is None
-        monkeypatch.setattr(dtypes, "cpu_support", lambda: CPU_SUPPORT("AVX512_CORE_BF16"))
+        take_for(monkeypatch, "AVX512_CORE_BF16")
         assert helpers.fast_dtype() == "bfloat16"

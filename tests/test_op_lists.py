@@ -7,11 +7,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from gluon_amp import DTypeError, op_lists
+from gluon_amp import DTypeError
 from gluon_amp._mxnet.operators import registered_operators
 from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
-from gluon_amp.op_lists import FP32, KEEP, LOWER, NEUTRAL, WIDEST, bfloat16, float16, groups, views
-from gluon_amp.policy import Policy, make_policy
+from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, make_policy, views
+from gluon_amp.rules.tables import bfloat16, float16, groups
+from gluon_amp.rules.tables.rows import as_table
 
 FORWARD = sorted(name for name in set(registered_operators().values()) if groups.is_forward(name))
 DTYPES = [BFLOAT16, FLOAT16]
@@ -26,45 +27,51 @@ def group_members():
 
 
 class TestGroups:
-    def test_every_forward_operator_is_in_one_group(self):
+    def test_no_operator_is_in_two_groups(self):
         counts = Counter(name for _, name in group_members())
-        assert [name for name in FORWARD if name not in counts] == []
         assert [name for name, count in counts.items() if count > 1] == []
 
     def test_groups_hold_forward_operators_only(self):
         assert [member for member in group_members() if member[1] not in FORWARD] == []
 
-    def test_this_is_the_mxnet_that_the_groups_were_made_for(self):
+    def test_groups_are_of_several(self):
+        counts = Counter(group for group, _ in group_members())
+        assert [group for group, count in counts.items() if count == 1] == []
+
+    def test_this_is_the_mxnet_that_the_tables_were_made_for(self):
         assert len(FORWARD) == 611
 
 
 @both_tables
 class TestTables:
     def test_every_forward_operator_is_classified(self, table):
-        names = {record.name for record in table}
-        assert [name for name in FORWARD if name not in names] == []
+        assert sorted(table) == FORWARD
 
-    def test_every_name_is_a_registered_operator(self, table):
-        assert [record.name for record in table if record.name not in FORWARD] == []
+    def test_every_rule_is_one_and_gives_a_reason(self, table):
+        assert [name for name, rules in table.items()
+                if not rules or any(rule.rule not in RULES or not rule.note for rule in rules)] == []
 
-    def test_every_record_gives_a_rule_and_a_reason(self, table):
-        assert [record for record in table if record.rule not in op_lists.RULES or not record.note] == []
-
-    def test_no_operator_is_listed_twice_under_the_same_condition(self, table):
-        counts = Counter((record.name, record.when, record.min_channels) for record in table)
+    def test_no_operator_has_two_rules_under_the_same_condition(self, table):
+        counts = Counter((name, rule.when, rule.min_channels) for name, rules in table.items() for rule in rules)
         assert [key for key, count in counts.items() if count > 1] == []
 
     def test_a_conditional_operator_ends_with_a_rule_for_the_rest(self, table):
-        last = {record.name: record for record in table}
-        assert [name for name, record in last.items() if record.when or record.min_channels] == []
+        assert [name for name, rules in table.items() if rules[-1].is_conditional] == []
 
     def test_what_has_no_sound_kernel_runs_in_fp32_or_is_left_alone(self, table):
-        assert [record for record in table if not record.safe and record.rule not in (FP32, KEEP)] == []
+        assert [name for name, rules in table.items()
+                if any(not rule.safe and rule.rule not in (FP32, KEEP) for rule in rules)] == []
 
     def test_conditions_name_attributes_of_the_operator(self, table):
-        for record in table:
-            if record.when:
-                assert record.when[0] in mx.operator.get_operator_arguments(record.name).names, record
+        for name, rules in table.items():
+            for rule in rules:
+                if rule.when:
+                    assert rule.when[0] in mx.operator.get_operator_arguments(name).names, name
+
+
+def test_an_operator_in_two_rows_is_refused():
+    with pytest.raises(ValueError, match="'relu' is in two rows"):
+        as_table(("relu", bfloat16.TABLE["relu"][0]), (("abs", "relu"), bfloat16.TABLE["abs"][0]))
 
 
 @pytest.mark.parametrize(("operator", "attributes", "channels", "low", "half"), [

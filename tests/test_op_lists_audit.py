@@ -11,13 +11,12 @@ import pytest
 from mxnet.util import np_shape
 
 import gluon_amp
-from gluon_amp import op_lists
 from gluon_amp._mxnet.symbols import from_graph
 from gluon_amp.audit.samples import sampled_operators, samples_of
 from gluon_amp.dtypes import BFLOAT16, FLOAT16
 from gluon_amp.graph import Entry, Graph, Node
-from gluon_amp.op_lists import KEEP, LOWER, NEUTRAL, WIDEST
-from gluon_amp.policy import Policy
+from gluon_amp.rules import KEEP, LOWER, NEUTRAL, WIDEST, Policy
+from gluon_amp.rules.tables import table
 
 RUNS_LOW = (LOWER, NEUTRAL, WIDEST)
 
@@ -97,6 +96,6 @@ def test_what_the_audit_found_faulty_is_never_low(audit):
 
 def test_what_runs_low_was_audited_and_found_right(audit):
     right = {name for name, _, result, record in conditions(audit) if record.rule in RUNS_LOW and not faults(result)}
-    low = {name for name, records in op_lists.table(BFLOAT16).items()
+    low = {name for name, records in table(BFLOAT16).items()
            if any(record.rule in RUNS_LOW for record in records)}
     assert sorted(low - right) == []

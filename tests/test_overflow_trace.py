@@ -13,8 +13,7 @@ from networks import NETWORKS, gradients, ready
 
 import gluon_amp as amp
 
-pytestmark = [pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU"),
-              pytest.mark.filterwarnings("ignore:AMP will be slow")]
+pytestmark = pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
 hybridized_or_not = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 
 

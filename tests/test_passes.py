@@ -1,14 +1,15 @@
 """Rewrites against graphs written by hand. No MXNet: these run anywhere."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from graphs import batch_norm, conv, graph, op, rewritten, variable
 
 from gluon_amp import GraphError, passes
-from gluon_amp.graph import Entry
-from gluon_amp.passes import place_casts, verify
-from gluon_amp.passes.context import Context
-from gluon_amp.policy import Policy, make_policy
+from gluon_amp.graph import Entry, Role, cast
+from gluon_amp.passes import Context, verify
+from gluon_amp.rules import Policy, make_policy
 
 
 def data(channels=16):
@@ -163,7 +164,7 @@ def test_even_filters_need_no_zeros_around_them():
     ({"stride": (1, 1)}, 3, AMX), ({"stride": (2, 1)}, 3, AMX), ({"kernel": 1}, 3, AMX), ({"kernel": 2}, 3, AMX),
     ({"dilate": (2, 2)}, 3, AMX), ({"layout": "NHWC"}, 3, AMX), ({"filters": 8}, 3, AMX), ({"pad": (1, 0)}, 3, AMX),
     ({}, 12, AMX), ({}, 3, Policy("bfloat16")), ({}, 3, Policy("bfloat16", amx=True, training=False)),
-    ({}, 3, Policy("bfloat16", amx=True, emulated=True))])
+    ({}, 3, Policy("bfloat16", amx=True, imitated=True))])
 def test_other_convolutions_keep_their_stride(attrs, channels, policy):
     filters = attrs.pop("filters", 64)
     stem = conv("stem", data(channels), filters, channels, **{"kernel": 7, "stride": (2, 2), "pad": (3, 3), **attrs})
@@ -208,7 +209,7 @@ def test_casts_of_the_users_own_are_left_alone():
 def test_a_graph_without_low_precision_is_left_alone():
     x = variable("x")
     result = graph(op("softmax", "s", op("relu", "r", x)))
-    assert passes.rewrite(result, Policy("bfloat16"), check=True) is False
+    assert not any(passes.rewrite(result, Policy("bfloat16"), check=True).values())
 
 
 def test_names_that_are_taken_are_avoided():
@@ -227,6 +228,29 @@ def test_user_lists_come_first():
     assert "fc: FullyConnected(x_bfloat16, w_bfloat16) -> bfloat16" in lines
 
 
+def test_every_node_says_who_put_it_there():
+    grouped = conv("c", data(), 16, 1, num_group=16)
+    clip = op("clip", "clip", Entry(batch_norm("bn", conv("odd", grouped, 20, 16))), shape=(2, 20, 8, 8), a_min=0.0,
+              a_max=6.0)
+    made = graph(conv("out", clip, 32, 20))
+    own = {node.name for node in made.nodes()}
+    passes.rewrite(made, Policy("bfloat16"))
+    roles = {node.name: node.role for node in made.nodes()}
+    assert {name for name, role in roles.items() if role is Role.OWN} == own
+    assert roles["c_weight_guard"] is Role.GUARD
+    assert roles["c_weight_bfloat16"] is roles["out_float32"] is Role.CAST
+    assert roles["odd_unpad"] is roles["odd_weight_zeros"] is roles["clip_relu"] is Role.HELPER
+
+
+def test_casts_that_imitate_a_type_are_told_from_others():
+    made = graph(op("FullyConnected", "fc", variable("x", (2, 16)), variable("w", (4, 16))))
+    passes.rewrite(made, Policy("float16", imitated=True))
+    roles = {node.name: node.role for node in made.operators()}
+    assert roles["x_float16"] is roles["fc_float32"] is Role.CAST
+    assert {name for name, role in roles.items() if role is Role.ROUNDING} == {
+        "x_float16_raised", "w_float16_raised", "fc_rounded"}
+
+
 class TestVerifier:
     """Each fault that a rewrite could make is found and named."""
 
@@ -237,10 +261,10 @@ class TestVerifier:
         passes.rewrite(made, self.context.policy)
         return made, {node.name: node for node in made.nodes()}
 
-    def check(self, made, message):
-        names = [node.name for node in made.variables()]
+    def check(self, made, message, variables=None):
+        names = variables or tuple(node.name for node in made.variables())
         with pytest.raises(GraphError, match=message):
-            verify.run(made, self.context, names)
+            verify.run(made, replace(self.context, variables=names))
 
     def test_a_missing_cast(self):
         made, nodes = self.result()
@@ -254,8 +278,7 @@ class TestVerifier:
 
     def test_a_second_cast_of_a_tensor(self):
         made, nodes = self.result()
-        twin = op(place_casts.CAST, "twin", nodes["data"], dtype="bfloat16")
-        twin.attrs["dtype"], twin.dtypes = "bfloat16", ["bfloat16"]
+        twin = cast(Entry(nodes["data"]), "bfloat16", "twin").node
         nodes["c"].inputs = [nodes["c"].inputs[0], Entry(twin)]
         nodes["c_float32"].inputs = [Entry(nodes["c"])]
         self.check(made, "cast to bfloat16 2 times|was|2 times")
@@ -272,8 +295,7 @@ class TestVerifier:
 
     def test_inputs_in_another_order(self):
         made, _ = self.result()
-        with pytest.raises(GraphError, match="the inputs were"):
-            verify.run(made, self.context, ["c_weight", "data"])
+        self.check(made, "the inputs were", ("c_weight", "data"))
 
     def test_low_precision_to_low_precision(self):
         made, nodes = self.result()

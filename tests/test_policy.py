@@ -8,8 +8,8 @@ import pytest
 
 from gluon_amp import DTypeError, PolicyError, dtypes
 from gluon_amp._mxnet.operators import registered_operators
-from gluon_amp.op_lists.views import list_lp16_ops
-from gluon_amp.policy import Policy, make_policy
+from gluon_amp.rules import Policy, make_policy
+from gluon_amp.rules.views import list_lp16_ops
 
 KNOWN = {name: name for name in ("Convolution", "FullyConnected", "Activation", "transpose", "softmax", "sgd_update")}
 KNOWN["linalg_gemm2"] = "_linalg_gemm2"
@@ -94,20 +94,27 @@ def test_other_types_are_refused(spelling):
         dtypes.normalize(spelling)
 
 
-@pytest.mark.parametrize(("flags", "environ", "isa", "dtype", "native"), [
-    ("fpu avx avx2", {}, "AVX2", None, False),
-    ("avx avx2 avx512f avx512bw avx512vl avx512dq", {}, "AVX512_CORE", "bfloat16", False),
-    ("avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", {}, "AVX512_CORE_BF16", "bfloat16", True),
-    ("avx512_bf16 amx_bf16 amx_tile", {}, "AVX512_CORE_AMX", "bfloat16", True),
-    ("avx512_bf16 amx_bf16 amx_tile", {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, "AVX512_CORE_BF16", "bfloat16", True),
-    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "AVX2"}, "AVX2", None, False),
-    ("avx2", {"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, "AVX2", None, False),
-    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "ALL"}, "AVX512_CORE_BF16", "bfloat16", True),
-    ("", {}, "SSE41", None, False),
+@pytest.mark.parametrize(("flags", "environ", "isa", "dtype", "on_request"), [
+    ("fpu avx avx2", {}, "AVX2", "float32", None),
+    ("avx avx2 avx512f avx512bw avx512vl avx512dq", {}, "AVX512_CORE", "float32", "bfloat16"),
+    ("avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16", {}, "AVX512_CORE_BF16", "bfloat16", None),
+    ("avx512_bf16 amx_bf16 amx_tile", {}, "AVX512_CORE_AMX", "bfloat16", None),
+    ("avx512_bf16 amx_bf16 amx_tile", {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, "AVX512_CORE_BF16", "bfloat16", None),
+    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "AVX2"}, "AVX2", "float32", None),
+    ("avx2", {"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, "AVX2", "float32", None),
+    ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "ALL"}, "AVX512_CORE_BF16", "bfloat16", None),
+    ("", {}, "SSE41", "float32", None),
 ])
-def test_the_cpu_decides_the_type(flags, environ, isa, dtype, native):
-    found = dtypes.cpu_isa(f"model name : x\nflags : {flags}\n", environ, amx=True)
-    assert (found, dtypes.cpu_support(found).dtype, dtypes.cpu_support(found).native) == (isa, dtype, native)
+def test_the_cpu_decides_the_type(flags, environ, isa, dtype, on_request):
+    name = dtypes.cpu_isa(f"model name : x\nflags : {flags}\n", environ, amx=True)
+    found = dtypes.cpu_support(name)
+    assert (name, found.dtype, found.native, found.on_request) == (isa, dtype, True, on_request)
+
+
+def test_a_type_without_instructions_is_emulated_on_request_only():
+    found = dtypes.cpu_support("AVX512_CORE").requested("bfloat16")
+    assert (found.dtype, found.native, found.channel_multiple) == ("bfloat16", False, 16)
+    assert dtypes.cpu_support("AVX2").requested("bfloat16") is None
 
 
 def test_amx_counts_only_where_the_process_may_use_it():
@@ -115,7 +122,8 @@ def test_amx_counts_only_where_the_process_may_use_it():
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [
-    (None, "float16"), ((3, 5), None), ((5, 0), "float16"), ((7, 5), "float16"), ((8, 9), "float16"), ((9, 0), None)])
+    (None, "float16"), ((3, 5), "float32"), ((5, 0), "float16"), ((7, 5), "float16"), ((8, 9), "float16"),
+    ((9, 0), "float32")])
 def test_the_gpu_decides_the_type(capability, dtype):
     assert dtypes.cuda_support(capability).dtype == dtype
 

@@ -67,7 +67,7 @@ def test_a_network_by_hand(net):
     assert json.loads(json.dumps(found.to_dict()))["target_dtype"] == "float16"
 
 
-def test_with_data_what_stays_fp32_is_no_problem(net, recwarn):
+def test_with_data_what_stays_fp32_is_no_problem(net):
     amp.init("float16")
     found = amp.preflight(net, mx.nd.ones(NETWORKS["conv"][1]))
     assert [row.name for row in found.problems] == ["net_conv1_weight"]
@@ -125,7 +125,7 @@ class TestScale:
         assert (found.flushed_without, found.flushed) == (0.25, 0.0)
         assert "1024" in str(found)
 
-    def test_of_a_trainer_without_the_scale_that_its_gradients_carry(self, recwarn):
+    def test_of_a_trainer_without_the_scale_that_its_gradients_carry(self):
         amp.init("float16")
         net, loss = self.weights_with_gradients(2.0, 1.0)
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})

@@ -14,7 +14,7 @@ from networks import BF16_EPS, relative
 
 import gluon_amp as amp
 
-pytestmark = pytest.mark.bf16
+pytestmark = pytest.mark.machine
 
 
 class Two(HybridBlock):
@@ -60,12 +60,13 @@ def dense(net, layer, x, low):
 BF16 = np.dtype([("bfloat16", np.uint16)])
 
 
+@pytest.mark.bf16
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 class TestRegions:
     def test_a_region_switches_off(self, data, hybridize):
         net = make(hybridize=hybridize)
         expected = net(data).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         low = net(data).asnumpy()
         with amp.autocast(enabled=False):
             assert (net(data).asnumpy() == expected).all()
@@ -86,7 +87,7 @@ class TestRegions:
 
     def test_a_region_inside_the_network_holds_whenever_it_runs(self, data, hybridize):
         net = make(lambda: amp.autocast(enabled=False), hybridize)
-        amp.init()
+        amp.init("bfloat16")
         net(data)
         hidden = dense(net, net.first, data, low=True)
         hidden = mx.nd.amp_cast(mx.nd.amp_cast(hidden, dtype=BF16), dtype="float32")
@@ -97,7 +98,7 @@ class TestRegions:
         assert relative(expected, every) > relative(expected, net(data).asnumpy())
 
     def test_a_region_inside_the_network_lowers_only_its_part(self, data, hybridize):
-        net = make(amp.autocast, hybridize)
+        net = make(lambda: amp.autocast(dtype="bfloat16"), hybridize)
         net(data)
         hidden = dense(net, net.first, data, low=False)
         expected = dense(net, net.second, hidden, low=True).asnumpy()
@@ -108,13 +109,13 @@ class TestRegions:
     def test_excluded_blocks_stay_in_fp32(self, data, hybridize):
         net = make(hybridize=hybridize)
         plain = net(data).asnumpy()
-        amp.init()
+        amp.init("bfloat16")
         low = net(data).asnumpy()
         for target in (net, nn.Dense, "two_dense*", Two):
             amp.exclude(target)
             assert (net(data).asnumpy() == plain).all()
             amp.deinit()
-            amp.init()
+            amp.init("bfloat16")
             assert (net(data).asnumpy() == low).all()
         amp.exclude(net.second)
         partly = net(data).asnumpy()
@@ -122,12 +123,13 @@ class TestRegions:
         assert (partly != low).any()
 
 
+@pytest.mark.bf16
 def test_decorated_functions_and_threads(data):
     net = make()
     expected = net(data).asnumpy()
     found = {}
 
-    @amp.autocast()
+    @amp.autocast(dtype="bfloat16")
     def lowered():
         barrier.wait()
         found["low"] = net(data).asnumpy()
@@ -237,6 +239,7 @@ class TestFunctions:
         assert (project(data, weight).asnumpy() == expected).all()
         assert amp.is_active()
 
+    @pytest.mark.bf16
     def test_low_precision_function_works_inside_a_region_that_is_off(self, data):
         @amp.low_precision_function
         def project(x, weight):
@@ -244,6 +247,7 @@ class TestFunctions:
 
         weight = mx.nd.random.normal(shape=(8, 32))
         expected = mx.nd.FullyConnected(data, weight, no_bias=True, num_hidden=8).asnumpy()
+        amp.init("bfloat16")
         with amp.autocast(enabled=False):
             assert 0 < relative(expected, project(data, weight).asnumpy()) < 2 * BF16_EPS
 
@@ -306,7 +310,9 @@ def test_custom_operators_get_fp32(data, hybridize):
     assert relative(np.tile(expected, (32, 1)), net.dense.weight.grad().asnumpy()) < 4 * BF16_EPS
 
 
-@pytest.mark.parametrize("enter", [amp.autocast, lambda: amp.autocast(enabled=False)], ids=["on", "off"])
+@pytest.mark.bf16
+@pytest.mark.parametrize("enter", [lambda: amp.autocast(dtype="bfloat16"), lambda: amp.autocast(enabled=False)],
+                         ids=["on", "off"])
 def test_custom_operators_are_traced_in_regions(data, enter):
     net = WithCustom()
     net.initialize()

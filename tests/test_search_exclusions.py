@@ -17,11 +17,10 @@ from networks import NETWORKS, outputs_of, ready
 
 import gluon_amp as amp
 from gluon_amp.debug._subsets import pruned, shortest_prefix
-from gluon_amp.op_lists import FP32, OpRule
-from gluon_amp.tuning import signature
+from gluon_amp.rules import FP32, Rule
+from gluon_amp.rules.tuning import signature
 
-pytestmark = [pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU"),
-              pytest.mark.filterwarnings("ignore:AMP will be slow")]
+pytestmark = pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
 
 
 def diagonal(*factors, width=4, hybridize=True):
@@ -229,17 +228,17 @@ def test_conversion_takes_a_policy():
     net, data = diagonal(1.003, 1.003, width=32)
     policy = replace(amp.Policy("bfloat16"), excluded=frozenset({"net_dense1_fwd"}))
     plain = outputs_of(net, data * 0 + 1)[0]
-    converted = amp.convert_hybrid_block(net, exclude=policy)
-    both = amp.convert_hybrid_block(net, exclude=["net_dense0_fwd", "net_dense1_fwd"])
+    converted = amp.convert_hybrid_block(net, "bfloat16", exclude=policy)
+    both = amp.convert_hybrid_block(net, "bfloat16", exclude=["net_dense0_fwd", "net_dense1_fwd"])
     error = [np.abs(outputs_of(block, data * 0 + 1)[0] - plain).max() for block in (converted, both)]
     assert error[1] == 0
     assert error[0] > 0
     with pytest.raises(amp.PolicyError, match="no node or block 'elsewhere'"):
-        amp.convert_hybrid_block(net, exclude=amp.Policy("bfloat16", excluded=frozenset({"elsewhere"})))
+        amp.convert_hybrid_block(net, "bfloat16", exclude=amp.Policy("bfloat16", excluded=frozenset({"elsewhere"})))
 
 
 def test_everything_a_user_can_decide_survives_json():
-    rule = OpRule("LeakyReLU", FP32, when=("act_type", ("gelu", "elu")), fp32_inputs=(1,), note="slow")
+    rule = Rule(FP32, when=("act_type", ("gelu", "elu")), fp32_inputs=(1,), note="slow")
     policy = amp.Policy("bfloat16", {"LeakyReLU": (rule,)}, excluded=frozenset({"a", "b"}), training=False,
                         slow=frozenset({"dot() on (2, 2)"}))
     assert amp.Policy.from_json(policy.to_json()) == policy

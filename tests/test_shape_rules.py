@@ -9,10 +9,9 @@ import pytest
 from graphs import conv, graph, op, variable
 
 from gluon_amp import passes
-from gluon_amp.passes import dilate_pointwise
-from gluon_amp.passes.context import Context
-from gluon_amp.policy import Policy
-from gluon_amp.shape_rules import overruns_amx_tiles, pools_out_of_order
+from gluon_amp.passes import Context, dilate_pointwise
+from gluon_amp.rules import Policy
+from gluon_amp.rules.shapes import overruns_amx_tiles, pools_out_of_order
 
 # Maps of up to 16x16, not square, on which the kernel wrote into a guard page behind its output; each both ways round.
 OVERRUN = {(3, 9), (3, 11), (3, 12), (3, 13), (3, 14), (3, 15), (3, 16), (4, 9), (4, 12), (5, 9), (6, 7), (6, 8)}
@@ -105,11 +104,11 @@ data = mx.nd.random.normal(shape=(3, 64, 6, 6))
 expected = net(data).asnumpy()
 def check(found):
     assert np.abs(found.asnumpy() - expected).max() < 0.03 * np.abs(expected).max()
-converted = amp.convert_hybrid_block(net)
+converted = amp.convert_hybrid_block(net, "bfloat16")
 for size in (8, 6, 6):
     out = converted(mx.nd.random.normal(shape=(3, 64, size, size)) if size == 8 else data)
 check(out)
-amp.init()
+amp.init("bfloat16")
 for hybridized in (False, True):
     net.hybridize(hybridized)
     for size in (8, 6, 8, 6):
@@ -135,7 +134,7 @@ import gluon_amp as amp
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
-amp.init()
+amp.init("bfloat16")
 for batch, channels in ((2, 64), (2, 128), (8, 64), (8, 128)):
     net = nn.HybridSequential()
     net.add(nn.Conv2D(channels, 3, padding=1, in_channels=64), nn.BatchNorm(), nn.Activation("relu"),

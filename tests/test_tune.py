@@ -10,10 +10,13 @@ from mxnet.gluon import nn
 from networks import relative
 
 import gluon_amp as amp
+from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import PolicyError
-from gluon_amp.state import machine
-from gluon_amp.tuning import signature
+from gluon_amp.rules.tuning import signature
+from gluon_amp.runtime import devices
+from gluon_amp.runtime.devices import machine
 
+pytestmark = pytest.mark.machine
 DENSE = {"flatten": "True", "no_bias": "False"}
 
 
@@ -41,6 +44,10 @@ def _off():
 
 @pytest.mark.bf16
 class TestTune:
+    @pytest.fixture(autouse=True)
+    def _as_with_instructions(self, monkeypatch):
+        monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support("AVX512_CORE_BF16"))
+
     def test_every_kind_of_low_precision_operator_is_measured_once(self, tmp_path):
         tuning = amp.tune(net(), mx.nd.ones((4, 16)), rounds=1, cache=tmp_path / "t.json", progress=False)
         assert set(tuning.milliseconds) == set(measured(fast=[(32, 16), (32, 32)]).milliseconds)
@@ -63,19 +70,21 @@ class TestTune:
         assert (tmp_path / "t.json").read_text() == "[]"
 
 
-@pytest.mark.bf16
 class TestUse:
+    @pytest.mark.bf16
     def test_slow_operators_of_these_shapes_stay_in_fp32(self):
         made, data = net(), mx.nd.ones((4, 16))
         expected = made(data).asnumpy()
         made.hybridize()
-        amp.init(tuning=measured(slow=[(32, 16), (32, 32)]))
+        amp.init("bfloat16", tuning=measured(slow=[(32, 16), (32, 32)]))
         np.testing.assert_allclose(made(data).asnumpy(), expected, rtol=1e-5, atol=1e-7)
         low = made(mx.nd.ones((3, 16))).asnumpy()  # another batch size was not measured
         assert 1e-4 < relative(expected[:3], low) < 0.03
 
+    @pytest.mark.bf16
     def test_conversion_heeds_them(self):
-        converted = amp.convert_hybrid_block(net(), data_example=mx.nd.ones((4, 16)), tuning=measured(slow=[(32, 32)]))
+        converted = amp.convert_hybrid_block(net(), "bfloat16", data_example=mx.nd.ones((4, 16)),
+                                             tuning=measured(slow=[(32, 32)]))
         low = [name for name, parameter in converted.collect_params().items() if parameter.dtype != np.float32]
         assert sorted(low) == ["net_dense0_bias", "net_dense0_weight"]
 

@@ -9,7 +9,6 @@ from mxnet.gluon import nn
 
 import gluon_amp as amp
 
-pytestmark = pytest.mark.filterwarnings("ignore:AMP will be slow")
 STEPS, BATCH = 4, 3
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
 

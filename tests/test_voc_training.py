@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
 import random
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -22,8 +21,12 @@ for module in ("PIL", "rich", "sklearn", "tqdm"):
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import _turns  # noqa: E402
 import digits  # noqa: E402
 import make_digits_voc  # noqa: E402
+from _children import Child  # noqa: E402
+from _errors import Refused  # noqa: E402
+from _stats import spread  # noqa: E402
 
 IMAGES, VAL, SIZE = 12, 6, 96
 
@@ -34,16 +37,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_digits_voc.make(tmp_path_factory.mktemp("voc") / "digits", IMAGES, VAL, SIZE, seed=3)
 
 
-def run_result(mean_ap: float, loss: float = 1.0, weights: str = "abc", converted: float = 0.0) -> dict[str, Any]:
+def run_result(mean_ap: float, loss: float = 1.0, weights: str = "abc", converted: float = 0.0, steps: int = 600,
+               dtype: str = "bfloat16") -> dict[str, Any]:
     losses = {name: [2.0, loss] for name in ("cls", "box", "total")}
-    settings = {"network": "digits", "data_shape": 128, "batch_size": 16, "steps": 2, "seed": 0}
+    settings = {"network": "digits", "data_shape": 128, "batch_size": 16, "steps": steps, "seed": 0}
     return {
         "mean_ap": mean_ap,
         "converted_mean_ap": mean_ap + converted,
         "average_precision": {"one": mean_ap},
         "losses": losses,
         "initial_weights": weights,
-        "dtype": "bfloat16",
+        "dtype": dtype,
+        "converted_dtype": dtype,
         "samples_per_second": 100.0,
         "seconds": 10.0,
         "peak_memory": 5e8,
@@ -75,6 +80,25 @@ class TestDigits:
         else:
             assert any(re.search(message, text) for text in found)
 
+    def test_expects_less_of_fewer_steps(self) -> None:
+        """Half the steps: twice the difference. Very few: the losses alone."""
+        assert digits.failures(run_result(0.88, steps=300), run_result(0.90, steps=300)) == []
+        assert digits.failures(run_result(0.86, steps=300), run_result(0.90, steps=300)) != []
+        few = run_result(0.1, steps=30)
+        assert digits.failures(few, run_result(0.3, steps=30, loss=1.1)) == []
+        assert "expected at most 10% between them" in digits.failures(few, run_result(0.1, steps=30, loss=2.0))[0]
+        assert digits.failures(few, run_result(0.1, steps=30, loss=math.nan)) != []
+
+    def test_says_what_a_machine_shows_that_stays_in_fp32(self) -> None:
+        def said(**given: Any) -> str:
+            run = run_result(0.9, **given)
+            choice = _turns.Choice(600, 128, 600, math.inf, 0.0, "as asked for")
+            return digits.verdict(run, _turns.Outcome((run, run), spread([1.1, 1.0, 1.2]), choice))
+
+        assert said() == "gluon_amp trained in bfloat16, 1.10x (1.00-1.20 over 3 turns) as fast as FP32"
+        assert "gluon_amp keeps FP32 on this machine, so both runs trained in FP32" in said(dtype="float32")
+        assert "10 steps are too few to expect a mAP" in said(steps=10)
+
     def test_shows_a_table_a_plot_and_json(
         self,
         made: Path,
@@ -85,24 +109,30 @@ class TestDigits:
         pytest.importorskip("matplotlib")
         asked = []
 
-        def train(label: str, arguments: dict[str, Any], threads: int) -> dict[str, Any]:
-            asked.append((label, arguments, threads))
-            return run_result(0.9 if label == "FP32" else 0.7)
+        def train(halves: Any, *given: Any) -> _turns.Outcome:
+            asked.extend([[half.name for half in halves], *given[:3]])
+            return _turns.Outcome((run_result(0.9), run_result(0.7)), spread([1.3]),
+                                  _turns.Choice(600, 128, 600, math.inf, 0.0, "as asked for"))
 
-        monkeypatch.setattr(digits, "train", train)
+        monkeypatch.setattr(_turns, "train", train)
+        monkeypatch.setattr(digits, "Child", lambda command: contextlib.nullcontext(command))
         files = [str(tmp_path / name) for name in ("out.json", "out.png")]
         arguments = ["--data", str(made), "--steps", "2", "--threads", "1"]
         assert digits.main([*arguments, "--json", files[0], "--plot", files[1]]) == 1
         captured = capsys.readouterr()
         assert "-20.00 points" in captured.out
-        assert "1.00x" in captured.out
+        assert "1.30x" in captured.out
         assert "expected 1.5 at most" in captured.err
         assert json.loads(Path(files[0]).read_text())["points"] == pytest.approx(-20.0)
         assert Path(files[1]).stat().st_size > 1000
-        labels = [label for label, _, _ in asked]
-        assert labels == ["FP32", "AMP"]
-        shared = [{k: v for k, v in given.items() if k not in ("amp", "dtype")} for _, given, _ in asked]
-        assert shared[0] == shared[1]
+        assert asked == [["FP32", "AMP"], 2, None, math.inf]
+
+    def test_both_halves_get_the_same_arguments(self) -> None:
+        one, other = (digits.command(name, {"data_dir": "here", "seed": 3, "amp": amp}, 2)
+                      for name, amp in (("FP32", False), ("AMP", True)))
+        assert {**json.loads(one.argv[-1]), "amp": True} == json.loads(other.argv[-1])
+        assert one.environment == other.environment
+        assert one.environment["OMP_NUM_THREADS"] == "2"
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -118,6 +148,101 @@ class TestDigits:
     ) -> None:
         assert digits.main(arguments) == 2
         assert message in capsys.readouterr().err
+
+
+class Half:
+    """Speaks the protocol of `_voc_worker`, and takes its seconds on a fake clock."""
+
+    def __init__(self, name: str, clock: list[float], step: float, image: float = 0.01):
+        self.name, self.clock, self.step, self.image, self.timeout = name, clock, step, image, math.inf
+        self.progress: list[float] = []
+        self.steps = 0
+
+    def ready(self) -> dict[str, Any]:
+        return {"about": {"dtype": "float32", "images": 600}}
+
+    def ask(self, command: dict[str, Any], event: str) -> dict[str, Any]:
+        given = dict(command)
+        name = given.pop("command")
+        before = self.clock[0]
+        answer = getattr(self, name)(**given)
+        assert self.clock[0] - before <= self.timeout
+        assert answer["event"] == event
+        return answer
+
+    def probe(self, data_shape: int, steps: int, images: int) -> dict[str, Any]:
+        self.clock[0] += 2.0 + steps * self.step
+        return {"event": "probed", "startup": 2.0, "step": self.step, "image": self.image}
+
+    def begin(self, steps: int, data_shape: int) -> dict[str, Any]:
+        self.clock[0] += 2.0
+        self.shape = data_shape
+        return {"event": "begun"}
+
+    def run(self, steps: int, progress: list[float]) -> dict[str, Any]:
+        self.clock[0] += steps * self.step
+        self.steps += steps
+        self.progress += progress
+        return {"event": "ran", "seconds": [self.step] * steps}
+
+    def finish(self, images: int) -> dict[str, Any]:
+        self.clock[0] += 2.0 + images * self.image
+        return {"event": "finished", "result": {"settings": {"steps": self.steps}}}
+
+
+class TestTurns:
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        clock = [0.0]
+        monkeypatch.setattr(_turns, "monotonic", lambda: clock[0])
+        return clock
+
+    def train(self, clock: list[float], steps: tuple[float, float], wanted: int | None = None) -> tuple[Any, Any, Any]:
+        halves = [Half(name, clock, step) for name, step in zip(("FP32", "AMP"), steps)]
+        said: list[str] = []
+        outcome = _turns.train(halves, wanted, None, math.inf if wanted else 320.0, said.append)  # type: ignore[arg-type]
+        return halves, outcome, said
+
+    @pytest.mark.parametrize(("steps", "done", "side"), [
+        ((0.15, 0.1), 600, 128), ((0.4, 0.3), (300, 420), 128), ((0.8, 0.6), (150, 210), 96),
+        ((5.0, 5.0), (15, 32), 96),
+    ])
+    def test_ends_in_time_with_as_many_steps_of_both(
+        self, clock: list[float], steps: tuple[float, float], done: Any, side: int
+    ) -> None:
+        (fp32, amp), outcome, said = self.train(clock, steps)
+        lowest, highest = (done, done) if isinstance(done, int) else done
+        assert fp32.steps == amp.steps == outcome.steps
+        assert lowest <= outcome.steps <= highest
+        assert fp32.shape == amp.shape == side
+        assert clock[0] <= 330.0
+        assert f"chosen: {side}x{side} pixels" in said[2]
+        assert outcome.ratio.median == pytest.approx(steps[0] / steps[1])
+
+    def test_the_learning_rate_always_comes_to_its_end(self, clock: list[float]) -> None:
+        for steps in ((0.1, 0.1), (1.0, 2.0)):
+            clock[0] = 0.0
+            (fp32, amp), *_ = self.train(clock, steps)
+            assert fp32.progress == amp.progress == sorted(fp32.progress)
+            assert (fp32.progress[0], fp32.progress[-1]) == (0.0, 1.0)
+
+    def test_a_machine_that_becomes_slow_takes_fewer_steps(self, clock: list[float]) -> None:
+        def slower(half: Half, steps: int, progress: list[float]) -> dict[str, Any]:
+            half.step = 0.1 if clock[0] < 60.0 else 1.0
+            return ordinary(half, steps, progress)
+
+        ordinary = Half.run
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Half, "run", slower)
+            (fp32, amp), _, said = self.train(clock, (0.1, 0.1))
+        assert fp32.steps == amp.steps < 600
+        assert "the time allowed" in said[-1]
+        assert clock[0] <= 345.0
+
+    def test_steps_that_are_asked_for_are_all_done(self, clock: list[float]) -> None:
+        _, outcome, _ = self.train(clock, (10.0, 10.0), wanted=70)
+        assert outcome.steps == 70
+        assert clock[0] > 1000.0
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +291,11 @@ class TestTraining:
             def __init__(self, settings: Any, *_: Any) -> None:
                 asked.append(settings.augment)
 
-            def run(self, _: str) -> None: ...
+            def run(self, _: int) -> None: ...
 
-        monkeypatch.setattr(voc, "_Training", Training)
+            def finish(self) -> None: ...
+
+        monkeypatch.setattr(voc, "Training", Training)
         for network, augment in (("digits", None), ("ssd_300_mobilenet0.25_voc", None), ("digits", True)):
             voc.train(made, network=network, augment=augment)
         assert asked == [False, True, True]
@@ -266,22 +393,37 @@ class TestTraining:
             assert (parameter.data().asnumpy() == float(name.endswith("gamma"))).all(), name
 
     def test_worker_says_what_is_wrong(self, tmp_path: Path, voc: Any) -> None:
-        worker = [sys.executable, str(digits.WORKER), str(tmp_path / "out.json")]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        arguments = json.dumps({"data_dir": str(tmp_path / "nowhere")})
-        done = subprocess.run(
-            [*worker, arguments], env=environment, stderr=subprocess.PIPE, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 2
-        assert f"error: there is no directory {tmp_path / 'nowhere'}" in done.stderr
+        given = {"data_dir": str(tmp_path / "nowhere"), "amp": False, "dtype": None, "batch_size": 2, "seed": 0}
+        with Child(digits.command("FP32", given, threads=1)) as child, pytest.raises(Refused, match="there is no dir"):
+            child.ready()
+
+    def test_worker_trains_when_it_is_told_to(self, made: Path, voc: Any) -> None:
+        """What it gives is what one run without turns gives."""
+        given = {"data_dir": str(made), "amp": False, "dtype": None, "batch_size": 2, "seed": 0}
+        with Child(digits.command("FP32", given, threads=1)) as child:
+            assert child.ready()["about"] == {"dtype": "float32", "images": VAL}
+            probed = child.ask({"command": "probe", "data_shape": 64, "steps": 2, "images": 2}, "probed")
+            assert min(probed["startup"], probed["step"], probed["image"]) > 0
+            child.ask({"command": "begin", "data_shape": 64, "steps": 4}, "begun")
+            for progress in ([0.0, 0.5], [0.5, 1.0]):
+                child.ask({"command": "run", "steps": 2, "progress": progress}, "ran")
+            result = child.ask({"command": "finish", "images": VAL}, "finished")["result"]
+        assert result["settings"]["steps"] == 4
+        assert result["converted_dtype"] in ("bfloat16", "float32")
+        whole = voc.train(made, steps=4, batch_size=2, data_shape=64, progress=False)
+        assert result["initial_weights"] == whole.initial_weights
+        np.testing.assert_allclose(result["losses"]["total"], [step.total for step in whole.losses], rtol=1e-4)
 
     @pytest.mark.slow
     @pytest.mark.bf16
     def test_both_precisions_learn_the_digits(self, tmp_path: Path, voc: Any) -> None:
         """The whole benchmark, shortened."""
         data = make_digits_voc.make(tmp_path / "digits", images=800, val=200)
-        arguments = {"data_dir": str(data), "steps": 200, "progress": False}
-        runs = [digits.train(str(amp), {**arguments, "amp": amp}, threads=2) for amp in (False, True)]
+        given = {"data_dir": str(data), "batch_size": 16, "seed": 0, "dtype": None}
+        with contextlib.ExitStack() as stack:
+            halves = [stack.enter_context(Child(digits.command(str(amp), {**given, "amp": amp}, threads=2)))
+                      for amp in (False, True)]
+            runs = _turns.train(halves, 200, None, math.inf, print).runs
         assert all(run["mean_ap"] > 0.35 for run in runs)
         assert abs(digits.points(*runs)) < 10  # so early in training it moves fast
         assert digits.final_loss(runs[1], "total") == pytest.approx(digits.final_loss(runs[0], "total"), rel=0.15)

@@ -145,7 +145,7 @@ def compare(bench: Bench, modes: list[str]) -> dict[str, Any]:
     plain = measured(bench, active=False)
     with bench.rounded():
         result = {"yardstick": distance(plain, measured(bench, active=False))}
-    amp.init()
+    amp.init("bfloat16")
     first = None
     for mode in modes:
         found = measured(bench, **MODES[mode])
@@ -185,13 +185,14 @@ def distance(expected: dict[str, Arrays], found: dict[str, Arrays]) -> dict[str,
 def train(bench: Bench, modes: list[str]) -> dict[str, Any]:
     """Return the losses of every step."""
     result = {"fp32": bench.train(active=True)}
-    amp.init()
+    amp.init("bfloat16")
     result.update((mode, bench.train(**MODES[mode])) for mode in modes if mode != "static_alloc")
     return result
 
 
 CONVERSIONS: dict[str, dict[str, Any]] = {
-    "all": {}, "none": {"optimize": "none"}, "float32": {"target_dtype": "float32"}}
+    "all": {"target_dtype": "bfloat16"}, "none": {"target_dtype": "bfloat16", "optimize": "none"},
+    "float32": {"target_dtype": "float32"}}
 
 
 def convert(bench: Bench, modes: list[str]) -> dict[str, Any]:

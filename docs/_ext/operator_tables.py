@@ -13,8 +13,9 @@ from sphinx.application import Sphinx
 from sphinx.domains import Domain, ObjType
 
 from gluon_amp._mxnet.operators import registered_operators
-from gluon_amp.op_lists import LOWER, OpRule, table
-from gluon_amp.op_lists.views import INPUT_NAMES
+from gluon_amp.rules import LOWER, Rule
+from gluon_amp.rules.tables import table
+from gluon_amp.rules.views import INPUT_NAMES
 
 HEADINGS = ("Operator, and its other names", "Rule", "Holds for", "Why", "May be forced low")
 WIDTHS = (34, 10, 14, 33, 9)
@@ -66,27 +67,27 @@ def _rows(dtype: str) -> Iterator[nodes.row]:
         for index, record in enumerate(records):
             first = index == 0
             yield _row([_names(name, aliases[name] if first else (), first), [nodes.literal("", record.rule)],
-                        [_text(_condition(record))], [_text(_reason(record))], [_text(_forced(record))]])
+                        [_text(_condition(record))], [_text(_reason(name, record))], [_text(_forced(record))]])
 
 
 def _public_first(name: str) -> tuple[bool, str]:
     return name.startswith("_"), name.lower()
 
 
-def _condition(record: OpRule) -> str:
+def _condition(record: Rule) -> str:
     parts = [f"{record.when[0]} = {' or '.join(record.when[1])}"] if record.when else []
     if record.min_channels:
         parts.append(f"{record.min_channels} input channels or more; any number with AMX")
     return ", ".join(parts)
 
 
-def _reason(record: OpRule) -> str:
-    known = INPUT_NAMES.get(record.name, ())
+def _reason(name: str, record: Rule) -> str:
+    known = INPUT_NAMES.get(name, ())
     inputs = [known[index] if index < len(known) else f"input {index}" for index in record.fp32_inputs]
     return f"{record.note} (FP32: {', '.join(inputs)})" if inputs else record.note
 
 
-def _forced(record: OpRule) -> str:
+def _forced(record: Rule) -> str:
     return "runs low" if record.rule == LOWER else "yes" if record.safe else "no"
 
 

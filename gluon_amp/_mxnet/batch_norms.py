@@ -9,7 +9,7 @@ from mxnet.gluon.contrib.nn import SyncBatchNorm
 from mxnet.gluon.nn import BatchNorm, BatchNormReLU
 from mxnet.gluon.nn.basic_layers import _BatchNorm
 
-from ..op_lists.groups.layers import BATCH_NORMS, SYNC_BATCH_NORM
+from ..rules.tables.groups.layers import BATCH_NORMS
 from .blocks import graph_of
 from .symbols import to_graph
 
@@ -54,7 +54,8 @@ def batch_norm_parameters(net: Block) -> Iterator[gluon.Parameter]:
 
 
 def _nodes(block: SymbolBlock) -> list[Any]:
-    return [node for node in to_graph(graph_of(block)[1]).operators() if node.op in (*BATCH_NORMS, *SYNC_BATCH_NORM)]
+    found = (*BATCH_NORMS, "_contrib_SyncBatchNorm")
+    return [node for node in to_graph(graph_of(block)[1]).operators() if node.op in found]
 
 
 def is_plain(block: _BatchNorm) -> bool:

@@ -8,8 +8,8 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
-from ..passes.context import REGION_ATTRIBUTE, REGION_OFF
-from .symbols import outermost_trace
+from ..graph.attrs import REGION, REGION_OFF
+from .symbols import outermost_trace, to_graph
 
 __all__ = ["Traced", "flags_of", "graph_of", "load_parameters", "parameters_of", "set_formats", "trace",
            "untouched_parameters"]
@@ -106,7 +106,7 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
         return
     with ExitStack() as handles:
         if is_excluded(block):
-            handles.enter_context(mx.AttrScope(**{REGION_ATTRIBUTE: REGION_OFF}))
+            handles.enter_context(mx.AttrScope(**{REGION: REGION_OFF}))
         for child in _descendants(block):
             if is_excluded(child):
                 scopes: list[Any] = []
@@ -117,7 +117,7 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
 
 def _entering(scopes: list[Any]) -> Callable:
     def enter(*_: Any) -> None:
-        scopes.append(mx.AttrScope(**{REGION_ATTRIBUTE: REGION_OFF}))
+        scopes.append(mx.AttrScope(**{REGION: REGION_OFF}))
         scopes[-1].__enter__()
     return enter
 
@@ -132,6 +132,29 @@ def _descendants(block: Block) -> Iterator[Block]:
     for child in block._children.values():
         yield child
         yield from _descendants(child)
+
+
+def block_tree(block: Block, path: str = "") -> Iterator[tuple[str, Block]]:
+    """Yield a block and all blocks inside it, with the attributes and indices that lead there.
+
+    Examples
+    --------
+    >>> from mxnet.gluon import nn
+    >>> net = nn.HybridSequential()
+    >>> net.add(nn.Dense(2))
+    >>> [path for path, _ in block_tree(net)]
+    ['', '0']
+    """
+    yield path, block
+    for name, child in block._children.items():
+        yield from block_tree(child, f"{path}.{name}" if path else str(name))
+
+
+def symbol_block_nodes(block: Block) -> set[str]:
+    """Name the operators of a SymbolBlock, which need not begin with its prefix; nothing for other blocks."""
+    if not isinstance(block, SymbolBlock):
+        return set()
+    return {node.name for node in to_graph(block._cached_graph[1]).operators()}
 
 
 def parameters_of(block: HybridBlock, names: Sequence[str]) -> dict[str, mx.nd.NDArray]:

@@ -11,7 +11,11 @@ from mxnet.ndarray import register
 
 from .operators import handle_of
 
-__all__ = ["invoke", "run_onednn_operator"]
+__all__ = ["StockCachedOp", "invoke", "original_invoke", "run_onednn_operator"]
+
+# MXNet's own, whatever takes their place later.
+StockCachedOp = mx.ndarray.CachedOp
+original_invoke = register._imperative_invoke
 
 
 def invoke(op: str, inputs: Sequence[mx.nd.NDArray], attrs: Mapping[str, str]) -> list[mx.nd.NDArray]:

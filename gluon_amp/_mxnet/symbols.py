@@ -10,19 +10,15 @@ import mxnet as mx
 import numpy as np
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
-from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16, FLOAT32
+from ..dtypes import BFLOAT16, BFLOAT16_DTYPE
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node
-from ..passes.context import CONVERSION_ATTRIBUTE, REGION_ATTRIBUTE
+from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
-__all__ = ["DTYPE_ATTRIBUTE", "DTYPE_FLAGS", "NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph",
-           "fuse", "input_names", "load_symbol", "make_symbol_creator", "outermost_trace", "to_graph", "was_converted",
-           "was_traced_in_a_region"]
+__all__ = ["NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes", "input_names",
+           "load_symbol", "make_symbol_creator", "outermost_trace", "to_graph"]
 
-# The attribute that says a variable's type, and MXNet's numbers of the types.
-DTYPE_ATTRIBUTE = "__dtype__"
-DTYPE_FLAGS = {FLOAT32: "0", FLOAT16: "2", BFLOAT16: "12"}
 Shape = Optional[Tuple[int, ...]]
 
 
@@ -56,8 +52,8 @@ def make_symbol_creator(original: Callable) -> Callable:
     @functools.wraps(original)
     def symbol_creator(handle: int, args: Any, kwargs: Any, keys: Sequence[str], values: Sequence[Any],
                        *rest: Any) -> Any:
-        if handle == custom and REGION_ATTRIBUTE in keys:
-            kept = [pair for pair in zip(keys, values) if pair[0] != REGION_ATTRIBUTE]
+        if handle == custom and REGION in keys:
+            kept = [pair for pair in zip(keys, values) if pair[0] != REGION]
             keys, values = [key for key, _ in kept], [value for _, value in kept]
         return original(handle, args, kwargs, keys, values, *rest)
     return symbol_creator
@@ -81,20 +77,10 @@ def outermost_trace() -> Iterator[None]:
     _tracing.under_way = True
     try:
         with mx.AttrScope() as scope:
-            scope._attr.pop(REGION_ATTRIBUTE, None)
+            scope._attr.pop(REGION, None)
             yield
     finally:
         _tracing.under_way = False
-
-
-def was_traced_in_a_region(symbol: mx.sym.Symbol) -> bool:
-    """Whether some of a symbol's operators were traced inside an autocast region."""
-    return f'"{REGION_ATTRIBUTE}"' in symbol.tojson(remove_amp_cast=False)
-
-
-def was_converted(symbol: mx.sym.Symbol) -> bool:
-    """Whether a symbol was converted for inference, and has its casts already."""
-    return f'"{CONVERSION_ATTRIBUTE}"' in symbol.tojson(remove_amp_cast=False)
 
 
 def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
@@ -130,7 +116,7 @@ def _typed_variables(nodes: Sequence[Node], dtypes: Mapping[str, str]) -> Iterat
     """Say the type of bfloat16 variables on them for the time being: infer_type takes no bfloat16."""
     before = [(node, node.attrs) for node in nodes if node.is_variable and dtypes.get(node.name) == BFLOAT16]
     for node, attrs in before:
-        node.attrs = {**attrs, DTYPE_ATTRIBUTE: DTYPE_FLAGS[BFLOAT16]}
+        node.attrs = {**attrs, DTYPE: str(TYPE_FLAGS[BFLOAT16])}
     try:
         yield
     finally:
@@ -152,6 +138,14 @@ def _inferred_shapes(everything: mx.sym.Symbol, nodes: Sequence[Node],
             raise
         # Some operators refuse inputs of unknown shape: what is left is what was given.
         return [shapes.get(node.name) for node in nodes for _ in range(node.num_outputs)]
+
+
+def infer_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]) -> list[Shape]:
+    """Return the shapes of a symbol's outputs for shapes of its inputs, None where they are unknown."""
+    inputs = set(symbol.list_inputs())
+    known = {name: tuple(shape) for name, shape in shapes.items() if name in inputs and shape}
+    found = _infer(symbol.infer_shape_partial, known) or [None] * len(symbol.list_outputs())
+    return [_known(shape) for shape in found]
 
 
 def _known(shape: Shape) -> Shape:

@@ -11,7 +11,7 @@ from mxnet import autograd
 from ..dtypes import FLOAT32
 from ..graph import VARIABLE, Entry, Graph, Node
 from .arrays import cast_arrays
-from .cached_op import StockCachedOp
+from .invoke import StockCachedOp
 
 __all__ = ["time_in_both"]
 

@@ -13,7 +13,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from .._mxnet.symbols import to_graph
 from ..convert.files import load_model
+from ..convert.settings import conversion_of
 from ..errors import GraphError
 from .convert import converted
 from .models import add_model_arguments, data_shapes, read_model, runnable
@@ -44,9 +46,12 @@ def run(args: argparse.Namespace) -> int:
     shapes = data_shapes(args)
     if not shapes:
         raise GraphError("the data's name and shape are needed: pass --data, as in --data data:1,3,224,224")
-    before, after = (runnable(model, list(shapes)) for model in (read_model(args), _converted(args)))
+    model, changed = read_model(args), _converted(args)
+    before, after = runnable(model, list(shapes)), runnable(changed, list(shapes))
+    record = conversion_of(to_graph(changed[0]))
     batches = list(_batches(args, shapes))
-    figures = {**_errors(before, after, batches), **_speed(before, after, batches[0], args.rounds)}
+    figures = {"conversion": record.summary() if record else "not converted by gluon_amp",
+               **_errors(before, after, batches), **_speed(before, after, batches[0], args.rounds)}
     if args.json:
         print(json.dumps(figures, indent=2))
         return 0

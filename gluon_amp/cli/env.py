@@ -16,12 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import _isa
-from ..devices import device_supports, verdict
 from ..dtypes import FLOAT32, cpu_isa, cuda_compute_capability, cuda_support
+from ..runtime.devices import device_supports, verdict
 
 NAME = "env"
 HELP = "show MXNet, oneDNN, the CPU's instruction sets, the GPUs, and the data type that init() chooses"
 
+# oneDNN says what it is with its first operator; importing this package runs one on CPUs with AMX only.
+_FIRST_OPERATOR = "from gluon_amp._mxnet.invoke import run_onednn_operator; run_onednn_operator()"
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 
 
@@ -71,9 +73,9 @@ def environment() -> dict[str, Any]:
 
 
 def _onednn() -> list[str]:
-    """Return what oneDNN says of itself when it starts: version, threads and the instruction set that it uses."""
+    """Return what oneDNN says of itself with its first operator: version, threads and instruction set."""
     environ = {**os.environ, "DNNL_VERBOSE": "1"}
-    child = subprocess.run([sys.executable, "-c", "import gluon_amp"], env=environ, capture_output=True, text=True,
+    child = subprocess.run([sys.executable, "-c", _FIRST_OPERATOR], env=environ, capture_output=True, text=True,
                            check=False)
     prefix = "dnnl_verbose,info,"
     return [line[len(prefix):] for line in child.stdout.splitlines()

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from importlib import import_module
 from typing import Sequence
 
@@ -37,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(f"gluon-amp {arguments.command}: warning: {message}",
+                                                                   file=sys.stderr)
+            return arguments.run(arguments)
     except (AmpError, OSError) as error:
         print(f"gluon-amp {arguments.command}: {error}", file=sys.stderr)
         return FAILURE

@@ -12,8 +12,8 @@ from .._mxnet import blocks, modules
 from .._mxnet.symbols import dtype_name
 from .._mxnet.weights import NamesOnly, NDArrayWeights
 from ..errors import GraphError, StateError
-from ..policy import ConditionalOp
-from ..tuning import Tuning
+from ..rules import ConditionalOp
+from ..rules.tuning import Tuning
 from .arguments import (
     as_example,
     check_names,

@@ -11,8 +11,8 @@ from mxnet.gluon import SymbolBlock
 from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import NumpySymbol
-from ..devices import require_bfloat16
 from ..dtypes import BFLOAT16, FLOAT32
+from ..runtime.devices import require_bfloat16
 from .files import save_model
 from .graphs import with_fp32_parameters
 from .settings import Conversion

@@ -8,8 +8,8 @@ from mxnet.gluon import Block
 
 from ..errors import PolicyError, closest, expected
 from ..graph import Graph
-from ..passes.context import REGION_ATTRIBUTE, REGION_OFF
-from ..policy import Policy
+from ..graph.attrs import REGION, REGION_OFF
+from ..rules import Policy
 
 __all__ = ["Exclusions"]
 
@@ -58,7 +58,7 @@ class Exclusions:
             Something excluded is not in the network; the message gives the closest names.
         """
         operators = [node.name for node in graph.operators()]
-        chosen: set[str] = {node.name for node in graph.operators() if node.attrs.get(REGION_ATTRIBUTE) == REGION_OFF}
+        chosen: set[str] = {node.name for node in graph.operators() if node.attrs.get(REGION) == REGION_OFF}
         for name in self.names:
             matching = fnmatch.filter(operators, name)
             if not matching and id(name) not in self._found:

@@ -2,21 +2,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 
+from .. import passes
 from .._mxnet.arrays import cast_arrays
-from .._mxnet.symbols import DTYPE_ATTRIBUTE, DTYPE_FLAGS, analyse, first_line, from_graph, to_graph
+from .._mxnet.symbols import analyse, first_line, from_graph, fuse, to_graph
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError
-from ..graph import Entry, Graph, Node, unique_name
-from ..passes import drop_training, fold_batch_norm, fold_constants, rewrite
-from ..passes.context import CONVERSION_ATTRIBUTE
-from ..passes.place_casts import CAST
-from ..passes.readers import redirect
-from ..policy import Policy
-from .fusion import fused
+from ..graph import CAST, Entry, Graph, Node, cast, redirect, unique_name
+from ..graph.attrs import CONVERSION, DTYPE, TYPE_FLAGS
+from ..passes import Context
+from ..rules import Policy
 from .settings import Conversion, conversion_of
 
 __all__ = ["Request", "convert", "with_fp32_parameters"]
@@ -29,9 +27,7 @@ class Request:
     Attributes
     ----------
     policy : Policy
-        Decides each operator's precision.
-    disabled : frozenset of str
-        The passes that are off; the policy's are the same.
+        Decides each operator's precision, and which passes are off.
     keep_outputs : bool
         Whether outputs are cast back to FP32.
     on_cpu : bool
@@ -41,19 +37,9 @@ class Request:
     """
 
     policy: Policy
-    disabled: frozenset[str]
     keep_outputs: bool = True
     on_cpu: bool = True
     version: str = ""
-
-    def runs(self, name: str) -> bool:
-        """Whether a pass is on."""
-        return name not in self.disabled
-
-    @property
-    def has_fused_operators(self) -> bool:
-        """Whether oneDNN's are of use: a GPU has none of them, and types that are imitated are not oneDNN's."""
-        return self.on_cpu and not self.policy.emulated
 
     @property
     def target_dtype(self) -> str:
@@ -94,70 +80,54 @@ def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mappi
                              f"{request.target_dtype} convert the FP32 network that it was made from")
         return symbol, earlier
     outputs = [(head.node.name, head.node.num_outputs) for head in graph.heads]
-    counts = _simplify(graph, weights, request)
-    if request.policy.lowers:
-        _analyse(symbol, graph, weights, dtypes, shapes)
-        _lower(graph, weights, request, counts)
-    low, casts = _low_operators(graph, request.target_dtype), sum(node.op == CAST for node in graph.operators())
-    operators = len(graph.operators())
-    _note_types(graph, weights)
-    if request.runs("fuse"):
-        graph, counts["fuse"] = fused(graph, symbol) if request.has_fused_operators else (graph, 0)
-    record = Conversion(request.target_dtype, operators, low, casts, counts, tuple(sorted(request.excluded)),
+    _analyse(symbol, graph, weights, dtypes, shapes)
+    context = Context.of(graph, request.policy, request.keep_outputs, weights=weights, engine=_engine(symbol, request))
+    counts = passes.run(graph, context)
+    operators = graph.operators()
+    low, casts = _low_operators(operators, request.target_dtype), sum(node.op == CAST for node in operators)
+    counts.update(passes.finish(graph, context))
+    steps = {each.name: counts[each.name] for each in passes.PASSES if each.is_step and each.name in counts}
+    record = Conversion(request.target_dtype, len(operators), low, casts, steps, tuple(sorted(request.excluded)),
                         request.version, request.policy.reason)
     _name_outputs(graph, outputs)
     for head in graph.heads:
-        head.node.attrs = {**head.node.attrs, CONVERSION_ATTRIBUTE: record.to_json()}
+        head.node.attrs = {**head.node.attrs, CONVERSION: record.to_json()}
     return from_graph(graph, symbol), record
-
-
-def _simplify(graph: Graph, weights: Any, request: Request) -> dict[str, int]:
-    """Apply what is exact in FP32 too."""
-    counts = {}
-    if request.runs("drop_training"):
-        counts["drop_training"] = drop_training.run(graph)
-    if request.runs("fold_batch_norm"):
-        counts["fold_batch_norm"] = fold_batch_norm.run(graph, weights, request.excluded)
-    weights.keep({node.name for node in graph.variables()})
-    return counts
 
 
 def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[str, str],
              shapes: Mapping[str, tuple[int, ...]]) -> None:
-    names = [node.name for node in graph.variables()]
-    untyped = [node.name for node in graph.variables()
-               if node.attrs.get(DTYPE_ATTRIBUTE, "-1") == "-1" and node.name not in weights]
+    _note_types(graph, weights)
+    variables = graph.variables()
+    untyped = [node.name for node in variables if node.attrs.get(DTYPE, "-1") == "-1" and node.name not in weights]
     known = {**dict.fromkeys(untyped, FLOAT32), **weights.dtypes(), **dtypes}
     sizes = {**weights.shapes(), **shapes}
     try:
-        analyse(symbol, graph, {name: known[name] for name in names if name in known},
-                {name: sizes[name] for name in names if name in sizes})
+        analyse(symbol, graph, {node.name: known[node.name] for node in variables if node.name in known},
+                {node.name: sizes[node.name] for node in variables if node.name in sizes})
     except mx.MXNetError as error:
         raise GraphError(f"the symbol does not fit its parameters or the example: {first_line(error)}") from error
 
 
-def _lower(graph: Graph, weights: Any, request: Request, counts: dict[str, int]) -> None:
-    before = {id(node): node for node in graph.operators()}  # held: the numbers of dropped nodes are given again
-    rewrite(graph, request.policy, keep_outputs=request.keep_outputs)
-    if request.runs("align_channels"):
-        counts["align_channels"] = sum(node.op == "slice_axis" and id(node) not in before for node in graph.operators())
-    if request.runs("cast_params_offline"):
-        counts["cast_params_offline"] = fold_constants.run(graph, weights)
-
-
-def _low_operators(graph: Graph, target: str) -> int:
-    if target == FLOAT32:
-        return 0
-    return sum(node.op != CAST and any(entry.dtype == target for entry in node.inputs) for node in graph.operators())
-
-
 def _note_types(graph: Graph, weights: Any) -> None:
-    """Say on every parameter in low precision that it is: behind a cast MXNet cannot infer it."""
+    """Say on every parameter that is in low precision already that it is: behind a cast MXNet cannot infer it."""
     types = weights.dtypes()
     for node in graph.variables():
-        dtype = types.get(node.name, FLOAT32)
-        if dtype != FLOAT32 and dtype in DTYPE_FLAGS:
-            node.attrs = {**node.attrs, DTYPE_ATTRIBUTE: DTYPE_FLAGS[dtype]}
+        if types.get(node.name) in LOW_PRECISION:
+            node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[types[node.name]])}
+
+
+def _engine(symbol: mx.sym.Symbol, request: Request) -> Callable[[Graph], Graph] | None:
+    """Return what fuses operators: a GPU has no fused ones, and imitated types are not oneDNN's."""
+    if not request.on_cpu or request.policy.imitated:
+        return None
+    return lambda graph: to_graph(fuse(from_graph(graph, symbol)))
+
+
+def _low_operators(operators: Sequence[Node], target: str) -> int:
+    if target == FLOAT32:
+        return 0
+    return sum(node.op != CAST and any(entry.dtype == target for entry in node.inputs) for node in operators)
 
 
 def _name_outputs(graph: Graph, outputs: Sequence[tuple[str, int]]) -> None:
@@ -177,15 +147,14 @@ def with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tu
     """Undo ``cast_params_offline``: parameters are FP32 again and cast in the graph, to the same values."""
     graph = to_graph(symbol)
     names = {node.name for node in graph.nodes()}
-    low = {node: _LOW_FLAGS[node.attrs[DTYPE_ATTRIBUTE]] for node in graph.variables()
-           if node.name in arrays and node.attrs.get(DTYPE_ATTRIBUTE) in _LOW_FLAGS}
-    casts = {node: Node(CAST, unique_name(f"{node.name}_{dtype}", names), {"dtype": dtype})
-             for node, dtype in low.items()}
-    redirect(graph, {Entry(node).key: Entry(cast) for node, cast in casts.items()})
-    for node, cast in casts.items():
-        cast.inputs = [Entry(node)]
-        node.attrs = {key: value for key, value in node.attrs.items() if key != DTYPE_ATTRIBUTE}
+    moved = {}
+    for node in graph.variables():
+        dtype = _LOW_FLAGS.get(node.attrs.get(DTYPE, ""))
+        if dtype is not None and node.name in arrays:
+            moved[Entry(node).key] = cast(Entry(node), dtype, unique_name(f"{node.name}_{dtype}", names))
+            node.attrs = {key: value for key, value in node.attrs.items() if key != DTYPE}
+    redirect(graph, moved)
     return from_graph(graph, symbol), {name: cast_arrays(array, FLOAT32) for name, array in arrays.items()}
 
 
-_LOW_FLAGS = {DTYPE_FLAGS[dtype]: dtype for dtype in LOW_PRECISION}
+_LOW_FLAGS = {str(TYPE_FLAGS[dtype]): dtype for dtype in LOW_PRECISION}

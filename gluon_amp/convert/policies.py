@@ -3,11 +3,11 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from ..autocast import device_policies, tuned
-from ..devices import device_supports, warn_once
 from ..dtypes import BFLOAT16, FLOAT16, FOREIGN_BFLOAT16, IMITATED_FLOAT16, Support, cuda_support
 from ..errors import DTypeError
-from ..policy import Policy
+from ..rules import Policy
+from ..runtime.autocast import device_policies, tuned
+from ..runtime.devices import device_supports, warn_once
 
 __all__ = ["inference_policy"]
 

@@ -44,4 +44,4 @@ def make_request(symbol: mx.sym.Symbol, target_dtype: object, lists: tuple[Any, 
     policy = inference_policy(target_of(target_dtype), "gpu" if on_gpu else "cpu", dict(zip(names, lists)), tuning)
     nodes = wanted.nodes(to_graph(symbol))
     policy = replace(policy, excluded=nodes, training=False, disabled_passes=disabled)
-    return Request(policy, disabled, cast_outputs, not on_gpu, metadata.version("gluon_amp"))
+    return Request(policy, cast_outputs, not on_gpu, metadata.version("gluon_amp"))

@@ -9,7 +9,7 @@ from .. import passes
 from ..dtypes import LOW_PRECISION, normalize
 from ..errors import PolicyError, closest, expected
 from ..graph import Graph
-from ..passes.context import CONVERSION_ATTRIBUTE
+from ..graph.attrs import CONVERSION
 
 __all__ = ["STEPS", "Conversion", "conversion_of", "disabled_passes"]
 
@@ -119,8 +119,8 @@ class Conversion:
 
 def conversion_of(graph: Graph) -> Conversion | None:
     """Return the record that a converted graph carries, None for one that was not converted."""
-    found: Sequence[str] = [head.node.attrs[CONVERSION_ATTRIBUTE] for head in graph.heads
-                            if CONVERSION_ATTRIBUTE in head.node.attrs]
+    found: Sequence[str] = [head.node.attrs[CONVERSION] for head in graph.heads
+                            if CONVERSION in head.node.attrs]
     return Conversion.from_json(found[0]) if found else None
 
 

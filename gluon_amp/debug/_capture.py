@@ -16,20 +16,19 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from .._mxnet.cached_op import Inputs, RewritingCachedOp
-from .._mxnet.observe import Stopwatch, observing, run_observed
-from .._mxnet.symbols import analyse, dtype_name, from_graph, to_graph
-from ..dtypes import BFLOAT16
+from .._mxnet.symbols import dtype_name
 from ..errors import expected
-from ..graph import Entry, Graph, Node, unique_name
-from ..op_lists import SWITCHED_OFF, OpRule
-from ..policy import Policy
-from ..state import controller
+from ..graph import CAST, Entry, Node, Role, unique_name
+from ..rules import Decision, Policy
+from ..rules.decision import SWITCHED_OFF
+from ..runtime.graph_applier import RewritingCachedOp
+from ..runtime.state import controller
 from ._flops import flops
 from ._match import judge_call, mark_imitation, matched
 from ._records import Captured, Ran, Recording
 from ._runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
 from ._symbols import call_symbol
+from .recording.observe import Stopwatch, observing, run_observed
 
 __all__ = ["capture"]
 
@@ -69,7 +68,7 @@ def capture(target: Block | mx.sym.Symbol, data: Any, train: bool = False, time:
 
 def _run(call: Callable[[], Any], names: dict[int, str], train: bool, stopwatch: Stopwatch | None) -> Captured:
     listener = _Listener(names, stopwatch)
-    with observing(listener, controller):
+    with observing(listener):
         with autograd.record() if train else autograd.pause(train_mode=False):
             outputs = call()
         listener.end_of_forward()
@@ -133,12 +132,9 @@ class _Listener:
     def graph_called(self, block: Block | None, operation: RewritingCachedOp, args: Sequence[NDArray]) -> Any:
         """Run a hybridized block's graph."""
         self._note_device(args)
-        graph, rewritten = operation.graph(args)
-        traced = _analysed(operation, args)
-        policy = _policy(args)
-        planned = rewritten or _decide(operation, traced, args)
-        recording = Recording(block, graph if rewritten else traced, traced, planned, policy)
-        symbol = from_graph(graph, operation.symbol) if rewritten else operation.symbol
+        plan = operation.plan(args)
+        recording = Recording(block, operation.graph(args), operation.traced_graph(args), _policy(args))
+        symbol = operation.symbol if plan is None or plan.symbol is None else plan.symbol
         recording.operation, result = run_observed(symbol, args, recording.heard, self.stopwatch)
         recording.forward = len(recording.heard)
         self._recordings.append(recording)
@@ -156,10 +152,11 @@ class _Listener:
         prefix = block.prefix if block is not None else ""
         node = Node(op, unique_name(f"{prefix}{op.lower().strip('_')}", self._names), dict(attrs),
                     [self._entry(array) for array in inputs], len(outputs),
-                    dtypes=[dtype_name(array.dtype) for array in outputs], shapes=[array.shape for array in outputs])
+                    dtypes=[dtype_name(array.dtype) for array in outputs], shapes=[array.shape for array in outputs],
+                    role=_role(op, inserted))
         if not inserted:
             node.decision = _decision(policy, op, attrs, inputs)
-        ran = Ran(node, block, False, inserted, policy, 0 if inserted else flops(node), node.shapes[0],
+        ran = Ran(node, block, False, policy, 0 if inserted else flops(node), node.shapes[0],
                   milliseconds=time, call=call)
         judge_call(ran, self._recordings)
         self._recordings.append(ran)
@@ -203,7 +200,11 @@ class _Listener:
         return captured
 
 
-def _decision(policy: Policy | None, op: str, attrs: Mapping[str, str], inputs: Sequence[NDArray]) -> OpRule | None:
+def _role(op: str, inserted: bool) -> Role:
+    return (Role.CAST if op == CAST else Role.HELPER) if inserted else Role.OWN
+
+
+def _decision(policy: Policy | None, op: str, attrs: Mapping[str, str], inputs: Sequence[NDArray]) -> Decision | None:
     state = controller.current()
     if policy is None or state is None:
         return None
@@ -213,30 +214,3 @@ def _decision(policy: Policy | None, op: str, attrs: Mapping[str, str], inputs: 
 def _policy(inputs: Sequence[NDArray]) -> Policy | None:
     eager = controller.eager(inputs)
     return None if eager is None else eager.policy
-
-
-def _analysed(operation: RewritingCachedOp, args: Sequence[NDArray]) -> Graph:
-    """Return the graph as the program made it, with types and shapes."""
-    graph = to_graph(operation.symbol)
-    dtypes = {name: dtype_name(array.dtype) for name, array in zip(operation.names, args)}
-    shapes = {name: array.shape for name, array in zip(operation.names, args)}
-    analyse(operation.symbol, graph, {name: dtype for name, dtype in dtypes.items() if dtype}, shapes)
-    return graph
-
-
-def _decide(operation: RewritingCachedOp, graph: Graph, args: Sequence[NDArray]) -> bool:
-    """Write what AMP decided into a graph that runs as it is; return whether it decided anything."""
-    state = controller.rewriter()
-    if state is None or not args:
-        return False
-    dtypes = tuple(dtype_name(array.dtype) for array in args)
-    data = dict(operation.flags).get("data_indices", ())
-    low = frozenset(operation.names[i] for i in data if dtypes[i] == BFLOAT16)
-    inputs = Inputs(operation.names, dtypes, tuple(array.shape for array in args), args[0].context.device_type,
-                    frozenset(), low)
-    decided = {(node.op, node.name): node.decision for node in state.plan(operation.symbol, inputs).operators()}
-    for node in graph.operators():
-        node.decision = decided.get((node.op, node.name))
-    return any(decision is not None for decision in decided.values())
-
-

@@ -5,9 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Callable, Iterable, NamedTuple, Optional, Sequence
 
-from .. import shape_rules
 from ..dtypes import FLOAT32, LOW_PRECISION, Support
-from ..op_lists import FP32, OpRule
+from ..rules import FP32, Cause
 from ._flops import MATRIX_OPERATORS
 from ._rows import OperatorRow
 from .report import Report
@@ -72,16 +71,13 @@ class Situation(NamedTuple):
         """Return the part of the arithmetic that is in some operators."""
         return sum(row.flops for row in rows) / self.report.flops if self.report.flops else 0.0
 
-    def with_reason(self, *texts: str) -> list[OperatorRow]:
-        """Return the operators in FP32 whose reason holds one of some texts."""
+    def in_fp32(self, *causes: Cause) -> list[OperatorRow]:
+        """Return the operators that AMP keeps in FP32 for one of some causes."""
         return [row for row in self.report.operators
-                if row.rule == FP32 and row.precision == FLOAT32 and any(text in row.reason for text in texts)]
+                if row.rule == FP32 and row.precision == FLOAT32 and row.cause in causes]
 
 
 Check = Callable[[Situation], Optional[Advice]]
-
-_SHAPE_NOTES = tuple(record.note for record in vars(shape_rules).values() if isinstance(record, OpRule))
-
 
 def _kinds(rows: Sequence[OperatorRow]) -> str:
     """Name the kinds of some operators, those with most arithmetic first."""
@@ -149,36 +145,40 @@ def _not_hybridized(situation: Situation) -> Advice | None:
 
 
 def _custom_lists(situation: Situation) -> Advice | None:
-    return _about("lists", situation, situation.with_reason("fp32_ops list", "target_precision_ops list"),
+    return _about("lists", situation, situation.in_fp32(Cause.USER_LIST, Cause.NOT_LISTED),
                   "{share} of the arithmetic stays in FP32 because of the operator lists given to amp.init: {kinds}")
 
 
 def _exclusions(situation: Situation) -> Advice | None:
-    return _about("exclusions", situation, situation.with_reason("autocast", "excluded"),
+    return _about("exclusions", situation, situation.in_fp32(Cause.REGION, Cause.EXCLUSION),
                   "{share} of the arithmetic is in excluded blocks and regions without AMP: {kinds}")
 
 
+def _outside(situation: Situation) -> Advice | None:
+    return _about("regions", situation, situation.in_fp32(Cause.OUTSIDE),
+                  "{share} of the arithmetic is outside of every autocast region: {kinds}. amp.init() covers all of it")
+
+
 def _shapes(situation: Situation) -> Advice | None:
-    return _about("shapes", situation, situation.with_reason(*_SHAPE_NOTES),
+    return _about("shapes", situation, situation.in_fp32(Cause.SHAPE),
                   "{share} of the arithmetic stays in FP32 because oneDNN's low-precision kernels are wrong for the "
                   "shapes of {count} ({kinds}): other sizes of the input, or of the batch, may avoid that")
 
 
 def _layout(situation: Situation) -> Advice | None:
-    return _about("layout", situation, situation.with_reason("this layout"),
+    return _about("layout", situation, situation.in_fp32(Cause.LAYOUT),
                   "{share} of the arithmetic is in channels-last layouts, for which MXNet has no fast bfloat16 kernel: "
                   "use NCHW")
 
 
 def _few_channels(situation: Situation) -> Advice | None:
-    return _about("few channels", situation, situation.with_reason("fewer than"),
+    return _about("few channels", situation, situation.in_fp32(Cause.CHANNELS),
                   "{share} of the arithmetic is in {count} with few input channels, where low precision gains "
                   "nothing. For the first layer of a network that is as it must be")
 
 
 def _no_kernel(situation: Situation) -> Advice | None:
-    told = situation.with_reason("this layout", *_SHAPE_NOTES)
-    rows = [row for row in situation.with_reason("") if not row.safe and row not in told]
+    rows = [row for row in situation.in_fp32(*set(Cause) - {Cause.LAYOUT, Cause.SHAPE}) if not row.safe]
     return _about("no kernel", situation, rows,
                   "{share} of the arithmetic is in operators without a sound low-precision kernel: {kinds}. Nothing "
                   "to be done but to use others", least=_MUCH / 2)
@@ -256,5 +256,5 @@ def _not_as_planned(situation: Situation) -> Advice | None:
 
 
 CHECKS: tuple[Check, ...] = (_is_off, _no_hardware, _unused_amx, _few_threads, _not_as_planned, _not_hybridized,
-                             _custom_lists, _exclusions, _layout, _shapes, _few_channels, _odd_channels, _no_kernel,
-                             _parameter_casts, _casts, _other_time)
+                             _custom_lists, _exclusions, _outside, _layout, _shapes, _few_channels, _odd_channels,
+                             _no_kernel, _parameter_casts, _casts, _other_time)

@@ -7,8 +7,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .._mxnet.eager import EagerPolicy, run_lowered
-from .._mxnet.tape import Event, Rerun, Tape, is_float
+from ..runtime.eager_applier import EagerPolicy, run_lowered
+from .recording.tape import Event, Rerun, Tape, is_float
 
 __all__ = ["SEED", "both_ways", "difference", "isolated_errors", "relative_error"]
 

@@ -10,8 +10,10 @@ from math import prod as _product
 from typing import Callable, Mapping, Sequence
 
 from ..graph import Node
-from ..op_lists.groups import layers, shapes, system
-from ..shape_rules import is_set
+from ..graph.attrs import is_set
+from ..rules.tables import bfloat16
+from ..rules.tables.groups import layers, system
+from ..rules.tables.rows import as_table
 
 __all__ = ["MATRIX_OPERATORS", "flops"]
 
@@ -20,8 +22,8 @@ Count = Callable[[Node], int]
 
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
-_MOVES_DATA = frozenset((*(name for group in vars(shapes).values() if isinstance(group, tuple) for name in group),
-                         *system.CASTS, *system.CREATION, *layers.EMBEDDINGS, *layers.SEQUENCES))
+_MOVES_DATA = frozenset((*as_table(*bfloat16.SHAPES), *system.CASTS, *system.CREATION, *layers.EMBEDDINGS,
+                         *layers.SEQUENCES))
 
 
 class _UnknownShape(Exception):

@@ -6,8 +6,9 @@ from typing import NamedTuple, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .._mxnet.tape import CAST, Event, is_float
+from ..graph import CAST
 from ._runs import Magnitude, Run, dtype_of
+from .recording.tape import Event, is_float
 
 __all__ = ["Culprit", "Locator"]
 

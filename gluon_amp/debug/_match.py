@@ -7,13 +7,12 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from mxnet.gluon import Block
 
-from .._mxnet.observe import Output
 from ..dtypes import FLOAT32
-from ..graph import Entry, Graph, Node
-from ..op_lists import KEEP
-from ..policy import Policy, precision
+from ..graph import CAST, Entry, Graph, Node, Role
+from ..rules import KEEP, Policy, precision
 from ._flops import flops
-from ._records import CAST, FLOATS, Captured, Ran, Recording
+from ._records import FLOATS, Captured, Ran, Recording
+from .recording.observe import Output
 
 __all__ = ["judge_call", "mark_imitation", "matched", "planned"]
 
@@ -23,8 +22,8 @@ _BACKWARD = re.compile(r"(.+)_backward_\d+$")
 def matched(recording: Recording, captured: Captured) -> list[Ran]:
     """Give each operator of a graph what was heard of it."""
     operators = recording.graph.operators()
-    ran = [Ran(node, recording.block, True, recording.planned and node.decision is None, recording.policy,
-               shape=node.shapes[0] if node.shapes else None) for node in operators]
+    ran = [Ran(node, recording.block, True, recording.policy, shape=node.shapes[0] if node.shapes else None)
+           for node in operators]
     by_name: dict[tuple[str, str], list[Ran]] = defaultdict(list)
     for record in ran:
         by_name[record.node.op, record.node.name].append(record)
@@ -50,8 +49,7 @@ def matched(recording: Recording, captured: Captured) -> list[Ran]:
 
 def planned(block: Block, graph: Graph, policy: Policy | None) -> list[Ran]:
     """Return the operators of a graph that did not run, with what was planned for them."""
-    ran = [Ran(node, block, True, node.decision is None, policy, flops(node), node.shapes[0])
-           for node in graph.operators()]
+    ran = [Ran(node, block, True, policy, flops(node), node.shapes[0]) for node in graph.operators()]
     rounded = _rounded(ran)
     for record in ran:
         _judge(record, {}, rounded.get(id(record.node)))
@@ -94,10 +92,9 @@ def _add_backward(outputs: Sequence[Output], by_name: Mapping[tuple[str, str], l
 
 
 def _rounded(ran: Sequence[Ran]) -> dict[int, Ran]:
-    """Find the casts by which an imitated type rounds the outputs of operators (see ``passes/emulate.py``)."""
+    """Find the casts by which an imitated type rounds the outputs of operators (see ``passes/imitate.py``)."""
     return {id(record.node.inputs[0].node): record for record in ran
-            if record.inserted and record.node.op == CAST and record.policy is not None and record.policy.emulated
-            and record.node.name.startswith(f"{record.node.inputs[0].node.name}_rounded")}
+            if record.node.role is Role.ROUNDING and record.node.dtypes[0] != FLOAT32}
 
 
 def _judge(record: Ran, reported: Mapping[int, list[Output]], rounding: Ran | None) -> None:
@@ -116,7 +113,10 @@ def mark_imitation(ran: Sequence[Ran]) -> None:
     """Tell casts that imitate a type from casts between precisions: those stand between an operator and itself."""
     by_node = {id(record.node): record for record in ran}
     for record in ran:
-        if record.policy is None or not record.policy.emulated or record.planned != record.policy.target_dtype:
+        if record.in_graph:
+            record.imitation = record.node.role is Role.ROUNDING
+            continue
+        if record.policy is None or not record.policy.imitated or record.planned != record.policy.target_dtype:
             continue
         if record.node.op == CAST and record.inserted:
             source = by_node.get(id(record.node.inputs[0].node))
@@ -146,7 +146,7 @@ def judge_call(ran: Ran, before: Sequence[Recording | Ran]) -> None:
     ran.observed = ran.planned = _of_data(node, node.dtypes[0] if node.dtypes else None)
     if policy is None:
         return
-    together = _of_call(ran.call, before) if policy.emulated else []
+    together = _of_call(ran.call, before) if policy.imitated else []
     if ran.inserted:
         last = together[-1] if together else None
         if last is not None and not last.inserted and ran.observed == last.planned == policy.target_dtype:

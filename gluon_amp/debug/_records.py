@@ -6,14 +6,13 @@ from typing import Any
 
 from mxnet.gluon import Block
 
-from .._mxnet.observe import Output
 from ..dtypes import FLOAT32, LOW_PRECISION
-from ..graph import Graph, Node
-from ..policy import Policy
+from ..graph import Graph, Node, Role
+from ..rules import Policy
+from .recording.observe import Output
 
-__all__ = ["CAST", "FLOATS", "Captured", "Ran", "Recording"]
+__all__ = ["FLOATS", "Captured", "Ran", "Recording"]
 
-CAST = "amp_cast"
 FLOATS = (FLOAT32, *LOW_PRECISION, "float64")
 
 
@@ -29,8 +28,6 @@ class Ran:
         The innermost block whose call it belongs to, as far as MXNet tells: for graphs the hybridized block.
     in_graph : bool
         Whether it ran as part of a hybridized block's graph.
-    inserted : bool
-        Whether AMP put it there.
     policy : Policy or None
         What decided on it.
     flops : int
@@ -51,7 +48,6 @@ class Ran:
     node: Node
     block: Block | None
     in_graph: bool
-    inserted: bool
     policy: Policy | None
     flops: int = 0
     shape: tuple[int, ...] | None = None
@@ -60,6 +56,11 @@ class Ran:
     milliseconds: float = 0.0
     call: int = 0
     imitation: bool = False
+
+    @property
+    def inserted(self) -> bool:
+        """Whether AMP put it there."""
+        return self.node.role is not Role.OWN
 
 
 @dataclass
@@ -97,8 +98,6 @@ class Recording:
         The hybridized block.
     graph, traced : Graph
         What ran, and what the program made.
-    planned : bool
-        Whether AMP took decisions on it.
     policy : Policy or None
         What it decided by.
     heard : list of Output
@@ -110,7 +109,6 @@ class Recording:
     block: Block | None
     graph: Graph
     traced: Graph
-    planned: bool
     policy: Policy | None
     heard: list[Output] = field(default_factory=list)
     forward: int = 0

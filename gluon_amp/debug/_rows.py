@@ -7,10 +7,11 @@ from typing import Collection, Sequence
 
 from mxnet.gluon import Block
 
-from .._mxnet.observe import block_tree, symbol_block_nodes
+from .._mxnet.blocks import block_tree, symbol_block_nodes
 from ..dtypes import FLOAT32
-from ..graph import Entry, Node
-from ._records import CAST, Ran
+from ..graph import CAST, Entry, Node
+from ..rules import Cause
+from ._records import Ran
 
 __all__ = ["InputRow", "InsertedRow", "OperatorRow", "make_rows"]
 
@@ -71,6 +72,8 @@ class OperatorRow:
         What it reads.
     safe : bool
         Whether user lists may force another precision.
+    cause : str
+        The kind of reason; empty where AMP decided nothing.
     """
 
     name: str
@@ -89,6 +92,7 @@ class OperatorRow:
     milliseconds: float
     inputs: tuple[InputRow, ...]
     safe: bool = True
+    cause: Cause | str = ""
 
     @property
     def precision(self) -> str | None:
@@ -179,7 +183,7 @@ def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int], inserted:
                        record.flops, 0, 0, record.milliseconds,
                        tuple(_input_row(entry, index, inserted, imitating, blocks.parameters)
                              for entry in node.inputs),
-                       decision.safe if decision else True)
+                       decision.safe if decision else True, decision.cause if decision else "")
 
 
 def _input_row(entry: Entry, index: dict[int, int], inserted: set[int], imitating: set[int],

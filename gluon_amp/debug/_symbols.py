@@ -7,11 +7,10 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import cast_arrays
-from .._mxnet.cached_op import RewritingCachedOp
 from .._mxnet.symbols import dtype_name, input_names
 from ..dtypes import BFLOAT16, FLOAT32
 from ..errors import GraphError, closest
-from ..state import controller
+from ..runtime.graph_applier import RewritingCachedOp
 
 __all__ = ["call_symbol"]
 
@@ -48,7 +47,7 @@ def call_symbol(symbol: mx.sym.Symbol, data: Mapping[str, Any], gradients: bool 
         for array in arrays:
             if dtype_name(array.dtype) == FLOAT32:
                 array.attach_grad()
-    operation = RewritingCachedOp(symbol, (), controller.rewriter)
+    operation = RewritingCachedOp(symbol, ())
     return lambda: operation(*arrays)
 
 

@@ -9,8 +9,8 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from .. import _isa
-from ..devices import device_supports
 from ..errors import expected
+from ..runtime.devices import device_supports
 from ._checks import CHECKS, Advice, Situation
 from .report import Report, report
 

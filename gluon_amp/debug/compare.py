@@ -9,13 +9,14 @@ import numpy as np
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from .._mxnet.tape import CAST, is_float
 from ..dtypes import FLOAT32
 from ..errors import PolicyError, expected
-from ..policy import Policy
-from ..state import State
+from ..graph import CAST
+from ..rules import Policy
+from ..runtime.state import State
 from ._differences import SEED, difference, isolated_errors, relative_error
 from ._runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
+from .recording.tape import is_float
 
 if TYPE_CHECKING:
     from rich.table import Table

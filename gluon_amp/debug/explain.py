@@ -8,14 +8,14 @@ from typing import Any, Callable, Iterator, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
-from .._mxnet.observe import prepared_operations
-from ..autocast import active_dtype
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError, StateError, closest, expected
-from ..op_lists import FP32, KEEP, NEUTRAL, WIDEST
-from ..state import controller
+from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause
+from ..runtime.autocast import active_dtype
+from ..runtime.state import controller
 from ._match import planned
 from ._rows import InsertedRow, OperatorRow, make_rows
+from .recording.observe import prepared_operations
 from .report import Report, report
 
 __all__ = ["Explanation", "OperatorExplanation", "explain"]
@@ -51,7 +51,7 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     --------
     >>> import gluon_amp as amp
     >>> import mxnet as mx
-    >>> amp.init()
+    >>> amp.init('bfloat16')
     >>> net = mx.gluon.nn.Dense(4, in_units=8, prefix='fc_')
     >>> net.initialize()
     >>> net.hybridize()
@@ -147,9 +147,9 @@ def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[Inserted
     if state is None or not operations:
         raise StateError("explain: the network has not been called hybridized under AMP, so that there is no graph to "
                          "explain. Give data to run it with: amp.explain(net, name, data)")
-    return make_rows([record for block, operation in operations if operation.latest is not None
-                      for record in planned(block, state.plan(operation.symbol, operation.latest),
-                                            state.policy(operation.latest.device_type))], net)
+    plans = [(block, operation.latest) for block, operation in operations]
+    return make_rows([record for block, plan in plans if plan is not None
+                      for record in planned(block, plan.graph, plan.policy)], net)
 
 
 def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:
@@ -163,7 +163,10 @@ def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:
 
 def _explained(row: OperatorRow, rows: Sequence[OperatorRow]) -> OperatorExplanation:
     target = next((other.precision for other in rows if _is_low(other)), active_dtype())
-    return OperatorExplanation(row, _why(row), tuple(_read(row)), tuple(_remedies(row, target)))
+    state = controller.current()
+    in_fp32 = state is not None and state.enabled and not state.lowers
+    return OperatorExplanation(row, _why(row), tuple(_read(row)),
+                               (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(_remedies(row, target)))
 
 
 def _why(row: OperatorRow) -> str:
@@ -189,6 +192,10 @@ def _read(row: OperatorRow) -> Iterator[str]:
         yield f"{read.name}: {read.source_dtype}{cast}"
 
 
+_NOTHING_LOWER = ("FP32 is fastest here: a type that amp.init is given runs nevertheless, where the device can, as in "
+                  "amp.init('bfloat16')")
+
+
 # What to say, and when; all that hold are said.
 def _remedies(row: OperatorRow, target: str | None) -> Iterator[str]:
     for holds, text in _REMEDIES:
@@ -201,17 +208,10 @@ def _is_low(row: OperatorRow) -> bool:
     return row.precision in LOW_PRECISION
 
 
-def _says(text: str) -> Callable[[OperatorRow], bool]:
-    return lambda row: text in row.reason
+def _because(*causes: Cause) -> Callable[[OperatorRow], bool]:
+    return lambda row: row.rule == FP32 and row.cause in causes
 
 
-def _is_tabled(row: OperatorRow) -> bool:
-    """Whether the operator tables alone keep it in FP32, and could be overruled."""
-    return row.rule == FP32 and row.safe and not any(holds(row) for holds in _OWN_REASONS)
-
-
-_OWN_REASONS = (_says("fp32_ops list"), _says("target_precision_ops list"), _says("channels"), _says("autocast"),
-                _says("excluded"), _says("measured"))
 _REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
     (lambda row: not row.rule,
      "amp.init() rewrites networks that are not converted; a converted one is made again from its FP32 original: "
@@ -222,15 +222,19 @@ _REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
      "amp.init(fp32_ops=[{row.op!r}]) keeps all operators of its kind in FP32"),
     (lambda row: row.rule == FP32 and not row.safe,
      "it cannot run in low precision: lists that ask for it are refused"),
-    (_says("fp32_ops list"), "take {row.op!r} out of the fp32_ops or conditional_fp32_ops given to amp.init"),
-    (_says("target_precision_ops list"), "add {row.op!r} to the target_precision_ops given to amp.init"),
-    (lambda row: row.rule == FP32 and "fewer than" in row.reason,
+    (_because(Cause.USER_LIST), "take {row.op!r} out of the fp32_ops or conditional_fp32_ops given to amp.init"),
+    (_because(Cause.NOT_LISTED), "add {row.op!r} to the target_precision_ops given to amp.init"),
+    (_because(Cause.CHANNELS),
      "give it more input channels: lists cannot lower it, as nothing would be gained"),
-    (lambda row: "autocast" in row.reason or "excluded block" in row.reason,
-     "take it out of the autocast region, or its block out of amp.exclude"),
-    (_says("measured to be slower"), "give amp.init no tuning, or measure again"),
-    (_says("excluded by name"), "take it out of the exclusions of the policy"),
-    (_is_tabled,
+    (_because(Cause.SHAPE), "try other sizes of the input, or of the batch"),
+    (_because(Cause.REGION), "take it out of the autocast region, or its block out of amp.exclude"),
+    (_because(Cause.OUTSIDE), "call it inside `with amp.autocast():`, or call amp.init()"),
+    (_because(Cause.MEASURED), "give amp.init no tuning, or measure again"),
+    (_because(Cause.EXCLUSION), "take it out of the exclusions of the policy"),
+    (_because(Cause.REGISTERED), "give amp.register_op another rule for it"),
+    (_because(Cause.COST), "amp.init(disable_passes=['cut_casts']) lets it follow its inputs"),
+    (_because(Cause.DEVICE), "name the type, as in amp.init('bfloat16'): what is slower runs on request only"),
+    (lambda row: row.safe and _because(Cause.TABLE, Cause.DEFAULT)(row),
      "amp.init(target_precision_ops=[*amp.list_lp16_ops({target!r}), {row.op!r}]) lowers all operators of its kind"),
     (lambda row: row.rule == NEUTRAL and not _is_low(row), "change {first}, which it follows"),
     (lambda row: row.rule == WIDEST and not _is_low(row), "lower what comes in FP32: {wide}"),

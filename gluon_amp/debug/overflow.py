@@ -14,16 +14,16 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays, map_arrays
-from .._mxnet.eager import returns_fp32
-from .._mxnet.tape import Event, Rerun, is_float
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import StateError, expected
-from ..functions import custom_fwd
-from ..state import State, controller
+from ..runtime.eager_applier import returns_fp32
+from ..runtime.functions import custom_fwd
+from ..runtime.state import State, controller
 from ..trainer_scaler import TrainerScaler
 from ._locate import BACKWARD, DATA, LOSS, Culprit, Locator
 from ._overflow_report import OverflowReport
 from ._runs import Magnitude, Run, dtype_of, float_arrays, recorded_run, unchanged
+from .recording.tape import Event, Rerun, is_float
 
 __all__ = ["OverflowReport", "OverflowTracer", "trace_overflow"]
 

@@ -13,9 +13,9 @@ from mxnet.ndarray import NDArray
 from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
-from ..autocast import active_dtype
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION, cpu_support, normalize
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION, normalize
 from ..errors import StateError, expected
+from ..runtime.autocast import active_dtype
 from ..trainer_scaler import TrainerScaler
 from ._formats import FORMATS, Losses, losses
 from ._records import FLOATS
@@ -63,7 +63,7 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
     >>> print(found.summary)
     1 of 1 parameters do not fit in float16: w (of 3 values 1 overflows, 1 becomes zero)
     """
-    target = normalize(target_dtype) if target_dtype is not None else active_dtype() or cpu_support().dtype or BFLOAT16
+    target = normalize(target_dtype) if target_dtype is not None else active_dtype() or BFLOAT16
     if isinstance(net, Mapping):
         if data is not None:
             raise TypeError(expected("no data beside a dict of parameters", "data", data))

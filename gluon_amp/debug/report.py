@@ -10,7 +10,7 @@ from mxnet.gluon import Block
 
 from ..dtypes import LOW_PRECISION
 from ..errors import expected
-from ..state import controller
+from ..runtime.state import controller
 from ._capture import capture
 from ._rows import InsertedRow, OperatorRow, make_rows
 
@@ -58,7 +58,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     --------
     >>> import gluon_amp as amp
     >>> import mxnet as mx
-    >>> amp.init()
+    >>> amp.init('bfloat16')
     >>> net = mx.gluon.nn.Dense(4, in_units=8, prefix='fc_')
     >>> net.initialize()
     >>> net.hybridize()
@@ -79,7 +79,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     current = state.policy(captured.device_type) if state is not None and state.enabled else None
     return Report(tuple(operators), tuple(inserted), captured.train, captured.timed, captured.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
-                  any(policy.emulated for policy in policies), captured.device_type,
+                  any(policy.imitated for policy in policies), captured.device_type,
                   tuple(sorted({name for policy in policies for name in policy.disabled_passes})),
                   current.reason if current is not None else "")
 

@@ -12,20 +12,19 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from tqdm import tqdm
 
-from .._mxnet import hooks
-from .._mxnet.cached_op import forget
-from .._mxnet.eager import EagerPolicy
-from .._mxnet.tape import Event, Tape
 from ..errors import PolicyError, StateError, expected
 from ..graph import Entry, Node
-from ..policy import Policy
-from ..state import State, controller
-from ..tuning import Tuning, signature
+from ..rules import Policy
+from ..rules.tuning import Tuning, signature
+from ..runtime import hooks
+from ..runtime.eager_applier import EagerPolicy
+from ..runtime.state import State
 from ._differences import SEED, both_ways, relative_error
 from ._flops import flops
 from ._runs import arguments_of, float_arrays, in_force, make_ready, mixed_state, unchanged
 from ._subsets import pruned, shortest_prefix
 from .compare import Runner
+from .recording.tape import Event, Tape
 
 __all__ = ["search_exclusions"]
 
@@ -105,9 +104,9 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     state = mixed_state(dtype)
     device = "gpu" if any(array.context.device_type == "gpu" for array in float_arrays(arguments)) else "cpu"
     base = state.policy(device)
-    if base is None:
+    if base is None or not base.lowers:
         raise StateError(f"the low-precision type is not for arrays on the {device}, where the network runs")
-    with hooks.kept_in_place(controller), tqdm(desc="search", unit="run", disable=not progress) as bar:
+    with hooks.kept_in_place(), tqdm(desc="search", unit="run", disable=not progress) as bar:
         judge = (_OutputJudge(net, arguments, train_mode, max_error) if max_error is not None
                  else _MetricJudge(net, metric, budget, greater_is_better))
         trial = _Trial(net, judge, base, device, bar)
@@ -214,7 +213,6 @@ class _Trial:
             state = State({self.device: self.policy(key)})
             with in_force(state):
                 self.found[key] = self.judge.measure()
-            forget(self.net, state)
             self.bar.update()
         self.told = f"the error is {self.found[key]:.3g}, {self.judge.limit:g} is allowed"
         self.bar.set_postfix_str(f"{len(key)} operators in float32: {self.told}")

@@ -11,11 +11,11 @@ from mxnet.gluon import Block
 from .. import passes
 from .._mxnet import trainers
 from .._mxnet.symbols import dtype_name
-from ..devices import choose, device_supports
 from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION
 from ..errors import StateError, expected
 from ..loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
-from ..state import controller
+from ..runtime.devices import choose, device_supports
+from ..runtime.state import controller
 from ..trainer_scaler import UnscaledTrainer
 from .levels import Disabled, Enabled, PlainFP32, switch_on
 from .options import DYNAMIC, LEVELS, LOW, Options, as_bool, as_count, describe, resolve

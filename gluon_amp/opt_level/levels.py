@@ -7,13 +7,14 @@ from mxnet import gluon
 from mxnet.gluon import Block
 
 from .. import parallel
-from .._mxnet import hooks, trainers
+from .._mxnet import trainers
 from .._mxnet.symbols import dtype_name
-from ..autocast import device_policies, init, rewrites
-from ..devices import announce, choose, device_supports
 from ..dtypes import FLOAT32
 from ..loss_scaler import LossScaler
-from ..state import Network, State, controller
+from ..runtime import hooks
+from ..runtime.autocast import device_policies, init, rewrites
+from ..runtime.devices import announce, choose, device_supports
+from ..runtime.state import Network, State, controller
 from ..trainer_scaler import TrainerScaler, UnscaledTrainer, attach, stand_by
 from .options import LOW, Options
 from .policies import cast_network
@@ -84,7 +85,7 @@ def switch_on(level: str, options: Options, networks: Sequence[Block],
                                                  for device, policy in state.policies.items() if policy.lowers})
         weights.round()
     if state is not None or options.cast_model_outputs is not None:
-        hooks.install(controller)
+        hooks.install()
         controller.cast({net: Network(state, options.cast_model_outputs) for net in networks})
     return weights
 

@@ -3,11 +3,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .. import op_lists
-from ..op_lists import FP32, WIDEST, OpRule
-from ..op_lists.groups.layers import BATCH_NORMS
-from ..op_lists.whole_network import WHOLE_NETWORK
-from ..policy import Policy
+from ..rules import FP32, WIDEST, Policy, Rule
+from ..rules.tables import table
+from ..rules.tables.groups.layers import BATCH_NORMS
+from ..rules.tables.whole_network import WHOLE_NETWORK
 
 __all__ = ["cast_network"]
 
@@ -29,14 +28,14 @@ def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
     >>> Policy('bfloat16').decide('softmax', {}).rule, cast_network(Policy('bfloat16')).decide('softmax', {}).rule
     ('FP32', 'WIDEST')
     """
-    table = op_lists.table(policy.target_dtype)
-    followers = {name: tuple(map(_follower, table[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
-    rounding = {name: tuple(replace(record, rounded_inputs=_SCALE_AND_SHIFT) for record in table[name])
+    known = table(policy.target_dtype)
+    followers = {name: tuple(map(_follower, known[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
+    rounding = {name: tuple(replace(rule, rounded_inputs=_SCALE_AND_SHIFT) for rule in known[name])
                 for name in BATCH_NORMS if round_batch_norm}
     return replace(policy, overrides={**followers, **rounding, **policy.overrides})
 
 
-def _follower(record: OpRule) -> OpRule:
-    if record.rule != FP32 or not record.safe:
-        return record
-    return replace(record, rule=WIDEST, note="the network is cast as a whole; mixed inputs widen to FP32")
+def _follower(rule: Rule) -> Rule:
+    if rule.rule != FP32 or not rule.safe:
+        return rule
+    return replace(rule, rule=WIDEST, note="the network is cast as a whole; mixed inputs widen to FP32")

@@ -15,7 +15,7 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError, closest, expected
-from ..state import controller
+from ..runtime.state import controller
 from .groups import Group
 from .stores import GroupStore
 from .world import horovod_group, store_group

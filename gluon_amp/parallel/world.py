@@ -16,7 +16,7 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError, expected
-from ..state import controller
+from ..runtime.state import controller
 from .groups import Group, HorovodGroup, LocalGroup, StoreGroup
 
 __all__ = ["allreduce", "engine", "horovod_group", "prepare", "rank", "size", "store_group", "world"]

@@ -3,41 +3,32 @@ from __future__ import annotations
 
 from ..dtypes import FLOAT32
 from ..graph import Graph, Node
-from ..op_lists import FP32, KEEP, SWITCHED_OFF, OpRule
-from ..policy import precision
-from .context import REGION_ATTRIBUTE, REGION_ON, Context
+from ..graph.attrs import REGION, REGION_ON, integer
+from ..rules import KEEP, Decision, precision
+from ..rules.decision import EXCLUDED, OUTSIDE, SWITCHED_OFF
+from .context import Context
 
 __all__ = ["data_precision", "input_dtypes", "lower_outputs", "run"]
 
 
-def run(graph: Graph, context: Context) -> bool:
-    """Write each operator's decision and the data types of its outputs.
-
-    Returns
-    -------
-    bool
-        Whether any operator runs in low precision.
-    """
-    lowered = False
+def run(graph: Graph, context: Context) -> int:
+    """Write each operator's decision and the data types of its outputs; return how many give low precision."""
+    lowered = 0
     for node in graph.operators():
         node.decision = _decide(node, context)
         if data_precision(node, context) == context.target:
-            lowered |= lower_outputs(node, context)
+            lowered += lower_outputs(node, context)
     return lowered
 
 
-_OUTSIDE = OpRule("*", FP32, note="outside of every autocast region")
-_EXCLUDED = OpRule("*", FP32, note="excluded by name")
-
-
-def _decide(node: Node, context: Context) -> OpRule:
-    region = node.attrs.get(REGION_ATTRIBUTE)
+def _decide(node: Node, context: Context) -> Decision:
+    region = node.attrs.get(REGION)
     if region is None and not context.everywhere:
-        return _OUTSIDE
+        return OUTSIDE
     if region not in (None, REGION_ON, context.target):
         return SWITCHED_OFF
     if node.name in context.policy.excluded:
-        return _EXCLUDED
+        return EXCLUDED
     return context.policy.decide(node.op, node.attrs, _data_shape(node))
 
 
@@ -46,7 +37,7 @@ def _data_shape(node: Node) -> tuple[int, ...] | None:
     shape = node.inputs[0].shape if node.inputs else None
     weight = node.inputs[1].shape if node.op == "Convolution" and len(node.inputs) > 1 else None
     if shape is None and weight is not None:
-        return 0, weight[1] * int(node.attrs.get("num_group", 1))
+        return 0, weight[1] * integer(node.attrs, "num_group", 1)
     return shape
 
 

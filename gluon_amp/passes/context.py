@@ -1,19 +1,38 @@
-"""What every pass needs to know beside the graph."""
+"""What passes need to know beside the graph."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Callable, Collection, Mapping, Protocol, Sequence
+
+import numpy as np
 
 from ..dtypes import FLOAT32
-from ..graph import Entry, Node
-from ..policy import Policy
+from ..graph import Entry, Graph
+from ..rules import Policy
 
-__all__ = ["CONVERSION_ATTRIBUTE", "REGION_ATTRIBUTE", "REGION_OFF", "REGION_ON", "Context", "operator"]
+__all__ = ["Context", "Weights"]
 
-# The symbol attribute that operators traced inside an autocast region carry, and its values beside a data type.
-REGION_ATTRIBUTE = "__amp__"
-REGION_ON, REGION_OFF = "on", "off"
-# The symbol attribute, on the nodes that give the outputs, that tells how a symbol was converted for inference.
-CONVERSION_ATTRIBUTE = "__gluon_amp__"
+
+class Weights(Protocol):
+    """The trained parameters of a graph, by the names of its variables."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the variable is a trained parameter."""
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a parameter's values."""
+
+    def write(self, name: str, values: np.ndarray) -> None:
+        """Give a parameter other values (FP32), or add one."""
+
+    def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
+        """Add the result of an operator on parameters as a parameter."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a parameter another name."""
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all other parameters."""
 
 
 @dataclass(frozen=True)
@@ -23,19 +42,38 @@ class Context:
     Attributes
     ----------
     policy : Policy
-        Decides the precision of each operator.
+        Decides the precision of each operator, and which passes are off.
     guarded : frozenset of str
-        Names of variables whose gradient is accumulated rather than written.
-    outputs : tuple of str
-        The data types that the graph's outputs had, and are to have.
+        Names of variables whose gradient is accumulated (``grad_req='add'``): MXNet's ``amp_cast`` loses it.
+    outputs : tuple of str or None
+        The data types that the graph's outputs had, and are to have; None for those that may have any.
     everywhere : bool
         False when only operators traced inside an autocast region are to run in low precision.
+    weights : Weights or None
+        The trained parameters, for passes that change them; None in training.
+    engine : callable or None
+        Lets MXNet fuse the operators of a graph, and returns another graph; None where it cannot.
+    check : bool
+        Whether the result is verified.
+    variables : tuple of str
+        The inputs before the rewrite. Training passes them by position: their order must not change.
     """
 
     policy: Policy
     guarded: frozenset[str] = frozenset()
     outputs: tuple[str | None, ...] = ()
     everywhere: bool = True
+    weights: Weights | None = None
+    engine: Callable[[Graph], Graph] | None = None
+    check: bool = False
+    variables: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, graph: Graph, policy: Policy, keep_outputs: bool = True, **settings: object) -> Context:
+        """Return the settings for a graph as it is now; without ``keep_outputs`` its outputs may take any type."""
+        outputs = tuple(head.node.dtypes[head.output] if keep_outputs else None for head in graph.heads)
+        return cls(policy, outputs=outputs, variables=tuple(node.name for node in graph.variables()),
+                   **settings)  # type: ignore[arg-type]
 
     @property
     def target(self) -> str:
@@ -45,9 +83,3 @@ class Context:
     def is_float(self, entry: Entry) -> bool:
         """Whether the tensor is one that passes may cast: FP32, or low precision by an earlier decision."""
         return entry.dtype in (FLOAT32, self.target)
-
-
-def operator(op: str, name: str, inputs: list[Entry], like: Entry, **attrs: object) -> Node:
-    """Make a single-output operator node with the data type and shape of ``like``."""
-    return Node(op, name, {key: str(value) for key, value in attrs.items()}, inputs,
-                dtypes=[like.dtype], shapes=[like.shape])

@@ -16,13 +16,13 @@ from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node
-from ..op_lists import FP32, KEEP, LOWER, NEUTRAL, WIDEST
-from ..op_lists.kernel_costs import COSTS, Costs
+from ..rules import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Cause
+from ..rules.costs import COSTS, Costs
 from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
 from .placement import FIXED_FP32, FIXED_LOW, Placement, Tensor
 
-__all__ = ["Choice", "choose", "run"]
+__all__ = ["Choice", "choose", "is_needed", "run"]
 
 # Its author said which precision it follows; nothing is known of its cost.
 _CUSTOM = "Custom"
@@ -30,18 +30,14 @@ _CUSTOM = "Custom"
 _LEAST_SHARE = 0.1
 
 
-def run(graph: Graph, context: Context) -> bool:
-    """Decide again where that saves time; what it costs is known for bfloat16 on the CPU.
+def is_needed(context: Context) -> bool:
+    """Whether it is known what casts and kernels cost: that of bfloat16 on the CPU is."""
+    return context.target in COSTS and not context.policy.imitated
 
-    Returns
-    -------
-    bool
-        Whether an operator was moved.
-    """
-    costs = COSTS.get(context.target)
-    if costs is None or context.policy.emulated:
-        return False
-    return choose(graph, context, costs).apply()
+
+def run(graph: Graph, context: Context) -> int:
+    """Decide again where that saves time; return how many operators were moved."""
+    return choose(graph, context, COSTS[context.target]).apply()
 
 
 def choose(graph: Graph, context: Context, costs: Costs) -> Choice:
@@ -102,11 +98,11 @@ class Choice:
         if producer >= 0 and not low[producer]:
             self.placement.implied += [(producer, end) for end in readers if end >= 0 and not low[end]]
 
-    def apply(self) -> bool:
-        """Give the operators the precisions that cost least; return whether that moved one."""
+    def apply(self) -> int:
+        """Give the operators the precisions that cost least; return how many that moved."""
         gains = self.placement.gains()
         if not gains:
-            return False
+            return 0
         target, followers = self.context.target, [node for node in self.graph.operators() if _is_follower(node)]
         before = {id(node): data_precision(node, self.context) for node in followers}
         reasons: dict[int, str] = {}
@@ -120,7 +116,7 @@ class Choice:
             if was is not None:
                 wanted = was if reason is None else FLOAT32 if was == target else target
                 _settle(node, wanted, f"in {wanted} rather than {was}: {reason}" if reason else "", self.context)
-        return True
+        return len(reasons)
 
 
 def _is_follower(node: Node) -> bool:
@@ -133,7 +129,7 @@ def _settle(node: Node, wanted: str, reason: str, context: Context) -> None:
     if data_precision(node, context) != wanted:
         reason = reason or f"{decision.note}; stays in {wanted}, which costs least"
         decision = replace(decision, rule=LOWER if wanted == context.target else FP32)
-    node.decision = replace(decision, note=reason or decision.note)
+    node.decision = replace(decision, cause=Cause.COST, note=reason) if reason else decision
     node.planned = []
     if wanted == context.target:
         lower_outputs(node, context)

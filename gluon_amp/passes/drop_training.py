@@ -1,22 +1,16 @@
 """Drop what does nothing in inference: Dropout in its training mode, and identities."""
 from __future__ import annotations
 
-from ..graph import Entry, Graph, Node
-from .readers import redirect
+from ..graph import Entry, Graph, Node, redirect
+from .context import Context
 
 __all__ = ["run"]
 
 _IDENTITIES = ("_copy", "BlockGrad", "make_loss")
 
 
-def run(graph: Graph) -> int:
-    """Let the readers of such operators read their input.
-
-    Returns
-    -------
-    int
-        How many operators were dropped.
-    """
+def run(graph: Graph, context: Context) -> int:
+    """Let the readers of such operators read their input; return how many were dropped."""
     heads = {id(head.node) for head in graph.heads}
     dropped = [node for node in graph.operators() if _does_nothing(node) and id(node) not in heads]
     redirect(graph, {Entry(node).key: node.inputs[0] for node in dropped})

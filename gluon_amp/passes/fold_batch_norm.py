@@ -5,15 +5,12 @@ with weight ``s w`` and bias ``s (b - mean) + beta`` (https://arxiv.org/abs/1712
 """
 from __future__ import annotations
 
-from typing import Collection
-
 import numpy as np
 
-from ..graph import VARIABLE, Entry, Graph, Node, unique_name
-from ..shape_rules import CHANNELS_LAST, is_set
-from .context import REGION_ATTRIBUTE
-from .readers import Readers, redirect
-from .weights import Weights
+from ..dtypes import FLOAT32
+from ..graph import VARIABLE, Entry, Graph, Node, Readers, redirect, unique_name
+from ..graph.attrs import REGION, integer, integers, is_channels_last, is_set
+from .context import Context, Weights
 
 __all__ = ["run"]
 
@@ -22,30 +19,21 @@ _OUTPUT_AXIS = {"Convolution": 0, "FullyConnected": 0, "Deconvolution": 1}
 _DEFAULT_EPS = 1e-3  # of MXNet's operator
 
 
-def run(graph: Graph, weights: Weights, excluded: Collection[str] = ()) -> int:
-    """Fold every BatchNorm that is the only reader of a layer with trained parameters.
+def run(graph: Graph, context: Context) -> int:
+    """Fold every BatchNorm that is the only reader of a layer with trained parameters; return how many.
 
-    Parameters
-    ----------
-    graph : Graph
-        Edited in place.
-    weights : Weights
-        The trained parameters, changed with it.
-    excluded : collection of str
-        Nodes to keep in FP32: such a BatchNorm is folded into a layer that is excluded as well only.
-
-    Returns
-    -------
-    int
-        How many were folded.
+    One that is excluded is folded into a layer that is excluded as well only.
     """
+    weights = context.weights
+    if weights is None:
+        return 0
     readers = Readers(graph)
     names = {node.name for node in graph.nodes()}
     moved: dict[tuple[int, int], Entry] = {}
     for norm in graph.operators():
         if norm.op == "BatchNorm" and _is_foldable(norm, readers, weights):
             layer = norm.inputs[0].node
-            if _precision(norm, excluded) != _precision(layer, excluded):
+            if _settings(norm, context) != _settings(layer, context):
                 continue
             _fold(norm, layer, readers, weights, names)
             moved[Entry(norm).key] = Entry(layer)
@@ -60,7 +48,7 @@ def _is_foldable(norm: Node, readers: Readers, weights: Weights) -> bool:
     layer = source.node
     if layer.op not in _OUTPUT_AXIS or readers.only(source) is not norm or source.output:
         return False
-    if layer.op == "Deconvolution" and int(layer.attrs.get("num_group", 1)) > 1:
+    if layer.op == "Deconvolution" and integer(layer.attrs, "num_group", 1) > 1:
         return False
     if any(readers.of(Entry(norm, output)) or readers.is_head(Entry(norm, output)) for output in (1, 2)):
         return False
@@ -68,18 +56,17 @@ def _is_foldable(norm: Node, readers: Readers, weights: Weights) -> bool:
     return all(entry.node.is_variable and entry.node.name in weights for entry in trained) and _axis_fits(norm, layer)
 
 
-def _precision(node: Node, excluded: Collection[str]) -> tuple[bool, str | None]:
-    return node.name in excluded, node.attrs.get(REGION_ATTRIBUTE)
+def _settings(node: Node, context: Context) -> tuple[bool, str | None]:
+    return node.name in context.policy.excluded, node.attrs.get(REGION)
 
 
 def _axis_fits(norm: Node, layer: Node) -> bool:
     """Whether BatchNorm normalises over the layer's output channels."""
-    axis = int(norm.attrs.get("axis", 1))
+    axis = integer(norm.attrs, "axis", 1)
     if layer.op == "FullyConnected":
         return axis == (1 if is_set(layer.attrs, "flatten", default=True) else -1)
-    last = str(layer.attrs.get("layout")) in CHANNELS_LAST
-    dimensions = 2 + layer.attrs["kernel"].count(",") + (not layer.attrs["kernel"].rstrip(") ").endswith(","))
-    return axis in ((dimensions - 1, -1) if last else (1,))
+    dimensions = 2 + len(integers(layer.attrs, "kernel"))
+    return axis in ((dimensions - 1, -1) if is_channels_last(layer.attrs) else (1,))
 
 
 def _fold(norm: Node, layer: Node, readers: Readers, weights: Weights, names: set[str]) -> None:
@@ -108,10 +95,11 @@ def _written(entry: Entry, values: np.ndarray, readers: Readers, weights: Weight
     if len(readers.of(entry)) > 1:
         return _added(f"{entry.node.name}_folded", values, weights, names)
     weights.write(entry.node.name, values.astype(np.float32))
+    entry.node.dtypes = [FLOAT32]
     return entry
 
 
 def _added(name: str, values: np.ndarray, weights: Weights, names: set[str]) -> Entry:
     name = unique_name(name, names)
     weights.write(name, values.astype(np.float32))
-    return Entry(Node(VARIABLE, name))
+    return Entry(Node(VARIABLE, name, dtypes=[FLOAT32], shapes=[values.shape]))

@@ -9,29 +9,25 @@ Kept in FP32 such a convolution is as slow, and the largest maps of the network 
 """
 from __future__ import annotations
 
+from typing import Any
+
 from ..dtypes import FLOAT32
-from ..graph import Entry, Graph, Node, unique_name
-from ..policy import Policy
-from ..shape_rules import can_fold_stride, integers
+from ..graph import Entry, Graph, Node, operator, unique_name
+from ..graph.attrs import integers
+from ..rules.shapes import FEW_CHANNELS, can_fold_stride
 from .align_channels import MULTIPLE
-from .context import Context, operator
+from .context import Context
 
 __all__ = ["is_needed", "run"]
 
 
-def is_needed(policy: Policy) -> bool:
-    """Whether convolutions of few channels gain from it in graphs of a policy."""
-    return policy.folds_strides
+def is_needed(context: Context) -> bool:
+    """Whether convolutions of few channels are faster with it."""
+    return FEW_CHANNELS.applies(context.policy)
 
 
-def run(graph: Graph, context: Context) -> bool:
-    """Fold the stride of every low-precision convolution for which it pays.
-
-    Returns
-    -------
-    bool
-        Whether there was one.
-    """
+def run(graph: Graph, context: Context) -> int:
+    """Fold the stride of every low-precision convolution that is faster without; return how many."""
     nodes = graph.nodes()
     names = {node.name for node in nodes}
     found = [node for node in nodes if node.op == "Convolution" and Entry(node).dtype == context.target
@@ -39,7 +35,7 @@ def run(graph: Graph, context: Context) -> bool:
              and can_fold_stride(node.attrs, node.inputs[1].shape[1])]
     for node in found:
         _fold(node, context, names)
-    return bool(found)
+    return len(found)
 
 
 def _fold(node: Node, context: Context, names: set[str]) -> None:
@@ -47,7 +43,7 @@ def _fold(node: Node, context: Context, names: set[str]) -> None:
     filters, channels, size, _ = weight.shape or ()
     squares = _squares(node, channels, context, names)
     odd = size % 2  # odd filters get a last row and column of zeros
-    pad = (integers(node.attrs.get("pad")) or [0])[0]
+    pad = (integers(node.attrs, "pad") or [0])[0]
     folded_data = _folded(node, data, squares, f"{node.name}_squares", pad + odd, names)
     folded_weight = _folded(node, weight, squares, f"{weight.node.name}_squares", odd, names)
     halved = ((size + odd) // 2,) * 2
@@ -61,7 +57,7 @@ def _squares(node: Node, channels: int, context: Context, names: set[str]) -> En
     weight = node.inputs[1]
     width = context.policy.channel_multiple or MULTIPLE[context.target]
 
-    def add(op: str, inputs: list[Entry], made_shape: tuple[int, ...], **attrs: object) -> Entry:
+    def add(op: str, inputs: list[Entry], made_shape: tuple[int, ...], **attrs: Any) -> Entry:
         made = operator(op, unique_name(f"{node.name}_select", names), inputs, weight, **attrs)
         made.shapes = [made_shape]
         return Entry(made)

@@ -2,23 +2,16 @@
 from __future__ import annotations
 
 from ..dtypes import FLOAT32
-from ..graph import Entry, Graph, Node, unique_name
+from ..graph import Entry, Graph, Node, Role, cast, operator, unique_name
+from ..graph.attrs import integer
 from .assign_dtypes import input_dtypes
-from .context import Context, operator
+from .context import Context
 
-__all__ = ["CAST", "run"]
-
-CAST = "amp_cast"
+__all__ = ["run"]
 
 
-def run(graph: Graph, context: Context) -> bool:
-    """Make the data types of the graph agree; its outputs keep the types they had.
-
-    Returns
-    -------
-    bool
-        Whether a cast was inserted.
-    """
+def run(graph: Graph, context: Context) -> int:
+    """Make the data types of the graph agree; its outputs keep the types they had. Return how many casts there are."""
     nodes = graph.nodes()
     casts = _Casts(context, {node.name for node in nodes}, _grouped_weights(nodes))
     for node in nodes:
@@ -30,19 +23,19 @@ def run(graph: Graph, context: Context) -> bool:
                 node.inputs[position] = casts.to(entry, wanted)
     graph.heads = [casts.to(head, FLOAT32) if dtype == FLOAT32 else head
                    for head, dtype in zip(graph.heads, context.outputs)]
-    return bool(casts.made)
+    return len(casts.made)
 
 
 def _wanted(node: Node, context: Context) -> list[str | None]:
     if node.decision is not None:
         return input_dtypes(node, context)
-    # Put in by a pass, which may have planned a precision.
+    # A pass that puts a node in may have planned its precision.
     return [node.planned[0]] * len(node.inputs) if node.planned else []
 
 
 def _grouped_weights(nodes: list[Node]) -> set[str]:
     return {node.inputs[1].node.name for node in nodes
-            if node.op == "Convolution" and int(node.attrs.get("num_group", 1)) > 1}
+            if node.op == "Convolution" and integer(node.attrs, "num_group", 1) > 1}
 
 
 class _Casts:
@@ -52,7 +45,7 @@ class _Casts:
         self.context = context
         self.names = names
         self.guarded = context.guarded | grouped_weights
-        self.made: dict[tuple[tuple[int, int], str], Node] = {}
+        self.made: dict[tuple[tuple[int, int], str], Entry] = {}
 
     def to(self, entry: Entry, dtype: str) -> Entry:
         """Return the tensor in ``dtype``."""
@@ -61,10 +54,8 @@ class _Casts:
         key = (entry.key, dtype)
         if key not in self.made:
             source = self._guarded(entry)
-            cast = operator(CAST, self._name(entry, dtype), [source], entry, dtype=dtype)
-            cast.dtypes = [dtype]
-            self.made[key] = cast
-        return Entry(self.made[key])
+            self.made[key] = cast(source, dtype, self._name(entry, dtype))
+        return self.made[key]
 
     def _guarded(self, entry: Entry) -> Entry:
         # MXNet's CPU amp_cast ignores grad_req='add' and loses the gradient. It also fails on the weight of a grouped
@@ -72,13 +63,8 @@ class _Casts:
         # between, one that oneDNN does not run, makes both right.
         if not (entry.node.is_variable and entry.node.name in self.guarded):
             return entry
-        return Entry(operator("_mul_scalar", self._name(entry, "guard"), [entry], entry, scalar=1.0))
+        return Entry(operator("_mul_scalar", self._name(entry, "guard"), [entry], entry, Role.GUARD, scalar=1.0))
 
     def _name(self, entry: Entry, suffix: str) -> str:
         output = str(entry.output) if entry.node.num_outputs > 1 and entry.output else ""
         return unique_name(f"{entry.node.name}{output}_{suffix}", self.names)
-
-
-def cast_nodes(graph: Graph) -> list[Node]:
-    """All casts in a graph."""
-    return [node for node in graph.operators() if node.op == CAST]

@@ -113,19 +113,31 @@ class Placement:
 
     def _parts(self) -> list[_Part]:
         """Return the connected parts with casts, or with operators that are slower than they would be elsewhere."""
-        roots = _Roots(len(self.low))
-        for tensor in self.tensors:
-            roots.join([end for end in tensor.ends if end >= 0])
+        if not (any(_is_cast(tensor, self.low) for tensor in self.tensors)
+                or any(costs[low] > costs[not low] for low, costs in zip(self.low, self.kernels))):
+            return []
+        component = self._components()
         parts: dict[int, _Part] = defaultdict(_Part)
         for tensor in self.tensors:
-            part = parts[roots.of(max(tensor.ends))]
+            part = parts[component[max(tensor.ends)]]
             part.tensors.append(tensor)
             part.may_gain |= _is_cast(tensor, self.low)
         for number, (low, costs) in enumerate(zip(self.low, self.kernels)):
-            part = parts[roots.of(number)]
+            part = parts[component[number]]
             part.operators.append(number)
             part.may_gain |= costs[low] > costs[not low]
         return [part for part in parts.values() if part.may_gain]
+
+    def _components(self) -> Sequence[int]:
+        """Return the number of each operator's connected part."""
+        # Only graphs in which there is something to decide need SciPy, and its import takes a while.
+        from scipy.sparse import coo_matrix
+        from scipy.sparse.csgraph import connected_components
+
+        pairs = [(max(tensor.ends), end) for tensor in self.tensors for end in tensor.ends if end >= 0]
+        starts, ends = zip(*pairs) if pairs else ((), ())
+        size = len(self.low)
+        return connected_components(coo_matrix((np.ones(len(pairs)), (starts, ends)), (size, size)), False)[1].tolist()
 
     def _cut(self, members: Sequence[int], tensors: Sequence[Tensor]) -> list[bool]:
         """Return ``low`` with the operators of some parts as the smallest cut has them."""
@@ -174,25 +186,6 @@ def _side(end: int, low: Sequence[bool]) -> bool:
     return low[end] if end >= 0 else end == FIXED_LOW
 
 
-class _Roots:
-    """Which operators are connected: a union-find structure."""
-
-    def __init__(self, count: int):
-        self._parents = list(range(count))
-
-    def of(self, number: int) -> int:
-        """Return the representative of a number's set."""
-        parents = self._parents
-        while parents[number] != number:
-            parents[number] = number = parents[parents[number]]
-        return number
-
-    def join(self, numbers: Sequence[int]) -> None:
-        """Unite the sets of some numbers."""
-        for number in numbers[1:]:
-            self._parents[self.of(number)] = self.of(numbers[0])
-
-
 class _Edges:
     """A network of flows from node 0, which stands for low precision, to node 1."""
 
@@ -221,7 +214,6 @@ class _Edges:
 
     def source_side(self) -> set[int]:
         """Return the nodes on the source's side of the smallest cut with fewest of them."""
-        # Only graphs in which there is something to decide need it, and it takes a while.
         from scipy.sparse import csr_matrix
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 

@@ -5,8 +5,8 @@ sends a zero gradient of that size back. Reading ``x`` itself behind a BlockGrad
 """
 from __future__ import annotations
 
-from ..graph import Entry, Graph, unique_name
-from .context import Context, operator
+from ..graph import Entry, Graph, operator, unique_name
+from .context import Context
 
 __all__ = ["run"]
 
@@ -14,11 +14,11 @@ _SHAPE_OPERANDS = {"slice_like": 1, "reshape_like": 1, "broadcast_like": 1}
 _KEEPS_SHAPE_AND_TYPE = {"_mul_scalar", "_plus_scalar", "_minus_scalar"}
 
 
-def run(graph: Graph, context: Context) -> bool:
-    """Replace operands that give only their shape by a cheap tensor of that shape."""
+def run(graph: Graph, context: Context) -> int:
+    """Replace operands that give only their shape by a cheap tensor of that shape; return how many."""
     nodes = graph.nodes()
     names = {node.name for node in nodes}
-    changed = False
+    count = 0
     for node in nodes:
         position = _SHAPE_OPERANDS.get(node.op)
         if position is None or position >= len(node.inputs):
@@ -31,5 +31,5 @@ def run(graph: Graph, context: Context) -> bool:
             continue
         block = operator("BlockGrad", unique_name(f"{node.name}_shape", names), [source], source)
         node.inputs[position] = Entry(block)
-        changed = True
-    return changed
+        count += 1
+    return count

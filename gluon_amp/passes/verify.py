@@ -2,16 +2,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Callable, Iterator, Sequence
+from typing import Callable, Iterator
 
 from ..dtypes import LOW_PRECISION
 from ..errors import GraphError
-from ..graph import Graph
+from ..graph import Graph, Role, cast_nodes
 from .assign_dtypes import input_dtypes
 from .context import Context
-from .place_casts import cast_nodes
 
-__all__ = ["CHECKS", "run"]
+__all__ = ["CHECKS", "is_needed", "run"]
 
 
 def _inputs_agree(graph: Graph, context: Context) -> Iterator[str]:
@@ -26,7 +25,7 @@ def _inputs_agree(graph: Graph, context: Context) -> Iterator[str]:
 def _casts_are_needed(graph: Graph, context: Context) -> Iterator[str]:
     for cast in cast_nodes(graph):
         source = cast.inputs[0]
-        if cast.decision is None and source.dtype == cast.dtypes[0]:
+        if cast.role is not Role.OWN and source.dtype == cast.dtypes[0]:
             yield f"{cast!r} casts {source.dtype} to itself"
         # A CachedOp that casts between the two low-precision types in place reinterprets the bits.
         if source.dtype in LOW_PRECISION and cast.dtypes[0] in LOW_PRECISION and source.dtype != cast.dtypes[0]:
@@ -34,13 +33,15 @@ def _casts_are_needed(graph: Graph, context: Context) -> Iterator[str]:
 
 
 def _casts_are_shared(graph: Graph, context: Context) -> Iterator[str]:
-    keys = Counter((cast.inputs[0].key, cast.attrs["dtype"]) for cast in cast_nodes(graph) if cast.decision is None)
+    keys = Counter((cast.inputs[0].key, cast.attrs["dtype"]) for cast in cast_nodes(graph)
+                   if cast.role is not Role.OWN)
     yield from (f"a tensor is cast to {dtype} {count} times" for (_, dtype), count in keys.items() if count > 1)
 
 
 def _names_are_unique(graph: Graph, context: Context) -> Iterator[str]:
-    names = Counter(node.name for node in graph.nodes() if node.decision is None and not node.is_variable)
-    originals = {node.name for node in graph.nodes() if node.decision is not None}
+    operators = graph.operators()
+    names = Counter(node.name for node in operators if node.role is not Role.OWN)
+    originals = {node.name for node in operators if node.role is Role.OWN}
     yield from (f"the name {name!r} is used {count} times" for name, count in names.items() if count > 1)
     yield from (f"the name {name!r} of a new node was taken" for name in names if name in originals)
 
@@ -51,22 +52,24 @@ def _heads_keep_their_types(graph: Graph, context: Context) -> Iterator[str]:
             yield f"the graph's output {head.node!r} is {head.dtype}, expected {dtype}"
 
 
+def _inputs_keep_their_order(graph: Graph, context: Context) -> Iterator[str]:
+    after = tuple(node.name for node in graph.variables())
+    if context.weights is None and after != context.variables:
+        yield f"the inputs were {list(context.variables)}, they are {list(after)}"
+
+
 Check = Callable[[Graph, Context], Iterator[str]]
 CHECKS: tuple[Check, ...] = (_inputs_agree, _casts_are_needed, _casts_are_shared, _names_are_unique,
-                             _heads_keep_their_types)
+                             _heads_keep_their_types, _inputs_keep_their_order)
 
 
-def run(graph: Graph, context: Context, variables: Sequence[str]) -> None:
-    """Run all checks.
+def is_needed(context: Context) -> bool:
+    """Whether the user, or a test, asked for it."""
+    return context.check
 
-    Parameters
-    ----------
-    graph : Graph
-        A rewritten graph.
-    context : Context
-        The settings of the rewrite.
-    variables : sequence of str
-        The inputs before the rewrite: engine calls pass them by position, so their order must not change.
+
+def run(graph: Graph, context: Context) -> int:
+    """Run all checks; return 0.
 
     Raises
     ------
@@ -74,8 +77,6 @@ def run(graph: Graph, context: Context, variables: Sequence[str]) -> None:
         Names every fault found.
     """
     faults = [fault for check in CHECKS for fault in check(graph, context)]
-    after = [node.name for node in graph.variables()]
-    if after != list(variables):
-        faults.append(f"the inputs were {list(variables)}, they are {after}")
     if faults:
         raise GraphError("the rewritten graph is not sound: " + "; ".join(faults))
+    return 0

@@ -16,7 +16,7 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ..errors import StateError
-from ..state import controller
+from ..runtime.state import controller
 from .meeting import Allreduce, Meeting
 
 __all__ = ["OPERATOR", "Layer"]

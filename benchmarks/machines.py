@@ -1,0 +1,77 @@
+"""Put the tables of several runs of `make bench` into README.md, one section a kind of machine.
+
+    python benchmarks/machines.py bench-own bench-avx512 bench-avx2 --write
+
+Each folder holds the bench.json of one run. Without ``--write`` the sections are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import _cli
+import _least
+import _tables
+from _errors import Parser, UsageError
+
+README = Path(__file__).with_name("README.md")
+BEGIN, END = "<!-- machines: begin -->", "<!-- machines: end -->"
+
+
+def section(measured: Mapping[str, Any]) -> str:
+    """Return the section of one run, with its least ratio."""
+    suites = [measured["parts"][name] for name in ("training", "inference") if name in measured["parts"]]
+    table = _tables.machine_section(measured["machine"], measured["versions"], suites, measured["seconds"])
+    verdict = _least.verdict(suites)[0].replace("\n", "\n\n")
+    return f"{table}\n{verdict}\n"
+
+
+def replaced(text: str, sections: str) -> str:
+    """Return a page with these sections between its marks.
+
+    Raises
+    ------
+    UsageError
+        If the page has no such marks.
+
+    Examples
+    --------
+    >>> replaced(f"a\\n{BEGIN}\\nold\\n{END}\\nb", "new\\n").splitlines()
+    ['a', '<!-- machines: begin -->', '', 'new', '', '<!-- machines: end -->', 'b']
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UsageError(f"expected the lines {BEGIN} and {END} in {README}, found not both")
+    return f"{before}{BEGIN}\n\n{sections}\n{END}{after}"
+
+
+def _run(argv: Sequence[str] | None) -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="that `make bench` has written")
+    parser.add_argument("--write", action="store_true", help="put them into README.md")
+    args = parser.parse_args(argv)
+    found = []
+    for folder in args.folders:
+        path = Path(folder) / "bench.json"
+        try:
+            found.append(section(json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(f"{path} cannot be used: {error!r}") from error
+    if args.write:
+        README.write_text(replaced(README.read_text(encoding="utf-8"), "\n".join(found)), encoding="utf-8")
+    else:
+        print("\n".join(found))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run and return the exit code: 2 for a request that cannot be met."""
+    return _cli.run(_run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

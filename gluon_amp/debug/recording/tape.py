@@ -1,0 +1,350 @@
+"""A tape: every operator that runs, with what it read and gave, and a backward pass that keeps every gradient.
+
+Operators are recorded one at a time, each on arrays cut off from what made them, so that MXNet's own backward of each
+runs alone, and what every operator adds to every gradient is known. Cached ops run node by node meanwhile.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
+
+from ..._mxnet.invoke import StockCachedOp
+from ..._mxnet.operators import handle_of
+from ..._mxnet.symbols import dtype_name, from_graph
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ...graph import CAST, Entry, Graph, Node, Role
+from ...graph.attrs import parameters
+from ...rules import KEEP, Decision, precision
+
+__all__ = ["Event", "Rerun", "Source", "Tape", "gradients_of", "is_float", "leaf_of"]
+
+_TRANSPARENT = (CAST, "_mul_scalar")  # what AMP inserts without changing values but for rounding
+_FLOATS = (FLOAT32, FLOAT16, BFLOAT16, "float64")
+
+Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
+
+
+class Source(NamedTuple):
+    """Where an operator's input comes from: an output of an earlier operator."""
+
+    event: Event
+    output: int
+
+
+class Rerun(NamedTuple):
+    """What an operator gave when it ran alone: outputs, and its part in the gradient of each input."""
+
+    outputs: list[NDArray]
+    input_gradients: list[NDArray | None]
+
+
+@dataclass(eq=False)
+class Event:
+    """One operator that ran.
+
+    Attributes
+    ----------
+    op : str
+        Registered operator name.
+    name : str
+        Its name in the graph; in code that is not hybridized, the name of its block and the operator.
+    count : int
+        How many operators of the same name came before.
+    block : str
+        Name of the innermost block that was called.
+    attrs : mapping of str to str
+        Operator parameters.
+    inserted : bool
+        Whether AMP put it there.
+    rule : Decision or None
+        What AMP decided; None where it had no say.
+    arguments : list of NDArray
+        What the program handed over.
+    inputs : list of NDArray
+        The same values, cut off.
+    sources : list of Source or None
+        Per input, the operator that made it; None for data and parameters.
+    outputs : list of NDArray
+        What the program got.
+    gradients : list of NDArray or None
+        Per output, after :meth:`Tape.backward`; None where no gradient arrives.
+    input_gradients : list of NDArray or None
+        Per input, what this operator alone contributes.
+    repeatable : bool
+        Whether :meth:`Tape.again` can run it.
+    in_graph : bool
+        Whether it ran as part of a hybridized block's graph.
+    """
+
+    op: str
+    name: str
+    count: int
+    block: str
+    attrs: Mapping[str, str]
+    inserted: bool
+    rule: Decision | None
+    arguments: list[NDArray]
+    inputs: list[NDArray]
+    sources: list[Source | None]
+    outputs: list[NDArray] = field(default_factory=list)
+    gradients: list[NDArray | None] = field(default_factory=list)
+    input_gradients: list[NDArray | None] = field(default_factory=list)
+    marked: list[bool] = field(default_factory=list)
+    training: bool = False
+    repeatable: bool = True
+    in_graph: bool = False
+    recorded: list[NDArray] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Identifies the same operator in another run."""
+        return self.name, self.count
+
+    def original(self, position: int) -> tuple[NDArray, Source | None]:
+        """Return an input as it was before AMP's casts, and where that comes from."""
+        array, source = self.arguments[position], self.sources[position]
+        while source is not None and source.event.inserted and source.event.op in _TRANSPARENT:
+            array, source = source.event.arguments[0], source.event.sources[0]
+        return array, source
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether AMP decided on its precision, rather than leave its inputs as they come."""
+        return self.rule is not None and self.rule.rule != KEEP
+
+    def runs_in(self, dtype: str) -> bool:
+        """Whether it runs in a low-precision type, or on values rounded through it where it is imitated."""
+        if self.rule is None or not self.is_decided:
+            return any(dtype_name(array.dtype) == dtype for array in self.inputs)
+        types = [dtype if _was_rounded(source, dtype) else dtype_name(array.dtype)
+                 for array, source in zip(self.inputs, self.sources)]
+        return precision(self.rule, types, FLOAT32, dtype) == dtype
+
+
+def _was_rounded(source: Source | None, dtype: str) -> bool:
+    event = source.event if source else None
+    return event is not None and event.op == CAST and event.inserted and dtype_name(event.inputs[0].dtype) == dtype
+
+
+def is_float(array: Any) -> bool:
+    """Whether a value is a dense array of floating-point numbers."""
+    dense = isinstance(array, NDArray) and not isinstance(array, BaseSparseNDArray)
+    return dense and dtype_name(array.dtype) in _FLOATS
+
+
+class Tape:
+    """Records operators; see :func:`gluon_amp._mxnet.watch.watching` for how they get here.
+
+    Parameters
+    ----------
+    invoke : callable
+        MXNet's own ``_imperative_invoke``.
+
+    Attributes
+    ----------
+    events : list of Event
+        In the order in which they ran.
+    parameter_gradients : dict
+        ``id`` of a parameter's array to its gradient, after :meth:`backward`.
+    """
+
+    def __init__(self, invoke: Callable[..., Any]):
+        self.invoke = invoke
+        self.events: list[Event] = []
+        self.parameter_gradients: dict[int, NDArray] = {}
+        self._producers: dict[int, Source] = {}
+        self._counts: Counter[str] = Counter()
+        self._aliases: list[NDArray] = []  # kept alive, so that no other array gets their id
+
+    def run(self, compute: Compute, arguments: Sequence[NDArray], op: str, name: str, block: str,
+            attrs: Mapping[str, str], inserted: bool = False, rule: Decision | None = None, repeatable: bool = True,
+            in_graph: bool = False) -> list[NDArray]:
+        """Run an operator and record it; return its outputs. The other parameters are attributes of :class:`Event`."""
+        marked = [autograd.is_recording() and self._is_differentiable(array) for array in arguments]
+        # MXNet ties all operators that read an array into one graph, a constant too: each gets its own handle.
+        inputs = [leaf_of(array) if mark else array.detach() for array, mark in zip(arguments, marked)]
+        outputs = list(compute(inputs))
+        sources = [self.source(array) for array in arguments]
+        event = Event(op, name, self._counts[name], block, attrs, inserted, rule, list(arguments), inputs, sources,
+                      marked=marked, training=autograd.is_training(),
+                      repeatable=repeatable, in_graph=in_graph)
+        self._counts[name] += 1
+        event.outputs = [array.detach() for array in outputs] if any(marked) else outputs
+        event.recorded = outputs if any(marked) else []
+        self._producers.update((id(array), Source(event, i)) for i, array in enumerate(event.outputs))
+        self.events.append(event)
+        return event.outputs
+
+    def source(self, array: NDArray) -> Source | None:
+        """Return the operator that made an array; None for data and parameters."""
+        return self._producers.get(id(array))
+
+    def _is_differentiable(self, array: NDArray) -> bool:
+        source = self._producers.get(id(array))
+        return is_float(array) and (bool(source.event.recorded) if source else array.grad is not None)
+
+    def alias(self, array: NDArray, of: NDArray) -> NDArray:
+        """Note that an array is another form of one that an operator made; return it."""
+        source = self.source(of)
+        if source is not None:
+            self._producers[id(array)] = source
+            self._aliases.append(array)
+        return array
+
+    def interpret(self, graph: Graph, arrays: Mapping[str, NDArray], block_of: Callable[[str], str]) -> list[NDArray]:
+        """Run a graph node by node.
+
+        Parameters
+        ----------
+        graph : Graph
+            Of a symbol, rewritten or not.
+        arrays : mapping of str to NDArray
+            Its variables.
+        block_of : callable
+            Gives the name of a node's block.
+        """
+        found: dict[tuple[int, int], NDArray] = {}
+        context = next(iter(arrays.values())).context if arrays else mx.current_context()
+        for node in graph.nodes():
+            if node.is_variable:
+                found[Entry(node).key] = arrays[node.name]
+                continue
+            arguments = [found[entry.key] for entry in node.inputs]
+            inserted = node.role is not Role.OWN
+            outputs = self.run(self._node(node, context), arguments, node.op, node.name, block_of(node.name),
+                               node.attrs, inserted, node.decision, repeatable=not node.extra, in_graph=True)
+            found.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
+        return [found[head.key] for head in graph.heads]
+
+    def _node(self, node: Node, context: mx.Context) -> Compute:
+        if node.extra:  # operators with graphs inside, such as loops
+            return _cached(node)
+        attrs = parameters(node.attrs)
+        if not node.inputs:
+            attrs.update(_made_from_nothing(node, context))
+        return lambda inputs: self.call(node.op, inputs, attrs)
+
+    def call(self, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any]) -> list[NDArray]:
+        """Run an operator past AMP and past the tape."""
+        return self.invoke(handle_of(op), list(inputs), list(attrs), list(attrs.values()), None, False, True)
+
+    def backward(self, seeds: Iterable[tuple[NDArray, NDArray]]) -> None:
+        """Compute the gradients of everything recorded, operator by operator, from those of some outputs.
+
+        Parameters
+        ----------
+        seeds : iterable of (NDArray, NDArray)
+            Arrays that operators gave, and their gradients.
+        """
+        totals: dict[tuple[int, int], NDArray] = {}
+        for array, gradient in seeds:
+            source = self._producers.get(id(array))
+            if source is not None:
+                self._add(totals, (id(source.event), source.output), gradient)
+        for event in reversed(self.events):
+            event.gradients = [totals.pop((id(event), i), None) for i in range(len(event.outputs))]
+            event.input_gradients = self.differentiated(event)
+            for array, source, gradient in zip(event.arguments, event.sources, event.input_gradients):
+                if gradient is not None and source is not None:
+                    self._add(totals, (id(source.event), source.output), gradient)
+                elif gradient is not None:
+                    self._add(self.parameter_gradients, id(array), gradient)
+
+    def differentiated(self, event: Event) -> list[NDArray | None]:
+        """Return what an operator contributes to the gradients of its inputs; None where nothing."""
+        heads = [(output, gradient) for output, gradient in zip(event.recorded, event.gradients)
+                 if gradient is not None]
+        event.recorded = []  # MXNet frees what it keeps
+        return _per_input(heads, event.inputs, event)
+
+    def again(self, event: Event, run: Callable[..., Sequence[NDArray]] | None = None) -> Rerun:
+        """Run an operator once more, alone, in FP32 on its inputs before AMP's casts and its incoming gradients.
+
+        Parameters
+        ----------
+        event : Event
+            A registered operator, after :meth:`backward` where gradients are wanted.
+        run : callable, optional
+            Takes the operator's name, inputs and parameters, and gives its outputs; MXNet's kernel when None.
+        """
+        arrays = [self.in_fp32(event.original(position)[0]) for position in range(len(event.inputs))]
+        inputs = [leaf_of(array) if mark else array.copy() for array, mark in zip(arrays, event.marked)]
+        attrs = parameters(event.attrs)
+        with autograd.record(train_mode=event.training) if any(event.marked) else autograd.pause(event.training):
+            outputs = list((run or self.call)(event.op, inputs, attrs))
+        heads = [(output, self.in_fp32(gradient)) for output, gradient in zip(outputs, event.gradients)
+                 if gradient is not None]
+        return Rerun([array.detach() for array in outputs], _per_input(heads, inputs, event))
+
+    def in_fp32(self, array: NDArray) -> NDArray:
+        """Return an array as it is, or cast up from low precision."""
+        if dtype_name(array.dtype) not in (FLOAT16, BFLOAT16):
+            return array
+        with autograd.pause():
+            return self.call(CAST, [array], {"dtype": FLOAT32})[0]
+
+    def _add(self, totals: dict, key: Any, gradient: NDArray) -> None:
+        totals[key] = self.call("elemwise_add", [totals[key], gradient], {})[0] if key in totals else gradient
+
+    def values(self, array: NDArray) -> np.ndarray:
+        """Return the values of an array, low-precision ones in float32."""
+        if isinstance(array, BaseSparseNDArray):
+            array = array.tostype("default")
+        return (self.in_fp32(array) if dtype_name(array.dtype) == BFLOAT16 else array).asnumpy()
+
+
+def _per_input(heads: Sequence[tuple[NDArray, NDArray]], inputs: Sequence[NDArray],
+               event: Event) -> list[NDArray | None]:
+    """Return the gradient of each input, None where there is none, from outputs and their gradients."""
+    leaves = [array for array, mark in zip(inputs, event.marked) if mark]
+    found = iter(gradients_of(heads, leaves, event.training) if heads and leaves else [None] * len(leaves))
+    return [next(found) if mark else None for mark in event.marked]
+
+
+def gradients_of(heads: Sequence[tuple[NDArray, NDArray]], leaves: Sequence[NDArray],
+                 training: bool) -> list[NDArray | None]:
+    """Return the gradients of marked arrays; None for all where the operator has no gradient."""
+    outputs, gradients = zip(*heads)
+    try:
+        found = autograd.grad(list(outputs), list(leaves), head_grads=list(gradients), retain_graph=False,
+                              train_mode=training)
+    except mx.MXNetError as error:
+        if "non-differentiable" not in str(error):
+            raise
+        return [None] * len(leaves)
+    return [array.tostype("default") if isinstance(array, BaseSparseNDArray) else array for array in found]
+
+
+def leaf_of(array: NDArray) -> NDArray:
+    """Return the values of an array as one that gradients are taken of."""
+    leaf = array.detach()
+    autograd.mark_variables([leaf], [array.detach()])  # gradients are fetched: the buffer is never written
+    return leaf
+
+
+def _made_from_nothing(node: Node, context: mx.Context) -> dict[str, str]:
+    """Say what an operator without inputs would get from the graph around: its device, and shapes left open."""
+    shape = node.shapes[0] if node.shapes else None
+    found = {} if context.device_type == "cpu" else {"ctx": str(context)}
+    return {**found, "shape": str(shape)} if "shape" in node.attrs and shape else found
+
+
+def _cached(node: Node) -> Compute:
+    """Make a cached op of one node."""
+    inputs = [Entry(Node("null", f"input{i}")) for i in range(len(node.inputs))]
+    alone = Node(node.op, node.name, node.attrs, inputs, node.num_outputs, node.extra)
+    symbol = from_graph(Graph([Entry(alone, i) for i in range(node.num_outputs)]), mx.sym.Variable("like"))
+    order = [int(name[len("input"):]) for name in symbol.list_inputs()]
+    operation = StockCachedOp(symbol)
+
+    def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
+        outputs = operation(*(arrays[i] for i in order))
+        return outputs if isinstance(outputs, list) else [outputs]
+    return compute

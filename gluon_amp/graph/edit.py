@@ -1,0 +1,88 @@
+"""Edit graphs: new nodes, new names, who reads what, and other things to read."""
+from __future__ import annotations
+
+from collections import defaultdict
+
+from .graph import Entry, Graph, Node, Role
+
+__all__ = ["CAST", "Readers", "cast", "cast_nodes", "operator", "redirect", "unique_name"]
+
+CAST = "amp_cast"
+
+
+def unique_name(base: str, taken: set[str]) -> str:
+    """Return ``base``, numbered when it is in ``taken`` already, and note it there.
+
+    Examples
+    --------
+    >>> unique_name('fc_cast', {'fc_cast'})
+    'fc_cast1'
+    """
+    name, count = base, 1
+    while name in taken:
+        name, count = f"{base}{count}", count + 1
+    taken.add(name)
+    return name
+
+
+def operator(op: str, name: str, inputs: list[Entry], like: Entry, role: Role = Role.HELPER, **attrs: object) -> Node:
+    """Make a single-output operator node with the data type and shape of ``like``."""
+    return Node(op, name, {key: str(value) for key, value in attrs.items()}, inputs,
+                dtypes=[like.dtype], shapes=[like.shape], role=role)
+
+
+def cast(entry: Entry, dtype: str, name: str, role: Role = Role.CAST) -> Entry:
+    """Make a cast of a tensor."""
+    made = operator(CAST, name, [entry], entry, role, dtype=dtype)
+    made.dtypes = [dtype]
+    return Entry(made)
+
+
+def cast_nodes(graph: Graph) -> list[Node]:
+    """All casts in a graph."""
+    return [node for node in graph.operators() if node.op == CAST]
+
+
+class Readers:
+    """The operators that read each tensor, and the graph's outputs.
+
+    Parameters
+    ----------
+    graph : Graph
+        Must not change while this is in use.
+    """
+
+    def __init__(self, graph: Graph):
+        self._operators: dict[tuple[int, int], list[Node]] = defaultdict(list)
+        self._nodes: dict[int, int] = defaultdict(int)
+        self._heads = {head.key for head in graph.heads}
+        for node in graph.nodes():
+            for entry in node.inputs:
+                self._operators[entry.key].append(node)
+                self._nodes[id(entry.node)] += 1
+
+    def of(self, entry: Entry) -> list[Node]:
+        """Return the operators that read a tensor, once per use."""
+        return self._operators[entry.key]
+
+    def is_head(self, entry: Entry) -> bool:
+        """Whether a tensor is an output of the graph."""
+        return entry.key in self._heads
+
+    def only(self, entry: Entry) -> Node | None:
+        """Return the one operator that reads a tensor, when nothing else reads anything of its producer."""
+        others = [head for head in self._heads if head[0] == id(entry.node)]
+        readers = self.of(entry)
+        return readers[0] if len(readers) == 1 and self._nodes[id(entry.node)] == 1 and not others else None
+
+
+def redirect(graph: Graph, moved: dict[tuple[int, int], Entry]) -> None:
+    """Let the readers of some tensors read others instead, through chains of replacements."""
+    def target(entry: Entry) -> Entry:
+        while entry.key in moved:
+            entry = moved[entry.key]
+        return entry
+
+    for node in graph.nodes():
+        node.inputs = [target(entry) for entry in node.inputs]
+    graph.heads = [target(head) for head in graph.heads]

@@ -1,0 +1,276 @@
+"""Graph and Node: an editable view of MXNet's symbol JSON, lossless both ways.
+
+The format is nnvm's: a topologically sorted list of nodes whose inputs are ``[node, output, version]``
+triples, and heads of the same form. Here inputs point at :class:`Node` objects, so that a rewrite needs no
+renumbering; the order of the list is restored when the graph is written.
+"""
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Iterator, NamedTuple
+
+from ..errors import GraphError
+
+__all__ = ["VARIABLE", "Entry", "Graph", "Node", "Role"]
+
+VARIABLE = "null"
+
+
+class Role(Enum):
+    """Who put a node into a graph, and what for."""
+
+    OWN = "own"  # the program
+    CAST = "cast"  # a pass: its producer and its readers differ in precision
+    GUARD = "guard"  # a pass: MXNet's cast would fail, or lose a gradient, without it
+    ROUNDING = "rounding"  # a pass: it imitates a type that the device has no kernels for
+    HELPER = "helper"  # a pass: anything else, such as the zeros of padded filters
+
+
+class Entry(NamedTuple):
+    """One output of a node, as an operator reads it.
+
+    Attributes
+    ----------
+    node : Node
+        The producer.
+    output : int
+        Which of the producer's outputs.
+    version : int
+        nnvm's version of a mutable variable; copied, never interpreted.
+    """
+
+    node: Node
+    output: int = 0
+    version: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """A hashable identity of the tensor (producer and output number)."""
+        return id(self.node), self.output
+
+    @property
+    def dtype(self) -> str | None:
+        """The tensor's data type as planned, else as analysed; None when neither knows it."""
+        known = self.node.planned or self.node.dtypes
+        return known[self.output] if self.output < len(known) else None
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether the plan gives the tensor another type than it had."""
+        return self.dtype != self.node.dtypes[self.output]
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The tensor's shape, None when the analysis does not know it."""
+        return self.node.shapes[self.output] if self.output < len(self.node.shapes) else None
+
+
+@dataclass(eq=False)
+class Node:
+    """An operator or a variable of a graph.
+
+    Attributes
+    ----------
+    op : str
+        Registered operator name, ``'null'`` for a variable.
+    name : str
+        The user's name of the node.
+    attrs : dict of str to str
+        Operator parameters and symbol attributes, all strings.
+    inputs : list of Entry
+        What it reads, in the operator's order.
+    num_outputs : int
+        All outputs, hidden ones included.
+    extra : dict
+        JSON fields that are carried along unread (``subgraphs`` of control flow operators).
+    dtypes, shapes : list
+        Per output, written by the analysis; empty until then.
+    planned : list
+        Per output, the data types that the assignment pass decided on; empty until then. A node without a decision
+        reads its inputs in the first of them.
+    decision : Decision or None
+        The policy's decision for this operator, written by the assignment pass.
+    role : Role
+        Who put the node there.
+    """
+
+    op: str
+    name: str
+    attrs: dict[str, str] = field(default_factory=dict)
+    inputs: list[Entry] = field(default_factory=list)
+    num_outputs: int = 1
+    extra: dict[str, Any] = field(default_factory=dict)
+    dtypes: list[str | None] = field(default_factory=list)
+    shapes: list[tuple[int, ...] | None] = field(default_factory=list)
+    planned: list[str | None] = field(default_factory=list)
+    decision: Any = None
+    role: Role = Role.OWN
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether the node is an input of the graph rather than an operator."""
+        return self.op == VARIABLE
+
+    def __repr__(self) -> str:
+        return f"Node({self.op} {self.name!r})"
+
+
+class Graph:
+    """A symbol graph.
+
+    Parameters
+    ----------
+    heads : list of Entry
+        The graph's outputs.
+    attrs : dict
+        Graph attributes of the JSON (``mxnet_version``), carried along.
+
+    Examples
+    --------
+    >>> text = ('{"nodes": [{"op": "null", "name": "x", "inputs": []}], "arg_nodes": [0],'
+    ...         ' "node_row_ptr": [0, 1], "heads": [[0, 0, 0]]}')
+    >>> Graph.from_json(text).variables()
+    [Node(null 'x')]
+    """
+
+    def __init__(self, heads: list[Entry], attrs: dict[str, Any] | None = None):
+        self.heads = heads
+        self.attrs = attrs or {}
+
+    @classmethod
+    def from_json(cls, text: str) -> Graph:
+        """Read a graph from the text that ``Symbol.tojson`` writes.
+
+        Raises
+        ------
+        GraphError
+            When the text is not JSON or not a symbol; the message says where.
+        """
+        try:
+            raw = json.loads(text, strict=False)  # MXNet writes control characters as they are
+            rows = raw.get("node_row_ptr")
+            nodes: list[Node] = []
+            for number, item in enumerate(raw["nodes"]):
+                nodes.append(_read_node(item, nodes, _num_outputs(rows, number)))
+            return cls([_read_entry(head, nodes) for head in raw["heads"]], dict(raw.get("attrs", {})))
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise GraphError(f"not the JSON text of an MXNet symbol: {type(error).__name__}: {error}") from error
+
+    def to_json(self) -> str:
+        """Write the graph in the form that ``mx.sym.load_json`` reads."""
+        nodes = self.nodes()
+        number = {id(node): position for position, node in enumerate(nodes)}
+        rows = [0]
+        for node in nodes:
+            rows.append(rows[-1] + node.num_outputs)
+
+        def triple(entry: Entry) -> list[int]:
+            return [number[id(entry.node)], entry.output, entry.version]
+
+        items = []
+        for node in nodes:
+            item: dict[str, Any] = {"op": node.op, "name": node.name}
+            if node.attrs:
+                item["attrs"] = node.attrs
+            item["inputs"] = [triple(entry) for entry in node.inputs]
+            item.update(node.extra)
+            items.append(item)
+        return _dumps({"nodes": items, "arg_nodes": [i for i, node in enumerate(nodes) if node.is_variable],
+                       "node_row_ptr": rows, "heads": [triple(head) for head in self.heads], "attrs": self.attrs})
+
+    def nodes(self) -> list[Node]:
+        """All nodes in nnvm's own order (depth first, inputs before their reader).
+
+        Raises
+        ------
+        GraphError
+            When the graph has a cycle; the message names a node on it.
+        """
+        order: list[Node] = []
+        state: dict[int, bool] = {}  # False: being visited, True: done
+        for head in self.heads:
+            stack: list[tuple[Node, Iterator[Entry]]] = []
+            self._push(head.node, state, stack)
+            while stack:
+                node, pending = stack[-1]
+                entry = next(pending, None)
+                if entry is not None:
+                    self._push(entry.node, state, stack)
+                else:
+                    stack.pop()
+                    state[id(node)] = True
+                    order.append(node)
+        return order
+
+    @staticmethod
+    def _push(node: Node, state: dict[int, bool], stack: list[tuple[Node, Iterator[Entry]]]) -> None:
+        done = state.get(id(node))
+        if done is False:
+            raise GraphError(f"the graph has a cycle through {node!r}")
+        if done is None:
+            state[id(node)] = False
+            stack.append((node, iter(node.inputs)))
+
+    def copy(self) -> Graph:
+        """Return a graph of the same nodes, each a copy, decisions and all."""
+        made: dict[int, Node] = {}
+
+        def entry(old: Entry) -> Entry:
+            return old._replace(node=made[id(old.node)])
+
+        for node in self.nodes():
+            made[id(node)] = replace(node, attrs=dict(node.attrs), inputs=[entry(old) for old in node.inputs],
+                                     dtypes=list(node.dtypes), shapes=list(node.shapes), planned=list(node.planned))
+        return Graph([entry(head) for head in self.heads], dict(self.attrs))
+
+    def operators(self) -> list[Node]:
+        """All nodes that are operators, in order."""
+        return [node for node in self.nodes() if not node.is_variable]
+
+    def variables(self) -> list[Node]:
+        """All nodes that are variables, in the order of ``Symbol.list_inputs``."""
+        return [node for node in self.nodes() if node.is_variable]
+
+
+_ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|(.))")
+
+
+def _dumps(value: Any) -> str:
+    """Write JSON as MXNet reads it: of all escapes it knows those of quotes, backslashes, tabs and ends of lines."""
+    return _ESCAPE.sub(_known_escape, json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _known_escape(found: re.Match[str]) -> str:
+    if found[1]:
+        return chr(int(found[1], 16))
+    return {"b": "\b", "f": "\f"}.get(found[2], found[0])
+
+
+def _num_outputs(rows: Any, number: int) -> int:
+    if not rows:
+        return 1
+    count = rows[number + 1] - rows[number]
+    if not isinstance(count, int):
+        raise ValueError(f"node_row_ptr gives node {number} {count} outputs")
+    return count
+
+
+def _read_entry(raw: Any, nodes: list[Node]) -> Entry:
+    node, index = raw[0], raw[1]
+    if not (isinstance(node, int) and 0 <= node < len(nodes)):
+        raise ValueError(f"an input refers to node {node}, which does not come before it")
+    if not (isinstance(index, int) and 0 <= index < nodes[node].num_outputs):
+        raise ValueError(f"an input refers to output {index} of {nodes[node]!r}, which has {nodes[node].num_outputs}")
+    return Entry(nodes[node], index, raw[2] if len(raw) > 2 else 0)
+
+
+def _read_node(raw: Any, nodes: list[Node], num_outputs: int) -> Node:
+    # Files of MXNet before 1.0 say "param" or "attr" where later ones say "attrs".
+    attrs = {**raw.get("param", {}), **raw.get("attr", {}), **raw.get("attrs", {})}
+    known = {"op", "name", "attrs", "attr", "param", "inputs", "backward_source_id"}
+    return Node(op=raw["op"], name=raw["name"], attrs=attrs,
+                inputs=[_read_entry(entry, nodes) for entry in raw["inputs"]], num_outputs=num_outputs,
+                extra={key: value for key, value in raw.items() if key not in known})

@@ -1,0 +1,60 @@
+"""Compute once, offline, what a rewrite does to parameters: casts, and the zero filters of channel alignment."""
+from __future__ import annotations
+
+from ..dtypes import LOW_PRECISION
+from ..graph import VARIABLE, Entry, Graph, Node, Readers, Role, redirect
+from ..graph.attrs import DTYPE, TYPE_FLAGS
+from .context import Context, Weights
+
+__all__ = ["run"]
+
+
+def run(graph: Graph, context: Context) -> int:
+    """Replace inserted operators that depend on parameters only by their results; return how many were stored.
+
+    A result takes the parameter's own name where nothing else reads that parameter.
+    """
+    weights = context.weights
+    if weights is None:
+        return 0
+    constant = _constants(graph, weights)
+    readers = Readers(graph)
+    moved: dict[tuple[int, int], Entry] = {}
+    for node in graph.operators():
+        if id(node) in constant and any(id(reader) not in constant for reader in readers.of(Entry(node))):
+            variable = _variable(node, readers)
+            weights.rename(node.name, variable.name)
+            moved[Entry(node).key] = Entry(variable)
+    redirect(graph, moved)
+    return len(moved)
+
+
+def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
+    """Compute what depends on parameters only; return each such node and the name of its value."""
+    found: dict[int, str] = {}
+    for node in graph.nodes():
+        if node.is_variable:
+            if node.name in weights:
+                found[id(node)] = node.name
+        elif node.role is not Role.OWN and all(id(entry.node) in found for entry in node.inputs):
+            weights.compute(node.name, node.op, node.attrs, [found[id(entry.node)] for entry in node.inputs])
+            found[id(node)] = node.name
+    return found
+
+
+def _variable(node: Node, readers: Readers) -> Node:
+    """Make the variable that stands for a result."""
+    sources = _sources(node)
+    dtype = node.dtypes[0]
+    # Behind a cast MXNet cannot infer the type of a variable: say it.
+    attrs = {DTYPE: str(TYPE_FLAGS[dtype])} if dtype in LOW_PRECISION else {}
+    variable = Node(VARIABLE, node.name, attrs, dtypes=list(node.dtypes), shapes=list(node.shapes))
+    if len(sources) == 1 and readers.only(Entry(sources[0])) is not None:
+        variable.name = sources[0].name
+    return variable
+
+
+def _sources(node: Node) -> list[Node]:
+    if node.is_variable:
+        return [node]
+    return [source for entry in node.inputs for source in _sources(entry.node)]

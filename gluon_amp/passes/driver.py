@@ -1,0 +1,201 @@
+"""The table of passes, and the one thing that runs them.
+
+To add a pass write ``run(graph, context) -> int`` (how much it did) in a module of its own and give it a record in
+:data:`PASSES`, in the order of execution. Passes read the data types and shapes that an analysis wrote into the nodes,
+and keep them up to date for the nodes they add.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable
+
+from ..errors import PolicyError, closest, expected
+from ..graph import Graph
+from ..rules import Policy
+from . import (
+    align_channels,
+    assign_dtypes,
+    cast_params_offline,
+    cut_casts,
+    dilate_pointwise,
+    drop_training,
+    fold_batch_norm,
+    fold_stride,
+    fuse,
+    imitate,
+    native_activations,
+    place_casts,
+    shape_operands,
+    verify,
+)
+from .context import Context
+
+__all__ = ["PASSES", "Pass", "checked", "finish", "list_passes", "pipeline_of", "rewrite", "run"]
+
+TRAINING, INFERENCE = "training", "inference"
+BOTH = (TRAINING, INFERENCE)
+
+
+def _always(context: Context) -> bool:
+    return True
+
+
+def _lowers(context: Context) -> bool:
+    return context.policy.lowers
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A rewrite of graphs.
+
+    Attributes
+    ----------
+    name : str
+        What users switch it off by; that of its module.
+    summary : str
+        What it does, in a line.
+    run : callable
+        Takes a graph and a Context, edits the graph, and says how much it did.
+    where : tuple of str
+        ``'training'``, which is everything under ``init`` and ``autocast``; ``'inference'``, which is conversion.
+    required : str
+        Why it cannot be switched off; empty for one that can.
+    applies : callable
+        Whether it is for graphs of a context.
+    is_step : bool
+        Whether the ``optimize`` argument of the conversions lists it.
+    is_last : bool
+        Whether it leaves a graph of which no types, shapes and decisions are known.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[Graph, Context], int]
+    where: tuple[str, ...] = BOTH
+    required: str = ""
+    applies: Callable[[Context], bool] = _lowers
+    is_step: bool = False
+    is_last: bool = False
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("drop_training", "operators that do nothing in inference are dropped (Dropout)", drop_training.run,
+         where=(INFERENCE,), applies=_always, is_step=True),
+    Pass("fold_batch_norm", "BatchNorm is folded into the convolution or dense layer before it", fold_batch_norm.run,
+         where=(INFERENCE,), applies=_always, is_step=True),
+    Pass("shape_operands", "what is computed for its shape only is not computed", shape_operands.run, applies=_always),
+    Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
+         required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
+    Pass("native_activations", "activations run oneDNN's kernels, or less of MXNet's own", native_activations.run,
+         applies=native_activations.is_needed),
+    Pass("cut_casts", "operators that may run in either precision take what costs least, casts included",
+         cut_casts.run, applies=cut_casts.is_needed),
+    Pass("align_channels", "convolutions are padded to the channel multiple that the fast kernels need",
+         align_channels.run, applies=align_channels.is_needed, is_step=True),
+    Pass("fold_stride", "strided convolutions of few channels run on AMX; they stay in FP32 without it",
+         fold_stride.run, where=(TRAINING,), applies=fold_stride.is_needed),
+    Pass("place_casts", "a cast is inserted where producer and consumer differ", place_casts.run, applies=_always,
+         required="without it operators would read types that they cannot run in"),
+    Pass("dilate_pointwise", "pointwise convolutions avoid a kernel of AMX that is not sound; they stay in FP32 "
+         "without it", dilate_pointwise.run, where=(INFERENCE,), applies=dilate_pointwise.is_needed),
+    Pass("verify", "the result is checked", verify.run, applies=verify.is_needed,
+         required="it runs only where it is asked for: with GLUON_AMP_VERIFY=1"),
+    Pass("imitate", "a type that the device has no kernels for is imitated", imitate.run, applies=imitate.is_needed,
+         required="without it the device would have to run a type that it has no kernels for"),
+    Pass("cast_params_offline", "parameters that are read in low precision only are stored in it",
+         cast_params_offline.run, where=(INFERENCE,), is_step=True),
+    Pass("fuse", "oneDNN's fused operators (convolution, activation, sum) on the CPU", fuse.run, where=(INFERENCE,),
+         applies=_always, is_step=True, is_last=True),
+)
+
+
+def pipeline_of(context: Context) -> tuple[Pass, ...]:
+    """Return the passes for graphs of a context, in order."""
+    place = TRAINING if context.policy.training else INFERENCE
+    return tuple(each for each in PASSES
+                 if place in each.where and context.policy.runs(each.name) and each.applies(context))
+
+
+def run(graph: Graph, context: Context) -> dict[str, int]:
+    """Run all passes but the last ones.
+
+    Parameters
+    ----------
+    graph : Graph
+        In FP32; its nodes carry data types, and shapes where known. Edited in place.
+    context : Context
+        The settings of the rewrite.
+
+    Returns
+    -------
+    dict of str to int
+        Each pass that ran, and how much it did. With nothing done the graph is as it was.
+
+    Raises
+    ------
+    GraphError
+        The verifier found a broken invariant.
+    """
+    counts = {each.name: each.run(graph, context) for each in pipeline_of(context) if not each.is_last}
+    if context.weights is not None:
+        context.weights.keep({node.name for node in graph.variables()})
+    return counts
+
+
+def finish(graph: Graph, context: Context) -> dict[str, int]:
+    """Run the passes behind which nothing is known of the graph's nodes; as :func:`run` otherwise."""
+    return {each.name: each.run(graph, context) for each in pipeline_of(context) if each.is_last}
+
+
+def rewrite(graph: Graph, policy: Policy, **settings: Any) -> dict[str, int]:
+    """Run all passes but the last ones with a policy; ``settings`` are those of :meth:`Context.of`."""
+    return run(graph, Context.of(graph, policy, **settings))
+
+
+def checked(names: Iterable[str] | None, argument: str = "disable_passes") -> frozenset[str]:
+    """Return the passes to switch off.
+
+    Parameters
+    ----------
+    names : iterable of str, optional
+        As the user gave them.
+    argument : str
+        What they were given as.
+
+    Raises
+    ------
+    PolicyError
+        A name is unknown, or that of a pass that is required.
+
+    Examples
+    --------
+    >>> checked(['align_channels'])
+    frozenset({'align_channels'})
+    """
+    if names is None:
+        return frozenset()
+    given = [] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
+    if (not given and names) or not all(isinstance(name, str) for name in given):
+        raise PolicyError(expected("a list of names of passes", argument, names))
+    known = {each.name: each for each in PASSES}
+    for name in given:
+        if name not in known:
+            raise PolicyError(f"{argument}: there is no pass {name!r}.{closest(name, list_passes())} Those that can be "
+                              f"switched off are {', '.join(list_passes())}")
+        if known[name].required:
+            raise PolicyError(f"{argument}: {name!r} cannot be switched off: {known[name].required}")
+    return frozenset(given)
+
+
+def list_passes() -> dict[str, str]:
+    """List the graph passes that can be switched off, in the order in which they run, with what each does.
+
+    Their names are what ``disable_passes`` of :func:`init` and of the conversions takes.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> amp.list_passes()['align_channels']
+    'convolutions are padded to the channel multiple that the fast kernels need'
+    """
+    return {each.name: each.summary for each in PASSES if not each.required}

@@ -1,0 +1,58 @@
+"""Let oneDNN fuse convolutions and dense layers with activations and sums, for inference on the CPU.
+
+MXNet's fusion takes a layer together with what comes after it without a look at who else reads the layer's result.
+Where that is an output of the network, or read twice, readers get the fused result, or the graph does not fit.
+An operator that reads one tensor twice counts once, and outputs move behind identities to where they do not belong.
+Operators that the fusion does not know stand in its way wherever it would go wrong.
+"""
+from __future__ import annotations
+
+from ..graph import Entry, Graph, Node, Readers, Role, operator, redirect, unique_name
+from .context import Context
+
+__all__ = ["run"]
+
+_FUSED = "_sg_mkldnn"
+# Their input must not be fused with them: MXNet folds BatchNorm in bfloat16 arithmetic, a percent off per layer, and
+# loses which output of an operator an identity read.
+_KEPT_APART = ("BatchNorm", "_copy", "Dropout")
+
+
+def run(graph: Graph, context: Context) -> int:
+    """Replace the graph by what the engine makes of it; return how many fused operators that has."""
+    if context.engine is None:
+        return 0
+    shields = _shield(graph)
+    fused = context.engine(graph)
+    redirect(fused, {Entry(node).key: node.inputs[0] for node in fused.operators() if node.name in shields})
+    graph.heads, graph.attrs = fused.heads, fused.attrs
+    return sum(node.op.startswith(_FUSED) for node in fused.operators())
+
+
+def _shield(graph: Graph) -> set[str]:
+    """Put operators that the fusion does not know where it must not look through; return their names.
+
+    Each reader gets one of its own, so that no fused operator has the same input twice.
+    """
+    names = {node.name for node in graph.nodes()}
+    readers = Readers(graph)
+    shields = set()
+    for node in graph.operators():
+        for position, entry in enumerate(node.inputs):
+            if _is_apart(node, position) or _is_read_elsewhere(entry, node, readers):
+                shield = operator("_mul_scalar", unique_name(f"{node.name}_shield", names), [entry], entry, Role.GUARD,
+                                  scalar=1.0)
+                node.inputs[position] = Entry(shield)
+                shields.add(shield.name)
+    return shields
+
+
+def _is_apart(node: Node, position: int) -> bool:
+    return position == 0 and node.op in _KEPT_APART
+
+
+def _is_read_elsewhere(entry: Entry, reader: Node, readers: Readers) -> bool:
+    """Whether a tensor has several readers; of variables only sums matter, the fusion begins behind them."""
+    if entry.node.is_variable and reader.op != "elemwise_add":
+        return False
+    return len(readers.of(entry)) > 1 or readers.is_head(entry)

@@ -1,0 +1,137 @@
+"""The rules that operator tables are made of, and what follows from one for an operator: a decision."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any, Sequence
+
+__all__ = ["EXCLUDED", "FP32", "KEEP", "LOWER", "NEUTRAL", "OUTSIDE", "RULES", "SWITCHED_OFF", "WIDEST", "Cause",
+           "Decision", "Rule", "precision"]
+
+LOWER = "LOWER"  # all floating-point inputs are cast to the target type
+FP32 = "FP32"  # all low-precision inputs are cast to FP32
+WIDEST = "WIDEST"  # FP32 as soon as one floating-point input is FP32, otherwise the target type
+NEUTRAL = "NEUTRAL"  # the precision that the data (first) input has already
+KEEP = "KEEP"  # inputs exactly as the program gives them: casts, optimizer updates, integer and random operators
+RULES = (LOWER, FP32, WIDEST, NEUTRAL, KEEP)
+
+
+class Cause(str, Enum):
+    """Why an operator runs in the precision that it runs in."""
+
+    TABLE = "table"  # the operator table says so
+    CHANNELS = "channels"  # it has too few input channels to gain
+    LAYOUT = "layout"  # there are no fast kernels for its layout
+    USER_LIST = "user_list"  # it is in one of the user's lists
+    NOT_LISTED = "not_listed"  # the user's list of low-precision operators leaves it out
+    REGISTERED = "registered"  # the user's register_op says so
+    EXCLUSION = "exclusion"  # the policy excludes its node
+    REGION = "region"  # it is in a region without AMP, or in an excluded block
+    OUTSIDE = "outside"  # it is outside of every region with AMP
+    SHAPE = "shape"  # there is no sound or fast kernel for its shape
+    MEASURED = "measured"  # it was measured to be slower in low precision on this machine
+    DEVICE = "device"  # the device is faster in FP32
+    COST = "cost"  # that costs least, casts included
+    DEFAULT = "default"  # nothing is known of it
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line of an operator table, or of a user's list.
+
+    Attributes
+    ----------
+    rule : str
+        ``'LOWER'``, ``'FP32'``, ``'WIDEST'``, ``'NEUTRAL'`` or ``'KEEP'``.
+    when : (str, tuple of str), optional
+        Attribute and values for which it holds; always, when None.
+    fp32_inputs : tuple of int
+        Positions of inputs that stay FP32 whatever the data runs in. Outputs after the first stay FP32 too.
+    rounded_inputs : tuple of int
+        Positions of inputs that stay FP32 in type, and are rounded to values of the target type.
+    min_channels : int
+        It holds only for inputs with at least this many channels (axis 1), where the shape is known.
+    safe : bool
+        False when the target type has no kernel for the operator, or one that is wrong or corrupts memory:
+        user lists cannot force it into low precision.
+    note : str
+        The reason, shown to users.
+    cause : Cause
+        The kind of reason.
+    """
+
+    rule: str
+    when: tuple[str, tuple[str, ...]] | None = None
+    fp32_inputs: tuple[int, ...] = ()
+    rounded_inputs: tuple[int, ...] = ()
+    min_channels: int = 0
+    safe: bool = True
+    note: str = ""
+    cause: Cause = Cause.TABLE
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether it holds for some uses of an operator only."""
+        return self.when is not None or self.min_channels > 0
+
+    @cached_property
+    def decision(self) -> Decision:
+        """What follows where the rule holds."""
+        return Decision(self.rule, self.cause, self.note, self.fp32_inputs, self.rounded_inputs, self.safe)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The precision of one operator, and why.
+
+    Attributes
+    ----------
+    rule, fp32_inputs, rounded_inputs, safe
+        As in :class:`Rule`.
+    cause : Cause
+        The kind of reason, for programs.
+    note : str
+        The reason, for people.
+    """
+
+    rule: str
+    cause: Cause
+    note: str
+    fp32_inputs: tuple[int, ...] = ()
+    rounded_inputs: tuple[int, ...] = ()
+    safe: bool = True
+
+
+SWITCHED_OFF = Decision(FP32, Cause.REGION, "inside an autocast(enabled=False) region, or an excluded block")
+OUTSIDE = Decision(FP32, Cause.OUTSIDE, "outside of every autocast region")
+EXCLUDED = Decision(FP32, Cause.EXCLUSION, "excluded by name")
+
+
+def precision(decision: Decision, types: Sequence[Any], fp32: Any, low: Any) -> Any:
+    """Return the precision that an operator's floating-point data takes; None when it has no such data.
+
+    Parameters
+    ----------
+    decision : Decision
+        Governs the operator.
+    types : sequence
+        The types of its inputs, in any representation.
+    fp32, low : object
+        FP32 and the low-precision type in that representation; inputs of other types do not count.
+
+    Examples
+    --------
+    >>> widest = Rule(WIDEST).decision
+    >>> precision(widest, ['bfloat16', 'float32', 'int32'], 'float32', 'bfloat16')
+    'float32'
+    """
+    data = [kind for position, kind in enumerate(types)
+            if kind in (fp32, low) and position not in decision.fp32_inputs]
+    if not data:
+        return None
+    if decision.rule == LOWER:
+        return low
+    if decision.rule == NEUTRAL:
+        return data[0]
+    return low if decision.rule == WIDEST and fp32 not in data else fp32

@@ -1,0 +1,243 @@
+"""The policy: an operator, its attributes and its shape to a decision."""
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any, Mapping, Sequence
+
+from ..dtypes import FLOAT32, normalize
+from ..errors import PolicyError, expected
+from ..files import replacing
+from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule
+from .shapes import FEW_CHANNELS, SHAPE_RULES
+from .tables import table
+from .tuning import signature
+
+__all__ = ["Policy", "refused_rules"]
+
+_FORMAT = "gluon_amp policy 1"
+_SLOW = Decision(FP32, Cause.MEASURED, "measured to be slower in low precision on this machine")
+# For operators of libraries that were loaded, or of a later MXNet.
+_DEFAULT = Rule(FP32, note="not in the operator tables: FP32 is safe for every operator", cause=Cause.DEFAULT)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Decides the precision that an operator runs in.
+
+    Attributes
+    ----------
+    target_dtype : str
+        ``'bfloat16'``, ``'float16'``, or ``'float32'`` for a device on which low precision would be slower: all
+        operators then run in FP32, and only the passes that make FP32 faster rewrite graphs.
+    overrides : mapping of str to tuple of Rule
+        Rules that come before those of the built-in table.
+    imitated : bool
+        Whether low precision is imitated: FP32 kernels, with values and gradients rounded at every edge.
+    excluded : frozenset of str
+        Names of graph nodes that stay in FP32.
+    training : bool
+        False in converted graphs, in which no gradients are taken, and which avoid unsound kernels for all shapes.
+    amx : bool
+        Whether oneDNN uses AMX tiles, some of whose kernels are not sound, or not fast, for all shapes.
+    channel_multiple : int, optional
+        The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
+    slow : frozenset of str
+        Uses of operators (:func:`gluon_amp.rules.tuning.signature`) that were measured to be slower in low precision.
+    disabled_passes : frozenset of str
+        Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
+    reason : str
+        Why everything runs in FP32, for people; empty in low precision.
+
+    Examples
+    --------
+    >>> Policy('bfloat16').decide('FullyConnected', {}).rule
+    'LOWER'
+    """
+
+    target_dtype: str
+    overrides: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
+    imitated: bool = False
+    excluded: frozenset[str] = frozenset()
+    training: bool = True
+    amx: bool = False
+    channel_multiple: int | None = None
+    slow: frozenset[str] = frozenset()
+    disabled_passes: frozenset[str] = frozenset()
+    reason: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.target_dtype, frozenset(self.overrides.items()), self.imitated, self.excluded, self.training,
+                     self.amx, self.channel_multiple, self.slow, self.disabled_passes))
+
+    @property
+    def lowers(self) -> bool:
+        """Whether anything may run in low precision."""
+        return self.target_dtype != FLOAT32
+
+    def to_json(self) -> str:
+        """Write what the user decides as JSON; what belongs to the device is left out.
+
+        Examples
+        --------
+        >>> policy = Policy('bfloat16', excluded=frozenset({'net_dense0_fwd'}))
+        >>> Policy.from_json(policy.to_json()) == policy
+        True
+        """
+        overrides = {op: [_written_rule(rule) for rule in rules] for op, rules in self.overrides.items()}
+        return json.dumps({"format": _FORMAT, "target_dtype": self.target_dtype, "excluded": sorted(self.excluded),
+                           "slow": sorted(self.slow), "training": self.training, "overrides": overrides,
+                           "disabled_passes": sorted(self.disabled_passes)}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Policy:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        PolicyError
+            The text is something else, or lets an operator run in low precision whose kernel is not sound: the built-in
+            table says which are, not the text.
+        """
+        try:
+            raw = json.loads(text)
+            if raw["format"] != _FORMAT:
+                raise ValueError(f"its format is {raw['format']!r}, not {_FORMAT!r}")
+            target = normalize(raw["target_dtype"], or_float32=True)
+            overrides = {op: _sound(target, op, tuple(_read_rule(rule) for rule in rules))
+                         for op, rules in raw["overrides"].items()}
+            return cls(target, overrides, excluded=frozenset(raw["excluded"]),
+                       slow=frozenset(raw["slow"]), training=bool(raw["training"]),
+                       disabled_passes=frozenset(raw.get("disabled_passes", ())))
+        except PolicyError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PolicyError(f"not the JSON text of a policy: {type(error).__name__}: {error}") from error
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the policy to a JSON file, whole or not at all."""
+        with replacing(path) as (temporary,), open(temporary, "w", encoding="utf-8") as file:
+            file.write(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Policy:
+        """Read a file of :meth:`save`.
+
+        Raises
+        ------
+        OSError
+            The file cannot be read.
+        PolicyError
+            It holds no policy.
+        """
+        with open(path, encoding="utf-8") as file:
+            return cls.from_json(file.read())
+
+    def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None = None) -> Decision:
+        """Return the precision of an operator, and why.
+
+        Parameters
+        ----------
+        op : str
+            Registered operator name.
+        attrs : mapping of str to str
+            Its parameters, as in symbol JSON.
+        shape : sequence of int, optional
+            Shape of its data (first) input, None where unknown.
+
+        Returns
+        -------
+        Decision
+        """
+        if not self.lowers:
+            note = f"float32: {self.reason}" if self.reason else "everything runs in FP32"
+            return Decision(FP32, Cause.DEVICE, note)
+        kept = self.kept_for(op, attrs, shape)
+        if kept is not None:
+            return kept
+        channels = self._channels(op, attrs, shape)
+        return next(rule for rule in self._rules(op) if _holds(rule, attrs, channels)).decision
+
+    def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> Decision | None:
+        """Return what keeps an operator in FP32 for the shape of its data, which may change from call to call."""
+        if self.lowers and self.slow and shape and signature(op, attrs, shape) in self.slow:
+            return _SLOW
+        return next((rule.decision for rule in SHAPE_RULES
+                     if rule.op == op and self._heeds(rule) and rule.holds(attrs, shape or (), self.amx)), None)
+
+    def depends_on_shape(self, op: str) -> bool:
+        """Whether the shape of its data may keep an operator in FP32."""
+        return (self.lowers and bool(self.slow)) or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
+
+    def _heeds(self, rule: Any) -> bool:
+        return rule.applies(self) and not (rule.lifted_by and self.runs(rule.lifted_by))
+
+    def runs(self, name: str) -> bool:
+        """Whether a pass is on."""
+        return name not in self.disabled_passes
+
+    def _channels(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> int | None:
+        """Return the input channels that count for a rule, None where they do not matter or are unknown."""
+        # In inference AMX kernels gain with few channels too, and leave their output in the layout of the others.
+        if not shape or len(shape) < 2 or (self.amx and not self.training):
+            return None
+        more = FEW_CHANNELS
+        lifted = op == more.op and more.applies(self) and self.runs(more.lifted_by) and more.holds(attrs, shape[1])
+        return None if lifted else shape[1]
+
+    def fixed(self, op: str) -> Decision | None:
+        """Return the decision on every use of an operator; None when it depends on the use."""
+        first = self._rules(op)[0]
+        return None if first.is_conditional else first.decision
+
+    def may_lower(self, op: str) -> bool:
+        """Whether some use of an operator on FP32 inputs runs in low precision, or rounds some of them to it."""
+        return any(rule.rule == LOWER or rule.rounded_inputs for rule in self._rules(op))
+
+    def _rules(self, op: str) -> tuple[Rule, ...]:
+        return (*self.overrides.get(op, ()), *table(self.target_dtype).get(op, ()), _DEFAULT)
+
+
+def refused_rules(argument: str, target_dtype: str, op: str) -> list[Rule]:
+    """Return the table's rules that nobody may override; raise PolicyError when nothing of the operator is left."""
+    refused = [rule for rule in table(target_dtype).get(op, ()) if not rule.safe or rule.rule == KEEP]
+    if any(rule.when is None for rule in refused):
+        raise PolicyError(f"{argument}: {op!r} cannot run in {target_dtype}: {refused[0].note}. Leave it out of the "
+                          "list")
+    return refused
+
+
+def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """Return a file's rules for an operator behind what the table does not let it do."""
+    if all(rule.rule == FP32 and not rule.rounded_inputs for rule in rules):
+        return rules
+    refused = refused_rules("overrides", target_dtype, op)
+    fixed = {position for rule in table(target_dtype).get(op, ()) for position in rule.fp32_inputs}
+    for rule in rules:
+        if rule.rule != FP32 and not fixed.issubset(rule.fp32_inputs):
+            raise ValueError(f"fp32_inputs of {op!r} lack {sorted(fixed.difference(rule.fp32_inputs))}: its kernels "
+                             "read those in FP32")
+    return (*(rule for rule in refused if rule not in rules), *rules)
+
+
+def _written_rule(rule: Rule) -> dict[str, Any]:
+    return {**asdict(rule), "cause": rule.cause}
+
+
+def _read_rule(raw: Mapping[str, Any]) -> Rule:
+    known = {key: value for key, value in raw.items() if key != "name"}  # earlier versions wrote the operator's
+    when = None if raw["when"] is None else (raw["when"][0], tuple(raw["when"][1]))
+    if raw["rule"] not in RULES:
+        raise ValueError(expected(f"one of {', '.join(RULES)}", "rule", raw["rule"]))
+    positions = {name: tuple(raw[name]) for name in ("fp32_inputs", "rounded_inputs")}
+    return Rule(**{**known, "when": when, **positions, "cause": Cause(raw.get("cause", Cause.TABLE))})
+
+
+def _holds(rule: Rule, attrs: Mapping[str, str], channels: int | None) -> bool:
+    if rule.min_channels and channels is not None and channels < rule.min_channels:
+        return False
+    if rule.when is None:
+        return True
+    attribute, values = rule.when
+    return str(attrs.get(attribute)) in values

@@ -1,0 +1,225 @@
+"""Shapes for which bfloat16 kernels of oneDNN 2.4.4 are not sound, or not fast, or convolutions run as others.
+
+:data:`SHAPE_RULES` comes before the operator tables. A rule that a graph pass makes needless names the pass.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Callable, Iterator, Mapping, Sequence
+
+from ..dtypes import BFLOAT16
+from ..graph.attrs import integer, integers, is_channels_last, is_set
+from .decision import FP32, Cause, Decision
+
+if TYPE_CHECKING:
+    from .policy import Policy
+
+__all__ = ["FEW_CHANNELS", "SHAPE_RULES", "FewChannels", "ShapeRule", "can_fold_stride", "has_idle_taps",
+           "is_pointwise", "overruns_amx_tiles", "pools_out_of_order"]
+
+Attrs = Mapping[str, str]
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class ShapeRule:
+    """What keeps an operator in FP32 for some shapes of its data.
+
+    Attributes
+    ----------
+    op : str
+        Registered operator name.
+    applies : callable
+        Whether it is for graphs of a policy.
+    holds : callable
+        Takes the operator's attributes, the shape of its data (empty where unknown), and whether oneDNN uses AMX tiles.
+    decision : Decision
+        What follows.
+    lifted_by : str
+        The pass that makes it needless when it is on.
+    """
+
+    op: str
+    applies: Callable[[Policy], bool]
+    holds: Callable[[Attrs, Shape, bool], bool]
+    decision: Decision
+    lifted_by: str = ""
+
+
+@dataclass(frozen=True)
+class FewChannels:
+    """A pass that gives operators more input channels, so that rules on few of them do not count.
+
+    Attributes
+    ----------
+    op : str
+        Registered operator name.
+    applies : callable
+        Whether the pass is for graphs of a policy.
+    holds : callable
+        Takes the operator's attributes and its input channels.
+    lifted_by : str
+        The pass.
+    """
+
+    op: str
+    applies: Callable[[Policy], bool]
+    holds: Callable[[Attrs, int], bool]
+    lifted_by: str
+
+
+def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
+    """Whether some position of a convolution's filters never meets the data, as with small maps and wide padding.
+
+    Examples
+    --------
+    >>> has_idle_taps({'kernel': '(3, 3)', 'pad': '(1, 1)'}, (2, 16, 1, 1))
+    True
+    >>> has_idle_taps({'kernel': '(3, 3)', 'pad': '(1, 1)'}, (2, 16, 8, 8))
+    False
+    """
+    if is_channels_last(attrs):
+        return False
+    return any(_is_idle(*window) for window in _windows(attrs, shape))
+
+
+def _windows(attrs: Mapping[str, str], shape: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield kernel, stride, padding, dilation and size of the data along each axis of the map."""
+    kernel, stride, pad, dilate = (integers(attrs, name) for name in ("kernel", "stride", "pad", "dilate"))
+    count = len(kernel)
+    return zip(kernel, stride or [1] * count, pad or [0] * count, dilate or [1] * count, shape[2:])
+
+
+def _positions(kernel: int, stride: int, pad: int, dilate: int, size: int) -> int:
+    return (size + 2 * pad - dilate * (kernel - 1) - 1) // stride + 1
+
+
+def _is_idle(kernel: int, stride: int, pad: int, dilate: int, size: int) -> bool:
+    starts = [position * stride - pad for position in range(_positions(kernel, stride, pad, dilate, size))]
+    return size > 0 and any(all(not 0 <= start + tap * dilate < size for start in starts) for tap in range(kernel))
+
+
+_BLOCK = 16  # channels that oneDNN keeps side by side
+
+
+def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> bool:
+    """Whether the gradient of a pooling comes in an order of axes for which oneDNN has reference kernels only.
+
+    Where the result has height or width 1, its strides do not tell the order of that axis and of its neighbours any
+    more, and oneDNN takes the larger ones of the data for the outer ones. The neighbours are the blocks of channels
+    and, between AMX kernels, which keep channels innermost, the batch.
+
+    Parameters
+    ----------
+    attrs : mapping of str to str
+        Its parameters, as in symbol JSON.
+    shape : sequence of int
+        Shape of its data.
+    amx : bool
+        Whether oneDNN uses AMX tiles.
+
+    Examples
+    --------
+    >>> pools_out_of_order({'global_pool': 'True'}, (4, 2048, 7, 7), amx=True)
+    True
+    >>> pools_out_of_order({'global_pool': 'True'}, (4, 2048, 7, 7), amx=False)
+    False
+    """
+    if len(shape) != 4 or is_channels_last(attrs) or not all(shape):
+        return False
+    blocks = -(-shape[1] // _BLOCK)
+    if max(shape[2:]) <= (min(shape[0], blocks) if amx else blocks):
+        return False
+    return is_set(attrs, "global_pool") or any(_positions(*window) == 1 for window in _windows(attrs, shape))
+
+
+_TILE_ROWS = 16  # of an AMX tile
+_SMALL_MAP = 32
+
+
+def overruns_amx_tiles(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
+    """Whether oneDNN's AMX kernel for pointwise convolutions writes beyond its output.
+
+    It takes pixels in groups as large as a tile allows, two tiles at a time and those in pairs; with three groups in
+    all it stores a fourth (``jit_avx512_core_amx_1x1_conv_kernel`` of oneDNN 2.4.4; found with guard pages behind every
+    allocation, for all maps up to 33x33).
+
+    Examples
+    --------
+    >>> [size for size in range(1, 34) if overruns_amx_tiles({'kernel': '(1, 1)'}, (2, 64, size, size))]
+    [6]
+    """
+    if not is_pointwise(attrs):
+        return False
+    *rows, columns = (1, *shape[2:])
+    height = prod(rows)
+    counted = height if height >= _SMALL_MAP else height * columns
+    group = next((size for size in range(_TILE_ROWS, 0, -1) if counted % size == 0), 1)
+    return group > 0 and height * columns == 3 * group
+
+
+def is_pointwise(attrs: Mapping[str, str]) -> bool:
+    """Whether a convolution may run oneDNN's kernel for one by one filters: no stride, padding, dilation or groups."""
+    ones = (integers(attrs, name) for name in ("kernel", "stride", "dilate", "num_group"))
+    return all(number == 1 for numbers in ones for number in numbers) and not any(integers(attrs, "pad"))
+
+
+_MOST_FOLDED = 8  # channels: four pixels of each fill one AMX tile
+_LEAST_FILTERS = 16
+
+
+def can_fold_stride(attrs: Mapping[str, str], channels: int) -> bool:
+    """Whether a convolution may run without its stride on four times the channels, and gains from it on AMX.
+
+    Parameters
+    ----------
+    attrs : mapping of str to str
+        Its parameters, as in symbol JSON.
+    channels : int
+        Its input channels.
+
+    Examples
+    --------
+    >>> can_fold_stride({'kernel': '(7, 7)', 'stride': '(2, 2)', 'pad': '(3, 3)', 'num_filter': '64'}, 3)
+    True
+    >>> can_fold_stride({'kernel': '(3, 3)', 'pad': '(1, 1)', 'num_filter': '64'}, 3)
+    False
+    """
+    kernel, stride, pad, others = (integers(attrs, name) for name in ("kernel", "stride", "pad", "dilate"))
+    square = stride == [2, 2] and len(set(kernel)) == 1 and len(set(pad)) <= 1 and len(kernel) == 2 and kernel[0] > 2
+    plain = all(number == 1 for number in others) and integer(attrs, "num_group", 1) == 1
+    wide = 0 < channels <= _MOST_FOLDED and integer(attrs, "num_filter", 0) >= _LEAST_FILTERS
+    return square and plain and wide and not is_channels_last(attrs)
+
+
+def _trains_bfloat16(policy: Policy) -> bool:
+    return policy.training and policy.target_dtype == BFLOAT16
+
+
+def _meets_all_shapes_on_amx(policy: Policy) -> bool:
+    return policy.amx and not policy.training and policy.target_dtype == BFLOAT16
+
+
+def _trains_on_amx(policy: Policy) -> bool:
+    return policy.amx and _trains_bfloat16(policy) and not policy.imitated
+
+
+SHAPE_RULES: tuple[ShapeRule, ...] = (
+    ShapeRule("Convolution", _meets_all_shapes_on_amx, lambda attrs, shape, amx: is_pointwise(attrs),
+              Decision(FP32, Cause.SHAPE, "the pass dilate_pointwise is off, and oneDNN's AMX kernel writes beyond its "
+                                          "output for some map sizes", safe=False),
+              lifted_by="dilate_pointwise"),
+    ShapeRule("Convolution", _trains_bfloat16, lambda attrs, shape, amx: has_idle_taps(attrs, shape),
+              Decision(FP32, Cause.SHAPE, "parts of its filters meet padding only, and oneDNN's bfloat16 kernel leaves "
+                                          "garbage in their gradient", safe=False)),
+    ShapeRule("Convolution", _trains_bfloat16,
+              lambda attrs, shape, amx: amx and len(shape) > 0 and overruns_amx_tiles(attrs, shape),
+              Decision(FP32, Cause.SHAPE, "its map divides into three tiles, for which oneDNN's AMX kernel writes "
+                                          "beyond its output", safe=False)),
+    ShapeRule("Pooling", _trains_bfloat16, pools_out_of_order,
+              Decision(FP32, Cause.SHAPE, "it leaves one pixel of a map with more rows than there are images, or "
+                                          "blocks of channels: in bfloat16 its gradient, and those before it, would "
+                                          "take thirty times as long")),
+)
+FEW_CHANNELS = FewChannels("Convolution", _trains_on_amx, can_fold_stride, lifted_by="fold_stride")

@@ -1,0 +1,121 @@
+"""Operator rules for bfloat16 on the CPU, where oneDNN 2.4.4 supplies the fast kernels.
+
+Derived from docs/operator_audit.md, in which each operator ran forward and backward: eager, in a CachedOp, with
+static allocation, in plain and in blocked layouts. Only oneDNN's own kernels and those that move data run in bfloat16.
+"""
+from __future__ import annotations
+
+from ...graph.attrs import CHANNELS_LAST
+from ..decision import FP32, LOWER, NEUTRAL, WIDEST, Cause, Rule
+from .groups import arithmetic, layers, shapes, system
+from .kept import KEPT
+from .rows import Rows, as_table
+
+_NATIVE = Rule(NEUTRAL, note="native bfloat16 kernel")
+_NATIVE_SUM = Rule(WIDEST, note="native bfloat16 kernel; mixed inputs widen")
+_MOVES = Rule(NEUTRAL, note="moves data only: any precision is exact")
+_JOINS = Rule(WIDEST, note="moves data only; mixed inputs widen to FP32")
+_NO_KERNEL = Rule(FP32, safe=False, note="MXNet has no bfloat16 kernel for it")
+_WRONG = Rule(FP32, safe=False, note="MXNet's bfloat16 kernel gives wrong values")
+_UNSOUND = Rule(FP32, safe=False, note="MXNet's bfloat16 kernels for it fail, or lose precision")
+_CORRUPTS = Rule(FP32, safe=False, note="MXNet's bfloat16 kernel corrupts memory")
+_BLOCKED = Rule(FP32, safe=False, note="MXNet's bfloat16 kernel fails on tensors in oneDNN's blocked layout")
+_TRUNCATES = Rule(FP32, note="MXNet's bfloat16 kernel truncates and accumulates in bfloat16")
+_PLAIN = Rule(FP32, note="right in bfloat16, but a plain kernel without oneDNN: nothing is gained")
+_LOSS = Rule(FP32, note="probabilities and losses need FP32's resolution")
+_POSITIONS = Rule(FP32, safe=False, note="positions and counts are exact up to 256 only in bfloat16")
+_CHANNELS_LAST = Rule(FP32, when=("layout", CHANNELS_LAST), safe=False, cause=Cause.LAYOUT,
+                      note="oneDNN is not used for this layout, and MXNet has no other bfloat16 kernel")
+
+LAYERS: Rows = (
+    ("Convolution", _CHANNELS_LAST,
+     Rule(LOWER, min_channels=16, note="bfloat16 convolutions run about 2x as fast as FP32 from 16 input channels on"),
+     Rule(FP32, cause=Cause.CHANNELS,
+          note="with fewer than 16 input channels bfloat16 gains nothing and leaves its output in plain layout, which "
+               "slows down the operators after it")),
+    ("FullyConnected", Rule(LOWER, note="bfloat16 matrix products run about 2x as fast as FP32")),
+    ("Deconvolution",
+     Rule(FP32, safe=False,
+          note="its backward ends the process when the weight is not a parameter itself, as behind a cast")),
+    (("RNN", *layers.ATTENTION, *layers.DEFORMABLE_CONVOLUTIONS), _NO_KERNEL),
+    (layers.ONEDNN_SUBGRAPHS, Rule(FP32, safe=False, note="fused for FP32 and eight-bit inference")),
+    (layers.BATCH_NORMS,
+     Rule(NEUTRAL, fp32_inputs=(1, 2, 3, 4),
+          note="oneDNN normalises bfloat16 data with FP32 scale, shift and statistics")),
+    (("_contrib_SyncBatchNorm", *layers.NORMS), _NO_KERNEL),
+    ("Activation", Rule(FP32, when=("act_type", ("softsign",)), safe=False, note=_NO_KERNEL.note), _NATIVE),
+    ("LeakyReLU", Rule(FP32, when=("act_type", ("prelu", "selu", "rrelu")), safe=False, note=_NO_KERNEL.note), _NATIVE),
+    ("Pooling", Rule(FP32, when=("pool_type", ("sum", "lp")), safe=False, note=_NO_KERNEL.note), _CHANNELS_LAST,
+     _NATIVE),
+    ("LRN", _NATIVE),
+    (layers.RELU, _MOVES),
+    (layers.SIGMOIDS, _TRUNCATES),
+    ((*layers.PIECEWISE_SIGMOIDS, "Dropout"), _NO_KERNEL),
+    ("_contrib_AdaptiveAvgPooling2D", _WRONG),
+    ("UpSampling", Rule(FP32, safe=False, note=_NO_KERNEL.note)),
+    ("_contrib_BilinearResize2D", Rule(FP32, safe=False, note=_WRONG.note)),
+    (layers.OLD_LAYERS, Rule(FP32, safe=False, note="superseded: nothing shows that it is right in bfloat16")),
+    (layers.SOFTMAX,
+     Rule(FP32, when=("dtype", ("float32", "float64", "float16")), safe=False,
+          note="MXNet's bfloat16 kernel does not convert types"),
+     Rule(FP32, when=("use_length", ("True", "1")), safe=False, note=_NO_KERNEL.note),
+     _LOSS),
+    ((*layers.OTHER_SOFTMAX, *layers.LOSS_OUTPUTS, *layers.LOSSES), Rule(FP32, safe=False, note=_LOSS.note)),
+    (layers.EMBEDDINGS, _WRONG),
+    (layers.SEQUENCES,
+     Rule(NEUTRAL, fp32_inputs=(1,),
+          note="moves data only; lengths stay FP32: bfloat16 counts exactly up to 256 only")),
+    ((*layers.BOXES, *layers.REGIONS, *layers.GRIDS), _NO_KERNEL),
+)
+
+ARITHMETIC: Rows = (
+    ((*arithmetic.MATRIX_PRODUCTS, *arithmetic.GEMM, *arithmetic.LINEAR_ALGEBRA, "khatri_rao",
+      *arithmetic.TRANSFORMS), _NO_KERNEL),
+    ((*arithmetic.ABSOLUTE, "clip", *arithmetic.NEGATION), _MOVES),
+    ((*arithmetic.SIGNS, *arithmetic.ROUNDING, *arithmetic.SCALAR_SELECTION, *arithmetic.SELECTION,
+      *arithmetic.EXTREMES, *arithmetic.SCALAR_COMPARISONS, *arithmetic.COMPARISONS, *arithmetic.PREDICATES,
+      "_npi_around", *arithmetic.SPARSE_ARITHMETIC), _PLAIN),
+    (arithmetic.ELEMWISE_ADDITIONS, _NATIVE_SUM),
+    ((*arithmetic.NUMPY_DIVISIONS, "_npi_true_divide_scalar", "_npi_hypot", "_npi_arctan2",
+      *arithmetic.NUMPY_SUMS, *arithmetic.SCALAR_COPYSIGN, "_npi_nan_to_num", "_contrib_allclose"), _NO_KERNEL),
+    (arithmetic.OTHER_REDUCTIONS, _UNSOUND),
+    ((*arithmetic.BOUNDED, *arithmetic.EXPONENTIALS, *arithmetic.POWERS, *arithmetic.STEEP,
+      *arithmetic.DIVISIONS, *arithmetic.SCALAR_ARITHMETIC, *arithmetic.ADDITIONS, "_grad_add"), _TRUNCATES),
+    ((*arithmetic.SUMS, *arithmetic.NORMS_OF_TENSORS, "_np_cumsum", *arithmetic.REMAINDERS), _WRONG),
+    (arithmetic.HISTOGRAMS, _POSITIONS),
+)
+
+SHAPES: Rows = (
+    ((*shapes.IDENTITIES, *shapes.FLATTENING, "SwapAxis", *shapes.REVERSALS, *shapes.BLOCKS, *shapes.SPLITS,
+      "slice_axis"), _MOVES),
+    (shapes.JOINS, _JOINS),
+    ("slice_like", Rule(NEUTRAL, note="moves data only; of the other tensor it reads the shape")),
+    ("where", Rule(WIDEST, fp32_inputs=(0,), note=_JOINS.note)),
+    ((*shapes.RESHAPES, "reshape_like", "slice"), _BLOCKED),
+    ("transpose", _CORRUPTS),
+    (("_npi_where", *shapes.NUMPY_WHERE_SCALAR, "Crop", "Pad", *shapes.PATCHES), _NO_KERNEL),
+    ((*shapes.SORTING, *shapes.GATHERS), _UNSOUND),
+    ((*shapes.REPETITIONS, "broadcast_like"), _TRUNCATES),
+    ("_npi_broadcast_to", _NO_KERNEL),
+    ((*shapes.MOVED_AXES, *shapes.DIAGONALS, *shapes.FILLED_LIKE, "_npi_pad", *shapes.SCATTERS, "_npi_full_like"),
+     _PLAIN),
+    ("pick", Rule(FP32, note="reads few values, most often of a loss")),
+    ("take", _WRONG),
+    ((*shapes.ARGMAX, *shapes.INDICES, "_contrib_arange_like"), _POSITIONS),
+    ("_rnn_param_concat", Rule(FP32, note="the recurrent layer that it feeds runs in FP32")),
+    (shapes.INSERTIONS, Rule(FP32, note="rare in networks: FP32 is safe and costs little")),
+    ("_shuffle", Rule(FP32, safe=False, note="random: nothing shows that it is right in bfloat16")),
+    (shapes.SHAPES, Rule(NEUTRAL, note="reads shapes, or which elements are zero: any precision is exact")),
+)
+
+SYSTEM: Rows = (
+    (system.GRADIENT_CHECKS, _NO_KERNEL),
+    ((*system.SAMPLES, *system.DENSITIES),
+     Rule(FP32, safe=False, note="distributions and their parameters need FP32's resolution")),
+    (system.QUANTIZED, Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")),
+    (system.CONTROL_FLOW,
+     Rule(FP32, safe=False, note="its subgraph was built for the precision that the program gives it")),
+    (system.USER_CODE, Rule(FP32, note="written for FP32 unless its author says otherwise")),
+)
+
+TABLE = as_table(*LAYERS, *ARITHMETIC, *SHAPES, *SYSTEM, *KEPT)

@@ -1,0 +1,103 @@
+"""Operator rules for float16 on CUDA GPUs: products on Tensor Cores, what needs range or resolution in FP32.
+
+What has a float16 kernel is read off the type switches in MXNet's sources, and off the errors that operators
+sharing their code with the CPU raise there.
+"""
+from __future__ import annotations
+
+from ..decision import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Rule
+from .groups import arithmetic, layers, shapes, system
+from .kept import KEPT
+from .rows import Rows, as_table
+
+_TENSOR_CORES = Rule(LOWER, note="matrix product: Tensor Cores take float16 and accumulate in FP32")
+_ELEMENTWISE = Rule(NEUTRAL, note="bound by memory: follows its data")
+_MOVES = Rule(NEUTRAL, note="moves data only: any precision is exact")
+_SHAPED = Rule(NEUTRAL, note="moves data only; of the other tensor it reads the shape")
+_SELECTS = Rule(NEUTRAL, note="picks values or judges them: exact in the precision of its data")
+_INDEXED = Rule(NEUTRAL, fp32_inputs=(1,),
+                note="moves data only; indices stay FP32: float16 counts exactly up to 2048 only")
+_MIXES = Rule(WIDEST, note="mixed inputs widen to FP32")
+_CHOOSES = Rule(WIDEST, fp32_inputs=(0,), note="moves data only; mixed inputs widen to FP32")
+_RANGE = Rule(FP32, note="results leave float16's range easily")
+_STEEP = Rule(FP32, note="steep: magnifies the rounding of its inputs")
+_REDUCES = Rule(FP32, note="sums of many values need FP32's range and resolution")
+_LOSS = Rule(FP32, note="probabilities and losses need FP32's resolution")
+_BOXES = Rule(FP32, note="box coordinates and scores need FP32's resolution")
+_COORDINATES = Rule(FP32, note="coordinates between pixels need FP32's resolution")
+_POSITIONS = Rule(FP32, note="positions and counts are exact up to 2048 only in float16")
+_RARE = Rule(FP32, note="rare in networks: FP32 is safe and costs little")
+_RANDOM = Rule(FP32, note="distributions and their parameters need FP32's range and resolution")
+_NO_KERNEL = Rule(FP32, safe=False, note="MXNet has no float16 kernel for it")
+_USER_CODE = Rule(FP32, note="written for FP32 unless its author says otherwise")
+_SUBGRAPHS = Rule(FP32, safe=False, note="its subgraph was built for the precision that the program gives it")
+_INTEGERS = Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")
+
+LAYERS: Rows = (
+    (("Convolution", "Deconvolution", "FullyConnected", "RNN", *layers.ATTENTION), _TENSOR_CORES),
+    (layers.ONEDNN_SUBGRAPHS, Rule(FP32, safe=False, note="exists on the CPU only")),
+    (layers.DEFORMABLE_CONVOLUTIONS, _COORDINATES),
+    (layers.BATCH_NORMS,
+     Rule(NEUTRAL, fp32_inputs=(1, 2, 3, 4),
+          note="cuDNN normalises float16 data with FP32 scale, shift and statistics")),
+    ("_contrib_SyncBatchNorm", _NO_KERNEL),
+    ((*layers.NORMS, "LRN", "_contrib_AdaptiveAvgPooling2D"), _REDUCES),
+    ("Activation", Rule(FP32, when=("act_type", ("softrelu",)), note=_RANGE.note), _ELEMENTWISE),
+    ("LeakyReLU", Rule(FP32, when=("act_type", ("elu", "selu")), note=_RANGE.note),
+     Rule(WIDEST, when=("act_type", ("prelu",)), note=_MIXES.note),
+     _ELEMENTWISE),
+    ((*layers.RELU, *layers.SIGMOIDS, *layers.PIECEWISE_SIGMOIDS, "Dropout", "Pooling", *layers.RESIZING),
+     _ELEMENTWISE),
+    (layers.OLD_LAYERS, Rule(FP32, note="superseded: its float16 kernels are not kept up")),
+    ((*layers.SOFTMAX, *layers.OTHER_SOFTMAX, *layers.LOSS_OUTPUTS, *layers.LOSSES), _LOSS),
+    (layers.EMBEDDINGS,
+     Rule(NEUTRAL, fp32_inputs=(0,), note="reads rows of its weight, in the weight's precision; indices stay FP32")),
+    (layers.SEQUENCES, _INDEXED),
+    ((*layers.BOXES, *layers.REGIONS), _BOXES),
+    (layers.GRIDS, _COORDINATES),
+)
+
+ARITHMETIC: Rows = (
+    (arithmetic.MATRIX_PRODUCTS, _TENSOR_CORES),
+    ((*arithmetic.GEMM, *arithmetic.LINEAR_ALGEBRA, "khatri_rao"), _NO_KERNEL),
+    ((*arithmetic.BOUNDED, *arithmetic.SCALAR_ARITHMETIC, "_npi_true_divide_scalar"), _ELEMENTWISE),
+    ((*arithmetic.ABSOLUTE, "clip", *arithmetic.NEGATION, *arithmetic.SIGNS, *arithmetic.ROUNDING,
+      *arithmetic.SCALAR_SELECTION, *arithmetic.SCALAR_COPYSIGN, *arithmetic.SCALAR_COMPARISONS,
+      *arithmetic.PREDICATES, "_npi_nan_to_num", *arithmetic.EXTREMES), _SELECTS),
+    ((*arithmetic.EXPONENTIALS, *arithmetic.POWERS, "_npi_hypot", *arithmetic.DIVISIONS,
+      *arithmetic.NUMPY_DIVISIONS), _RANGE),
+    ((*arithmetic.STEEP, "_npi_arctan2", *arithmetic.REMAINDERS, "_npi_around"), _STEEP),
+    ((*arithmetic.ELEMWISE_ADDITIONS, *arithmetic.ADDITIONS, "_grad_add", *arithmetic.SELECTION,
+      *arithmetic.COMPARISONS), _MIXES),
+    ((*arithmetic.SUMS, *arithmetic.NUMPY_SUMS, *arithmetic.NORMS_OF_TENSORS, "_np_cumsum",
+      *arithmetic.OTHER_REDUCTIONS, *arithmetic.TRANSFORMS), _REDUCES),
+    (arithmetic.HISTOGRAMS, _POSITIONS),
+    (("_contrib_allclose", *arithmetic.SPARSE_ARITHMETIC), _RARE),
+)
+
+SHAPES: Rows = (
+    ((*shapes.IDENTITIES, *shapes.RESHAPES, *shapes.FLATTENING, "transpose", "SwapAxis", *shapes.MOVED_AXES,
+      *shapes.REVERSALS, *shapes.BLOCKS, *shapes.SPLITS, "slice_axis", "slice", *shapes.REPETITIONS,
+      "_npi_broadcast_to", "Pad", "_npi_pad", *shapes.DIAGONALS, *shapes.PATCHES, "_shuffle",
+      *shapes.FILLED_LIKE), _MOVES),
+    (("slice_like", "reshape_like", "broadcast_like"), _SHAPED),
+    ((*shapes.JOINS, "_rnn_param_concat"), _MIXES),
+    (("where", "_npi_where"), _CHOOSES),
+    (shapes.NUMPY_WHERE_SCALAR, Rule(NEUTRAL, fp32_inputs=(0,), note=_MOVES.note)),
+    (("pick", "take", *shapes.GATHERS), _INDEXED),
+    (shapes.SCATTERS, Rule(WIDEST, fp32_inputs=(1,), note=_INDEXED.note)),
+    ("Crop", _NO_KERNEL),
+    ((*shapes.SORTING, *shapes.ARGMAX, *shapes.INDICES, "_contrib_arange_like"), _POSITIONS),
+    ((*shapes.INSERTIONS, "_npi_full_like"), _RARE),
+    (shapes.SHAPES, Rule(NEUTRAL, note="reads shapes, or which elements are zero: any precision is exact")),
+)
+
+SYSTEM: Rows = (
+    (system.GRADIENT_CHECKS, Rule(KEEP, note="looks at gradients as they are")),
+    ((*system.SAMPLES, *system.DENSITIES), _RANDOM),
+    (system.QUANTIZED, _INTEGERS),
+    (system.CONTROL_FLOW, _SUBGRAPHS),
+    (system.USER_CODE, _USER_CODE),
+)
+
+TABLE = as_table(*LAYERS, *ARITHMETIC, *SHAPES, *SYSTEM, *KEPT)

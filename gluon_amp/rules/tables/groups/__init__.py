@@ -1,0 +1,21 @@
+"""Operators that share a fate, in every table or in one: tuples of registered names.
+
+No operator is in two groups, and one that is alone in its row is in none. Operators that compute gradients are left
+out: they run as their forward operators do, and no program calls them (:func:`is_forward`).
+"""
+from __future__ import annotations
+
+from . import arithmetic, layers, shapes, system
+
+__all__ = ["arithmetic", "is_forward", "layers", "shapes", "system"]
+
+
+def is_forward(name: str) -> bool:
+    """Whether a registered operator is one that programs call, by MXNet's naming of the others.
+
+    Examples
+    --------
+    >>> [is_forward(name) for name in ('Convolution', '_backward_Convolution', '_contrib_backward_quadratic')]
+    [True, False, False]
+    """
+    return "backward" not in name

@@ -1,0 +1,237 @@
+"""The operator tables as the lists that ``mxnet.contrib.amp`` has functions for.
+
+Every operator is in exactly one of the lists, under its registered name. MXNet knows no rules that depend on
+shapes: an operator that runs in low precision for some inputs is listed as one that does.
+"""
+from __future__ import annotations
+
+from typing import Callable
+
+from ..dtypes import FLOAT16, normalize
+from .decision import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Rule
+from .tables import table
+from .tables.groups.layers import LOSS_OUTPUTS
+
+__all__ = ["INPUT_NAMES", "list_conditional_fp32_ops", "list_fp32_ops", "list_loss_output_functions",
+           "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params", "list_widest_type_cast"]
+
+_BATCH_NORM = ("data", "gamma", "beta", "moving_mean", "moving_var")
+_SEQUENCE = ("data", "sequence_length")
+
+# Names of the inputs of operators of which some stay FP32 in bfloat16.
+INPUT_NAMES = {
+    "BatchNorm": _BATCH_NORM,
+    "_contrib_BatchNormWithReLU": _BATCH_NORM,
+    "SequenceLast": _SEQUENCE,
+    "SequenceMask": _SEQUENCE,
+    "SequenceReverse": _SEQUENCE,
+    "where": ("condition", "x", "y"),
+}
+
+
+def list_lp16_ops(target_dtype: object = FLOAT16) -> list[str]:
+    """List the operators that run in low precision.
+
+    Parameters
+    ----------
+    target_dtype : {'float16', 'bfloat16'} or numpy dtype
+        The low-precision type.
+
+    Returns
+    -------
+    list of str
+        Registered names, sorted.
+
+    Raises
+    ------
+    DTypeError
+        When ``target_dtype`` is another type.
+
+    Examples
+    --------
+    >>> list_lp16_ops('bfloat16')
+    ['Convolution', 'FullyConnected']
+    """
+    return _names(target_dtype, _is_lowered)
+
+
+def list_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
+    """List the operators that run in FP32.
+
+    Parameters
+    ----------
+    target_dtype : {'float16', 'bfloat16'} or numpy dtype
+        The low-precision type.
+
+    Returns
+    -------
+    list of str
+        Registered names, sorted.
+
+    Raises
+    ------
+    DTypeError
+        When ``target_dtype`` is another type.
+
+    Examples
+    --------
+    >>> 'exp' in list_fp32_ops('float16')
+    True
+    """
+    return _names(target_dtype, lambda records: _rest(records) == FP32)
+
+
+def list_lp16_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
+    """List the operators that run in the precision of their data, or take inputs as they come.
+
+    Parameters
+    ----------
+    target_dtype : {'float16', 'bfloat16'} or numpy dtype
+        The low-precision type.
+
+    Returns
+    -------
+    list of str
+        Registered names, sorted.
+
+    Raises
+    ------
+    DTypeError
+        When ``target_dtype`` is another type.
+
+    Examples
+    --------
+    >>> {'relu', 'sgd_update'} <= set(list_lp16_fp32_ops('float16'))
+    True
+    """
+    return _names(target_dtype, lambda records: _rest(records) in (NEUTRAL, KEEP))
+
+
+def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str, str, list[str]]]:
+    """List the operators that run in FP32 for some values of an attribute, and otherwise follow their data.
+
+    Parameters
+    ----------
+    target_dtype : {'float16', 'bfloat16'} or numpy dtype
+        The low-precision type.
+
+    Returns
+    -------
+    list of (str, str, list of str)
+        Registered name, attribute, and its values for FP32; a name may come with several attributes.
+
+    Raises
+    ------
+    DTypeError
+        When ``target_dtype`` is another type.
+
+    Examples
+    --------
+    >>> list_conditional_fp32_ops('float16')
+    [('Activation', 'act_type', ['softrelu']), ('LeakyReLU', 'act_type', ['elu', 'selu'])]
+    """
+    return [(name, record.when[0], list(record.when[1]))
+            for name, records in sorted(table(normalize(target_dtype)).items()) if _is_conditional(records)
+            for record in records if record.rule == FP32 and record.when]
+
+
+def list_widest_type_cast(target_dtype: object = FLOAT16) -> list[str]:
+    """List the operators whose floating-point inputs are all cast to the widest type among them.
+
+    Parameters
+    ----------
+    target_dtype : {'float16', 'bfloat16'} or numpy dtype
+        The low-precision type.
+
+    Returns
+    -------
+    list of str
+        Registered names, sorted.
+
+    Raises
+    ------
+    DTypeError
+        When ``target_dtype`` is another type.
+
+    Examples
+    --------
+    >>> 'elemwise_add' in list_widest_type_cast('float16')
+    True
+    """
+    return _names(target_dtype, lambda records: _rest(records) == WIDEST)
+
+
+def list_loss_output_functions(target_dtype: object = FLOAT16) -> list[str]:
+    """List the output layers whose backward makes its own gradient, times ``grad_scale``: that carries the loss scale.
+
+    Parameters
+    ----------
+    target_dtype : {'float16', 'bfloat16'} or numpy dtype
+        The low-precision type; the list is the same for all.
+
+    Returns
+    -------
+    list of str
+        Registered names.
+
+    Raises
+    ------
+    DTypeError
+        When ``target_dtype`` is another type.
+
+    Examples
+    --------
+    >>> list_loss_output_functions()[0]
+    'SoftmaxOutput'
+    """
+    normalize(target_dtype)
+    return list(LOSS_OUTPUTS)
+
+
+def list_lp16_use_fp32_params(target_dtype: object = FLOAT16) -> dict[str, list[str]] | None:
+    """List the inputs that stay FP32 in operators that run in low precision.
+
+    Parameters
+    ----------
+    target_dtype : {'float16', 'bfloat16'} or numpy dtype
+        The low-precision type.
+
+    Returns
+    -------
+    dict of str to list of str, or None
+        Registered name to the names of its inputs in order, empty where the input is cast. None for float16, as in
+        MXNet.
+
+    Raises
+    ------
+    DTypeError
+        When ``target_dtype`` is another type.
+
+    Examples
+    --------
+    >>> list_lp16_use_fp32_params('bfloat16')['BatchNorm']
+    ['', 'gamma', 'beta', 'moving_mean', 'moving_var']
+    """
+    dtype = normalize(target_dtype)
+    if dtype == FLOAT16:
+        return None
+    return {name: [known if index in records[-1].fp32_inputs else "" for index, known in enumerate(INPUT_NAMES[name])]
+            for name, records in sorted(table(dtype).items()) if records[-1].fp32_inputs}
+
+
+def _names(target_dtype: object, belongs: Callable[[tuple[Rule, ...]], bool]) -> list[str]:
+    return sorted(name for name, records in table(normalize(target_dtype)).items() if belongs(records))
+
+
+def _is_lowered(records: tuple[Rule, ...]) -> bool:
+    return any(record.rule == LOWER for record in records)
+
+
+def _is_conditional(records: tuple[Rule, ...]) -> bool:
+    """Whether records send an operator to FP32 for some attributes only."""
+    return not _is_lowered(records) and records[-1].rule != FP32 and any(record.rule == FP32 for record in records)
+
+
+def _rest(records: tuple[Rule, ...]) -> str | None:
+    """Return the rule of an operator that neither runs in low precision nor depends on attributes, None for those."""
+    return None if _is_lowered(records) or _is_conditional(records) else records[-1].rule

@@ -1,0 +1,11 @@
+"""How MXNet is made to run in mixed precision.
+
+``devices``        what each kind of device runs in, and why
+``state``          what is in force: the process-wide setting, regions, exclusions
+``plans``          what a graph becomes under a setting, made once
+``graph_applier``  cached ops that run what was planned
+``eager_applier``  imperative calls, whose inputs are cast as the policy says
+``hooks``          the few names of MXNet that are replaced
+``autocast``       init, deinit, autocast, exclude
+``functions``      the precision of users' own functions and operators
+"""

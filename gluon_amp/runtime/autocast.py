@@ -1,0 +1,318 @@
+"""Switch mixed precision on and off: for the process (``init``), a region (``autocast``), a block (``exclude``)."""
+from __future__ import annotations
+
+import os
+from contextlib import ContextDecorator, ExitStack
+from dataclasses import replace
+from typing import Any, Iterable, Mapping, Sequence
+
+from mxnet.gluon import Block
+
+from .. import passes
+from .._mxnet.operators import registered_operators
+from ..dtypes import BFLOAT16, FLOAT32, Support, normalize
+from ..errors import PolicyError, StateError, expected
+from ..graph.attrs import REGION_ON
+from ..rules import ConditionalOp, Policy, make_policy
+from ..rules.tuning import Tuning, default_cache
+from . import hooks
+from .devices import announce, choose, device_supports, machine, warn_if_slow
+from .eager_applier import outermost
+from .state import State, controller, region
+
+__all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "rewrites",
+           "tuned"]
+
+
+def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
+         conditional_fp32_ops: Sequence[ConditionalOp] | None = None, fp32_ops: Sequence[str] | None = None,
+         layout_optimization: bool = False, *, tuning: Tuning | str | os.PathLike | bool | None = None,
+         disable_passes: Iterable[str] | None = None, policy: Policy | None = None) -> None:
+    """Switch automatic mixed precision on.
+
+    May come before or after the network is created: networks that are hybridized already are rewritten at
+    their next call.
+
+    Parameters
+    ----------
+    target_dtype : {'float16', 'bfloat16', 'float32'}, numpy dtype or None
+        None takes what is fastest, device by device: bfloat16 on a CPU that has instructions for it, float16 on a GPU,
+        and FP32 elsewhere, made faster by everything that does not depend on precision. ``'bfloat16'`` on a CPU
+        with AVX512 but without BF16 instructions is emulated, slower than FP32. ``'float16'`` without a GPU is
+        imitated on the CPU, exactly and slowly, for tests of numerics.
+    target_precision_ops : list of str, optional
+        The operators that run in ``target_dtype``, in place of the table's own.
+    conditional_fp32_ops : list of (str, str, list of str), optional
+        Operator, attribute, and the attribute's values that force the operator to FP32.
+    fp32_ops : list of str, optional
+        Operators forced to FP32, beside those that the table names.
+    layout_optimization : bool
+        Accepted for MXNet 2's signature. Only False has a meaning on MXNet 1.9.1.
+    tuning : Tuning, path or True, optional
+        Measurements of :func:`tune`: operators that are slower in low precision here stay in FP32. True reads those
+        that ``tune`` kept.
+    disable_passes : list of str, optional
+        Graph passes to switch off, by their names in :func:`list_passes`.
+    policy : Policy, optional
+        Decides everything that the arguments above are for, which must then be left out. The operators it excludes by
+        name are those of graphs: of hybridized blocks, symbols and ``Module``.
+
+    Raises
+    ------
+    DTypeError
+        The type is unknown, or the machine cannot run it.
+    PolicyError
+        A list names an unknown operator or pass, an operator is in two lists, a pass cannot be switched off, or
+        ``policy`` is not alone.
+    StateError
+        AMP is on already, with other settings.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> amp.init()
+    >>> amp.is_active()
+    True
+    >>> amp.deinit()
+    """
+    if layout_optimization:
+        raise StateError("layout_optimization=True needs MXNet 2: its graph pass does not exist in MXNet 1.9.1. "
+                         "Leave it at False")
+    requested = None if target_dtype is None else normalize(target_dtype, or_float32=True)
+    lists = {"target_precision_ops": target_precision_ops, "conditional_fp32_ops": conditional_fp32_ops,
+             "fp32_ops": fp32_ops}
+    disabled = passes.checked(disable_passes)
+    if policy is not None:
+        requested = _type_of(policy, {"target_dtype": target_dtype, **lists, "tuning": tuning,
+                                      "disable_passes": disable_passes})
+    arguments = (requested, repr(lists), repr(tuning), disabled, policy)
+    if controller.state is not None:
+        if arguments == controller.arguments:
+            return
+        raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
+    chosen = choose(requested, device_supports())
+    policies = (tuned(device_policies(chosen, disabled, **lists), tuning) if policy is None
+                else policies_of(policy))
+    state = State(policies)
+    hooks.install()
+    controller.state, controller.arguments = state, arguments
+    announce(chosen, requested, rewrites(policies))
+
+
+def _type_of(policy: Policy, others: Mapping[str, object]) -> str:
+    if not isinstance(policy, Policy):
+        raise TypeError(expected("a Policy", "policy", policy))
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise PolicyError(f"expected policy alone, received {', '.join(given)} as well: a policy decides those")
+    return normalize(policy.target_dtype, "policy.target_dtype", or_float32=True)
+
+
+def deinit() -> None:
+    """Switch mixed precision off and restore MXNet exactly; does nothing when AMP is off.
+
+    Networks run in FP32 from their next call on. Exclusions and registered functions are forgotten.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> amp.deinit()
+    """
+    hooks.uninstall()
+    controller.reset()
+
+
+def is_active() -> bool:
+    """Whether AMP is on here: ``init`` is in force, or an ``autocast`` region says so.
+
+    It is on, too, where every device is faster in FP32: :func:`active_dtype` says what runs.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> amp.is_active()
+    False
+    """
+    current = controller.current()
+    return current is not None and current.enabled
+
+
+def active_dtype(device_type: str = "cpu") -> str | None:
+    """Name the low-precision type in use for arrays on a kind of device; None for FP32.
+
+    Parameters
+    ----------
+    device_type : str
+        ``'cpu'`` or ``'gpu'``, as in ``Context.device_type``.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> amp.active_dtype('cpu') is None
+    True
+    """
+    state = controller.current()
+    policy = state.policy(device_type) if state is not None and state.enabled else None
+    return policy.target_dtype if policy is not None and policy.lowers else None
+
+
+class autocast(ContextDecorator):
+    """Switch mixed precision on or off for a region: a context manager, and a decorator.
+
+    Regions nest, the innermost counts, and each belongs to its thread. They work with and without :func:`init`. Inside
+    a ``hybrid_forward`` that is being traced, the operators keep the region's setting, so that the hybridized block
+    obeys it whenever it runs.
+
+    Parameters
+    ----------
+    enabled : bool
+        False runs the region in FP32.
+    dtype : {'float16', 'bfloat16'}, numpy dtype or None
+        The low-precision type; None takes the one of ``init``, or the device's.
+
+    Raises
+    ------
+    DTypeError
+        The type is unknown, or the machine cannot run it.
+    TypeError
+        ``enabled`` is not a bool.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> with amp.autocast(enabled=False):
+    ...     amp.is_active()
+    False
+    """
+
+    def __init__(self, enabled: bool = True, dtype: object = None):
+        if not isinstance(enabled, bool):
+            raise TypeError(expected("True or False", "enabled", enabled))
+        self._dtype = None if dtype is None else normalize(dtype, "dtype")
+        self._enabled = enabled
+        self._entered: list[ExitStack] = []
+        if enabled and self._dtype is not None:
+            choose(self._dtype, device_supports())
+
+    def __enter__(self) -> autocast:
+        stack = ExitStack()
+        hooks.install()  # they stay, for what is traced here
+        if self._enabled:
+            if not is_active():
+                stack.enter_context(outermost())  # the code around does not know low precision
+            stack.enter_context(region(self._state(), self._dtype or REGION_ON))
+        else:
+            stack.enter_context(controller.off())
+        self._entered.append(stack)
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._entered.pop().__exit__(*details)
+
+    def _recreate_cm(self) -> autocast:
+        # A decorated function may run in several threads at once: each call gets a region of its own.
+        return autocast(self._enabled, self._dtype)
+
+    def _state(self) -> State:
+        """Return the state around that fits, or make one."""
+        around = controller.current()
+        around = around if around is not None and around.enabled else controller.state
+        wanted = self._dtype
+        if around is not None and wanted in (None, *(policy.target_dtype for policy in around.policies.values())):
+            return around
+        disabled = around.disabled_passes if around is not None else frozenset()
+        settings = wanted, disabled, frozenset(controller.custom_ops.items())
+        return controller.remembered(settings, lambda: _region_state(wanted, disabled))
+
+
+def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
+    chosen = choose(wanted, device_supports())
+    warn_if_slow(chosen)
+    policies = device_policies(chosen, disabled)
+    if controller.marked is None:
+        controller.marked = State(policies, enabled=False)
+    return State(policies)
+
+
+def exclude(*targets: Block | type | str) -> None:
+    """Keep blocks in FP32, with everything inside them, until :func:`deinit`.
+
+    Parameters
+    ----------
+    *targets : Block, class of blocks, or str
+        Strings are names of blocks and may hold wildcards, as in ``'ssd0_*'``.
+
+    Raises
+    ------
+    TypeError
+        For anything else.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> from mxnet.gluon import nn
+    >>> head = nn.Dense(10)
+    >>> amp.exclude(head, nn.BatchNorm, 'ssd0_*')
+    >>> amp.deinit()
+    """
+    for target in targets:
+        if not (isinstance(target, (Block, str)) or (isinstance(target, type) and issubclass(target, Block))):
+            raise TypeError(expected("a Block, a class of blocks or a name with wildcards", "target", target))
+    controller.exclude(targets)
+
+
+def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[str] = frozenset(),
+                    **lists: Any) -> dict[str, Policy]:
+    """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
+    return {device: replace(_policy(found, lists), disabled_passes=disabled_passes) for device, found in chosen.items()}
+
+
+def _policy(found: Support, lists: Mapping[str, Any]) -> Policy:
+    known, custom_ops = registered_operators(), controller.custom_ops
+    if found.dtype == FLOAT32:
+        # Lists that would be refused on another machine are refused here.
+        make_policy(BFLOAT16, known, custom_ops=custom_ops, **lists)
+        return Policy(FLOAT32, reason=found.reason, channel_multiple=found.channel_multiple)
+    policy = make_policy(found.dtype, known, custom_ops=custom_ops, imitated=found.imitated, **lists)
+    return replace(policy, channel_multiple=found.channel_multiple, amx=found.amx)
+
+
+def rewrites(policies: Mapping[str, Policy]) -> str:
+    """Name what makes networks faster under some policies, for people."""
+    used = {step.name for policy in policies.values() for step in passes.pipeline_of(passes.Context(policy))}
+    return ", ".join([name for name in passes.list_passes() if name in used] + ["faster updates"])
+
+
+def policies_of(policy: Policy) -> dict[str, Policy]:
+    """Fit a policy to the devices of this machine that run its type.
+
+    Raises
+    ------
+    DTypeError
+        None of them does.
+    PolicyError
+        It switches off a pass that there is not, or that is required.
+    """
+    passes.checked(policy.disabled_passes, "policy.disabled_passes")
+    chosen = choose(policy.target_dtype, device_supports())
+    return {device: replace(_policy(found, {}), disabled_passes=policy.disabled_passes) if found.dtype == FLOAT32 else
+            replace(policy, imitated=found.imitated, channel_multiple=found.channel_multiple, amx=found.amx)
+            for device, found in chosen.items()}
+
+
+def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | bool | None) -> dict[str, Policy]:
+    """Give policies the measurements of this machine that the user named.
+
+    Raises
+    ------
+    PolicyError
+        They are of another machine, or the file holds none.
+    """
+    if tuning is None or tuning is False:
+        return dict(policies)
+    if not isinstance(tuning, Tuning):
+        tuning = Tuning.load(default_cache() if tuning is True else tuning, machine())
+    if tuning.machine != machine():
+        raise PolicyError(f"the measurements are of another machine ({tuning.machine}), this is {machine()}: call "
+                          "amp.tune(net, data) here")
+    return {device: replace(policy, slow=tuning.slow) for device, policy in policies.items()}

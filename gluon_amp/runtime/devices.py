@@ -1,0 +1,150 @@
+"""What each kind of device of this machine runs in, and why: the choice that ``init`` and the conversions make."""
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from functools import lru_cache
+from typing import Mapping
+
+import mxnet as mx
+
+from .. import _isa
+from .._mxnet.timing import time_in_both
+from ..dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    IMITATED_FLOAT16,
+    Support,
+    cpu_isa,
+    cpu_support,
+    cuda_compute_capability,
+    cuda_support,
+)
+from ..errors import DTypeError
+
+__all__ = ["announce", "choose", "device_supports", "lost_amx", "machine", "require_bfloat16", "support", "verdict",
+           "warn_if_slow", "warn_once"]
+
+_logger = logging.getLogger("gluon_amp")
+_warned: set[str] = set()
+# With AMX a convolution in bfloat16 is five times as fast as in FP32, without it two thirds as fast on the same CPU.
+_AMX_GAIN = 2.0
+_CONVOLUTION = {"kernel": "(3, 3)", "pad": "(1, 1)", "num_filter": "128", "no_bias": "True"}
+
+
+def support(device_type: str, device_id: int = 0) -> Support:
+    """Say which type a kind of device runs in."""
+    if device_type == "gpu":
+        return cuda_support(cuda_compute_capability(device_id))
+    found, lost = cpu_support(), lost_amx()
+    if lost is None or found.dtype == FLOAT32:
+        return found
+    return Support(FLOAT32, True, lost, on_request=BFLOAT16, channel_multiple=16,
+                   cost="bfloat16 is slower than FP32 without them")
+
+
+def device_supports() -> dict[str, Support]:
+    """Say which type each kind of device of this machine runs in."""
+    return {name: support(name) for name in (["cpu", "gpu"] if mx.context.num_gpus() else ["cpu"])}
+
+
+def lost_amx() -> str | None:
+    """Say why oneDNN does not use the CPU's AMX tiles; None where it does, or where there is nothing to lose."""
+    outcome = _isa.outcome()
+    if outcome == _isa.REFUSED:
+        return "this CPU has AMX tiles, which the operating system does not let this process use"
+    if outcome == _isa.GRANTED_LATE and not _amx_runs():
+        return "this CPU's AMX tiles are off, because MXNet ran an operator before gluon_amp was imported"
+    return None
+
+
+@lru_cache(maxsize=1)
+def _amx_runs() -> bool:
+    """Time one small convolution both ways: oneDNN does not tell which instructions it settled on."""
+    fp32, low = time_in_both("Convolution", _CONVOLUTION, [(1, 128, 14, 14), (128, 128, 3, 3)], BFLOAT16,
+                             training=False, rounds=3, device=mx.cpu())
+    return fp32 > _AMX_GAIN * low
+
+
+def machine() -> str:
+    """Describe what measurements of operators hold for: CPU, instruction set, threads and MXNet version."""
+    threads = os.environ.get("OMP_NUM_THREADS", "default")
+    return f"{_isa.cpu_name()}, {cpu_isa()}, OMP_NUM_THREADS={threads}, MXNet {mx.__version__}"
+
+
+def choose(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:
+    """Return how every kind of device runs: in its own best type, or in the one that the user named.
+
+    Devices that do not run the named type stay in FP32.
+
+    Raises
+    ------
+    DTypeError
+        No device runs the type that was named.
+    """
+    if requested is None:
+        return dict(supports)
+    able = {name: each for name, found in supports.items() for each in [found.requested(requested)] if each}
+    if not able and requested == FLOAT16 and "gpu" not in supports:
+        able = {"cpu": IMITATED_FLOAT16}
+    if not able:
+        needs = {BFLOAT16: "a CPU with AVX512", FLOAT16: "a CUDA GPU of compute capability 5.0 to 8.9"}[requested]
+        raise DTypeError(f"expected a type that this machine runs, received {requested!r}, which needs {needs} "
+                         f"({_reasons(supports)}). Leave the type out, and each device runs in its best one")
+    return {name: able.get(name) or Support(FLOAT32, True, f"it does not run {requested}, which was asked for")
+            for name in supports}
+
+
+@lru_cache(maxsize=1)
+def require_bfloat16() -> None:
+    """Raise DTypeError where this CPU cannot run bfloat16, not even emulated."""
+    found = support("cpu")
+    if found.requested(BFLOAT16) is None:
+        raise DTypeError(f"expected a CPU with AVX512 to run a bfloat16 network, but {found.reason}. Export the "
+                         "network and run it on another machine, or convert it without a type, or to 'float32'")
+
+
+def verdict(found: Mapping[str, Support]) -> str:
+    """Say in a sentence what runs where, and why."""
+    return "; ".join(f"{each.dtype} on the {name}, because {each.reason}" for name, each in found.items())
+
+
+def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str) -> None:
+    """Log what runs where, and warn where a device cannot be used, or a type that was named is slow."""
+    warn_if_slow(chosen)
+    for name, found in chosen.items():
+        if requested is None and found.dtype == FLOAT32 and name == "gpu":
+            warn_once(f"AMP stays in FP32 on the GPU: {found.reason}")
+        if requested is None and found.dtype == FLOAT32 and name == "cpu" and lost_amx():
+            warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {found.reason}. Import "
+                      "gluon_amp before anything that runs MXNet operators")
+    _logger.info("AMP runs %s. Switched on: %s", verdict(chosen), rewrites)
+
+
+def warn_if_slow(chosen: Mapping[str, Support]) -> None:
+    """Warn of a type that a device runs, but slower than FP32."""
+    for name, found in chosen.items():
+        if not found.native:
+            warn_once(f"AMP will be slow on the {name}: {found.reason}")
+
+
+def warn_once(text: str) -> None:
+    """Warn the user's code, once per process and text."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=_depth_of_caller())
+
+
+def _depth_of_caller() -> int:
+    """Return the stack level, as ``warnings.warn`` counts it, of the code that called into this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _reasons(supports: Mapping[str, Support]) -> str:
+    return "; ".join(f"{name}: {found.reason}" for name, found in supports.items())

@@ -1,0 +1,307 @@
+"""Imperative operator calls: the inputs of each are cast as the policy says.
+
+Every operator function of ``mx.nd``, ``mx.np`` and ``mx.npx`` ends in ``mxnet.ndarray.register._imperative_invoke``,
+looked up when it is called, so that replacing this one name reaches functions that were imported long before.
+
+Low precision lives inside calls of hybrid blocks only: what leaves the outermost one, or an operator called outside of
+any, is FP32, as it is when the block is hybridized. NumPy cannot read bfloat16, and users' code need not know about it.
+"""
+from __future__ import annotations
+
+import ctypes
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.base import _LIB
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
+
+from .._mxnet.arrays import map_arrays
+from .._mxnet.operators import handle_of, registered_operators
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..errors import PolicyError
+from ..graph.attrs import TYPE_FLAGS
+from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Decision, Policy, precision
+from ..rules.decision import SWITCHED_OFF
+
+__all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release", "returns_fp32",
+           "run_lowered", "twins"]
+
+Invoke = Callable[..., Any]
+
+_MOST_DIMENSIONS = 6  # what amp_cast takes
+_NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}
+_ARITHMETIC = ("add", "sub", "mul", "div")
+_UNTOUCHED = {"amp_cast", "amp_multicast"}
+_get_dtype = _LIB.MXNDArrayGetDType
+
+
+class Frame(threading.local):
+    """What the current thread is in the middle of.
+
+    Attributes
+    ----------
+    blocks, hybrid_blocks : int
+        How many calls of blocks, and of hybrid blocks, are under way.
+    casts : dict
+        Casts of parameters made since the outermost block was called, so that each is made once. They must not live
+        longer: two losses that share a recorded cast cannot both be differentiated.
+    """
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self.hybrid_blocks = 0
+        self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] = {}
+
+
+frame = Frame()
+
+
+def returns_fp32(arguments: Sequence[Any]) -> bool:
+    """Whether what the block that is being called returns is to be FP32: it is the outermost, and was given FP32."""
+    given = [_NAMES.get(_flag(array)) for array in arguments
+             if isinstance(array, NDArray) and not isinstance(array, BaseSparseNDArray)]
+    return frame.hybrid_blocks <= 1 and not {FLOAT16, BFLOAT16}.intersection(given)
+
+
+@contextmanager
+def outermost() -> Iterator[None]:
+    """Treat the body as outside of every block: low precision does not leave the calls in it."""
+    around, frame.hybrid_blocks = frame.hybrid_blocks, 0
+    try:
+        yield
+    finally:
+        frame.hybrid_blocks = around
+
+
+class _Operator(NamedTuple):
+    """One operator under a policy; ``rule`` is None where it depends on the call.
+
+    ``may_lower`` tells whether it can run in low precision when none of its inputs is.
+    """
+
+    name: str
+    rule: Decision | None
+    may_lower: bool
+
+
+class EagerPolicy:
+    """A policy prepared for imperative calls: operator handle to rule.
+
+    Parameters
+    ----------
+    policy : Policy
+        Decides the precision of each operator.
+    enabled : bool
+        False for a region without AMP: what enters it in low precision is cast up.
+    """
+
+    def __init__(self, policy: Policy, enabled: bool = True):
+        self.policy = policy
+        self.target = policy.target_dtype
+        self.flag = TYPE_FLAGS[policy.target_dtype]
+        names = set(registered_operators().values()) - _UNTOUCHED
+        self.operators = {handle_of(name): self._operator(name) if enabled else _Operator(name, SWITCHED_OFF, False)
+                          for name in names if not self._keeps(policy.fixed(name))}
+
+        self.twins = twins()
+
+    def _operator(self, name: str) -> _Operator:
+        return _Operator(name, self.policy.fixed(name), self.policy.may_lower(name))
+
+    def _keeps(self, rule: Decision | None) -> bool:
+        # Operators that take inputs as they come know float16, but few know bfloat16.
+        return rule is not None and rule.rule == KEEP and self.target != BFLOAT16
+
+    def decide(self, operator: _Operator, inputs: Sequence[NDArray], keys: Sequence[str],
+               values: Sequence[Any]) -> Decision:
+        """Return the rule of a call."""
+        if operator.rule is not None:
+            return operator.rule
+        attributes = dict(zip(keys, map(str, values)))
+        return self.policy.decide(operator.name, attributes, inputs[0].shape)
+
+
+@lru_cache(maxsize=1)
+def twins() -> Mapping[int, int]:
+    """Map handles of arithmetic on arrays to those on symbols.
+
+    ``x + y`` is broadcast_add of arrays but elemwise_add of symbols: equal shapes take the one of graphs.
+    """
+    return {handle_of(f"broadcast_{name}"): handle_of(f"elemwise_{name}") for name in _ARITHMETIC}
+
+
+def _flag(array: NDArray) -> int:
+    flag = ctypes.c_int()
+    _get_dtype(array.handle, ctypes.byref(flag))
+    return flag.value
+
+
+def is_low(value: Any, policy: EagerPolicy) -> bool:
+    """Whether a value is a dense array of the policy's low-precision type."""
+    return isinstance(value, NDArray) and not isinstance(value, BaseSparseNDArray) and _flag(value) == policy.flag
+
+
+def _castable(array: NDArray) -> bool:
+    return not isinstance(array, BaseSparseNDArray) and array.ndim <= _MOST_DIMENSIONS and array.size > 0
+
+
+def _is_grouped(keys: Sequence[str], values: Sequence[Any]) -> bool:
+    return any(key == "num_group" and int(value) > 1 for key, value in zip(keys, values))
+
+
+def _dtypes(rule: Decision, flags: list[int], low: int) -> list[int] | None:
+    """Return the type flag that each input must have; None when the call is none of our business."""
+    data = precision(rule, flags, 0, low)
+    if data is None:
+        return None
+    return [flag if flag not in (0, low) else 0 if position in rule.fp32_inputs else data
+            for position, flag in enumerate(flags)]
+
+
+def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPolicy | None]) -> Invoke:
+    """Make the function that takes the place of MXNet's ``_imperative_invoke``.
+
+    Parameters
+    ----------
+    original : callable
+        MXNet's function.
+    current : callable
+        Gives the policy for a call's inputs, None to leave the call alone.
+    """
+    def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
+               is_np_op: bool, output_is_list: bool) -> Any:
+        policy = current(inputs)
+        if policy is not None and inputs:
+            operator = policy.operators.get(handle)
+            # Outside of hybrid blocks there is no bfloat16 to look for.
+            if operator is not None and (operator.may_lower or frame.hybrid_blocks or policy.target != BFLOAT16):
+                flags = [_flag(array) for array in inputs]
+                if operator.may_lower or policy.flag in flags:
+                    call = _Call(original, policy, is_np_op)
+                    return call.run(operator, handle, inputs, flags, keys, values, out, output_is_list)
+        return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
+    return invoke
+
+
+class _Call(NamedTuple):
+    """One imperative call that may need casts."""
+
+    original: Invoke
+    policy: EagerPolicy
+    is_np_op: bool
+
+    def run(self, operator: _Operator, handle: int, inputs: Sequence[NDArray], flags: list[int], keys: Sequence[str],
+            values: Sequence[Any], out: Any, output_is_list: bool) -> Any:
+        """Cast the inputs, call the operator, and give the result the type that its receiver expects."""
+        if handle in self.policy.twins and inputs[0].shape == inputs[1].shape:
+            handle = self.policy.twins[handle]
+            operator = self.policy.operators[handle]
+        rule = self.policy.decide(operator, inputs, keys, values)
+        wanted = _dtypes(rule, flags, self.policy.flag)
+        changed = [i for i, flag in enumerate(flags) if wanted is not None and flag != wanted[i]]
+        rounded = [i for i in rule.rounded_inputs if wanted is not None and flags[i] == 0]
+        lowers = wanted is not None and self.policy.flag in wanted
+        if not (changed or lowers or rounded) or not all(_castable(inputs[i]) for i in changed):
+            return self.original(handle, inputs, keys, values, out, self.is_np_op, output_is_list)
+        cast = list(inputs)
+        for i in changed:
+            fragile = i == 1 and operator.name == "Convolution" and _is_grouped(keys, values)
+            cast[i] = self._input_cast(inputs[i], wanted[i], fragile)  # type: ignore[index]
+        for i in rounded:
+            cast[i] = self.cast(self._input_cast(inputs[i], self.policy.flag, fragile=False), FLOAT32)
+        try:
+            result = self._computed(handle, cast, keys, values, output_is_list, rule if lowers else None)
+        except mx.MXNetError as error:
+            raise self._explained(error, operator, rule, cast) from error
+        if out is not None:
+            return self._written(result, out)
+        return result if frame.hybrid_blocks else release(result, self.policy, self.original)
+
+    def _computed(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any],
+                  output_is_list: bool, lowering: Decision | None) -> Any:
+        if lowering is None or not self.policy.policy.imitated:
+            return self.original(handle, inputs, keys, values, None, self.is_np_op, output_is_list)
+        # As in passes/imitate.py: FP32 arithmetic on rounded values, and a rounded result.
+        raised = [self.cast(array, FLOAT32) if is_low(array, self.policy) else array for array in inputs]
+        result = self.original(handle, raised, keys, values, None, self.is_np_op, output_is_list)
+        outputs = result if isinstance(result, list) else [result]
+        low = outputs[:1] if lowering.fp32_inputs else outputs  # the statistics of BatchNorm are FP32 as well
+        rounded = [self.cast(array, self.policy.target) if _flag(array) == 0 else array for array in low]
+        return [*rounded, *outputs[len(low):]] if isinstance(result, list) else rounded[0]
+
+    def _input_cast(self, array: NDArray, flag: int, fragile: bool) -> NDArray:
+        """Cast an array; a parameter once per call of the outermost block, and so that gradients accumulate."""
+        dtype = self.policy.target if flag else FLOAT32
+        parameter = flag and autograd.is_recording() and array.grad is not None
+        if not parameter:
+            return self.cast(self._guarded(array) if fragile else array, dtype)
+        key = (array.handle.value, dtype)
+        if key not in frame.casts:
+            cast = self.cast(self._guarded(array), dtype)
+            if not frame.blocks:
+                return cast
+            frame.casts[key] = (array, cast)
+        return frame.casts[key][1]
+
+    def _guarded(self, array: NDArray) -> NDArray:
+        # Behind an elementwise operator amp_cast does what it fails to do otherwise: see passes/place_casts.py.
+        return self.original(handle_of("_mul_scalar"), [array], ["scalar"], [1.0], None, self.is_np_op, False)
+
+    def cast(self, array: NDArray, dtype: str, out: Any = None) -> NDArray:
+        """Cast an array with MXNet's amp_cast, recorded for autograd when it is on."""
+        return self.original(handle_of("amp_cast"), [array], ["dtype"], [dtype], out, self.is_np_op, False)
+
+    def _written(self, result: Any, out: Any) -> Any:
+        """Write a result into the caller's arrays, in their types."""
+        receivers = out if isinstance(out, (list, tuple)) else [out]
+        for value, receiver in zip(result if isinstance(result, list) else [result], receivers):
+            flag = _flag(receiver)
+            if flag in _NAMES and flag != _flag(value):
+                self.cast(value, _NAMES[flag], receiver)
+            else:
+                self.original(handle_of("_copyto"), [value], [], [], receiver, self.is_np_op, False)
+        return out
+
+    def _explained(self, error: mx.MXNetError, operator: _Operator, rule: Decision,
+                   inputs: Sequence[NDArray]) -> Exception:
+        types = ", ".join(_NAMES.get(_flag(array), "other") for array in inputs)
+        return type(error)(f"{error}\nThis operator ran under AMP: {operator.name} (rule {rule.rule}: {rule.note}), "
+                           f"with inputs of {types}. To keep it in FP32 use amp.init(fp32_ops=['{operator.name}']), or "
+                           "run it inside `with amp.autocast(enabled=False):`")
+
+
+def run_lowered(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], policy: EagerPolicy,
+                original: Invoke) -> list[NDArray]:
+    """Run an operator that the policy lets run in low precision so, on FP32 inputs; return FP32 outputs.
+
+    Raises
+    ------
+    PolicyError
+        The policy keeps it in FP32: its low-precision kernel may not be sound.
+    """
+    if handle_of(op) in twins() and inputs[0].shape == inputs[1].shape:
+        op = op.replace("broadcast_", "elemwise_")
+    rule = policy.policy.decide(op, attrs, inputs[0].shape)
+    if rule.rule not in (LOWER, NEUTRAL, WIDEST):
+        raise PolicyError(f"the operator {op} does not run in {policy.target} (rule {rule.rule}: {rule.note})")
+    rule = replace(rule, rule=LOWER)
+    flags = [_flag(array) for array in inputs]
+    call = _Call(original, policy, False)
+    with outermost():
+        return call.run(_Operator(op, rule, True), handle_of(op), inputs, flags, list(attrs), list(attrs.values()),
+                        None, True)
+
+
+def release(value: Any, policy: EagerPolicy, original: Invoke) -> Any:
+    """Return results, nested as they are, with low-precision arrays turned to FP32."""
+    def released(array: NDArray) -> NDArray:
+        if not is_low(array, policy):
+            return array
+        return _Call(original, policy, isinstance(array, mx.np.ndarray)).cast(array, FLOAT32)
+    return map_arrays(released, value)

@@ -1,0 +1,157 @@
+"""A cached op that runs what was planned for the setting in force when it is called.
+
+``HybridBlock._build_cache`` instantiates ``mxnet.ndarray.CachedOp`` with the traced symbol. The class here takes
+that place: it keeps the symbol as traced, and makes one stock cached op for each way of running it.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+from weakref import WeakKeyDictionary
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+
+from .._mxnet.invoke import StockCachedOp
+from .._mxnet.symbols import dtype_name, input_names
+from ..dtypes import BFLOAT16
+from ..graph import Graph
+from .plans import Inputs, Plan, Traced, make_plan
+from .state import State, controller
+
+__all__ = ["RewritingCachedOp"]
+
+# Networks may be fed thousands of different shapes, each of which may keep other operators in FP32.
+_MOST_SHAPES = 256
+_MOST_VARIANTS = 32
+
+
+class _Variant(NamedTuple):
+    """A way of running: the plan, and what runs it."""
+
+    plan: Plan
+    operation: StockCachedOp
+
+
+class _Variants:
+    """What a cached op has made for one setting.
+
+    Attributes
+    ----------
+    kept : dict
+        For shapes of the data, in the order in which they came: the operators that they keep in FP32.
+    made : dict
+        For everything that plans depend on: the variant.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, frozenset[str]] = {}
+        self.made: dict[Any, _Variant] = {}
+
+
+def _add(records: dict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Add a record, and drop the oldest where there are too many."""
+    records[key] = value
+    while len(records) > most:
+        records.pop(next(iter(records)), None)
+
+
+class RewritingCachedOp:
+    """Runs a traced symbol, as planned as long as AMP is active.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        The symbol as traced.
+    flags : sequence of (str, object)
+        The flags of MXNet's cached op.
+
+    Attributes
+    ----------
+    latest : Plan or None
+        What it ran under AMP last; None before its first call.
+    """
+
+    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]] = ()):
+        self.symbol = symbol
+        self.flags = flags
+        self.accumulating: frozenset[str] = frozenset()
+        self.latest: Plan | None = None
+        self.names = tuple(input_names(symbol))  # in the order of the arguments
+        self.traced = Traced(symbol)
+        self._data_positions = tuple(dict(flags).get("data_indices", ()))
+        self._plain: StockCachedOp | None = None
+        # A setting that is gone for good takes what was made for it along.
+        self._variants: WeakKeyDictionary[State, _Variants] = WeakKeyDictionary()
+        self._hook: tuple[Any, ...] = ()
+
+    def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
+        """Run the symbol; arguments and result are those of MXNet's cached op."""
+        state = controller.rewriter(self.traced)
+        variant = None if state is None else self._variant(state, args)
+        operation = self._stock() if variant is None else variant.operation
+        if self._hook:
+            operation._register_op_hook(*self._hook)
+        try:
+            return operation(*args, **kwargs)
+        except mx.MXNetError as error:
+            if variant is None or variant.plan.symbol is None:
+                raise
+            raise type(error)(f"{error}\n{variant.plan.explain(str(error))}") from error
+
+    def plan(self, args: Sequence[NDArray]) -> Plan | None:
+        """Return what a call with these arguments runs; None where AMP is off."""
+        state = controller.rewriter(self.traced)
+        return None if state is None else self._variant(state, args).plan
+
+    def graph(self, args: Sequence[NDArray]) -> Graph:
+        """Return the graph that a call with these arguments runs, with the types and shapes of all tensors."""
+        plan = self.plan(args)
+        return self.traced_graph(args) if plan is None else plan.at(tuple(array.shape for array in args))
+
+    def traced_graph(self, args: Sequence[NDArray]) -> Graph:
+        """Return the graph as the program made it, likewise."""
+        return self.traced.analysed(self.inputs(args)._replace(low=frozenset()))
+
+    def inputs(self, args: Sequence[NDArray]) -> Inputs:
+        """Describe the arguments of a call."""
+        dtypes = tuple(dtype_name(array.dtype) for array in args)
+        low = frozenset(self.names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
+        return Inputs(self.names, dtypes, tuple(array.shape for array in args),
+                      args[0].context.device_type if args else "cpu", self._guarded(args), low)
+
+    def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
+        self._hook = (callback, monitor_all)
+
+    def _stock(self) -> StockCachedOp:
+        if self._plain is None:
+            self._plain = StockCachedOp(self.symbol, self.flags)
+        return self._plain
+
+    def _variant(self, state: State, args: Sequence[NDArray]) -> _Variant:
+        variants = self._variants.get(state)
+        if variants is None:
+            variants = self._variants[state] = _Variants()
+        dtypes = tuple(dtype_name(array.dtype) for array in args)
+        device_type = args[0].context.device_type if args else "cpu"
+        shapes = (device_type, *(args[i].shape for i in self._data_positions))
+        kept = variants.kept.get(shapes)
+        if kept is None:
+            kept = self.traced.kept(state, device_type, self.names, [array.shape for array in args])
+            _add(variants.kept, shapes, kept, _MOST_SHAPES)
+        key = (dtypes, device_type, self._guarded(args), kept)
+        variant = variants.made.get(key)
+        if variant is None:
+            plan = make_plan(state, self.traced, self.inputs(args))
+            operation = self._stock() if plan.symbol is None else StockCachedOp(plan.symbol, self.flags)
+            variant = _Variant(plan, operation)
+            _add(variants.made, key, variant, _MOST_VARIANTS)
+        self.latest = variant.plan
+        return variant
+
+    def _guarded(self, args: Sequence[NDArray]) -> frozenset[str]:
+        if not autograd.is_recording():
+            return frozenset()
+        # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.
+        marked = (self.names[i] for i in self._data_positions if args[i].grad is not None)
+        return self.accumulating.union(marked)

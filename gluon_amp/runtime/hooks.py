@@ -1,0 +1,326 @@
+"""Install and remove the few replacements through which AMP sees what MXNet is about to run.
+
+- ``mxnet.ndarray.register._imperative_invoke``: every imperative operator call.
+- ``mxnet.ndarray.numpy._api_internal.tensordot``: the one NumPy operator that does not go that way.
+- ``mxnet.symbol.register._symbol_creator``: custom operators, which cannot carry the mark of a region.
+- ``mxnet.ndarray.CachedOp``: what a hybridized block instantiates with its traced symbol.
+- ``HybridBlock._call_cached_op``: the only place that sees blocks cached before AMP was switched on, and the
+  ``grad_req`` of their parameters.
+- ``HybridBlock._get_graph``: a block is traced without the marks of regions around its call.
+- ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
+- ``autograd.Function.__call__``: user code that expects what it was written for.
+- ``Trainer._update``: what the optimizer has written.
+- ``Trainer.amp_loss_scale``: a property that MXNet does not have.
+- ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any, Callable, ContextManager, Iterator
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock, Trainer
+from mxnet.ndarray import numpy as nd_numpy
+from mxnet.ndarray import register
+from mxnet.symbol import register as symbol_register
+
+from .._mxnet.invoke import StockCachedOp
+from .._mxnet.symbols import dtype_name, make_symbol_creator, outermost_trace
+from ..dtypes import FLOAT32
+from .eager_applier import frame, is_low, make_invoke, release
+from .graph_applier import RewritingCachedOp
+from .plans import Inputs, Traced, make_plan
+from .state import controller
+
+__all__ = ["install", "installed", "invoke_replaced", "kept_in_place", "original_invoke", "uninstall"]
+
+
+_originals: list[tuple[Any, str, Any]] = []
+_lock = threading.Lock()
+_tracing = threading.RLock()
+_ABSENT = object()
+
+
+def installed() -> bool:
+    """Whether the replacements are in place."""
+    return bool(_originals)
+
+
+def install() -> None:
+    """Put the replacements in place; all or none. Does nothing when they are."""
+    with _lock:
+        if _originals:
+            return
+        try:
+            for owner, name, make in _REPLACEMENTS:
+                original = getattr(owner, name, _ABSENT)
+                setattr(owner, name, make(original))
+                _originals.append((owner, name, original))
+            controller.hooked = True
+        except BaseException:
+            _restore()
+            raise
+
+
+@contextmanager
+def kept_in_place() -> Iterator[None]:
+    """Put the replacements in place for the body, unless they are; leave those that were."""
+    were_installed = installed()
+    install()
+    try:
+        yield
+    finally:
+        if not were_installed:
+            uninstall()
+
+
+def uninstall() -> None:
+    """Restore MXNet exactly as it was."""
+    with _lock:
+        _restore()
+
+
+def _restore() -> None:
+    controller.hooked = False
+    while _originals:
+        owner, name, original = _originals.pop()
+        if original is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+@contextmanager
+def invoke_replaced() -> Iterator[tuple[Callable, Callable[[Callable, Callable], None]]]:
+    """Give MXNet's invoke function, and a function that puts another in its place for the body.
+
+    That one takes the new function, and one that wraps what AMP makes of it.
+    """
+    position = next(i for i, (_, name, _) in enumerate(_originals) if name == "_imperative_invoke")
+    owner, name, original = _originals[position]
+    before = getattr(owner, name)
+
+    def put(invoke: Callable, outer: Callable[[Callable], Callable]) -> None:
+        _originals[position] = (owner, name, invoke)
+        setattr(owner, name, outer(make_invoke(invoke, controller.eager)))
+    try:
+        yield original, put
+    finally:
+        _originals[position] = (owner, name, original)
+        setattr(owner, name, before)
+
+
+def _make_cached_op(original: Any) -> Callable:
+    return RewritingCachedOp
+
+
+def _make_call_cached_op(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def call_cached_op(block: HybridBlock, *args: Any) -> Any:
+        epoch = controller.epoch()
+        if not _is_current(block, epoch):
+            with _tracing:  # blocks cannot be traced in two threads at once
+                _rebuild(block, epoch, args)
+        if isinstance(block._cached_op, RewritingCachedOp):
+            block._cached_op.accumulating = _accumulating(block)
+        return original(block, *args)
+    return call_cached_op
+
+
+def _make_get_graph(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def get_graph(block: HybridBlock, *args: Any) -> Any:
+        with outermost_trace():
+            return original(block, *args)
+    return get_graph
+
+
+def _is_current(block: HybridBlock, epoch: int) -> bool:
+    return isinstance(block._cached_op, RewritingCachedOp) and block.__dict__.get("_amp_epoch", 0) == epoch
+
+
+def _rebuild(block: HybridBlock, epoch: int, args: tuple[Any, ...]) -> None:
+    if block._cached_op is not None and block.__dict__.get("_amp_epoch", 0) != epoch:
+        block._clear_cached_op()  # other blocks inside were excluded when it was traced
+    if isinstance(block._cached_op, StockCachedOp):
+        block._cached_op = None  # cached before AMP was switched on
+    if block._cached_op is None:
+        block._build_cache(*args)
+        block.__dict__["_amp_epoch"] = epoch
+
+
+def _accumulating(block: HybridBlock) -> frozenset[str]:
+    return frozenset(source.name for is_data, source in block._cached_op_args
+                     if not is_data and source.grad_req == "add")
+
+
+def _make_block_call(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def call(block: Block, *args: Any) -> Any:
+        region = controller.region(block)
+        if region is None:
+            return controller.results(block, _call_in_frame(original, block, args))
+        with region:
+            result = _call_in_frame(original, block, args)
+        return controller.results(block, result)
+    return call
+
+
+def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
+    hybrid = isinstance(block, HybridBlock)
+    frame.blocks += 1
+    frame.hybrid_blocks += hybrid
+    try:
+        result = original(block, *args)
+    finally:
+        frame.blocks -= 1
+        frame.hybrid_blocks -= hybrid
+        if not frame.blocks:
+            frame.casts.clear()
+    policy = controller.eager(args) if hybrid and not frame.hybrid_blocks else None
+    # A user who hands low precision in gets it back.
+    if policy is None or any(is_low(value, policy) for value in args):
+        return result
+    return release(result, policy, original_invoke())
+
+
+def original_invoke() -> Callable:
+    """Return MXNet's own way of running an operator, without casts."""
+    replaced = (original for owner, name, original in _originals if name == "_imperative_invoke")
+    return next(replaced, register._imperative_invoke)
+
+
+def _make_function_call(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def call(function: autograd.Function, *inputs: Any) -> Any:
+        policy = controller.eager(inputs)
+        if policy is None or hasattr(type(function).forward, "__amp_custom__"):
+            return original(function, *inputs)
+        # Not written for AMP: FP32 in, and no casts inside, forward and backward.
+        function.backward = _within(controller.off, function.backward)
+        inputs = release(inputs, policy, original_invoke())
+        with controller.off():
+            return original(function, *inputs)
+    return call
+
+
+def _within(region: Callable[[], ContextManager], function: Callable) -> Callable:
+    @functools.wraps(function)
+    def inside(*args: Any) -> Any:
+        with region():
+            return function(*args)
+    return inside
+
+
+def _make_tensordot(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def tensordot(first: Any, second: Any, axes: Any) -> Any:
+        policy = controller.eager((first, second))
+        if policy is not None:
+            first, second = release((first, second), policy, original_invoke())
+        return original(first, second, axes)
+    return tensordot
+
+
+def _make_update(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def update(trainer: Trainer, ignore_stale_grad: bool = False) -> None:
+        original(trainer, ignore_stale_grad)
+        controller.updated(trainer)
+    return update
+
+
+def _make_amp_loss_scale(original: Any) -> property:
+    def amp_loss_scale(trainer: Trainer) -> float:
+        """Return the loss scale for the next backward; 1.0 without a loss scaler."""
+        return getattr(getattr(trainer, "_amp_loss_scaler", None), "loss_scale", 1.0)
+    return property(amp_loss_scale, doc=amp_loss_scale.__doc__)
+
+
+def _make_bind(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
+             aux_states: Any = None, **kwargs: Any) -> Any:
+        state = controller.rewriter()
+        rewritten = None
+        if state is not None and isinstance(ctx, mx.Context):
+            arrays = {**_by_name(args, symbol.list_arguments()),
+                      **_by_name(aux_states, symbol.list_auxiliary_states())}
+            dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
+            shapes = {name: array.shape for name, array in arrays.items()}
+            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req)).symbol
+        executor = original(symbol if rewritten is None else rewritten, ctx, args, args_grad, grad_req, aux_states,
+                            **kwargs)
+        executor._symbol = symbol  # outputs keep the names that the user's symbol gives them
+        return executor
+    return bind
+
+
+def _make_simple_bind(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def simple_bind(symbol: mx.sym.Symbol, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
+                    **kwargs: Any) -> Any:
+        state = controller.rewriter()
+        rewritten = None
+        if state is not None and isinstance(ctx, mx.Context):
+            dtypes = _inferred_dtypes(symbol, type_dict or {})
+            shapes = _inferred_shapes(symbol, kwargs)
+            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req)).symbol
+            if rewritten is not None:
+                # Behind a cast MXNet cannot infer the type of a variable: say it.
+                type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
+        executor = original(symbol if rewritten is None else rewritten, ctx, grad_req, type_dict, **kwargs)
+        executor._symbol = symbol
+        return executor
+    return simple_bind
+
+
+def _inputs(symbol: mx.sym.Symbol, ctx: mx.Context, dtypes: dict[str, str | None],
+            shapes: dict[str, tuple[int, ...]], grad_req: Any) -> Inputs:
+    names = tuple(symbol.list_inputs())
+    arguments = symbol.list_arguments()
+    requests = _by_name([grad_req] * len(arguments) if isinstance(grad_req, str) else grad_req, arguments)
+    guarded = frozenset(name for name, request in requests.items() if request == "add")
+    return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
+                  ctx.device_type, guarded)
+
+
+def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
+    if values is None:
+        return {}
+    pairs = values.items() if isinstance(values, dict) else zip(names, values)
+    return {name: value for name, value in pairs if value is not None}
+
+
+def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: dict[str, Any]) -> dict[str, str | None]:
+    arguments, _, auxiliary = symbol.infer_type_partial(**type_dict)
+    names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    found = map(dtype_name, [*(arguments or []), *(auxiliary or [])])
+    return {name: dtype or FLOAT32 for name, dtype in zip_longest(names, found)}  # simple_bind's own default
+
+
+def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    known = {name: shape for name, shape in given.items() if isinstance(shape, tuple)}
+    arguments, _, auxiliary = symbol.infer_shape_partial(**known)
+    names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    return {name: shape for name, shape in zip(names, [*(arguments or []), *(auxiliary or [])]) if shape}
+
+
+_REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    (register, "_imperative_invoke", lambda original: make_invoke(original, controller.eager)),
+    (nd_numpy._api_internal, "tensordot", _make_tensordot),
+    (symbol_register, "_symbol_creator", lambda original: make_symbol_creator(original)),
+    (mx.ndarray, "CachedOp", _make_cached_op),
+    (HybridBlock, "_call_cached_op", _make_call_cached_op),
+    (HybridBlock, "_get_graph", _make_get_graph),
+    (Block, "__call__", _make_block_call),
+    (autograd.Function, "__call__", _make_function_call),
+    (Trainer, "_update", _make_update),
+    (Trainer, "amp_loss_scale", _make_amp_loss_scale),
+    (mx.sym.Symbol, "bind", _make_bind),
+    (mx.sym.Symbol, "simple_bind", _make_simple_bind),
+)

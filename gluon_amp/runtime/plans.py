@@ -1,0 +1,207 @@
+"""What a graph becomes under a setting: made once, and read by everything that asks about it."""
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+
+from .. import passes
+from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
+from ..dtypes import BFLOAT16, FLOAT32
+from ..graph import Entry, Graph, Node, Role
+from ..graph.attrs import CONVERSION, REGION
+from ..rules import Policy
+from .state import State
+
+__all__ = ["Inputs", "Plan", "Traced", "make_plan"]
+
+_CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
+Shapes = Sequence[Sequence[int]]
+
+
+class Inputs(NamedTuple):
+    """What is known of a symbol's inputs when it is about to run.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Arguments and auxiliary states, in order.
+    dtypes : tuple of str
+        Their data types.
+    shapes : tuple of tuple of int
+        Their shapes; empty where unknown.
+    device_type : str
+        ``'cpu'`` or ``'gpu'``.
+    guarded : frozenset of str
+        The inputs whose gradient is accumulated.
+    low : frozenset of str
+        The data inputs that arrive in bfloat16 from a block around, standing for FP32 ones.
+    """
+
+    names: tuple[str, ...]
+    dtypes: tuple[str | None, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    device_type: str
+    guarded: frozenset[str]
+    low: frozenset[str] = frozenset()
+
+    def types(self) -> dict[str, str]:
+        """Return data types by name: what a block around hands over in bfloat16 stands for FP32 data."""
+        return {name: FLOAT32 if name in self.low else dtype for name, dtype in zip(self.names, self.dtypes) if dtype}
+
+
+class Traced:
+    """A symbol as traced, read once.
+
+    Parameters
+    ----------
+    symbol : Symbol
+        Left as it is.
+    """
+
+    def __init__(self, symbol: mx.sym.Symbol):
+        self.symbol = symbol
+        self._probes: dict[frozenset[str], _Probe] = {}
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The symbol's graph. Not to be edited."""
+        return to_graph(self.symbol)
+
+    @cached_property
+    def is_marked(self) -> bool:
+        """Whether some of its operators were traced inside an autocast region."""
+        return any(REGION in node.attrs for node in self.graph.nodes())
+
+    @cached_property
+    def is_converted(self) -> bool:
+        """Whether it, or a part of it, was converted for inference, and has its casts already."""
+        return any(CONVERSION in node.attrs for node in self.graph.nodes())
+
+    def analysed(self, inputs: Inputs) -> Graph:
+        """Return a graph of one's own with the types and shapes of all tensors."""
+        graph = self.graph.copy()
+        shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
+        analyse(self.symbol, graph, inputs.types(), shapes)
+        return graph
+
+    def kept(self, state: State, device_type: str, names: Sequence[str], shapes: Shapes) -> frozenset[str]:
+        """Name the operators that shapes keep in FP32: all of the shapes that a plan depends on."""
+        policy = _policy_for(self, state, device_type, low=False)
+        if policy is None:
+            return frozenset()
+        ops = frozenset(node.op for node in self.graph.operators() if policy.depends_on_shape(node.op))
+        if ops not in self._probes:
+            self._probes[ops] = _Probe(self, ops)
+        return self._probes[ops].kept(policy, dict(zip(names, shapes)))
+
+
+class _Probe:
+    """Infers the shapes of what some kinds of operators read, and no others: many times faster than an analysis."""
+
+    def __init__(self, traced: Traced, ops: frozenset[str]):
+        self.nodes = [node for node in traced.graph.operators() if node.op in ops and node.inputs]
+        data = {node.inputs[0].key: node.inputs[0] for node in self.nodes}
+        self.order = {key: position for position, key in enumerate(data)}
+        self.symbol = from_graph(Graph(list(data.values()), traced.graph.attrs), traced.symbol) if data else None
+
+    def kept(self, policy: Policy, shapes: Mapping[str, Sequence[int]]) -> frozenset[str]:
+        """Name the operators whose shapes keep them in FP32."""
+        if self.symbol is None:
+            return frozenset()
+        try:
+            found = infer_shapes(self.symbol, shapes)
+        except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
+            return frozenset()
+        return frozenset(node.name for node in self.nodes
+                         if policy.kept_for(node.op, node.attrs, found[self.order[node.inputs[0].key]]))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a graph becomes under a setting.
+
+    Attributes
+    ----------
+    traced : Traced
+        The symbol that it was made for.
+    inputs : Inputs
+        What was known of its inputs.
+    policy : Policy or None
+        What decided; None where nothing in it can change.
+    rewritten : Graph or None
+        Every operator with its decision, types, and shapes for ``inputs``; None without a policy.
+    symbol : Symbol or None
+        What is to run; None to run the symbol as traced.
+    """
+
+    traced: Traced
+    inputs: Inputs
+    policy: Policy | None = None
+    rewritten: Graph | None = None
+    symbol: mx.sym.Symbol | None = None
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph that runs. Not to be edited."""
+        return self.traced.analysed(self.inputs) if self.rewritten is None else self.rewritten
+
+    def at(self, shapes: tuple[tuple[int, ...], ...]) -> Graph:
+        """Return the graph with shapes for others of the inputs: one plan serves calls of several shapes."""
+        if shapes == self.inputs.shapes:
+            return self.graph
+        inputs = self.inputs._replace(shapes=shapes)
+        if self.rewritten is None:
+            return self.traced.analysed(inputs)
+        graph = self.rewritten.copy()
+        nodes = graph.nodes()
+        entries = [Entry(node, output) for node in nodes for output in range(node.num_outputs)]
+        found = iter(infer_shapes(from_graph(Graph(entries, graph.attrs), self.traced.symbol),
+                                  dict(zip(inputs.names, shapes))))
+        for node in nodes:
+            node.shapes = [next(found) for _ in range(node.num_outputs)]
+        return graph
+
+    def explain(self, message: str) -> str:
+        """Say what AMP did to the operator that an error message of MXNet is about."""
+        remedy = "To see whether AMP is the cause run it inside `with amp.autocast(enabled=False):`"
+        named = re.search(r"Error in operator (\S+?):", message)
+        node = next((node for node in self.graph.operators() if named and node.name == named[1]), None)
+        if node is None:
+            return f"The network ran under AMP. {remedy}; MXNET_ENGINE_TYPE=NaiveEngine shows the operator"
+        if node.role is not Role.OWN:
+            return f"The operator {node.name} ({node.op}) was inserted by AMP. {remedy}"
+        return _explained(node, remedy)
+
+
+def _explained(node: Node, remedy: str) -> str:
+    types = ", ".join(str(entry.dtype) for entry in node.inputs)
+    rule = f"rule {node.decision.rule}: {node.decision.note}" if node.decision is not None else "as traced"
+    return (f"The operator {node.name} ({node.op}) ran under AMP with inputs of {types} ({rule}). {remedy}; "
+            f"amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in FP32")
+
+
+def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
+    """Plan how a symbol runs under a setting."""
+    policy = _policy_for(traced, state, inputs.device_type, bool(inputs.low))
+    if policy is None:
+        return Plan(traced, inputs._replace(low=frozenset()))
+    graph = traced.analysed(inputs)
+    for node in graph.variables():
+        if node.name in inputs.low:
+            node.planned = [BFLOAT16]
+    counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled)
+    changed = any(counts.values()) or (inputs.low and policy.lowers)
+    return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
+
+
+def _policy_for(traced: Traced, state: State, device_type: str, low: bool) -> Policy | None:
+    """Return the policy to rewrite a symbol by, None where nothing in it can change."""
+    idle = not state.enabled and not low and not traced.is_marked
+    policy = None if idle or traced.is_converted else state.policy(device_type)
+    # A user who hands bfloat16 to a network that runs in FP32 gets what MXNet makes of it.
+    return None if policy is not None and low and not policy.lowers else policy

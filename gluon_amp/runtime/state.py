@@ -1,0 +1,235 @@
+"""What AMP is doing now: the process-wide setting, the current thread's regions, and excluded blocks."""
+from __future__ import annotations
+
+import fnmatch
+import threading
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+
+import mxnet as mx
+from mxnet.gluon import Block, Trainer
+
+from .._mxnet.arrays import cast_arrays, first_array
+from ..graph.attrs import REGION, REGION_OFF, REGION_ON
+from ..rules import Policy
+from .eager_applier import EagerPolicy
+
+if TYPE_CHECKING:
+    from .plans import Traced
+
+__all__ = ["Level", "Network", "State", "controller", "region"]
+
+_MOST_STATES = 16  # of regions with settings of their own
+
+
+class State:
+    """One way of running in mixed precision: a policy for each kind of device. Equal settings are equal states.
+
+    Parameters
+    ----------
+    policies : mapping of str to Policy
+        Kind of device (``'cpu'``, ``'gpu'``) to the policy for its arrays.
+    enabled : bool
+        False when only what was traced inside autocast regions is to run in low precision.
+    """
+
+    def __init__(self, policies: Mapping[str, Policy], enabled: bool = True):
+        self.policies = policies
+        self.enabled = enabled
+        self._hash = hash((frozenset(policies.items()), enabled))  # asked for at every call of a network
+        self._disabled: State | None = None
+        self._eager = {device: EagerPolicy(policy, enabled) for device, policy in policies.items() if policy.lowers}
+        # Without a GPU every array takes the same policy, which saves asking for its device at every call.
+        self._by_device = bool(mx.context.num_gpus())
+        self.eager_anywhere = None if self._by_device else self._eager.get("cpu")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, State) and self._hash == other._hash
+                                 and self.enabled == other.enabled and self.policies == other.policies)
+
+    def disabled(self) -> State:
+        """Return the state of a region without AMP inside this one."""
+        if self._disabled is None:
+            self._disabled = State(self.policies, enabled=False) if self.enabled else self
+        return self._disabled
+
+    @property
+    def disabled_passes(self) -> frozenset[str]:
+        """The graph passes that are off, on any device."""
+        return frozenset().union(*(policy.disabled_passes for policy in self.policies.values()))
+
+    @property
+    def lowers(self) -> bool:
+        """Whether anything runs in low precision, on any device."""
+        return any(policy.lowers for policy in self.policies.values())
+
+    def policy(self, device_type: str) -> Policy | None:
+        """Return the policy for arrays on a device, None where they stay in FP32."""
+        return self.policies.get("gpu" if device_type == "gpu" else "cpu")
+
+    def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
+        """Return the policy for an imperative call with these inputs."""
+        if not (self._by_device and self._eager):
+            return self.eager_anywhere
+        array = first_array(inputs)
+        return None if array is None else self._eager.get("gpu" if array.context.device_type == "gpu" else "cpu")
+
+
+class Network(NamedTuple):
+    """How a network given to ``initialize`` runs.
+
+    Attributes
+    ----------
+    state : State or None
+        In force inside its calls; None for the one around.
+    output_dtype : str or None
+        The type of its floating-point results; None to leave them as they are.
+    """
+
+    state: State | None
+    output_dtype: str | None = None
+
+
+class Level(Protocol):
+    """What ``initialize`` leaves behind for trainers."""
+
+    def attach(self, trainer: Trainer, warn_after: int = 20) -> None:
+        """Give a trainer the loss scalers of the level."""
+
+    def updated(self, trainer: Trainer) -> None:
+        """Take note that a trainer has updated its parameters, or skipped that."""
+
+
+class _Regions(threading.local):
+    """The autocast regions that the current thread is in, innermost last; None for one without AMP anywhere."""
+
+    def __init__(self) -> None:
+        self.stack: list[State | None] = []
+
+
+class _Controller:
+    """Says what is in force, to everything that asks."""
+
+    def __init__(self) -> None:
+        self.state: State | None = None  # set by init
+        self.arguments: tuple = ()  # of init, to compare
+        self.marked: State | None = None  # for symbols traced in regions and run outside of them
+        self.hooked = False  # whether names of MXNet are replaced
+        self.states: dict[Any, State] = {}  # of regions, by their settings
+        self.regions = _Regions()
+        self.exclusions: list[Any] = []
+        self.custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
+        self.replaced: list[tuple[Any, str, Callable]] = []  # by register_float32_function and the like
+        self.networks: weakref.WeakKeyDictionary[Block, Network] = weakref.WeakKeyDictionary()  # by initialize
+        self.level: Level | None = None  # by initialize
+        self.changes = 0
+
+    def current(self) -> State | None:
+        """Return the state in force in this thread."""
+        stack = self.regions.stack
+        return stack[-1] if stack else self.state
+
+    def rewriter(self, traced: Traced | None = None) -> State | None:
+        """Return the state that graphs run under, None for MXNet's own way.
+
+        Parts of a graph that were traced in a region keep its setting outside of it.
+        """
+        stack = self.regions.stack
+        current = stack[-1] if stack else self.state
+        if current is None and not stack and self.marked is not None and self.hooked:
+            return self.marked if traced is not None and traced.is_marked else None
+        return current
+
+    def remembered(self, settings: Any, make: Callable[[], State]) -> State:
+        """Return the state of some settings: the one made before, as long as it is among those made last."""
+        state = self.states.get(settings)
+        if state is None:
+            state = self.states[settings] = make()
+            while len(self.states) > _MOST_STATES:
+                self.states.pop(next(iter(self.states)), None)
+        return state
+
+    def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
+        """Return the policy for an imperative call with these inputs."""
+        stack = self.regions.stack  # in line: this is asked at every operator call
+        current = stack[-1] if stack else self.state
+        if current is None:
+            return None
+        return current.eager_anywhere or current.eager(inputs)
+
+    def region(self, block: Block) -> Any:
+        """Return the region that a block's call is to run in, None for the one around it."""
+        if self.exclusions and self._is_excluded(block):
+            return self.off()
+        network = self.networks.get(block) if self.networks else None
+        if network is None or network.state is None or self._is_switched_off():
+            return None
+        return region(network.state)
+
+    def results(self, block: Block, value: Any) -> Any:
+        """Return a block's results, in the type that its network is to give."""
+        network = self.networks.get(block) if self.networks else None
+        return value if network is None or network.output_dtype is None else cast_arrays(value, network.output_dtype)
+
+    def updated(self, trainer: Trainer) -> None:
+        """Take note that a trainer has updated its parameters, or skipped that."""
+        if self.level is not None:
+            self.level.updated(trainer)
+
+    def _is_switched_off(self) -> bool:
+        stack = self.regions.stack
+        return bool(stack) and (stack[-1] is None or not stack[-1].enabled)
+
+    def off(self) -> Any:
+        """Return a region without AMP."""
+        current = self.current()
+        return region(current.disabled() if current else None, REGION_OFF)
+
+    def epoch(self) -> int:
+        """Return a number for what blocks are traced under, 0 for nothing: under others they are traced again."""
+        return self.changes if self.exclusions or self.networks else 0
+
+    def exclude(self, targets: Sequence[Any]) -> None:
+        """Keep blocks, classes of blocks, or names of blocks (with wildcards) in FP32."""
+        self.exclusions.extend(targets)
+        self.changes += 1
+
+    def cast(self, networks: Mapping[Block, Network]) -> None:
+        """Run whole networks under states of their own."""
+        self.networks.update(networks)
+        self.changes += 1
+
+    def reset(self) -> None:
+        """Forget everything that users set."""
+        self.state = self.marked = self.level = None
+        self.arguments = ()
+        self.states.clear()
+        self.networks.clear()
+        self.custom_ops.clear()
+        while self.replaced:
+            setattr(*self.replaced.pop())
+        self.exclusions.clear()
+
+    def _is_excluded(self, block: Block) -> bool:
+        return any(fnmatch.fnmatchcase(block.name, target) if isinstance(target, str)
+                   else isinstance(block, target) if isinstance(target, type) else block is target
+                   for target in self.exclusions)
+
+
+controller = _Controller()
+
+
+@contextmanager
+def region(state: State | None, mark: str = REGION_ON) -> Iterator[None]:
+    """Run the body under a state, in this thread; operators traced in it carry the mark."""
+    stack = controller.regions.stack
+    stack.append(state)
+    try:
+        with mx.AttrScope(**{REGION: mark}):
+            yield
+    finally:
+        stack.pop()

@@ -1,0 +1,37 @@
+"""What this machine runs, and processes on a CPU that oneDNN takes for a lesser one."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gluon_amp.dtypes import BFLOAT16, FLOAT16, cpu_isa, cpu_support
+from gluon_amp.runtime import devices
+from gluon_amp.runtime.devices import support
+
+NO_BF16 = ["AVX2", "AVX512_CORE"]  # instruction sets, as oneDNN names them
+ALL_ISAS = [*NO_BF16, "AVX512_CORE_BF16"]
+ROOT = Path(__file__).parents[1]
+FASTEST = support("cpu").dtype  # what the CPU takes where nothing is named
+RUNS_BFLOAT16 = support("cpu").requested(BFLOAT16) is not None  # native or emulated
+LOW = BFLOAT16 if RUNS_BFLOAT16 else FLOAT16  # a type that runs here, if only imitated
+
+
+def run_on(isa, code, **environ):
+    """Run code in a fresh process whose CPU has an instruction set of oneDNN's and none above; return how it ended."""
+    if cpu_isa(environ={"DNNL_MAX_CPU_ISA": isa}, amx=True) != isa:
+        pytest.skip(f"this CPU has no {isa}")
+    environ = {**os.environ, "DNNL_MAX_CPU_ISA": isa, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environ}
+    return subprocess.run([sys.executable, "-W", "always::UserWarning", "-c", code], env=environ, capture_output=True,
+                          text=True, timeout=300)
+
+
+def take_for(monkeypatch, isa):
+    """Let this package take the CPU for one with an instruction set; oneDNN is not told."""
+    monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support(isa))
+    monkeypatch.setattr(devices, "cpu_isa", lambda: isa)
+    monkeypatch.setattr(devices, "_warned", set())
+    devices.require_bfloat16.cache_clear()

@@ -1,0 +1,211 @@
+"""Where FP32 is chosen: training is stock MXNet's bit by bit, and the tools say what they see, or what they need."""
+from __future__ import annotations
+
+import logging
+
+import mxnet as mx
+import numpy as np
+import pytest
+from machines import take_for
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from networks import NETWORKS, conv_net, gradients, outputs_of, ready
+
+import gluon_amp as amp
+
+pytestmark = pytest.mark.machine
+
+
+def trained(mode, poison=None):
+    """Weights and losses of five steps of SGD with momentum, under AMP if it is on; one batch may be poisoned."""
+    mx.random.seed(3)
+    np.random.seed(3)
+    net = conv_net()
+    net.initialize(mx.init.Xavier(magnitude=2))
+    net.hybridize(**mode)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9, "wd": 1e-3},
+                            update_on_kvstore=False)
+    if amp.is_active():
+        amp.init_trainer(trainer)
+    random, losses, skipped = np.random.RandomState(0), [], []
+    for number in range(5):
+        data = mx.nd.array(random.normal(size=NETWORKS["conv"][1]))
+        if number == poison:
+            data[0, 0, 0, 0] = np.inf
+        with autograd.record():
+            loss = (net(data) ** 2).mean()
+            with amp.scale_loss(loss, trainer, enabled=amp.is_active()) as scaled:
+                autograd.backward(scaled)
+        trainer.step(1)
+        losses.append(float(loss.asscalar()))
+        skipped.append(amp.is_active() and trainer._amp_loss_scaler.step_was_skipped)
+    weights = [parameter.data().asnumpy() for parameter in net.collect_params().values()
+               if parameter.grad_req != "null"]
+    return weights, losses, skipped, trainer
+
+
+def module_trained():
+    mx.random.seed(2)
+    np.random.seed(2)
+    body = mx.sym.relu(mx.sym.Convolution(mx.sym.var("data"), num_filter=20, kernel=(3, 3), name="conv"))
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(body), num_hidden=5, name="fc"), name="softmax")
+    module = mx.mod.Module(symbol, label_names=["softmax_label"])
+    module.bind([("data", (8, 16, 8, 8))], [("softmax_label", (8,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+    random = np.random.RandomState(3)
+    for _ in range(3):
+        module.forward_backward(mx.io.DataBatch([mx.nd.array(random.randn(8, 16, 8, 8))],
+                                                [mx.nd.array(random.randint(0, 5, 8))]))
+        module.update()
+    return [array.asnumpy() for array in module.get_params()[0].values()]
+
+
+class TestTraining:
+    """In FP32 training is stock MXNet's, bit by bit."""
+
+    @pytest.mark.parametrize("mode", [{"active": False}, {}, {"static_alloc": True},
+                                      {"static_alloc": True, "static_shape": True}], ids=str)
+    def test_weights_and_losses_are_those_of_fp32(self, lesser, mode):
+        weights, losses, *_ = trained(mode)
+        amp.init()
+        found, found_losses, skipped, trainer = trained(mode)
+        assert found_losses == losses
+        for one, other in zip(weights, found):
+            np.testing.assert_array_equal(one, other)
+        assert skipped == [False] * 5
+        assert trainer._amp_loss_scaler.loss_scale == 1
+
+    def test_a_module_trains_as_in_fp32(self, lesser):
+        weights = module_trained()
+        amp.init()
+        for one, other in zip(weights, module_trained()):
+            np.testing.assert_array_equal(one, other)
+
+    @pytest.mark.parametrize("name", NETWORKS)
+    def test_every_kind_of_network(self, lesser, name):
+        make, shape = NETWORKS[name]
+        net, data = ready(make(), shape, static_alloc=True)
+        outputs = outputs_of(net, data)
+        amp.init()
+        for one, other in zip(outputs, outputs_of(net, data)):
+            np.testing.assert_array_equal(one, other)
+        found = gradients(net, data)
+        amp.deinit()
+        expected = gradients(net, data)
+        for key in expected:
+            np.testing.assert_array_equal(expected[key], found[key])
+
+    def test_overflow_is_checked_and_steps_are_skipped(self, lesser):
+        amp.init()
+        weights, _, skipped, trainer = trained({}, poison=2)
+        assert skipped == [False, False, True, False, False]
+        assert trainer._amp_loss_scaler.num_skipped == 1
+        assert all(np.isfinite(weight).all() for weight in weights)
+
+    @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+    def test_levels_stay_in_fp32_without_a_scale(self, lesser, level):
+        def losses(initialize):
+            mx.random.seed(3)
+            net = conv_net()
+            net.initialize(mx.init.Xavier(magnitude=2))
+            net.hybridize()
+            trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02}, update_on_kvstore=False)
+            if initialize:
+                net, trainer = amp.initialize(net, trainer, opt_level=level, verbosity=0)
+                assert amp.active_dtype() is None
+                assert getattr(trainer, "_amp_loss_scaler", None) is None or trainer._amp_loss_scaler.loss_scale == 1
+            made = []
+            for _ in range(3):
+                with autograd.record():
+                    loss = (net(mx.nd.ones((4, 3, 16, 16))) ** 2).mean()
+                    with amp.scale_loss(loss, trainer, enabled=initialize) as scaled:
+                        autograd.backward(scaled)
+                trainer.step(1)
+                made.append(float(loss.asscalar()))
+            return made
+        assert losses(False) == losses(True)
+
+    def test_a_type_named_to_a_level_is_refused(self, monkeypatch):
+        take_for(monkeypatch, "AVX2")
+        net = nn.Dense(2, in_units=2)
+        net.initialize()
+        with pytest.raises(amp.DTypeError, match="needs a CPU with AVX512"):
+            amp.initialize(net, opt_level="O2", cast_model_type="bfloat16", verbosity=0)
+        assert not amp.is_active()
+
+    def test_the_users_lists_are_checked_as_elsewhere(self, lesser):
+        with pytest.raises(amp.PolicyError, match="Did you mean 'Convolution'"):
+            amp.init(fp32_ops=["Convolutin"])
+        with pytest.raises(amp.PolicyError, match="cannot run in bfloat16"):
+            amp.init(target_precision_ops=["batch_dot"])
+        amp.init(fp32_ops=["Convolution"])
+        assert amp.is_active()
+
+
+class TestTools:
+    @pytest.fixture
+    def network(self, lesser):
+        amp.init()
+        return ready(conv_net(), NETWORKS["conv"][1])
+
+    def test_report(self, network, lesser):
+        found = amp.report(*network)
+        assert found.reason == f"this CPU has no BF16 instructions ({lesser})"
+        assert f"float32: {found.reason}" in found.summary
+        assert "AMP is off" not in found.summary
+        assert found.casts == found.target_dtypes == ()
+        assert {row.observed for row in found.operators} == {"float32"}
+        assert found.to_dict()["reason"] == found.reason
+
+    def test_explain(self, network, lesser):
+        (item,) = amp.explain(network[0], "net_conv2_fwd", network[1]).operators
+        assert f"float32: this CPU has no BF16 instructions ({lesser})" in item.why
+        (remedy,) = item.remedies
+        assert remedy.startswith("FP32 is fastest here: a type that amp.init is given runs nevertheless")
+
+    def test_advise(self, network):
+        found = amp.advise(*network, time=False)
+        (advice,) = [item for item in found if item.topic == "hardware"]
+        assert "FP32 is fastest on this device: this CPU has no BF16 instructions" in advice.text
+        assert "off" not in found.topics
+
+    def test_advise_where_a_slow_type_was_named(self, monkeypatch):
+        take_for(monkeypatch, "AVX512_CORE")
+        amp.init("float16")
+        text = str(amp.advise(*ready(conv_net(), NETWORKS["conv"][1]), time=False))
+        assert "imitated" in text
+
+    def test_tune_measures_nothing_and_says_why(self, network, tmp_path, caplog):
+        with caplog.at_level(logging.INFO, "gluon_amp"):
+            found = amp.tune(network[0], network[1], cache=tmp_path / "t.json", progress=False)
+        assert found.milliseconds == {}
+        assert found.slow == frozenset()
+        assert "There is nothing to measure: the cpu runs in float32, because this CPU has no BF16" in caplog.text
+        amp.deinit()
+        amp.init(tuning=tmp_path / "t.json")
+        assert amp.active_dtype() is None
+
+    @pytest.mark.parametrize("tool", ["compare", "search_exclusions"])
+    def test_what_looks_at_low_precision_asks_for_a_type(self, network, tool):
+        options = {"max_error": 0.1, "progress": False} if tool == "search_exclusions" else {}
+        with pytest.raises(amp.DTypeError, match=r"no low precision to look at: .*float32 on the cpu.*dtype='float16'"):
+            getattr(amp, tool)(*network, **options)
+
+    def test_compare_and_search_with_an_imitated_type(self, network):
+        assert 0 < amp.compare(*network, dtype="float16").outputs[0] < 0.01
+        policy = amp.search_exclusions(*network, max_error=0.1, dtype="float16", progress=False)
+        assert (policy.target_dtype, policy.excluded) == ("float16", frozenset())
+
+    def test_preflight_looks_at_what_would_be_stored(self, network):
+        assert amp.preflight(network[0]).target_dtype == "bfloat16"
+        assert amp.preflight(network[0]).problems == ()
+        assert amp.preflight(network[0], target_dtype="float16").target_dtype == "float16"
+
+    def test_the_policy_of_a_file_is_refused_where_nothing_runs_its_type(self, monkeypatch):
+        take_for(monkeypatch, "AVX2")
+        with pytest.raises(amp.DTypeError, match="received 'bfloat16', which needs a CPU with AVX512"):
+            amp.init(policy=amp.Policy("bfloat16"))
+        amp.init(policy=amp.Policy("float32"))
+        assert amp.is_active()
+        assert amp.active_dtype() is None
