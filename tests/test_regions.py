@@ -358,3 +358,43 @@ def test_plain_blocks_see_fp32_only(data):
     dense_layer.initialize()
     amp.init()
     assert np.isfinite(Plain()(data))
+
+
+@pytest.mark.bf16
+class TestRegionsAroundTheFirstCall:
+    """They count for that call; the network is traced without them."""
+
+    @staticmethod
+    def network(flags):
+        mx.random.seed(3)
+        net = nn.Dense(16, in_units=16, prefix="net_")
+        net.initialize(mx.init.Normal(1))
+        if flags is not None:
+            net.hybridize(**flags)
+        return net, mx.nd.random.normal(shape=(4, 16))
+
+    @pytest.mark.parametrize("flags", [None, {}, {"static_alloc": True}])
+    def test_off_then_outside(self, flags, tmp_path):
+        net, data = self.network(flags)
+        exact = net(data).asnumpy()
+        again, _ = self.network(flags)
+        amp.init("bfloat16")
+        with amp.autocast(enabled=False):
+            np.testing.assert_array_equal(again(data).asnumpy(), exact)
+        assert (again(data).asnumpy() != exact).any()
+        np.testing.assert_array_equal(amp.float32_function(again)(data).asnumpy(), exact)
+        if flags is not None:
+            again.export(str(tmp_path / "net"))
+            assert "__amp__" not in (tmp_path / "net-symbol.json").read_text()
+
+    @pytest.mark.parametrize("flags", [None, {}, {"static_alloc": True}])
+    def test_on_then_outside_without_init(self, flags):
+        net, data = self.network(flags)
+        exact = net(data).asnumpy()
+        again, _ = self.network(flags)
+        with amp.autocast(dtype="bfloat16"):
+            low = again(data).asnumpy()
+        assert (low != exact).any()
+        np.testing.assert_array_equal(again(data).asnumpy(), exact)
+        with amp.autocast(dtype="bfloat16"):
+            np.testing.assert_array_equal(again(data).asnumpy(), low)

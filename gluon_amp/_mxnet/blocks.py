@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
 from ..graph.attrs import REGION, REGION_OFF
-from .symbols import to_graph
+from .symbols import outermost_trace, to_graph
 
 __all__ = ["Traced", "flags_of", "graph_of", "load_parameters", "parameters_of", "set_formats", "trace",
            "untouched_parameters"]
@@ -55,7 +55,7 @@ def trace(block: HybridBlock, example: Sequence[Any] | None = None,
     if isinstance(block, SymbolBlock):
         inputs, symbol = block._cached_graph
         return Traced(list(inputs), symbol, (block._in_format, block._out_format))
-    with _as_it_was(block), _marked(block, is_excluded):
+    with _as_it_was(block), outermost_trace(), _marked(block, is_excluded):
         arguments = _arguments(block) if example is None else list(example)
         block._cached_graph = ()
         inputs, symbol = block._get_graph(*arguments)

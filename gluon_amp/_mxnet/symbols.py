@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
 
@@ -16,7 +17,7 @@ from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
 __all__ = ["NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes", "input_names",
-           "load_symbol", "make_symbol_creator", "to_graph"]
+           "load_symbol", "make_symbol_creator", "outermost_trace", "to_graph"]
 
 Shape = Optional[Tuple[int, ...]]
 
@@ -56,6 +57,30 @@ def make_symbol_creator(original: Callable) -> Callable:
             keys, values = [key for key, _ in kept], [value for _, value in kept]
         return original(handle, args, kwargs, keys, values, *rest)
     return symbol_creator
+
+
+class _Tracing(threading.local):
+    """Whether the current thread traces a block."""
+
+    under_way = False
+
+
+_tracing = _Tracing()
+
+
+@contextmanager
+def outermost_trace() -> Iterator[None]:
+    """Trace a block in the body: regions around it leave no marks, those that its code enters do."""
+    if _tracing.under_way:
+        yield
+        return
+    _tracing.under_way = True
+    try:
+        with mx.AttrScope() as scope:
+            scope._attr.pop(REGION, None)
+            yield
+    finally:
+        _tracing.under_way = False
 
 
 def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],

@@ -6,6 +6,7 @@
 - ``mxnet.ndarray.CachedOp``: what a hybridized block instantiates with its traced symbol.
 - ``HybridBlock._call_cached_op``: the only place that sees blocks cached before AMP was switched on, and the
   ``grad_req`` of their parameters.
+- ``HybridBlock._get_graph``: a block is traced without the marks of regions around its call.
 - ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
 - ``autograd.Function.__call__``: user code that expects what it was written for.
 - ``Trainer._update``: what the optimizer has written.
@@ -28,7 +29,7 @@ from mxnet.ndarray import register
 from mxnet.symbol import register as symbol_register
 
 from .._mxnet.invoke import StockCachedOp
-from .._mxnet.symbols import dtype_name, make_symbol_creator
+from .._mxnet.symbols import dtype_name, make_symbol_creator, outermost_trace
 from ..dtypes import FLOAT32
 from .eager_applier import frame, is_low, make_invoke, release
 from .graph_applier import RewritingCachedOp
@@ -128,6 +129,14 @@ def _make_call_cached_op(original: Callable) -> Callable:
             block._cached_op.accumulating = _accumulating(block)
         return original(block, *args)
     return call_cached_op
+
+
+def _make_get_graph(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def get_graph(block: HybridBlock, *args: Any) -> Any:
+        with outermost_trace():
+            return original(block, *args)
+    return get_graph
 
 
 def _is_current(block: HybridBlock, epoch: int) -> bool:
@@ -307,6 +316,7 @@ _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (symbol_register, "_symbol_creator", lambda original: make_symbol_creator(original)),
     (mx.ndarray, "CachedOp", _make_cached_op),
     (HybridBlock, "_call_cached_op", _make_call_cached_op),
+    (HybridBlock, "_get_graph", _make_get_graph),
     (Block, "__call__", _make_block_call),
     (autograd.Function, "__call__", _make_function_call),
     (Trainer, "_update", _make_update),
