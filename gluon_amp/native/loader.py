@@ -1,0 +1,112 @@
+"""Find the C++ libraries and load them, once and when first asked for."""
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from mxnet.base import MXNetError
+
+from .._mxnet.libraries import load_library
+
+__all__ = ["Library", "is_available", "load"]
+
+VARIABLE = "GLUON_AMP_NATIVE"
+_FOLDER = Path(__file__).parent
+_CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_sgd", "_gluon_amp_sgd_momentum",
+                   "_gluon_amp_nag", "_gluon_amp_adam", "_gluon_amp_adamw", "_gluon_amp_lamb"})
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Library:
+    """What became of a library of operators.
+
+    Attributes
+    ----------
+    name : str
+        ``'core'``.
+    operators : frozenset of str
+        Registered names of the operators that MXNet has from it now.
+    missing : str
+        Why there are none, and what to do; empty when the library is loaded.
+    """
+
+    name: str
+    operators: frozenset[str]
+    missing: str = ""
+
+
+def load() -> tuple[Library, ...]:
+    """Load the libraries unless that was done before, and say what became of them.
+
+    Nothing is raised where they cannot be loaded. ``GLUON_AMP_NATIVE=0`` in the environment, at the first call, leaves
+    them alone.
+
+    Returns
+    -------
+    tuple of Library
+        The libraries.
+
+    Examples
+    --------
+    >>> [library.name for library in load()]
+    ['core']
+    """
+    with _lock:
+        return _load_once()
+
+
+def is_available(op: str) -> bool:
+    """Whether an operator of the libraries can be used, which loads them.
+
+    Parameters
+    ----------
+    op : str
+        Registered name.
+
+    Returns
+    -------
+    bool
+        Whether MXNet has the operator now.
+
+    Examples
+    --------
+    >>> is_available("Convolution")  # MXNet's own
+    False
+    """
+    return any(op in library.operators for library in load())
+
+
+@functools.lru_cache(maxsize=None)
+def _load_once() -> tuple[Library, ...]:
+    return (_load("core", _FOLDER / "_core.so", _CORE),)
+
+
+def _load(name: str, path: Path, operators: frozenset[str]) -> Library:
+    missing = _obstacle(path)
+    if not missing:
+        try:
+            load_library(path)
+        except (MXNetError, OSError, AttributeError) as error:
+            missing = f"{path.name} does not load: {_last_line(error)}"
+    return Library(name, frozenset() if missing else operators, missing)
+
+
+def _obstacle(path: Path) -> str:
+    if os.environ.get(VARIABLE) == "0":
+        return f"switched off by {VARIABLE}=0"
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return f"made for Linux on x86-64, not for {platform.system()} on {platform.machine()}"
+    if not path.exists():
+        return (f"{path.name} was not built: no C++17 compiler with OpenMP was found when gluon_amp was installed. "
+                "Install one (such as the package g++) and install gluon_amp again")
+    return ""
+
+
+def _last_line(error: Exception) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

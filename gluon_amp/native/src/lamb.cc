@@ -1,0 +1,111 @@
+// LAMB as MXNet's lamb_update_phase1, norm and lamb_update_phase2 compute it. Only the norms are added up in another
+// order, so that results may differ by rounding. The direction of a weight is computed again rather than kept.
+#include <cmath>
+
+#include "families.h"
+#include "updates.h"
+
+namespace gluon_amp {
+
+namespace {
+
+struct LambRates {
+  Rates rates;
+  bool corrected;
+  float beta1_power, beta2_power;
+};
+
+struct Squares {
+  double weight = 0, direction = 0;
+};
+
+INLINED float direction_of(const LambRates& r, float mean, float variance, float weight) {
+  if (r.corrected) {
+    mean = static_cast<float>(mean / (1. - r.beta1_power));  // MXNet divides in double precision here
+    variance = variance / (1 - r.beta2_power);
+  }
+  return mean / (__builtin_sqrtf(variance) + r.rates.epsilon) + r.rates.wd * weight;
+}
+
+template <class Grad>
+INLINED Squares moments_loop(const LambRates& r, const Grad* grad, const float* weight, float* mean, float* variance,
+                             int64_t count) {
+  float weights = 0, directions = 0;
+#pragma omp simd reduction(+ : weights, directions)
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = clipped(to_float(grad[i]) * r.rates.rescale, r.rates.clip);
+    mean[i] = r.rates.beta1 * mean[i] + (1 - r.rates.beta1) * value;
+    variance[i] = r.rates.beta2 * variance[i] + (1 - r.rates.beta2) * value * value;
+    const float direction = direction_of(r, mean[i], variance[i], weight[i]);
+    weights += weight[i] * weight[i];
+    directions += direction * direction;
+  }
+  return {weights, directions};
+}
+
+#define KERNEL(Grad)                                                                                        \
+  VECTORIZED Squares moments_kernel(const LambRates& r, const Grad* grad, const float* weight, float* mean, \
+                                    float* variance, int64_t count) {                                       \
+    return moments_loop(r, grad, weight, mean, variance, count);                                            \
+  }
+KERNEL(float)
+KERNEL(bfloat16)
+#undef KERNEL
+
+VECTORIZED void weights_kernel(const LambRates& r, float lr, float* weight, const float* mean, const float* variance,
+                               int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) weight[i] = weight[i] - lr * direction_of(r, mean[i], variance[i], weight[i]);
+}
+
+float trusted_rate(float lr, const Squares& squares, float lower, float upper) {
+  float weight = static_cast<float>(std::sqrt(squares.weight));
+  const float direction = static_cast<float>(std::sqrt(squares.direction));
+  if (lower >= 0) weight = std::max(weight, lower);
+  if (upper >= 0) weight = std::min(weight, upper);
+  return weight == 0 || direction == 0 ? lr : lr * weight / direction;
+}
+
+std::vector<LambRates> rates_of(const Attributes& attributes, const Weights<2>& weights) {
+  const std::vector<double> steps = attributes.numbers("steps");
+  if (steps.size() != weights.size())
+    fail("expected as many steps as weights, received ", steps.size(), " steps for ", weights.size(), " weights");
+  const bool corrected = attributes.flag("bias_correction", true);
+  std::vector<LambRates> result;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const Rates rates = weights.rates(i);
+    result.push_back({rates, corrected, static_cast<float>(std::pow(rates.beta1, steps[i])),
+                      static_cast<float>(std::pow(rates.beta2, steps[i]))});
+  }
+  return result;
+}
+
+void update(const Attributes& attributes, const Tensors& inputs, const Tensors&) {
+  const Weights<2> weights(attributes, inputs, 1e-6);
+  const std::vector<LambRates> rates = rates_of(attributes, weights);
+  std::vector<Squares> parts(weights.ranges().size()), squares(weights.size());
+  weights.for_each([&](const Range& range, int64_t i) {
+    const auto run = [&](const auto* grad) {
+      parts[i] = moments_kernel(rates[range.index], grad, weights.values(range), weights.state(range, 0),
+                                weights.state(range, 1), range.size());
+    };
+    weights.with_grad(range, run);
+  });
+  for (size_t i = 0; i < parts.size(); ++i) {
+    squares[weights.ranges()[i].index].weight += parts[i].weight;
+    squares[weights.ranges()[i].index].direction += parts[i].direction;
+  }
+  const float lower = static_cast<float>(attributes.number("lower_bound", -1));
+  const float upper = static_cast<float>(attributes.number("upper_bound", -1));
+  weights.for_each([&](const Range& range, int64_t) {
+    const LambRates& r = rates[range.index];
+    weights_kernel(r, trusted_rate(r.rates.lr, squares[range.index], lower, upper), weights.values(range),
+                   weights.state(range, 0), weights.state(range, 1), range.size());
+  });
+}
+
+}  // namespace
+
+const Operator lamb = made_update<2>("_gluon_amp_lamb", update);
+
+}  // namespace gluon_amp
