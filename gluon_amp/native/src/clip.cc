@@ -75,7 +75,8 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
 
 void types(const Attributes&, Types& inputs, Types& outputs) { outputs[0] = inputs[0] = data_type(inputs[0], "data"); }
 
-void shapes(const Attributes&, Shapes& inputs, Shapes& outputs) {
+void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
+  Limits{attributes};  // for errors at the call, not when it is run
   expect_known(inputs[0], "data");
   outputs[0] = inputs[0];
 }

@@ -58,31 +58,43 @@ VECTORIZED void weights_kernel(const LambRates& r, float lr, float* weight, cons
   for (int64_t i = 0; i < count; ++i) weight[i] = weight[i] - lr * direction_of(r, mean[i], variance[i], weight[i]);
 }
 
-float trusted_rate(float lr, const Squares& squares, float lower, float upper) {
-  float weight = static_cast<float>(std::sqrt(squares.weight));
-  const float direction = static_cast<float>(std::sqrt(squares.direction));
-  if (lower >= 0) weight = std::max(weight, lower);
-  if (upper >= 0) weight = std::min(weight, upper);
-  return weight == 0 || direction == 0 ? lr : lr * weight / direction;
-}
-
-std::vector<LambRates> rates_of(const Attributes& attributes, const Weights<2>& weights) {
+std::vector<LambRates> lamb_rates(const Attributes& attributes, size_t count) {
+  const std::vector<Rates> rates = rates_of_weights(attributes, count, 1e-6);
   const std::vector<double> steps = attributes.numbers("steps");
-  if (steps.size() != weights.size())
-    fail("expected as many steps as weights, received ", steps.size(), " steps for ", weights.size(), " weights");
+  if (steps.size() != count)
+    fail("expected as many steps as weights, received ", steps.size(), " steps for ", count, " weights");
   const bool corrected = attributes.flag("bias_correction", true);
   std::vector<LambRates> result;
-  for (size_t i = 0; i < steps.size(); ++i) {
-    const Rates rates = weights.rates(i);
-    result.push_back({rates, corrected, static_cast<float>(std::pow(rates.beta1, steps[i])),
-                      static_cast<float>(std::pow(rates.beta2, steps[i]))});
-  }
+  for (size_t i = 0; i < count; ++i)
+    result.push_back({rates[i], corrected, static_cast<float>(std::pow(rates[i].beta1, steps[i])),
+                      static_cast<float>(std::pow(rates[i].beta2, steps[i]))});
   return result;
 }
 
+struct Bounds {
+  explicit Bounds(const Attributes& attributes)
+      : lower(static_cast<float>(attributes.number("lower_bound", -1))),
+        upper(static_cast<float>(attributes.number("upper_bound", -1))) {}
+  float lower, upper;
+};
+
+float trusted_rate(float lr, const Squares& squares, const Bounds& bounds) {
+  float weight = static_cast<float>(std::sqrt(squares.weight));
+  const float direction = static_cast<float>(std::sqrt(squares.direction));
+  if (bounds.lower >= 0) weight = std::max(weight, bounds.lower);
+  if (bounds.upper >= 0) weight = std::min(weight, bounds.upper);
+  return weight == 0 || direction == 0 ? lr : lr * weight / direction;
+}
+
+void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
+  update_shapes<2>(attributes, inputs, outputs);
+  lamb_rates(attributes, inputs.size() / 4);
+  Bounds{attributes};
+}
+
 void update(const Attributes& attributes, const Tensors& inputs, const Tensors&) {
-  const Weights<2> weights(attributes, inputs, 1e-6);
-  const std::vector<LambRates> rates = rates_of(attributes, weights);
+  const Weights<2> weights(inputs);
+  const std::vector<LambRates> rates = lamb_rates(attributes, weights.size());
   std::vector<Squares> parts(weights.ranges().size()), squares(weights.size());
   weights.for_each([&](const Range& range, int64_t i) {
     const auto run = [&](const auto* grad) {
@@ -95,17 +107,16 @@ void update(const Attributes& attributes, const Tensors& inputs, const Tensors&)
     squares[weights.ranges()[i].index].weight += parts[i].weight;
     squares[weights.ranges()[i].index].direction += parts[i].direction;
   }
-  const float lower = static_cast<float>(attributes.number("lower_bound", -1));
-  const float upper = static_cast<float>(attributes.number("upper_bound", -1));
+  const Bounds bounds(attributes);
   weights.for_each([&](const Range& range, int64_t) {
     const LambRates& r = rates[range.index];
-    weights_kernel(r, trusted_rate(r.rates.lr, squares[range.index], lower, upper), weights.values(range),
+    weights_kernel(r, trusted_rate(r.rates.lr, squares[range.index], bounds), weights.values(range),
                    weights.state(range, 0), weights.state(range, 1), range.size());
   });
 }
 
 }  // namespace
 
-const Operator lamb = made_update<2>("_gluon_amp_lamb", update);
+const Operator lamb = made_update<2>("_gluon_amp_lamb", update, shapes);
 
 }  // namespace gluon_amp

@@ -144,6 +144,7 @@ void types(const Attributes&, Types& inputs, Types& outputs) {
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
+  epsilon(attributes);  // for errors at the call, not when it is run
   expect_known(inputs[0], "data");
   const int axis = attributes.integer("axis", -1), last = static_cast<int>(inputs[0].size()) - 1;
   if (axis != -1 && axis != last) fail("expected the last axis, received axis=", axis, " of ", last + 1);

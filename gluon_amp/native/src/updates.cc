@@ -29,10 +29,10 @@ struct SgdMomentum {
 struct Nag {
   static constexpr int kStates = 1;
   static INLINED void step(const Rates& r, float grad, float& weight, float& momentum, float&) {
-    const float change = r.lr * (clipped(r.rescale * grad, r.clip) + r.wd * weight);
+    const float scaled = clipped(r.rescale * grad, r.clip);
     momentum = r.momentum * momentum;
-    weight = weight - momentum + (r.momentum + 1) * (momentum - change);
-    momentum = momentum - change;
+    weight = weight - momentum + (r.momentum + 1) * (momentum - r.lr * (scaled + r.wd * weight));
+    momentum = momentum - r.lr * (scaled + r.wd * weight);  // MXNet has written the weight by then
   }
 };
 
@@ -88,10 +88,11 @@ KERNELS(AdamW)
 
 template <class Rule>
 void update(const Attributes& attributes, const Tensors& inputs, const Tensors&) {
-  const Weights<Rule::kStates> weights(attributes, inputs);
+  const Weights<Rule::kStates> weights(inputs);
+  const std::vector<Rates> rates = rates_of_weights(attributes, weights.size());
   weights.for_each([&](const Range& range, int64_t) {
     const auto run = [&](const auto* grad) {
-      update_kernel(Rule(), weights.rates(range.index), grad, weights.values(range), weights.state(range, 0),
+      update_kernel(Rule(), rates[range.index], grad, weights.values(range), weights.state(range, 0),
                     weights.state(range, 1), range.size());
     };
     weights.with_grad(range, run);

@@ -12,10 +12,35 @@ namespace gluon_amp {
 
 constexpr int64_t kRange = 16384;
 
-// What is the same for all weights of a call, and what is not.
 struct Rates {
   float lr, wd, rescale, clip, momentum, beta1, beta2, epsilon, eta;
 };
+
+// The rates of every weight of a call.
+inline std::vector<Rates> rates_of_weights(const Attributes& attributes, size_t count, double epsilon = 1e-8) {
+  const std::vector<double> lrs = attributes.numbers("lrs"), wds = attributes.numbers("wds");
+  if (lrs.size() != count || wds.size() != count)
+    fail("expected as many lrs and wds as weights, received ", lrs.size(), " lrs and ", wds.size(), " wds for ", count,
+         " weights");
+  const auto rate = [&](const char* name, double otherwise) {
+    return static_cast<float>(attributes.number(name, otherwise));
+  };
+  const Rates shared{0,
+                     0,
+                     rate("rescale_grad", 1),
+                     rate("clip_gradient", -1),
+                     rate("momentum", 0),
+                     rate("beta1", 0.9),
+                     rate("beta2", 0.999),
+                     rate("epsilon", epsilon),
+                     rate("eta", 1)};
+  std::vector<Rates> result(count, shared);
+  for (size_t i = 0; i < count; ++i) {
+    result[i].lr = static_cast<float>(lrs[i]);
+    result[i].wd = static_cast<float>(wds[i]);
+  }
+  return result;
+}
 
 INLINED float clipped(float grad, float limit) {
   if (limit < 0) return grad;
@@ -35,25 +60,11 @@ class Weights {
  public:
   static constexpr int kInputs = 2 + kStates;
 
-  Weights(const Attributes& attributes, const Tensors& inputs, double epsilon = 1e-8)
-      : inputs_(inputs), lrs_(attributes.numbers("lrs")), wds_(attributes.numbers("wds")) {
-    const size_t count = inputs.size() / kInputs;
-    if (lrs_.size() != count || wds_.size() != count)
-      fail("expected as many lrs and wds as weights, received ", lrs_.size(), " lrs and ", wds_.size(), " wds for ",
-           count, " weights");
+  explicit Weights(const Tensors& inputs) : inputs_(inputs) {
     for (size_t i = 0; i < inputs.size(); ++i) check(i);
-    for (size_t i = 0; i < count; ++i)
+    for (size_t i = 0; i < size(); ++i)
       for (int64_t begin = 0; begin < weight(i).size(); begin += kRange)
         ranges_.push_back({i, begin, std::min(begin + kRange, weight(i).size())});
-    shared_ = {0,
-               0,
-               rate(attributes, "rescale_grad", 1),
-               rate(attributes, "clip_gradient", -1),
-               rate(attributes, "momentum", 0),
-               rate(attributes, "beta1", 0.9),
-               rate(attributes, "beta2", 0.999),
-               rate(attributes, "epsilon", epsilon),
-               rate(attributes, "eta", 1)};
   }
 
   // Pointers to the first element of a piece of a weight and of what belongs to it; null for states that do not exist.
@@ -70,14 +81,7 @@ class Weights {
     else
       run(grad.as<const float>() + range.begin);
   }
-  size_t size() const { return lrs_.size(); }
-
-  Rates rates(size_t index) const {
-    Rates rates = shared_;
-    rates.lr = static_cast<float>(lrs_[index]);
-    rates.wd = static_cast<float>(wds_[index]);
-    return rates;
-  }
+  size_t size() const { return inputs_.size() / kInputs; }
 
   // Run a function for every piece of every weight, on all threads.
   template <class Function>
@@ -91,10 +95,6 @@ class Weights {
   const Tensor& input(size_t index, int which) const { return inputs_[index * kInputs + which]; }
   static float* floats(const Tensor& tensor) { return tensor.as<float>(); }
 
-  static float rate(const Attributes& attributes, const char* name, double otherwise) {
-    return static_cast<float>(attributes.number(name, otherwise));
-  }
-
   // MXNet hands out a copy of an array that oneDNN has put into a layout of its own, and would drop what is written.
   void check(size_t index) const {
     if (index % kInputs != 1 && !inputs_[index].version && inputs_[index].size())
@@ -102,9 +102,7 @@ class Weights {
   }
 
   const Tensors& inputs_;
-  std::vector<double> lrs_, wds_;
   std::vector<Range> ranges_;
-  Rates shared_;
 };
 
 template <int kStates>
@@ -124,7 +122,8 @@ void update_types(const Attributes&, Types& inputs, Types&) {
 }
 
 template <int kStates>
-void update_shapes(const Attributes&, Shapes& inputs, Shapes&) {
+void update_shapes(const Attributes& attributes, Shapes& inputs, Shapes&) {
+  rates_of_weights(attributes, inputs.size() / (2 + kStates));  // for errors at the call, not when it is run
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Shape& weight = inputs[i / (2 + kStates) * (2 + kStates)];
     expect_known(weight, "a weight");
@@ -141,9 +140,9 @@ std::vector<int> update_mutated(const Attributes& attributes) {
 }
 
 template <int kStates>
-Operator made_update(const char* name, Operator::Compute forward) {
-  return {name,    update_arity<kStates>,  update_types<kStates>, update_shapes<kStates>, forward,
-          nullptr, update_mutated<kStates>};
+Operator made_update(const char* name, Operator::Compute forward,
+                     decltype(Operator::shapes) shapes = update_shapes<kStates>) {
+  return {name, update_arity<kStates>, update_types<kStates>, shapes, forward, nullptr, update_mutated<kStates>};
 }
 
 }  // namespace gluon_amp
