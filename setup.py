@@ -15,9 +15,8 @@ SOURCES = "gluon_amp/native/src"
 # No fused multiplications and additions: results are to have the bits that MXNet's operators give.
 COMPILE = ["-std=c++17", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
            "-fvisibility=hidden", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow"]
-# Names are bound within the library: libmxnet.so has C++ symbols of its own. C++'s library is taken along.
-LINK = ["-fopenmp", "-Wl,-Bsymbolic,-z,defs", f"-Wl,--version-script={SOURCES}/exports.map", "-static-libstdc++",
-        "-static-libgcc", "-Wl,--strip-all"]
+# Names are bound within the library: libmxnet.so has C++ symbols of its own.
+LINK = ["-fopenmp", "-Wl,-Bsymbolic,-z,defs", f"-Wl,--version-script={SOURCES}/exports.map"]
 
 
 class BuildLibraries(build_ext):

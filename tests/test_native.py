@@ -11,12 +11,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import nd
+from native_operators import normal, replaced, requires_core, run
 
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import invoke
 from gluon_amp.native import loader
-
-from native_operators import normal, replaced, requires_core, run
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,7 +53,8 @@ def test_can_be_switched_off():
 
 
 def test_nothing_is_loaded_by_the_import():
-    told = script("import gluon_amp; from gluon_amp.native import loader; print(loader._load_once.cache_info().currsize)")
+    told = script("import gluon_amp; from gluon_amp.native.loader import _load_once; "
+                  "print(_load_once.cache_info().currsize)")
     assert told == "0"
 
 
@@ -94,10 +94,9 @@ def test_other_platform(monkeypatch, tmp_path):
     ("sgd", [(2,), (2,)], {"lrs": [1], "wds": [0], "num_weights": 1.5}, "expected an integer"),
 ])
 def test_errors_say_what_was_expected(op, shapes, attrs, told):
+    arrays = [nd.ones(shape) for shape in shapes]
     with pytest.raises(mx.MXNetError) as error:
-        invoke(f"_gluon_amp_{op}", [nd.ones(shape) for shape in shapes],
-               {name: str(value) for name, value in attrs.items()})
-        nd.waitall()
+        invoke(f"_gluon_amp_{op}", arrays, {name: str(value) for name, value in attrs.items()})
     assert told in str(error.value)
 
 

@@ -1,6 +1,8 @@
 """Optimizer updates of many weights at once, against MXNet's operators for one weight."""
 from __future__ import annotations
 
+from itertools import chain
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -17,15 +19,15 @@ LRS, WDS = [0.1, 0.01, 0.05, 0.02, 0.001], [0.01, 0.0, 0.001, 0.05, 0.1]
 CHOICES = [{}, {"rescale_grad": 0.25, "clip_gradient": 0.1}]
 
 
-def lamb(weight, grad, mean, variance, out, lr, wd, lower_bound=-1, upper_bound=-1, t=3, bias_correction=True, **rates):
-    direction = nd.lamb_update_phase1(weight, grad, mean, variance, wd=wd, t=t, bias_correction=bias_correction, **rates)
+def lamb(weight, grad, mean, variance, out, lr, wd, lower_bound=-1, upper_bound=-1, **rates):
+    direction = nd.lamb_update_phase1(weight, grad, mean, variance, wd=wd, t=3, **rates)
     nd.lamb_update_phase2(weight, direction, weight.norm(), direction.norm(), lr=lr, out=out, lower_bound=lower_bound,
                           upper_bound=upper_bound)
 
 
 def adamw(weight, grad, mean, variance, out, lr, wd, eta=1.0, rescale_grad=1.0, **rates):
-    nd.contrib.adamw_update(weight, grad.copy(), mean, variance, nd.array([rescale_grad]), out=out, lr=lr, wd=wd, eta=eta,
-                            **rates)
+    scale = nd.array([rescale_grad])
+    nd.contrib.adamw_update(weight, grad.copy(), mean, variance, scale, out=out, lr=lr, wd=wd, eta=eta, **rates)
 
 
 MXNET = {
@@ -51,12 +53,16 @@ def mxnet_update(kind, weights, grads, states, lrs=LRS, wds=WDS, **options):
         MXNET[kind][0](weight, grad, *own, out=weight, lr=lr, wd=wd, **options)
 
 
+def steps(kind, count=len(SHAPES)):
+    return {"steps": [3] * count} if kind == "lamb" else {}
+
+
 def copies(weights, states):
     return [weight.copy() for weight in weights], [[state.copy() for state in group] for group in states]
 
 
 def compare(kind, ours, theirs):
-    for one, other in zip(ours[0] + sum(ours[1], []), theirs[0] + sum(theirs[1], [])):
+    for one, other in zip(chain(ours[0], *ours[1]), chain(theirs[0], *theirs[1])):
         if kind == "lamb":  # norms are added up in another order
             assert_close(one.asnumpy(), other.asnumpy(), 1e-6)
         else:
@@ -70,7 +76,7 @@ def test_same_bits_as_mxnet(kind, choice):
     theirs = copies(weights, states)
     options = {**MXNET[kind][1], **choice}
     for _ in range(3):
-        native.update(kind, weights, grads, states, LRS, WDS, **options, **({"steps": [3] * 5} if kind == "lamb" else {}))
+        native.update(kind, weights, grads, states, LRS, WDS, **options, **steps(kind))
         mxnet_update(kind, theirs[0], grads, theirs[1], **options)
     compare(kind, (weights, states), theirs)
 
@@ -82,8 +88,7 @@ def test_gradients_in_bfloat16(kind):
     theirs = copies(weights, states)
     grads = [rounded(grad) for grad in grads]
     mixed = [bfloat16(grad) if index % 2 else grad for index, grad in enumerate(grads)]
-    native.update(kind, weights, mixed, states, LRS, WDS, **MXNET[kind][1],
-                  **({"steps": [3] * 5} if kind == "lamb" else {}))
+    native.update(kind, weights, mixed, states, LRS, WDS, **MXNET[kind][1], **steps(kind))
     mxnet_update(kind, theirs[0], grads, theirs[1], **MXNET[kind][1])
     compare(kind, (weights, states), theirs)
 
@@ -111,10 +116,9 @@ def test_special_gradients(kind, values):
     weights, _, states = arrays(kind, [(3,)])
     theirs = copies(weights, states)
     for clip in (-1, 0.5):
-        native.update(kind, weights, [nd.array(values)], states, [0.1], [0.01], clip_gradient=clip,
-                      **({"steps": [3]} if kind == "lamb" else {"epsilon": 1e-6}))
-        mxnet_update(kind, theirs[0], [nd.array(values)], theirs[1], clip_gradient=clip,
-                     **({"epsilon": 1e-6} if kind.startswith("adam") else {}))
+        options = {"clip_gradient": clip, **({"epsilon": 1e-6} if kind.startswith("adam") else {})}
+        native.update(kind, weights, [nd.array(values)], states, [0.1], [0.01], **options, **steps(kind, 1))
+        mxnet_update(kind, theirs[0], [nd.array(values)], theirs[1], **options)
     compare(kind, (weights, states), theirs)
 
 

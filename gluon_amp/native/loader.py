@@ -16,7 +16,6 @@ from .._mxnet.libraries import load_library
 __all__ = ["Library", "is_available", "load"]
 
 VARIABLE = "GLUON_AMP_NATIVE"
-_FOLDER = Path(__file__).parent
 _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_sgd", "_gluon_amp_sgd_momentum",
                    "_gluon_amp_nag", "_gluon_amp_adam", "_gluon_amp_adamw", "_gluon_amp_lamb"})
 _lock = threading.Lock()
@@ -45,7 +44,7 @@ def load() -> tuple[Library, ...]:
     """Load the libraries unless that was done before, and say what became of them.
 
     Nothing is raised where they cannot be loaded. ``GLUON_AMP_NATIVE=0`` in the environment, at the first call, leaves
-    them alone.
+    them alone; the path of a folder takes them from there.
 
     Returns
     -------
@@ -84,7 +83,9 @@ def is_available(op: str) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _load_once() -> tuple[Library, ...]:
-    return (_load("core", _FOLDER / "_core.so", _CORE),)
+    setting = os.environ.get(VARIABLE, "")
+    folder = Path(setting) if os.path.isdir(setting) else Path(__file__).parent
+    return (_load("core", folder / "_core.so", _CORE),)
 
 
 def _load(name: str, path: Path, operators: frozenset[str]) -> Library:

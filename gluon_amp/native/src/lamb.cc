@@ -11,8 +11,8 @@ namespace {
 
 struct LambRates {
   Rates rates;
-  bool corrected;
-  float beta1_power, beta2_power;
+  double mean_divisor;  // MXNet divides in double precision here
+  float variance_divisor;
 };
 
 struct Squares {
@@ -20,15 +20,13 @@ struct Squares {
 };
 
 INLINED float direction_of(const LambRates& r, float mean, float variance, float weight) {
-  if (r.corrected) {
-    mean = static_cast<float>(mean / (1. - r.beta1_power));  // MXNet divides in double precision here
-    variance = variance / (1 - r.beta2_power);
-  }
+  mean = static_cast<float>(mean / r.mean_divisor);
+  variance = variance / r.variance_divisor;
   return mean / (__builtin_sqrtf(variance) + r.rates.epsilon) + r.rates.wd * weight;
 }
 
 template <class Grad>
-INLINED Squares moments_loop(const LambRates& r, const Grad* grad, const float* weight, float* mean, float* variance,
+INLINED Squares moments_loop(const LambRates r, const Grad* grad, const float* weight, float* mean, float* variance,
                              int64_t count) {
   float weights = 0, directions = 0;
 #pragma omp simd reduction(+ : weights, directions)
@@ -43,16 +41,16 @@ INLINED Squares moments_loop(const LambRates& r, const Grad* grad, const float* 
   return {weights, directions};
 }
 
-#define KERNEL(Grad)                                                                                        \
-  VECTORIZED Squares moments_kernel(const LambRates& r, const Grad* grad, const float* weight, float* mean, \
-                                    float* variance, int64_t count) {                                       \
-    return moments_loop(r, grad, weight, mean, variance, count);                                            \
+#define KERNEL(Grad)                                                                                                  \
+  VECTORIZED Squares moments_kernel(LambRates r, const Grad* grad, const float* weight, float* mean, float* variance, \
+                                    int64_t count) {                                                                  \
+    return moments_loop(r, grad, weight, mean, variance, count);                                                      \
   }
 KERNEL(float)
 KERNEL(bfloat16)
 #undef KERNEL
 
-VECTORIZED void weights_kernel(const LambRates& r, float lr, float* weight, const float* mean, const float* variance,
+VECTORIZED void weights_kernel(LambRates r, float lr, float* weight, const float* mean, const float* variance,
                                int64_t count) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) weight[i] = weight[i] - lr * direction_of(r, mean[i], variance[i], weight[i]);
@@ -65,9 +63,11 @@ std::vector<LambRates> lamb_rates(const Attributes& attributes, size_t count) {
     fail("expected as many steps as weights, received ", steps.size(), " steps for ", count, " weights");
   const bool corrected = attributes.flag("bias_correction", true);
   std::vector<LambRates> result;
-  for (size_t i = 0; i < count; ++i)
-    result.push_back({rates[i], corrected, static_cast<float>(std::pow(rates[i].beta1, steps[i])),
-                      static_cast<float>(std::pow(rates[i].beta2, steps[i]))});
+  for (size_t i = 0; i < count; ++i) {
+    const float beta1_power = static_cast<float>(std::pow(rates[i].beta1, steps[i]));
+    const float beta2_power = static_cast<float>(std::pow(rates[i].beta2, steps[i]));
+    result.push_back({rates[i], corrected ? 1. - beta1_power : 1, corrected ? 1 - beta2_power : 1});
+  }
   return result;
 }
 

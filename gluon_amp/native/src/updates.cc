@@ -12,7 +12,7 @@ struct Sgd {
   static constexpr int kStates = 0;
   static INLINED void step(const Rates& r, float grad, float& weight, float&, float&) {
     // MXNet multiplies the rates first where it does not clip.
-    const float change = r.clip < 0 ? r.lr * r.rescale * grad : r.lr * clipped(r.rescale * grad, r.clip);
+    const float change = r.clip == kNoClip ? r.lr * r.rescale * grad : r.lr * clipped(r.rescale * grad, r.clip);
     weight = (1 - r.lr * r.wd) * weight - change;
   }
 };
@@ -20,7 +20,7 @@ struct Sgd {
 struct SgdMomentum {
   static constexpr int kStates = 1;
   static INLINED void step(const Rates& r, float grad, float& weight, float& momentum, float&) {
-    const float change = r.clip < 0 ? r.lr * r.rescale * grad : r.lr * clipped(r.rescale * grad, r.clip);
+    const float change = r.clip == kNoClip ? r.lr * r.rescale * grad : r.lr * clipped(r.rescale * grad, r.clip);
     momentum = r.momentum * momentum - r.lr * r.wd * weight - change;
     weight = weight + momentum;
   }
@@ -58,7 +58,7 @@ struct AdamW {
 
 // States that a rule does not have are null: their elements are never touched.
 template <class Rule, class Grad>
-INLINED void update_loop(const Rates& rates, const Grad* grad, float* weight, float* first, float* second,
+INLINED void update_loop(const Rates rates, const Grad* grad, float* weight, float* first, float* second,
                          int64_t count) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
@@ -70,10 +70,10 @@ INLINED void update_loop(const Rates& rates, const Grad* grad, float* weight, fl
   }
 }
 
-#define KERNELS_OF(Rule, Grad)                                                                           \
-  VECTORIZED void update_kernel(Rule, const Rates& rates, const Grad* grad, float* weight, float* first, \
-                                float* second, int64_t count) {                                          \
-    update_loop<Rule>(rates, grad, weight, first, second, count);                                        \
+#define KERNELS_OF(Rule, Grad)                                                                                   \
+  VECTORIZED void update_kernel(Rule, Rates rates, const Grad* grad, float* weight, float* first, float* second, \
+                                int64_t count) {                                                                 \
+    update_loop<Rule>(rates, grad, weight, first, second, count);                                                \
   }
 #define KERNELS(Rule)     \
   KERNELS_OF(Rule, float) \

@@ -12,6 +12,8 @@ namespace gluon_amp {
 
 constexpr int64_t kRange = 16384;
 
+constexpr float kNoClip = __builtin_inff();  // so that loops need no branch
+
 struct Rates {
   float lr, wd, rescale, clip, momentum, beta1, beta2, epsilon, eta;
 };
@@ -25,10 +27,11 @@ inline std::vector<Rates> rates_of_weights(const Attributes& attributes, size_t 
   const auto rate = [&](const char* name, double otherwise) {
     return static_cast<float>(attributes.number(name, otherwise));
   };
+  const float limit = rate("clip_gradient", -1);
   const Rates shared{0,
                      0,
                      rate("rescale_grad", 1),
-                     rate("clip_gradient", -1),
+                     limit < 0 ? kNoClip : limit,
                      rate("momentum", 0),
                      rate("beta1", 0.9),
                      rate("beta2", 0.999),
@@ -42,10 +45,7 @@ inline std::vector<Rates> rates_of_weights(const Attributes& attributes, size_t 
   return result;
 }
 
-INLINED float clipped(float grad, float limit) {
-  if (limit < 0) return grad;
-  return grad > limit ? limit : grad < -limit ? -limit : grad;
-}
+INLINED float clipped(float grad, float limit) { return grad > limit ? limit : grad < -limit ? -limit : grad; }
 
 // A piece of a weight that one thread updates.
 struct Range {
