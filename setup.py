@@ -16,7 +16,7 @@ SOURCES = "gluon_amp/native/src"
 COMPILE = ["-std=c++17", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
            "-fvisibility=hidden", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow"]
 # Names are bound within the library: libmxnet.so has C++ symbols of its own.
-LINK = ["-fopenmp", "-Wl,-Bsymbolic,-z,defs", f"-Wl,--version-script={SOURCES}/exports.map"]
+LINK = ["-fopenmp", "-ldl", "-Wl,-Bsymbolic,-z,defs", f"-Wl,--version-script={SOURCES}/exports.map"]
 
 
 class BuildLibraries(build_ext):

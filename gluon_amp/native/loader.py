@@ -1,13 +1,16 @@
 """Find the C++ libraries and load them, once and when first asked for."""
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
 import sys
 import threading
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Iterator
 
 from mxnet.base import MXNetError
 
@@ -18,6 +21,8 @@ __all__ = ["Library", "is_available", "load"]
 VARIABLE = "GLUON_AMP_NATIVE"
 _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_sgd", "_gluon_amp_sgd_momentum",
                    "_gluon_amp_nag", "_gluon_amp_adam", "_gluon_amp_adamw", "_gluon_amp_lamb"})
+_ONEDNN = frozenset({"_gluon_amp_batch_dot", "_gluon_amp_rnn"})
+_ONEDNN_PACKAGE, _ONEDNN_FILE = "onednn-cpu-gomp", "libdnnl.so.3"
 _lock = threading.Lock()
 
 
@@ -28,7 +33,7 @@ class Library:
     Attributes
     ----------
     name : str
-        ``'core'``.
+        ``'core'``, or ``'onednn'`` for those operators of it that need oneDNN.
     operators : frozenset of str
         Registered names of the operators that MXNet has from it now.
     missing : str
@@ -54,7 +59,7 @@ def load() -> tuple[Library, ...]:
     Examples
     --------
     >>> [library.name for library in load()]
-    ['core']
+    ['core', 'onednn']
     """
     with _lock:
         return _load_once()
@@ -85,7 +90,8 @@ def is_available(op: str) -> bool:
 def _load_once() -> tuple[Library, ...]:
     setting = os.environ.get(VARIABLE, "")
     folder = Path(setting) if os.path.isdir(setting) else Path(__file__).parent
-    return (_load("core", folder / "_core.so", _CORE),)
+    core = _load("core", folder / "_core.so", _CORE)
+    return core, _load_onednn(core)
 
 
 def _load(name: str, path: Path, operators: frozenset[str]) -> Library:
@@ -96,6 +102,28 @@ def _load(name: str, path: Path, operators: frozenset[str]) -> Library:
         except (MXNetError, OSError, AttributeError) as error:
             missing = f"{path.name} does not load: {_last_line(error)}"
     return Library(name, frozenset() if missing else operators, missing)
+
+
+def _load_onednn(core: Library) -> Library:
+    """Load oneDNN, which the core library then finds by its name; not for all to see, as MXNet has another version."""
+    missing = core.missing
+    if not missing:
+        path = next(_onednn_files(), None)
+        try:
+            ctypes.CDLL(str(path or _ONEDNN_FILE), mode=os.RTLD_LOCAL)
+        except OSError as error:
+            missing = f"{error}: install gluon_amp[native] or {_ONEDNN_PACKAGE}"
+    return Library("onednn", frozenset() if missing else _ONEDNN, missing)
+
+
+def _onednn_files() -> Iterator[Path]:
+    """Find the library that the package of oneDNN brings; it lies outside of the folders of Python packages."""
+    try:
+        files = metadata.files(_ONEDNN_PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    paths = [Path(str(file.locate())).resolve() for file in files if file.name == _ONEDNN_FILE]
+    yield from (path for path in [*paths, Path(sys.prefix) / "lib" / _ONEDNN_FILE] if path.exists())
 
 
 def _obstacle(path: Path) -> str:

@@ -5,7 +5,8 @@
 namespace gluon_amp {
 
 const std::vector<const Operator*>& operators() {
-  static const std::vector<const Operator*> all{&layer_norm, &clip, &sgd, &sgd_momentum, &nag, &adam, &adamw, &lamb};
+  static const std::vector<const Operator*> all{&layer_norm, &clip,  &sgd,  &sgd_momentum, &nag,
+                                                &adam,       &adamw, &lamb, &batch_dot};
   return all;
 }
 
