@@ -6,7 +6,7 @@ namespace gluon_amp {
 
 const std::vector<const Operator*>& operators() {
   static const std::vector<const Operator*> all{&layer_norm, &clip,  &sgd,  &sgd_momentum, &nag,
-                                                &adam,       &adamw, &lamb, &batch_dot};
+                                                &adam,       &adamw, &lamb, &batch_dot,    &rnn};
   return all;
 }
 

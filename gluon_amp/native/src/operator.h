@@ -46,6 +46,11 @@ class Attributes {
   double number(const char* name, double otherwise) const;
   int integer(const char* name, int otherwise) const;
   bool flag(const char* name, bool otherwise) const;
+  std::string text(const char* name) const { return require(name); }
+  std::string text(const char* name, const char* otherwise) const {
+    const char* value = find(name);
+    return value ? value : otherwise;
+  }
   std::vector<double> numbers(const char* name) const;
 
  private:
