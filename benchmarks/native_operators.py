@@ -1,0 +1,154 @@
+"""C++ operators against MXNet's own, both in turn, as ratios of medians.
+
+    python benchmarks/native_operators.py [--rounds 20] [--only adam,layer_norm] [--output table.md]
+
+Ratios above 1 say how many times as fast the C++ operator is. ``OMP_NUM_THREADS`` sets the threads for both;
+``DNNL_MAX_CPU_ISA`` and ``ONEDNN_MAX_CPU_ISA`` take instruction sets from MXNet's oneDNN and from that of the C++
+operators.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Callable, Iterator, NamedTuple
+
+import numpy as np
+
+from gluon_amp import _isa, native  # isort: skip (before MXNet)
+from gluon_amp._mxnet.invoke import invoke
+from gluon_amp.dtypes import BFLOAT16_DTYPE
+
+import mxnet as mx  # isort: skip
+from mxnet import autograd, nd  # isort: skip
+
+
+class Case(NamedTuple):
+    """Two ways to the same result; ``stock`` runs in FP32 where MXNet has no bfloat16 kernel."""
+
+    name: str
+    what: str
+    stock: Callable[[], object]
+    ours: Callable[[], object]
+
+
+def normal(*shape, seed=0):
+    return nd.array(np.random.RandomState(seed).standard_normal(shape))
+
+
+def lower(array):
+    return nd.amp_cast(array, dtype=BFLOAT16_DTYPE)
+
+
+def trained(function, inputs, out_grad):
+    """Return a function that runs a function of arrays forward and backward."""
+    for array in inputs:
+        array.attach_grad()
+
+    def run():
+        with autograd.record():
+            out = function(*inputs)
+        out.backward(out_grad)
+    return run
+
+
+def layer_cases(name, stock, ours, inputs, out_grad, what):
+    yield Case(name, f"{what}, forward", lambda: stock(*inputs), lambda: ours(*inputs))
+    yield Case(name, f"{what}, both ways", trained(stock, inputs, out_grad), trained(ours, list(inputs), out_grad))
+    low = [lower(inputs[0]), *inputs[1:]]
+    yield Case(name, f"{what}, both ways, bfloat16 against FP32", trained(stock, list(inputs), out_grad),
+               trained(ours, low, lower(out_grad)))
+
+
+def layer_norm() -> Iterator[Case]:
+    def ours(*inputs):
+        return invoke("_gluon_amp_layer_norm", inputs, {})[0]
+
+    for length in (128, 384):
+        inputs = [normal(4, length, 768), normal(768, seed=1), normal(768, seed=2)]
+        yield from layer_cases("layer_norm", nd.LayerNorm, ours, inputs, normal(4, length, 768, seed=3),
+                               f"4x{length}x768")
+
+
+def clip() -> Iterator[Case]:
+    def ours(data):
+        return invoke("_gluon_amp_clip", [data], {"a_min": "0", "a_max": "6"})[0]
+
+    yield from layer_cases("clip", lambda data: nd.clip(data, 0, 6), ours, [normal(4, 96, 56, 56)],
+                           normal(4, 96, 56, 56, seed=1), "ReLU6, 4x96x56x56")
+
+
+def _lamb(weight, grad, mean, variance, **rates):
+    direction = nd.lamb_update_phase1(weight, grad, mean, variance, t=3, wd=0.01)
+    nd.lamb_update_phase2(weight, direction, weight.norm(), direction.norm(), **rates)
+
+
+def _adamw(weight, grad, mean, variance, **rates):
+    nd.contrib.adamw_update(weight, grad, mean, variance, nd.ones(1), eta=1.0, **rates)
+
+
+STOCK_UPDATES = {"sgd": nd.sgd_update, "sgd_momentum": nd.sgd_mom_update, "nag": nd.nag_mom_update,
+                 "adam": nd.adam_update, "adamw": _adamw, "lamb": _lamb}
+
+
+def update_cases(kind) -> Iterator[Case]:
+    sizes = [4_000_000, 2_000_000, 1_000_000, *[50_000] * 40, *[512] * 60]
+    weights, grads = [normal(size) for size in sizes], [normal(size, seed=1) for size in sizes]
+    states = [[nd.zeros(size) for size in sizes] for _ in range(native.UPDATES[kind])]
+    options = {"momentum": 0.9} if kind in ("sgd_momentum", "nag") else {}
+    more = {"steps": [3] * len(sizes)} if kind == "lamb" else {}
+
+    def stock():
+        for weight, grad, *own in zip(weights, grads, *states):
+            STOCK_UPDATES[kind](weight, grad, *own, out=weight, lr=1e-3, **options)
+
+    def ours(grads):
+        return lambda: native.update(kind, weights, grads, states, [1e-3] * len(sizes), [0.0] * len(sizes),
+                                     **options, **more)
+
+    yield Case(kind, "103 weights, 9.0M values", stock, ours(grads))
+    yield Case(kind, "103 weights, 9.0M values, bfloat16 gradients against FP32", stock,
+               ours([lower(grad) for grad in grads]))
+
+
+FAMILIES = {"layer_norm": layer_norm, "clip": clip,
+            **{kind: (lambda kind=kind: update_cases(kind)) for kind in native.UPDATES}}
+
+
+def measure(case, rounds):
+    """Return the medians of both, in seconds."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for warm_up in range(rounds + 3):
+        for which, run in enumerate((case.stock, case.ours)):
+            start = time.perf_counter()
+            run()
+            nd.waitall()
+            if warm_up >= 3:
+                times[which].append(time.perf_counter() - start)
+    return tuple(map(statistics.median, times))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", default=",".join(FAMILIES), help="families, joined by commas")
+    parser.add_argument("--output", type=Path, help="a file for the table")
+    options = parser.parse_args()
+    for library in native.load():
+        if library.missing:
+            parser.error(f"{library.name}: {library.missing}")
+    lines = [f"{_isa.cpu_name()}, {os.environ.get('OMP_NUM_THREADS', 'default')} threads, MXNet {mx.__version__}", "",
+             "| operator | | times as fast as MXNet's |", "|---|---|---|"]
+    for family in options.only.split(","):
+        for case in FAMILIES[family]():
+            stock, ours = measure(case, options.rounds)
+            lines.append(f"| {case.name} | {case.what} | {stock / ours:.2f} |")
+            print(lines[-1], flush=True)
+    if options.output:
+        options.output.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""Operators in C++ for what MXNet has no good CPU kernels for.
+
+Everything works without them. :func:`load` says which there are, and why there are none.
+"""
+from .loader import Library, is_available, load
+from .updates import UPDATES, update
+
+__all__ = ["UPDATES", "Library", "is_available", "load", "update"]

@@ -1,0 +1,141 @@
+"""Find the C++ libraries and load them, once and when first asked for."""
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import sys
+import threading
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Iterator
+
+from mxnet.base import MXNetError
+
+from .._mxnet.libraries import load_library
+
+__all__ = ["Library", "is_available", "load"]
+
+VARIABLE = "GLUON_AMP_NATIVE"
+_CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_sgd", "_gluon_amp_sgd_momentum",
+                   "_gluon_amp_nag", "_gluon_amp_adam", "_gluon_amp_adamw", "_gluon_amp_lamb"})
+_ONEDNN = frozenset({"_gluon_amp_batch_dot", "_gluon_amp_rnn"})
+_ONEDNN_PACKAGE, _ONEDNN_FILE = "onednn-cpu-gomp", "libdnnl.so.3"
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Library:
+    """What became of a library of operators.
+
+    Attributes
+    ----------
+    name : str
+        ``'core'``, or ``'onednn'`` for those operators of it that need oneDNN.
+    operators : frozenset of str
+        Registered names of the operators that MXNet has from it now.
+    missing : str
+        Why there are none, and what to do; empty when the library is loaded.
+    """
+
+    name: str
+    operators: frozenset[str]
+    missing: str = ""
+
+
+def load() -> tuple[Library, ...]:
+    """Load the libraries unless that was done before, and say what became of them.
+
+    Nothing is raised where they cannot be loaded. ``GLUON_AMP_NATIVE=0`` in the environment, at the first call, leaves
+    them alone; the path of a folder takes them from there.
+
+    Returns
+    -------
+    tuple of Library
+        The libraries.
+
+    Examples
+    --------
+    >>> [library.name for library in load()]
+    ['core', 'onednn']
+    """
+    with _lock:
+        return _load_once()
+
+
+def is_available(op: str) -> bool:
+    """Whether an operator of the libraries can be used, which loads them.
+
+    Parameters
+    ----------
+    op : str
+        Registered name.
+
+    Returns
+    -------
+    bool
+        Whether MXNet has the operator now.
+
+    Examples
+    --------
+    >>> is_available("Convolution")  # MXNet's own
+    False
+    """
+    return any(op in library.operators for library in load())
+
+
+@functools.lru_cache(maxsize=None)
+def _load_once() -> tuple[Library, ...]:
+    setting = os.environ.get(VARIABLE, "")
+    folder = Path(setting) if os.path.isdir(setting) else Path(__file__).parent
+    core = _load("core", folder / "_core.so", _CORE)
+    return core, _load_onednn(core)
+
+
+def _load(name: str, path: Path, operators: frozenset[str]) -> Library:
+    missing = _obstacle(path)
+    if not missing:
+        try:
+            load_library(path)
+        except (MXNetError, OSError, AttributeError) as error:
+            missing = f"{path.name} does not load: {_last_line(error)}"
+    return Library(name, frozenset() if missing else operators, missing)
+
+
+def _load_onednn(core: Library) -> Library:
+    """Load oneDNN, which the core library then finds by its name; not for all to see, as MXNet has another version."""
+    missing = core.missing
+    if not missing:
+        path = next(_onednn_files(), None)
+        try:
+            ctypes.CDLL(str(path or _ONEDNN_FILE), mode=os.RTLD_LOCAL)
+        except OSError as error:
+            missing = f"{error}: install gluon_amp[native] or {_ONEDNN_PACKAGE}"
+    return Library("onednn", frozenset() if missing else _ONEDNN, missing)
+
+
+def _onednn_files() -> Iterator[Path]:
+    """Find the library that the package of oneDNN brings; it lies outside of the folders of Python packages."""
+    try:
+        files = metadata.files(_ONEDNN_PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    paths = [Path(str(file.locate())).resolve() for file in files if file.name == _ONEDNN_FILE]
+    yield from (path for path in [*paths, Path(sys.prefix) / "lib" / _ONEDNN_FILE] if path.exists())
+
+
+def _obstacle(path: Path) -> str:
+    if os.environ.get(VARIABLE) == "0":
+        return f"switched off by {VARIABLE}=0"
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return f"made for Linux on x86-64, not for {platform.system()} on {platform.machine()}"
+    if not path.exists():
+        return (f"{path.name} was not built: no C++17 compiler with OpenMP was found when gluon_amp was installed. "
+                "Install one (such as the package g++) and install gluon_amp again")
+    return ""
+
+
+def _last_line(error: Exception) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

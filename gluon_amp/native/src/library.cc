@@ -1,0 +1,13 @@
+// What the core library holds.
+#include "families.h"
+#include "operator.h"
+
+namespace gluon_amp {
+
+const std::vector<const Operator*>& operators() {
+  static const std::vector<const Operator*> all{&layer_norm, &clip,  &sgd,  &sgd_momentum, &nag,
+                                                &adam,       &adamw, &lamb, &batch_dot,    &rnn};
+  return all;
+}
+
+}  // namespace gluon_amp

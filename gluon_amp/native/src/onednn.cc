@@ -1,0 +1,162 @@
+#include "onednn.h"
+
+#include <dlfcn.h>
+
+namespace gluon_amp::onednn {
+
+namespace {
+
+constexpr char kLibrary[] = "libdnnl.so.3";
+constexpr int kCpu = 1, kDefaultFlags = 1, kUserScratchpad = 1;
+
+Functions look_up() {
+  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+  if (!library) fail("oneDNN is not there: ", dlerror());
+  Functions f;
+#define LOOK_UP(name)                                                         \
+  f.name = reinterpret_cast<decltype(f.name)>(dlsym(library, "dnnl_" #name)); \
+  if (!f.name) fail("expected oneDNN 3, received ", kLibrary, " without dnnl_", #name)
+  LOOK_UP(version);
+  LOOK_UP(engine_create);
+  LOOK_UP(stream_create);
+  LOOK_UP(stream_wait);
+  LOOK_UP(stream_destroy);
+  LOOK_UP(memory_desc_create_with_strides);
+  LOOK_UP(memory_desc_create_with_tag);
+  LOOK_UP(memory_desc_destroy);
+  LOOK_UP(memory_desc_get_size);
+  LOOK_UP(memory_create);
+  LOOK_UP(memory_destroy);
+  LOOK_UP(primitive_attr_create);
+  LOOK_UP(primitive_attr_set_scratchpad_mode);
+  LOOK_UP(primitive_attr_set_post_ops);
+  LOOK_UP(primitive_attr_destroy);
+  LOOK_UP(post_ops_create);
+  LOOK_UP(post_ops_append_eltwise);
+  LOOK_UP(post_ops_destroy);
+  LOOK_UP(primitive_desc_query_md);
+  LOOK_UP(primitive_desc_destroy);
+  LOOK_UP(primitive_create);
+  LOOK_UP(primitive_destroy);
+  LOOK_UP(primitive_execute);
+  LOOK_UP(reorder_primitive_desc_create);
+  LOOK_UP(matmul_primitive_desc_create);
+  LOOK_UP(lstm_forward_primitive_desc_create);
+  LOOK_UP(lstm_backward_primitive_desc_create);
+  LOOK_UP(lbr_gru_forward_primitive_desc_create);
+  LOOK_UP(lbr_gru_backward_primitive_desc_create);
+  LOOK_UP(vanilla_rnn_forward_primitive_desc_create);
+  LOOK_UP(vanilla_rnn_backward_primitive_desc_create);
+#undef LOOK_UP
+  const auto* version = f.version();
+  if (version->major != 3) fail("expected oneDNN 3, received ", version->major, ".", version->minor);
+  return f;
+}
+
+Dims row_major(const Dims& dims) {
+  Dims strides(dims.size(), 1);
+  for (size_t i = dims.size(); i-- > 1;) strides[i - 1] = strides[i] * dims[i];
+  return strides;
+}
+
+using AttrPointer = std::unique_ptr<Attr, int (*)(Attr*)>;
+
+AttrPointer make_attr(float scale) {
+  const Functions& f = functions();
+  Attr* attr = nullptr;
+  check(f.primitive_attr_create(&attr), "attributes");
+  AttrPointer owned(attr, f.primitive_attr_destroy);
+  // oneDNN's own scratchpad belongs to a thread, and MXNet runs an operator on any.
+  check(f.primitive_attr_set_scratchpad_mode(attr, kUserScratchpad), "a scratchpad mode");
+  if (scale != 1) {
+    PostOps* ops = nullptr;
+    check(f.post_ops_create(&ops), "operations after another");
+    const std::unique_ptr<PostOps, int (*)(PostOps*)> owned_ops(ops, f.post_ops_destroy);
+    check(f.post_ops_append_eltwise(ops, kLinear, scale, 0), "a scale");
+    check(f.primitive_attr_set_post_ops(attr, ops), "a scale");
+  }
+  return owned;
+}
+
+}  // namespace
+
+const Functions& functions() {
+  static const Functions all = look_up();  // tried again after a failure
+  return all;
+}
+
+Engine* engine() {
+  static Engine* one = [] {
+    Engine* made = nullptr;
+    check(functions().engine_create(&made, kCpu, 0), "an engine");
+    return made;
+  }();
+  return one;
+}
+
+void check(int status, const char* what) {
+  if (status) fail("oneDNN could not make or run ", what, ": status ", status);
+}
+
+Desc::Desc(MemoryDesc* desc) : desc_(desc, functions().memory_desc_destroy) {}
+
+Desc::Desc(const Dims& dims, DataType type, const Dims& strides) {
+  MemoryDesc* desc = nullptr;
+  check(functions().memory_desc_create_with_strides(&desc, static_cast<int>(dims.size()), dims.data(), type,
+                                                    strides.data()),
+        "a description of memory");
+  desc_.reset(desc, functions().memory_desc_destroy);
+}
+
+Desc::Desc(const Dims& dims, DataType type) : Desc(dims, type, row_major(dims)) {}
+
+Desc Desc::any(const Dims& dims, DataType type) {
+  MemoryDesc* desc = nullptr;
+  check(functions().memory_desc_create_with_tag(&desc, static_cast<int>(dims.size()), dims.data(), type, kAny),
+        "a description of memory");
+  return Desc(desc);
+}
+
+size_t bytes(Md desc) { return functions().memory_desc_get_size(desc); }
+
+Primitive::Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale) {
+  const Functions& f = functions();
+  const AttrPointer attr = make_attr(scale);
+  PrimitiveDesc* desc = nullptr;
+  check(make(&desc, attr.get()), what);
+  desc_.reset(desc, f.primitive_desc_destroy);
+  PrimitiveHandle* handle = nullptr;
+  check(f.primitive_create(&handle, desc), what);
+  handle_.reset(handle, f.primitive_destroy);
+}
+
+Md Primitive::query(Query what, int index) const {
+  return functions().primitive_desc_query_md(desc_.get(), what, index);
+}
+
+void Primitive::run(std::initializer_list<Array> arrays) const {
+  const Functions& f = functions();
+  std::vector<std::unique_ptr<Memory, int (*)(Memory*)>> owned;
+  std::vector<Argument> arguments;
+  const auto add = [&](int kind, Md desc, const void* data) {
+    Memory* memory = nullptr;
+    check(f.memory_create(&memory, desc, engine(), const_cast<void*>(data)), "a memory object");
+    owned.emplace_back(memory, f.memory_destroy);
+    arguments.push_back({kind, memory});
+  };
+  for (const Array& array : arrays)
+    if (array.data) add(array.kind, array.desc, array.data);
+  const Md scratchpad = query(kScratchpad);
+  const std::unique_ptr<char[]> space(new char[bytes(scratchpad) + 64]);
+  void* aligned = space.get();
+  size_t room = bytes(scratchpad) + 64;
+  if (bytes(scratchpad)) add(kScratchpadData, scratchpad, std::align(64, bytes(scratchpad), aligned, room));
+  Stream* stream = nullptr;
+  check(f.stream_create(&stream, engine(), kDefaultFlags), "a stream");
+  const std::unique_ptr<Stream, int (*)(Stream*)> owned_stream(stream, f.stream_destroy);
+  check(f.primitive_execute(handle_.get(), stream, static_cast<int>(arguments.size()), arguments.data()),
+        "a primitive");
+  check(f.stream_wait(stream), "a primitive");
+}
+
+}  // namespace gluon_amp::onednn

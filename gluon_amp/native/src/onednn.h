@@ -1,0 +1,168 @@
+// oneDNN 3 by its C interface, looked up in libdnnl.so.3 at run time: it need not be there when the library is built or
+// loaded. libmxnet.so has a oneDNN of its own, another version.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "operator.h"
+
+namespace gluon_amp::onednn {
+
+// Opaque, and of the names and values that oneDNN's headers give them.
+struct Engine;
+struct Stream;
+struct MemoryDesc;
+struct Memory;
+struct PrimitiveDesc;
+struct PrimitiveHandle;
+struct PostOps;
+struct Attr;
+using Md = const MemoryDesc*;
+struct Argument {
+  int kind;
+  Memory* memory;
+};
+
+enum DataType { kBf16 = 2, kF32 = 3 };
+enum Prop { kForwardTraining = 64, kForwardInference = 96, kBackward = 128 };
+enum Direction { kLeftToRight = 1, kBothConcatenated = 3 };
+enum Algorithm { kRelu = 32, kTanh = 33, kLinear = 38 };
+enum Query { kWeights = 131, kDiffWeights = 132, kWorkspace = 135, kScratchpad = 136 };
+constexpr int kAny = 1;  // the tag of a layout that oneDNN chooses
+enum Kind {
+  kSrc = 1,
+  kSrcIter = 2,
+  kSrcIterC = 3,
+  kDst = 17,
+  kDstIter = 18,
+  kDstIterC = 19,
+  kWeightsLayer = 33,
+  kWeightsIter = 34,
+  kBias = 41,
+  kWorkspaceData = 64,
+  kScratchpadData = 80,
+  kDiffSrc = 129,
+  kDiffSrcIter = 130,
+  kDiffSrcIterC = 131,
+  kDiffDst = 145,
+  kDiffDstIter = 146,
+  kDiffDstIterC = 147,
+  kDiffWeightsLayer = 161,
+  kDiffWeightsIter = 162,
+  kDiffBias = 169,
+};
+
+// Results of functions are 0 where they succeed.
+struct Functions {
+  struct Version {
+    int major, minor, patch;
+  };
+  const Version* (*version)();
+  int (*engine_create)(Engine**, int kind, size_t index);
+  int (*stream_create)(Stream**, Engine*, unsigned flags);
+  int (*stream_wait)(Stream*);
+  int (*stream_destroy)(Stream*);
+  int (*memory_desc_create_with_strides)(MemoryDesc**, int ndims, const int64_t* dims, int type,
+                                         const int64_t* strides);
+  int (*memory_desc_create_with_tag)(MemoryDesc**, int ndims, const int64_t* dims, int type, int tag);
+  int (*memory_desc_destroy)(MemoryDesc*);
+  size_t (*memory_desc_get_size)(Md);
+  int (*memory_create)(Memory**, Md, Engine*, void* data);
+  int (*memory_destroy)(Memory*);
+  int (*primitive_attr_create)(Attr**);
+  int (*primitive_attr_set_scratchpad_mode)(Attr*, int mode);
+  int (*primitive_attr_set_post_ops)(Attr*, const PostOps*);
+  int (*primitive_attr_destroy)(Attr*);
+  int (*post_ops_create)(PostOps**);
+  int (*post_ops_append_eltwise)(PostOps*, int algorithm, float alpha, float beta);
+  int (*post_ops_destroy)(PostOps*);
+  Md (*primitive_desc_query_md)(const PrimitiveDesc*, int what, int index);
+  int (*primitive_desc_destroy)(PrimitiveDesc*);
+  int (*primitive_create)(PrimitiveHandle**, const PrimitiveDesc*);
+  int (*primitive_destroy)(PrimitiveHandle*);
+  int (*primitive_execute)(const PrimitiveHandle*, Stream*, int count, const Argument*);
+  int (*reorder_primitive_desc_create)(PrimitiveDesc**, Md from, Engine*, Md to, Engine*, const Attr*);
+  int (*matmul_primitive_desc_create)(PrimitiveDesc**, Engine*, Md, Md, Md bias, Md, const Attr*);
+  int (*lstm_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md,
+                                            Md peephole, Md projection, Md, Md, Md, Md, unsigned flags, const Attr*);
+  int (*lstm_backward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md, Md,
+                                             Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md,
+                                             unsigned flags, const PrimitiveDesc*, const Attr*);
+  int (*lbr_gru_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md,
+                                               Md, Md, unsigned flags, const Attr*);
+  int (*lbr_gru_backward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md,
+                                                Md, Md, Md, Md, Md, Md, Md, Md, Md, unsigned flags,
+                                                const PrimitiveDesc*, const Attr*);
+  int (*vanilla_rnn_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int activation, int direction,
+                                                   Md, Md, Md, Md, Md, Md, Md, unsigned flags, float alpha, float beta,
+                                                   const Attr*);
+  int (*vanilla_rnn_backward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int activation, int direction,
+                                                    Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md,
+                                                    unsigned flags, float alpha, float beta, const PrimitiveDesc*,
+                                                    const Attr*);
+};
+
+// oneDNN's functions; fails where it cannot be loaded or is another version.
+const Functions& functions();
+Engine* engine();
+// Fail with a message about what was tried unless a function of oneDNN succeeded.
+void check(int status, const char* what);
+
+using Dims = std::vector<int64_t>;
+
+// A description of an array's memory.
+class Desc {
+ public:
+  Desc(const Dims& dims, DataType type, const Dims& strides);
+  Desc(const Dims& dims, DataType type);             // row-major
+  static Desc any(const Dims& dims, DataType type);  // as oneDNN likes it
+  operator Md() const { return desc_.get(); }
+
+ private:
+  explicit Desc(MemoryDesc* desc);
+  std::shared_ptr<MemoryDesc> desc_;
+};
+
+// An array to run a primitive with.
+struct Array {
+  int kind;
+  Md desc;
+  const void* data;
+};
+
+size_t bytes(Md desc);
+
+// A primitive and its description. It never changes and holds no memory for results: threads may share it.
+class Primitive {
+ public:
+  // The function makes the description. `scale` multiplies the result.
+  Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale = 1);
+  Md query(Query what, int index = 0) const;
+  const PrimitiveDesc* desc() const { return desc_.get(); }
+  void run(std::initializer_list<Array> arrays) const;
+
+ private:
+  std::shared_ptr<PrimitiveDesc> desc_;
+  std::shared_ptr<PrimitiveHandle> handle_;
+};
+
+// What was made for a key before, or is made now. Too many of them are all forgotten: shapes may never come again.
+template <class T>
+std::shared_ptr<const T> cached(const Dims& key, const std::function<T()>& make) {
+  static std::mutex mutex;
+  static std::map<Dims, std::shared_ptr<const T>> made;
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto found = made.find(key);
+  if (found != made.end()) return found->second;
+  if (made.size() >= 512) made.clear();
+  return made[key] = std::make_shared<const T>(make());
+}
+
+inline DataType data_type_of(int type) { return type == kBfloat16 ? kBf16 : kF32; }
+
+}  // namespace gluon_amp::onednn

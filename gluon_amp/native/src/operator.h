@@ -1,0 +1,111 @@
+// What an operator of this library is made of. interface.cc shows operators to MXNet, library.cc lists them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace gluon_amp {
+
+// MXNet's numbers of data types; the operators know the first two.
+enum Type : int { kFloat32 = 0, kBfloat16 = 12, kUnknownType = -1 };
+
+// A dense array in row-major order. MXNet owns the memory; slices need not be aligned.
+struct Tensor {
+  void* data;
+  const int64_t* shape;
+  int ndim;
+  int type;
+  size_t version;  // how often MXNet has written the array; 0 says that this is a temporary copy of it
+
+  int64_t size() const;
+  int64_t dim(int axis) const { return shape[axis < 0 ? axis + ndim : axis]; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+using Tensors = std::vector<Tensor>;
+using Shape = std::vector<uint32_t>;
+using Shapes = std::vector<Shape>;
+using Types = std::vector<int>;
+
+// A node's attributes. Names that an operator does not ask for are the graph's business and mean nothing here.
+class Attributes {
+ public:
+  Attributes(const char* const* keys, const char* const* values, int count)
+      : keys_(keys), values_(values), count_(count) {}
+
+  // Values in any of Python's spellings. The second argument is the default; without one the attribute is required.
+  double number(const char* name) const;
+  double number(const char* name, double otherwise) const;
+  int integer(const char* name, int otherwise) const;
+  bool flag(const char* name, bool otherwise) const;
+  std::string text(const char* name) const { return require(name); }
+  std::string text(const char* name, const char* otherwise) const {
+    const char* value = find(name);
+    return value ? value : otherwise;
+  }
+  std::vector<double> numbers(const char* name) const;
+
+ private:
+  const char* find(const char* name) const;
+  const char* require(const char* name) const;
+
+  const char* const* keys_;
+  const char* const* values_;
+  int count_;
+};
+
+struct Arity {
+  int inputs, outputs;
+};
+
+// Functions throw std::exception; MXNet raises an MXNetError with its text.
+struct Operator {
+  using Compute = void (*)(const Attributes&, const Tensors& inputs, const Tensors& outputs);
+
+  const char* name;
+  Arity (*arity)(const Attributes&);
+  // Types and shapes of inputs may be filled in as well. Types that are not known yet are kUnknownType.
+  void (*types)(const Attributes&, Types& inputs, Types& outputs);
+  void (*shapes)(const Attributes&, Shapes& inputs, Shapes& outputs);
+  Compute forward;
+  // Takes the gradients of the outputs, the inputs and the outputs; gives the gradients of the inputs. Null where
+  // there is none. MXNet does not say which gradients are wanted, nor that one is to be added (see README.md).
+  Compute backward = nullptr;
+  // The inputs that forward writes to; null where there are none.
+  std::vector<int> (*mutated)(const Attributes&) = nullptr;
+};
+
+const std::vector<const Operator*>& operators();
+
+// Throw an error made of all arguments.
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+std::string describe(const Shape& shape);
+std::string describe_type(int type);
+
+// The type of a data input: float32 or bfloat16, float32 where nothing is known.
+int data_type(int type, const char* name);
+// Let an input have a type, or fail when it has another one.
+void expect_type(int& type, int expected, const char* name);
+// Let an input have a shape, or fail when it has another one.
+void expect_shape(Shape& shape, const Shape& expected, const char* name);
+// Fail unless all dimensions are known.
+void expect_known(const Shape& shape, const char* name);
+
+// Run a function for every range of [0, count), on all threads. The ranges do not depend on the number of threads.
+void parallel_ranges(int64_t count, int64_t range, const std::function<void(int64_t begin, int64_t end)>& run);
+
+}  // namespace gluon_amp

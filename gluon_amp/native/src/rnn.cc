@@ -1,0 +1,406 @@
+// LSTM, GRU and plain RNNs as MXNet's RNN takes them: layers, both directions, states in and out, all parameters in one
+// vector. Data and states may be bfloat16; parameters, LSTM's cells and the parameters' gradient are float32.
+//
+// Between layers the values are multiplied by masks that are inputs: MXNet's Dropout of ones makes them, which knows
+// whether this is training. When training, the last output keeps what backward needs.
+#include <algorithm>
+#include <cstring>
+
+#include "families.h"
+#include "operator.h"
+#include "rnn_layer.h"
+#include "vector.h"
+
+namespace gluon_amp {
+
+namespace {
+
+VECTORIZED void to_floats(const bfloat16* from, float* to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i]);
+}
+
+VECTORIZED void to_bfloat16(const float* from, bfloat16* to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) store(from[i], &to[i]);
+}
+
+template <class T, class Mask>
+void multiply(const T* values, const Mask* mask, T* products, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) store(to_float(values[i]) * to_float(mask[i]), &products[i]);
+}
+
+constexpr size_t kAlignment = 64;
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Memory for what lives during a call.
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes) : memory_(new char[bytes + kAlignment]), data_(memory_.get()) {
+    size_t room = bytes + kAlignment;
+    std::align(kAlignment, bytes, data_, room);
+  }
+  void* data() const { return data_; }
+  float* floats() const { return static_cast<float*>(data_); }
+
+ private:
+  std::unique_ptr<char[]> memory_;
+  void* data_;
+};
+
+struct Settings {
+  explicit Settings(const Attributes& attributes)
+      : states(attributes.integer("state_size", 0)),
+        layers(attributes.integer("num_layers", 0)),
+        directions(attributes.flag("bidirectional", false) ? 2 : 1),
+        masked(attributes.flag("masks", false) && layers > 1),
+        training(attributes.flag("training", true)) {
+    const std::string mode = attributes.text("mode"), data = attributes.text("dtype", "float32");
+    if (mode == "lstm")
+      cell = Cell::kLstm;
+    else if (mode == "gru")
+      cell = Cell::kGru;
+    else if (mode == "rnn_relu")
+      cell = Cell::kRelu;
+    else if (mode == "rnn_tanh")
+      cell = Cell::kTanh;
+    else
+      fail("expected lstm, gru, rnn_relu or rnn_tanh, received mode='", mode, "'");
+    if (data != "float32" && data != "bfloat16")
+      fail("expected float32 or bfloat16, received dtype='", data, "'");
+    type = data == "bfloat16" ? kBfloat16 : kFloat32;
+    if (states < 1 || layers < 1)
+      fail("expected positive numbers, received state_size=", states, ", num_layers=", layers);
+  }
+
+  bool lstm() const { return cell == Cell::kLstm; }
+  int masks() const { return masked ? layers - 1 : 0; }
+  int inputs() const { return 3 + lstm() + masks(); }
+  int outputs() const { return 2 + lstm() + training; }
+  size_t item() const { return type == kBfloat16 ? 2 : 4; }
+
+  LayerShape layer(int index, int64_t steps, int64_t batch, int64_t inputs) const {
+    return {cell, steps, batch, index ? directions * states : inputs, states, directions, type, training};
+  }
+  int64_t parameters(int64_t inputs) const {
+    int64_t count = 0;
+    for (int i = 0; i < layers; ++i) {
+      const LayerShape s = layer(i, 1, 1, inputs);
+      count += directions * (s.layer_weights() + s.state_weights() + 2 * s.gates() * states);
+    }
+    return count;
+  }
+
+  Cell cell;
+  int states, layers, directions;
+  bool masked, training;
+  int type;
+};
+
+// MXNet orders a GRU's gates reset, update, new; oneDNN update, reset, new.
+int64_t gate_of_mxnet(const LayerShape& shape, int64_t gate) {
+  return shape.cell == Cell::kGru && gate < 2 ? 1 - gate : gate;
+}
+
+// Where a layer's parameters lie in MXNet's vector: the weights of all layers, then the biases of all layers.
+struct Parameters {
+  float* weights;  // for each direction those of the data and those of the state
+  float* biases;   // for each direction those of the data and those of the state
+};
+
+// A matrix of weights of every direction, copied gate by gate. `copy` gets MXNet's place and oneDNN's.
+template <class Copy>
+void for_each_gate(const LayerShape& s, const Parameters& p, bool of_state, const Copy& copy) {
+  const int64_t gate_size = s.states * (of_state ? s.states : s.inputs);
+  for (int64_t d = 0; d < s.directions; ++d) {
+    float* first = p.weights + d * (s.layer_weights() + s.state_weights()) + (of_state ? s.layer_weights() : 0);
+    for (int64_t g = 0; g < s.gates(); ++g)
+      copy(first + gate_of_mxnet(s, g) * gate_size, (d * s.gates() + g) * gate_size, gate_size);
+  }
+}
+
+onednn::Desc plain_weights(const LayerShape& s, bool of_state, onednn::DataType type) {
+  const int64_t inputs = of_state ? s.states : s.inputs, outputs = s.states, gates = s.gates();
+  return {{1, s.directions, inputs, gates, outputs},
+          type,
+          {s.directions * gates * outputs * inputs, gates * outputs * inputs, 1, outputs * inputs, inputs}};
+}
+
+bool same_order(const LayerShape& s) { return s.directions == 1 && s.cell != Cell::kGru; }
+
+// Weights as a primitive wants them.
+Buffer packed_weights(const LayerShape& s, const Parameters& p, bool of_state, onednn::Md wanted) {
+  Buffer packed(onednn::bytes(wanted));
+  const onednn::Desc plain = plain_weights(s, of_state, onednn::data_type_of(s.type));
+  if (same_order(s) && s.type == kFloat32) {
+    reorder(plain, p.weights + (of_state ? s.layer_weights() : 0), wanted, packed.data());
+    return packed;
+  }
+  const Buffer staged(onednn::bytes(plain));
+  for_each_gate(s, p, of_state, [&](const float* from, int64_t to, int64_t count) {
+    if (s.type == kBfloat16)
+      to_bfloat16(from, static_cast<bfloat16*>(staged.data()) + to, count);
+    else
+      std::copy_n(from, count, staged.floats() + to);
+  });
+  reorder(plain, staged.data(), wanted, packed.data());
+  return packed;
+}
+
+void unpack_gradient(const LayerShape& s, const Parameters& p, bool of_state, onednn::Md desc, const Buffer& packed) {
+  const onednn::Desc plain = plain_weights(s, of_state, onednn::kF32);
+  const Buffer staged(onednn::bytes(plain));
+  reorder(desc, packed.data(), plain, staged.data());
+  for_each_gate(s, p, of_state,
+                [&](float* to, int64_t from, int64_t count) { std::copy_n(staged.floats() + from, count, to); });
+}
+
+// MXNet has a bias for the data and one for the state; oneDNN has their sum, but for a GRU's last gate.
+template <class Visit>
+void for_each_bias(const LayerShape& s, const Parameters& p, float* of_onednn, const Visit& visit) {
+  const int64_t count = s.gates() * s.states;
+  for (int64_t d = 0; d < s.directions; ++d)
+    for (int64_t g = 0; g < s.gates(); ++g) {
+      float* data = p.biases + d * 2 * count + gate_of_mxnet(s, g) * s.states;
+      float* both = of_onednn + (d * s.biases() + g) * s.states;
+      const bool apart = s.cell == Cell::kGru && g == 2;
+      for (int64_t i = 0; i < s.states; ++i)
+        visit(data[i], data[count + i], both[i], apart ? &both[s.states + i] : nullptr);
+    }
+}
+
+Buffer packed_biases(const LayerShape& s, const Parameters& p) {
+  Buffer packed(s.directions * s.biases() * s.states * sizeof(float));
+  for_each_bias(s, p, packed.floats(), [](float data, float state, float& first, float* second) {
+    first = second ? data : data + state;
+    if (second) *second = state;
+  });
+  return packed;
+}
+
+// A call's arrays, layer by layer.
+class Call {
+ public:
+  Call(const Settings& settings, const Tensor& data, const float* parameters) : settings_(settings), data_(data) {
+    float* next = const_cast<float*>(parameters);
+    for (int i = 0; i < settings.layers; ++i) {
+      shapes_.push_back(settings.layer(i, data.dim(0), data.dim(1), data.dim(2)));
+      places_.push_back({next, nullptr});
+      next += settings.directions * (shapes_[i].layer_weights() + shapes_[i].state_weights());
+    }
+    for (int i = 0; i < settings.layers; ++i) {
+      places_[i].biases = next;
+      next += settings.directions * 2 * shapes_[i].gates() * settings.states;
+    }
+    size_t offset = 0;
+    for (int i = 0; i < settings.layers; ++i) {
+      layers_.push_back(layer_of(shapes_[i]));
+      workspaces_.push_back(offset);
+      offset += settings.training ? aligned(layers_[i]->workspace_bytes()) : 0;
+      outputs_.push_back(offset);
+      offset += i + 1 < settings.layers ? 2 * aligned(shapes_[i].outputs() * settings.item()) : 0;
+    }
+    workspace_size_ = offset;
+  }
+
+  const LayerShape& shape(int i) const { return shapes_[i]; }
+  const Layer& layer(int i) const { return *layers_[i]; }
+  const Parameters& parameters(int i) const { return places_[i]; }
+  size_t workspace_size() const { return workspace_size_; }
+  void* workspace(char* base, int i) const { return base + workspaces_[i]; }
+  // What a layer but the last gives, and that times the mask, which the next layer reads.
+  char* kept_output(char* base, int i) const { return base + outputs_[i]; }
+  char* masked_output(char* base, int i) const {
+    return base + outputs_[i] + (settings_.masked ? aligned(shapes_[i].outputs() * settings_.item()) : 0);
+  }
+  size_t state_offset(int i) const { return i * settings_.directions * data_.dim(1) * settings_.states; }
+
+ private:
+  const Settings& settings_;
+  const Tensor& data_;
+  std::vector<LayerShape> shapes_;
+  std::vector<Parameters> places_;
+  std::vector<std::shared_ptr<const Layer>> layers_;
+  std::vector<size_t> workspaces_, outputs_;
+  size_t workspace_size_;
+};
+
+// A piece of an array that begins at an element; null where there is no array.
+char* at(const Tensor* tensor, size_t element, size_t item) {
+  return tensor ? static_cast<char*>(tensor->data) + element * item : nullptr;
+}
+
+void apply_mask(const Settings& s, const Tensor& mask, const void* values, void* products) {
+  const int64_t count = mask.size();
+  if (s.type == kBfloat16)
+    multiply(static_cast<const bfloat16*>(values), mask.as<bfloat16>(), static_cast<bfloat16*>(products), count);
+  else
+    multiply(static_cast<const float*>(values), mask.as<float>(), static_cast<float*>(products), count);
+}
+
+void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  const Settings s(attributes);
+  const Tensor &data = inputs[0], &state = inputs[2], &out = outputs[0], &last_state = outputs[1];
+  const Tensor *cell = s.lstm() ? &inputs[3] : nullptr, *last_cell = s.lstm() ? &outputs[2] : nullptr;
+  if (!data.size() || !out.size()) return;
+  const Call call(s, data, inputs[1].as<float>());
+  const Buffer own(s.training ? 0 : call.workspace_size());
+  char* base = static_cast<char*>(s.training ? outputs.back().data : own.data());
+  const void* source = data.data;
+  for (int i = 0; i < s.layers; ++i) {
+    const Layer& layer = call.layer(i);
+    const bool last = i + 1 == s.layers;
+    const onednn::Md layer_weights = layer.forward.query(onednn::kWeights, 0);
+    const onednn::Md state_weights = layer.forward.query(onednn::kWeights, 1);
+    const Buffer weights = packed_weights(call.shape(i), call.parameters(i), false, layer_weights);
+    const Buffer recurrent = packed_weights(call.shape(i), call.parameters(i), true, state_weights);
+    const Buffer biases = packed_biases(call.shape(i), call.parameters(i));
+    void* target = last ? out.data : call.kept_output(base, i);
+    const size_t offset = call.state_offset(i);
+    layer.forward.run({{onednn::kSrc, layer.descs.data, source},
+                       {onednn::kSrcIter, layer.descs.states, at(&state, offset, s.item())},
+                       {onednn::kSrcIterC, layer.descs.cells, at(cell, offset, 4)},
+                       {onednn::kWeightsLayer, layer_weights, weights.data()},
+                       {onednn::kWeightsIter, state_weights, recurrent.data()},
+                       {onednn::kBias, layer.descs.biases, biases.data()},
+                       {onednn::kDst, layer.descs.out, target},
+                       {onednn::kDstIter, layer.descs.states, at(&last_state, offset, s.item())},
+                       {onednn::kDstIterC, layer.descs.cells, at(last_cell, offset, 4)},
+                       {onednn::kWorkspaceData, layer.forward.query(onednn::kWorkspace),
+                        s.training ? call.workspace(base, i) : nullptr}});
+    if (!last && s.masked) apply_mask(s, inputs[3 + s.lstm() + i], target, call.masked_output(base, i));
+    source = last ? nullptr : call.masked_output(base, i);
+  }
+}
+
+// Gradients of an array as float32, which oneDNN takes and gives.
+Buffer as_floats(const void* values, int64_t count, int type) {
+  Buffer floats(count * sizeof(float));
+  if (type == kBfloat16)
+    to_floats(static_cast<const bfloat16*>(values), floats.floats(), count);
+  else
+    std::copy_n(static_cast<const float*>(values), count, floats.floats());
+  return floats;
+}
+
+void from_floats(const float* floats, int64_t count, int type, void* values) {
+  if (type == kBfloat16)
+    to_bfloat16(floats, static_cast<bfloat16*>(values), count);
+  else
+    std::copy_n(floats, count, static_cast<float*>(values));
+}
+
+void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  const Settings s(attributes);
+  if (!s.training) fail("expected training=True for a gradient, received training=False");
+  const Tensor* grads = inputs.data();
+  const Tensor* in = grads + s.outputs();
+  const Tensor* out = in + s.inputs();
+  const Tensor *cell = s.lstm() ? &in[3] : nullptr, *last_cell = s.lstm() ? &out[2] : nullptr;
+  if (!in[0].size() || !out[0].size()) {
+    for (const Tensor& grad : outputs) std::memset(grad.data, 0, grad.size() * (grad.type == kBfloat16 ? 2 : 4));
+    return;
+  }
+  const Call call(s, in[0], in[1].as<float>()), grad_call(s, in[0], outputs[1].as<float>());
+  char* base = static_cast<char*>(out[s.outputs() - 1].data);
+  const Buffer state_grads = as_floats(grads[1].data, grads[1].size(), s.type);
+  const Buffer first_grads(outputs[2].size() * sizeof(float));
+  Buffer out_grad = as_floats(grads[0].data, grads[0].size(), s.type);
+  for (int i = s.layers; i-- > 0;) {
+    const Layer& layer = call.layer(i);
+    const LayerShape& shape = call.shape(i);
+    const LayerDescs& d = layer.descs;
+    const LayerDescs& g = layer.gradients;
+    const onednn::Md layer_weights = layer.backward->query(onednn::kWeights, 0);
+    const onednn::Md state_weights = layer.backward->query(onednn::kWeights, 1);
+    const onednn::Md layer_grads = layer.backward->query(onednn::kDiffWeights, 0);
+    const onednn::Md recurrent_grads = layer.backward->query(onednn::kDiffWeights, 1);
+    const Buffer weights = packed_weights(shape, call.parameters(i), false, layer_weights);
+    const Buffer recurrent = packed_weights(shape, call.parameters(i), true, state_weights);
+    const Buffer biases = packed_biases(shape, call.parameters(i));
+    const Buffer weights_grad(onednn::bytes(layer_grads)), recurrent_grad(onednn::bytes(recurrent_grads));
+    const Buffer biases_grad(onednn::bytes(g.biases));
+    Buffer data_grad(onednn::bytes(g.data));
+    // oneDNN adds these three to what is there.
+    std::memset(weights_grad.data(), 0, onednn::bytes(layer_grads));
+    std::memset(recurrent_grad.data(), 0, onednn::bytes(recurrent_grads));
+    std::memset(biases_grad.data(), 0, onednn::bytes(g.biases));
+    const size_t offset = call.state_offset(i);
+    const bool last = i + 1 == s.layers;
+    layer.backward->run({{onednn::kSrc, d.data, i ? call.masked_output(base, i - 1) : in[0].data},
+                         {onednn::kSrcIter, d.states, at(&in[2], offset, s.item())},
+                         {onednn::kSrcIterC, d.cells, at(cell, offset, 4)},
+                         {onednn::kWeightsLayer, layer_weights, weights.data()},
+                         {onednn::kWeightsIter, state_weights, recurrent.data()},
+                         {onednn::kBias, d.biases, biases.data()},
+                         {onednn::kDst, d.out, last ? out[0].data : call.kept_output(base, i)},
+                         {onednn::kDstIter, d.states, at(&out[1], offset, s.item())},
+                         {onednn::kDstIterC, d.cells, at(last_cell, offset, 4)},
+                         {onednn::kWorkspaceData, layer.forward.query(onednn::kWorkspace), call.workspace(base, i)},
+                         {onednn::kDiffSrc, g.data, data_grad.data()},
+                         {onednn::kDiffSrcIter, g.states, first_grads.floats() + offset},
+                         {onednn::kDiffSrcIterC, g.cells, s.lstm() ? at(&outputs[3], offset, 4) : nullptr},
+                         {onednn::kDiffWeightsLayer, layer_grads, weights_grad.data()},
+                         {onednn::kDiffWeightsIter, recurrent_grads, recurrent_grad.data()},
+                         {onednn::kDiffBias, g.biases, biases_grad.data()},
+                         {onednn::kDiffDst, g.out, out_grad.data()},
+                         {onednn::kDiffDstIter, g.states, state_grads.floats() + offset},
+                         {onednn::kDiffDstIterC, g.cells, s.lstm() ? at(&grads[2], offset, 4) : nullptr}});
+    unpack_gradient(shape, grad_call.parameters(i), false, layer_grads, weights_grad);
+    unpack_gradient(shape, grad_call.parameters(i), true, recurrent_grads, recurrent_grad);
+    for_each_bias(shape, grad_call.parameters(i), biases_grad.floats(),
+                  [](float& data, float& state, float first, const float* second) {
+                    data = first;
+                    state = second ? *second : first;
+                  });
+    if (i && s.masked) {
+      const Tensor& mask = in[3 + s.lstm() + i - 1];
+      const Tensor& mask_grad = outputs[3 + s.lstm() + i - 1];
+      const Buffer factors = as_floats(mask.data, mask.size(), s.type);
+      std::memset(mask_grad.data, 0, mask_grad.size() * s.item());  // masks are not learned
+      multiply(data_grad.floats(), factors.floats(), data_grad.floats(), mask.size());
+    }
+    out_grad = std::move(data_grad);
+  }
+  from_floats(out_grad.floats(), outputs[0].size(), s.type, outputs[0].data);
+  from_floats(first_grads.floats(), outputs[2].size(), s.type, outputs[2].data);
+}
+
+Arity arity(const Attributes& attributes) {
+  const Settings s(attributes);
+  return {s.inputs(), s.outputs()};
+}
+
+void types(const Attributes& attributes, Types& inputs, Types& outputs) {
+  const Settings s(attributes);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    expect_type(inputs[i], i == 1 || (i == 3 && s.lstm()) ? +kFloat32 : s.type, i == 1 ? "parameters" : "an input");
+  for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = i < 2 ? s.type : +kFloat32;
+}
+
+void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
+  const Settings s(attributes);
+  const auto dimension = [](int64_t value) { return static_cast<uint32_t>(value); };
+  expect_known(inputs[0], "data");
+  if (inputs[0].size() != 3) fail("expected steps, batch and inputs, received data of shape ", describe(inputs[0]));
+  const uint32_t steps = inputs[0][0], batch = inputs[0][1];
+  const Shape out{steps, batch, dimension(s.directions * s.states)};
+  const Shape states{dimension(s.layers * s.directions), batch, dimension(s.states)};
+  expect_shape(inputs[1], {dimension(s.parameters(inputs[0][2]))}, "parameters");
+  expect_shape(inputs[2], states, "state");
+  if (s.lstm()) expect_shape(inputs[3], states, "state_cell");
+  for (int i = 0; i < s.masks(); ++i) expect_shape(inputs[3 + s.lstm() + i], out, "a mask");
+  outputs[0] = out;
+  outputs[1] = states;
+  if (s.lstm()) outputs[2] = states;
+  if (!s.training) return;
+  const int64_t dims[] = {steps, batch, inputs[0][2]};
+  const Tensor data{nullptr, dims, 3, s.type, 0};
+  outputs.back() = {dimension(data.size() ? Call(s, data, nullptr).workspace_size() / sizeof(float) : 1)};
+}
+
+}  // namespace
+
+const Operator rnn{"_gluon_amp_rnn", arity, types, shapes, forward, backward};
+
+}  // namespace gluon_amp

@@ -1,0 +1,63 @@
+"""Graphs and arrays for the tests of the C++ operators."""
+from __future__ import annotations
+
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, nd
+
+from gluon_amp import native
+from gluon_amp._mxnet.invoke import invoke
+from gluon_amp.dtypes import BFLOAT16_DTYPE
+
+BFLOAT16_ROUNDING = 2.0 ** -8
+CACHED_OP_FLAGS = [(), (("static_alloc", True),), (("static_alloc", True), ("static_shape", True)),
+                   (("inline_limit", 0),)]
+requires_core = pytest.mark.skipif(not native.is_available("_gluon_amp_clip"), reason=native.load()[0].missing)
+
+
+def bfloat16(array):
+    return nd.amp_cast(array, dtype=BFLOAT16_DTYPE)
+
+
+def float32(array):
+    return nd.amp_cast(array, dtype="float32")
+
+
+def rounded(array):
+    return float32(bfloat16(array))
+
+
+def normal(*shape, scale=1.0, seed=0):
+    return nd.array(np.random.RandomState(seed).standard_normal(shape) * scale)
+
+
+def run(op, inputs, **attrs):
+    """Run an operator of one output."""
+    return invoke(op, inputs, {name: str(value) for name, value in attrs.items()})[0]
+
+
+def with_gradients(function, inputs, out_grad):
+    """Return the value of a function of arrays and its gradients, as float32 in NumPy."""
+    for array in inputs:
+        array.attach_grad()
+    with autograd.record():
+        out = function(*inputs)
+    out.backward(out_grad)
+    return [np.array(float32(array).asnumpy()) for array in (out, *(array.grad for array in inputs))]
+
+
+def replaced(symbol, replacements):
+    """Return a symbol with other operators; attributes stay."""
+    nodes = json.loads(symbol.tojson())
+    for node in nodes["nodes"]:
+        node["op"] = replacements.get(node["op"], node["op"])
+    return mx.sym.load_json(json.dumps(nodes))
+
+
+def assert_close(received, wanted, relative):
+    """Compare with the scale of the whole array, as small results of large terms are all rounding."""
+    scale = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
+    np.testing.assert_allclose(received, wanted, rtol=relative, atol=relative * scale)

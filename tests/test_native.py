@@ -1,0 +1,169 @@
+"""The libraries of C++ operators: what is loaded, why not, and what errors say."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import nd
+from native_operators import normal, replaced, requires_core, run
+
+from gluon_amp import native
+from gluon_amp._mxnet.invoke import invoke
+from gluon_amp.native import loader
+
+ROOT = Path(__file__).parent.parent
+
+
+def script(text, **environment):
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, env={**os.environ, **environment}, text=True,
+                          capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def load_path(path):
+    return loader._load("core", path, frozenset({"one"}))
+
+
+@requires_core
+def test_loaded_library_has_no_reason_to_be_missing():
+    core = native.load()[0]
+    assert core.missing == ""
+    assert native.is_available("_gluon_amp_layer_norm")
+    assert not native.is_available("LayerNorm")
+    assert all(invoke_exists(op) for op in core.operators)
+
+
+def invoke_exists(op):
+    with pytest.raises(mx.MXNetError) as error:
+        invoke(op, [], {})
+    return "not find" not in str(error.value)
+
+
+def test_can_be_switched_off():
+    told = script("import gluon_amp; from gluon_amp import native; print(native.load())", GLUON_AMP_NATIVE="0")
+    assert "switched off by GLUON_AMP_NATIVE=0" in told
+    assert "operators=frozenset()" in told
+
+
+def test_nothing_is_loaded_by_the_import():
+    told = script("import gluon_amp; from gluon_amp.native.loader import _load_once; "
+                  "print(_load_once.cache_info().currsize)")
+    assert told == "0"
+
+
+def test_library_that_was_not_built(tmp_path):
+    library = load_path(tmp_path / "_core.so")
+    assert library.operators == frozenset()
+    assert "was not built" in library.missing
+    assert "compiler" in library.missing
+
+
+def test_library_that_does_not_load(tmp_path):
+    (tmp_path / "_core.so").write_bytes(b"not a library")
+    assert "does not load" in load_path(tmp_path / "_core.so").missing
+
+
+def test_library_of_something_else(tmp_path):
+    other = tmp_path / "_core.so"
+    other.write_bytes(Path(next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()
+                                if "libz" in line or "libm." in line or "libgomp" in line)).read_bytes())
+    assert "does not load" in load_path(other).missing
+
+
+def test_other_platform(monkeypatch, tmp_path):
+    monkeypatch.setattr(loader.platform, "machine", lambda: "aarch64")
+    assert "aarch64" in load_path(tmp_path / "_core.so").missing
+
+
+@requires_core
+@pytest.mark.parametrize(("op", "shapes", "attrs", "told"), [
+    ("layer_norm", [(2, 3), (4,), (3,)], {}, "expected shape (3), received gamma of shape (4)"),
+    ("layer_norm", [(2, 3), (3,), (3,)], {"axis": 0}, "expected the last axis, received axis=0"),
+    ("layer_norm", [(2, 3), (3,), (3,)], {"eps": "small"}, "expected a number, received eps='small'"),
+    ("clip", [(2, 3)], {"a_min": 0}, "the attribute a_max is missing"),
+    ("sgd", [(2,), (3,)], {"lrs": [1], "wds": [0]}, "expected shape (2), received a gradient or a state of shape (3)"),
+    ("sgd", [(2,), (2,)], {"lrs": [1, 2], "wds": [0]}, "received 2 lrs and 1 wds for 1 weights"),
+    ("sgd", [(2,), (2,)], {"lrs": [1], "wds": [0], "num_weights": 0}, "received num_weights=0"),
+    ("sgd", [(2,), (2,)], {"lrs": [1], "wds": [0], "num_weights": 1.5}, "expected an integer"),
+])
+def test_errors_say_what_was_expected(op, shapes, attrs, told):
+    arrays = [nd.ones(shape) for shape in shapes]
+    with pytest.raises(mx.MXNetError) as error:
+        invoke(f"_gluon_amp_{op}", arrays, {name: str(value) for name, value in attrs.items()})
+    assert told in str(error.value)
+
+
+@requires_core
+def test_other_types_are_refused():
+    with pytest.raises(mx.MXNetError, match="expected float32 or bfloat16, received data of float64"):
+        run("_gluon_amp_clip", [nd.ones(2, dtype="float64")], a_min=0, a_max=1)
+
+
+@requires_core
+def test_sparse_arrays_are_refused():
+    with pytest.raises(mx.MXNetError, match="expected dense arrays"):
+        run("_gluon_amp_clip", [nd.ones((2, 2)).tostype("row_sparse")], a_min=0, a_max=1)
+
+
+@requires_core
+def test_an_error_does_not_stick():
+    for _ in range(2):
+        with pytest.raises(mx.MXNetError, match="a_max"):
+            run("_gluon_amp_clip", [nd.ones(2)], a_min=0)
+        assert run("_gluon_amp_clip", [nd.array([2.0])], a_min=0, a_max=1).asscalar() == 1
+
+
+@requires_core
+def test_symbols_are_saved_and_loaded(tmp_path):
+    symbol = replaced(mx.sym.clip(mx.sym.var("x"), 0, 6, name="limited"), {"clip": "_gluon_amp_clip"})
+    symbol.save(str(tmp_path / "s.json"))
+    loaded = mx.sym.load(str(tmp_path / "s.json"))
+    assert loaded.tojson() == symbol.tojson()
+    executor = loaded.simple_bind(mx.cpu(), x=(2, 3))
+    assert executor.forward(x=nd.ones((2, 3)) * 9)[0].asnumpy().tolist() == [[6.0] * 3] * 2
+
+
+@requires_core
+def test_threads_and_contexts():
+    data = [normal(64, 96, seed=seed).as_in_context(mx.cpu(seed % 2)) for seed in range(6)]
+    gamma = [nd.ones(96, ctx=array.context) for array in data]
+    wanted = [nd.LayerNorm(array, scale, scale).asnumpy() for array, scale in zip(data, gamma)]
+    received = [None] * len(data)
+
+    def work(index):
+        for _ in range(20):
+            out = run("_gluon_amp_layer_norm", [data[index], gamma[index], gamma[index]])
+        assert out.context == data[index].context
+        received[index] = out.asnumpy()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(data))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, array in enumerate(wanted):
+        np.testing.assert_allclose(received[index], array, atol=1e-5)
+
+
+@requires_core
+def test_forked_processes():
+    told = script("""
+import multiprocessing, gluon_amp, mxnet as mx
+from gluon_amp import native
+from gluon_amp._mxnet.invoke import invoke
+native.load()
+def clipped(value):
+    return invoke("_gluon_amp_clip", [mx.nd.ones((300, 300)) * value], {"a_min": "0", "a_max": "6"})[0].max().asscalar()
+print(clipped(9.0))
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print(pool.map(clipped, [1.0, 9.0]))
+print(clipped(2.0))
+""")
+    assert told.split("\n") == ["6.0", "[1.0, 6.0]", "2.0"]

@@ -1,0 +1,113 @@
+"""Products of matrices and RNNs by oneDNN, against MXNet's operators."""
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import nd
+from native_operators import assert_close, bfloat16, float32, normal, rounded, run, with_gradients
+
+from gluon_amp import native
+from gluon_amp._mxnet.invoke import invoke
+
+pytestmark = pytest.mark.skipif(not native.is_available("_gluon_amp_rnn"), reason=native.load()[1].missing)
+
+GATES = {"lstm": 4, "gru": 3, "rnn_relu": 1, "rnn_tanh": 1}
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize(("count", "rows", "inner", "columns"), [(1, 1, 1, 1), (6, 7, 5, 9), (3, 64, 33, 48)])
+def test_batch_dot(transpose_a, transpose_b, count, rows, inner, columns):
+    flags = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+    a = normal(count, *((inner, rows) if transpose_a else (rows, inner)))
+    b = normal(count, *((columns, inner) if transpose_b else (inner, columns)), seed=1)
+    out_grad = normal(count, rows, columns, seed=2)
+    wanted = with_gradients(lambda *inputs: nd.batch_dot(*inputs, **flags), [a, b], out_grad)
+    received = with_gradients(lambda *inputs: run("_gluon_amp_batch_dot", inputs, **flags), [a, b], out_grad)
+    for one, other in zip(received, wanted):
+        assert_close(one, other, 1e-6)
+
+
+@pytest.mark.bf16
+def test_batch_dot_in_bfloat16():
+    arrays = [rounded(normal(*shape, seed=seed)) for seed, shape in enumerate([(4, 9, 20), (4, 20, 7), (4, 9, 7)])]
+    wanted = with_gradients(nd.batch_dot, arrays[:2], arrays[2])
+    received = with_gradients(lambda *inputs: run("_gluon_amp_batch_dot", inputs), list(map(bfloat16, arrays[:2])),
+                              bfloat16(arrays[2]))
+    for one, other in zip(received, wanted):
+        assert_close(one, other, 2.0 ** -8)
+
+
+def test_products_with_a_factor_over_several_dimensions():
+    a, b = normal(2, 3, 5, 4), normal(2, 3, 6, 4, seed=1)
+    received = run("_gluon_amp_batch_dot", [a, b], transpose_b=True, alpha=0.125)
+    assert_close(received.asnumpy(), nd.linalg.gemm2(a, b, transpose_b=True, alpha=0.125).asnumpy(), 1e-6)
+
+
+def test_products_that_do_not_fit():
+    with pytest.raises(mx.MXNetError, match="the matrices do not fit"):
+        run("_gluon_amp_batch_dot", [nd.ones((2, 3, 4)), nd.ones((2, 3, 4))])
+
+
+def rnn_arrays(mode, layers, directions, steps=5, batch=3, inputs=7, states=6):
+    width = 0
+    for layer in range(layers):
+        source = directions * states if layer else inputs
+        width += directions * GATES[mode] * states * (source + states + 2)
+    shape = (layers * directions, batch, states)
+    arrays = [normal(steps, batch, inputs), normal(width, seed=1, scale=0.4), normal(*shape, seed=2)]
+    return [*arrays, normal(*shape, seed=3)] if mode == "lstm" else arrays
+
+
+def every_output(outputs):
+    """Return one array that depends on all outputs in ways that differ."""
+    return nd.concat(*(float32(out).reshape(-1) * (index + 1) for index, out in enumerate(outputs)), dim=0)
+
+
+@pytest.mark.parametrize("mode", GATES)
+@pytest.mark.parametrize(("layers", "directions"), [(1, 1), (2, 1), (1, 2), (3, 2)])
+def test_rnn(mode, layers, directions):
+    inputs = rnn_arrays(mode, layers, directions)
+    options = {"mode": mode, "state_size": 6, "num_layers": layers, "bidirectional": directions == 2}
+    outputs = 3 if mode == "lstm" else 2
+    out_grad = normal(5 * 3 * directions * 6 + (outputs - 1) * layers * directions * 3 * 6, seed=9)
+    wanted = with_gradients(lambda *arrays: every_output(nd.RNN(*arrays, state_outputs=True, **options)), inputs,
+                            out_grad)
+    attrs = {name: str(value) for name, value in options.items()}
+    received = with_gradients(lambda *arrays: every_output(invoke("_gluon_amp_rnn", arrays, attrs)[:outputs]), inputs,
+                              out_grad)
+    for one, other in zip(received, wanted):
+        assert_close(one, other, 1e-5)
+    inference = every_output(invoke("_gluon_amp_rnn", inputs, {**attrs, "training": "False"})).asnumpy()
+    assert_close(inference, wanted[0], 1e-5)
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("mode", GATES)
+def test_rnn_in_bfloat16(mode):
+    inputs = [rounded(array) for array in rnn_arrays(mode, 2, 2)]
+    options = {"mode": mode, "state_size": 6, "num_layers": 2, "bidirectional": True}
+    outputs = 3 if mode == "lstm" else 2
+    out_grad = normal(5 * 3 * 12 + (outputs - 1) * 4 * 3 * 6, seed=9)
+    wanted = with_gradients(lambda *arrays: every_output(nd.RNN(*arrays, state_outputs=True, **options)), inputs,
+                            out_grad)
+    attrs = {name: str(value) for name, value in {**options, "dtype": "bfloat16"}.items()}
+    low = [array if index in (1, 3) else bfloat16(array) for index, array in enumerate(inputs)]
+    received = with_gradients(lambda *arrays: every_output(invoke("_gluon_amp_rnn", arrays, attrs)[:outputs]), low,
+                              out_grad)
+    for one, other in zip(received, wanted):
+        assert np.linalg.norm(one - other) < 0.02 * np.linalg.norm(other)
+
+
+def test_masks_between_layers():
+    """Dropout is a mask: a mask of ones changes nothing, one of zeros hides the first layer."""
+    inputs = rnn_arrays("lstm", 2, 1)
+    attrs = {"mode": "lstm", "state_size": "6", "num_layers": "2"}
+    ones = invoke("_gluon_amp_rnn", [*inputs, nd.ones((5, 3, 6))], {**attrs, "masks": "True"})[0]
+    assert_close(ones.asnumpy(), invoke("_gluon_amp_rnn", inputs, attrs)[0].asnumpy(), 1e-6)
+    received = with_gradients(
+        lambda *arrays: invoke("_gluon_amp_rnn", [*arrays, nd.zeros((5, 3, 6))], {**attrs, "masks": "True"})[0], inputs,
+        normal(5, 3, 6, seed=9))
+    assert not received[1].any()
+    assert received[2].any()
