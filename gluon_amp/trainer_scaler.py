@@ -11,6 +11,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 from mxnet import gluon
 
+from . import native
 from ._mxnet import trainers, updates
 from .errors import StateError, expected
 from .loss_scaler import LossScaler, StaticLossScaler
@@ -232,7 +233,7 @@ def attach(trainer: gluon.Trainer, scaler: TrainerScaler, allreduce_always_fp32:
     The other parameters are those of :func:`gluon_amp.parallel.distribute`.
     """
     scaler.reduction = distribute(trainer, allreduce_always_fp32, gradient_predivide_factor)
-    updates.speed_up(trainer)
+    updates.speed_up(trainer, native.update if native.is_available("_gluon_amp_adam") else None)
     stand_by(trainer, scaler)
 
 

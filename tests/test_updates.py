@@ -1,4 +1,4 @@
-"""Updates by SGD on CPUs: those of MXNet's own trainer, state by state."""
+"""Updates on CPUs: those of MXNet's own trainer, state by state."""
 from __future__ import annotations
 
 import mxnet as mx
@@ -8,6 +8,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import gluon_amp as amp
+from gluon_amp import native
 
 STEPS, BATCH = 4, 3
 CONTEXTS = [mx.cpu(0), mx.cpu(1)]
@@ -76,13 +77,45 @@ def test_the_result_is_that_of_mxnets_trainer(options, contexts):
     assert_same(run(True), run(False))
 
 
-@pytest.mark.parametrize("name", ["adam", "nag", "signum"])
+@pytest.mark.parametrize("contexts", [CONTEXTS[:1], CONTEXTS], ids=["one", "two"])
+@pytest.mark.parametrize("name", ["adam", "nag"])
+@pytest.mark.parametrize("options", [
+    {"learning_rate": 0.01}, {"learning_rate": 0.1, "wd": 0.01, "clip_gradient": 0.2}, {"decays": True, "wd": 0.001}])
+def test_adam_and_nag_are_mxnets(name, options, contexts):
+    def run(ours):
+        net = network(contexts, layers=30)
+        return train(net, trainer_of(net, {**options, **({"momentum": 0.9} if name == "nag" else {})}, ours, name))
+    assert_same(run(True), run(False))
+
+
+@pytest.mark.parametrize("name", ["signum", "rmsprop", "adamax"])
 def test_other_optimizers_are_mxnets(name):
     def run(ours):
         net = network(CONTEXTS[:1])
         return train(net, trainer_of(net, {"learning_rate": 0.01}, ours, name))
     for one, other in zip(run(True), run(False)):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(params=[True, False], ids=["native", "mxnet"], autouse=True)
+def _operators(request, monkeypatch):
+    """Run everything with the operators in C++, where they were built, and without."""
+    if not request.param:
+        monkeypatch.setattr(native, "is_available", lambda op: False)
+    elif not native.is_available("_gluon_amp_adam"):
+        pytest.skip(f"no operators in C++: {native.load()[0].missing}")
+
+
+def test_momentum_that_is_switched_off_for_some_steps_is_mxnets():
+    def run(ours):
+        net = network(CONTEXTS[:1])
+        trainer = trainer_of(net, {"learning_rate": 0.1, "momentum": 0.9}, ours)
+        train(net, trainer)
+        trainer.optimizer.momentum = 0.0
+        train(net, trainer)
+        trainer.optimizer.momentum = 0.9
+        return train(net, trainer)
+    assert_same(run(True), run(False))
 
 
 def test_a_users_own_sgd_is_called():

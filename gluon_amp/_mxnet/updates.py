@@ -1,53 +1,67 @@
-"""SGD on CPUs by MXNet's faster operators.
+"""Updates on CPUs by faster operators than those that MXNet's optimizers call.
 
-For dense weights MXNet's SGD calls only operators for several weights at once, four by default. On a CPU these take
-twice as long for large weights as the operator for one weight, which runs at the speed of memory; small ones are faster
-together, and more than four of them.
+Operators in C++ (:mod:`gluon_amp.native`), where they are there, update all weights at once, with all threads. Without
+them SGD is made faster: for dense weights MXNet calls only operators for several weights at once, four by default,
+which take twice as long for large weights as the operator for one weight, which runs at the speed of memory; small ones
+are faster together, and more than four of them.
 """
 from __future__ import annotations
 
+import math
 import os
-from typing import Any, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import numpy as np
 from mxnet import gluon, nd
 from mxnet.ndarray import NDArray
-from mxnet.optimizer import SGD, Optimizer, Updater
+from mxnet.optimizer import NAG, SGD, Adam, Optimizer, Updater
 
 __all__ = ["speed_up"]
 
-_LARGE = 4096  # elements from which a call for one weight pays
+_LARGE = 4096  # elements from which a call for one weight is faster
 _WEIGHTS_A_CALL = 45  # MXNet's operators for several weights have room for 60
 _USERS_CHOICE = "MXNET_OPTIMIZER_AGGREGATION_SIZE"
 ALONE, TOGETHER, AS_BEFORE = "alone", "together", "as before"
 
 Update = Tuple[int, NDArray, NDArray]  # index, gradient, weight
+Native = Optional[Callable[..., None]]
 
 
-def speed_up(trainer: gluon.Trainer) -> None:
-    """Let a trainer on CPUs update by SGD in less time; the user's own aggregation size stays in force."""
+def speed_up(trainer: gluon.Trainer, native: Native = None) -> None:
+    """Let a trainer on CPUs update in less time; the user's own aggregation size stays in force.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        With any optimizer: SGD, NAG and Adam gain.
+    native : callable, optional
+        :func:`gluon_amp.native.update`, where its operators are there.
+    """
     if _USERS_CHOICE in os.environ or any(context.device_type == "gpu" for context in trainer._contexts or ()):
         return
-    trainer._updaters = [_successor(updater) if type(updater) is Updater else updater
+    trainer._updaters = [_successor(updater, native) if type(updater) is Updater else updater
                          for updater in trainer._updaters]
 
 
-def _successor(updater: Updater) -> _CpuUpdater:
+def _successor(updater: Updater, native: Native) -> _CpuUpdater:
     made = _CpuUpdater(updater.optimizer)
     made.__dict__.update(updater.__dict__)
+    made.native = native
     return made
 
 
 class _CpuUpdater(Updater):
-    """MXNet's updater, with the calls of SGD's operators chosen by size; saves and loads the same states."""
+    """MXNet's updater, with other operators; saves and loads the same states."""
 
     def __init__(self, optimizer: Optimizer):
         super().__init__(optimizer)
+        self.native: Native = None
         self._ways: dict[int, tuple[NDArray, NDArray, str]] = {}
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights, given their indices and gradients."""
-        if type(self.optimizer) is not SGD or not isinstance(index, (list, tuple)):
+        natively = self.native is not None and type(self.optimizer) in _NATIVE_RATES
+        if not (natively or type(self.optimizer) is SGD) or not isinstance(index, (list, tuple)):
             super().__call__(index, grad, weight)
             return
         if weight:
@@ -55,12 +69,36 @@ class _CpuUpdater(Updater):
         groups: dict[str, list[Update]] = {ALONE: [], TOGETHER: [], AS_BEFORE: []}
         for update in zip(index, grad, weight):
             groups[self._way(update)].append(update)
-        for update in groups[ALONE]:
-            self._update_one(*update)
-        for start in range(0, len(groups[TOGETHER]), _WEIGHTS_A_CALL):
-            self._update_several(groups[TOGETHER][start:start + _WEIGHTS_A_CALL])
+        if natively:
+            self._update_natively(groups[ALONE] + groups[TOGETHER])
+        else:
+            for update in groups[ALONE]:
+                self._update_one(*update)
+            for start in range(0, len(groups[TOGETHER]), _WEIGHTS_A_CALL):
+                self._update_several(groups[TOGETHER][start:start + _WEIGHTS_A_CALL])
         if groups[AS_BEFORE]:
             super().__call__(*zip(*groups[AS_BEFORE]))
+
+    def _update_natively(self, updates: Sequence[Update]) -> None:
+        """Update in one call the weights that have states, and in one those that have none."""
+        optimizer = self.optimizer
+        calls: dict[str, list[tuple[Any, ...]]] = {}
+        for index, grad, weight in updates:
+            state = self._state(index, weight)
+            states = state if isinstance(state, tuple) else () if state is None else (state,)
+            optimizer._update_count(index)
+            kind, lr = _NATIVE_RATES[type(optimizer)](optimizer, index, bool(states))
+            calls.setdefault(kind, []).append((weight.as_nd_ndarray(), grad.as_nd_ndarray(), lr,
+                                               optimizer._get_wd(index), *(states if kind != "sgd" else ())))
+        options = {name: getattr(optimizer, name) for name in ("beta1", "beta2", "epsilon")
+                   if hasattr(optimizer, name)}
+        if optimizer.clip_gradient:
+            options["clip_gradient"] = optimizer.clip_gradient
+        for kind, rows in calls.items():
+            weights, grads, lrs, wds, *states_of_all = zip(*rows)
+            momentum = {"momentum": max(optimizer.momentum, 0.0)} if kind in ("sgd_momentum", "nag") else {}
+            self.native(kind, weights, grads, states_of_all, lrs, wds,  # type: ignore[misc]
+                        rescale_grad=optimizer.rescale_grad, **momentum, **options)
 
     def _way(self, update: Update) -> str:
         """Return how to update a weight; looked up again only for other arrays, as that takes a while."""
@@ -78,7 +116,7 @@ class _CpuUpdater(Updater):
         if optimizer.clip_gradient:
             rates["clip_gradient"] = optimizer.clip_gradient
         grad, weight = grad.as_nd_ndarray(), weight.as_nd_ndarray()
-        if state is None:
+        if state is None or optimizer.momentum <= 0:
             nd.sgd_update(weight, grad, out=weight, **rates)
         else:
             nd.sgd_mom_update(weight, grad, state, out=weight, momentum=optimizer.momentum, **rates)
@@ -94,12 +132,36 @@ class _CpuUpdater(Updater):
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight.as_nd_ndarray())
         elif not self.states_synced[index]:
-            self.states[index] = self.sync_state_context(self.states[index], weight.context)
+            # Copied: a C++ operator cannot write into arrays as they come from a file.
+            self.states[index] = _copied(self.sync_state_context(self.states[index], weight.context))
         self.states_synced[index] = True
         return self.states[index]
+
+
+def _copied(state: Any) -> Any:
+    return tuple(map(_copied, state)) if isinstance(state, tuple) else None if state is None else state.copy()
 
 
 def _way(grad: NDArray, weight: NDArray) -> str:
     if any(array.stype != "default" or array.dtype != np.float32 for array in (grad, weight)):
         return AS_BEFORE
     return ALONE if weight.size >= _LARGE else TOGETHER
+
+
+def _sgd(optimizer: SGD, index: int, has_state: bool) -> tuple[str, float]:
+    # As MXNet's SGD updates several weights: momentum that is switched off for a while leaves the states alone.
+    return "sgd_momentum" if has_state and optimizer.momentum > 0 else "sgd", optimizer._get_lr(index)
+
+
+def _nag(optimizer: NAG, index: int, has_state: bool) -> tuple[str, float]:
+    return "nag" if has_state else "sgd", optimizer._get_lr(index)
+
+
+def _adam(optimizer: Adam, index: int, has_state: bool) -> tuple[str, float]:
+    """Return the rate with the correction of the means' bias, as MXNet's Adam hands it to its operator."""
+    step = optimizer._index_update_count[index]
+    return "adam", optimizer._get_lr(index) * (math.sqrt(1 - optimizer.beta2 ** step) / (1 - optimizer.beta1 ** step))
+
+
+# The operator that updates a weight, and its learning rate, after the optimizer has counted the update.
+_NATIVE_RATES: dict[type, Callable[[Any, int, bool], tuple[str, float]]] = {SGD: _sgd, NAG: _nag, Adam: _adam}
