@@ -9,12 +9,12 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock
 from tqdm import tqdm
 
+from . import checks
 from ._mxnet import blocks
 from ._mxnet.symbols import analyse, dtype_name, to_graph
 from ._mxnet.timing import time_in_both
 from .convert.arguments import as_example, flat, traced_block
 from .convert.exclusions import Exclusions
-from .errors import expected
 from .graph import Graph, Node
 from .rules import LOWER, Policy
 from .rules.tuning import Tuning, default_cache, signature
@@ -74,8 +74,7 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     >>> amp.init(tuning=kept)
     >>> amp.deinit()
     """
-    if not isinstance(rounds, int) or rounds < 1:
-        raise ValueError(expected("a number of rounds above 0", "rounds", rounds))
+    checks.whole("rounds", rounds, 1, "a number of rounds above 0")
     example = as_example(data) or []
     arrays = flat(example)
     device = arrays[0].context if arrays else mx.context.current_context()
