@@ -13,8 +13,7 @@ from . import checks
 from ._mxnet import blocks
 from ._mxnet.symbols import analyse, dtype_name, to_graph
 from ._mxnet.timing import time_in_both
-from .convert.arguments import as_example, flat, traced_block
-from .convert.exclusions import Exclusions
+from .convert.inputs import as_example, flat, traced_block
 from .graph import Graph, Node
 from .rules import LOWER, Policy
 from .rules.tuning import Tuning, default_cache, signature
@@ -94,7 +93,7 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
 
 
 def _analysed(net: HybridBlock, example: list[Any], arrays: list[mx.nd.NDArray]) -> Graph:
-    traced = traced_block(net, example, Exclusions())
+    traced = traced_block(net, example)
     names = [variable.name for variable in traced.inputs]
     known = {**dict(zip(names, arrays)), **blocks.parameters_of(net, traced.symbol.list_inputs())}
     graph = to_graph(traced.symbol)
