@@ -9,6 +9,7 @@ from typing import Any, Callable, Collection, Mapping, Sequence
 
 from mxnet import gluon
 
+from . import checks
 from ._mxnet import records, trainers
 from ._mxnet.records import known_classes
 from ._mxnet.unpickling import unpickle
@@ -183,7 +184,6 @@ def _parsed(content: bytes, classes: Collection[type]) -> tuple[list[Any], Calla
 
 def scalers_of(trainer: gluon.Trainer) -> list[LossScaler]:
     """Return the loss scalers of a trainer, none for one without AMP."""
-    if not isinstance(trainer, gluon.Trainer):
-        raise TypeError(expected("a gluon.Trainer", "trainer", trainer))
+    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     found = trainers.attached(trainer)
     return found.scalers if isinstance(found, TrainerScaler) and not isinstance(found, UnscaledTrainer) else []

@@ -9,9 +9,10 @@ from mxnet import autograd
 from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler, TrainBegin, TrainEnd
 from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 
+from . import checks
 from ._mxnet.estimators import CheckpointEvents, data_and_labels
 from .checkpoint import scalers_of
-from .errors import StateError, expected
+from .errors import StateError
 from .files import replacing
 from .loss_scaler import LossScaler
 from .runtime.autocast import autocast
@@ -65,8 +66,8 @@ class AmpHandler(TrainBegin, TrainEnd, GradientUpdateHandler):
     def __init__(self, dtype: object = None, loss_scaler: LossScaler | float | str | None = None,
                  max_norm: float | None = None, priority: float = -2000):
         super().__init__(priority)
-        if max_norm is not None and not max_norm > 0:
-            raise ValueError(expected("a number above 0", "max_norm", max_norm))
+        if max_norm is not None:
+            checks.above_zero("max_norm", max_norm)
         autocast(dtype=dtype)  # refuses types that this machine cannot run, before training starts
         self.dtype = dtype
         self.loss_scaler = loss_scaler

@@ -5,6 +5,7 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Mapping
 
+from . import checks
 from .errors import expected
 
 __all__ = ["DynamicLossScaler", "LossScaler", "ScalerState", "StaticLossScaler"]
@@ -37,7 +38,8 @@ class ScalerState:
         names = [field.name for field in fields(cls)]
         if not isinstance(state, Mapping) or set(state) != set(names):
             raise ValueError(expected(f"a dict with {', '.join(names)}", "state", state))
-        return cls(_positive("scale", state["scale"]), *(_count(name, state[name]) for name in names[1:]))
+        counts = [_count(name, state[name]) for name in names[1:]]
+        return cls(checks.finite_above_zero("scale", state["scale"]), *counts)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class LossScaler:
     """A loss scale that counts skipped steps; the base of the two kinds below."""
 
     def __init__(self, init_scale: float, rule: ScalerRule | None):
-        self._state = ScalerState(_positive("init_scale", init_scale))
+        self._state = ScalerState(checks.finite_above_zero("init_scale", init_scale))
         self._rule = rule
 
     @property
@@ -176,7 +178,7 @@ class DynamicLossScaler(LossScaler):
         _in_range("backoff_factor", backoff_factor, 0.0, 1.0)
         _in_range("growth_interval", growth_interval, 1, math.inf)
         _in_range("hysteresis", hysteresis, 1, math.inf)
-        _in_range("max_scale", max_scale, _positive("min_scale", min_scale), math.inf)
+        _in_range("max_scale", max_scale, checks.finite_above_zero("min_scale", min_scale), math.inf)
         _in_range("init_scale", init_scale, min_scale, max_scale)
         super().__init__(init_scale, ScalerRule(float(growth_factor), float(backoff_factor), int(growth_interval),
                                                 float(min_scale), float(max_scale), int(hysteresis)))
@@ -200,18 +202,12 @@ class StaticLossScaler(LossScaler):
         super().__init__(value, None)
 
 
-def _positive(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
-        raise ValueError(expected("a finite number above 0", name, value))
-    return float(value)
-
-
 def _count(name: str, value: float) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 <= value < 2 ** 63) or value % 1:
+    if not checks.is_number(value) or not (0 <= value < 2 ** 63) or value % 1:
         raise ValueError(expected("a whole number, 0 or above", name, value))
     return int(value)
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (low <= value <= high):
+    if not checks.is_number(value) or not (low <= value <= high):
         raise ValueError(expected(f"a number between {low} and {high}", name, value))

@@ -8,6 +8,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
+from . import checks
 from ._mxnet import trainers
 from .dtypes import FLOAT16
 from .errors import StateError, expected
@@ -66,8 +67,7 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
     >>> amp.init_trainer(trainer)
     >>> amp.deinit()
     """
-    if not isinstance(trainer, gluon.Trainer):
-        raise TypeError(expected("a gluon.Trainer", "trainer", trainer))
+    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     if not is_active() and controller.level is None:
         raise StateError("AMP is off: call amp.init() before amp.init_trainer(trainer)")
     current = trainers.attached(trainer)
@@ -92,14 +92,13 @@ def _make_scaler(value: LossScaler | float | str | None, dtype: str | None) -> L
         return value
     if value == "dynamic":
         return DynamicLossScaler()
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return StaticLossScaler(value)
+    if checks.is_number(value):
+        return StaticLossScaler(float(value))
     raise TypeError(expected("a LossScaler, a number, 'dynamic' or None", "loss_scaler", value))
 
 
 def _attached(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
-    if not isinstance(trainer, gluon.Trainer):
-        raise TypeError(expected("a gluon.Trainer", "trainer", trainer))
+    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     found = trainers.attached(trainer)
     if not isinstance(found, TrainerScaler):
         raise StateError(f"{caller}: the trainer has no loss scaler; call amp.init_trainer(trainer) first")
@@ -225,8 +224,7 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
         norm = amp.clip_global_norm(trainer, 1.0)
         trainer.update(batch_size)
     """
-    if not max_norm > 0:
-        raise ValueError(expected("a number above 0", "max_norm", max_norm))
+    checks.above_zero("max_norm", max_norm)
     return _attached(trainer, "clip_global_norm").clip(max_norm)
 
 
@@ -244,6 +242,5 @@ def master_params(trainer: gluon.Trainer) -> Iterator[NDArray]:
 
         norm = sum((value ** 2).sum() for value in amp.master_params(trainer)).sqrt()
     """
-    if not isinstance(trainer, gluon.Trainer):
-        raise TypeError(expected("a gluon.Trainer", "trainer", trainer))
+    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     return trainers.master_arrays(trainer)

@@ -9,12 +9,11 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock
 from tqdm import tqdm
 
+from . import checks
 from ._mxnet import blocks
 from ._mxnet.symbols import analyse, dtype_name, to_graph
 from ._mxnet.timing import time_in_both
-from .convert.arguments import as_example, flat, traced_block
-from .convert.exclusions import Exclusions
-from .errors import expected
+from .convert.inputs import as_example, flat, traced_block
 from .graph import Graph, Node
 from .rules import LOWER, Policy
 from .rules.tuning import Tuning, default_cache, signature
@@ -74,8 +73,7 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     >>> amp.init(tuning=kept)
     >>> amp.deinit()
     """
-    if not isinstance(rounds, int) or rounds < 1:
-        raise ValueError(expected("a number of rounds above 0", "rounds", rounds))
+    checks.whole("rounds", rounds, 1, "a number of rounds above 0")
     example = as_example(data) or []
     arrays = flat(example)
     device = arrays[0].context if arrays else mx.context.current_context()
@@ -95,7 +93,7 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
 
 
 def _analysed(net: HybridBlock, example: list[Any], arrays: list[mx.nd.NDArray]) -> Graph:
-    traced = traced_block(net, example, Exclusions())
+    traced = traced_block(net, example)
     names = [variable.name for variable in traced.inputs]
     known = {**dict(zip(names, arrays)), **blocks.parameters_of(net, traced.symbol.list_inputs())}
     graph = to_graph(traced.symbol)

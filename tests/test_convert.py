@@ -508,6 +508,10 @@ class TestBucketing:
             assert relative(one, other) < 0.02
             assert other.dtype == np.float32
 
+    def test_blocks_cannot_be_excluded_as_the_module_holds_none(self):
+        with pytest.raises(PolicyError, match="holds no block 'Dense'"):
+            amp.convert_bucketing_module(self.module(), exclude=nn.Dense)
+
     def test_a_module_without_parameters_is_refused(self):
         with pytest.raises(StateError, match="bind it"):
             amp.convert_bucketing_module(mx.mod.BucketingModule(lambda key: (mlp()[0], ("data",), ()), 1))

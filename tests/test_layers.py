@@ -38,6 +38,7 @@ LAYERS = {
     "graph": "Graph, Node and Entry over symbol JSON; what attributes say; edits",
     "loss_scaler": "the update rule of the loss scale",
     "dtypes": "the data types, and what CPUs and GPUs run",
+    "checks": "checks of arguments",
     "errors": "exceptions, and their wording",
     "files": "files that are written whole or not at all",
     "_isa": "the instructions that oneDNN uses",
@@ -50,7 +51,7 @@ INSIDE = {
     "rules": ["__init__", "views", "lists", "policy", "tuning", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }
-FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "errors", "files", "_isa", "_compat"}
+FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "errors", "files", "_isa", "_compat"}
 # Replacing names of MXNet is what hooks are; recordings replace some more while they last.
 MAY_USE_PRIVATE_NAMES = {("_mxnet",), ("runtime",), ("debug", "recording")}
 

@@ -15,7 +15,7 @@ import gluon_amp as amp
 from gluon_amp import PolicyError, passes
 from gluon_amp.cli.main import main
 from gluon_amp.convert import STEPS
-from gluon_amp.convert.settings import disabled_passes
+from gluon_amp.convert.options import disabled_passes
 from gluon_amp.graph import Graph
 from gluon_amp.passes import Context
 from gluon_amp.rules import Policy

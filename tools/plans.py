@@ -103,17 +103,16 @@ def conversion_plan(call: Call, device: str) -> Iterator[str]:
     """Yield the lines of what a graph becomes when it is converted; float32 when no device is named."""
     from gluon_amp._mxnet.symbols import dtype_name, to_graph
     from gluon_amp._mxnet.weights import NDArrayWeights
-    from gluon_amp.convert.graphs import Request, convert
+    from gluon_amp.convert.convert import convert
     from gluon_amp.rules import Policy
 
     weights = NDArrayWeights({name: array for position, (name, array) in enumerate(zip(call.names, call.arrays))
                               if position not in call.data})
     policy = replace(policy_of(device) if device else Policy("float32"), training=False)
-    request = Request(policy, on_cpu=not device.endswith("gpu"))
     data = {call.names[position]: call.arrays[position] for position in call.data}
-    symbol, record = convert(call.symbol, weights, request,
+    symbol, record = convert(call.symbol, weights, policy,
                              {name: dtype_name(array.dtype) or "" for name, array in data.items()},
-                             {name: array.shape for name, array in data.items()})
+                             {name: array.shape for name, array in data.items()}, on_cpu=not device.endswith("gpu"))
     steps = ", ".join(f"{name} {count}" for name, count in record.steps.items())
     yield (f"{record.target_dtype}: {record.low_precision} of {record.operators} operators in low precision, "
            f"{record.casts} casts" + f"; {steps}" * bool(steps))

@@ -10,31 +10,19 @@ from mxnet.gluon.nn import BatchNorm, BatchNormReLU
 from mxnet.gluon.nn.basic_layers import _BatchNorm
 
 from ..rules.tables.groups.layers import BATCH_NORMS
-from .blocks import graph_of
+from .blocks import descendants, graph_of
 from .symbols import to_graph
 
-__all__ = ["CustomBatchNorm", "MXNetSyncBatchNorm", "batch_norm_parameters", "batch_norms", "blocks_of",
-           "forget_traces", "has_batch_norm_inside", "is_plain", "settings"]
+__all__ = ["CustomBatchNorm", "MXNetSyncBatchNorm", "batch_norm_parameters", "batch_norms", "forget_traces",
+           "has_batch_norm_inside", "is_plain", "settings"]
 
 # What computes as MXNet's own blocks do, with a flag that concerns cuDNN only.
 _ALIKE = ("gluoncv.nn.block.BatchNormCudnnOff",)
 
 
-def blocks_of(net: Block) -> Iterator[Block]:
-    """Yield a block and all blocks inside, each once, in order."""
-    seen: set[int] = set()
-    waiting = [net]
-    while waiting:
-        block = waiting.pop()
-        if id(block) not in seen:
-            seen.add(id(block))
-            yield block
-            waiting.extend(reversed(block._children.values()))
-
-
 def batch_norms(net: Block) -> list[_BatchNorm]:
     """Return the batch normalization blocks of a network."""
-    return [block for block in blocks_of(net) if isinstance(block, _BatchNorm)]
+    return [block for block in descendants(net) if isinstance(block, _BatchNorm)]
 
 
 def has_batch_norm_inside(block: Block) -> bool:
@@ -44,7 +32,7 @@ def has_batch_norm_inside(block: Block) -> bool:
 
 def batch_norm_parameters(net: Block) -> Iterator[gluon.Parameter]:
     """Yield scale, shift and statistics of every batch normalization, in blocks and in the graphs of SymbolBlocks."""
-    for block in blocks_of(net):
+    for block in descendants(net):
         if isinstance(block, _BatchNorm):
             yield from block.params.values()
         elif isinstance(block, SymbolBlock):
@@ -117,6 +105,6 @@ class MXNetSyncBatchNorm(SyncBatchNorm):
 
 def forget_traces(net: Block) -> None:
     """Let hybridized blocks trace themselves again at their next call."""
-    for block in blocks_of(net):
+    for block in descendants(net):
         if isinstance(block, HybridBlock):
             block._clear_cached_op()

@@ -11,8 +11,8 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from ..graph.attrs import REGION, REGION_OFF
 from .symbols import outermost_trace, to_graph
 
-__all__ = ["Traced", "flags_of", "graph_of", "load_parameters", "parameters_of", "set_formats", "trace",
-           "untouched_parameters"]
+__all__ = ["Traced", "block_tree", "descendants", "flags_of", "graph_of", "load_parameters", "parameters_of",
+           "set_formats", "trace", "untouched_parameters"]
 
 
 class Traced(NamedTuple):
@@ -107,8 +107,8 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
     with ExitStack() as handles:
         if is_excluded(block):
             handles.enter_context(mx.AttrScope(**{REGION: REGION_OFF}))
-        for child in _descendants(block):
-            if is_excluded(child):
+        for child in descendants(block):
+            if child is not block and is_excluded(child):
                 scopes: list[Any] = []
                 handles.enter_context(child.register_forward_pre_hook(_entering(scopes)))
                 handles.enter_context(child.register_forward_hook(_leaving(scopes)))
@@ -128,10 +128,9 @@ def _leaving(scopes: list[Any]) -> Callable:
     return leave
 
 
-def _descendants(block: Block) -> Iterator[Block]:
-    for child in block._children.values():
-        yield child
-        yield from _descendants(child)
+def descendants(block: Block) -> Iterator[Block]:
+    """Yield a block and all blocks inside it, each once, in order."""
+    return iter({id(inner): inner for _, inner in block_tree(block)}.values())
 
 
 def block_tree(block: Block, path: str = "") -> Iterator[tuple[str, Block]]:

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .._mxnet.symbols import to_graph
+from ..convert.convert import conversion_of
 from ..convert.files import load_model
-from ..convert.settings import conversion_of
 from ..errors import GraphError
 from .convert import converted
 from .models import add_model_arguments, data_shapes, read_model, runnable

@@ -9,8 +9,8 @@ from typing import Any
 
 from .._mxnet.symbols import to_graph
 from ..convert import convert_model
+from ..convert.convert import conversion_of
 from ..convert.files import save_model
-from ..convert.settings import conversion_of
 from ..errors import GraphError
 from .models import add_model_arguments, base_name, data_shapes, epoch_of, read_model
 

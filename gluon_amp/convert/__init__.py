@@ -1,7 +1,8 @@
 """Conversion of trained FP32 networks for mixed-precision inference."""
-from .api import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
-from .block import ConvertedBlock
-from .settings import STEPS, Conversion
+from .block import ConvertedBlock, convert_hybrid_block
+from .convert import Conversion
+from .model import convert_bucketing_module, convert_model, convert_symbol
+from .options import STEPS
 
 __all__ = ["STEPS", "Conversion", "ConvertedBlock", "convert_bucketing_module", "convert_hybrid_block", "convert_model",
            "convert_symbol"]

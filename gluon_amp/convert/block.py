@@ -1,23 +1,27 @@
-"""The block that a conversion gives."""
+"""Convert a block, and the block that this gives."""
 from __future__ import annotations
 
 import os
 import warnings
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Sequence
 
 import mxnet as mx
-from mxnet.gluon import SymbolBlock
+from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
+from .. import checks
 from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays
-from .._mxnet.symbols import NumpySymbol
+from .._mxnet.symbols import NumpySymbol, dtype_name, to_graph
+from .._mxnet.weights import NDArrayWeights
 from ..dtypes import BFLOAT16, FLOAT32
+from ..rules import ConditionalOp
 from ..runtime.devices import require_bfloat16
-from .files import save_model
-from .graphs import with_fp32_parameters
-from .settings import Conversion
+from .convert import Conversion, convert, with_fp32_parameters
+from .files import save_model, split
+from .inputs import as_example, flat, traced_block
+from .options import Names, Options, Tuned
 
-__all__ = ["ConvertedBlock"]
+__all__ = ["ConvertedBlock", "convert_hybrid_block"]
 
 
 class ConvertedBlock(SymbolBlock):
@@ -83,10 +87,111 @@ class ConvertedBlock(SymbolBlock):
         if isinstance(symbol, NumpySymbol):
             # MXNet cannot make a gradient buffer for a bfloat16 parameter of a NumPy-style network when it loads one.
             symbol, arrays = with_fp32_parameters(symbol, arrays)
-        return save_model(path, epoch, symbol, *_split(symbol, arrays))
+        return save_model(path, epoch, symbol, *split(symbol, arrays))
 
 
-def _split(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    auxiliary = set(symbol.list_auxiliary_states())
-    return ({name: array for name, array in arrays.items() if name not in auxiliary},
-            {name: array for name, array in arrays.items() if name in auxiliary})
+def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
+                         target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
+                         conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
+                         excluded_sym_names: Sequence[str] | None = None,
+                         ctx: mx.Context | Sequence[mx.Context] | None = None,
+                         cast_optional_params: bool | None = None, *, data_example: Any = None, exclude: Any = None,
+                         optimize: str | Iterable[str] = "all",
+                         device: mx.Context | Sequence[mx.Context] | None = None,
+                         cast_params_offline: bool | None = None, cast_outputs: bool = True,
+                         tuning: Tuned = None, disable_passes: Names = None) -> ConvertedBlock:
+    """Convert a trained FP32 network to one for mixed-precision inference.
+
+    Parameters
+    ----------
+    block : HybridBlock
+        The network: hybridized or not, run before or not, a SymbolBlock too. It is left as it is.
+    target_dtype : {'float16', 'bfloat16', 'float32'}, numpy dtype or None
+        The low-precision type. None takes what the device runs; ``'float32'`` optimises without lowering precision.
+    target_dtype_ops : list of str, optional
+        The operators that run in ``target_dtype``, in place of the table's own.
+    fp32_ops : list of str, optional
+        Operators forced to FP32, beside those that the table names.
+    conditional_fp32_ops : list of (str, str, list of str), optional
+        Operator, attribute, and the attribute's values that force the operator to FP32.
+    excluded_sym_names : list of str, optional
+        As ``exclude``.
+    ctx, device : Context or list of Context, optional
+        Where the converted network is to live: where ``block`` does by default.
+    cast_optional_params, cast_params_offline : bool, optional
+        Whether parameters that are read in low precision only are stored in it; part of ``optimize`` by default.
+    data_example : NDArray or sequence of NDArray, optional
+        Arguments of a call. Needed where parameters still wait for their shape, or where the number of arguments
+        cannot be read from the network's signature.
+    exclude : str, Block, class of blocks, or a sequence of them, optional
+        What stays in FP32: names of operator nodes or blocks, which may hold wildcards, blocks with all that is inside
+        them, and classes of blocks.
+    optimize : 'all', 'none' or sequence of str
+        The optimisations: ``drop_training``, ``fold_batch_norm``, ``align_channels``, ``cast_params_offline`` and
+        ``fuse``. Each is exact up to rounding. ``'none'`` inserts casts only.
+    cast_outputs : bool
+        Whether outputs are FP32. They are left in the type that they are computed in otherwise.
+    tuning : Tuning, path or True, optional
+        Measurements of :func:`tune`, as for :func:`init`; they need ``data_example`` to tell shapes from.
+    disable_passes : list of str, optional
+        Graph passes to switch off, by their names in :func:`list_passes`; those that ``optimize`` names are among them.
+
+    Returns
+    -------
+    ConvertedBlock
+        A SymbolBlock for inference, hybridized. ``conversion`` tells what was done; ``export`` writes files that MXNet
+        runs without this package.
+
+    Raises
+    ------
+    DTypeError
+        The type is unknown, or the device cannot run it.
+    PolicyError
+        The operator lists contradict each other, or something named is not in the network.
+    StateError
+        Parameters have no values yet.
+    GraphError
+        The network cannot be traced, or it is converted to another type already.
+    TypeError
+        ``block`` is no HybridBlock.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> net = mx.gluon.nn.Dense(4, in_units=8)
+    >>> net.initialize()
+    >>> fast = amp.convert_hybrid_block(net)
+    >>> fast(mx.nd.ones((2, 8))).dtype
+    <class 'numpy.float32'>
+    """
+    if isinstance(block, Block) and not isinstance(block, HybridBlock):
+        raise TypeError(f"expected a HybridBlock, received {type(block).__name__}, a Block that runs Python code at "
+                        "every call and cannot be traced: make it a HybridBlock, or convert the hybrid blocks in it")
+    checks.instance("block", block, HybridBlock, "a HybridBlock")
+    options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
+                           cast_optional_params, exclude=exclude, optimize=optimize, device=device,
+                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
+                           disable_passes=disable_passes, ctx=ctx)
+    example = as_example(data_example)
+    traced = traced_block(block, example, options.exclude.match)
+    inputs = [data.name for data in traced.inputs]
+    devices = options.devices or _devices_of(block)
+    policy = options.policy(to_graph(traced.symbol), devices[0], block)
+    weights = NDArrayWeights(blocks.parameters_of(block, [name for name in traced.symbol.list_inputs()
+                                                          if name not in inputs]))
+    known = dict(zip(inputs, flat(example)))
+    symbol, record = convert(traced.symbol, weights, policy,
+                             {name: dtype_name(array.dtype) for name, array in known.items()},  # type: ignore[misc]
+                             {name: array.shape for name, array in known.items()},
+                             on_cpu=devices[0].device_type != "gpu", cast_outputs=options.cast_outputs)
+    made = ConvertedBlock(symbol, traced.inputs, record)
+    blocks.set_formats(made, traced.formats)
+    blocks.load_parameters(made, weights.arrays, devices)
+    made.hybridize(**{"static_alloc": True, "static_shape": True, **blocks.flags_of(block)})
+    return made
+
+
+def _devices_of(block: HybridBlock) -> list[mx.Context]:
+    first = next(iter(block.collect_params().values()), None)
+    return [mx.context.current_context()] if first is None else first.list_ctx()

@@ -10,7 +10,7 @@ from .._mxnet.symbols import first_line, load_symbol
 from ..errors import GraphError
 from ..files import replacing
 
-__all__ = ["load_model", "save_model"]
+__all__ = ["load_model", "save_model", "split"]
 
 Arrays = Mapping[str, mx.nd.NDArray]
 
@@ -82,7 +82,12 @@ def load_model(symbol_file: str | os.PathLike,
     if not isinstance(loaded, dict):
         raise GraphError(f"{os.fspath(params_file)!r} holds arrays without names, expected a file of export() or "
                          "save_checkpoint()")
-    auxiliary = set(symbol.list_auxiliary_states())
     named = {key.split(":", 1)[1] if key.startswith(("arg:", "aux:")) else key: array for key, array in loaded.items()}
-    return (symbol, {name: array for name, array in named.items() if name not in auxiliary},
-            {name: array for name, array in named.items() if name in auxiliary})
+    return (symbol, *split(symbol, named))
+
+
+def split(symbol: mx.sym.Symbol, arrays: Arrays) -> tuple[dict[str, mx.nd.NDArray], dict[str, mx.nd.NDArray]]:
+    """Tell a symbol's parameters from its auxiliary states."""
+    auxiliary = set(symbol.list_auxiliary_states())
+    return ({name: array for name, array in arrays.items() if name not in auxiliary},
+            {name: array for name, array in arrays.items() if name in auxiliary})

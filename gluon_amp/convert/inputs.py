@@ -1,20 +1,64 @@
-"""Whether a symbol and its parameters belong together, by their names and by what the layers' shapes must be."""
+"""Checks of what is converted: a block can be traced, and a symbol and its parameters belong together."""
 from __future__ import annotations
 
-from typing import Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
+from mxnet.gluon import Block, HybridBlock
 
+from .._mxnet import blocks
 from .._mxnet.symbols import to_graph
-from ..errors import GraphError, closest
+from ..errors import GraphError, StateError, closest
 from ..graph import Graph, Node
 
-__all__ = ["check_parameters"]
+__all__ = ["as_example", "check_names", "check_parameters", "flat", "traced_block"]
 
 Shape = Sequence[int]
 # Which inputs of an operator are parameters, whatever their names: only data_names makes data of them.
 _PARAMETERS = {"Convolution": (1, 2), "Deconvolution": (1, 2), "FullyConnected": (1, 2), "BatchNorm": (1, 2, 3, 4),
                "LayerNorm": (1, 2), "GroupNorm": (1, 2), "InstanceNorm": (1, 2), "Embedding": (1,), "RNN": (1,)}
+
+
+def traced_block(block: HybridBlock, example: Sequence[Any] | None,
+                 is_excluded: Callable[[Block], bool] | None = None) -> blocks.Traced:
+    """Trace a block, and see to it that its parameters have values."""
+    try:
+        traced = blocks.trace(block, example, is_excluded)
+    except Exception as error:
+        hint = "" if example is not None else " If it takes other arguments than was assumed, pass data_example"
+        raise GraphError(f"the network cannot be traced to a symbol ({type(error).__name__}: {error}).{hint}"
+                         ) from error
+    waiting = blocks.untouched_parameters(block, traced.symbol.list_inputs())
+    if waiting and example is not None:
+        block(*example)  # as the user's first call would: parameters take their shapes
+        waiting = blocks.untouched_parameters(block, waiting)
+    if waiting:
+        more = ", ..." if len(waiting) > 3 else ""
+        raise StateError(f"parameters have no values yet: {', '.join(waiting[:3])}{more}. Call initialize() or "
+                         "load_parameters(), and pass data_example, or run the network once, so that their shapes are "
+                         "known")
+    return traced
+
+
+def as_example(value: Any) -> list[Any] | None:
+    """Return the arguments of a call as a list."""
+    if value is None:
+        return None
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def flat(value: Any) -> list[Any]:
+    """Return the arrays of nested lists, None left out."""
+    if isinstance(value, (list, tuple)):
+        return [array for item in value for array in flat(item)]
+    return [] if value is None else [value]
+
+
+def check_names(names: Iterable[str], known: Collection[str], argument: str) -> None:
+    """Raise GraphError for a name that is no input of a symbol."""
+    for name in names:
+        if name not in known:
+            raise GraphError(f"{argument}: the symbol has no input {name!r}.{closest(name, known)}")
 
 
 def check_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray],

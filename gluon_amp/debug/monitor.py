@@ -11,10 +11,11 @@ from typing import Any, Iterable
 from mxnet import autograd, gluon, nd
 from mxnet.ndarray import NDArray
 
+from .. import checks
 from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..errors import StateError, expected
+from ..errors import StateError
 from ..trainer_scaler import TrainerScaler
 from ._formats import FORMATS
 from ._sinks import CsvSink, Sink, TensorBoardSink
@@ -104,8 +105,7 @@ class DriftMonitor:
                  tensorboard: str | os.PathLike | None = None, every: int = 100, keep: int = 1000,
                  first_step: int = 1):
         for name, value, least in (("every", every, 1), ("keep", keep, 1), ("first_step", first_step, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(expected(f"a whole number from {least} on", name, value))
+            checks.whole(name, value, least)
         scaler = _scaler_of(trainer)
         # The scaler keeps the monitor: a cycle would keep both in use until Python looks for cycles.
         self._scaler = weakref.ref(scaler)
@@ -151,8 +151,7 @@ class DriftMonitor:
 
 
 def _scaler_of(trainer: Any) -> TrainerScaler:
-    if not isinstance(trainer, gluon.Trainer):
-        raise TypeError(expected("a gluon.Trainer", "trainer", trainer))
+    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     found = trainers.attached(trainer)
     if not isinstance(found, TrainerScaler):
         raise StateError("DriftMonitor: the trainer has no loss scaler; call amp.init_trainer(trainer) first")

@@ -12,10 +12,11 @@ from mxnet import autograd, gluon
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
+from .. import checks
 from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays, map_arrays
 from ..dtypes import FLOAT32, LOW_PRECISION
-from ..errors import StateError, expected
+from ..errors import StateError
 from ..runtime.eager_applier import returns_fp32
 from ..runtime.functions import custom_fwd
 from ..runtime.state import State, controller
@@ -193,12 +194,9 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
             print(report.block, report.phase)
         tracer.close()
     """
-    if not isinstance(net, Block):
-        raise TypeError(expected("a Gluon block", "net", net))
-    if not isinstance(trainer, gluon.Trainer):
-        raise TypeError(expected("a gluon.Trainer", "trainer", trainer))
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ValueError(expected("a number above 0", "limit", limit))
+    checks.instance("net", net, Block, "a Gluon block")
+    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    checks.whole("limit", limit, 1, "a number above 0")
     if not isinstance(trainers.attached(trainer), TrainerScaler):
         raise StateError("trace_overflow: the trainer has no loss scaler, so it skips no steps; call "
                          "amp.init_trainer(trainer) first")

@@ -10,6 +10,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
+from .. import checks
 from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
@@ -249,7 +250,7 @@ def suggest_scale(source: gluon.Trainer | Block | Sequence[float], *, target_dty
     >>> amp.suggest_scale([3.0, 5.0], target_dtype='float16', headroom=8).scale
     1024.0
     """
-    if not (isinstance(headroom, (int, float)) and 1 <= headroom < math.inf):
+    if not checks.is_number(headroom) or not 1 <= headroom < math.inf:
         raise ValueError(expected("a number from 1 on", "headroom", headroom))
     target = normalize(target_dtype) if target_dtype is not None else active_dtype() or FLOAT16
     if isinstance(source, (gluon.Trainer, Block)):

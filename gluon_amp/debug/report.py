@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
+from .. import checks
 from ..dtypes import LOW_PRECISION
 from ..errors import expected
 from ..runtime.state import controller
@@ -69,9 +70,8 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     1 of 1 operators in bfloat16, 100% of the arithmetic, 4 casts (360 bytes)
     >>> amp.deinit()
     """
-    for name, value in (("train", train), ("time", time)):
-        if not isinstance(value, bool):
-            raise TypeError(expected("True or False", name, value))
+    checks.true_or_false("train", train)
+    checks.true_or_false("time", time)
     captured = capture(net, data, train, time)
     operators, inserted = make_rows(captured.ran, net if isinstance(net, Block) else None)
     state = controller.current()

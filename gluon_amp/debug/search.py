@@ -12,6 +12,7 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from tqdm import tqdm
 
+from .. import checks
 from ..errors import PolicyError, StateError, expected
 from ..graph import Entry, Node
 from ..rules import Policy
@@ -129,8 +130,9 @@ def _check(max_error: float | None, metric: Any, budget: float | None) -> None:
         raise PolicyError("expected either max_error, or metric and budget, received "
                           + (", ".join(name for name, value in (("max_error", max_error), ("metric", metric),
                                                                 ("budget", budget)) if value is not None) or "neither"))
+    value: Any
     name, value = ("budget", budget) if max_error is None else ("max_error", max_error)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if not checks.is_number(value) or not 0 <= value < math.inf:
         raise PolicyError(expected("a number, 0 or above", name, value))
 
 

@@ -16,9 +16,9 @@ from ..runtime.autocast import device_policies, init, rewrites
 from ..runtime.devices import announce, choose, device_supports
 from ..runtime.state import Network, State, controller
 from ..trainer_scaler import TrainerScaler, UnscaledTrainer, attach, stand_by
+from .low_weights import LowWeights
 from .options import LOW, Options
 from .policies import cast_network
-from .weights import LowWeights
 
 __all__ = ["Disabled", "Enabled", "PlainFP32", "switch_on"]
 

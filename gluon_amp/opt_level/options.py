@@ -4,11 +4,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Callable, Mapping
 
+from .. import checks
 from ..dtypes import FLOAT32, normalize
 from ..errors import PolicyError, closest, expected
 from ..loss_scaler import LossScaler
 
-__all__ = ["DYNAMIC", "LEVELS", "LOW", "Options", "as_bool", "as_count", "describe", "resolve"]
+__all__ = ["DYNAMIC", "LEVELS", "LOW", "Options", "as_bool", "describe", "resolve"]
 
 DYNAMIC = "dynamic"
 LOW = "low precision"  # the type that the device at hand runs
@@ -61,18 +62,10 @@ def as_bool(name: str, value: object) -> bool:
     >>> as_bool('enabled', 'False')
     False
     """
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in _TRUTH:
-        return _TRUTH[value.lower()]
+    truth = _TRUTH.get(value.lower()) if isinstance(value, str) else value
+    if isinstance(truth, bool):
+        return truth
     raise TypeError(expected("True, False, 'True' or 'False'", name, value))
-
-
-def as_count(name: str, value: object, least: int) -> int:
-    """Read a whole number from ``least`` on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(expected(f"a whole number from {least} on", name, value))
-    return value
 
 
 def _as_dtype(name: str, value: object) -> str:
@@ -88,12 +81,9 @@ def _as_scale(name: str, value: object) -> float | str | LossScaler:
     if isinstance(value, LossScaler) or value == DYNAMIC:
         return value  # type: ignore[return-value]
     try:
-        number = float(value) if not isinstance(value, bool) else 0.0  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = 0.0
-    if 0 < number < float("inf"):
-        return number
-    raise ValueError(expected("a number above 0, 'dynamic' or a LossScaler", name, value))
+        return checks.finite_above_zero(name, float(value) if isinstance(value, str) else value)
+    except ValueError:
+        raise ValueError(expected("a number above 0, 'dynamic' or a LossScaler", name, value)) from None
 
 
 _READERS: Mapping[str, Callable[[str, object], Any]] = {

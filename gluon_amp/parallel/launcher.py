@@ -8,6 +8,7 @@ import socket
 from dataclasses import dataclass
 from typing import Iterator, Mapping, Sequence
 
+from .. import checks
 from ..errors import StateError, closest, expected
 from . import start
 from .supervisor import Process, Supervisor, say
@@ -97,8 +98,8 @@ def _check(job: Job) -> None:
     for name, least in (("workers", 1), ("servers", 1), ("grace", 0), ("max_restarts", 0)):
         if getattr(job, name) < least:
             raise ValueError(expected(f"a number of at least {least}", name, getattr(job, name)))
-    if job.timeout is not None and not job.timeout > 0:
-        raise ValueError(expected("a number above 0", "timeout", job.timeout))
+    if job.timeout is not None:
+        checks.above_zero("timeout", job.timeout)
     script = job.command[0] if job.command else ""
     if not script or job.command == ["-m"]:
         raise ValueError(expected("a script, or -m and a module", "command", list(job.command)))

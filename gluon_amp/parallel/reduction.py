@@ -10,11 +10,12 @@ from mxnet import autograd, gluon, nd
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
+from .. import checks
 from .._mxnet import distribution, trainers
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..errors import StateError, closest, expected
+from ..errors import StateError, closest
 from ..runtime.state import controller
 from .groups import Group
 from .stores import GroupStore
@@ -53,12 +54,10 @@ def distribute(trainer: gluon.Trainer, allreduce_always_fp32: bool = False,
     ValueError
         The factor is not a finite number above 0, or there is no such KVStore.
     """
-    factor = gradient_predivide_factor
-    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
-        raise ValueError(expected("a finite number above 0", "gradient_predivide_factor", factor))
+    factor = checks.finite_above_zero("gradient_predivide_factor", gradient_predivide_factor)
     name = f"trainer{next(_numbers)}"
     group = _group_of(trainer, name)
-    return None if group is None else Reduction(trainer, group, name, allreduce_always_fp32, float(factor))
+    return None if group is None else Reduction(trainer, group, name, allreduce_always_fp32, factor)
 
 
 def _group_of(trainer: gluon.Trainer, name: str) -> Group | None:

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Mapping, Sequence
 
 from mxnet.gluon import Block
 
-from .. import passes
+from .. import checks, passes
 from .._mxnet.operators import registered_operators
 from ..dtypes import BFLOAT16, FLOAT32, Support, normalize
 from ..errors import PolicyError, StateError, expected
@@ -186,10 +186,8 @@ class autocast(ContextDecorator):
     """
 
     def __init__(self, enabled: bool = True, dtype: object = None):
-        if not isinstance(enabled, bool):
-            raise TypeError(expected("True or False", "enabled", enabled))
         self._dtype = None if dtype is None else normalize(dtype, "dtype")
-        self._enabled = enabled
+        self._enabled = checks.true_or_false("enabled", enabled)
         self._entered: list[ExitStack] = []
         if enabled and self._dtype is not None:
             choose(self._dtype, device_supports())

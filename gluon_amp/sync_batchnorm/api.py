@@ -8,9 +8,10 @@ from typing import Any
 import mxnet as mx
 from mxnet.gluon import Block
 
-from .. import parallel
+from .. import checks, parallel
 from .._mxnet import batch_norms
 from .._mxnet.batch_norms import CustomBatchNorm, MXNetSyncBatchNorm
+from .._mxnet.blocks import descendants
 from .._mxnet.symbols import dtype_name
 from ..errors import StateError, expected
 from .meeting import Allreduce
@@ -68,8 +69,7 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     >>> from gluon_amp import parallel
     >>> net = amp.convert_sync_batchnorm(net, allreduce=parallel.allreduce)
     """
-    if not isinstance(net, Block):
-        raise TypeError(expected("a Block", "net", net))
+    checks.instance("net", net, Block, "a Block")
     if allreduce is not None and not callable(allreduce):
         raise TypeError(expected("a callable", "allreduce", allreduce))
     blocks = [block for block in batch_norms.batch_norms(net) if not batch_norms.settings(block)["use_global_stats"]]
@@ -97,7 +97,7 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
 def _refuse_unfit(net: Block, blocks: list[Any]) -> None:
     if mx.util.is_np_array():
         raise StateError("convert_sync_batchnorm: custom operators know legacy arrays only. Leave mx.npx.set_np() out")
-    hidden = [block.name for block in batch_norms.blocks_of(net) if batch_norms.has_batch_norm_inside(block)]
+    hidden = [block.name for block in descendants(net) if batch_norms.has_batch_norm_inside(block)]
     if hidden:
         raise StateError(f"convert_sync_batchnorm: the batch normalization inside {', '.join(hidden[:3])} is part of a "
                          "SymbolBlock's graph. Convert the network that the graph was exported from")
@@ -125,8 +125,7 @@ def _count(contexts: list[mx.Context], num_devices: int | None) -> int:
             raise StateError("convert_sync_batchnorm: the network is not initialized, so that its contexts are not "
                              "known. Call net.initialize(ctx=...) first, or give num_devices")
         return len(contexts)
-    if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
-        raise ValueError(expected("a whole number from 1 on", "num_devices", num_devices))
+    checks.whole("num_devices", num_devices, 1)
     if contexts and num_devices != len(contexts):
         raise ValueError(f"expected num_devices={len(contexts)}, the number of contexts that the parameters are on, "
                          f"received num_devices={num_devices}: the contexts would wait for each other for ever")

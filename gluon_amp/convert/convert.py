@@ -1,7 +1,9 @@
-"""Convert one symbol, with its parameters where they are known."""
+"""Convert a graph and its parameters, and record what was done."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
@@ -15,45 +17,77 @@ from ..graph import CAST, Entry, Graph, Node, cast, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, TYPE_FLAGS
 from ..passes import Context
 from ..rules import Policy
-from .settings import Conversion, conversion_of
 
-__all__ = ["Request", "convert", "with_fp32_parameters"]
+__all__ = ["Conversion", "conversion_of", "convert", "with_fp32_parameters"]
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is to be done to a symbol.
+class Conversion:
+    """How a network was converted.
 
     Attributes
     ----------
-    policy : Policy
-        Decides each operator's precision, and which passes are off.
-    keep_outputs : bool
-        Whether outputs are cast back to FP32.
-    on_cpu : bool
-        Whether the network will run on a CPU.
+    target_dtype : str
+        ``'bfloat16'``, ``'float16'``, or ``'float32'`` for one that was optimised only.
+    operators : int
+        Operators in the converted graph; those in a fused operator count as one.
+    low_precision : int
+        Operators that read low precision.
+    casts : int
+        Casts left in the graph.
+    steps : mapping of str to int
+        Each optimisation that was asked for, and how often it applied.
+    excluded : tuple of str
+        Nodes kept in FP32 on request.
     version : str
-        Noted in the result.
+        Version of gluon_amp.
+    reason : str
+        Why the network stays in FP32; empty for other types.
+
+    Examples
+    --------
+    >>> Conversion('bfloat16', 10, 4, 2, {'fuse': 3}).summary()
+    'bfloat16: 4 of 10 operators in low precision, 2 casts; fuse 3'
     """
 
-    policy: Policy
-    keep_outputs: bool = True
-    on_cpu: bool = True
+    target_dtype: str
+    operators: int = 0
+    low_precision: int = 0
+    casts: int = 0
+    steps: Mapping[str, int] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
     version: str = ""
+    reason: str = ""
 
-    @property
-    def target_dtype(self) -> str:
-        """The type to convert to."""
-        return self.policy.target_dtype
+    def summary(self) -> str:
+        """Return one line of text."""
+        steps = ", ".join(f"{name} {count}" for name, count in self.steps.items())
+        what = (f"{self.low_precision} of {self.operators} operators in low precision, {self.casts} casts"
+                if self.target_dtype in LOW_PRECISION else f"{self.reason or 'no low precision'}, "
+                f"{self.operators} operators")
+        return f"{self.target_dtype}: {what}" + (f"; {steps}" if steps else "")
 
-    @property
-    def excluded(self) -> frozenset[str]:
-        """Names of nodes to keep in FP32."""
-        return self.policy.excluded
+    def to_json(self) -> str:
+        """Return the record as JSON text, the form of the symbol attribute."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Conversion:
+        """Read what :meth:`to_json` wrote."""
+        values: dict[str, Any] = json.loads(text)
+        return cls(**{**values, "excluded": tuple(values.get("excluded", ()))})
 
 
-def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mapping[str, str],
-            shapes: Mapping[str, tuple[int, ...]]) -> tuple[mx.sym.Symbol, Conversion]:
+def conversion_of(graph: Graph) -> Conversion | None:
+    """Return the record that a converted graph carries, None for one that was not converted."""
+    found: Sequence[str] = [head.node.attrs[CONVERSION] for head in graph.heads
+                            if CONVERSION in head.node.attrs]
+    return Conversion.from_json(found[0]) if found else None
+
+
+def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping[str, str],
+            shapes: Mapping[str, tuple[int, ...]], *, on_cpu: bool = True,
+            cast_outputs: bool = True) -> tuple[mx.sym.Symbol, Conversion]:
     """Convert a symbol; the caller's is left as it is.
 
     Parameters
@@ -62,10 +96,14 @@ def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mappi
         In FP32. One that was converted before to the same type is returned as it is.
     weights : Weights
         The parameters, changed with the symbol.
-    request : Request
-        What to do.
+    policy : Policy
+        Decides each operator's precision, and which passes are off.
     dtypes, shapes : mapping
         Of inputs, by name, where they are known; other inputs are FP32.
+    on_cpu : bool
+        Whether the network will run on a CPU.
+    cast_outputs : bool
+        Whether outputs are cast back to FP32.
 
     Raises
     ------
@@ -75,20 +113,22 @@ def convert(symbol: mx.sym.Symbol, weights: Any, request: Request, dtypes: Mappi
     graph = to_graph(symbol)
     earlier = conversion_of(graph)
     if earlier is not None:
-        if earlier.target_dtype != request.target_dtype:
+        if earlier.target_dtype != policy.target_dtype:
             raise GraphError(f"the network is already converted to {earlier.target_dtype}: to get "
-                             f"{request.target_dtype} convert the FP32 network that it was made from")
+                             f"{policy.target_dtype} convert the FP32 network that it was made from")
         return symbol, earlier
     outputs = [(head.node.name, head.node.num_outputs) for head in graph.heads]
     _analyse(symbol, graph, weights, dtypes, shapes)
-    context = Context.of(graph, request.policy, request.keep_outputs, weights=weights, engine=_engine(symbol, request))
+    # A GPU has no fused operators, and imitated types are not oneDNN's.
+    engine = None if not on_cpu or policy.imitated else _fused_like(symbol)
+    context = Context.of(graph, policy, cast_outputs, weights=weights, engine=engine)
     counts = passes.run(graph, context)
     operators = graph.operators()
-    low, casts = _low_operators(operators, request.target_dtype), sum(node.op == CAST for node in operators)
+    low, casts = _low_operators(operators, policy.target_dtype), sum(node.op == CAST for node in operators)
     counts.update(passes.finish(graph, context))
     steps = {each.name: counts[each.name] for each in passes.PASSES if each.is_step and each.name in counts}
-    record = Conversion(request.target_dtype, len(operators), low, casts, steps, tuple(sorted(request.excluded)),
-                        request.version, request.policy.reason)
+    record = Conversion(policy.target_dtype, len(operators), low, casts, steps, tuple(sorted(policy.excluded)),
+                        metadata.version("gluon_amp"), policy.reason)
     _name_outputs(graph, outputs)
     for head in graph.heads:
         head.node.attrs = {**head.node.attrs, CONVERSION: record.to_json()}
@@ -117,10 +157,7 @@ def _note_types(graph: Graph, weights: Any) -> None:
             node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[types[node.name]])}
 
 
-def _engine(symbol: mx.sym.Symbol, request: Request) -> Callable[[Graph], Graph] | None:
-    """Return what fuses operators: a GPU has no fused ones, and imitated types are not oneDNN's."""
-    if not request.on_cpu or request.policy.imitated:
-        return None
+def _fused_like(symbol: mx.sym.Symbol) -> Callable[[Graph], Graph]:
     return lambda graph: to_graph(fuse(from_graph(graph, symbol)))
 
 

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Sequence, TypeVar
 from mxnet import gluon
 from mxnet.gluon import Block
 
-from .. import passes
+from .. import checks, passes
 from .._mxnet import trainers
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION
@@ -18,7 +18,7 @@ from ..runtime.devices import choose, device_supports
 from ..runtime.state import controller
 from ..trainer_scaler import UnscaledTrainer
 from .levels import Disabled, Enabled, PlainFP32, switch_on
-from .options import DYNAMIC, LEVELS, LOW, Options, as_bool, as_count, describe, resolve
+from .options import DYNAMIC, LEVELS, LOW, Options, as_bool, describe, resolve
 
 __all__ = ["initialize"]
 
@@ -118,8 +118,8 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
         name, options = resolve(opt_level, overrides)
         if loss_scale is None:
             options = _scaled_where_needed(options)
-        scalers = _scalers(options.loss_scale, as_count("num_losses", num_losses, 1))
-        as_count("verbosity", verbosity, 0)
+        scalers = _scalers(options.loss_scale, checks.whole("num_losses", num_losses, 1))
+        checks.whole("verbosity", verbosity, 0)
         disabled = passes.checked(disable_passes)
         _refuse_unfit(networks, several, name)
         level = _start(name, options, networks, several, scalers, disabled)

@@ -1,0 +1,55 @@
+"""Checks of arguments; each returns the value, or raises an error that says what was expected."""
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from .errors import expected
+
+__all__ = ["above_zero", "finite_above_zero", "instance", "is_number", "true_or_false", "whole"]
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number of Python's or NumPy's; True and False are none.
+
+    Examples
+    --------
+    >>> is_number(2), is_number(True), is_number('2')
+    (True, False, False)
+    """
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def whole(name: str, value: Any, least: int, what: str = "") -> int:
+    """Return a whole number from ``least`` on, which ``what`` may word in another way."""
+    if not is_number(value) or not isinstance(value, Integral) or value < least:
+        raise ValueError(expected(what or f"a whole number from {least} on", name, value))
+    return int(value)
+
+
+def above_zero(name: str, value: Any) -> float:
+    """Return a number above 0, which may be infinite."""
+    if not is_number(value) or not value > 0:
+        raise ValueError(expected("a number above 0", name, value))
+    return float(value)
+
+
+def finite_above_zero(name: str, value: Any) -> float:
+    """Return a finite number above 0."""
+    if not is_number(value) or not 0 < value < math.inf:
+        raise ValueError(expected("a finite number above 0", name, value))
+    return float(value)
+
+
+def true_or_false(name: str, value: Any) -> bool:
+    """Return True or False; nothing else is taken for either."""
+    if not isinstance(value, bool):
+        raise TypeError(expected("True or False", name, value))
+    return value
+
+
+def instance(name: str, value: object, kind: Any, what: str) -> None:
+    """Raise TypeError unless a value is of a kind, which ``what`` names with its article."""
+    if not isinstance(value, kind):
+        raise TypeError(expected(what, name, value))

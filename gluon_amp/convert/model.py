@@ -1,0 +1,232 @@
+"""Convert symbols: alone, with their parameters, or those of a bucketing module."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict, Iterable, Mapping, Sequence, Tuple
+
+import mxnet as mx
+from mxnet.module import BucketingModule
+
+from .. import checks
+from .._mxnet import modules
+from .._mxnet.symbols import dtype_name, to_graph
+from .._mxnet.weights import NamesOnly, NDArrayWeights
+from ..errors import GraphError, StateError
+from ..rules import ConditionalOp
+from .convert import convert
+from .files import split
+from .inputs import check_names, check_parameters
+from .options import Names, Options, Tuned
+
+__all__ = ["convert_bucketing_module", "convert_model", "convert_symbol"]
+
+Arrays = Mapping[str, mx.nd.NDArray]
+Converted = Tuple[mx.sym.Symbol, Dict[str, mx.nd.NDArray], Dict[str, mx.nd.NDArray]]
+_NEED_VALUES = frozenset({"fold_batch_norm", "align_channels"})
+
+
+def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype_ops: Sequence[str] | None = None,
+                   fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
+                   excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
+                   cast_optional_params: bool | None = None, *, exclude: Any = None,
+                   optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
+                   cast_params_offline: bool | None = None, cast_outputs: bool = True,
+                   tuning: Tuned = None, disable_passes: Names = None) -> mx.sym.Symbol:
+    """Convert an FP32 symbol to one for mixed-precision inference.
+
+    Without the parameters' values BatchNorm cannot be folded: prefer :func:`convert_model`.
+
+    Parameters
+    ----------
+    sym : Symbol
+        The network, left as it is.
+    target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names
+        As in :func:`convert_hybrid_block`.
+    data_names : list of str, optional
+        The inputs that are data. The others are parameters; with None nothing is known to be one.
+    cast_optional_params, cast_params_offline : bool, optional
+        Whether parameters that are read in low precision only are expected in it, rather than cast in the graph. False
+        by default.
+    exclude, optimize, cast_outputs, tuning, disable_passes
+        As in :func:`convert_hybrid_block`.
+    device : Context, optional
+        Where the symbol will run: the current context by default.
+
+    Returns
+    -------
+    Symbol
+
+    Raises
+    ------
+    DTypeError, PolicyError, GraphError
+        As in :func:`convert_hybrid_block`.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> net = mx.sym.FullyConnected(mx.sym.var('data'), num_hidden=8, name='fc')
+    >>> amp.convert_symbol(net, 'float16', device=mx.gpu(0)).list_outputs()
+    ['fc_output']
+    """
+    checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
+    options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
+                           cast_optional_params, exclude=exclude, optimize=optimize, device=device,
+                           cast_params_offline=bool(cast_params_offline), cast_outputs=cast_outputs, tuning=tuning,
+                           disable_passes=disable_passes)
+    options = replace(options, disabled_passes=options.disabled_passes | _NEED_VALUES)
+    names = sym.list_inputs()
+    check_names(data_names or (), names, "data_names")
+    weights = NamesOnly([name for name in names if name not in data_names] if data_names is not None else [])
+    return _converted(sym, weights, options, {})
+
+
+def _converted(sym: mx.sym.Symbol, weights: Any, options: Options, example: Mapping[str, Any]) -> mx.sym.Symbol:
+    dtypes = {name: dtype_name(value.dtype) for name, value in example.items() if hasattr(value, "dtype")}
+    shapes = {name: tuple(getattr(value, "shape", value)) for name, value in example.items()}
+    device = options.devices[0] if options.devices else mx.context.current_context()
+    return convert(sym, weights, options.policy(to_graph(sym), device), dtypes, shapes,  # type: ignore[arg-type]
+                   on_cpu=device.device_type != "gpu", cast_outputs=options.cast_outputs)[0]
+
+
+def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, target_dtype: object = None,
+                  target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
+                  conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
+                  excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool | None = None, *,
+                  exclude: Any = None, optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
+                  cast_params_offline: bool | None = None, cast_outputs: bool = True,
+                  data_names: Sequence[str] | None = None, data_example: Mapping[str, Any] | None = None,
+                  tuning: Tuned = None, disable_passes: Names = None
+                  ) -> Converted:
+    """Convert an FP32 symbol and its parameters for mixed-precision inference.
+
+    Parameters
+    ----------
+    sym : Symbol
+        The network, left as it is.
+    arg_params, aux_params : dict of str to NDArray
+        Its parameters and auxiliary states, left as they are. Those that the symbol does not use are dropped.
+    target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
+        As in :func:`convert_hybrid_block`.
+    exclude, optimize, cast_params_offline, cast_outputs, tuning, disable_passes
+        As in :func:`convert_hybrid_block`.
+    device : Context, optional
+        Where the network will run: the current context by default.
+    data_names : list of str, optional
+        The inputs that are data. Given, every other input must be among the parameters; without it those must be that
+        layers read as weights.
+    data_example : dict of str to NDArray or shape, optional
+        Data by input name; lets passes know shapes and types.
+
+    Returns
+    -------
+    (Symbol, dict, dict)
+        The converted network, its parameters and auxiliary states. Parameters take the types and shapes that the
+        converted network wants.
+
+    Raises
+    ------
+    DTypeError, PolicyError, GraphError
+        As in :func:`convert_hybrid_block`.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> net = mx.sym.FullyConnected(mx.sym.var('data'), num_hidden=8, name='fc')
+    >>> weights = {'fc_weight': mx.nd.ones((8, 4)), 'fc_bias': mx.nd.zeros(8)}
+    >>> sym, args, aux = amp.convert_model(net, weights, {}, 'float16', device=mx.gpu(0))
+    >>> args['fc_weight'].dtype
+    <class 'numpy.float16'>
+    """
+    checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
+    checks.instance("arg_params", arg_params, Mapping, "a dict of name to NDArray")
+    checks.instance("aux_params", aux_params, Mapping, "a dict of name to NDArray")
+    options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
+                           cast_optional_params, exclude=exclude, optimize=optimize, device=device,
+                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
+                           disable_passes=disable_passes)
+    return _converted_model(sym, {**arg_params, **aux_params}, options, data_names, data_example or {})
+
+
+def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_names: Sequence[str] | None = None,
+                     example: Mapping[str, Any] | None = None) -> Converted:
+    names = sym.list_inputs()
+    check_names(data_names or (), names, "data_names")
+    check_parameters(sym, arrays, data_names)
+    check_names(example or (), names, "data_example")
+    weights = NDArrayWeights({name: array for name, array in arrays.items() if name in set(names)})
+    symbol = _converted(sym, weights, options, example or {})
+    return (symbol, *split(symbol, weights.arrays))
+
+
+def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: object = None,
+                             target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
+                             conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
+                             excluded_sym_names: Sequence[str] | None = None,
+                             cast_optional_params: bool | None = None, *, exclude: Any = None,
+                             optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
+                             cast_params_offline: bool | None = None, cast_outputs: bool = True,
+                             tuning: Tuned = None, disable_passes: Names = None) -> BucketingModule:
+    """Convert a trained bucketing module; buckets that it meets later are converted when they are made.
+
+    Parameters
+    ----------
+    bucketing_mod : BucketingModule
+        With initialised parameters and at least one bucket. It is left as it is.
+    target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
+        As in :func:`convert_hybrid_block`.
+    exclude, optimize, device, cast_params_offline, cast_outputs, tuning, disable_passes
+        As in :func:`convert_model`.
+
+    Returns
+    -------
+    BucketingModule
+        To be bound with ``for_training=False``.
+
+    Raises
+    ------
+    StateError
+        The module has no buckets or no parameters yet.
+    DTypeError, PolicyError, GraphError
+        As in :func:`convert_hybrid_block`.
+
+    Examples
+    --------
+    ::
+
+        converted = amp.convert_bucketing_module(module)
+        converted.bind(iterator.provide_data, iterator.provide_label, for_training=False)
+    """
+    checks.instance("bucketing_mod", bucketing_mod, BucketingModule, "a BucketingModule")
+    options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
+                           cast_optional_params, exclude=exclude, optimize=optimize, device=device,
+                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
+                           disable_passes=disable_passes)
+    symbols = modules.bucket_symbols(bucketing_mod)
+    if not symbols or not bucketing_mod.params_initialized:
+        raise StateError("the bucketing module has no buckets or no parameters yet: bind it and initialise or load its "
+                         "parameters before converting it")
+    arg_params, aux_params = modules.parameters(bucketing_mod)
+    arrays = {**arg_params, **aux_params}
+    results = {key: _converted_model(symbol, arrays, options) for key, symbol in symbols.items()}
+    args, aux = _merged([result[1] for result in results.values()]), _merged([result[2] for result in results.values()])
+    sym_gen = modules.sym_gen_of(bucketing_mod)
+
+    def converted_sym_gen(key: Any) -> tuple[mx.sym.Symbol, Any, Any]:
+        symbol, data_names, label_names = sym_gen(key)
+        return _converted_model(symbol, arrays, options)[0], data_names, label_names
+
+    return modules.rebuilt(bucketing_mod, {key: result[0] for key, result in results.items()}, converted_sym_gen, args,
+                           aux)
+
+
+def _merged(parameters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for arrays in parameters:
+        for name, array in arrays.items():
+            earlier = found.setdefault(name, array)
+            if (earlier.dtype, earlier.shape) != (array.dtype, array.shape):
+                raise GraphError(f"the buckets do not agree on the parameter {name!r}. Convert with "
+                                 "cast_params_offline=False and without 'align_channels' in optimize")
+    return found

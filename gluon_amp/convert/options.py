@@ -1,0 +1,243 @@
+"""What a conversion is asked to do: its arguments, each read once and under one name."""
+from __future__ import annotations
+
+import fnmatch
+import os
+from dataclasses import dataclass, replace
+from typing import Any, Iterable, Iterator, Mapping, Sequence, Union
+
+import mxnet as mx
+from mxnet.gluon import Block, SymbolBlock
+
+from .. import passes
+from .._mxnet.blocks import descendants
+from ..dtypes import BFLOAT16, FLOAT16, FOREIGN_BFLOAT16, IMITATED_FLOAT16, Support, cuda_support, normalize
+from ..errors import DTypeError, PolicyError, closest, expected
+from ..graph import Graph
+from ..graph.attrs import REGION, REGION_OFF
+from ..rules import Policy
+from ..rules.tuning import Tuning
+from ..runtime.autocast import device_policies, tuned
+from ..runtime.devices import device_supports, warn_once
+
+__all__ = ["STEPS", "Exclusions", "Names", "Options", "Tuned", "disabled_passes"]
+
+STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
+Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
+Names = Union[Iterable[str], None]
+_OFFLINE = "cast_params_offline"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the arguments of a conversion ask for.
+
+    Attributes
+    ----------
+    target_dtype : str or None
+        The type to convert to; None takes what the device runs fastest.
+    lists : mapping of str to sequence
+        The user's lists of operators, by the names that ``init`` gives them.
+    exclude : Exclusions
+        What stays in FP32.
+    devices : tuple of Context
+        Where the network will run; empty when the user leaves that open.
+    disabled_passes : frozenset of str
+        The passes that are off.
+    cast_outputs : bool
+        Whether outputs are cast back to FP32.
+    tuning : Tuning, path, bool or None
+        Measurements to heed.
+    """
+
+    target_dtype: str | None
+    lists: Mapping[str, Any]
+    exclude: Exclusions
+    devices: tuple[mx.Context, ...]
+    disabled_passes: frozenset[str]
+    cast_outputs: bool
+    tuning: Any
+
+    @classmethod
+    def read(cls, target_dtype: object, target_dtype_ops: Any, fp32_ops: Any, conditional_fp32_ops: Any,
+             excluded_sym_names: Any, cast_optional_params: bool | None, *, exclude: Any, optimize: Any, device: Any,
+             cast_params_offline: bool | None, cast_outputs: bool, tuning: Any, disable_passes: Any,
+             ctx: Any = None) -> Options:
+        """Read the arguments of :func:`gluon_amp.convert_hybrid_block`, which says what they mean and may raise."""
+        if isinstance(excluded_sym_names, str):
+            raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
+        lists = {"target_precision_ops": target_dtype_ops, "fp32_ops": fp32_ops,
+                 "conditional_fp32_ops": conditional_fp32_ops}
+        offline = cast_params_offline if cast_optional_params is None else cast_optional_params
+        return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names),
+                   _devices(device if ctx is None else ctx), disabled_passes(optimize, offline, disable_passes),
+                   cast_outputs, tuning)
+
+    def policy(self, graph: Graph, device: mx.Context, block: Block | None = None) -> Policy:
+        """Return the policy for a network on a device.
+
+        Parameters
+        ----------
+        graph : Graph
+            The network.
+        device : Context
+            Where it will run, which may be in another machine than this one.
+        block : Block, optional
+            What the graph was traced from.
+
+        Raises
+        ------
+        DTypeError
+            No device of the kind runs the type.
+        PolicyError
+            The lists contradict each other, or something named is not in the network.
+        """
+        kind = "gpu" if device.device_type == "gpu" else "cpu"
+        policies = device_policies({kind: _chosen(self.target_dtype, kind)}, **self.lists)
+        return replace(tuned(policies, self.tuning)[kind], excluded=self.exclude.nodes(graph, block), training=False,
+                       disabled_passes=self.disabled_passes)
+
+
+def _target_of(value: object) -> str | None:
+    if isinstance(value, (mx.nd.NDArray, list, tuple)):  # MXNet 2 takes example data as the second argument
+        raise DTypeError(f"expected a data type as target_dtype, received {type(value).__name__}: pass example data as "
+                         "data_example=")
+    return None if value is None else normalize(value, or_float32=True)
+
+
+def _devices(value: mx.Context | Sequence[mx.Context] | None) -> tuple[mx.Context, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, mx.Context) else tuple(value)
+
+
+def _chosen(target: str | None, kind: str) -> Support:
+    """Return how a kind of device runs a type, which need not be one that this machine's device runs."""
+    here = device_supports().get(kind) or cuda_support(None)
+    chosen = here if target is None else here.requested(target) or _foreign(target, kind)
+    if chosen is None:
+        raise DTypeError(f"expected a type that a {kind.upper()} runs, received {target!r}: MXNet has no {target} "
+                         "kernels for it. Leave the type out to get the best one")
+    if chosen is FOREIGN_BFLOAT16:
+        warn_once(f"the {target} network cannot run on this machine, where {here.reason}: {chosen.reason}")
+    elif not chosen.native:
+        warn_once(f"the {target} network will be slower than FP32 on this machine: {chosen.reason}")
+    return chosen
+
+
+def _foreign(target: str, device_type: str) -> Support | None:
+    """Return how another machine's device of a kind runs a type that this one's does not; None when none does."""
+    if device_type == "gpu":
+        return cuda_support(None) if target == FLOAT16 else None
+    return {BFLOAT16: FOREIGN_BFLOAT16, FLOAT16: IMITATED_FLOAT16}.get(target)
+
+
+def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,
+                    disable_passes: Iterable[str] | None = None) -> frozenset[str]:
+    """Name the passes that are off, from the three arguments that can say so.
+
+    Parameters
+    ----------
+    optimize : 'all', 'none' or iterable of str
+        Names of :data:`STEPS`.
+    cast_params_offline : bool or None
+        Adds or removes that step.
+    disable_passes : iterable of str, optional
+        Names of passes that are off in any case.
+
+    Raises
+    ------
+    PolicyError
+        For unknown steps and passes, and for one that is asked for and switched off.
+
+    Examples
+    --------
+    >>> sorted(disabled_passes(['fuse'], True, ['shape_operands']))
+    ['align_channels', 'drop_training', 'fold_batch_norm', 'shape_operands']
+    """
+    disabled = passes.checked(disable_passes)
+    if cast_params_offline and _OFFLINE in disabled:
+        raise PolicyError(f"disable_passes: {_OFFLINE!r} is switched off, and asked for by {_OFFLINE}=True")
+    return frozenset(set(STEPS) - _named_steps(optimize, cast_params_offline)) | disabled
+
+
+def _named_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool | None) -> set[str]:
+    if isinstance(optimize, str) or optimize is None:
+        named = {"all": set(STEPS), "none": set(), None: set()}.get(optimize)
+    else:
+        named = set(optimize)
+    if named is None or not named <= set(STEPS):
+        wrong = next((step for step in sorted(map(str, named or ())) if step not in STEPS), str(optimize))
+        raise PolicyError(expected(f"'all', 'none' or some of {', '.join(STEPS)}", "optimize", optimize)
+                          + closest(wrong, STEPS))
+    if cast_params_offline is not None:
+        named = named | {_OFFLINE} if cast_params_offline else named - {_OFFLINE}
+    return named
+
+
+@dataclass(frozen=True)
+class Exclusions:
+    """What is to stay in FP32.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of operator nodes or blocks; they may hold wildcards.
+    blocks : tuple
+        Blocks, and classes of blocks.
+    """
+
+    names: tuple[str, ...] = ()
+    blocks: tuple[Any, ...] = ()
+
+    @classmethod
+    def read(cls, *arguments: Any) -> Exclusions:
+        """Read names, blocks, classes of blocks, policies for what they exclude, and sequences of such."""
+        targets = [target for argument in arguments for target in _listed(argument)]
+        for target in targets:
+            if not (isinstance(target, (str, Block)) or (isinstance(target, type) and issubclass(target, Block))):
+                raise PolicyError(expected("names of nodes or blocks, blocks, or classes of blocks", "exclude", target))
+        return cls(tuple(target for target in targets if isinstance(target, str)),
+                   tuple(target for target in targets if not isinstance(target, str)))
+
+    def match(self, block: Block) -> bool:
+        """Whether a block is excluded."""
+        return any(_is(block, target) for target in (*self.names, *self.blocks))
+
+    def nodes(self, graph: Graph, block: Block | None = None) -> frozenset[str]:
+        """Name the operators to keep in FP32, those in excluded blocks by the marks that tracing left on them.
+
+        Raises
+        ------
+        PolicyError
+            Something excluded is not in the network; the message gives the closest names.
+        """
+        # The graph of a SymbolBlock is older than the marks, so nothing in it can be excluded by its block.
+        inside = [] if block is None or isinstance(block, SymbolBlock) else list(descendants(block))
+        operators = [node.name for node in graph.operators()]
+        chosen = {node.name for node in graph.operators() if node.attrs.get(REGION) == REGION_OFF}
+        for name in self.names:
+            matching = fnmatch.filter(operators, name)
+            if not matching and not any(_is(inner, name) for inner in inside):
+                raise PolicyError(f"exclude: the network has no node or block {name!r}.{closest(name, operators)}")
+            chosen.update(matching)
+        for target in self.blocks:
+            if not any(_is(inner, target) for inner in inside):
+                what = target.__name__ if isinstance(target, type) else target.name
+                raise PolicyError(f"exclude: the network holds no block {what!r}, or it runs none of its operators")
+        return frozenset(chosen)
+
+
+def _is(block: Block, target: Any) -> bool:
+    if isinstance(target, str):
+        return fnmatch.fnmatchcase(block.name, target)
+    return isinstance(block, target) if isinstance(target, type) else block is target
+
+
+def _listed(target: Any) -> Iterator[Any]:
+    if isinstance(target, Policy):
+        yield from target.excluded
+    elif isinstance(target, Iterable) and not isinstance(target, (str, Block)):
+        yield from target
+    elif target is not None:
+        yield target
