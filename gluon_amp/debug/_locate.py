@@ -6,9 +6,8 @@ from typing import NamedTuple, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..graph import CAST
 from ._runs import Magnitude, Run, dtype_of
-from .recording.tape import Event, is_float
+from .recording.events import Event, is_float
 
 __all__ = ["Culprit", "Locator"]
 
@@ -104,14 +103,14 @@ class Locator:
         for event in self.run.tape.events:
             if all(map(self.is_finite, event.outputs)) or not all(map(self.is_finite, event.inputs)):
                 continue
-            rounds = event.inserted and event.op == CAST
-            if rounds or (event.repeatable and all(map(self.is_finite, self.run.tape.again(event).outputs))):
+            if event.is_inserted_cast or (event.repeatable
+                                          and all(map(self.is_finite, self.run.tape.again(event).outputs))):
                 return self._blamed(FORWARD, event)
         return None
 
     def _blamed(self, phase: str, event: Event) -> Culprit:
         """Lay a cast of AMP's to the operator that gave the value, or to the one that reads it."""
-        if not (event.inserted and event.op == CAST):
+        if not event.is_inserted_cast:
             return Culprit(phase, event)
         writer = self._written_by(event)
         if phase == FORWARD and not writer.inserted:

@@ -9,7 +9,7 @@ from mxnet.gluon import Block
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..graph import Graph, Node, Role
 from ..rules import Policy
-from .recording.observe import Output
+from .recording.engine import Output
 
 __all__ = ["FLOATS", "Captured", "Ran", "Recording"]
 

@@ -20,8 +20,8 @@ from ..rules import Policy
 from ..runtime.autocast import device_policies, policies_of
 from ..runtime.devices import choose, device_supports, verdict, warn_if_slow
 from ..runtime.state import State, controller
-from .recording.tape import Event, Tape, is_float
-from .recording.watch import watching
+from .recording.events import Event, is_float
+from .recording.tape import Tape, taped
 
 __all__ = ["Magnitude", "Run", "arguments_of", "dtype_of", "float_arrays", "in_force", "make_ready", "mixed_state",
            "parameter_names", "recorded_run", "unchanged"]
@@ -226,7 +226,7 @@ def recorded_run(net: Block, arguments: Sequence[Any], state: State | None, trai
     loss : callable, optional
         Makes a loss of what the network returns.
     """
-    with in_force(state), watching() as tape, autograd.record(train_mode=train_mode):
+    with in_force(state), taped() as tape, autograd.record(train_mode=train_mode):
         outputs = net(*arguments)
         count = len(tape.events)
         made = None if loss is None else loss(outputs)

@@ -11,12 +11,11 @@ from mxnet.ndarray import NDArray
 
 from ..dtypes import FLOAT32
 from ..errors import PolicyError, expected
-from ..graph import CAST
 from ..rules import Policy
 from ..runtime.state import State
 from ._differences import SEED, difference, isolated_errors, relative_error
 from ._runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
-from .recording.tape import is_float
+from .recording.events import is_float
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -306,7 +305,7 @@ def _rounded(run: Run, target: str) -> dict[int, list[NDArray]]:
     found: dict[int, list[NDArray]] = {}
     for event in run.tape.events:
         source = event.sources[0] if event.sources else None
-        if (event.op == CAST and event.inserted and source is not None and source.event.runs_in(target)
+        if (event.is_inserted_cast and source is not None and source.event.runs_in(target)
                 and not source.event.inserted and dtype_of(event.outputs[0]) == target):
             outputs = found.setdefault(id(source.event), list(source.event.outputs))
             outputs[source.output] = event.outputs[0]

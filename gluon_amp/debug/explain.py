@@ -15,7 +15,7 @@ from ..runtime.autocast import active_dtype
 from ..runtime.state import controller
 from ._match import planned
 from ._rows import InsertedRow, OperatorRow, make_rows
-from .recording.observe import prepared_operations
+from .recording.engine import prepared_operations
 from .report import Report, report
 
 __all__ = ["Explanation", "OperatorExplanation", "explain"]

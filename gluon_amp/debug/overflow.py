@@ -23,7 +23,7 @@ from ..trainer_scaler import TrainerScaler
 from ._locate import BACKWARD, DATA, LOSS, Culprit, Locator
 from ._overflow_report import OverflowReport
 from ._runs import Magnitude, Run, dtype_of, float_arrays, recorded_run, unchanged
-from .recording.tape import Event, Rerun, is_float
+from .recording.events import Event, Rerun, is_float
 
 __all__ = ["OverflowReport", "OverflowTracer", "trace_overflow"]
 

@@ -24,7 +24,8 @@ from ._flops import flops
 from ._runs import arguments_of, float_arrays, in_force, make_ready, mixed_state, unchanged
 from ._subsets import pruned, shortest_prefix
 from .compare import Runner
-from .recording.tape import Event, Tape
+from .recording.events import Event
+from .recording.tape import Tape
 
 __all__ = ["search_exclusions"]
 
