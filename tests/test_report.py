@@ -14,10 +14,10 @@ from networks import NETWORKS, Attention, Residual, conv_net, gradients, ready
 
 import gluon_amp as amp
 from gluon_amp._mxnet.symbols import dtype_name
-from gluon_amp.debug._flops import MATRIX_OPERATORS
-from gluon_amp.debug._match import matched
-from gluon_amp.debug._records import Captured, Recording
 from gluon_amp.debug.recording.engine import Output
+from gluon_amp.debug.report.flops import MATRIX_OPERATORS
+from gluon_amp.debug.report.match import matched
+from gluon_amp.debug.report.records import Captured, Recording
 from gluon_amp.dtypes import LOW_PRECISION
 from gluon_amp.graph import Entry, Graph, Node
 from gluon_amp.runtime.graph_applier import RewritingCachedOp

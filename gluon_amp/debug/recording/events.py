@@ -8,14 +8,14 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..._mxnet.symbols import dtype_name
-from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ...dtypes import FLOAT32, LOW_PRECISION
 from ...graph import Role
 from ...rules import KEEP, Decision, precision
 
-__all__ = ["Event", "Rerun", "Source", "is_float"]
+__all__ = ["FLOATS", "Event", "Rerun", "Source", "is_float"]
 
 _TRANSPARENT = (Role.CAST, Role.ROUNDING, Role.GUARD)  # what AMP inserts without changing values but for rounding
-_FLOATS = (FLOAT32, FLOAT16, BFLOAT16, "float64")
+FLOATS = (FLOAT32, *LOW_PRECISION, "float64")
 
 
 class Source(NamedTuple):
@@ -133,4 +133,4 @@ def _was_rounded(source: Source | None, dtype: str) -> bool:
 def is_float(array: Any) -> bool:
     """Whether a value is a dense array of floating-point numbers."""
     dense = isinstance(array, NDArray) and not isinstance(array, BaseSparseNDArray)
-    return dense and dtype_name(array.dtype) in _FLOATS
+    return dense and dtype_name(array.dtype) in FLOATS

@@ -6,11 +6,11 @@ from typing import Any, Callable, Mapping
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from .._mxnet.arrays import cast_arrays
-from .._mxnet.symbols import dtype_name, input_names
-from ..dtypes import BFLOAT16, FLOAT32
-from ..errors import GraphError, closest
-from ..runtime.graph_applier import RewritingCachedOp
+from ..._mxnet.arrays import cast_arrays
+from ..._mxnet.symbols import dtype_name, input_names
+from ...dtypes import BFLOAT16, FLOAT32
+from ...errors import GraphError, closest
+from ...runtime.graph_applier import RewritingCachedOp
 
 __all__ = ["call_symbol"]
 

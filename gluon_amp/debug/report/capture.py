@@ -16,19 +16,19 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from .._mxnet.symbols import dtype_name
-from ..errors import expected
-from ..graph import Entry, Node, Role, unique_name
-from ..rules import Policy
-from ..runtime.graph_applier import RewritingCachedOp
-from ..runtime.state import controller
-from ._flops import flops
-from ._match import judge_call, mark_imitation, matched
-from ._records import Captured, Ran, Recording
-from ._runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
-from ._symbols import call_symbol
-from .recording.engine import Stopwatch, run_observed
-from .recording.recorder import Call, recording
+from ..._mxnet.symbols import dtype_name
+from ...errors import expected
+from ...graph import Entry, Node, Role, unique_name
+from ...rules import Policy
+from ...runtime.graph_applier import RewritingCachedOp
+from ...runtime.state import controller
+from ..recording.engine import Stopwatch, run_observed
+from ..recording.recorder import Call, recording
+from ..recording.runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
+from .flops import flops
+from .match import judge_call, mark_imitation, matched
+from .records import Captured, Ran, Recording
+from .symbols import call_symbol
 
 __all__ = ["capture"]
 

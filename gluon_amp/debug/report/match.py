@@ -7,12 +7,13 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from mxnet.gluon import Block
 
-from ..dtypes import FLOAT32
-from ..graph import Entry, Graph, Node, Role
-from ..rules import KEEP, Policy, precision
-from ._flops import flops
-from ._records import FLOATS, Captured, Ran, Recording
-from .recording.engine import Output
+from ...dtypes import FLOAT32
+from ...graph import Entry, Graph, Node, Role
+from ...rules import KEEP, Policy, precision
+from ..recording.engine import Output
+from ..recording.events import FLOATS
+from .flops import flops
+from .records import Captured, Ran, Recording
 
 __all__ = ["judge_call", "mark_imitation", "matched", "planned"]
 

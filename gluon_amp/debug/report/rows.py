@@ -7,12 +7,12 @@ from typing import Collection, Sequence
 
 from mxnet.gluon import Block
 
-from .._mxnet.blocks import block_tree
-from ..dtypes import FLOAT32
-from ..graph import CAST, Entry, Node
-from ..rules import Cause
-from ._records import Ran
-from .recording.owners import Owners
+from ..._mxnet.blocks import block_tree
+from ...dtypes import FLOAT32
+from ...graph import CAST, Entry, Node
+from ...rules import Cause
+from ..recording.owners import Owners
+from .records import Ran
 
 __all__ = ["InputRow", "InsertedRow", "OperatorRow", "make_rows"]
 

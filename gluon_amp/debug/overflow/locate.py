@@ -6,8 +6,9 @@ from typing import NamedTuple, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ._runs import Magnitude, Run, dtype_of
-from .recording.events import Event, is_float
+from ..recording.events import Event, is_float
+from ..recording.runs import Run, dtype_of
+from .findings import Magnitude
 
 __all__ = ["Culprit", "Locator"]
 

@@ -6,14 +6,11 @@ from typing import Any
 
 from mxnet.gluon import Block
 
-from ..dtypes import FLOAT32, LOW_PRECISION
-from ..graph import Graph, Node, Role
-from ..rules import Policy
-from .recording.engine import Output
+from ...graph import Graph, Node, Role
+from ...rules import Policy
+from ..recording.engine import Output
 
-__all__ = ["FLOATS", "Captured", "Ran", "Recording"]
-
-FLOATS = (FLOAT32, *LOW_PRECISION, "float64")
+__all__ = ["Captured", "Ran", "Recording"]
 
 
 @dataclass(eq=False)

@@ -6,75 +6,24 @@ from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 
-from .._mxnet.arrays import map_arrays
-from .._mxnet.symbols import dtype_name
-from ..dtypes import normalize
-from ..errors import DTypeError, StateError, expected
-from ..rules import Policy
-from ..runtime.autocast import device_policies, policies_of
-from ..runtime.devices import choose, device_supports, verdict, warn_if_slow
-from ..runtime.state import State, controller
-from .recording.events import Event, is_float
-from .recording.tape import Tape, taped
+from ..._mxnet.arrays import map_arrays
+from ..._mxnet.symbols import dtype_name
+from ...dtypes import normalize
+from ...errors import DTypeError, StateError, expected
+from ...rules import Policy
+from ...runtime.autocast import device_policies, policies_of
+from ...runtime.devices import choose, device_supports, verdict, warn_if_slow
+from ...runtime.state import State, controller
+from .events import Event, is_float
+from .tape import Tape, taped
 
-__all__ = ["Magnitude", "Run", "arguments_of", "dtype_of", "float_arrays", "in_force", "make_ready", "mixed_state",
+__all__ = ["Run", "arguments_of", "dtype_of", "float_arrays", "in_force", "make_ready", "mixed_state",
            "parameter_names", "recorded_run", "unchanged"]
-
-
-@dataclass(frozen=True)
-class Magnitude:
-    """How large the values of a tensor are.
-
-    Attributes
-    ----------
-    name : str
-        What the tensor is.
-    dtype : str
-        Its data type.
-    largest : float
-        The largest finite absolute value; 0 when there is none.
-    inf, nan : int
-        How many values are infinite and NaN.
-    size : int
-        How many values there are.
-    """
-
-    name: str
-    dtype: str
-    largest: float
-    inf: int
-    nan: int
-    size: int
-
-    @classmethod
-    def of(cls, name: str, dtype: str, values: np.ndarray) -> Magnitude:
-        """Measure an array.
-
-        Examples
-        --------
-        >>> print(Magnitude.of('x', 'float32', np.array([1, -3, np.inf])))
-        x (float32): largest 3, 1 infinite of 3
-        """
-        finite = np.isfinite(values)
-        nan = int(np.isnan(values).sum())
-        largest = float(np.abs(values[finite]).max()) if finite.any() else 0.0
-        return cls(name, dtype, largest, int(values.size - finite.sum()) - nan, nan, int(values.size))
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all values are finite."""
-        return not (self.inf or self.nan)
-
-    def __str__(self) -> str:
-        faults = [f"{count} {word}" for count, word in ((self.inf, "infinite"), (self.nan, "NaN")) if count]
-        return f"{self.name} ({self.dtype}): largest {self.largest:.3g}" + \
-            (f", {' and '.join(faults)} of {self.size}" if faults else "")
 
 
 @dataclass(eq=False)
