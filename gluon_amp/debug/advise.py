@@ -141,27 +141,13 @@ class Advice:
 
 
 class Situation(NamedTuple):
-    """What checks look at.
-
-    Attributes
-    ----------
-    report : Report
-        What ran.
-    support : Support
-        What the device runs.
-    unused_amx : bool
-        Whether the CPU has AMX tiles that this process may not use.
-    threads : str or None
-        ``OMP_NUM_THREADS``.
-    processors : int
-        How many logical processors the machine has.
-    """
+    """What checks look at."""
 
     report: Report
-    support: Support
-    unused_amx: bool
-    threads: str | None
-    processors: int
+    support: Support  # what the device runs
+    unused_amx: bool  # whether the CPU has AMX tiles that this process may not use
+    threads: str | None  # OMP_NUM_THREADS
+    processors: int  # logical ones
 
     def share(self, rows: Iterable[OperatorRow]) -> float:
         """Return the part of the arithmetic that is in some operators."""

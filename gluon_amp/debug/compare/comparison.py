@@ -201,21 +201,7 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
 
 
 class Runner:
-    """Runs a network under several settings with the same random numbers.
-
-    Parameters
-    ----------
-    net : Block
-        With parameters that have shapes.
-    arguments : tuple
-        Of its call.
-    loss : callable or None
-        Makes a loss of what it returns.
-    train_mode : bool
-        As in :func:`compare`.
-    scale : float or None
-        What the backward pass begins with; None for no backward pass.
-    """
+    """Runs a network under several settings with the same random numbers; without a scale there is no backward pass."""
 
     def __init__(self, net: Block, arguments: Sequence[Any], loss: Callable[[Any], NDArray] | None, train_mode: bool,
                  scale: float | None):

@@ -16,36 +16,16 @@ BACKWARD, DATA, FORWARD, LOSS, PARAMETER = "backward", "data", "forward", "loss"
 
 
 class Culprit(NamedTuple):
-    """Where a run went wrong.
-
-    Attributes
-    ----------
-    phase : str
-        ``'data'``, ``'parameter'``, ``'forward'``, ``'loss'`` or ``'backward'``.
-    event : Event or None
-        The operator of the program; None where none is to blame.
-    rounding : Event or None
-        The cast of AMP's in which the value overflowed.
-    tensor : str
-        The name of the argument or parameter, or the number of the output, that is at fault by itself.
-    """
+    """Where a run went wrong."""
 
     phase: str
-    event: Event | None = None
-    rounding: Event | None = None
-    tensor: str = ""
+    event: Event | None = None  # the operator of the program; None where none is to blame
+    rounding: Event | None = None  # the cast of AMP's in which the value overflowed
+    tensor: str = ""  # the argument or parameter, or the number of the output, that is at fault by itself
 
 
 class Locator:
-    """Looks through a run.
-
-    Parameters
-    ----------
-    run : Run
-        After its backward pass.
-    arguments, heads : sequence of NDArray
-        What the network was called with, and the gradients that reached its outputs (None where none did).
-    """
+    """Looks through a run, after its backward pass from the gradients that reached its outputs."""
 
     def __init__(self, run: Run, arguments: Sequence[NDArray], heads: Sequence[NDArray | None]):
         self.run = run

@@ -22,27 +22,13 @@ _MACHINERY = {"WaitForVar", "DeleteVariable"}
 
 
 class Output(NamedTuple):
-    """One output of an operator, as the engine reported it.
+    """One output of an operator, as the engine reported it."""
 
-    Attributes
-    ----------
-    name : str
-        The node's name and the output's, joined by an underscore.
-    op : str
-        Registered operator name; in a backward pass that of the backward operator.
-    dtype : str
-        Its data type.
-    shape : tuple of int
-        Its shape.
-    milliseconds : float
-        How long the operator ran, on its first output; 0.0 on others, and when no time is taken.
-    """
-
-    name: str
-    op: str
+    name: str  # the node's and the output's, joined by an underscore
+    op: str  # in a backward pass that of the backward operator
     dtype: str | None
     shape: tuple[int, ...]
-    milliseconds: float
+    milliseconds: float  # of the operator, on its first output; 0.0 on others, and when no time is taken
 
 
 class Stopwatch:
@@ -71,23 +57,9 @@ class Stopwatch:
 
 def run_observed(symbol: mx.sym.Symbol, args: Sequence[NDArray], heard: list[Output],
                  stopwatch: Stopwatch | None = None) -> tuple[Any, Any]:
-    """Run a symbol in a cached op of its own, and note every output that the engine reports.
+    """Run a symbol in a cached op of its own, and note every output that the engine reports, now and in its backward.
 
-    Parameters
-    ----------
-    symbol : Symbol
-        What runs.
-    args : sequence of NDArray
-        Its inputs, in order.
-    heard : list of Output
-        Receives the outputs: of the forward pass now, of the backward pass when it runs.
-    stopwatch : Stopwatch, optional
-        Takes times, for which operators run one after the other.
-
-    Returns
-    -------
-    (CachedOp, NDArray or list of NDArray)
-        The cached op, which is to be kept until the backward pass is over, and its result.
+    The cached op comes back with the result: it has to be kept until the backward pass is over.
     """
     def report(name: bytes, op: bytes, handle: int) -> None:
         array = NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)

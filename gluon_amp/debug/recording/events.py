@@ -34,60 +34,26 @@ class Rerun(NamedTuple):
 
 @dataclass(eq=False)
 class Event:
-    """One operator that ran.
-
-    Attributes
-    ----------
-    op : str
-        Registered operator name.
-    name : str
-        Its name in the graph; in code that is not hybridized, the name of its block and the operator.
-    count : int
-        How many operators of the same name came before.
-    block : str
-        Name of the innermost block that was called.
-    attrs : mapping of str to str
-        Operator parameters.
-    role : Role
-        Who put it there.
-    rule : Decision or None
-        What AMP decided; None where it had no say.
-    arguments : list of NDArray
-        What the program handed over.
-    inputs : list of NDArray
-        The same values, cut off.
-    sources : list of Source or None
-        Per input, the operator that made it; None for data and parameters.
-    outputs : list of NDArray
-        What the program got.
-    gradients : list of NDArray or None
-        Per output, after :meth:`Tape.backward`; None where no gradient arrives.
-    input_gradients : list of NDArray or None
-        Per input, what this operator alone contributes.
-    repeatable : bool
-        Whether :meth:`Tape.again` can run it.
-    in_graph : bool
-        Whether it ran as part of a hybridized block's graph.
-    """
+    """One operator that ran."""
 
     op: str
-    name: str
-    count: int
-    block: str
+    name: str  # in the graph; in code that is not hybridized that of its block and the operator
+    count: int  # how many operators of the same name came before
+    block: str  # the innermost block that was called
     attrs: Mapping[str, str]
     role: Role
-    rule: Decision | None
-    arguments: list[NDArray]
-    inputs: list[NDArray]
-    sources: list[Source | None]
+    rule: Decision | None  # None where AMP had no say
+    arguments: list[NDArray]  # what the program handed over
+    inputs: list[NDArray]  # the same values, cut off
+    sources: list[Source | None]  # None for data and parameters
     outputs: list[NDArray] = field(default_factory=list)
-    gradients: list[NDArray | None] = field(default_factory=list)
-    input_gradients: list[NDArray | None] = field(default_factory=list)
-    marked: list[bool] = field(default_factory=list)
+    gradients: list[NDArray | None] = field(default_factory=list)  # of outputs, after Tape.backward
+    input_gradients: list[NDArray | None] = field(default_factory=list)  # what this operator alone contributes
+    marked: list[bool] = field(default_factory=list)  # the inputs that gradients are taken of
     training: bool = False
-    repeatable: bool = True
+    repeatable: bool = True  # whether Tape.again can run it
     in_graph: bool = False
-    recorded: list[NDArray] = field(default_factory=list)
+    recorded: list[NDArray] = field(default_factory=list)  # outputs in MXNet's own record, until differentiated
 
     @property
     def key(self) -> tuple[str, int]:

@@ -42,48 +42,20 @@ _METHODS: tuple[tuple[Any, str], ...] = (
 
 
 class Call(NamedTuple):
-    """An operator that is about to run by itself.
+    """An operator that is about to run by itself."""
 
-    Attributes
-    ----------
-    op : str
-        Registered name of what runs, or the method's name.
-    called : str
-        What the program called; empty where AMP inserted the operator.
-    block : Block or None
-        The innermost block whose call is under way.
-    inputs : sequence of NDArray
-        What it reads.
-    compute : callable
-        Runs it on such inputs and returns its outputs.
-    attrs : mapping of str to str
-        Operator parameters.
-    role : Role
-        Who put it there.
-    policy : Policy or None
-        What decides on calls with these inputs.
-    decision : Decision or None
-        What was decided; None where AMP has no say.
-    number : int
-        The same for all operators that run for one call of the program; 0 for those between calls.
-    writes : bool
-        Whether it writes into arrays that were made before.
-    is_method : bool
-        Whether it is a method of arrays, or another call that is recorded as a whole.
-    """
-
-    op: str
-    called: str
-    block: Block | None
+    op: str  # what runs: a registered name, or the method's
+    called: str  # what the program called; empty where AMP inserted the operator
+    block: Block | None  # the innermost block whose call is under way
     inputs: Sequence[NDArray]
-    compute: Compute
+    compute: Compute  # runs it on such inputs
     attrs: Mapping[str, str] = {}
     role: Role = Role.OWN
     policy: Policy | None = None
-    decision: Decision | None = None
-    number: int = 0
-    writes: bool = False
-    is_method: bool = False
+    decision: Decision | None = None  # None where AMP has no say
+    number: int = 0  # the same for all that runs for one call of the program; 0 between calls
+    writes: bool = False  # into arrays that were made before
+    is_method: bool = False  # a method of arrays, or another call that is recorded as a whole
 
 
 class Consumer(Protocol):
@@ -98,15 +70,7 @@ class Consumer(Protocol):
 
 @contextmanager
 def recording(consumer: Consumer, methods: bool = False) -> Iterator[None]:
-    """Let what the current thread runs in the body go through a consumer.
-
-    Parameters
-    ----------
-    consumer : Consumer
-        Runs it.
-    methods : bool
-        Whether to catch also what MXNet runs without an operator call.
-    """
+    """Let what the current thread runs in the body go through a consumer, with methods of arrays if it wants them."""
     with ExitStack() as stack:
         stack.enter_context(hooks.kept_in_place())
         original, put = stack.enter_context(hooks.invoke_replaced())

@@ -28,26 +28,12 @@ __all__ = ["Run", "arguments_of", "dtype_of", "float_arrays", "in_force", "make_
 
 @dataclass(eq=False)
 class Run:
-    """One run of a network.
-
-    Attributes
-    ----------
-    tape : Tape
-        Every operator.
-    outputs : list of NDArray
-        The floating-point ones, nested results flattened.
-    names : dict
-        ``id`` of parameters' arrays to their names.
-    count : int
-        How many of the operators ran in the network: the others are of the loss.
-    loss : NDArray or None
-        What was made of the outputs.
-    """
+    """One run of a network."""
 
     tape: Tape
-    outputs: list[NDArray]
-    names: dict[int, str]
-    count: int
+    outputs: list[NDArray]  # the floating-point ones, nested results flattened
+    names: dict[int, str]  # of parameters, by the id of their arrays
+    count: int  # how many of the operators ran in the network: the others are of the loss
     loss: NDArray | None = None
 
     def operators(self) -> list[Event]:
@@ -56,13 +42,7 @@ class Run:
 
 
 def arguments_of(data: Any) -> tuple:
-    """Return the arguments of a network's call.
-
-    Raises
-    ------
-    TypeError
-        There is no array in them.
-    """
+    """Return the arguments of a network's call."""
     arguments = tuple(data) if isinstance(data, (list, tuple)) else (data,)
     found: list[NDArray] = []
     map_arrays(found.append, arguments)
@@ -89,15 +69,7 @@ def parameter_names(net: Block) -> dict[int, str]:
 
 
 def make_ready(net: Block, arguments: Sequence[Any]) -> None:
-    """Give a shape to parameters that wait for their first data.
-
-    Raises
-    ------
-    StateError
-        Parameters are not initialized.
-    TypeError
-        ``net`` is no block.
-    """
+    """Give a shape to parameters that wait for their first data; refuse those that are not initialized."""
     if not isinstance(net, Block):
         raise TypeError(expected("a Gluon block", "net", net))
     try:
@@ -137,13 +109,7 @@ def in_force(state: State | None) -> Iterator[None]:
 
 
 def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
-    """Return the way of running in mixed precision that the user asks for; the one in force when nothing is asked.
-
-    Raises
-    ------
-    DTypeError
-        This machine cannot run the type, or none at all.
-    """
+    """Return the way of running in mixed precision that the user asks for; the one in force when nothing is asked."""
     current = controller.current()
     if policy is not None:
         return State(policies_of(policy))
@@ -160,21 +126,7 @@ def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
 
 def recorded_run(net: Block, arguments: Sequence[Any], state: State | None, train_mode: bool = True,
                  loss: Callable[[Any], NDArray] | None = None) -> Run:
-    """Run a network on a tape, as when its gradients are wanted.
-
-    Parameters
-    ----------
-    net : Block
-        With parameters that have shapes.
-    arguments : sequence
-        Of its call.
-    state : State or None
-        The way of running in mixed precision; None for none.
-    train_mode : bool
-        Whether Dropout and BatchNorm behave as in training.
-    loss : callable, optional
-        Makes a loss of what the network returns.
-    """
+    """Run a network on a tape, as when its gradients are wanted, and then its loss; FP32 without a state."""
     with in_force(state), taped() as tape, autograd.record(train_mode=train_mode):
         outputs = net(*arguments)
         count = len(tape.events)

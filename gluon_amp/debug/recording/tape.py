@@ -41,19 +41,11 @@ def taped() -> Iterator[Tape]:
 
 
 class Tape:
-    """Records operators, and differentiates them one by one.
-
-    Attributes
-    ----------
-    events : list of Event
-        In the order in which they ran.
-    parameter_gradients : dict
-        ``id`` of a parameter's array to its gradient, after :meth:`backward`.
-    """
+    """Records operators, and differentiates them one by one."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.parameter_gradients: dict[int, NDArray] = {}
+        self.parameter_gradients: dict[int, NDArray] = {}  # by the id of a parameter's array
         self._producers: dict[int, Source] = {}
         self._counts: Counter[str] = Counter()
         self._aliases: list[NDArray] = []  # kept alive, so that no other array gets their id
@@ -140,13 +132,7 @@ class Tape:
         return original_invoke(handle_of(op), list(inputs), list(attrs), list(attrs.values()), None, False, True)
 
     def backward(self, seeds: Iterable[tuple[NDArray, NDArray]]) -> None:
-        """Compute the gradients of everything recorded, operator by operator, from those of some outputs.
-
-        Parameters
-        ----------
-        seeds : iterable of (NDArray, NDArray)
-            Arrays that operators gave, and their gradients.
-        """
+        """Compute the gradients of everything recorded, operator by operator, from arrays and their gradients."""
         totals: dict[tuple[int, int], NDArray] = {}
         for array, gradient in seeds:
             source = self._producers.get(id(array))
@@ -171,12 +157,7 @@ class Tape:
     def again(self, event: Event, run: Callable[..., Sequence[NDArray]] | None = None) -> Rerun:
         """Run an operator once more, alone, in FP32 on its inputs before AMP's casts and its incoming gradients.
 
-        Parameters
-        ----------
-        event : Event
-            A registered operator, after :meth:`backward` where gradients are wanted.
-        run : callable, optional
-            Takes the operator's name, inputs and parameters, and gives its outputs; MXNet's kernel when None.
+        ``run`` takes its name, inputs and parameters; MXNet's kernel without it.
         """
         arrays = [self.in_fp32(event.original(position)[0]) for position in range(len(event.inputs))]
         inputs = [_leaf_of(array) if mark else array.copy() for array, mark in zip(arrays, event.marked)]

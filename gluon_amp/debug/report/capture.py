@@ -1,7 +1,6 @@
 """Run a network once and note every operator: what was planned for it, and what the engine reports.
 
-Shared by the modules of this package that look at one run: :func:`capture` gives a :class:`Captured`, whose
-``Ran`` records link nodes that carry types, shapes and decisions. Blocks run as they would without: hybridized ones as
+Blocks run as they would without: hybridized ones as
 graphs, in a cached op of their own; others operator by operator. Parameters, running statistics and gradients are left
 as they were.
 """
@@ -36,26 +35,7 @@ _TIMED_RUNS = 3  # after one that makes kernels
 
 
 def capture(target: Block | mx.sym.Symbol, data: Any, train: bool = False, time: bool = False) -> Captured:
-    """Run a network or symbol once, and note what runs.
-
-    Parameters
-    ----------
-    target : Block or Symbol
-        A network with parameters that are initialized, or a symbol.
-    data : NDArray, sequence or mapping
-        The arguments of the network's call; for a symbol a mapping of names to arrays or shapes.
-    train : bool
-        Whether to run as in training, under ``autograd.record``.
-    time : bool
-        Whether to take times, with ``train`` those of the backward pass as well.
-
-    Raises
-    ------
-    TypeError
-        ``target`` or ``data`` is something else.
-    StateError
-        The network's parameters are not initialized.
-    """
+    """Run a network or symbol once, and note what runs, with times if wanted."""
     call = _call(target, data, train)
     names = parameter_names(target) if isinstance(target, Block) else {}
     with _left_alone(target) if train and isinstance(target, Block) else nullcontext():

@@ -15,44 +15,19 @@ __all__ = ["Captured", "Ran", "Recording"]
 
 @dataclass(eq=False)
 class Ran:
-    """An operator that ran.
-
-    Attributes
-    ----------
-    node : Node
-        With types and shapes; its inputs lead to the nodes that it read from.
-    block : Block or None
-        The innermost block whose call it belongs to, as far as MXNet tells: for graphs the hybridized block.
-    in_graph : bool
-        Whether it ran as part of a hybridized block's graph.
-    policy : Policy or None
-        What decided on it.
-    flops : int
-        Its arithmetic, and that of the program: without the channels that AMP appends.
-    shape : tuple of int or None
-        Of its first output, likewise.
-    planned, observed : str or None
-        The precision of its floating-point data: decided, and reported by the engine. None where there is none, or no
-        report.
-    milliseconds : float
-        Forward and backward, when times were taken.
-    call : int
-        Number of the program's call that it ran for, outside of graphs.
-    imitation : bool
-        Whether it is a cast by which a type is imitated, rather than one between operators of different precision.
-    """
+    """An operator that ran; its node has types and shapes, and leads to the nodes that it read from."""
 
     node: Node
-    block: Block | None
+    block: Block | None  # the innermost whose call it belongs to; for graphs the hybridized block
     in_graph: bool
     policy: Policy | None
-    flops: int = 0
-    shape: tuple[int, ...] | None = None
-    planned: str | None = None
-    observed: str | None = None
-    milliseconds: float = 0.0
-    call: int = 0
-    imitation: bool = False
+    flops: int = 0  # of the program: without the channels that AMP appends
+    shape: tuple[int, ...] | None = None  # of its first output, likewise
+    planned: str | None = None  # the precision of its floating-point data, as decided
+    observed: str | None = None  # and as the engine reports it; None where there is none, or no report
+    milliseconds: float = 0.0  # forward and backward
+    call: int = 0  # number of the program's call that it ran for, outside of graphs
+    imitation: bool = False  # a cast by which a type is imitated, not one between different precisions
 
     @property
     def inserted(self) -> bool:
@@ -62,51 +37,23 @@ class Ran:
 
 @dataclass
 class Captured:
-    """One run of a network.
-
-    Attributes
-    ----------
-    ran : list of Ran
-        In the order in which they ran.
-    train : bool
-        Whether it ran as in training.
-    timed : bool
-        Whether times were taken.
-    device_type : str
-        ``'cpu'`` or ``'gpu'``.
-    other_milliseconds : float
-        Time of what belongs to no operator, such as sums of gradients.
-    """
+    """One run of a network: its operators, in the order in which they ran."""
 
     ran: list[Ran]
     train: bool
     timed: bool
     device_type: str = "cpu"
-    other_milliseconds: float = 0.0
+    other_milliseconds: float = 0.0  # of what belongs to no operator, such as sums of gradients
 
 
 @dataclass
 class Recording:
-    """A graph that ran, and what was heard of it.
-
-    Attributes
-    ----------
-    block : Block or None
-        The hybridized block.
-    graph, traced : Graph
-        What ran, and what the program made.
-    policy : Policy or None
-        What it decided by.
-    heard : list of Output
-        What the engine reported; the first ``forward`` in the forward pass.
-    operation : CachedOp
-        Kept until the backward pass is over.
-    """
+    """A graph that ran, and what was heard of it."""
 
     block: Block | None
-    graph: Graph
-    traced: Graph
+    graph: Graph  # what ran
+    traced: Graph  # what the program made
     policy: Policy | None
     heard: list[Output] = field(default_factory=list)
-    forward: int = 0
-    operation: Any = None
+    forward: int = 0  # how many of them are of the forward pass
+    operation: Any = None  # kept until the backward pass is over

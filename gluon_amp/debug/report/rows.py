@@ -140,19 +140,7 @@ class InsertedRow:
 
 
 def make_rows(ran: Sequence[Ran], net: Block | None) -> tuple[list[OperatorRow], list[InsertedRow]]:
-    """Turn what ran into records.
-
-    Parameters
-    ----------
-    ran : sequence of Ran
-        In the order in which it ran.
-    net : Block or None
-        The network, to name blocks by.
-
-    Returns
-    -------
-    (list of OperatorRow, list of InsertedRow)
-    """
+    """Turn what ran into records, naming blocks by their network."""
     blocks = _Blocks(net)
     own = [record for record in ran if not _is_inserted(record)]
     index = {id(record.node): position for position, record in enumerate(own)}
