@@ -59,6 +59,19 @@ def test_two_layers_by_hand(low):
     assert found.target_dtypes == (low,)
 
 
+def test_casts_of_the_program_in_a_region_without_amp_run_as_planned():
+    class Rounded(Block):
+        def forward(self, x):
+            with amp.autocast(enabled=False):
+                return mx.nd.relu(mx.nd.Cast(x, dtype="float16"))
+
+    amp.init("float16")
+    found = amp.report(Rounded(), mx.nd.ones((2, 3)))
+    assert [(row.op, row.rule, row.planned, row.observed) for row in found.operators] == [
+        ("Cast", "KEEP", "float16", "float16"), ("relu", "FP32", "float32", "float32")]
+    assert found.mismatches == ()
+
+
 def test_a_second_shape_has_its_own_figures(low):
     net, data = ready(two_layers(), (3, 4))
     amp.report(net, data)
