@@ -11,8 +11,7 @@ from mxnet.gluon import nn
 from networks import NETWORKS, Attention, conv_net, ready
 
 import gluon_amp as amp
-from gluon_amp.debug._checks import Situation
-from gluon_amp.debug.advise import advices
+from gluon_amp.debug.advise import Situation, advices
 from gluon_amp.dtypes import cpu_support
 
 FAST = cpu_support("AVX512_CORE_BF16")

@@ -29,7 +29,7 @@ import gluon_amp as amp
 from gluon_amp import passes
 from gluon_amp._mxnet import blocks
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
-from gluon_amp.debug.recording.observe import prepared_operations
+from gluon_amp.debug.recording.engine import prepared_operations
 from gluon_amp.dtypes import cpu_support
 from gluon_amp.rules import Policy
 

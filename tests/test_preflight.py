@@ -13,7 +13,7 @@ from mxnet.gluon import nn
 from networks import NETWORKS, conv_net, ready
 
 import gluon_amp as amp
-from gluon_amp.debug._formats import FORMATS, losses
+from gluon_amp.debug.formats import FORMATS, losses
 
 FLOAT16 = FORMATS["float16"]
 

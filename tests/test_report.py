@@ -14,10 +14,10 @@ from networks import NETWORKS, Attention, Residual, conv_net, gradients, ready
 
 import gluon_amp as amp
 from gluon_amp._mxnet.symbols import dtype_name
-from gluon_amp.debug._flops import MATRIX_OPERATORS
-from gluon_amp.debug._match import matched
-from gluon_amp.debug._records import Captured, Recording
-from gluon_amp.debug.recording.observe import Output
+from gluon_amp.debug.recording.engine import Output
+from gluon_amp.debug.report.flops import MATRIX_OPERATORS
+from gluon_amp.debug.report.match import matched
+from gluon_amp.debug.report.records import Captured, Recording
 from gluon_amp.dtypes import LOW_PRECISION
 from gluon_amp.graph import Entry, Graph, Node
 from gluon_amp.runtime.graph_applier import RewritingCachedOp
@@ -57,6 +57,19 @@ def test_two_layers_by_hand(low):
     assert found.summary.startswith(f"2 of 3 operators in {low}, 92% of the arithmetic, 6 casts (")
     assert found.mismatches == ()
     assert found.target_dtypes == (low,)
+
+
+def test_casts_of_the_program_in_a_region_without_amp_run_as_planned():
+    class Rounded(Block):
+        def forward(self, x):
+            with amp.autocast(enabled=False):
+                return mx.nd.relu(mx.nd.Cast(x, dtype="float16"))
+
+    amp.init("float16")
+    found = amp.report(Rounded(), mx.nd.ones((2, 3)))
+    assert [(row.op, row.rule, row.planned, row.observed) for row in found.operators] == [
+        ("Cast", "KEEP", "float16", "float16"), ("relu", "FP32", "float32", "float32")]
+    assert found.mismatches == ()
 
 
 def test_a_second_shape_has_its_own_figures(low):

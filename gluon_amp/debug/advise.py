@@ -1,20 +1,32 @@
-"""``amp.advise``: in words, what holds mixed precision back on this machine."""
+"""``amp.advise``: in words, what holds mixed precision back on this machine.
+
+One check per cause, in the order in which to think of them.
+"""
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any, Iterator
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
 
 from .. import _isa
+from ..dtypes import FLOAT32, LOW_PRECISION, Support
 from ..errors import expected
+from ..rules import FP32, Cause
 from ..runtime.devices import device_supports
-from ._checks import CHECKS, Advice, Situation
 from .report import Report, report
+from .report.flops import MATRIX_OPERATORS
+from .report.rows import OperatorRow
 
-__all__ = ["Advices", "advise"]
+__all__ = ["Advice", "Advices", "advise"]
+
+# Parts of arithmetic or time below which there is nothing worth saying.
+_WORTH_SAYING = 0.02
+_MUCH = 0.1
+_SMALL_BATCH = 4
 
 
 def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool = False, time: bool = True) -> Advices:
@@ -101,3 +113,230 @@ class Advices:
         if not self.items:
             return "Nothing is known to hold this network back"
         return "\n".join(f"{number}. {item.text}" for number, item in enumerate(self.items, 1))
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing that holds speed back.
+
+    Attributes
+    ----------
+    topic : str
+        A word or two, to select by.
+    text : str
+        What it is, and what to do.
+    share : float or None
+        The part of the arithmetic or of the time that it is about, 0 to 1; None where it is about everything.
+    operators : tuple of str
+        The operators meant.
+    """
+
+    topic: str
+    text: str
+    share: float | None = None
+    operators: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Situation(NamedTuple):
+    """What checks look at."""
+
+    report: Report
+    support: Support  # what the device runs
+    unused_amx: bool  # whether the CPU has AMX tiles that this process may not use
+    threads: str | None  # OMP_NUM_THREADS
+    processors: int  # logical ones
+
+    def share(self, rows: Iterable[OperatorRow]) -> float:
+        """Return the part of the arithmetic that is in some operators."""
+        return sum(row.flops for row in rows) / self.report.flops if self.report.flops else 0.0
+
+    def in_fp32(self, *causes: Cause) -> list[OperatorRow]:
+        """Return the operators that AMP keeps in FP32 for one of some causes."""
+        return [row for row in self.report.operators
+                if row.rule == FP32 and row.precision == FLOAT32 and row.cause in causes]
+
+
+Check = Callable[[Situation], Optional[Advice]]
+
+def _kinds(rows: Sequence[OperatorRow]) -> str:
+    """Name the kinds of some operators, those with most arithmetic first."""
+    weights: Counter[str] = Counter()
+    for row in rows:
+        weights[row.op] += row.flops + 1
+    names = [name for name, _ in weights.most_common(4)]
+    return ", ".join(names) + (" and others" if len(weights) > len(names) else "")
+
+
+def _count(rows: Sequence[OperatorRow]) -> str:
+    return "1 operator" if len(rows) == 1 else f"{len(rows)} operators"
+
+
+def _about(topic: str, situation: Situation, rows: Sequence[OperatorRow], text: str,
+           least: float = _WORTH_SAYING) -> Advice | None:
+    """Word an advice on operators in FP32; None where they matter little."""
+    share = situation.share(rows)
+    if share < least:
+        return None
+    return Advice(topic, text.format(share=f"{share:.0%}", kinds=_kinds(rows), count=_count(rows)), share,
+                  tuple(row.name for row in rows))
+
+
+def _is_off(situation: Situation) -> Advice | None:
+    report = situation.report
+    if report.target_dtypes or report.reason or any(row.precision in LOW_PRECISION for row in report.operators):
+        return None
+    return Advice("off", "AMP is off: everything runs as the program says. Call amp.init() for training, or "
+                         "amp.convert_hybrid_block(net) for inference")
+
+
+def _no_hardware(situation: Situation) -> Advice | None:
+    support = situation.support
+    if situation.report.imitated:
+        return Advice("hardware", "float16 is imitated on this CPU, exactly and slowly, to test numerics. For speed "
+                                  "use amp.init('bfloat16'), or a GPU")
+    if support.dtype == FLOAT32 and situation.report.target_dtypes:
+        return Advice("hardware", f"Low precision is slower than FP32 here: {support.reason}. Call amp.init() without "
+                                  "a type")
+    if support.dtype == FLOAT32:
+        return Advice("hardware", f"FP32 is fastest on this device: {support.reason}")
+    return None
+
+
+def _unused_amx(situation: Situation) -> Advice | None:
+    if not situation.unused_amx:
+        return None
+    return Advice("AMX", "The CPU has AMX tiles, several times as fast in bfloat16, which this process does not use: "
+                         "import gluon_amp before MXNet runs its first operator, and leave DNNL_MAX_CPU_ISA unset")
+
+
+def _few_threads(situation: Situation) -> Advice | None:
+    if situation.threads or situation.processors < 2 or situation.report.device_type != "cpu":
+        return None
+    return Advice("threads", f"OMP_NUM_THREADS is not set: MXNet then uses half of the {situation.processors} logical "
+                             "processors. Set it to the number of cores before Python starts")
+
+
+def _not_hybridized(situation: Situation) -> Advice | None:
+    rows = [row for row in situation.report.operators if not row.in_graph and row.flops]
+    return _about("hybridize", situation, rows,
+                  "{share} of the arithmetic ran outside of graphs. net.hybridize(static_alloc=True, "
+                  "static_shape=True) rewrites the network once, instead of casting at every call, and pads channels")
+
+
+def _custom_lists(situation: Situation) -> Advice | None:
+    return _about("lists", situation, situation.in_fp32(Cause.USER_LIST, Cause.NOT_LISTED),
+                  "{share} of the arithmetic stays in FP32 because of the operator lists given to amp.init: {kinds}")
+
+
+def _exclusions(situation: Situation) -> Advice | None:
+    return _about("exclusions", situation, situation.in_fp32(Cause.REGION, Cause.EXCLUSION),
+                  "{share} of the arithmetic is in excluded blocks and regions without AMP: {kinds}")
+
+
+def _outside(situation: Situation) -> Advice | None:
+    return _about("regions", situation, situation.in_fp32(Cause.OUTSIDE),
+                  "{share} of the arithmetic is outside of every autocast region: {kinds}. amp.init() covers all of it")
+
+
+def _shapes(situation: Situation) -> Advice | None:
+    return _about("shapes", situation, situation.in_fp32(Cause.SHAPE),
+                  "{share} of the arithmetic stays in FP32 because oneDNN's low-precision kernels are wrong for the "
+                  "shapes of {count} ({kinds}): other sizes of the input, or of the batch, may avoid that")
+
+
+def _layout(situation: Situation) -> Advice | None:
+    return _about("layout", situation, situation.in_fp32(Cause.LAYOUT),
+                  "{share} of the arithmetic is in channels-last layouts, for which MXNet has no fast bfloat16 kernel: "
+                  "use NCHW")
+
+
+def _few_channels(situation: Situation) -> Advice | None:
+    return _about("few channels", situation, situation.in_fp32(Cause.CHANNELS),
+                  "{share} of the arithmetic is in {count} with few input channels, where low precision gains "
+                  "nothing. For the first layer of a network that is as it must be")
+
+
+def _no_kernel(situation: Situation) -> Advice | None:
+    rows = [row for row in situation.in_fp32(*set(Cause) - {Cause.LAYOUT, Cause.SHAPE}) if not row.safe]
+    return _about("no kernel", situation, rows,
+                  "{share} of the arithmetic is in operators without a sound low-precision kernel: {kinds}. Nothing "
+                  "to be done but to use others", least=_MUCH / 2)
+
+
+def _odd_channels(situation: Situation) -> Advice | None:
+    multiple = situation.support.channel_multiple
+    rows = [row for row in situation.report.operators
+            if row.op == "Convolution" and row.precision in LOW_PRECISION and _has_odd_channels(row, multiple)]
+    return _about("channels", situation, rows,
+                  "{share} of the arithmetic is in {count} (convolutions) whose channels are no multiple of "
+                  f"{multiple}: output channels are padded, which costs arithmetic, and input channels that are no "
+                  "multiple take slower kernels. Choose multiples where you design the network")
+
+
+def _has_odd_channels(row: OperatorRow, multiple: int) -> bool:
+    data, weight = (read.shape or (0, 0) for read in row.inputs[:2])
+    grouped = weight[1] != data[1]
+    return not grouped and any(channels % multiple for channels in weight[:2])
+
+
+def _parameter_casts(situation: Situation) -> Advice | None:
+    """Casts of parameters cost the same whatever the batch: much for a small one, and are needless in inference."""
+    report = situation.report
+    parameters = {read.name: read.shape for row in report.operators for read in row.inputs
+                  if read.is_parameter and read.dtype != read.source_dtype}
+    batch = _batch(report)
+    if not parameters or (report.train and (batch is None or batch >= _SMALL_BATCH)):
+        return None
+    text = f"Each call casts {len(parameters)} parameters, whatever the size of the batch. "
+    if not report.train:
+        return Advice("parameter casts", text + "For inference convert the network, which casts them once and folds "
+                                                "BatchNorm: amp.convert_hybrid_block(net)")
+    return Advice("batch", text + f"The batch of {batch} is small to pay for that: take larger ones")
+
+
+def _batch(report: Report) -> int | None:
+    shapes = (read.shape for row in report.operators for read in row.inputs
+              if read.operator is None and not read.is_parameter and read.shape)
+    return next((shape[0] for shape in shapes), None)
+
+
+def _casts(situation: Situation) -> Advice | None:
+    report = situation.report
+    share = sum(row.milliseconds for row in report.casts) / report.milliseconds if report.milliseconds else 0.0
+    if share < _MUCH:
+        return None
+    islands = [row for row in report.operators if row.precision == FLOAT32
+               and any(read.source_dtype in LOW_PRECISION for read in row.inputs)]
+    where = f" They surround operators that stay in FP32: {_kinds(islands)}" if islands else ""
+    return Advice("casts", f"Casts take {share:.0%} of the time ({len(report.casts)} of them).{where}", share,
+                  tuple(row.name for row in islands))
+
+
+def _other_time(situation: Situation) -> Advice | None:
+    report = situation.report
+    spent: Counter[str] = Counter()
+    for row in report.operators:
+        spent[row.op] += row.milliseconds  # type: ignore[assignment]
+    total = report.milliseconds
+    matrix = sum(time for op, time in spent.items() if op in MATRIX_OPERATORS) / total if total else 1.0
+    if matrix > 0.5:
+        return None
+    others = [f"{op} {time / total:.0%}" for op, time in spent.most_common() if op not in MATRIX_OPERATORS][:3]
+    return Advice("time", f"Convolutions and matrix products, which low precision speeds up, take {matrix:.0%} of the "
+                          f"time only. Most of the rest: {', '.join(others)}", 1 - matrix)
+
+
+def _not_as_planned(situation: Situation) -> Advice | None:
+    rows = situation.report.mismatches
+    if not rows:
+        return None
+    return Advice("mismatch", f"{_count(rows)} did not run in the precision planned: "
+                              f"{', '.join(row.name for row in rows[:5])}", None, tuple(row.name for row in rows))
+
+
+CHECKS: tuple[Check, ...] = (_is_off, _no_hardware, _unused_amx, _few_threads, _not_as_planned, _not_hybridized,
+                             _custom_lists, _exclusions, _outside, _layout, _shapes, _few_channels, _odd_channels,
+                             _no_kernel, _parameter_casts, _casts, _other_time)

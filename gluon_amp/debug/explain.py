@@ -13,10 +13,10 @@ from ..errors import GraphError, StateError, closest, expected
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause
 from ..runtime.autocast import active_dtype
 from ..runtime.state import controller
-from ._match import planned
-from ._rows import InsertedRow, OperatorRow, make_rows
-from .recording.observe import prepared_operations
+from .recording.engine import prepared_operations
 from .report import Report, report
+from .report.match import planned
+from .report.rows import InsertedRow, OperatorRow, make_rows
 
 __all__ = ["Explanation", "OperatorExplanation", "explain"]
 

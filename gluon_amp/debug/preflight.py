@@ -18,8 +18,8 @@ from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION, normalize
 from ..errors import StateError, expected
 from ..runtime.autocast import active_dtype
 from ..trainer_scaler import TrainerScaler
-from ._formats import FORMATS, Losses, losses
-from ._records import FLOATS
+from .formats import FORMATS, Losses, losses
+from .recording.events import FLOATS
 from .report import report
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Record what MXNet runs: calls and times, or every value and gradient on a tape."""
+"""One recorder of what MXNet runs, and what reads it: the engine's words, and a tape of every value and gradient."""

@@ -6,173 +6,75 @@ runs alone, and what every operator adds to every gradient is known. Cached ops 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
+from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
+from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
-from ..._mxnet.invoke import StockCachedOp
+from ..._mxnet.invoke import StockCachedOp, original_invoke
 from ..._mxnet.operators import handle_of
 from ..._mxnet.symbols import dtype_name, from_graph
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ...graph import CAST, Entry, Graph, Node, Role
 from ...graph.attrs import parameters
-from ...rules import KEEP, Decision, precision
+from ...rules import Decision
+from ...runtime.graph_applier import RewritingCachedOp
+from .events import Event, Rerun, Source, is_float
+from .owners import Owners
+from .recorder import Call, Compute, recording
 
-__all__ = ["Event", "Rerun", "Source", "Tape", "gradients_of", "is_float", "leaf_of"]
-
-_TRANSPARENT = (CAST, "_mul_scalar")  # what AMP inserts without changing values but for rounding
-_FLOATS = (FLOAT32, FLOAT16, BFLOAT16, "float64")
-
-Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
-
-
-class Source(NamedTuple):
-    """Where an operator's input comes from: an output of an earlier operator."""
-
-    event: Event
-    output: int
+__all__ = ["Tape", "taped"]
 
 
-class Rerun(NamedTuple):
-    """What an operator gave when it ran alone: outputs, and its part in the gradient of each input."""
-
-    outputs: list[NDArray]
-    input_gradients: list[NDArray | None]
-
-
-@dataclass(eq=False)
-class Event:
-    """One operator that ran.
-
-    Attributes
-    ----------
-    op : str
-        Registered operator name.
-    name : str
-        Its name in the graph; in code that is not hybridized, the name of its block and the operator.
-    count : int
-        How many operators of the same name came before.
-    block : str
-        Name of the innermost block that was called.
-    attrs : mapping of str to str
-        Operator parameters.
-    inserted : bool
-        Whether AMP put it there.
-    rule : Decision or None
-        What AMP decided; None where it had no say.
-    arguments : list of NDArray
-        What the program handed over.
-    inputs : list of NDArray
-        The same values, cut off.
-    sources : list of Source or None
-        Per input, the operator that made it; None for data and parameters.
-    outputs : list of NDArray
-        What the program got.
-    gradients : list of NDArray or None
-        Per output, after :meth:`Tape.backward`; None where no gradient arrives.
-    input_gradients : list of NDArray or None
-        Per input, what this operator alone contributes.
-    repeatable : bool
-        Whether :meth:`Tape.again` can run it.
-    in_graph : bool
-        Whether it ran as part of a hybridized block's graph.
-    """
-
-    op: str
-    name: str
-    count: int
-    block: str
-    attrs: Mapping[str, str]
-    inserted: bool
-    rule: Decision | None
-    arguments: list[NDArray]
-    inputs: list[NDArray]
-    sources: list[Source | None]
-    outputs: list[NDArray] = field(default_factory=list)
-    gradients: list[NDArray | None] = field(default_factory=list)
-    input_gradients: list[NDArray | None] = field(default_factory=list)
-    marked: list[bool] = field(default_factory=list)
-    training: bool = False
-    repeatable: bool = True
-    in_graph: bool = False
-    recorded: list[NDArray] = field(default_factory=list)
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Identifies the same operator in another run."""
-        return self.name, self.count
-
-    def original(self, position: int) -> tuple[NDArray, Source | None]:
-        """Return an input as it was before AMP's casts, and where that comes from."""
-        array, source = self.arguments[position], self.sources[position]
-        while source is not None and source.event.inserted and source.event.op in _TRANSPARENT:
-            array, source = source.event.arguments[0], source.event.sources[0]
-        return array, source
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether AMP decided on its precision, rather than leave its inputs as they come."""
-        return self.rule is not None and self.rule.rule != KEEP
-
-    def runs_in(self, dtype: str) -> bool:
-        """Whether it runs in a low-precision type, or on values rounded through it where it is imitated."""
-        if self.rule is None or not self.is_decided:
-            return any(dtype_name(array.dtype) == dtype for array in self.inputs)
-        types = [dtype if _was_rounded(source, dtype) else dtype_name(array.dtype)
-                 for array, source in zip(self.inputs, self.sources)]
-        return precision(self.rule, types, FLOAT32, dtype) == dtype
-
-
-def _was_rounded(source: Source | None, dtype: str) -> bool:
-    event = source.event if source else None
-    return event is not None and event.op == CAST and event.inserted and dtype_name(event.inputs[0].dtype) == dtype
-
-
-def is_float(array: Any) -> bool:
-    """Whether a value is a dense array of floating-point numbers."""
-    dense = isinstance(array, NDArray) and not isinstance(array, BaseSparseNDArray)
-    return dense and dtype_name(array.dtype) in _FLOATS
+@contextmanager
+def taped() -> Iterator[Tape]:
+    """Record what the current thread runs in the body on a tape."""
+    tape = Tape()
+    with recording(tape, methods=True):
+        yield tape
 
 
 class Tape:
-    """Records operators; see :func:`gluon_amp._mxnet.watch.watching` for how they get here.
+    """Records operators, and differentiates them one by one."""
 
-    Parameters
-    ----------
-    invoke : callable
-        MXNet's own ``_imperative_invoke``.
-
-    Attributes
-    ----------
-    events : list of Event
-        In the order in which they ran.
-    parameter_gradients : dict
-        ``id`` of a parameter's array to its gradient, after :meth:`backward`.
-    """
-
-    def __init__(self, invoke: Callable[..., Any]):
-        self.invoke = invoke
+    def __init__(self) -> None:
         self.events: list[Event] = []
-        self.parameter_gradients: dict[int, NDArray] = {}
+        self.parameter_gradients: dict[int, NDArray] = {}  # by the id of a parameter's array
         self._producers: dict[int, Source] = {}
         self._counts: Counter[str] = Counter()
         self._aliases: list[NDArray] = []  # kept alive, so that no other array gets their id
+        self._owners: dict[int, Owners] = {}
 
-    def run(self, compute: Compute, arguments: Sequence[NDArray], op: str, name: str, block: str,
-            attrs: Mapping[str, str], inserted: bool = False, rule: Decision | None = None, repeatable: bool = True,
-            in_graph: bool = False) -> list[NDArray]:
-        """Run an operator and record it; return its outputs. The other parameters are attributes of :class:`Event`."""
+    def operator_called(self, call: Call) -> Sequence[NDArray]:
+        """Run an operator that was called by itself."""
+        if call.writes:
+            return call.compute(call.inputs)
+        block = call.block.name if call.block is not None else ""
+        return self._run(call.compute, call.inputs, call.op, f"{block}/{call.called or '+' + call.op}", block,
+                         call.attrs, call.role, call.decision, repeatable=not call.is_method)
+
+    def graph_called(self, block: Block | None, operation: RewritingCachedOp, args: Sequence[NDArray]) -> Any:
+        """Run a hybridized block's graph node by node."""
+        outputs = self._interpret(operation.graph(args), dict(zip(operation.names, args)), block)
+        if isinstance(operation.symbol, NumpySymbol):
+            outputs = [self._alias(array.as_np_ndarray(), array) for array in outputs]
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _run(self, compute: Compute, arguments: Sequence[NDArray], op: str, name: str, block: str,
+             attrs: Mapping[str, str], role: Role, rule: Decision | None, repeatable: bool,
+             in_graph: bool = False) -> list[NDArray]:
         marked = [autograd.is_recording() and self._is_differentiable(array) for array in arguments]
         # MXNet ties all operators that read an array into one graph, a constant too: each gets its own handle.
-        inputs = [leaf_of(array) if mark else array.detach() for array, mark in zip(arguments, marked)]
+        inputs = [_leaf_of(array) if mark else array.detach() for array, mark in zip(arguments, marked)]
         outputs = list(compute(inputs))
         sources = [self.source(array) for array in arguments]
-        event = Event(op, name, self._counts[name], block, attrs, inserted, rule, list(arguments), inputs, sources,
+        event = Event(op, name, self._counts[name], block, attrs, role, rule, list(arguments), inputs, sources,
                       marked=marked, training=autograd.is_training(),
                       repeatable=repeatable, in_graph=in_graph)
         self._counts[name] += 1
@@ -190,7 +92,7 @@ class Tape:
         source = self._producers.get(id(array))
         return is_float(array) and (bool(source.event.recorded) if source else array.grad is not None)
 
-    def alias(self, array: NDArray, of: NDArray) -> NDArray:
+    def _alias(self, array: NDArray, of: NDArray) -> NDArray:
         """Note that an array is another form of one that an operator made; return it."""
         source = self.source(of)
         if source is not None:
@@ -198,28 +100,22 @@ class Tape:
             self._aliases.append(array)
         return array
 
-    def interpret(self, graph: Graph, arrays: Mapping[str, NDArray], block_of: Callable[[str], str]) -> list[NDArray]:
-        """Run a graph node by node.
-
-        Parameters
-        ----------
-        graph : Graph
-            Of a symbol, rewritten or not.
-        arrays : mapping of str to NDArray
-            Its variables.
-        block_of : callable
-            Gives the name of a node's block.
-        """
+    def _interpret(self, graph: Graph, arrays: Mapping[str, NDArray], around: Block | None) -> list[NDArray]:
+        """Run a graph node by node."""
         found: dict[tuple[int, int], NDArray] = {}
         context = next(iter(arrays.values())).context if arrays else mx.current_context()
+        if id(around) not in self._owners:
+            self._owners[id(around)] = Owners(around)
+        owners = self._owners[id(around)]
         for node in graph.nodes():
             if node.is_variable:
                 found[Entry(node).key] = arrays[node.name]
                 continue
             arguments = [found[entry.key] for entry in node.inputs]
-            inserted = node.role is not Role.OWN
-            outputs = self.run(self._node(node, context), arguments, node.op, node.name, block_of(node.name),
-                               node.attrs, inserted, node.decision, repeatable=not node.extra, in_graph=True)
+            block = owners.of(node.name) or around
+            outputs = self._run(self._node(node, context), arguments, node.op, node.name,
+                                block.name if block is not None else "", node.attrs, node.role, node.decision,
+                                repeatable=not node.extra, in_graph=True)
             found.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
         return [found[head.key] for head in graph.heads]
 
@@ -233,16 +129,10 @@ class Tape:
 
     def call(self, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any]) -> list[NDArray]:
         """Run an operator past AMP and past the tape."""
-        return self.invoke(handle_of(op), list(inputs), list(attrs), list(attrs.values()), None, False, True)
+        return original_invoke(handle_of(op), list(inputs), list(attrs), list(attrs.values()), None, False, True)
 
     def backward(self, seeds: Iterable[tuple[NDArray, NDArray]]) -> None:
-        """Compute the gradients of everything recorded, operator by operator, from those of some outputs.
-
-        Parameters
-        ----------
-        seeds : iterable of (NDArray, NDArray)
-            Arrays that operators gave, and their gradients.
-        """
+        """Compute the gradients of everything recorded, operator by operator, from arrays and their gradients."""
         totals: dict[tuple[int, int], NDArray] = {}
         for array, gradient in seeds:
             source = self._producers.get(id(array))
@@ -250,14 +140,14 @@ class Tape:
                 self._add(totals, (id(source.event), source.output), gradient)
         for event in reversed(self.events):
             event.gradients = [totals.pop((id(event), i), None) for i in range(len(event.outputs))]
-            event.input_gradients = self.differentiated(event)
+            event.input_gradients = self._differentiated(event)
             for array, source, gradient in zip(event.arguments, event.sources, event.input_gradients):
                 if gradient is not None and source is not None:
                     self._add(totals, (id(source.event), source.output), gradient)
                 elif gradient is not None:
                     self._add(self.parameter_gradients, id(array), gradient)
 
-    def differentiated(self, event: Event) -> list[NDArray | None]:
+    def _differentiated(self, event: Event) -> list[NDArray | None]:
         """Return what an operator contributes to the gradients of its inputs; None where nothing."""
         heads = [(output, gradient) for output, gradient in zip(event.recorded, event.gradients)
                  if gradient is not None]
@@ -267,15 +157,10 @@ class Tape:
     def again(self, event: Event, run: Callable[..., Sequence[NDArray]] | None = None) -> Rerun:
         """Run an operator once more, alone, in FP32 on its inputs before AMP's casts and its incoming gradients.
 
-        Parameters
-        ----------
-        event : Event
-            A registered operator, after :meth:`backward` where gradients are wanted.
-        run : callable, optional
-            Takes the operator's name, inputs and parameters, and gives its outputs; MXNet's kernel when None.
+        ``run`` takes its name, inputs and parameters; MXNet's kernel without it.
         """
         arrays = [self.in_fp32(event.original(position)[0]) for position in range(len(event.inputs))]
-        inputs = [leaf_of(array) if mark else array.copy() for array, mark in zip(arrays, event.marked)]
+        inputs = [_leaf_of(array) if mark else array.copy() for array, mark in zip(arrays, event.marked)]
         attrs = parameters(event.attrs)
         with autograd.record(train_mode=event.training) if any(event.marked) else autograd.pause(event.training):
             outputs = list((run or self.call)(event.op, inputs, attrs))
@@ -304,11 +189,11 @@ def _per_input(heads: Sequence[tuple[NDArray, NDArray]], inputs: Sequence[NDArra
                event: Event) -> list[NDArray | None]:
     """Return the gradient of each input, None where there is none, from outputs and their gradients."""
     leaves = [array for array, mark in zip(inputs, event.marked) if mark]
-    found = iter(gradients_of(heads, leaves, event.training) if heads and leaves else [None] * len(leaves))
+    found = iter(_gradients_of(heads, leaves, event.training) if heads and leaves else [None] * len(leaves))
     return [next(found) if mark else None for mark in event.marked]
 
 
-def gradients_of(heads: Sequence[tuple[NDArray, NDArray]], leaves: Sequence[NDArray],
+def _gradients_of(heads: Sequence[tuple[NDArray, NDArray]], leaves: Sequence[NDArray],
                  training: bool) -> list[NDArray | None]:
     """Return the gradients of marked arrays; None for all where the operator has no gradient."""
     outputs, gradients = zip(*heads)
@@ -322,7 +207,7 @@ def gradients_of(heads: Sequence[tuple[NDArray, NDArray]], leaves: Sequence[NDAr
     return [array.tostype("default") if isinstance(array, BaseSparseNDArray) else array for array in found]
 
 
-def leaf_of(array: NDArray) -> NDArray:
+def _leaf_of(array: NDArray) -> NDArray:
     """Return the values of an array as one that gradients are taken of."""
     leaf = array.detach()
     autograd.mark_variables([leaf], [array.detach()])  # gradients are fetched: the buffer is never written

@@ -12,21 +12,21 @@ from mxnet import autograd, gluon
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from .. import checks
-from .._mxnet import trainers
-from .._mxnet.arrays import cast_arrays, map_arrays
-from ..dtypes import FLOAT32, LOW_PRECISION
-from ..errors import StateError
-from ..runtime.eager_applier import returns_fp32
-from ..runtime.functions import custom_fwd
-from ..runtime.state import State, controller
-from ..trainer_scaler import TrainerScaler
-from ._locate import BACKWARD, DATA, LOSS, Culprit, Locator
-from ._overflow_report import OverflowReport
-from ._runs import Magnitude, Run, dtype_of, float_arrays, recorded_run, unchanged
-from .recording.tape import Event, Rerun, is_float
+from ... import checks
+from ..._mxnet import trainers
+from ..._mxnet.arrays import cast_arrays, map_arrays
+from ...dtypes import FLOAT32, LOW_PRECISION
+from ...errors import StateError
+from ...runtime.eager_applier import returns_fp32
+from ...runtime.functions import custom_fwd
+from ...runtime.state import State, controller
+from ...trainer_scaler import TrainerScaler
+from ..recording.events import Event, Rerun, is_float
+from ..recording.runs import Run, dtype_of, float_arrays, recorded_run, unchanged
+from .findings import Magnitude, OverflowReport
+from .locate import BACKWARD, DATA, LOSS, Culprit, Locator
 
-__all__ = ["OverflowReport", "OverflowTracer", "trace_overflow"]
+__all__ = ["OverflowTracer", "trace_overflow"]
 
 _logger = logging.getLogger("gluon_amp")
 

@@ -7,11 +7,12 @@ from typing import Collection, Sequence
 
 from mxnet.gluon import Block
 
-from .._mxnet.blocks import block_tree, symbol_block_nodes
-from ..dtypes import FLOAT32
-from ..graph import CAST, Entry, Node
-from ..rules import Cause
-from ._records import Ran
+from ..._mxnet.blocks import block_tree
+from ...dtypes import FLOAT32
+from ...graph import CAST, Entry, Node
+from ...rules import Cause
+from ..recording.owners import Owners
+from .records import Ran
 
 __all__ = ["InputRow", "InsertedRow", "OperatorRow", "make_rows"]
 
@@ -139,19 +140,7 @@ class InsertedRow:
 
 
 def make_rows(ran: Sequence[Ran], net: Block | None) -> tuple[list[OperatorRow], list[InsertedRow]]:
-    """Turn what ran into records.
-
-    Parameters
-    ----------
-    ran : sequence of Ran
-        In the order in which it ran.
-    net : Block or None
-        The network, to name blocks by.
-
-    Returns
-    -------
-    (list of OperatorRow, list of InsertedRow)
-    """
+    """Turn what ran into records, naming blocks by their network."""
     blocks = _Blocks(net)
     own = [record for record in ran if not _is_inserted(record)]
     index = {id(record.node): position for position, record in enumerate(own)}
@@ -241,20 +230,12 @@ class _Blocks:
     """Tells which block an operator belongs to: in a graph by the beginning of its name."""
 
     def __init__(self, net: Block | None):
-        tree = list(block_tree(net)) if net is not None else []
         self.parameters = set(net.collect_params().keys()) if net is not None else set()
-        self._paths = {id(block): path for path, block in tree}
-        self._prefixes = sorted(((block.prefix, block) for _, block in tree if block.prefix),
-                                key=lambda pair: -len(pair[0]))
-        self._members = {name: block for _, block in tree for name in symbol_block_nodes(block)}
+        self._paths = {id(block): path for path, block in block_tree(net)} if net is not None else {}
+        self._owners = Owners(net)
 
     def of(self, record: Ran) -> tuple[str, str]:
         """Return the name of an operator's block, and the path to it."""
-        block = self._by_name(record.node.name) if record.in_graph else record.block
+        block = self._owners.of(record.node.name) if record.in_graph else record.block
         block = block or record.block
         return (block.name, self._paths.get(id(block), "")) if block is not None else ("", "")
-
-    def _by_name(self, name: str) -> Block | None:
-        if name in self._members:
-            return self._members[name]
-        return next((block for prefix, block in self._prefixes if name.startswith(prefix)), None)

@@ -7,12 +7,13 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from mxnet.gluon import Block
 
-from ..dtypes import FLOAT32
-from ..graph import CAST, Entry, Graph, Node, Role
-from ..rules import KEEP, Policy, precision
-from ._flops import flops
-from ._records import FLOATS, Captured, Ran, Recording
-from .recording.observe import Output
+from ...dtypes import FLOAT32
+from ...graph import Entry, Graph, Node, Role
+from ...rules import KEEP, Policy, precision
+from ..recording.engine import Output
+from ..recording.events import FLOATS
+from .flops import flops
+from .records import Captured, Ran, Recording
 
 __all__ = ["judge_call", "mark_imitation", "matched", "planned"]
 
@@ -118,14 +119,14 @@ def mark_imitation(ran: Sequence[Ran]) -> None:
             continue
         if record.policy is None or not record.policy.imitated or record.planned != record.policy.target_dtype:
             continue
-        if record.node.op == CAST and record.inserted:
+        if record.node.role is Role.CAST:
             source = by_node.get(id(record.node.inputs[0].node))
             record.imitation = (source is not None and not source.inserted
                                 and source.planned == record.policy.target_dtype)
         elif not record.inserted:
             for entry in record.node.inputs:
                 raised = by_node.get(id(entry.node))
-                if raised is not None and raised.inserted and raised.node.op == CAST:
+                if raised is not None and raised.node.role is Role.CAST:
                     raised.imitation = True
 
 

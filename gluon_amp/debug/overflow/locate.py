@@ -6,9 +6,9 @@ from typing import NamedTuple, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..graph import CAST
-from ._runs import Magnitude, Run, dtype_of
-from .recording.tape import Event, is_float
+from ..recording.events import Event, is_float
+from ..recording.runs import Run, dtype_of
+from .findings import Magnitude
 
 __all__ = ["Culprit", "Locator"]
 
@@ -16,36 +16,16 @@ BACKWARD, DATA, FORWARD, LOSS, PARAMETER = "backward", "data", "forward", "loss"
 
 
 class Culprit(NamedTuple):
-    """Where a run went wrong.
-
-    Attributes
-    ----------
-    phase : str
-        ``'data'``, ``'parameter'``, ``'forward'``, ``'loss'`` or ``'backward'``.
-    event : Event or None
-        The operator of the program; None where none is to blame.
-    rounding : Event or None
-        The cast of AMP's in which the value overflowed.
-    tensor : str
-        The name of the argument or parameter, or the number of the output, that is at fault by itself.
-    """
+    """Where a run went wrong."""
 
     phase: str
-    event: Event | None = None
-    rounding: Event | None = None
-    tensor: str = ""
+    event: Event | None = None  # the operator of the program; None where none is to blame
+    rounding: Event | None = None  # the cast of AMP's in which the value overflowed
+    tensor: str = ""  # the argument or parameter, or the number of the output, that is at fault by itself
 
 
 class Locator:
-    """Looks through a run.
-
-    Parameters
-    ----------
-    run : Run
-        After its backward pass.
-    arguments, heads : sequence of NDArray
-        What the network was called with, and the gradients that reached its outputs (None where none did).
-    """
+    """Looks through a run, after its backward pass from the gradients that reached its outputs."""
 
     def __init__(self, run: Run, arguments: Sequence[NDArray], heads: Sequence[NDArray | None]):
         self.run = run
@@ -104,14 +84,14 @@ class Locator:
         for event in self.run.tape.events:
             if all(map(self.is_finite, event.outputs)) or not all(map(self.is_finite, event.inputs)):
                 continue
-            rounds = event.inserted and event.op == CAST
-            if rounds or (event.repeatable and all(map(self.is_finite, self.run.tape.again(event).outputs))):
+            if event.is_inserted_cast or (event.repeatable
+                                          and all(map(self.is_finite, self.run.tape.again(event).outputs))):
                 return self._blamed(FORWARD, event)
         return None
 
     def _blamed(self, phase: str, event: Event) -> Culprit:
         """Lay a cast of AMP's to the operator that gave the value, or to the one that reads it."""
-        if not (event.inserted and event.op == CAST):
+        if not event.is_inserted_cast:
             return Culprit(phase, event)
         writer = self._written_by(event)
         if phase == FORWARD and not writer.inserted:

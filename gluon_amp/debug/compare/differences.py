@@ -1,18 +1,56 @@
 """How far results are from FP32, and what an operator alone contributes."""
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..runtime.eager_applier import EagerPolicy, run_lowered
-from .recording.tape import Event, Rerun, Tape, is_float
+from ..._mxnet.invoke import original_invoke
+from ...runtime.eager_applier import EagerPolicy, run_lowered
+from ..recording.events import Event, Rerun, is_float
+from ..recording.tape import Tape
 
-__all__ = ["SEED", "both_ways", "difference", "isolated_errors", "relative_error"]
+__all__ = ["SEED", "OperatorError", "both_ways", "difference", "isolated_errors", "relative_error"]
 
 SEED = 0  # of the random numbers that runs have in common
+
+
+@dataclass(frozen=True)
+class OperatorError:
+    """How far one operator is from FP32.
+
+    Errors are relative: the 2-norm of the difference over that of FP32. They are infinite where FP32 is finite and low
+    precision is not, and where FP32 gives nothing but zeros and low precision something else.
+
+    Attributes
+    ----------
+    name, op, block : str
+        The operator's name in the graph (in code that is not hybridized its block and kind), its kind, and the name of
+        its block.
+    dtype : str
+        What it ran in.
+    isolated : float
+        Error of its output when it alone runs in low precision, on FP32 inputs; 0 for operators in FP32.
+    accumulated : float
+        Error of its output in the network, with everything that came before.
+    isolated_gradient : float
+        Error of the gradients that it gives its inputs when it alone runs in low precision; 0 for operators in FP32,
+        NaN without gradients.
+    gradient : float
+        Error of the gradient of its output in the network, NaN without gradients.
+    """
+
+    name: str
+    op: str
+    block: str
+    dtype: str
+    isolated: float
+    accumulated: float
+    isolated_gradient: float
+    gradient: float
 
 
 def isolated_errors(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[float, float]:
@@ -27,7 +65,7 @@ def both_ways(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[Rerun, Rer
     mx.random.seed(SEED)
     plain = tape.again(event)
     mx.random.seed(SEED)
-    return plain, tape.again(event, lambda op, inputs, attrs: run_lowered(op, inputs, attrs, policy, tape.invoke))
+    return plain, tape.again(event, lambda op, inputs, attrs: run_lowered(op, inputs, attrs, policy, original_invoke))
 
 
 def difference(tape: Tape, expected_: Sequence[NDArray | None], other: Tape, found: Sequence[NDArray | None]) -> float:

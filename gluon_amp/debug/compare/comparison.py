@@ -9,58 +9,23 @@ import numpy as np
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..dtypes import FLOAT32
-from ..errors import PolicyError, expected
-from ..graph import CAST
-from ..rules import Policy
-from ..runtime.state import State
-from ._differences import SEED, difference, isolated_errors, relative_error
-from ._runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
-from .recording.tape import is_float
+from ...dtypes import FLOAT32
+from ...errors import PolicyError, expected
+from ...rules import Policy
+from ...runtime.state import State
+from ..recording.events import is_float
+from ..recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
+from .differences import SEED, OperatorError, difference, isolated_errors, relative_error
+from .plot import draw
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Comparison", "OperatorError", "compare"]
+__all__ = ["Comparison", "Runner", "compare"]
 
 _NEGLIGIBLE = 1e-3  # gradients smaller than this, beside a typical one, are sums that cancel: all rounding
 _WIDTH = 170  # of files and pipes
 ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
-
-
-@dataclass(frozen=True)
-class OperatorError:
-    """How far one operator is from FP32.
-
-    Errors are relative: the 2-norm of the difference over that of FP32. They are infinite where FP32 is finite and low
-    precision is not, and where FP32 gives nothing but zeros and low precision something else.
-
-    Attributes
-    ----------
-    name, op, block : str
-        The operator's name in the graph (in code that is not hybridized its block and kind), its kind, and the name of
-        its block.
-    dtype : str
-        What it ran in.
-    isolated : float
-        Error of its output when it alone runs in low precision, on FP32 inputs; 0 for operators in FP32.
-    accumulated : float
-        Error of its output in the network, with everything that came before.
-    isolated_gradient : float
-        Error of the gradients that it gives its inputs when it alone runs in low precision; 0 for operators in FP32,
-        NaN without gradients.
-    gradient : float
-        Error of the gradient of its output in the network, NaN without gradients.
-    """
-
-    name: str
-    op: str
-    block: str
-    dtype: str
-    isolated: float
-    accumulated: float
-    isolated_gradient: float
-    gradient: float
 
 
 @dataclass(frozen=True)
@@ -159,9 +124,7 @@ class Comparison:
         StateError
             Matplotlib is not installed.
         """
-        from ._compare_plot import draw
-
-        return draw(self, path)
+        return draw(self.operators, self.dtype, self.summary, path)
 
 
 def _number(error: float) -> str:
@@ -238,21 +201,7 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
 
 
 class Runner:
-    """Runs a network under several settings with the same random numbers.
-
-    Parameters
-    ----------
-    net : Block
-        With parameters that have shapes.
-    arguments : tuple
-        Of its call.
-    loss : callable or None
-        Makes a loss of what it returns.
-    train_mode : bool
-        As in :func:`compare`.
-    scale : float or None
-        What the backward pass begins with; None for no backward pass.
-    """
+    """Runs a network under several settings with the same random numbers; without a scale there is no backward pass."""
 
     def __init__(self, net: Block, arguments: Sequence[Any], loss: Callable[[Any], NDArray] | None, train_mode: bool,
                  scale: float | None):
@@ -306,7 +255,7 @@ def _rounded(run: Run, target: str) -> dict[int, list[NDArray]]:
     found: dict[int, list[NDArray]] = {}
     for event in run.tape.events:
         source = event.sources[0] if event.sources else None
-        if (event.op == CAST and event.inserted and source is not None and source.event.runs_in(target)
+        if (event.is_inserted_cast and source is not None and source.event.runs_in(target)
                 and not source.event.inserted and dtype_of(event.outputs[0]) == target):
             outputs = found.setdefault(id(source.event), list(source.event.outputs))
             outputs[source.output] = event.outputs[0]

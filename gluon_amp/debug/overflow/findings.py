@@ -4,10 +4,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..dtypes import BFLOAT16, FLOAT16
-from ._runs import Magnitude
+import numpy as np
 
-__all__ = ["OverflowReport"]
+from ...dtypes import BFLOAT16, FLOAT16
+
+__all__ = ["Magnitude", "OverflowReport"]
 
 _LIMITS = {FLOAT16: 65504.0, BFLOAT16: 3.3895e38}
 _MOST_GRADIENTS = 5
@@ -28,6 +29,56 @@ _ADVICE = {
     "unknown": "Random operators (Dropout, sampling) may have gone another way, a gradient may have been accumulated "
                "from earlier steps, or the parameters are used outside of the network that is traced",
 }
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """How large the values of a tensor are.
+
+    Attributes
+    ----------
+    name : str
+        What the tensor is.
+    dtype : str
+        Its data type.
+    largest : float
+        The largest finite absolute value; 0 when there is none.
+    inf, nan : int
+        How many values are infinite and NaN.
+    size : int
+        How many values there are.
+    """
+
+    name: str
+    dtype: str
+    largest: float
+    inf: int
+    nan: int
+    size: int
+
+    @classmethod
+    def of(cls, name: str, dtype: str, values: np.ndarray) -> Magnitude:
+        """Measure an array.
+
+        Examples
+        --------
+        >>> print(Magnitude.of('x', 'float32', np.array([1, -3, np.inf])))
+        x (float32): largest 3, 1 infinite of 3
+        """
+        finite = np.isfinite(values)
+        nan = int(np.isnan(values).sum())
+        largest = float(np.abs(values[finite]).max()) if finite.any() else 0.0
+        return cls(name, dtype, largest, int(values.size - finite.sum()) - nan, nan, int(values.size))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all values are finite."""
+        return not (self.inf or self.nan)
+
+    def __str__(self) -> str:
+        faults = [f"{count} {word}" for count, word in ((self.inf, "infinite"), (self.nan, "NaN")) if count]
+        return f"{self.name} ({self.dtype}): largest {self.largest:.3g}" + \
+            (f", {' and '.join(faults)} of {self.size}" if faults else "")
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,21 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from tqdm import tqdm
 
-from .. import checks
-from ..errors import PolicyError, StateError, expected
-from ..graph import Entry, Node
-from ..rules import Policy
-from ..rules.tuning import Tuning, signature
-from ..runtime import hooks
-from ..runtime.eager_applier import EagerPolicy
-from ..runtime.state import State
-from ._differences import SEED, both_ways, relative_error
-from ._flops import flops
-from ._runs import arguments_of, float_arrays, in_force, make_ready, mixed_state, unchanged
-from ._subsets import pruned, shortest_prefix
-from .compare import Runner
-from .recording.tape import Event, Tape
+from ... import checks
+from ...errors import PolicyError, StateError, expected
+from ...graph import Entry, Node
+from ...rules import Policy
+from ...rules.tuning import Tuning, signature
+from ...runtime import hooks
+from ...runtime.eager_applier import EagerPolicy
+from ...runtime.state import State
+from ..compare.comparison import Runner
+from ..compare.differences import SEED, both_ways, relative_error
+from ..recording.events import Event
+from ..recording.runs import arguments_of, float_arrays, in_force, make_ready, mixed_state, unchanged
+from ..recording.tape import Tape
+from ..report.flops import flops
+from .subsets import pruned, shortest_prefix
 
 __all__ = ["search_exclusions"]
 

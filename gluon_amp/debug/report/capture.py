@@ -1,7 +1,6 @@
 """Run a network once and note every operator: what was planned for it, and what the engine reports.
 
-Shared by the modules of this package that look at one run: :func:`capture` gives a :class:`Captured`, whose
-``Ran`` records link nodes that carry types, shapes and decisions. Blocks run as they would without: hybridized ones as
+Blocks run as they would without: hybridized ones as
 graphs, in a cached op of their own; others operator by operator. Parameters, running statistics and gradients are left
 as they were.
 """
@@ -16,19 +15,19 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from .._mxnet.symbols import dtype_name
-from ..errors import expected
-from ..graph import CAST, Entry, Node, Role, unique_name
-from ..rules import Decision, Policy
-from ..rules.decision import SWITCHED_OFF
-from ..runtime.graph_applier import RewritingCachedOp
-from ..runtime.state import controller
-from ._flops import flops
-from ._match import judge_call, mark_imitation, matched
-from ._records import Captured, Ran, Recording
-from ._runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
-from ._symbols import call_symbol
-from .recording.observe import Stopwatch, observing, run_observed
+from ..._mxnet.symbols import dtype_name
+from ...errors import expected
+from ...graph import Entry, Node, Role, unique_name
+from ...rules import Policy
+from ...runtime.graph_applier import RewritingCachedOp
+from ...runtime.state import controller
+from ..recording.engine import Stopwatch, run_observed
+from ..recording.recorder import Call, recording
+from ..recording.runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
+from .flops import flops
+from .match import judge_call, mark_imitation, matched
+from .records import Captured, Ran, Recording
+from .symbols import call_symbol
 
 __all__ = ["capture"]
 
@@ -36,26 +35,7 @@ _TIMED_RUNS = 3  # after one that makes kernels
 
 
 def capture(target: Block | mx.sym.Symbol, data: Any, train: bool = False, time: bool = False) -> Captured:
-    """Run a network or symbol once, and note what runs.
-
-    Parameters
-    ----------
-    target : Block or Symbol
-        A network with parameters that are initialized, or a symbol.
-    data : NDArray, sequence or mapping
-        The arguments of the network's call; for a symbol a mapping of names to arrays or shapes.
-    train : bool
-        Whether to run as in training, under ``autograd.record``.
-    time : bool
-        Whether to take times, with ``train`` those of the backward pass as well.
-
-    Raises
-    ------
-    TypeError
-        ``target`` or ``data`` is something else.
-    StateError
-        The network's parameters are not initialized.
-    """
+    """Run a network or symbol once, and note what runs, with times if wanted."""
     call = _call(target, data, train)
     names = parameter_names(target) if isinstance(target, Block) else {}
     with _left_alone(target) if train and isinstance(target, Block) else nullcontext():
@@ -68,7 +48,7 @@ def capture(target: Block | mx.sym.Symbol, data: Any, train: bool = False, time:
 
 def _run(call: Callable[[], Any], names: dict[int, str], train: bool, stopwatch: Stopwatch | None) -> Captured:
     listener = _Listener(names, stopwatch)
-    with observing(listener):
+    with recording(listener):
         with autograd.record() if train else autograd.pause(train_mode=False):
             outputs = call()
         listener.end_of_forward()
@@ -118,7 +98,7 @@ def _left_alone(net: Block) -> Iterator[None]:
 
 
 class _Listener:
-    """Collects what runs; see :class:`gluon_amp._mxnet.observe.Listener`."""
+    """Collects what runs, and what the engine reports of it."""
 
     def __init__(self, parameters: dict[int, str], stopwatch: Stopwatch | None):
         self.stopwatch = stopwatch
@@ -133,35 +113,33 @@ class _Listener:
         """Run a hybridized block's graph."""
         self._note_device(args)
         plan = operation.plan(args)
-        recording = Recording(block, operation.graph(args), operation.traced_graph(args), _policy(args))
+        noted = Recording(block, operation.graph(args), operation.traced_graph(args), _policy(args))
         symbol = operation.symbol if plan is None or plan.symbol is None else plan.symbol
-        recording.operation, result = run_observed(symbol, args, recording.heard, self.stopwatch)
-        recording.forward = len(recording.heard)
-        self._recordings.append(recording)
+        noted.operation, result = run_observed(symbol, args, noted.heard, self.stopwatch)
+        noted.forward = len(noted.heard)
+        self._recordings.append(noted)
         outputs = result if isinstance(result, (list, tuple)) else [result]
-        for array, head in zip(outputs, recording.graph.heads):
+        for array, head in zip(outputs, noted.graph.heads):
             self._producers[array.handle.value] = (array, head)
         return result
 
-    def operator_called(self, block: Block | None, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, str],
-                        outputs: Sequence[NDArray], call: int, inserted: bool) -> None:
-        """Take note of an operator that was called by itself."""
-        self._note_device(inputs)
+    def operator_called(self, call: Call) -> Sequence[NDArray]:
+        """Run an operator that was called by itself, and take note of it."""
+        outputs = call.compute(call.inputs)
+        self._note_device(call.inputs)
         time = self._time(outputs)
-        policy = _policy(inputs)
-        prefix = block.prefix if block is not None else ""
-        node = Node(op, unique_name(f"{prefix}{op.lower().strip('_')}", self._names), dict(attrs),
-                    [self._entry(array) for array in inputs], len(outputs),
+        prefix = call.block.prefix if call.block is not None else ""
+        node = Node(call.op, unique_name(f"{prefix}{call.op.lower().strip('_')}", self._names), dict(call.attrs),
+                    [self._entry(array) for array in call.inputs], len(outputs),
                     dtypes=[dtype_name(array.dtype) for array in outputs], shapes=[array.shape for array in outputs],
-                    role=_role(op, inserted))
-        if not inserted:
-            node.decision = _decision(policy, op, attrs, inputs)
-        ran = Ran(node, block, False, policy, 0 if inserted else flops(node), node.shapes[0],
-                  milliseconds=time, call=call)
+                    role=call.role, decision=call.decision)
+        ran = Ran(node, call.block, False, call.policy, flops(node) if call.role is Role.OWN else 0, node.shapes[0],
+                  milliseconds=time, call=call.number)
         judge_call(ran, self._recordings)
         self._recordings.append(ran)
         for position, array in enumerate(outputs):
             self._producers[array.handle.value] = (array, Entry(node, position))
+        return outputs
 
     def _note_device(self, arrays: Sequence[NDArray]) -> None:
         if arrays and not self._device_type:
@@ -184,31 +162,20 @@ class _Listener:
 
     def end_of_forward(self) -> None:
         """Take what graphs report from now on for their backward pass."""
-        for recording in self._recordings:
-            if isinstance(recording, Recording):
-                recording.forward = len(recording.heard)
+        for noted in self._recordings:
+            if isinstance(noted, Recording):
+                noted.forward = len(noted.heard)
 
     def result(self, train: bool, timed: bool) -> Captured:
         """Match what was heard with the graphs."""
         captured = Captured([], train, timed, self._device_type or "cpu")
-        for recording in self._recordings:
-            if isinstance(recording, Ran):
-                captured.ran.append(recording)
+        for noted in self._recordings:
+            if isinstance(noted, Ran):
+                captured.ran.append(noted)
             else:
-                captured.ran += matched(recording, captured)
+                captured.ran += matched(noted, captured)
         mark_imitation(captured.ran)
         return captured
-
-
-def _role(op: str, inserted: bool) -> Role:
-    return (Role.CAST if op == CAST else Role.HELPER) if inserted else Role.OWN
-
-
-def _decision(policy: Policy | None, op: str, attrs: Mapping[str, str], inputs: Sequence[NDArray]) -> Decision | None:
-    state = controller.current()
-    if policy is None or state is None:
-        return None
-    return policy.decide(op, attrs, inputs[0].shape if inputs else None) if state.enabled else SWITCHED_OFF
 
 
 def _policy(inputs: Sequence[NDArray]) -> Policy | None:

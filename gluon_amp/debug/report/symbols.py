@@ -6,32 +6,17 @@ from typing import Any, Callable, Mapping
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from .._mxnet.arrays import cast_arrays
-from .._mxnet.symbols import dtype_name, input_names
-from ..dtypes import BFLOAT16, FLOAT32
-from ..errors import GraphError, closest
-from ..runtime.graph_applier import RewritingCachedOp
+from ..._mxnet.arrays import cast_arrays
+from ..._mxnet.symbols import dtype_name, input_names
+from ...dtypes import BFLOAT16, FLOAT32
+from ...errors import GraphError, closest
+from ...runtime.graph_applier import RewritingCachedOp
 
 __all__ = ["call_symbol"]
 
 
 def call_symbol(symbol: mx.sym.Symbol, data: Mapping[str, Any], gradients: bool = False) -> Callable[[], Any]:
-    """Make a function that runs a symbol.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        What runs.
-    data : mapping of str to NDArray or tuple of int
-        Arrays or shapes of inputs, by name: of the data at least.
-    gradients : bool
-        Whether all floating-point inputs are to have gradients.
-
-    Raises
-    ------
-    GraphError
-        ``data`` names no input of the symbol, or leaves a shape unknown.
-    """
+    """Make a function that runs a symbol on arrays or shapes, with gradients for its FP32 inputs if wanted."""
     names = input_names(symbol)
     for name in data:
         if name not in names:

@@ -4,14 +4,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from math import ceil, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Protocol, Sequence
 
-from ..errors import StateError, expected
-from ..files import replacing
-from ._rows import OperatorRow
-
-if TYPE_CHECKING:
-    from .report import Report
+from ...errors import StateError, expected
+from ...files import replacing
+from .rows import OperatorRow
 
 __all__ = ["COLOURS", "plot"]
 
@@ -46,7 +43,19 @@ class Picture(NamedTuple):
     edges: dict[tuple[int, int], bool]
 
 
-def plot(report: Report, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
+class Drawable(Protocol):
+    """What is needed of a report."""
+
+    @property
+    def operators(self) -> tuple[OperatorRow, ...]:
+        """Its operators."""
+
+    @property
+    def summary(self) -> str:
+        """The title."""
+
+
+def plot(report: Drawable, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
     """Draw a report; :meth:`gluon_amp.debug.report.Report.plot` calls this.
 
     Parameters

@@ -6,99 +6,34 @@ from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 
-from .._mxnet.arrays import map_arrays
-from .._mxnet.symbols import dtype_name
-from ..dtypes import normalize
-from ..errors import DTypeError, StateError, expected
-from ..rules import Policy
-from ..runtime.autocast import device_policies, policies_of
-from ..runtime.devices import choose, device_supports, verdict, warn_if_slow
-from ..runtime.state import State, controller
-from .recording.tape import Event, Tape, is_float
-from .recording.watch import watching
+from ..._mxnet.arrays import map_arrays
+from ..._mxnet.symbols import dtype_name
+from ...dtypes import normalize
+from ...errors import DTypeError, StateError, expected
+from ...rules import Policy
+from ...runtime.autocast import device_policies, policies_of
+from ...runtime.devices import choose, device_supports, verdict, warn_if_slow
+from ...runtime.state import State, controller
+from .events import Event, is_float
+from .tape import Tape, taped
 
-__all__ = ["Magnitude", "Run", "arguments_of", "dtype_of", "float_arrays", "in_force", "make_ready", "mixed_state",
+__all__ = ["Run", "arguments_of", "dtype_of", "float_arrays", "in_force", "make_ready", "mixed_state",
            "parameter_names", "recorded_run", "unchanged"]
-
-
-@dataclass(frozen=True)
-class Magnitude:
-    """How large the values of a tensor are.
-
-    Attributes
-    ----------
-    name : str
-        What the tensor is.
-    dtype : str
-        Its data type.
-    largest : float
-        The largest finite absolute value; 0 when there is none.
-    inf, nan : int
-        How many values are infinite and NaN.
-    size : int
-        How many values there are.
-    """
-
-    name: str
-    dtype: str
-    largest: float
-    inf: int
-    nan: int
-    size: int
-
-    @classmethod
-    def of(cls, name: str, dtype: str, values: np.ndarray) -> Magnitude:
-        """Measure an array.
-
-        Examples
-        --------
-        >>> print(Magnitude.of('x', 'float32', np.array([1, -3, np.inf])))
-        x (float32): largest 3, 1 infinite of 3
-        """
-        finite = np.isfinite(values)
-        nan = int(np.isnan(values).sum())
-        largest = float(np.abs(values[finite]).max()) if finite.any() else 0.0
-        return cls(name, dtype, largest, int(values.size - finite.sum()) - nan, nan, int(values.size))
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all values are finite."""
-        return not (self.inf or self.nan)
-
-    def __str__(self) -> str:
-        faults = [f"{count} {word}" for count, word in ((self.inf, "infinite"), (self.nan, "NaN")) if count]
-        return f"{self.name} ({self.dtype}): largest {self.largest:.3g}" + \
-            (f", {' and '.join(faults)} of {self.size}" if faults else "")
 
 
 @dataclass(eq=False)
 class Run:
-    """One run of a network.
-
-    Attributes
-    ----------
-    tape : Tape
-        Every operator.
-    outputs : list of NDArray
-        The floating-point ones, nested results flattened.
-    names : dict
-        ``id`` of parameters' arrays to their names.
-    count : int
-        How many of the operators ran in the network: the others are of the loss.
-    loss : NDArray or None
-        What was made of the outputs.
-    """
+    """One run of a network."""
 
     tape: Tape
-    outputs: list[NDArray]
-    names: dict[int, str]
-    count: int
+    outputs: list[NDArray]  # the floating-point ones, nested results flattened
+    names: dict[int, str]  # of parameters, by the id of their arrays
+    count: int  # how many of the operators ran in the network: the others are of the loss
     loss: NDArray | None = None
 
     def operators(self) -> list[Event]:
@@ -107,13 +42,7 @@ class Run:
 
 
 def arguments_of(data: Any) -> tuple:
-    """Return the arguments of a network's call.
-
-    Raises
-    ------
-    TypeError
-        There is no array in them.
-    """
+    """Return the arguments of a network's call."""
     arguments = tuple(data) if isinstance(data, (list, tuple)) else (data,)
     found: list[NDArray] = []
     map_arrays(found.append, arguments)
@@ -140,15 +69,7 @@ def parameter_names(net: Block) -> dict[int, str]:
 
 
 def make_ready(net: Block, arguments: Sequence[Any]) -> None:
-    """Give a shape to parameters that wait for their first data.
-
-    Raises
-    ------
-    StateError
-        Parameters are not initialized.
-    TypeError
-        ``net`` is no block.
-    """
+    """Give a shape to parameters that wait for their first data; refuse those that are not initialized."""
     if not isinstance(net, Block):
         raise TypeError(expected("a Gluon block", "net", net))
     try:
@@ -188,13 +109,7 @@ def in_force(state: State | None) -> Iterator[None]:
 
 
 def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
-    """Return the way of running in mixed precision that the user asks for; the one in force when nothing is asked.
-
-    Raises
-    ------
-    DTypeError
-        This machine cannot run the type, or none at all.
-    """
+    """Return the way of running in mixed precision that the user asks for; the one in force when nothing is asked."""
     current = controller.current()
     if policy is not None:
         return State(policies_of(policy))
@@ -211,22 +126,8 @@ def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
 
 def recorded_run(net: Block, arguments: Sequence[Any], state: State | None, train_mode: bool = True,
                  loss: Callable[[Any], NDArray] | None = None) -> Run:
-    """Run a network on a tape, as when its gradients are wanted.
-
-    Parameters
-    ----------
-    net : Block
-        With parameters that have shapes.
-    arguments : sequence
-        Of its call.
-    state : State or None
-        The way of running in mixed precision; None for none.
-    train_mode : bool
-        Whether Dropout and BatchNorm behave as in training.
-    loss : callable, optional
-        Makes a loss of what the network returns.
-    """
-    with in_force(state), watching() as tape, autograd.record(train_mode=train_mode):
+    """Run a network on a tape, as when its gradients are wanted, and then its loss; FP32 without a state."""
+    with in_force(state), taped() as tape, autograd.record(train_mode=train_mode):
         outputs = net(*arguments)
         count = len(tape.events)
         made = None if loss is None else loss(outputs)

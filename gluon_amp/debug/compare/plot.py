@@ -2,16 +2,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
-from ..errors import StateError
-from ..files import replacing
-from .plot import COLOURS
-
-if TYPE_CHECKING:
-    from .compare import Comparison, OperatorError
+from ...errors import StateError
+from ...files import replacing
+from ..report.plot import COLOURS
+from .differences import OperatorError
 
 __all__ = ["draw"]
 
@@ -19,21 +17,20 @@ _LABELLED = 3
 _PANELS = (("output", "accumulated", "isolated"), ("gradient", "gradient", "isolated_gradient"))
 
 
-def draw(comparison: Comparison, path: Any = None) -> Any:
+def draw(rows: Sequence[OperatorError], dtype: str, title: str, path: Any = None) -> Any:
     """Draw outputs' errors above, gradients' below, in the order of the operators; return the figure."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise StateError(f"plot: {error}. Install it with pip install 'gluon_amp[debug]'") from error
-    rows = comparison.operators
     panels = [panel for panel in _PANELS if any(getattr(row, panel[1]) > 0 for row in rows)] or [_PANELS[0]]
     figure = Figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, panel in zip(np.atleast_1d(figure.subplots(len(panels), 1, sharex=True)), panels):
-        _panel(axes, rows, comparison.dtype, *panel)
+        _panel(axes, rows, dtype, *panel)
     figure.axes[-1].set_xlabel("operator, in the order of the forward pass")
-    figure.suptitle(comparison.summary, fontsize=9)
+    figure.suptitle(title, fontsize=9)
     if path is not None:
         with replacing(path) as (temporary,):
             figure.savefig(temporary, format=Path(path).suffix[1:] or "png", dpi=120)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
-from .. import checks
-from ..dtypes import LOW_PRECISION
-from ..errors import expected
-from ..runtime.state import controller
-from ._capture import capture
-from ._rows import InsertedRow, OperatorRow, make_rows
+from ... import checks
+from ...dtypes import LOW_PRECISION
+from ...errors import expected
+from ...runtime.state import controller
+from .capture import capture
+from .plot import plot
+from .rows import InsertedRow, OperatorRow, make_rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -264,7 +265,7 @@ class Report:
         (console if console.is_terminal else Console(width=_WIDTH)).print(self.table(by))
 
     def plot(self, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
-        """Draw the network coloured by precision: see :func:`gluon_amp.debug.plot.plot`.
+        """Draw the network coloured by precision: see :func:`gluon_amp.debug.report.plot.plot`.
 
         Parameters
         ----------
@@ -279,8 +280,6 @@ class Report:
         -------
         matplotlib.figure.Figure or graphviz.Digraph
         """
-        from .plot import plot
-
         return plot(self, path, backend, by)
 
     def __rich__(self) -> Table:

@@ -1,0 +1,82 @@
+"""What MXNet's engine reports of what it runs: types, shapes and times of the operators in a graph."""
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from typing import Any, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet import profiler
+from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
+
+from ..._mxnet.invoke import StockCachedOp
+from ..._mxnet.symbols import dtype_name
+from ...runtime.graph_applier import RewritingCachedOp
+
+__all__ = ["Output", "Stopwatch", "prepared_operations", "run_observed"]
+
+# What the engine itself does between operators.
+_MACHINERY = {"WaitForVar", "DeleteVariable"}
+
+
+class Output(NamedTuple):
+    """One output of an operator, as the engine reported it."""
+
+    name: str  # the node's and the output's, joined by an underscore
+    op: str  # in a backward pass that of the backward operator
+    dtype: str | None
+    shape: tuple[int, ...]
+    milliseconds: float  # of the operator, on its first output; 0.0 on others, and when no time is taken
+
+
+class Stopwatch:
+    """Reads the time of operators off MXNet's profiler, one at a time; a context manager.
+
+    The profiler belongs to the process: nothing else may use it meanwhile.
+    """
+
+    def __enter__(self) -> Stopwatch:
+        mx.nd.waitall()
+        profiler.set_config(profile_symbolic=True, profile_imperative=True, aggregate_stats=True, filename=os.devnull)
+        profiler.set_state("run")
+        self.lap()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        mx.nd.waitall()
+        profiler.set_state("stop")
+        profiler.dumps(reset=True)
+
+    def lap(self) -> float:
+        """Return the milliseconds that operators took since the last call."""
+        found = json.loads(profiler.dumps(reset=True, format="json"))["Time"].get("operator", {})
+        return sum(entry["Total"] for name, entry in found.items() if name not in _MACHINERY)
+
+
+def run_observed(symbol: mx.sym.Symbol, args: Sequence[NDArray], heard: list[Output],
+                 stopwatch: Stopwatch | None = None) -> tuple[Any, Any]:
+    """Run a symbol in a cached op of its own, and note every output that the engine reports, now and in its backward.
+
+    The cached op comes back with the result: it has to be kept until the backward pass is over.
+    """
+    def report(name: bytes, op: bytes, handle: int) -> None:
+        array = NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)
+        time = 0.0
+        if stopwatch is not None:
+            array.wait_to_read()
+            time = stopwatch.lap()
+        heard.append(Output(name.decode(), op.decode(), dtype_name(array.dtype), array.shape, time))
+
+    operation = StockCachedOp(symbol)
+    operation._register_op_hook(report)
+    return operation, operation(*args)
+
+
+def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
+    """Return the hybridized blocks inside a block that have been called under AMP, and what they run."""
+    operation = getattr(block, "_cached_op", None)
+    if isinstance(operation, RewritingCachedOp) and operation.latest is not None:
+        return [(block, operation)]
+    return [found for child in block._children.values() for found in prepared_operations(child)]

@@ -1,0 +1,226 @@
+"""Tell a consumer about everything that the current thread runs: operators, graphs, and the blocks that they are of.
+
+While a recording lasts these names are replaced, beside those of ``hooks``; not one is otherwise:
+
+- the invoke function, on both sides of AMP's: what the program calls, and what runs in the end, casts included,
+- ``RewritingCachedOp.__call__``: what a hybridized block's graph is called with,
+- ``Block.__call__``: which block operators belong to,
+- for consumers that need every value, what MXNet runs without an operator call, or into arrays made before: slices,
+  copies, ``autograd.Function``.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
+from mxnet.ndarray import numpy as nd_numpy
+
+from ..._mxnet.operators import handle_of, registered_operators
+from ...graph import CAST, Role
+from ...rules import Decision, Policy
+from ...runtime import hooks
+from ...runtime.eager_applier import EagerPolicy, twins
+from ...runtime.graph_applier import RewritingCachedOp
+from ...runtime.state import controller
+
+__all__ = ["Call", "Compute", "Consumer", "recording"]
+
+Invoke = Callable[..., Any]
+Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
+
+_ROLES = {CAST: Role.CAST, "_mul_scalar": Role.GUARD}  # of what the eager applier inserts
+_METHODS: tuple[tuple[Any, str], ...] = (
+    *((NDArray, name) for name in ("__getitem__", "reshape", "astype", "copy", "as_in_context", "as_np_ndarray")),
+    *((mx.np.ndarray, name) for name in ("__getitem__", "astype", "copy", "as_in_ctx", "as_nd_ndarray")),
+    (autograd.Function, "__call__"), (nd_numpy._api_internal, "tensordot"))
+
+
+class Call(NamedTuple):
+    """An operator that is about to run by itself."""
+
+    op: str  # what runs: a registered name, or the method's
+    called: str  # what the program called; empty where AMP inserted the operator
+    block: Block | None  # the innermost block whose call is under way
+    inputs: Sequence[NDArray]
+    compute: Compute  # runs it on such inputs
+    attrs: Mapping[str, str] = {}
+    role: Role = Role.OWN
+    policy: Policy | None = None
+    decision: Decision | None = None  # None where AMP has no say
+    number: int = 0  # the same for all that runs for one call of the program; 0 between calls
+    writes: bool = False  # into arrays that were made before
+    is_method: bool = False  # a method of arrays, or another call that is recorded as a whole
+
+
+class Consumer(Protocol):
+    """What runs the calls that a recording catches, and takes note of them."""
+
+    def operator_called(self, call: Call) -> Sequence[NDArray]:
+        """Run an operator that was called by itself, and return its outputs."""
+
+    def graph_called(self, block: Block | None, operation: RewritingCachedOp, args: Sequence[NDArray]) -> Any:
+        """Run a hybridized block's graph, and return its result. Nothing inside of it is told."""
+
+
+@contextmanager
+def recording(consumer: Consumer, methods: bool = False) -> Iterator[None]:
+    """Let what the current thread runs in the body go through a consumer, with methods of arrays if it wants them."""
+    with ExitStack() as stack:
+        stack.enter_context(hooks.kept_in_place())
+        original, put = stack.enter_context(hooks.invoke_replaced())
+        recorder = _Recorder(consumer, original)
+        put(recorder.inner, recorder.outer)
+        stack.enter_context(_replaced(RewritingCachedOp, "__call__", recorder.cached_op))
+        stack.enter_context(_replaced(Block, "__call__", recorder.block))
+        for owner, name in _METHODS if methods else ():
+            stack.enter_context(_replaced(owner, name, functools.partial(recorder.method, name)))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    inherited = name not in vars(owner)
+    original = getattr(owner, name)
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+@functools.lru_cache(maxsize=1)
+def _names() -> Mapping[int, str]:
+    return {handle_of(name): name for name in set(registered_operators().values())}
+
+
+class _Recorder:
+    """Follows the current thread's calls."""
+
+    def __init__(self, consumer: Consumer, original: Invoke):
+        self.consumer = consumer
+        self.original = original
+        self.thread = threading.get_ident()
+        self.deaf = 0  # how many calls that are recorded as a whole are under way
+        self.blocks: list[Block] = []
+        self.called: list[int] = []  # the operators that the program called and that are under way
+        self.number = 0  # of the last of them
+
+    def _listens(self) -> bool:
+        return not self.deaf and threading.get_ident() == self.thread
+
+    def _current_block(self) -> Block | None:
+        return self.blocks[-1] if self.blocks else None
+
+    def outer(self, invoke: Invoke) -> Invoke:
+        """Make what the program calls."""
+        def call(handle: int, *args: Any) -> Any:
+            if not self._listens():
+                return invoke(handle, *args)
+            self.number += 1
+            with _pushed(self.called, handle):
+                return invoke(handle, *args)
+        return call
+
+    def inner(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
+              is_np_op: bool, output_is_list: bool) -> Any:
+        """Take the place of what AMP, or the program where AMP leaves a call alone, calls in the end."""
+        if not self._listens():
+            return self.original(handle, inputs, keys, values, out, is_np_op, output_is_list)
+
+        def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
+            result = self.original(handle, arrays, keys, values, out, is_np_op, True)
+            return result if isinstance(result, (list, tuple)) else [result]
+        op = _names().get(handle, "?")
+        called = self.called[-1] if self.called else 0
+        is_own = handle in (called, twins().get(called))
+        eager = controller.eager(inputs)
+        attrs = dict(zip(keys, map(str, values)))
+        outputs = self.consumer.operator_called(Call(
+            op, _names().get(called, "?") if is_own else "", self._current_block(), inputs, compute, attrs,
+            Role.OWN if is_own else _ROLES.get(op, Role.HELPER), None if eager is None else eager.policy,
+            None if eager is None or not is_own else _decision(eager, handle, op, inputs, keys, values),
+            self.number if self.called else 0, writes=out is not None))
+        if out is not None:
+            return out
+        return outputs if output_is_list or len(outputs) != 1 else outputs[0]
+
+    def cached_op(self, original: Callable) -> Callable:
+        """Make the method that runs graphs."""
+        def call(operation: RewritingCachedOp, *args: NDArray, **kwargs: Any) -> Any:
+            if kwargs or not self._listens():
+                return original(operation, *args, **kwargs)
+            with self._silence():
+                return self.consumer.graph_called(self._current_block(), operation, args)
+        return call
+
+    def block(self, original: Callable) -> Callable:
+        """Make the method that calls blocks."""
+        @functools.wraps(original)
+        def call(block: Block, *args: Any) -> Any:
+            if threading.get_ident() != self.thread:
+                return original(block, *args)
+            with _pushed(self.blocks, block):
+                return original(block, *args)
+        return call
+
+    def method(self, name: str, original: Callable) -> Callable:
+        """Make what is recorded as a whole."""
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            positions = [i for i, value in enumerate(args) if isinstance(value, NDArray)]
+            if not positions or not self._listens():
+                return original(*args, **kwargs)
+            kinds: list[type] = []
+
+            def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
+                given = list(args)
+                for position, array in zip(positions, arrays):
+                    given[position] = array
+                with self._silence():
+                    result = original(*given, **kwargs)
+                kinds.append(type(result))
+                results = result if isinstance(result, (list, tuple)) else [result]
+                # What is handed back as it is has no operator to differentiate.
+                return [self._copied(item) if any(item is array for array in arrays) else item for item in results]
+            outputs = self.consumer.operator_called(Call(name, name, self._current_block(),
+                                                         [args[i] for i in positions], compute, is_method=True))
+            return kinds[0](outputs) if kinds[0] in (list, tuple) else outputs[0]
+        return call
+
+    def _copied(self, array: NDArray) -> NDArray:
+        return self.original(handle_of("_copy"), [array], [], [], None, False, False)
+
+    @contextmanager
+    def _silence(self) -> Iterator[None]:
+        self.deaf += 1
+        try:
+            yield
+        finally:
+            self.deaf -= 1
+
+
+@contextmanager
+def _pushed(stack: list[Any], value: Any) -> Iterator[None]:
+    stack.append(value)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def _decision(eager: EagerPolicy, handle: int, op: str, inputs: Sequence[NDArray], keys: Sequence[str],
+              values: Sequence[Any]) -> Decision:
+    """Return what AMP decides on a call; what it leaves alone in any case is what the table says."""
+    operator = eager.operators.get(handle)
+    if operator is not None and inputs:
+        return eager.decide(operator, inputs, keys, values)
+    return eager.policy.decide(op, dict(zip(keys, map(str, values))), inputs[0].shape if inputs else None)
