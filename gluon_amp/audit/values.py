@@ -7,7 +7,7 @@ from typing import Callable
 import numpy as np
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from .records import Input
+from .samples.sample import Input
 
 __all__ = ["EPSILON", "VALUES", "fill", "round_to"]
 

@@ -1,7 +1,7 @@
 """Samples of matrix products and of attention."""
 from __future__ import annotations
 
-from ..records import Sample, low, sample
+from .sample import Sample, low, sample
 
 __all__ = ["SAMPLES"]
 

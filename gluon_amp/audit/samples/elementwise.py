@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Iterable, Iterator
 
-from ..records import Sample, low, sample
+from .sample import Sample, low, sample
 
 __all__ = ["SAMPLES"]
 

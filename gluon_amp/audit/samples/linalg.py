@@ -1,7 +1,7 @@
 """Samples of linear algebra other than plain products."""
 from __future__ import annotations
 
-from ..records import Sample, low, sample
+from .sample import Sample, low, sample
 
 __all__ = ["SAMPLES"]
 

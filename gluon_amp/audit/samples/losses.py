@@ -1,7 +1,7 @@
 """Samples of losses, output layers and densities."""
 from __future__ import annotations
 
-from ..records import Sample, fixed, low, sample
+from .sample import Sample, fixed, low, sample
 
 __all__ = ["SAMPLES"]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable
 
-from ..records import Input, Sample, fixed, low, sample
+from .sample import Input, Sample, fixed, low, sample
 
 __all__ = ["SAMPLES"]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Iterable
 
-from ..records import Sample, fixed, low, sample
+from .sample import Sample, fixed, low, sample
 
 __all__ = ["SAMPLES"]
 
