@@ -73,13 +73,14 @@ def isolated(function: Callable, arguments: tuple, timeout: float) -> Outcome:
     start_server()
     with tempfile.NamedTemporaryFile("r", errors="replace") as stream:
         reader, writer = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(target=_child, args=(function, arguments, int(timeout), writer, stream.name))
+        process = _CONTEXT.Process(target=_child, args=(function, arguments, int(timeout), writer, stream.name),
+                                   daemon=True)
         process.start()
         writer.close()
         with reader:
             try:
                 ended, value = reader.recv() if _has_answer(reader, process.pid, timeout / 2) else (TIMED_OUT, None)
-            except EOFError:  # it is gone
+            except (EOFError, OSError):  # it is gone
                 ended, value = "", None
         if ended == TIMED_OUT:
             process.kill()

@@ -3,8 +3,6 @@ from __future__ import annotations
 
 from .sample import Sample, low, sample
 
-__all__ = ["SAMPLES"]
-
 _INTERLEAVED = low(10, 2, 3 * 32)  # length, batch, heads x (query, key, value)
 _ATTENTION = low(2 * 2, 10, 10, values="zero_one")
 

@@ -5,8 +5,6 @@ from typing import Iterable
 
 from .sample import Sample, fixed, low, sample
 
-__all__ = ["SAMPLES"]
-
 _FEATURES = low(2, 16, 12, 12)
 _CORNERS = low(1, 30, 4, values="boxes")
 

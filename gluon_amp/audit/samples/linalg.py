@@ -3,8 +3,6 @@ from __future__ import annotations
 
 from .sample import Sample, low, sample
 
-__all__ = ["SAMPLES"]
-
 _A = low(2, 8, 8)
 _SPD = low(2, 8, 8, values="positive_definite")
 _LOWER = low(2, 8, 8, values="lower")

@@ -3,8 +3,6 @@ from __future__ import annotations
 
 from .sample import Sample, fixed, low, sample
 
-__all__ = ["SAMPLES"]
-
 _DATA, _LABELS = low(24, 40), fixed(24, values="labels:40")
 
 SAMPLES: tuple[Sample, ...] = (

@@ -5,8 +5,6 @@ from typing import Any, Iterable
 
 from .sample import Input, Sample, fixed, low, sample
 
-__all__ = ["SAMPLES"]
-
 
 def _convolution(op: str, data: tuple[int, ...], filters: int, kernel: tuple[int, ...], group: int = 1,
                  bias: bool = True, note: str = "", **attrs: Any) -> Sample:

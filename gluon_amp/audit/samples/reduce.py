@@ -5,8 +5,6 @@ from typing import Iterable
 
 from .sample import Sample, fixed, low, sample
 
-__all__ = ["SAMPLES"]
-
 # Large enough to show accumulation in low precision: 2304 elements a sum over pixels.
 _SHAPE = (2, 16, 48, 48)
 _SMALL = (2, 16, 3, 4)

@@ -5,8 +5,6 @@ from typing import Iterable
 
 from .sample import Sample, fixed, low, sample
 
-__all__ = ["SAMPLES"]
-
 _DATA = low(2, 16, 6, 8)
 _MATRIX = low(24, 40)
 
