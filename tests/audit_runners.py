@@ -1,55 +1,64 @@
-"""Requests that workers of test_audit.py run instead of operators: each ends in another way."""
+"""What processes of test_audit.py run instead of operators: each ends in another way.
+
+    python tests/audit_runners.py transpose "axes=(0, 2, 3, 1)"
+
+runs a condition of an operator in prediction and prints the verdicts, for tests that need another environment.
+"""
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import time
 
+from gluon_amp.audit.runner import Options, run_modes
+from gluon_amp.audit.verdicts import OK, Result
 
-def _modes(request, behaviour):
-    keys = request["only"] or [["default", mode] for mode in ("eager/plain/infer", "eager/plain/write")]
-    for key in keys:
-        if "write" in key[1]:
+
+def _modes(only, behaviour):
+    for _, mode in only:
+        if "write" in mode:
             behaviour()
-        yield {"done": key, "verdict": "ok", "detail": "", "error": 0.0, "bias": 0.0, "gradient": True}
+    return {key: Result(OK) for key in only}
 
 
-def dispatch(request):
-    """Behave as the request's operator is called."""
-    return globals()[request["op"]](request)
+def well(op, dtype, rounding, device, only):
+    return _modes(only, lambda: None)
 
 
-def well(request):
-    yield from _modes(request, lambda: None)
+def segfault(op, dtype, rounding, device, only):
+    return _modes(only, lambda: ctypes.string_at(0))
 
 
-def segfault(request):
-    yield from _modes(request, lambda: ctypes.string_at(0))
-
-
-def abort(request):
+def abort(op, dtype, rounding, device, only):
     def complain():
         os.write(2, b"malloc(): invalid size (unsorted)\n")
         os.abort()
-    yield from _modes(request, complain)
+    return _modes(only, complain)
 
 
-def leave(request):
-    yield from _modes(request, lambda: os._exit(255))
+def leave(op, dtype, rounding, device, only):
+    return _modes(only, lambda: os._exit(255))
 
 
-def sleep(request):
-    yield from _modes(request, lambda: time.sleep(1000))
+def sleep(op, dtype, rounding, device, only):
+    return _modes(only, lambda: time.sleep(1000))
 
 
-def spin(request):
+def spin(op, dtype, rounding, device, only):
     def forever():
         while True:
             pass
-    yield from _modes(request, forever)
+    return _modes(only, forever)
 
 
-def fail(request):
+def fail(op, dtype, rounding, device, only):
     def complain():
         raise ValueError("no good")
-    yield from _modes(request, complain)
+    return _modes(only, complain)
+
+
+if __name__ == "__main__":
+    keys = [(sys.argv[2], f"{run}/plain/infer") for run in ("eager", "cached", "static")]
+    for result in run_modes(sys.argv[1], Options(timeout=20.0), "bfloat16", keys).values():
+        print(result.verdict)

@@ -2,16 +2,23 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Iterable
+from typing import Any, Sequence
 
 from ..dtypes import BFLOAT16, FLOAT16
-from .compare import OK
-from .pool import Pool, malloc_checks
-from .report import engine, markdown, not_applicable, read, write
-from .runner import Options, audit_operator, checked_operator, merge_checks
+from .page import markdown
+from .processes import malloc_checks
+from .results import engine, not_applicable, read, write
+from .runner import Options, audit_operator, merge_checks
 from .samples import reason_of, sampled_operators
+from .verdicts import OK
+
+_SAVE_EVERY = 50
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,8 +33,10 @@ def main(argv: list[str] | None = None) -> int:
             sys.stderr.write(f"{name}: {reason_of(name) or 'no such operator'}\n")
         if unknown or not names:
             return 2
-        audit = run(names, Options(arguments.dtype, arguments.device, arguments.timeout), arguments.jobs,
-                    arguments.malloc_checks, None if arguments.update else arguments.json)
+        options = Options(arguments.dtype, arguments.device, arguments.timeout)
+        audit = run(names, options, arguments.jobs, None if arguments.update else arguments.json)
+        if arguments.malloc_checks:
+            _check_memory(audit, names, options, arguments.jobs)
     if arguments.json:
         if arguments.update and Path(arguments.json).exists():
             earlier = read(arguments.json)
@@ -38,49 +47,50 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def run(names: Iterable[str], options: Options, jobs: int = 1, checks: bool = False,
-        save_to: str | None = None) -> dict:
+def run(names: Sequence[str], options: Options, jobs: int = 1, save_to: str | None = None) -> dict[str, Any]:
     """Audit operators.
 
     Parameters
     ----------
-    names : iterable of str
+    names : sequence of str
         Registered names of operators that have samples.
     options : Options
         Type, device and patience.
     jobs : int
-        Worker processes.
-    checks : bool
-        Run everything again with glibc's malloc checks.
+        How many operators run at a time.
     save_to : str, optional
         JSON file to write results to as they come.
 
     Returns
     -------
     dict
-        The audit, see :mod:`gluon_amp.audit.report`.
+        The audit, see :mod:`gluon_amp.audit.results`.
     """
-    names = list(names)
-    audit: dict[str, dict] = {"engine": engine(options.dtype, options.device), "operators": not_applicable()}
-    with Pool(jobs) as pool:
-        for number, entry in enumerate(pool.map(lambda op: audit_operator(pool, op, options), names)):
-            audit["operators"][names[number]] = entry
-            _say(names[number], entry)
-            if save_to and number % 50 == 49:
+    audit: dict[str, Any] = {"engine": engine(options.dtype, options.device), "operators": not_applicable()}
+    with ThreadPoolExecutor(jobs) as threads:
+        entries = threads.map(lambda op: audit_operator(op, options), names)
+        for number, (name, entry) in enumerate(zip(names, entries), 1):
+            audit["operators"][name] = entry
+            bad = [f"{condition}: {result['verdict']}" for condition, result in entry["conditions"].items()
+                   if result["verdict"] != OK]
+            sys.stderr.write(f"{name}: {'; '.join(bad) or OK}\n")
+            if save_to and number % _SAVE_EVERY == 0:
                 write(save_to, audit)
-    if checks:
-        audit["engine"]["malloc checks"] = "glibc.malloc.check=3, MALLOC_PERTURB_"
-        sys.stderr.write("again, with malloc checks\n")
-        with Pool(jobs, malloc_checks()) as pool:
-            for number, crashed in enumerate(pool.map(lambda op: checked_operator(pool, op, options), names)):
-                merge_checks(audit["operators"][names[number]], crashed)
     return audit
 
 
-def _say(name: str, entry: dict) -> None:
-    bad = [f"{condition}: {result['verdict']}" for condition, result in entry["conditions"].items()
-           if result["verdict"] != OK]
-    sys.stderr.write(f"{name}: {'; '.join(bad) or OK}\n")
+def _check_memory(audit: dict[str, Any], names: Sequence[str], options: Options, jobs: int) -> None:
+    """Run everything again with glibc's malloc checks, which must be in place before a process starts."""
+    sys.stderr.write("again, with malloc checks\n")
+    audit["engine"]["malloc checks"] = "glibc.malloc.check=3, MALLOC_PERTURB_"
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "audit.json")
+        subprocess.run([sys.executable, "-m", "gluon_amp.audit", "--ops", ",".join(names), "--dtype", options.dtype,
+                        "--device", options.device, "--timeout", str(options.timeout), "--jobs", str(jobs),
+                        "--json", path], env={**os.environ, **malloc_checks()}, check=True)
+        checked = read(path)["operators"]
+    for name in names:
+        merge_checks(audit["operators"][name], checked[name])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,13 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--from-json", help="run nothing, use an earlier audit (to generate the page)")
     parser.add_argument("--dtype", choices=(BFLOAT16, FLOAT16), default=BFLOAT16)
     parser.add_argument("--device", default="cpu(0)", help="cpu(0), gpu(0)")
-    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--jobs", type=int, default=1, help="operators that run at a time")
     parser.add_argument("--json", help="file for the results")
     parser.add_argument("--update", action="store_true", help="keep what the file says about other operators")
     parser.add_argument("--markdown", help="file for the readable page")
     parser.add_argument("--malloc-checks", action="store_true", help="run again with glibc's malloc checks")
     parser.add_argument("--timeout", type=float, default=120.0,
-                        help="seconds of processor time, and of idle waiting, per operator (120)")
+                        help="seconds of processor time that a process may take (120)")
     return parser
 
 

@@ -1,183 +1,152 @@
-"""Build the graph around an operator: casts, convolutions for blocked layouts, variables and their gradients."""
+"""The graph around an operator: casts, convolutions for blocked layouts, variables and their gradients."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Callable
 
 import mxnet as mx
 import numpy as np
 
+from .._mxnet.arrays import cast_arrays
 from .._mxnet.invoke import invoke
 from .._mxnet.symbols import analyse, dtype_name
-from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
-from ..graph import Entry, Graph, Node
-from .records import LOW, Input, Mode, Sample, can_be_blocked
+from ..dtypes import FLOAT32
+from ..graph import VARIABLE, Entry, Graph, Node
+from ..graph.edit import cast, operator
+from .modes import Mode
+from .samples.sample import LOW, Input, Sample
 from .values import fill
 
-__all__ = ["Plan", "Program", "as_array", "build", "caller"]
+__all__ = ["Program"]
+
+_RUNS = 2  # the second run of a CachedOp reuses its buffers
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How to run a sample.
-
-    Attributes
-    ----------
-    mode : Mode
-        Way of running, layout and gradients.
-    dtype : str
-        Type that the operator runs in.
-    rounding : str
-        Type that the inputs are rounded to: the one under test, for the FP32 reference too.
-    context : mxnet.Context
-        Device.
-    """
-
-    mode: Mode
-    dtype: str
-    rounding: str
-    context: mx.Context
-
-
-@dataclass
 class Program:
-    """A graph around the operator, and what its variables hold.
-
-    Attributes
-    ----------
-    graph : Graph
-        Its heads are the operator's visible outputs, cast back to FP32.
-    arrays : dict of str to NDArray
-        Contents of the variables.
-    gradients : dict of str to NDArray
-        Gradient buffers, by variable.
-    states : list of str
-        Variables that the operator changes.
-    """
-
-    graph: Graph = field(default_factory=lambda: Graph([], {"mxnet_version": ["int", 10901]}))
-    arrays: dict[str, mx.nd.NDArray] = field(default_factory=dict)
-    gradients: dict[str, mx.nd.NDArray] = field(default_factory=dict)
-    states: list[str] = field(default_factory=list)
-
-
-def build(item: Sample, plan: Plan, types: list[str]) -> Program:
-    """Build the program that runs a sample.
+    """A graph around a sample's operator, and what its variables hold.
 
     Parameters
     ----------
     item : Sample
         Operator, attributes and inputs.
-    plan : Plan
-        How to run it.
+    mode : Mode
+        Way of running, layout and gradients.
+    dtype, rounding : str
+        The type that the operator runs in, and the type that its inputs are rounded to.
+    context : mxnet.Context
+        Device.
     types : list of str
         Types of the operator's visible outputs in FP32.
     """
-    program = Program()
-    entries = [_input(program, item, number, plan) for number in range(len(item.inputs))]
-    node = Node(item.op, "op", dict(item.attrs), entries, max(len(types), 1))
-    program.graph.heads = [Entry(node, number) for number in range(len(types))]
-    if plan.mode.layout in ("blocked", "blocked_out"):
-        _block_output(program, types, plan)
-    if plan.dtype != FLOAT32:
-        program.graph.heads = [_raise(head, number, plan.mode) if kind == FLOAT32 else head
-                               for number, (head, kind) in enumerate(zip(program.graph.heads, types))]
-    return program
 
+    def __init__(self, item: Sample, mode: Mode, dtype: str, rounding: str, context: mx.Context, types: list[str]):
+        self._item, self._mode, self._dtype, self._rounding, self._context = item, mode, dtype, rounding, context
+        self._arrays: dict[str, mx.nd.NDArray] = {}
+        self._gradients: dict[str, mx.nd.NDArray] = {}
+        self._floats = [number for number, kind in enumerate(types) if kind == FLOAT32]
+        node = Node(item.op, "op", item.attrs, list(map(self._input, range(len(item.inputs)))), max(len(types), 1))
+        self._graph = Graph([Entry(node, number) for number in range(len(types))], {"mxnet_version": ["int", 10901]})
+        heads = self._graph.heads
+        if mode.layout in ("blocked", "blocked_out") and 0 in self._floats:
+            self._block_output()
+        for number in self._floats if dtype != FLOAT32 else ():
+            if mode.grad == "addlow":  # where the operator passes gradients through, the cast itself would have to add
+                heads[number] = _copy(heads[number], f"copy out {number}")
+            heads[number] = cast(heads[number], FLOAT32, f"cast out {number}")
 
-def _raise(head: Entry, number: int, mode: Mode) -> Entry:
-    """Cast an output back to FP32."""
-    if mode.grad == "addlow":  # where the operator passes gradients through, the cast itself would have to add
-        head = Entry(Node("_copy", f"copy out {number}", {}, [head]))
-    return Entry(Node("amp_cast", f"cast out {number}", {"dtype": FLOAT32}, [head]))
+    def _array(self, value: np.ndarray) -> mx.nd.NDArray:
+        return mx.nd.array(value, ctx=self._context, dtype=value.dtype)
 
+    def _input(self, number: int) -> Entry:
+        """Make a variable and whatever stands between it and the operator."""
+        each, name, mode = self._item.inputs[number], f"input {number}", self._mode
+        is_low_variable = each.kind == LOW and mode.grad == "addlow"
 
-def _input(program: Program, item: Sample, number: int, plan: Plan) -> Entry:
-    """Make a variable and whatever stands between it and the operator."""
-    each, name, mode = item.inputs[number], f"input {number}", plan.mode
-    lowered = each.kind == LOW
-    direct = lowered and mode.grad == "addlow"  # the variable itself is in low precision
+        def variable(value: np.ndarray) -> mx.nd.NDArray:
+            return cast_arrays(self._array(value), self._dtype) if is_low_variable else self._array(value)
 
-    def array(value: np.ndarray) -> mx.nd.NDArray:
-        return low_array(as_array(value, plan.context), plan.dtype) if direct else as_array(value, plan.context)
-
-    program.arrays[name] = array(fill(each, plan.rounding, f"{item.op} {number}"))
-    if each.aux:
-        program.states.append(name)
-    if item.gradient and mode.grad != "infer" and each.differentiable:
-        program.gradients[name] = array(np.zeros(each.shape, np.float32))
-    entry = Entry(Node("null", name))
-    if not lowered or direct:
+        self._arrays[name] = variable(fill(each, self._rounding, f"{self._item.op} {number}"))
+        if self._item.gradient and mode.grad != "infer" and each.differentiable:
+            self._gradients[name] = variable(np.zeros(each.shape, np.float32))
+        entry = Entry(Node(VARIABLE, name))
+        if each.kind != LOW or is_low_variable:
+            return entry
+        if mode.grad == "add":  # straight behind amp_cast MXNet loses gradients that are added up
+            entry = _copy(entry, f"copy {number}")
+        entry = self._cast(entry, f"cast {number}")
+        blocked = ("blocked", "blocked_in", "mixed") if number == 0 else ("blocked", "blocked_in")
+        if each.can_be_blocked and mode.layout in blocked:
+            return self._identity_convolution(entry, f"convolution {number}", each.shape)
         return entry
-    if mode.grad == "add":  # straight behind amp_cast MXNet loses gradients that are added up
-        entry = Entry(Node("_copy", f"copy {number}", {}, [entry]))
-    entry = Entry(_cast(f"cast {number}", entry, plan.dtype))
-    if can_be_blocked(each) and (mode.layout in ("blocked", "blocked_in") or (mode.layout == "mixed" and number == 0)):
-        return _identity_convolution(program, f"convolution {number}", entry, each.shape, plan)
-    return entry
 
+    def _cast(self, entry: Entry, name: str) -> Entry:
+        """Cast to the type under test; a control in FP32 has as many operators."""
+        return _copy(entry, name) if self._dtype == FLOAT32 else cast(entry, self._dtype, name)
 
-def _cast(name: str, entry: Entry, dtype: str) -> Node:
-    if dtype == FLOAT32:
-        return Node("_copy", name, {}, [entry])
-    return Node("amp_cast", name, {"dtype": dtype}, [entry])
+    def _identity_convolution(self, entry: Entry, name: str, shape: tuple[int, ...]) -> Entry:
+        """Pass a tensor through a 1x1 convolution that changes its layout and nothing else."""
+        channels, rank = shape[1], len(shape) - 2
+        identity = np.eye(channels, dtype=np.float32).reshape((channels, channels) + (1,) * rank)
+        self._arrays[f"{name} weight"] = self._array(identity)
+        weight = self._cast(Entry(Node(VARIABLE, f"{name} weight")), f"{name} cast")
+        # A pointwise filter ignores dilation, which keeps oneDNN from an AMX kernel that is not sound for all maps.
+        return Entry(operator("Convolution", name, [entry, weight], entry, kernel=(1,) * rank, dilate=(2,) * rank,
+                              num_filter=channels, no_bias=True))
 
+    def _block_output(self) -> None:
+        """Let a convolution read the first output, so that the output's gradient arrives blocked as well."""
+        output = self._graph.heads[0]
+        analyse(mx.sym.load_json(self._graph.to_json()), self._graph,
+                {name: dtype_name(array.dtype) or "" for name, array in self._arrays.items()},
+                {name: array.shape for name, array in self._arrays.items()})
+        if output.dtype == self._dtype and output.shape and Input(output.shape).can_be_blocked:
+            self._graph.heads[0] = self._identity_convolution(output, "convolution out", output.shape)
 
-def _identity_convolution(program: Program, name: str, entry: Entry, shape: tuple[int, ...], plan: Plan) -> Entry:
-    """Pass a tensor through a 1x1 convolution that changes its layout and nothing else."""
-    channels, rank = shape[1], len(shape) - 2
-    identity = np.eye(channels, dtype=np.float32).reshape((channels, channels) + (1,) * rank)
-    program.arrays[f"{name} weight"] = as_array(identity, plan.context)
-    weight = Entry(_cast(f"{name} cast", Entry(Node("null", f"{name} weight")), plan.dtype))
-    # Dilation means nothing to a pointwise filter, and keeps oneDNN from an AMX kernel that is not sound for all maps.
-    attrs = {"kernel": str((1,) * rank), "dilate": str((2,) * rank), "num_filter": str(channels), "no_bias": "True"}
-    return Entry(Node("Convolution", name, attrs, [entry, weight]))
+    def run(self) -> dict[str, np.ndarray]:
+        """Run the program twice; return outputs, gradients and changed states by name."""
+        call, is_training = self._caller(), self._mode.grad != "infer"
+        if self._gradients:
+            mx.autograd.mark_variables([self._arrays[name] for name in self._gradients],
+                                       list(self._gradients.values()),
+                                       "write" if self._mode.grad == "write" else "add")
+        for _ in range(_RUNS):
+            mx.random.seed(7)
+            with mx.autograd.record() if is_training else mx.autograd.pause():
+                outputs = call()
+            if self._gradients and self._floats:
+                gradients = [fill(Input(outputs[number].shape), self._rounding, f"head {number}")
+                             for number in self._floats]
+                mx.autograd.backward([outputs[number] for number in self._floats], list(map(self._array, gradients)))
+        tensors = {f"output {number}": output for number, output in enumerate(outputs)}
+        if self._floats:
+            tensors.update({f"gradient of {name}": value for name, value in self._gradients.items()})
+        tensors.update({f"state input {number}": self._arrays[f"input {number}"]
+                        for number, each in enumerate(self._item.inputs) if each.aux})
+        values = {name: cast_arrays(tensor, FLOAT32).asnumpy() for name, tensor in tensors.items()}
+        mx.nd.waitall()
+        return values
 
+    def _caller(self) -> Callable[[], list[mx.nd.NDArray]]:
+        """Return a function that runs the graph as the mode says."""
+        if self._mode.run == "eager":
+            return self._interpret
+        symbol = mx.sym.load_json(self._graph.to_json())
+        static = [("static_alloc", True), ("static_shape", True)]
+        cached = mx.nd.CachedOp(symbol, static if self._mode.run == "static" else [])
+        inputs = [self._arrays[name] for name in symbol.list_inputs()]
 
-def _block_output(program: Program, types: list[str], plan: Plan) -> None:
-    """Let a convolution read the first output, so that the output's gradient arrives blocked as well."""
-    output = program.graph.heads[0]
-    analyse(mx.sym.load_json(program.graph.to_json()), program.graph,
-            {name: dtype_name(array.dtype) or "" for name, array in program.arrays.items()},
-            {name: array.shape for name, array in program.arrays.items()})
-    shape = output.shape
-    if types[0] == FLOAT32 and output.dtype == plan.dtype and shape and can_be_blocked(Input(shape)):
-        program.graph.heads[0] = _identity_convolution(program, "convolution out", output, shape, plan)
+        def call() -> list[mx.nd.NDArray]:
+            outputs = cached(*inputs)
+            return outputs if isinstance(outputs, list) else [outputs]
+        return call
 
-
-def caller(program: Program, run: str) -> Callable[[], list[mx.nd.NDArray]]:
-    """Return a function that runs the program: ``'eager'``, ``'cached'`` or ``'static'``."""
-    if run == "eager":
-        return lambda: _interpret(program)
-    symbol = mx.sym.load_json(program.graph.to_json())
-    cached = mx.nd.CachedOp(symbol, [("static_alloc", True), ("static_shape", True)] if run == "static" else [])
-    inputs = [program.arrays[name] for name in symbol.list_inputs()]
-
-    def call() -> list[mx.nd.NDArray]:
-        outputs = cached(*inputs)
-        return outputs if isinstance(outputs, list) else [outputs]
-    return call
-
-
-def _interpret(program: Program) -> list[mx.nd.NDArray]:
-    """Run the graph operator by operator, as non-hybridized code would."""
-    values: dict[int, list[mx.nd.NDArray]] = {}
-    for node in program.graph.nodes():
-        if node.is_variable:
-            values[id(node)] = [program.arrays[node.name]]
-        else:
+    def _interpret(self) -> list[mx.nd.NDArray]:
+        """Run the graph operator by operator, as non-hybridized code would."""
+        values: dict[int, list[mx.nd.NDArray]] = {}
+        for node in self._graph.nodes():
             inputs = [values[id(entry.node)][entry.output] for entry in node.inputs]
-            values[id(node)] = invoke(node.op, inputs, node.attrs)
-    return [values[id(head.node)][head.output] for head in program.graph.heads]
+            values[id(node)] = [self._arrays[node.name]] if node.is_variable else invoke(node.op, inputs, node.attrs)
+        return [values[id(head.node)][head.output] for head in self._graph.heads]
 
 
-def as_array(value: np.ndarray, context: mx.Context) -> mx.nd.NDArray:
-    """Copy a NumPy array to the device."""
-    return mx.nd.array(value, ctx=context, dtype=value.dtype)
-
-
-def low_array(array: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
-    """Copy an array in another precision."""
-    if dtype == FLOAT32:
-        return array.copy()
-    return mx.nd.amp_cast(array, dtype=BFLOAT16_DTYPE if dtype == BFLOAT16 else dtype)
+def _copy(entry: Entry, name: str) -> Entry:
+    return Entry(operator("_copy", name, [entry], entry))

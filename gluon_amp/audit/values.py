@@ -7,7 +7,7 @@ from typing import Callable
 import numpy as np
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from .records import Input
+from .samples.sample import LOW, Input
 
 __all__ = ["EPSILON", "VALUES", "fill", "round_to"]
 
@@ -38,24 +38,12 @@ def round_to(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def fill(item: Input, dtype: str, seed: str) -> np.ndarray:
-    """Make an input's FP32 or integer contents, rounded to ``dtype`` where the input runs in it.
-
-    Parameters
-    ----------
-    item : Input
-        Shape, kind and recipe.
-    dtype : str
-        The type under test.
-    seed : str
-        Any text; the same text gives the same numbers.
-    """
+    """Make an input's contents, rounded to ``dtype`` where it runs in that; the same seed gives the same numbers."""
     name, _, argument = item.values.partition(":")
-    random = Random(zlib.crc32(seed.encode()))
-    array = VALUES[name](random, item.shape, argument)
-    if item.kind in ("low", "float32"):
-        array = np.asarray(array, np.float32).reshape(item.shape)
-        return round_to(array, dtype) if item.kind == "low" else array
-    return np.asarray(array).astype(item.kind).reshape(item.shape)
+    array = np.asarray(VALUES[name](Random(zlib.crc32(seed.encode())), item.shape, argument))
+    if item.kind == LOW:
+        return round_to(array, dtype).reshape(item.shape)
+    return array.astype(item.kind).reshape(item.shape)
 
 
 def _distinct(random: Random, shape: Shape, _: str) -> np.ndarray:
@@ -69,15 +57,10 @@ def _positive_definite(random: Random, shape: Shape, _: str) -> np.ndarray:
     return factor @ np.swapaxes(factor, -1, -2) / shape[-1] + np.eye(shape[-1])
 
 
-def _lower(random: Random, shape: Shape, _: str) -> np.ndarray:
-    return np.tril(random.normal(size=shape) * 0.5) + 2 * np.eye(shape[-1])
-
-
-def _boxes(random: Random, shape: Shape, argument: str) -> np.ndarray:
+def _boxes(random: Random, shape: Shape, side: str) -> np.ndarray:
     """Corner boxes (x0, y0, x1, y1) within a square of the given side."""
-    side = float(argument or 1)
     start = random.uniform(0, 0.6, size=(*shape[:-1], 2))
-    return np.concatenate([start, start + random.uniform(0.1, 0.4, size=start.shape)], axis=-1) * side
+    return np.concatenate([start, start + random.uniform(0.1, 0.4, size=start.shape)], axis=-1) * float(side or 1)
 
 
 def _rois(random: Random, shape: Shape, argument: str) -> np.ndarray:
@@ -87,23 +70,18 @@ def _rois(random: Random, shape: Shape, argument: str) -> np.ndarray:
     return np.concatenate([batch, boxes] + ([np.full((shape[0], 1), 30.0)] if shape[1] == 6 else []), axis=1)
 
 
-def _rotated_rois(random: Random, shape: Shape, argument: str) -> np.ndarray:
+def _rotated_rois(random: Random, shape: Shape, _: str) -> np.ndarray:
     """Rotated regions: image number, centre, size, angle in degrees."""
-    columns = [random.randint(0, 2, shape[0]), random.uniform(4, 8, shape[0]), random.uniform(4, 8, shape[0]),
-               random.uniform(3, 6, shape[0]), random.uniform(3, 6, shape[0]), random.uniform(0, 45, shape[0])]
-    return np.stack(columns, axis=1)
+    limits = [(4, 8), (4, 8), (3, 6), (3, 6), (0, 45)]
+    return np.stack([random.randint(0, 2, shape[0]), *(random.uniform(*pair, shape[0]) for pair in limits)], axis=1)
 
 
-def _detections(random: Random, shape: Shape, _: str) -> np.ndarray:
-    """Rows of class, score and box, the scores distinct."""
-    classes = random.randint(0, 2, size=(*shape[:-1], 1))
-    scores = (random.permutation(int(np.prod(shape[:-1]))) + 1).reshape(*shape[:-1], 1) / 256.0
-    return np.concatenate([classes, scores, _boxes(random, (*shape[:-1], 4), "")], axis=-1)
-
-
-def _box_labels(random: Random, shape: Shape, _: str) -> np.ndarray:
-    """Rows of class and box."""
-    return np.concatenate([random.randint(0, 2, size=(*shape[:-1], 1)), _boxes(random, (*shape[:-1], 4), "")], axis=-1)
+def _labelled_boxes(random: Random, shape: Shape, with_scores: str) -> np.ndarray:
+    """Rows of class, distinct scores where asked for, and box."""
+    columns = [random.randint(0, 2, size=(*shape[:-1], 1)).astype(np.float64)]
+    if with_scores:
+        columns.append((random.permutation(int(np.prod(shape[:-1]))) + 1).reshape(*shape[:-1], 1) / 256.0)
+    return np.concatenate([*columns, _boxes(random, (*shape[:-1], 4), "")], axis=-1)
 
 
 VALUES: dict[str, Callable[[Random, Shape, str], np.ndarray]] = {
@@ -125,11 +103,11 @@ VALUES: dict[str, Callable[[Random, Shape, str], np.ndarray]] = {
     "grid_index": lambda random, shape, argument: np.arange(int(np.prod(shape))) % int(argument),
     # Linear algebra and detection.
     "positive_definite": _positive_definite,
-    "lower": _lower,
+    "lower": lambda random, shape, _: np.tril(random.normal(size=shape) * 0.5) + 2 * np.eye(shape[-1]),
     "softmax": lambda random, shape, _: random.dirichlet(np.ones(shape[-1]), size=shape[:-1]),
     "boxes": _boxes,
     "rois": _rois,
     "rotated_rois": _rotated_rois,
-    "detections": _detections,
-    "box_labels": _box_labels,
+    "detections": lambda random, shape, _: _labelled_boxes(random, shape, "scores"),
+    "box_labels": _labelled_boxes,
 }

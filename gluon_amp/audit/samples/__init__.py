@@ -4,12 +4,11 @@ Operators without one are in :mod:`gluon_amp.audit.samples.excluded`, with the r
 """
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Mapping
 
-from ..records import Sample
 from . import attention, detection, elementwise, linalg, losses, neural, numpy_style, reduce, shape
 from .excluded import reason_of
+from .sample import Sample
 
 __all__ = ["FAMILIES", "family_of", "reason_of", "sampled_operators", "samples_of"]
 
@@ -26,21 +25,15 @@ FAMILIES: Mapping[str, tuple[Sample, ...]] = {
 }
 
 
-@lru_cache(maxsize=1)
-def _by_operator() -> dict[str, tuple[str, list[Sample]]]:
-    table: dict[str, tuple[str, list[Sample]]] = {}
-    for family, samples in FAMILIES.items():
-        for item in samples:
-            known = table.setdefault(item.op, (family, []))
-            if known[0] != family or item.condition in [other.condition for other in known[1]]:
-                raise ValueError(f"{item.op} is listed twice: {item.condition!r} in {known[0]} and {family}")
-            known[1].append(item)
-    return table
+_BY_OPERATOR: dict[str, list[Sample]] = {}
+for _samples in FAMILIES.values():
+    for _sample in _samples:
+        _BY_OPERATOR.setdefault(_sample.op, []).append(_sample)
 
 
 def sampled_operators() -> list[str]:
     """Names of all operators that have samples, family by family."""
-    return list(_by_operator())
+    return list(_BY_OPERATOR)
 
 
 def samples_of(op: str) -> tuple[Sample, ...]:
@@ -51,9 +44,9 @@ def samples_of(op: str) -> tuple[Sample, ...]:
     >>> samples_of('relu')[0].condition
     'default'
     """
-    return tuple(_by_operator().get(op, ("", []))[1])
+    return tuple(_BY_OPERATOR.get(op, ()))
 
 
 def family_of(op: str) -> str:
     """Name the family that an operator is listed in."""
-    return _by_operator()[op][0]
+    return next(family for family, samples in FAMILIES.items() if samples_of(op)[0] in samples)

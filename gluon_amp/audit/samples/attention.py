@@ -1,9 +1,7 @@
 """Samples of matrix products and of attention."""
 from __future__ import annotations
 
-from ..records import Sample, low, sample
-
-__all__ = ["SAMPLES"]
+from .sample import Sample, low, sample
 
 _INTERLEAVED = low(10, 2, 3 * 32)  # length, batch, heads x (query, key, value)
 _ATTENTION = low(2 * 2, 10, 10, values="zero_one")

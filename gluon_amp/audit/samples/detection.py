@@ -3,9 +3,7 @@ from __future__ import annotations
 
 from typing import Iterable
 
-from ..records import Sample, fixed, low, sample
-
-__all__ = ["SAMPLES"]
+from .sample import Sample, fixed, low, sample
 
 _FEATURES = low(2, 16, 12, 12)
 _CORNERS = low(1, 30, 4, values="boxes")

@@ -1,11 +1,9 @@
 """Samples of elementwise operators: unary, with a scalar, of two tensors, broadcasting."""
 from __future__ import annotations
 
-from typing import Iterable, Iterator
+from typing import Iterator
 
-from ..records import Sample, low, sample
-
-__all__ = ["SAMPLES"]
+from .sample import Input, Sample, low, sample
 
 _SHAPE = (2, 16, 6, 8)
 
@@ -54,32 +52,23 @@ _BROADCAST = {
 }
 
 
-def _each(table: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _each(table: dict[str, str]) -> Iterator[tuple[str, Input, float]]:
     for values, names in table.items():
         for name in names.split():
-            yield name, values
+            yield name, low(*_SHAPE, values=values), _TOLERANCE.get(name, 4)
 
 
-def _unary() -> Iterable[Sample]:
-    for name, values in _each(_UNARY):
-        yield sample(name, low(*_SHAPE, values=values), tolerance=_TOLERANCE.get(name, 4))
-
-
-def _scalar() -> Iterable[Sample]:
-    for name, values in _each(_SCALAR):
-        yield sample(name, low(*_SHAPE, values=values), scalar=1.0 if values == "few" else 0.75, is_int=False)
-
-
-def _binary() -> Iterable[Sample]:
-    for name, values in _each(_BINARY):
-        yield sample(name, (low(*_SHAPE, values=values), low(*_SHAPE, values=values)))
-
-
-def _broadcast() -> Iterable[Sample]:
-    for name, values in _each(_BROADCAST):
-        yield sample(name, (low(*_SHAPE, values=values), low(*_SHAPE, values=values)), note="same shape")
-        yield sample(name, (low(8, 16, 16, 16, values=values), low(1, 16, 1, 1, values=values)),
-                     note="over 2048 elements each", tolerance=_TOLERANCE.get(name, 4))
+def _tables() -> Iterator[Sample]:
+    for name, data, tolerance in _each(_UNARY):
+        yield sample(name, data, tolerance=tolerance)
+    for name, data, _ in _each(_SCALAR):
+        yield sample(name, data, scalar=1.0 if data.values == "few" else 0.75, is_int=False)
+    for name, data, _ in _each(_BINARY):
+        yield sample(name, (data, data))
+    for name, data, tolerance in _each(_BROADCAST):
+        large, small = low(8, 16, 16, 16, values=data.values), low(1, 16, 1, 1, values=data.values)
+        yield sample(name, (data, data), note="same shape")
+        yield sample(name, (large, small), note="over 2048 elements each", tolerance=tolerance)
 
 
 _OTHER = (
@@ -98,4 +87,4 @@ _OTHER = (
     sample("_contrib_allclose", (low(*_SHAPE), low(*_SHAPE)), gradient=False),
 )
 
-SAMPLES: tuple[Sample, ...] = (*_unary(), *_scalar(), *_binary(), *_broadcast(), *_OTHER)
+SAMPLES: tuple[Sample, ...] = (*_tables(), *_OTHER)

@@ -3,16 +3,11 @@ from __future__ import annotations
 
 import re
 
-from ..records import merge
-
 __all__ = ["is_backward", "reason_of"]
 
 
 def is_backward(op: str) -> bool:
-    """Whether an operator exists only as the gradient of another one.
-
-    MXNet registers those under names with ``backward`` in them, most of them beginning with ``_backward_``; they are
-    run whenever the forward operator's gradient is, and cannot be called by users.
+    """Whether an operator exists only as the gradient of another one, with which it runs.
 
     Examples
     --------
@@ -23,6 +18,20 @@ def is_backward(op: str) -> bool:
 
 
 _PATTERNS = (
+    (r"_(CrossDeviceCopy|CustomFunction|NDArray|Native|NoGradient)$", "internal: made by the engine, not callable"),
+    (r"_npi_boolean_mask_assign_(scalar|tensor)$|_scatter_set_nd$",
+     "writes into its first input in place: called by indexed assignment only"),
+    (r"(_square_sum|cast_storage|_sparse_retain)$", "sparse storage: bfloat16 has none"),
+    (r"Custom$", "runs the user's Python code, in the types that code declares"),
+    (r"_sg_mkldnn_(conv|fully_connected)$",
+     "made by MXNet's oneDNN graph partitioning for inference, needs a subgraph attribute"),
+    (r"_copyto$", "a copy between arrays of the same type, called by NDArray.copyto only"),
+    (r"_set_value$", "fills an array: no data input"),
+    (r"_onehot_encode$", "deprecated function that writes into its second argument"),
+    (r"_npx_constraint_check$", "takes a boolean"),
+    (r"_npi_where_scalar2$", "takes a boolean condition and two numbers"),
+    (r"reset_arrays$", "writes zeros into its inputs"),
+    (r"_contrib_hawkesll$", "event sequences with integer marks, for point processes: not used in networks"),
     (r"(multi_|preloaded_|mp_|_multi_|_contrib_group_|_sparse_|_mp_)*(mp_)?"
      r"(adam|adamw|ftml|ftrl|lamb|nag_mom|rmsprop|rmspropalex|sgd|sgd_mom|signsgd|signum|adagrad|_adamw)"
      r"_update(_phase[12])?$", "optimizer update: weights and gradients have the types the optimizer gives them"),
@@ -40,29 +49,6 @@ _PATTERNS = (
     (r"_npi_(bitwise|lcm)", "integers only"),
     (r"_CachedOp", "runs a graph: each operator in it by its own rules"),
 )
-_NAMED = merge(
-    dict.fromkeys(("_CrossDeviceCopy", "_CustomFunction", "_NDArray", "_Native", "_NoGradient"),
-                  "internal: made by the engine, not callable"),
-    dict.fromkeys(("_npi_boolean_mask_assign_scalar", "_npi_boolean_mask_assign_tensor", "_scatter_set_nd"),
-                  "writes into its first input in place: called by indexed assignment only"),
-    {
-        "_square_sum": "sparse storage: bfloat16 has none",
-        "Custom": "runs the user's Python code, in the types that code declares",
-        "_sg_mkldnn_conv": "made by MXNet's oneDNN graph partitioning for inference, needs a subgraph attribute",
-        "_sg_mkldnn_fully_connected": "made by MXNet's oneDNN graph partitioning for inference, needs a subgraph "
-                                      "attribute",
-        "_copyto": "a copy between arrays of the same type, called by NDArray.copyto only",
-        "_set_value": "fills an array: no data input",
-        "_onehot_encode": "deprecated function that writes into its second argument",
-        "cast_storage": "sparse storage: bfloat16 has none",
-        "_sparse_retain": "sparse storage: bfloat16 has none",
-        "_npx_constraint_check": "takes a boolean",
-        "_npi_bitwise_not": "integers only",
-        "_npi_where_scalar2": "takes a boolean condition and two numbers",
-        "reset_arrays": "writes zeros into its inputs",
-        "_contrib_hawkesll": "event sequences with integer marks, for point processes: not used in networks",
-    },
-)
 
 
 def reason_of(op: str) -> str | None:
@@ -73,6 +59,4 @@ def reason_of(op: str) -> str | None:
     >>> reason_of('_zeros')
     'creates an array: no data input'
     """
-    if op in _NAMED:
-        return _NAMED[op]
     return next((reason for pattern, reason in _PATTERNS if re.match(pattern, op)), None)

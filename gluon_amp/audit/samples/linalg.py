@@ -1,9 +1,7 @@
 """Samples of linear algebra other than plain products."""
 from __future__ import annotations
 
-from ..records import Sample, low, sample
-
-__all__ = ["SAMPLES"]
+from .sample import Sample, low, sample
 
 _A = low(2, 8, 8)
 _SPD = low(2, 8, 8, values="positive_definite")

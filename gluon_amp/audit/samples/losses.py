@@ -1,9 +1,7 @@
 """Samples of losses, output layers and densities."""
 from __future__ import annotations
 
-from ..records import Sample, fixed, low, sample
-
-__all__ = ["SAMPLES"]
+from .sample import Sample, fixed, low, sample
 
 _DATA, _LABELS = low(24, 40), fixed(24, values="labels:40")
 

@@ -3,9 +3,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable
 
-from ..records import Input, Sample, fixed, low, sample
-
-__all__ = ["SAMPLES"]
+from .sample import Input, Sample, fixed, low, sample
 
 
 def _convolution(op: str, data: tuple[int, ...], filters: int, kernel: tuple[int, ...], group: int = 1,

@@ -3,9 +3,7 @@ from __future__ import annotations
 
 from typing import Iterable
 
-from ..records import Sample, fixed, low, sample
-
-__all__ = ["SAMPLES"]
+from .sample import Sample, fixed, low, sample
 
 # Large enough to show accumulation in low precision: 2304 elements a sum over pixels.
 _SHAPE = (2, 16, 48, 48)

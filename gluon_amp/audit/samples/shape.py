@@ -3,9 +3,7 @@ from __future__ import annotations
 
 from typing import Iterable
 
-from ..records import Sample, fixed, low, sample
-
-__all__ = ["SAMPLES"]
+from .sample import Sample, fixed, low, sample
 
 _DATA = low(2, 16, 6, 8)
 _MATRIX = low(24, 40)

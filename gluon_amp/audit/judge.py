@@ -1,0 +1,115 @@
+"""Run samples in every mode and compare with FP32. This is what the audit's processes do."""
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+from dataclasses import replace
+from typing import Collection
+
+import mxnet as mx
+import numpy as np
+
+from .._mxnet.invoke import invoke
+from .._mxnet.symbols import dtype_name
+from ..dtypes import FLOAT32
+from .modes import Mode, modes_for
+from .program import Program
+from .samples import samples_of
+from .samples.sample import Sample
+from .values import EPSILON, fill
+from .verdicts import ERROR, UNUSABLE, Result, judge
+
+__all__ = ["Judge", "Key", "message_of", "run_samples"]
+
+Key = tuple  # the names of a condition and of a mode
+_NO_GRADIENT = "non-differentiable"  # from nnvm's message for operators without a gradient
+
+
+def run_samples(op: str, dtype: str, rounding: str, device: str,
+                only: Collection[Key] | None = None) -> dict[Key, Result]:
+    """Run an operator's samples in all modes, or in those named, with inputs rounded to ``rounding``."""
+    results = {}
+    for item in samples_of(op):
+        one = Judge(item, dtype, rounding, device)
+        for mode in modes_for(item, rounding, device):
+            key = item.condition, str(mode)
+            if only is None or key in only:
+                results[key] = one.run(mode)
+    gc.collect()  # checks of the memory allocator act when memory is freed
+    _drain()
+    return results
+
+
+class Judge:
+    """Runs one sample in several modes and judges each against FP32 on the same rounded inputs."""
+
+    def __init__(self, item: Sample, dtype: str, rounding: str, device: str):
+        kind, _, number = device.rstrip(")").partition("(")
+        self.item, self.dtype, self.rounding, self.context = item, dtype, rounding, mx.Context(kind, int(number or 0))
+        self._references: dict[bool, dict[str, np.ndarray]] = {}
+        self._types: list[str] = []
+
+    def run(self, mode: Mode) -> Result:
+        """Run the sample in one mode."""
+        with mx.util.np_shape(self.item.numpy_shape):
+            failure = UNUSABLE
+            try:
+                desired = self._reference(mode)
+                failure = ERROR
+                actual = self._run(mode, self.dtype)
+            except Exception as error:
+                _drain()
+                return Result(failure, message_of(error), gradient=self.item.gradient)
+        result = judge(actual, desired, self.item.tolerance * EPSILON[self.dtype])
+        return result._replace(gradient=self.item.gradient)
+
+    def _reference(self, mode: Mode) -> dict[str, np.ndarray]:
+        """Return what FP32 gives, computed once for training and once for prediction."""
+        training = mode.grad != "infer"
+        if training not in self._references:
+            self._types = self._types or self._output_types()
+            plain = Mode("plain", "write" if training else "infer", "eager")
+            try:
+                self._references[training] = self._run(plain, FLOAT32)
+            except mx.MXNetError as error:
+                if _NO_GRADIENT not in str(error):
+                    raise
+                self.item = replace(self.item, gradient=False)
+                self._references[training] = self._run(plain, FLOAT32)
+        runs = 2 if mode.grad in ("add", "addlow") else 1
+        return {name: value * runs if name.startswith("gradient") else value
+                for name, value in self._references[training].items()}
+
+    def _output_types(self) -> list[str]:
+        """Run the bare operator in FP32 to learn the types of its outputs."""
+        arrays = [mx.nd.array(value, ctx=self.context, dtype=value.dtype)
+                  for number, each in enumerate(self.item.inputs)
+                  for value in [fill(each, self.rounding, f"{self.item.op} {number}")]]
+        outputs = invoke(self.item.op, arrays, self.item.attrs)
+        mx.nd.waitall()
+        return [dtype_name(output.dtype) or "" for output in outputs]
+
+    def _run(self, mode: Mode, dtype: str) -> dict[str, np.ndarray]:
+        return Program(self.item, mode, dtype, self.rounding, self.context, self._types).run()
+
+
+def _drain() -> None:
+    """Finish all work; errors that are still on their way surface here, not in the next mode."""
+    with contextlib.suppress(mx.MXNetError):
+        mx.nd.waitall()
+
+
+def message_of(error: Exception) -> str:
+    r"""Return the line of an engine's message that says what is wrong, without paths and addresses.
+
+    Examples
+    --------
+    >>> message_of(ValueError("Traceback (most recent call last):\n  File \"a/src/b.cc\", line 1\nMXNetError: no"))
+    'MXNetError: no'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("Traceback", "Stack trace", "File ", "[bt]"))]
+    telling = [line for line in lines if "Error in operator" in line or "Check failed" in line or "could not" in line]
+    text = (telling or lines or [repr(error)])[-1].split("src/")[-1]
+    return re.sub(r"0x[0-9a-f]+", "0x...", text)[:240]

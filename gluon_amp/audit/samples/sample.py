@@ -1,0 +1,81 @@
+"""What samples are made of: an operator, its parameters and its inputs."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+__all__ = ["LOW", "Input", "Sample", "fixed", "low", "sample"]
+
+LOW = "low"  # the kind of an input that is cast to the type under test; other kinds are types themselves
+_INDEX_VALUES = ("zeros", "length", "labels", "grid_index", "valid")
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of an operator."""
+
+    shape: tuple[int, ...]
+    kind: str = LOW  # 'low' when it runs in the type under test, otherwise the type it has
+    values: str = "normal"  # what it is filled with: a name of gluon_amp.audit.values
+    aux: bool = False  # a state that the operator changes, which must be a plain variable
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a gradient with respect to it is asked for."""
+        return not self.aux and self.kind in (LOW, "float32") and self.values.partition(":")[0] not in _INDEX_VALUES
+
+    @property
+    def can_be_blocked(self) -> bool:
+        """Whether a oneDNN convolution can produce it in a blocked layout."""
+        return self.kind == LOW and 3 <= len(self.shape) <= 5 and self.shape[1] % 16 == 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One way of calling an operator."""
+
+    op: str
+    inputs: tuple[Input, ...]  # auxiliary states last
+    attrs: dict[str, str]
+    tolerance: float = 4.0  # the largest error that is right, in units of the type's resolution; 0 for indices
+    gradient: bool = True  # False when gradients are zero, random or not defined
+    note: str = ""  # what the sample is about where attributes do not say it
+
+    @property
+    def condition(self) -> str:
+        """The sample's name among those of its operator: attributes and note."""
+        parts = [f"{key}={value}" for key, value in self.attrs.items()] + ([self.note] if self.note else [])
+        return ", ".join(parts) or "default"
+
+    @property
+    def signature(self) -> str:
+        """Types and shapes of the inputs in one line."""
+        return ", ".join(f"{each.kind}{each.shape}" for each in self.inputs)
+
+    @property
+    def numpy_shape(self) -> bool:
+        """Whether it runs under NumPy's shape semantics, in which ``()`` is a scalar."""
+        return self.op.startswith(("_np_", "_npi_", "_npx_"))
+
+
+def low(*shape: int, values: str = "normal") -> Input:
+    """Make an input in the type under test."""
+    return Input(shape, LOW, values)
+
+
+def fixed(*shape: int, kind: str = "float32", values: str = "normal", aux: bool = False) -> Input:
+    """Make an input that keeps its type: statistics, indices, lengths, labels."""
+    return Input(shape, kind, values, aux)
+
+
+def sample(op: str, inputs: Input | Sequence[Input], tolerance: float = 4.0, gradient: bool = True, note: str = "",
+           **attrs: object) -> Sample:
+    """Make a sample; every further keyword is an operator parameter.
+
+    Examples
+    --------
+    >>> sample('clip', low(2, 3), a_min=0, a_max=1).condition
+    'a_min=0, a_max=1'
+    """
+    every = (inputs,) if isinstance(inputs, Input) else tuple(inputs)
+    return Sample(op, every, {key: str(value) for key, value in attrs.items()}, tolerance, gradient, note)
