@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(_machine.physical_cores()))
 
 SMALL = os.environ.get("GLUON_AMP_NOTEBOOKS") == "small"
 SMALL_SIZES = "small sizes"  # in the first output of a run that is not of full size
+SAMPLE_GFLOP = {"ssd512": 180.0}  # 1e9 floating-point operations of a training step for each sample
 MIME = "application/vnd.gluon-amp.findings+json"
 
 Size = TypeVar("Size")
@@ -89,12 +90,15 @@ def affordable_batch_size(network: str, seconds: float) -> int:
     Parameters
     ----------
     network : str
-        One of `_sizes.COSTS`.
+        One of `SAMPLE_GFLOP`.
     seconds : float
         For seven training steps in FP32 on the CPU.
     """
-    machine = _sizes.Machine(_machine.available_memory(), _machine.matmul_gflops())
-    return _sizes.choose_batch_size(_sizes.COSTS[network], machine, [1.0], seconds)[0]
+    size, _ = _sizes.largest_batch(_sizes.COSTS[network], _machine.available_memory(), [1.0], preferred=8)
+    sample_seconds = SAMPLE_GFLOP[network] / _machine.matmul_gflops()
+    while size > 1 and 7 * size * sample_seconds > seconds:
+        size //= 2
+    return size
 
 
 def has_pretrained(name: str) -> bool:

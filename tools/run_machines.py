@@ -32,15 +32,18 @@ def machines(own: str) -> list[tuple[str, str | None]]:
 
 
 def run(name: str, limit: str | None, arguments: Sequence[str]) -> bool:
-    """Run the tests in a process of their own, print what they printed; return whether they pass."""
+    """Run the tests in a process of their own, whose lines are printed with its name; return whether they pass."""
     environ = {key: value for key, value in os.environ.items() if key != VARIABLE}
     begin = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "machine and not slow", *arguments], cwd=PROJECT,
-                          env={**environ, "OMP_NUM_THREADS": "1", **({VARIABLE: limit} if limit else {})},
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    verdict = "passed" if done.returncode == 0 else "FAILED"
-    print(f"{done.stdout}{name}: {verdict} in {time.monotonic() - begin:.0f} s", flush=True)
-    return done.returncode == 0
+    environ.update({"OMP_NUM_THREADS": "1", **({VARIABLE: limit} if limit else {})})
+    child = subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-m", "machine and not slow", *arguments],
+                             cwd=PROJECT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             text=True)
+    for line in child.stdout or ():
+        print(f"{name}: {line}", end="", flush=True)
+    verdict = "passed" if child.wait() == 0 else "FAILED"
+    print(f"{name}: {verdict} in {time.monotonic() - begin:.0f} s", flush=True)
+    return child.returncode == 0
 
 
 def main(arguments: Sequence[str]) -> int:
