@@ -6,7 +6,7 @@ import os
 os.environ.setdefault("GLUON_AMP_VERIFY", "1")
 
 import pytest
-from machines import NO_BF16, RUNS_BFLOAT16, take_for
+from cpu_kinds import NO_BF16, RUNS_BFLOAT16, take_for
 
 import gluon_amp as amp
 from gluon_amp.runtime.devices import support

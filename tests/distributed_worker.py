@@ -21,7 +21,7 @@ if __name__ == "__main__" and sys.argv[1] == "horovod":
     import horovod.mxnet as hvd
 import mxnet as mx
 import numpy as np
-from machines import LOW, RUNS_BFLOAT16
+from cpu_kinds import LOW, RUNS_BFLOAT16
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 

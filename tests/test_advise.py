@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import mxnet as mx
 import pytest
-from machines import LOW
+from cpu_kinds import LOW
 from mxnet.gluon import nn
 from networks import NETWORKS, Attention, conv_net, ready
 

@@ -7,7 +7,7 @@ import logging
 import mxnet as mx
 import numpy as np
 import pytest
-from machines import take_for
+from cpu_kinds import take_for
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from networks import NETWORKS, conv_net, gradients, outputs_of, ready

@@ -8,7 +8,7 @@ import sys
 from functools import lru_cache
 
 import pytest
-from machines import ALL_ISAS, NO_BF16, ROOT, run_on
+from cpu_kinds import ALL_ISAS, NO_BF16, ROOT, run_on
 from networks import NETWORKS, conv_net, ready
 
 import gluon_amp as amp

@@ -17,7 +17,7 @@ for module in ("gluoncv", "ipykernel", "matplotlib", "nbclient", "PIL", "sklearn
     pytest.importorskip(module)
 
 import nbformat  # noqa: E402
-from machines import take_for  # noqa: E402
+from cpu_kinds import take_for  # noqa: E402
 from nbformat import v4  # noqa: E402
 
 from gluon_amp.runtime.devices import support  # noqa: E402

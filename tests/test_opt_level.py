@@ -4,7 +4,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from machines import FASTEST
+from cpu_kinds import FASTEST
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from networks import relative

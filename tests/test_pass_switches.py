@@ -7,8 +7,8 @@ from pathlib import Path
 
 import mxnet as mx
 import pytest
+from cpu_kinds import FASTEST
 from graphs import conv, graph, op, rewritten, variable
-from machines import FASTEST
 from mxnet.gluon import nn
 
 import gluon_amp as amp

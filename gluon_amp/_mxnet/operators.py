@@ -9,18 +9,21 @@ from mxnet.base import _LIB, check_call, py_str
 
 __all__ = ["handle_of", "registered_operators"]
 
+_OWN = ("_gluon_amp_", "_backward__gluon_amp_")
+
 
 @lru_cache(maxsize=1)
 def registered_operators() -> Mapping[str, str]:
-    """Map every name of an operator, aliases included, to the name it is registered under.
+    """Map every name of an operator of MXNet, aliases included, to the name it is registered under.
 
+    The operators in C++ of this package are left out: they take the place of others after these were decided on.
     Symbol JSON holds registered names only, users write aliases as well; MXNet offers no public way from one to
     the other.
     """
     size, array = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
     check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(array)))
     names = [py_str(array[i]) for i in range(size.value)]
-    return {name: _registered_name(name) for name in names}
+    return {name: _registered_name(name) for name in names if not name.startswith(_OWN)}
 
 
 def _registered_name(name: str) -> str:
