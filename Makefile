@@ -17,7 +17,7 @@ RESULTS := bench-results
 TORCH_VENV := .venv-torch
 TORCH_READY := $(TORCH_VENV)/.ready
 IPEX_VENV := .venv-ipex
-NATIVE_TESTS := $(filter-out %_activations.py,$(wildcard tests/test_native*.py))
+NATIVE_TESTS := tests/native
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .DEFAULT_GOAL := help

@@ -9,9 +9,9 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import CheckpointHandler, Estimator
 from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
+from networks import conv_net
 
 import gluon_amp as amp
-from tests.networks import conv_net
 
 BATCH, BATCHES = 8, 3
 ONE = (mx.cpu(),)

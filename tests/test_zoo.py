@@ -13,7 +13,8 @@ import pytest
 
 pytestmark = pytest.mark.bf16
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "tests" / "helpers" / "zoo.py"
 FAST = ["mobilenetv3_small", "resnet18_v1", "lstm_tied", "transformer_numpy"]
 SLOW = ["resnet50_v1", "resnet18_v2", "resnet50_v2", "mobilenet1.0", "mobilenetv2_1.0", "mobilenetv3_large",
         "densenet121", "inceptionv3", "squeezenet1.1", "vgg11", "vgg11_bn", "resnext50_32x4d", "se_resnet18_v1",
@@ -29,8 +30,8 @@ SAMPLED = {"faster_rcnn", "faster_rcnn_fpn"}
 @functools.lru_cache(maxsize=None)
 def child(name, kind):
     environment = {**os.environ, "GLUON_AMP_VERIFY": "1", "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-W", "ignore", str(HERE / "zoo.py"), name, kind], env=environment,
+                   "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-W", "ignore", str(SCRIPT), name, kind], env=environment,
                           capture_output=True, text=True, timeout=1800)
     if done.returncode:
         pytest.fail(f"{name} {kind} ended with {done.returncode}:\n{done.stderr[-4000:]}")

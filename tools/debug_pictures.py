@@ -29,7 +29,7 @@ def ssd():
 
 
 def transformer():
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     from networks import Attention
 
     net = Attention(units=64, prefix="block_")

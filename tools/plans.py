@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 BF16, AMX = {"channel_multiple": 16}, {"channel_multiple": 32, "amx": True}
 DEVICES: Mapping[str, tuple[str, dict[str, Any]]] = {

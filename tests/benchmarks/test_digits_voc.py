@@ -16,7 +16,7 @@ for module in ("PIL", "sklearn", "tqdm"):
 
 from PIL import Image  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import make_digits_voc  # noqa: E402

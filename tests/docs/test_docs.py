@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 import pytest
+from doc_samples import DOCS, EXCERPTS, PAGES, ROOT, commands, complaint, program, strings
 
 import gluon_amp
-from tests.doc_samples import DOCS, EXCERPTS, PAGES, ROOT, commands, complaint, program, strings
 
 PROGRAMS = {page: program(page.read_text()) for page in PAGES}
 MODULES = [module.name for module in pkgutil.walk_packages(gluon_amp.__path__, "gluon_amp.")

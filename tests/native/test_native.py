@@ -11,13 +11,13 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import nd
-from native_operators import normal, replaced, requires_core, run
+from native_cases import normal, replaced, requires_core, run
 
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import invoke
 from gluon_amp.native import loader
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def script(text, **environment):

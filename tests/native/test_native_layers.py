@@ -5,7 +5,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, nd
-from native_operators import (
+from native_cases import (
     BFLOAT16_ROUNDING,
     CACHED_OP_FLAGS,
     assert_close,

@@ -14,7 +14,7 @@ import pytest
 for module in ("rich", "tqdm"):
     pytest.importorskip(module)
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import _machine  # noqa: E402

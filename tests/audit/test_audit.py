@@ -20,7 +20,7 @@ from gluon_amp.audit.samples import FAMILIES, reason_of, sampled_operators, samp
 from gluon_amp.audit.samples.excluded import is_backward
 from gluon_amp.audit.samples.sample import low, sample
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 JSON, MARKDOWN = ROOT / "docs" / "operator_audit.json", ROOT / "docs" / "operator_audit.md"
 FAST = ("Convolution", "FullyConnected", "BatchNorm", "Activation", "Pooling", "Concat", "elemwise_add", "softmax",
         "dot")

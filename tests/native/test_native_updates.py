@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import nd
-from native_operators import assert_close, bfloat16, normal, requires_core, rounded
+from native_cases import assert_close, bfloat16, normal, requires_core, rounded
 
 from gluon_amp import native
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 NETWORKS = ["transformer", *(pytest.param(name, marks=pytest.mark.slow)
                              for name in ("ssd_512_resnet50_v1", "yolo3_mobilenet0.25", "faster_rcnn"))]
 
@@ -61,7 +61,8 @@ print(json.dumps(found))
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_planted_overflow_is_found_and_every_operator_alone_is_near_fp32(name):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
+    places = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
     done = subprocess.run([sys.executable, "-c", PROGRAM, name], env=environment, capture_output=True, text=True,
                           timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

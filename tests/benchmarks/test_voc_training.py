@@ -18,7 +18,7 @@ import pytest
 for module in ("PIL", "rich", "sklearn", "tqdm"):
     pytest.importorskip(module)
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import _turns  # noqa: E402

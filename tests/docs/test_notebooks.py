@@ -22,7 +22,7 @@ from nbformat import v4  # noqa: E402
 
 from gluon_amp.runtime.devices import support  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "notebooks"), str(ROOT / "tools")]
 with pytest.MonkeyPatch.context() as environment:
     environment.setenv("OMP_NUM_THREADS", "1")  # helpers would set it for all tests to come

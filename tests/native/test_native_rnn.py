@@ -5,7 +5,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import nd
-from native_operators import assert_close, bfloat16, float32, normal, rounded, run, with_gradients
+from native_cases import assert_close, bfloat16, float32, normal, rounded, run, with_gradients
 
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import invoke
