@@ -10,8 +10,8 @@ from typing import Any, Callable, Collection, Mapping, Sequence
 from mxnet import gluon
 
 from . import checks
-from ._mxnet import records, trainers
-from ._mxnet.records import known_classes
+from ._mxnet import optimizer_states, trainers
+from ._mxnet.optimizer_states import known_classes
 from ._mxnet.unpickling import unpickle
 from .errors import StateError, expected
 from .files import replacing
@@ -107,7 +107,7 @@ def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
         amp.save_states(trainer, 'trainer.states')
     """
     header = json.dumps([scaler.state_dict() for scaler in scalers_of(trainer)]).encode()
-    content = b"".join((_MAGIC, header, b"\n", records.write(trainers.optimizer_states(trainer))))
+    content = b"".join((_MAGIC, header, b"\n", optimizer_states.write(trainers.optimizer_states(trainer))))
     with replacing(fname) as (temporary,), open(temporary, "wb") as file:
         file.write(content)
 
@@ -178,7 +178,7 @@ def _parsed(content: bytes, classes: Collection[type]) -> tuple[list[Any], Calla
             header, _, states = content[len(magic):].partition(b"\n")
             raw = json.loads(header) or []
             found = raw if isinstance(raw, list) else [raw]
-            return found, partial(records.read if magic == _MAGIC else unpickle, states, classes)
+            return found, partial(optimizer_states.read if magic == _MAGIC else unpickle, states, classes)
     return [], partial(unpickle, content, classes)
 
 

@@ -50,7 +50,7 @@ INSIDE = {
               "recording", "__init__"],
     "runtime": ["functions", "autocast", "hooks", "graph_applier", "plans", "state", "eager_applier", "devices",
                 "__init__"],
-    "rules": ["__init__", "views", "lists", "policy", "tuning", "costs", "shapes", "tables", "decision"],
+    "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "errors", "files", "_isa", "_compat"}

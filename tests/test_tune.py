@@ -12,7 +12,7 @@ from networks import relative
 import gluon_amp as amp
 from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import PolicyError
-from gluon_amp.rules.tuning import signature
+from gluon_amp.rules.measurements import signature
 from gluon_amp.runtime import devices
 from gluon_amp.runtime.devices import machine
 

@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray
 
-from .records import known_classes
+from .optimizer_states import known_classes
 
 __all__ = ["unpickle"]
 

@@ -16,7 +16,7 @@ from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION, REGION_OFF
 from ..rules import Policy
-from ..rules.tuning import Tuning
+from ..rules.measurements import Tuning
 from ..runtime.autocast import device_policies, tuned
 from ..runtime.devices import device_supports, warn_once
 

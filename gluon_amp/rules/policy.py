@@ -10,9 +10,9 @@ from ..dtypes import FLOAT32, normalize
 from ..errors import PolicyError, expected
 from ..files import replacing
 from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule
+from .measurements import signature
 from .shapes import FEW_CHANNELS, SHAPE_RULES
 from .tables import table
-from .tuning import signature
 
 __all__ = ["Policy", "refused_rules"]
 
@@ -44,7 +44,8 @@ class Policy:
     channel_multiple : int, optional
         The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
     slow : frozenset of str
-        Uses of operators (:func:`gluon_amp.rules.tuning.signature`) that were measured to be slower in low precision.
+        Uses of operators (:func:`gluon_amp.rules.measurements.signature`) that were measured to be slower in low
+        precision.
     disabled_passes : frozenset of str
         Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
     reason : str

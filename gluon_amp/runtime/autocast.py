@@ -14,7 +14,7 @@ from ..dtypes import BFLOAT16, FLOAT32, Support, normalize
 from ..errors import PolicyError, StateError, expected
 from ..graph.attrs import REGION_ON
 from ..rules import ConditionalOp, Policy, make_policy
-from ..rules.tuning import Tuning, default_cache
+from ..rules.measurements import Tuning, default_cache
 from . import hooks
 from .devices import announce, choose, device_supports, machine, warn_if_slow
 from .eager_applier import outermost

@@ -13,7 +13,7 @@ from ...rules import KEEP, Policy, precision
 from ..recording.engine import Output
 from ..recording.events import FLOATS
 from .flops import flops
-from .records import Captured, Ran, Recording
+from .ran import Captured, Ran, Recording
 
 __all__ = ["judge_call", "mark_imitation", "matched", "planned"]
 

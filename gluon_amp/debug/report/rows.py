@@ -12,7 +12,7 @@ from ...dtypes import FLOAT32
 from ...graph import CAST, Entry, Node
 from ...rules import Cause
 from ..recording.owners import Owners
-from .records import Ran
+from .ran import Ran
 
 __all__ = ["InputRow", "InsertedRow", "OperatorRow", "make_rows"]
 

@@ -16,7 +16,7 @@ from ... import checks
 from ...errors import PolicyError, StateError, expected
 from ...graph import Entry, Node
 from ...rules import Policy
-from ...rules.tuning import Tuning, signature
+from ...rules.measurements import Tuning, signature
 from ...runtime import hooks
 from ...runtime.eager_applier import EagerPolicy
 from ...runtime.state import State
