@@ -66,7 +66,7 @@ def load_state_dict(state: Mapping[str, Mapping[str, float]]) -> None:
         raise ValueError(expected("what state_dict returned", "state", state))
     if set(state) != {f"loss_scaler{number}" for number in range(len(scalers))}:
         names = ", ".join(map(str, state)) or "none"
-        raise StateError(f"the state holds {len(state)} loss scalers ({names}), there are {len(scalers)} in use: "
+        raise StateError(f"the state holds {len(state)} loss scalers ({names}), but {len(scalers)} are in use: "
                          "call amp.init_trainer or amp.initialize on the same trainers first")
     _load(scalers, [state[f"loss_scaler{number}"] for number in range(len(scalers))])
 

@@ -166,8 +166,8 @@ class _Reader:
     def _object(self, tree: Mapping[str, Any], number: int) -> Any:
         kind = self.classes.get(tree["object"])
         if kind is None:
-            raise ValueError(f"the file holds an object of the class {tree['object']}, which is none of MXNet's "
-                             "optimizers and schedulers: name your own classes in classes=[...]")
+            raise ValueError(f"the file holds an object of the class {tree['object']}, which is not an "
+                             "optimizer or scheduler of MXNet: name your own classes in classes=[...]")
         made: Any = object.__new__(kind)
         self._seen[number] = made
         state = self.value(tree["state"])

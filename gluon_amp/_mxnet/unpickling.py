@@ -44,9 +44,9 @@ class _Unpickler(pickle.Unpickler):
         found = self._classes.get((module, name), _FUNCTIONS.get((module, name)))
         if found is None:
             raise pickle.UnpicklingError(
-                f"it refers to {module}.{name}, which is no optimizer, scheduler or array of MXNet's or NumPy's. A "
-                "file can run any code through such a name: if it is a class of your own, and you trust the file, name "
-                "it in classes=[...]")
+                f"it refers to {module}.{name}, which is not an optimizer, scheduler or array of MXNet or NumPy. "
+                "A file can run any code through such a name. If it is a class of your own and you trust the file, "
+                "name it in classes=[...]")
         return found
 
 

@@ -208,7 +208,7 @@ def _no_hardware(situation: Situation) -> Advice | None:
 def _unused_amx(situation: Situation) -> Advice | None:
     if not situation.unused_amx:
         return None
-    return Advice("AMX", "The CPU has AMX tiles, several times as fast in bfloat16, which this process does not use: "
+    return Advice("AMX", "This process does not use the CPU's AMX tiles, which make bfloat16 several times as fast: "
                          "import gluon_amp before MXNet runs its first operator, and leave DNNL_MAX_CPU_ISA unset")
 
 
@@ -256,14 +256,14 @@ def _layout(situation: Situation) -> Advice | None:
 def _few_channels(situation: Situation) -> Advice | None:
     return _about("few channels", situation, situation.in_fp32(Cause.CHANNELS),
                   "{share} of the arithmetic is in {count} with few input channels, where low precision gains "
-                  "nothing. For the first layer of a network that is as it must be")
+                  "nothing. That is normal for the first layer of a network")
 
 
 def _no_kernel(situation: Situation) -> Advice | None:
     rows = [row for row in situation.in_fp32(*set(Cause) - {Cause.LAYOUT, Cause.SHAPE}) if not row.safe]
     return _about("no kernel", situation, rows,
-                  "{share} of the arithmetic is in operators without a sound low-precision kernel: {kinds}. Nothing "
-                  "to be done but to use others", least=_MUCH / 2)
+                  "{share} of the arithmetic is in operators that have no correct low-precision kernel: {kinds}. "
+                  "Only other operators would help", least=_MUCH / 2)
 
 
 def _odd_channels(situation: Situation) -> Advice | None:
@@ -271,9 +271,9 @@ def _odd_channels(situation: Situation) -> Advice | None:
     rows = [row for row in situation.report.operators
             if row.op == "Convolution" and row.precision in LOW_PRECISION and _has_odd_channels(row, multiple)]
     return _about("channels", situation, rows,
-                  "{share} of the arithmetic is in {count} (convolutions) whose channels are no multiple of "
-                  f"{multiple}: output channels are padded, which costs arithmetic, and input channels that are no "
-                  "multiple take slower kernels. Choose multiples where you design the network")
+                  "{share} of the arithmetic is in {count} (convolutions) whose channels are not a "
+                  f"multiple of {multiple}: output channels are padded, which adds arithmetic, and input channels take "
+                  f"slower kernels. Choose multiples of {multiple} when you design the network")
 
 
 def _has_odd_channels(row: OperatorRow, multiple: int) -> bool:
@@ -294,7 +294,7 @@ def _parameter_casts(situation: Situation) -> Advice | None:
     if not report.train:
         return Advice("parameter casts", text + "For inference convert the network, which casts them once and folds "
                                                 "BatchNorm: amp.convert_hybrid_block(net)")
-    return Advice("batch", text + f"The batch of {batch} is small to pay for that: take larger ones")
+    return Advice("batch", text + f"A batch of {batch} is too small to make up for that: take a larger one")
 
 
 def _batch(report: Report) -> int | None:

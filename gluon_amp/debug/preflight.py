@@ -260,7 +260,7 @@ def suggest_scale(source: gluon.Trainer | Block | Sequence[float], *, target_dty
         gradients = []
         largest = max((norm for norm in _norms(source) if math.isfinite(norm)), default=0.0)
     if largest == 0:
-        raise StateError("suggest_scale: there is no finite gradient other than zero: run a backward pass first")
+        raise StateError("suggest_scale: all gradients are zero or not finite: run a backward pass first")
     scale = _scale(largest, target, headroom)
     if not gradients:
         return ScaleSuggestion(scale, target, largest)

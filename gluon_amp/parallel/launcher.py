@@ -88,7 +88,7 @@ def launch(job: Job) -> int:
         if not result.failed:
             break
         if restart < job.max_restarts:
-            say(f"starting again, for the {restart + 1}. of {job.max_restarts} times")
+            say(f"starting again: restart {restart + 1} of {job.max_restarts}")
     return result.code
 
 

@@ -88,5 +88,5 @@ class Meeting:
         return vector if self._allreduce is None else self._allreduce(vector, name=self.name)
 
 
-_ADVICE = ("In training every context must run the network, before any result is read: give convert_sync_batchnorm as "
-           "num_devices how many do. CPU contexts need MXNET_CPU_TEMP_COPY above the number of operators in a step")
+_ADVICE = ("In training every context must run the network, before any result is read: give convert_sync_batchnorm "
+           "their number as num_devices. CPU contexts need MXNET_CPU_TEMP_COPY above the number of operators in a step")

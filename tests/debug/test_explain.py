@@ -104,7 +104,7 @@ def test_names_of_blocks_paths_parameters_and_inserted_operators(low):
 def test_a_network_without_amp():
     net, data = ready(conv_net(), NETWORKS["conv"][1])
     item = only(amp.explain(net, "net_conv2_fwd", data))
-    assert item.why.startswith("AMP took no decision on it")
+    assert item.why.startswith("AMP did not decide about it")
 
 
 def test_to_dict(low):
