@@ -121,7 +121,7 @@ def test_errors(low):
         amp.explain(net, 3, data)
     fresh = nn.Dense(2, in_units=3)
     fresh.initialize()
-    with pytest.raises(amp.StateError, match="not been called hybridized"):
+    with pytest.raises(amp.StateError, match="not been called under AMP while hybridized"):
         amp.explain(fresh, "dense")
     with pytest.raises(TypeError, match="a Gluon block"):
         amp.explain(mx.sym.var("x"), "x")
