@@ -13,24 +13,12 @@ __all__ = ["DynamicLossScaler", "LossScaler", "ScalerState", "StaticLossScaler"]
 
 @dataclass(frozen=True)
 class ScalerState:
-    """Everything about a scaler that changes.
+    """Everything about a scaler that changes."""
 
-    Attributes
-    ----------
-    scale : float
-        What the loss is multiplied by.
-    good_steps : int
-        Steps without overflow since the scale last changed.
-    bad_steps : int
-        Steps skipped in a row.
-    num_skipped : int
-        All steps skipped so far.
-    """
-
-    scale: float
-    good_steps: int = 0
-    bad_steps: int = 0
-    num_skipped: int = 0
+    scale: float  # what the loss is multiplied by
+    good_steps: int = 0  # steps without overflow since the scale last changed
+    bad_steps: int = 0  # steps skipped in a row
+    num_skipped: int = 0  # all steps skipped so far
 
     @classmethod
     def of(cls, state: Mapping[str, float]) -> ScalerState:

@@ -76,17 +76,7 @@ class _StandIn:
 
 
 def reduce_arrays(trainer: gluon.Trainer, own: Callable[[], None], arrays: Sequence[Sequence[NDArray]]) -> None:
-    """Have the trainer's own reduction reduce arrays instead of gradients.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        The trainer.
-    own : callable
-        What :func:`own_reduction` returned.
-    arrays : sequence of sequence of NDArray
-        For each parameter one array per context; none where there is nothing to reduce.
-    """
+    """Have the trainer's own reduction reduce arrays instead of gradients."""
     parameters = trainer._params
     trainer._params = [_StandIn(gradients) for gradients in arrays]
     try:

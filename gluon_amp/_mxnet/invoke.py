@@ -21,20 +21,6 @@ original_invoke = register._imperative_invoke
 def invoke(op: str, inputs: Sequence[mx.nd.NDArray], attrs: Mapping[str, str]) -> list[mx.nd.NDArray]:
     """Run an operator imperatively.
 
-    Parameters
-    ----------
-    op : str
-        Registered name.
-    inputs : sequence of NDArray
-        All inputs in the operator's order, auxiliary states included.
-    attrs : mapping of str to str
-        Operator parameters.
-
-    Returns
-    -------
-    list of NDArray
-        The visible outputs.
-
     Examples
     --------
     >>> invoke('_plus_scalar', [mx.nd.zeros(1)], {'scalar': '2.0'})[0].asscalar()

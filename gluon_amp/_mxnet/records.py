@@ -34,13 +34,7 @@ def known_classes(*more: type) -> frozenset[type]:
 
 
 def write(value: Any) -> bytes:
-    """Return the bytes of a value: numbers, texts, arrays, containers, and objects that are made of these.
-
-    Raises
-    ------
-    TypeError
-        It holds something else; the message says where.
-    """
+    """Return the bytes of a value: numbers, texts, arrays, containers, and objects that are made of these."""
     writer = _Writer()
     tree = json.dumps(writer.tree(value, "")).encode()
     arrays = b"".join(writer.arrays)
@@ -49,20 +43,7 @@ def write(value: Any) -> bytes:
 
 
 def read(content: bytes, classes: Iterable[type]) -> Any:
-    """Return the value that :func:`write` wrote.
-
-    Parameters
-    ----------
-    content : bytes
-        What it returned.
-    classes : iterable of type
-        Those whose objects may be in it.
-
-    Raises
-    ------
-    ValueError
-        The content is something else, or holds an object of another class.
-    """
+    """Return the value that :func:`write` wrote."""
     tree, _, rest = content.partition(b"\n")
     sizes, _, arrays = rest.partition(b"\n")
     starts = np.cumsum([0, *json.loads(sizes)]).tolist()

@@ -40,13 +40,7 @@ def device_type(trainer: gluon.Trainer) -> str:
 
 
 def update_locally(trainer: gluon.Trainer) -> None:
-    """Make the trainer update parameters itself rather than on the KVStore, where no step can be skipped.
-
-    Raises
-    ------
-    StateError
-        The trainer was told to update on the KVStore, or its sparse weights force it to; or it compresses gradients.
-    """
+    """Make the trainer update parameters itself rather than on the KVStore, where no step can be skipped."""
     remedy = "Create it with gluon.Trainer(..., update_on_kvstore=False)"
     if trainer._kvstore_params["update_on_kvstore"]:
         raise StateError("the trainer was created with update_on_kvstore=True: updates on the KVStore cannot be "
@@ -213,13 +207,7 @@ def optimizer_states(trainer: gluon.Trainer) -> tuple[dict[int, Any], Optimizer]
 
 
 def load_optimizer_states(trainer: gluon.Trainer, read: Callable[[], Any]) -> Callable[[], None]:
-    """Read what :func:`optimizer_states` returned, once per context; return what hands it to the trainer.
-
-    Raises
-    ------
-    ValueError
-        It is something else, or of more parameters than the trainer has.
-    """
+    """Read what :func:`optimizer_states` returned, once per context; return what hands it to the trainer."""
     updaters = _ready_updaters(trainer)
     found = [_states_and_optimizer(read(), trainer) for _ in updaters]
 

@@ -51,18 +51,5 @@ class _Unpickler(pickle.Unpickler):
 
 
 def unpickle(content: bytes, classes: Iterable[type] = ()) -> Any:
-    """Read a pickle that holds MXNet's and NumPy's own objects.
-
-    Parameters
-    ----------
-    content : bytes
-        The pickle.
-    classes : iterable of type
-        Others that it may hold.
-
-    Raises
-    ------
-    pickle.UnpicklingError
-        It refers to something else, whose name the message gives.
-    """
+    """Read a pickle that holds MXNet's and NumPy's own objects."""
     return _Unpickler(content, classes).load()

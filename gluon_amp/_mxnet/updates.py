@@ -28,15 +28,7 @@ Native = Optional[Callable[..., None]]
 
 
 def speed_up(trainer: gluon.Trainer, native: Native = None) -> None:
-    """Let a trainer on CPUs update in less time; the user's own aggregation size stays in force.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        With any optimizer: SGD, NAG and Adam gain.
-    native : callable, optional
-        :func:`gluon_amp.native.update`, where its operators are there.
-    """
+    """Let a trainer on CPUs update in less time; the user's own aggregation size stays in force."""
     if _USERS_CHOICE in os.environ or any(context.device_type == "gpu" for context in trainer._contexts or ()):
         return
     trainer._updaters = [_successor(updater, native) if type(updater) is Updater else updater

@@ -210,13 +210,6 @@ class CsvSink:
         The file.
     columns : sequence of str
         Names of the numbers, after ``step``.
-
-    Raises
-    ------
-    StateError
-        The file exists with other columns.
-    OSError
-        It cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike, columns: Sequence[str]):
@@ -253,11 +246,6 @@ class TensorBoardSink:
         The directory of the run.
     prefix : str
         What the names of all scalars begin with.
-
-    Raises
-    ------
-    StateError
-        tensorboardX is not installed.
     """
 
     def __init__(self, logdir: str | os.PathLike, prefix: str):

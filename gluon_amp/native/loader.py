@@ -28,21 +28,11 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Library:
-    """What became of a library of operators.
+    """What became of a library of operators."""
 
-    Attributes
-    ----------
-    name : str
-        ``'core'``, or ``'onednn'`` for those operators of it that need oneDNN.
-    operators : frozenset of str
-        Registered names of the operators that MXNet has from it now.
-    missing : str
-        Why there are none, and what to do; empty when the library is loaded.
-    """
-
-    name: str
-    operators: frozenset[str]
-    missing: str = ""
+    name: str  # ``'core'``, or ``'onednn'`` for those operators of it that need oneDNN
+    operators: frozenset[str]  # registered names of the operators that MXNet has from it now
+    missing: str = ""  # why there are none, and what to do; empty when the library is loaded
 
 
 def load() -> tuple[Library, ...]:
@@ -50,11 +40,6 @@ def load() -> tuple[Library, ...]:
 
     Nothing is raised where they cannot be loaded. ``GLUON_AMP_NATIVE=0`` in the environment, at the first call, leaves
     them alone; the path of a folder takes them from there.
-
-    Returns
-    -------
-    tuple of Library
-        The libraries.
 
     Examples
     --------
@@ -67,16 +52,6 @@ def load() -> tuple[Library, ...]:
 
 def is_available(op: str) -> bool:
     """Whether an operator of the libraries can be used, which loads them.
-
-    Parameters
-    ----------
-    op : str
-        Registered name.
-
-    Returns
-    -------
-    bool
-        Whether MXNet has the operator now.
 
     Examples
     --------

@@ -16,13 +16,6 @@ _SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
     """Return the policy for a network that is cast as a whole: operators with a sound kernel follow their data.
 
-    Parameters
-    ----------
-    policy : Policy
-        For operators that are cast one by one.
-    round_batch_norm : bool
-        Round scale and shift of batch normalization to low precision, which its kernels take in FP32.
-
     Examples
     --------
     >>> Policy('bfloat16').decide('softmax', {}).rule, cast_network(Policy('bfloat16')).decide('softmax', {}).rule

@@ -30,30 +30,7 @@ _numbers = itertools.count()  # tells their names apart, alike in every process
 
 def distribute(trainer: gluon.Trainer, allreduce_always_fp32: bool = False,
                gradient_predivide_factor: float = 1.0) -> Reduction | None:
-    """Take over the reduction of a trainer that works with other processes.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        On a KVStore, or Horovod's ``DistributedTrainer``; one that updates locally.
-    allreduce_always_fp32 : bool
-        Add float16 gradients up in FP32. bfloat16 ones always are: no engine can add them.
-    gradient_predivide_factor : float
-        Divide gradients by it before they are added up. The quotient stays in them, as a part of the scale that they
-        carry, and the update multiplies it back.
-
-    Returns
-    -------
-    Reduction or None
-        None when the trainer is for this process alone.
-
-    Raises
-    ------
-    StateError
-        The KVStore does not fit.
-    ValueError
-        The factor is not a finite number above 0, or there is no such KVStore.
-    """
+    """Take over the reduction of a trainer that works with other processes."""
     factor = checks.finite_above_zero("gradient_predivide_factor", gradient_predivide_factor)
     name = f"trainer{next(_numbers)}"
     group = _group_of(trainer, name)
@@ -131,13 +108,7 @@ class Reduction:
         distribution.replace_reduction(trainer, self.reduce)
 
     def reduce(self) -> None:
-        """Reduce the gradients of all parameters.
-
-        Raises
-        ------
-        StateError
-            They are reduced already.
-        """
+        """Reduce the gradients of all parameters."""
         if self._written is not None:
             raise StateError("the gradients are reduced already, and would be added up once more. After "
                              "trainer.allreduce_grads() call trainer.update(), not trainer.step()")
@@ -195,44 +166,14 @@ class Reduction:
         return array
 
     def forget(self) -> None:
-        """Take note that another backward pass is about to begin.
-
-        Raises
-        ------
-        StateError
-            It would add to gradients that are reduced already.
-        """
+        """Take note that another backward pass is about to begin."""
         if self._written is not None and any(distribution.accumulates(self._trainer)):
             raise StateError("a backward pass after trainer.allreduce_grads() would add the gradients of one process "
                              "to those of all. With gradient accumulation reduce once, after the last micro-batch")
         self._written, self.divided = None, 1.0
 
     def agree(self, finite: bool, scale: float, overflowed: Collection[int], losses: int) -> tuple[bool, set[int]]:
-        """Make one decision of those of all processes.
-
-        Parameters
-        ----------
-        finite : bool
-            Whether the gradients here are.
-        scale : float
-            What they carry.
-        overflowed : collection of int
-            The losses whose gradients overflowed here.
-        losses : int
-            How many there are.
-
-        Returns
-        -------
-        finite : bool
-            Whether the gradients are finite in every process.
-        overflowed : set of int
-            The losses whose gradients overflowed in any.
-
-        Raises
-        ------
-        StateError
-            The gradients were not reduced, or the processes' scales differ.
-        """
+        """Make one decision of those of all processes."""
         if self._written is None:
             raise StateError("update: the gradients were not reduced over the processes. Call "
                              "trainer.allreduce_grads() before trainer.update(), or trainer.step()")

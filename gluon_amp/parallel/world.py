@@ -163,13 +163,7 @@ def _name(name: str | None) -> str:
 
 
 def store_group(store: KVStoreBase | str) -> StoreGroup:
-    """Return the group of a KVStore; MXNet's own distributed store is created once per process.
-
-    Raises
-    ------
-    StateError
-        The store updates without waiting for all workers, or the process was not started as a worker.
-    """
+    """Return the group of a KVStore; MXNet's own distributed store is created once per process."""
     if isinstance(store, str):
         if _native:
             return _native[0]

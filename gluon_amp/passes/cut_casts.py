@@ -49,24 +49,12 @@ def choose(graph: Graph, context: Context, costs: Costs) -> Choice:
 
 @dataclass
 class Choice:
-    """The operators of a graph that may run in either precision.
+    """The operators of a graph that may run in either precision."""
 
-    Attributes
-    ----------
-    graph : Graph
-        Its nodes have decisions.
-    context : Context
-        The settings of the rewrite.
-    operators : list of Node
-        Those that may be moved.
-    placement : Placement
-        The same, as numbers.
-    """
-
-    graph: Graph
-    context: Context
-    operators: list[Node] = field(default_factory=list)
-    placement: Placement = field(default_factory=Placement)
+    graph: Graph  # its nodes have decisions
+    context: Context  # the settings of the rewrite
+    operators: list[Node] = field(default_factory=list)  # those that may be moved
+    placement: Placement = field(default_factory=Placement)  # the same, as numbers
 
     def fill(self, costs: Costs) -> None:
         """Find operators and tensors, and what they cost."""

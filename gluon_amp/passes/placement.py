@@ -23,21 +23,11 @@ _LARGEST_SUM = 2**28
 
 
 class Tensor(NamedTuple):
-    """A tensor that has to be cast where its producer and a reader differ: once, however many readers do.
+    """A tensor that has to be cast where its producer and a reader differ: once, however many readers do."""
 
-    Attributes
-    ----------
-    producer : int
-        The number of an operator, or one of the fixed ends.
-    readers : tuple of int
-        Likewise, without repetitions.
-    cost : int
-        Of the cast.
-    """
-
-    producer: int
-    readers: tuple[int, ...]
-    cost: int
+    producer: int  # the number of an operator, or one of the fixed ends
+    readers: tuple[int, ...]  # likewise, without repetitions
+    cost: int  # of the cast
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -56,19 +46,6 @@ class Gain(NamedTuple):
 class Placement:
     """Operators that may run in either of two precisions.
 
-    Attributes
-    ----------
-    low : list of bool
-        Which of them run in low precision now.
-    kernels : list of (int, int)
-        What each costs in FP32 and in low precision. Costs are whole numbers, in any unit.
-    tensors : list of Tensor
-        What they read and give.
-    implied : list of (int, int)
-        The second of two operators has to run in low precision when the first does.
-    least_share : float
-        What changing a connected part has to save at least, as a share of what it costs.
-
     Examples
     --------
     Two operators between low-precision ones; that the first runs in FP32 needs two casts:
@@ -79,11 +56,13 @@ class Placement:
     (10, [True, True])
     """
 
-    low: list[bool] = field(default_factory=list)
+    low: list[bool] = field(default_factory=list)  # which of them run in low precision now
+    # what each costs in FP32 and in low precision. Costs are whole numbers, in any unit.
     kernels: list[tuple[int, int]] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)  # what they read and give
+    # the second of two operators has to run in low precision when the first does
     implied: list[tuple[int, int]] = field(default_factory=list)
-    least_share: float = 0.0
+    least_share: float = 0.0  # what changing a connected part has to save at least, as a share of what it costs
 
     def cost(self, low: Sequence[bool]) -> int:
         """Return what a choice of precisions costs."""

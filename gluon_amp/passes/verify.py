@@ -69,13 +69,7 @@ def is_needed(context: Context) -> bool:
 
 
 def run(graph: Graph, context: Context) -> int:
-    """Run all checks; return 0.
-
-    Raises
-    ------
-    GraphError
-        Names every fault found.
-    """
+    """Run all checks; return 0."""
     faults = [fault for check in CHECKS for fault in check(graph, context)]
     if faults:
         raise GraphError("the rewritten graph is not sound: " + "; ".join(faults))

@@ -24,49 +24,24 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class ShapeRule:
-    """What keeps an operator in FP32 for some shapes of its data.
+    """What keeps an operator in FP32 for some shapes of its data."""
 
-    Attributes
-    ----------
-    op : str
-        Registered operator name.
-    applies : callable
-        Whether it is for graphs of a policy.
-    holds : callable
-        Takes the operator's attributes, the shape of its data (empty where unknown), and whether oneDNN uses AMX tiles.
-    decision : Decision
-        What follows.
-    lifted_by : str
-        The pass that makes it needless when it is on.
-    """
-
-    op: str
-    applies: Callable[[Policy], bool]
+    op: str  # registered operator name
+    applies: Callable[[Policy], bool]  # whether it is for graphs of a policy
+    # takes the operator's attributes, the shape of its data (empty where unknown), and whether oneDNN uses AMX tiles
     holds: Callable[[Attrs, Shape, bool], bool]
-    decision: Decision
-    lifted_by: str = ""
+    decision: Decision  # what follows
+    lifted_by: str = ""  # the pass that makes it needless when it is on
 
 
 @dataclass(frozen=True)
 class FewChannels:
-    """A pass that gives operators more input channels, so that rules on few of them do not count.
+    """A pass that gives operators more input channels, so that rules on few of them do not count."""
 
-    Attributes
-    ----------
-    op : str
-        Registered operator name.
-    applies : callable
-        Whether the pass is for graphs of a policy.
-    holds : callable
-        Takes the operator's attributes and its input channels.
-    lifted_by : str
-        The pass.
-    """
-
-    op: str
-    applies: Callable[[Policy], bool]
-    holds: Callable[[Attrs, int], bool]
-    lifted_by: str
+    op: str  # registered operator name
+    applies: Callable[[Policy], bool]  # whether the pass is for graphs of a policy
+    holds: Callable[[Attrs, int], bool]  # takes the operator's attributes and its input channels
+    lifted_by: str  # the pass
 
 
 def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
@@ -109,15 +84,6 @@ def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool
     Where the result has height or width 1, its strides do not tell the order of that axis and of its neighbours any
     more, and oneDNN takes the larger ones of the data for the outer ones. The neighbours are the blocks of channels
     and, between AMX kernels, which keep channels innermost, the batch.
-
-    Parameters
-    ----------
-    attrs : mapping of str to str
-        Its parameters, as in symbol JSON.
-    shape : sequence of int
-        Shape of its data.
-    amx : bool
-        Whether oneDNN uses AMX tiles.
 
     Examples
     --------
@@ -171,13 +137,6 @@ _LEAST_FILTERS = 16
 
 def can_fold_stride(attrs: Mapping[str, str], channels: int) -> bool:
     """Whether a convolution may run without its stride on four times the channels, and gains from it on AMX.
-
-    Parameters
-    ----------
-    attrs : mapping of str to str
-        Its parameters, as in symbol JSON.
-    channels : int
-        Its input channels.
 
     Examples
     --------

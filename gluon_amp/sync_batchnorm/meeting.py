@@ -38,20 +38,7 @@ class Meeting:
         self._change = threading.Condition()
 
     def sum(self, vector: NDArray, place: str) -> NDArray:
-        """Return the sum of the vectors of all contexts and processes, on this one's context.
-
-        Parameters
-        ----------
-        vector : NDArray
-            What this context adds.
-        place : str
-            Names the context; inside a custom operator arrays of all CPU contexts look alike.
-
-        Raises
-        ------
-        StateError
-            The other contexts did not come, or this one came twice.
-        """
+        """Return the sum of the vectors of all contexts and processes, on this one's context."""
         if self._num_devices == 1:
             return self._over_processes(vector)
         with self._change:

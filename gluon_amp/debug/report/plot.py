@@ -19,21 +19,11 @@ _MOST_LABELS = 60
 
 
 class Box(NamedTuple):
-    """One operator or block of a picture.
+    """One operator or block of a picture."""
 
-    Attributes
-    ----------
-    label : str
-        What is written in it.
-    precision : str or None
-        What most of its arithmetic runs in.
-    flops : int
-        Its arithmetic.
-    """
-
-    label: str
-    precision: str | None
-    flops: int
+    label: str  # what is written in it
+    precision: str | None  # what most of its arithmetic runs in
+    flops: int  # its arithmetic
 
 
 class Picture(NamedTuple):
