@@ -46,7 +46,7 @@ def request(cpuinfo: str | None = None, environ: MutableMapping[str, str] | None
 
 
 def granted() -> bool:
-    """Whether this process may use AMX tiles."""
+    """Tell whether this process may use AMX tiles."""
     return outcome() in (GRANTED, GRANTED_LATE)
 
 

@@ -165,14 +165,14 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Se
 
 
 def _classes_of(trainer: gluon.Trainer) -> list[type]:
-    """Return the classes of the user's own that the trainer has already."""
+    """Return the user's own classes that the trainer has already."""
     optimizer = trainer.optimizer
     scheduler = optimizer.lr_scheduler
     return [type(optimizer), *([] if scheduler is None or isinstance(scheduler, FunctionType) else [type(scheduler)])]
 
 
 def _parsed(content: bytes, classes: Collection[type]) -> tuple[list[Any], Callable[[], Any]]:
-    """Return the states of loss scalers, and what reads those of the optimizer."""
+    """Return the states of loss scalers, and a function that reads those of the optimizer."""
     for magic in (_MAGIC, _PICKLED):
         if content.startswith(magic):
             header, _, states = content[len(magic):].partition(b"\n")

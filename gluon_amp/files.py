@@ -11,7 +11,7 @@ __all__ = ["replacing"]
 
 @contextmanager
 def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
-    """Give temporary files to write, which take the place of ``paths`` together when the body succeeds.
+    """Give temporary files to write, which replace ``paths`` together when the body succeeds.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The loss scale and how it changes: a pure update rule and its state. Nothing here imports MXNet."""
+"""The loss scale and how it changes: a pure update rule and its state, without MXNet."""
 from __future__ import annotations
 
 import math
@@ -32,7 +32,7 @@ class ScalerState:
 
 @dataclass(frozen=True)
 class ScalerRule:
-    """How the scale answers to overflow; the parameters are those of :class:`DynamicLossScaler`."""
+    """How the scale reacts to overflow; the parameters are those of :class:`DynamicLossScaler`."""
 
     growth_factor: float = 2.0
     backoff_factor: float = 0.5

@@ -31,5 +31,5 @@ def invoke(op: str, inputs: Sequence[mx.nd.NDArray], attrs: Mapping[str, str]) -
 
 
 def run_onednn_operator() -> None:
-    """Run an operator that oneDNN serves, so that oneDNN reads its settings."""
+    """Run an operator of oneDNN, so that oneDNN reads its settings."""
     mx.nd.Activation(mx.nd.zeros((1, 1), ctx=mx.cpu()), act_type="relu").wait_to_read()

@@ -1,4 +1,4 @@
-"""Optimizers and their states as JSON and arrays, which nothing needs to be unpickled for."""
+"""Optimizers and their states as JSON and arrays, so that nothing is unpickled."""
 from __future__ import annotations
 
 import json

@@ -37,7 +37,7 @@ class _Unpickler(pickle.Unpickler):
                               if kind.__module__ == "builtins"})
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a pickle refers to, if it is one of the allowed."""
+        """Return the class or function that a pickle names, if it is allowed."""
         module = module.replace("numpy._core", "numpy.core") if (module, name) in _MAKERS else module
         if (module, name) in _MAKERS:
             return super().find_class(module, name)

@@ -93,7 +93,7 @@ class _CpuUpdater(Updater):
                         rescale_grad=optimizer.rescale_grad, **momentum, **options)
 
     def _way(self, update: Update) -> str:
-        """Return how to update a weight; looked up again only for other arrays, as that takes a while."""
+        """Return how to update a weight; looked up again only for other arrays, because that is slow."""
         index, grad, weight = update
         known = self._ways.get(index)
         if known is None or known[0] is not grad or known[1] is not weight:

@@ -73,7 +73,7 @@ def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool
 
 
 def advices(situation: Situation) -> Advices:
-    """Run all checks: those about everything first, then by how much they are about."""
+    """Run all checks; sort advice by the share of the network that it concerns, general advice first."""
     found = [advice for check in CHECKS for advice in [check(situation)] if advice is not None]
     return Advices(tuple(sorted(found, key=lambda advice: -2.0 if advice.share is None else -advice.share)))
 
@@ -154,7 +154,7 @@ class Situation(NamedTuple):
         return sum(row.flops for row in rows) / self.report.flops if self.report.flops else 0.0
 
     def in_fp32(self, *causes: Cause) -> list[OperatorRow]:
-        """Return the operators that AMP keeps in FP32 for one of some causes."""
+        """Return the operators that AMP keeps in FP32 for one of the given causes."""
         return [row for row in self.report.operators
                 if row.rule == FP32 and row.precision == FLOAT32 and row.cause in causes]
 
@@ -162,7 +162,7 @@ class Situation(NamedTuple):
 Check = Callable[[Situation], Optional[Advice]]
 
 def _kinds(rows: Sequence[OperatorRow]) -> str:
-    """Name the kinds of some operators, those with most arithmetic first."""
+    """Name the kinds of some operators, the ones with most arithmetic first."""
     weights: Counter[str] = Counter()
     for row in rows:
         weights[row.op] += row.flops + 1
@@ -176,7 +176,7 @@ def _count(rows: Sequence[OperatorRow]) -> str:
 
 def _about(topic: str, situation: Situation, rows: Sequence[OperatorRow], text: str,
            least: float = _WORTH_SAYING) -> Advice | None:
-    """Word an advice on operators in FP32; None where they matter little."""
+    """Write an advice about operators in FP32; None where they matter little."""
     share = situation.share(rows)
     if share < least:
         return None
@@ -283,7 +283,7 @@ def _has_odd_channels(row: OperatorRow, multiple: int) -> bool:
 
 
 def _parameter_casts(situation: Situation) -> Advice | None:
-    """Casts of parameters cost the same whatever the batch: much for a small one, and are needless in inference."""
+    """Advise on casts of parameters: their cost does not depend on the batch, and inference does not need them."""
     report = situation.report
     parameters = {read.name: read.shape for row in report.operators for read in row.inputs
                   if read.is_parameter and read.dtype != read.source_dtype}

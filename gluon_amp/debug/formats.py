@@ -1,4 +1,4 @@
-"""What a low-precision type can hold, and how many of some values it cannot."""
+"""The range of low-precision types, and counts of values that do not fit in them."""
 from __future__ import annotations
 
 import math

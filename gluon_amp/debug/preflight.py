@@ -137,7 +137,7 @@ class Preflight:
 
     @property
     def problems(self) -> tuple[ParameterRow, ...]:
-        """The parameters that are read in low precision and do not fit; those with most values that do not first."""
+        """The parameters that are read in low precision and do not fit, those with most such values first."""
         found = [row for row in self.parameters if row.is_lowered and not row.fits]
         return tuple(sorted(found, key=lambda row: -(row.losses.overflowed + row.losses.not_finite
                                                      + row.losses.flushed / row.losses.count)))

@@ -36,7 +36,7 @@ class Library:
 
 
 def load() -> tuple[Library, ...]:
-    """Load the libraries unless that was done before, and say what became of them.
+    """Load the libraries once, and return for each whether it loaded and why not.
 
     Nothing is raised where they cannot be loaded. ``GLUON_AMP_NATIVE=0`` in the environment, at the first call, leaves
     them alone; the path of a folder takes them from there.
@@ -51,7 +51,7 @@ def load() -> tuple[Library, ...]:
 
 
 def is_available(op: str) -> bool:
-    """Whether an operator of the libraries can be used, which loads them.
+    """Tell whether an operator of the libraries can be used, which loads them.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def _load(name: str, path: Path, operators: frozenset[str]) -> Library:
 
 
 def _load_onednn(core: Library) -> Library:
-    """Load oneDNN, which the core library then finds by its name; not for all to see, as MXNet has another version."""
+    """Load oneDNN for the core library alone, because MXNet has another version."""
     missing = core.missing
     if not missing:
         path = next(_onednn_files(), None)
@@ -92,7 +92,7 @@ def _load_onednn(core: Library) -> Library:
 
 
 def _onednn_files() -> Iterator[Path]:
-    """Find the library that the package of oneDNN brings; it lies outside of the folders of Python packages."""
+    """Find the library of the oneDNN package, which lies outside of the folders of Python packages."""
     try:
         files = metadata.files(_ONEDNN_PACKAGE) or []
     except metadata.PackageNotFoundError:

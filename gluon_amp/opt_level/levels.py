@@ -24,7 +24,7 @@ __all__ = ["Disabled", "Enabled", "PlainFP32", "switch_on"]
 
 
 class Disabled:
-    """Leaves trainers as they are, but for ``scale_loss`` to know them."""
+    """Leaves trainers as they are; ``scale_loss`` knows them."""
 
     def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
         """Let losses be scaled by 1."""

@@ -14,7 +14,7 @@ _SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 
 
 def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
-    """Return the policy for a network that is cast as a whole: operators with a sound kernel follow their data.
+    """Return the policy for a network that is cast as a whole: operators with a correct kernel follow their data.
 
     Examples
     --------

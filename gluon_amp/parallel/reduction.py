@@ -68,7 +68,7 @@ def _check_name(name: str) -> None:
 
 
 class Reduction:
-    """Stands in the place of a trainer's own reduction, which it calls with arrays that the engine can add.
+    """Replaces a trainer's own reduction, and calls it with arrays that the engine can add.
 
     Gradients that no backward pass wrote since the last step count as zero, and as written when another process wrote
     them: so a step updates the same parameters in every process, as one process would on the joint batch. Row-sparse
@@ -128,7 +128,7 @@ class Reduction:
         self._written = [any(flags) for flags in fresh]
 
     def _clear_stale(self, gradients: Sequence[Sequence[NDArray]], fresh: Sequence[Sequence[bool]]) -> None:
-        """Zero what is left of earlier steps, but for gradients that accumulate."""
+        """Zero gradients of earlier steps, unless they accumulate."""
         for arrays, flags, adds in zip(gradients, fresh, distribution.accumulates(self._trainer)):
             for array, flag in zip(arrays, flags):
                 if not flag and not adds:
@@ -166,14 +166,14 @@ class Reduction:
         return array
 
     def forget(self) -> None:
-        """Take note that another backward pass is about to begin."""
+        """Note that another backward pass begins."""
         if self._written is not None and any(distribution.accumulates(self._trainer)):
             raise StateError("a backward pass after trainer.allreduce_grads() would add the gradients of one process "
                              "to those of all. With gradient accumulation reduce once, after the last micro-batch")
         self._written, self.divided = None, 1.0
 
     def agree(self, finite: bool, scale: float, overflowed: Collection[int], losses: int) -> tuple[bool, set[int]]:
-        """Make one decision of those of all processes."""
+        """Combine the decisions of all processes into one."""
         if self._written is None:
             raise StateError("update: the gradients were not reduced over the processes. Call "
                              "trainer.allreduce_grads() before trainer.update(), or trainer.step()")

@@ -1,4 +1,4 @@
-"""The table of passes, and the one thing that runs them.
+"""The table of passes, and the driver that runs them.
 
 To add a pass write ``run(graph, context) -> int`` (how much it did) in a module of its own and give it a record in
 :data:`PASSES`, in the order of execution. Passes read the data types and shapes that an analysis wrote into the nodes,
@@ -144,7 +144,7 @@ def run(graph: Graph, context: Context) -> dict[str, int]:
 
 
 def finish(graph: Graph, context: Context) -> dict[str, int]:
-    """Run the passes behind which nothing is known of the graph's nodes; as :func:`run` otherwise."""
+    """Run the last passes, after which the graph has no decisions any more; otherwise as :func:`run`."""
     return {each.name: each.run(graph, context) for each in pipeline_of(context) if each.is_last}
 
 

@@ -75,9 +75,9 @@ class Placement:
         return [low != (number in moved) for number, low in enumerate(self.low)]
 
     def gains(self) -> list[Gain]:
-        """Return what to change, for each connected part in which something is gained.
+        """Return the changes, for each connected part that gains by them.
 
-        Only operators that are connected with a cast, or with one that loses time as it is, are looked at.
+        Only operators that are connected with a cast, or with an operator that is slower as it is, are looked at.
         """
         parts = self._parts()
         members = [number for part in parts for number in part.operators]
@@ -156,7 +156,7 @@ class _Part:
 
 
 def _is_cast(tensor: Tensor, low: Sequence[bool]) -> bool:
-    """Whether a reader differs from the producer."""
+    """Tell whether a reader differs from the producer."""
     first = _side(tensor.producer, low)
     return any(_side(reader, low) != first for reader in tensor.readers)
 
@@ -178,7 +178,7 @@ class _Edges:
             self._capacities[start, end] = min(self._capacities[start, end] + capacity, _INFINITE)
 
     def add_tensor(self, producer: int, readers: Sequence[int], cost: int) -> None:
-        """Add what costs once as soon as some reader is on the other side."""
+        """Add a cost that is due once as soon as one reader is on the other side."""
         if len(readers) == 1:
             self.add(producer, readers[0], cost)
             self.add(readers[0], producer, cost)

@@ -64,7 +64,7 @@ CHECKS: tuple[Check, ...] = (_inputs_agree, _casts_are_needed, _casts_are_shared
 
 
 def is_needed(context: Context) -> bool:
-    """Whether the user, or a test, asked for it."""
+    """Tell whether the user, or a test, asked for it."""
     return context.check
 
 

@@ -1,4 +1,4 @@
-"""What casts cost, and operators that may run in either precision. Data only.
+"""The costs of casts, and of operators that may run in either precision. Data only.
 
 Measured with ``benchmarks/kernel_costs.py`` on an Intel Xeon with AMX-BF16, one thread, MXNet 1.9.1: the difference of
 many copies of an operator and few, shortest of 9 runs, tensors of 6.4 MB in the layout that oneDNN's convolutions

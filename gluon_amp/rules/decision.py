@@ -1,4 +1,4 @@
-"""The rules that operator tables are made of, and what follows from one for an operator: a decision."""
+"""The rules of the operator tables, and the decision on an operator that follows from one."""
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ _CLEARLY_SLOWER = 1.1
 
 
 def signature(op: str, attrs: Mapping[str, str], shape: Sequence[int]) -> str:
-    """Return a text that is the same for uses of an operator that cost the same.
+    """Return a key that is equal for uses of an operator that cost the same.
 
     Examples
     --------

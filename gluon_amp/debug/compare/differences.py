@@ -1,4 +1,4 @@
-"""How far results are from FP32, and what an operator alone contributes."""
+"""The distance of results from FP32, and the part of it that one operator causes."""
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is known of a step that was skipped, in words and as data."""
+"""The description of a skipped step, in words and as data."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass

@@ -54,7 +54,7 @@ class _Call:
 
 
 class _Probe(autograd.Function):
-    """Hands an array on, and notes the gradient that comes back.
+    """Passes an array on, and records the gradient that comes back.
 
     One array each: MXNet hands uninitialized memory to a function for those of its outputs that get no gradient.
     """
@@ -151,7 +151,7 @@ class OverflowTracer:
 
 
 def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> OverflowTracer:
-    """From now on say of every skipped step which operator gave the first inf or NaN.
+    """Report for every skipped step, from now on, which operator gave the first inf or NaN.
 
     The network's calls of the step run once more, operator by operator, with the gradients that came back to their
     outputs, just before the trainer discards the step. The report goes to the ``gluon_amp`` log as a warning, and to

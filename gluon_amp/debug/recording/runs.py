@@ -109,7 +109,7 @@ def in_force(state: State | None) -> Iterator[None]:
 
 
 def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
-    """Return the way of running in mixed precision that the user asks for; the one in force when nothing is asked."""
+    """Return the setting of mixed precision that the user asks for; by default the one in force."""
     current = controller.current()
     if policy is not None:
         return State(policies_of(policy))
