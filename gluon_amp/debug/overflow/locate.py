@@ -77,7 +77,7 @@ class Locator:
         return self._blamed(FORWARD, event)
 
     def _swallowed(self) -> Culprit | None:
-        """Return the operator that overflowed without a trace in the outputs: oneDNN's relu, for example, turns NaN into 0.
+        """Return the operator that overflowed without a trace in the outputs: oneDNN's relu turns NaN into 0.
 
         Values that are not finite in FP32 either, such as masks of -inf, are no fault.
         """
