@@ -82,14 +82,14 @@ def _load(scalers: Sequence[LossScaler], states: Sequence[Mapping[str, float]]) 
 def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
     """Write the optimizer, its states and the loss scalers' into one file, atomically.
 
-    The file holds JSON and arrays: to read it no code of others is run.
+    The file holds JSON and arrays: reading it runs no code.
 
     Parameters
     ----------
     trainer : gluon.Trainer
         With or without a loss scaler.
     fname : path
-        Overwritten when all went well, left as it was otherwise.
+        Overwritten on success, unchanged on failure.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
 
 
 def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Sequence[type] = ()) -> None:
-    """Read a file of :func:`save_states`, or of plain ``Trainer.save_states``; all of it or nothing.
+    """Read a file of :func:`save_states` or of plain ``Trainer.save_states``, completely or not at all.
 
     Files of ``Trainer.save_states`` are pickles, which can run any code. Here they may refer to MXNet's and NumPy's own
     classes only, and to those that you name.

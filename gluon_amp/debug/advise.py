@@ -30,7 +30,7 @@ _SMALL_BATCH = 4
 
 
 def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool = False, time: bool = True) -> Advices:
-    """Say what holds speed back: the machine, the settings, or the network.
+    """List what keeps the network from running faster: the machine, the settings, or the network itself.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool
     data : NDArray or sequence of them
         As :func:`gluon_amp.report` takes it. Not needed for a report.
     train, time : bool
-        As in :func:`gluon_amp.report`. Without times nothing is said of where they go.
+        As in :func:`gluon_amp.report`. Without times the advice does not say where the time goes.
 
     Returns
     -------

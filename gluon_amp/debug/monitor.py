@@ -63,7 +63,7 @@ class DriftRow:
 
 
 class DriftMonitor:
-    """Logs numbers that tell early when mixed precision goes wrong, at every so many steps of a trainer.
+    """Logs numbers that show early when mixed precision goes wrong, every few steps of a trainer.
 
     It listens to the trainer: the training loop stays as it is. Steps in between cost nothing.
 
@@ -92,7 +92,7 @@ class DriftMonitor:
     StateError
         The trainer has no loss scaler, tensorboardX is missing, or the CSV file has other columns.
     TypeError, ValueError
-        An argument is something else.
+        An argument has a wrong type or value.
 
     Examples
     --------

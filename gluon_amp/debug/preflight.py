@@ -52,7 +52,7 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
     DTypeError
         The type is unknown.
     TypeError
-        ``net`` is something else, or ``data`` is given for a dict.
+        ``net`` is of another type, or ``data`` is given for a dict.
     StateError
         Parameters are not initialized.
 
@@ -240,9 +240,9 @@ def suggest_scale(source: gluon.Trainer | Block | Sequence[float], *, target_dty
     Raises
     ------
     StateError
-        There is no gradient, or none that is finite.
+        All gradients are zero, missing or not finite.
     TypeError, ValueError, DTypeError
-        An argument is something else.
+        An argument has a wrong type or value.
 
     Examples
     --------

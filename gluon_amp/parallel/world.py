@@ -117,7 +117,7 @@ def allreduce(array: NDArray, average: bool = False, name: str | None = None) ->
     Raises
     ------
     TypeError
-        ``array`` is no dense array of one of these types.
+        ``array`` is not a dense array of one of these types.
 
     Examples
     --------

@@ -38,9 +38,9 @@ class Policy:
     excluded : frozenset of str
         Names of graph nodes that stay in FP32.
     training : bool
-        False in converted graphs, in which no gradients are taken, and which avoid unsound kernels for all shapes.
+        False in converted graphs, in which no gradients are taken, and which avoid wrong kernels for all shapes.
     amx : bool
-        Whether oneDNN uses AMX tiles, some of whose kernels are not sound, or not fast, for all shapes.
+        Whether oneDNN uses AMX tiles, some of whose kernels are wrong or slow for some shapes.
     channel_multiple : int, optional
         The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
     slow : frozenset of str

@@ -165,7 +165,7 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
     trainer : gluon.Trainer
         After :func:`~gluon_amp.init_trainer`.
     limit : int
-        How many skipped steps to look into. With dynamic loss scaling some are no fault: the scale finds its height.
+        How many skipped steps to look into. With dynamic loss scaling some skipped steps are normal: the scaler looks for the largest scale that fits.
 
     Returns
     -------
@@ -178,7 +178,7 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
     StateError
         The trainer has no loss scaler.
     TypeError
-        ``net`` is no block or ``trainer`` no trainer.
+        ``net`` is not a block, or ``trainer`` is not a trainer.
     ValueError
         ``limit`` is below 1.
 

@@ -67,7 +67,7 @@ def plot(report: Drawable, path: Any = None, backend: str = "matplotlib", by: st
     Raises
     ------
     ValueError
-        ``backend`` or ``by`` is something else.
+        ``backend`` or ``by`` has another value.
     StateError
         The backend, or the program ``dot``, is not installed.
     """

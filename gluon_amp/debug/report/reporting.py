@@ -50,7 +50,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     Raises
     ------
     TypeError
-        ``net`` is no block and no symbol, or ``data`` holds no array.
+        ``net`` is neither a block nor a symbol, or ``data`` holds no array.
     StateError
         The network's parameters are not initialized.
     GraphError
