@@ -105,7 +105,8 @@ class LossScaler:
         Raises
         ------
         ValueError
-            The state lacks an entry, has a scale that is not a finite number above 0, or counts that are not whole numbers of at least 0.
+            The state lacks an entry, has a scale that is not a finite number above 0, or counts that are not whole
+            numbers of at least 0.
         """
         self._state = ScalerState.of(state)
 

@@ -165,7 +165,8 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
     trainer : gluon.Trainer
         After :func:`~gluon_amp.init_trainer`.
     limit : int
-        How many skipped steps to look into. With dynamic loss scaling some skipped steps are normal: the scaler looks for the largest scale that fits.
+        How many skipped steps to look into. With dynamic loss scaling some are normal: the scaler
+        looks for the largest scale that fits.
 
     Returns
     -------
