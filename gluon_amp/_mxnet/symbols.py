@@ -43,7 +43,7 @@ def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
 
 
 def make_symbol_creator(original: Callable) -> Callable:
-    """Make the function that takes the place of MXNet's ``_symbol_creator``: custom operators do without marks.
+    """Make the function that replaces MXNet's ``_symbol_creator``; custom operators get no marks.
 
     MXNet calls the user's ``CustomOpProp`` with all attributes, and does not survive the ``TypeError``.
     """
@@ -60,7 +60,7 @@ def make_symbol_creator(original: Callable) -> Callable:
 
 
 class _Tracing(threading.local):
-    """Whether the current thread traces a block."""
+    """Tell whether the current thread traces a block."""
 
     under_way = False
 
@@ -70,7 +70,7 @@ _tracing = _Tracing()
 
 @contextmanager
 def outermost_trace() -> Iterator[None]:
-    """Trace a block in the body: regions around it leave no marks, those that its code enters do."""
+    """Trace a block in the body: regions around it leave no marks, regions that its code enters do."""
     if _tracing.under_way:
         yield
         return
@@ -113,7 +113,7 @@ def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
 
 @contextmanager
 def _typed_variables(nodes: Sequence[Node], dtypes: Mapping[str, str]) -> Iterator[None]:
-    """Say the type of bfloat16 variables on them for the time being: infer_type takes no bfloat16."""
+    """Write the type on bfloat16 variables during the body, because infer_type does not take bfloat16."""
     before = [(node, node.attrs) for node in nodes if node.is_variable and dtypes.get(node.name) == BFLOAT16]
     for node, attrs in before:
         node.attrs = {**attrs, DTYPE: str(TYPE_FLAGS[BFLOAT16])}

@@ -1,4 +1,4 @@
-"""Graph and Node: an editable view of MXNet's symbol JSON, lossless both ways.
+"""Graph and Node: an editable form of MXNet's symbol JSON, lossless in both directions.
 
 The format is nnvm's: a topologically sorted list of nodes whose inputs are ``[node, output, version]``
 triples, and heads of the same form. Here inputs point at :class:`Node` objects, so that a rewrite needs no
@@ -239,7 +239,7 @@ _ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|(.))")
 
 
 def _dumps(value: Any) -> str:
-    """Write JSON as MXNet reads it: of all escapes it knows those of quotes, backslashes, tabs and ends of lines."""
+    """Write JSON as MXNet reads it: with escapes for quotes, backslashes, tabs and line ends only."""
     return _ESCAPE.sub(_known_escape, json.dumps(value, indent=2, ensure_ascii=False))
 
 

@@ -17,7 +17,7 @@ class Weights(Protocol):
     """The trained parameters of a graph, by the names of its variables."""
 
     def __contains__(self, name: str) -> bool:
-        """Whether the variable is a trained parameter."""
+        """Tell whether the variable is a trained parameter."""
 
     def read(self, name: str) -> np.ndarray:
         """Return a parameter's values."""
@@ -81,5 +81,5 @@ class Context:
         return self.policy.target_dtype
 
     def is_float(self, entry: Entry) -> bool:
-        """Whether the tensor is one that passes may cast: FP32, or low precision by an earlier decision."""
+        """Tell whether the tensor is one that passes may cast: FP32, or low precision by an earlier decision."""
         return entry.dtype in (FLOAT32, self.target)
