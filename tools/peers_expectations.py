@@ -24,9 +24,5 @@ LEFT_OUT = {
         "fp32_ops adds to the tables, so that an operator may be named that MXNet has in another list",
 }
 
-# What comparisons of arrays say when they fail.
-ROUNDING = ("exceeds tolerance", "Not equal to tolerance", "Arrays are not almost equal", "Items are not equal",
-            "assert_almost_equal", "np.testing.assert_allclose")
-
 # Tests that fail with AMP only, by file and name, and why they may.
 EXPLAINED: dict[tuple[str, str], str] = {}
