@@ -19,8 +19,11 @@ class GraphError(AmpError, ValueError):
     """A symbol graph is malformed, or a rewrite of it broke an invariant."""
 
 
-class PolicyError(AmpError, ValueError):
-    """The operator lists or rules given by the user contradict each other or name unknown things."""
+class PolicyError(AmpError, ValueError, AssertionError):
+    """The operator lists or rules given by the user contradict each other or name unknown things.
+
+    It is an AssertionError too because scripts written for ``mxnet.contrib.amp`` expect one.
+    """
 
 
 class StateError(AmpError, RuntimeError):

@@ -1,6 +1,7 @@
 """Switch mixed precision on and off: for the process (``init``), a region (``autocast``), a block (``exclude``)."""
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import ContextDecorator, ExitStack
 from dataclasses import replace
@@ -22,6 +23,9 @@ from .state import State, controller, region
 
 __all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "rewrites",
            "tuned"]
+
+
+_logger = logging.getLogger("gluon_amp")
 
 
 def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
@@ -65,7 +69,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         A list names an unknown operator or pass, an operator is in two lists, a pass cannot be switched off, or
         ``policy`` is not alone.
     StateError
-        AMP is on already, with other settings.
+        AMP is on already, with other settings than those named. Without any argument what is on stays on.
 
     Examples
     --------
@@ -88,6 +92,9 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     arguments = (requested, repr(lists), repr(tuning), disabled, policy)
     if controller.state is not None:
         if arguments == controller.arguments:
+            return
+        if all(given is None for given in (target_dtype, *lists.values(), tuning, disable_passes, policy)):
+            _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
             return
         raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
     chosen = choose(requested, device_supports())
