@@ -124,7 +124,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
                      "cast_model_outputs": cast_model_outputs}
         name, options = resolve(opt_level, overrides)
         if loss_scale is None:
-            options = _scaled_where_needed(options)
+            options = _scaled_where_needed(options, several)
         scalers = _scalers(options.loss_scale, checks.whole("num_losses", num_losses, 1))
         checks.whole("verbosity", verbosity, 0)
         disabled = passes.checked(disable_passes)
@@ -146,10 +146,12 @@ def _items(name: str, value: Any, kind: type[Item], what: str) -> list[Item]:
     return found
 
 
-def _scaled_where_needed(options: Options) -> Options:
-    """Leave losses as they are where no device runs float16: bfloat16 has the range of FP32."""
+def _scaled_where_needed(options: Options, several: Sequence[gluon.Trainer]) -> Options:
+    """Leave losses as they are, as ``init_trainer`` does, unless a trainer's device, or any device, runs float16."""
     named = options.cast_model_type if options.cast_model_type in LOW_PRECISION else None
-    runs_float16 = any(found.dtype == FLOAT16 for found in choose(named, device_supports()).values())
+    chosen = choose(named, device_supports())
+    kinds = {trainers.device_type(trainer) for trainer in several} & set(chosen) or set(chosen)
+    runs_float16 = any(chosen[kind].dtype == FLOAT16 for kind in kinds)
     return options if runs_float16 else replace(options, loss_scale=1.0)
 
 
