@@ -272,7 +272,8 @@ class GradScaler:
         if not isinstance(state_dict, Mapping) or not set(wanted) <= set(state_dict):
             raise ValueError(expected(f"a dict with {', '.join(wanted)}", "state_dict", state_dict)
                              + ". That of a scaler with enabled=False is empty")
-        other = GradScaler(init_scale=state_dict["scale"], **{name: state_dict[name] for name in _SETTINGS})
+        settings: dict[str, Any] = {name: state_dict[name] for name in _SETTINGS}
+        other = GradScaler(init_scale=state_dict["scale"], **settings)
         other._scaler.load_state_dict({**other._scaler.state_dict(), "good_steps": state_dict["_growth_tracker"]})
         self._settings = other._settings
         self._scaler.take(other._scaler)

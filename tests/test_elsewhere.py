@@ -21,8 +21,8 @@ def test_aliases_are_ours():
 
 @pytest.mark.parametrize(("name", "ours"), [
     ("Autocast", "amp.autocast()"), ("is_autocast_enabled", "amp.is_active()"), ("disable_casts", "enabled=False"),
-    ("_amp_state", "amp.get_loss_scaler(trainer)"), ("promote_function", "leave it out"), ("lists", "amp.list_fp32_ops"),
-    ("init_trainr", "Did you mean 'init_trainer'?"), ("Gradscaler", "Did you mean 'GradScaler'"),
+    ("_amp_state", "amp.get_loss_scaler(trainer)"), ("promote_function", "leave it out"),
+    ("lists", "amp.list_fp32_ops"), ("init_trainr", "Did you mean 'init_trainer'?"), ("Gradscaler", "Did you mean 'GradScaler'"),
 ])
 def test_names_from_elsewhere_are_answered(name, ours):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught:
@@ -78,7 +78,7 @@ def test_every_spelling_of_a_type_reaches_what_takes_types():
 def test_kinds_of_devices():
     amp.init()
     assert amp.active_dtype("cuda") == amp.active_dtype("gpu")
-    with pytest.raises(ValueError, match="expected one of 'cpu', 'gpu', 'cuda'.*received device_type='tpu'"):
+    with pytest.raises(ValueError, match=r"expected one of 'cpu', 'gpu', 'cuda'.*received device_type='tpu'"):
         amp.active_dtype("tpu")
 
 

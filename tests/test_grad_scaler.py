@@ -194,7 +194,7 @@ class TestMisuse:
 
     def test_a_trainer_with_another_scaler(self, parts):
         amp.init()
-        net, trainer = make()
+        _, trainer = make()
         amp.init_trainer(trainer, 4.0)
         with pytest.raises(amp.StateError, match="the trainer has another loss scaler"):
             parts[0].step(trainer, 1)
@@ -231,10 +231,11 @@ def test_disabled():
     scaler.load_state_dict({})
 
 
+STATE = {"scale": 512.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 2, "_growth_tracker": 1}
+
+
 class TestState:
     """The state has torch's names, so that one from there continues here."""
-
-    STATE = {"scale": 512.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 2, "_growth_tracker": 1}
 
     def test_a_state_of_torch_continues(self):
         scaler = amp.GradScaler()
@@ -242,8 +243,8 @@ class TestState:
         scaler.scale(loss_of(net, [0.0, 0.0])).backward()
         scaler.step(trainer, 1)
         scaler.update()
-        scaler.load_state_dict(self.STATE)
-        assert scaler.state_dict() == self.STATE
+        scaler.load_state_dict(STATE)
+        assert scaler.state_dict() == STATE
         assert amp.get_loss_scaler(trainer).loss_scale == 512.0
         scaler.scale(loss_of(net, [0.0, 0.0])).backward()
         scaler.step(trainer, 1)

@@ -55,7 +55,8 @@ INSIDE = {
     "rules": ["__init__", "views", "lists", "policy", "tuning", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }
-FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files", "_isa", "_compat"}
+FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files", "_isa",
+                 "_compat"}
 # Replacing names of MXNet is what hooks are; recordings replace some more while they last.
 MAY_USE_PRIVATE_NAMES = {("_mxnet",), ("runtime",), ("debug", "recording")}
 

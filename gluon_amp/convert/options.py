@@ -70,9 +70,9 @@ class Options:
         lists = {"target_precision_ops": target_dtype_ops, "fp32_ops": fp32_ops,
                  "conditional_fp32_ops": conditional_fp32_ops}
         offline = _one_of("cast_optional_params", cast_optional_params, "cast_params_offline", cast_params_offline)
-        return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names),
-                   _one_of("ctx", _devices(ctx), "device", _devices(device)) or (), disabled_passes(optimize, offline, disable_passes),
-                   cast_outputs, tuning)
+        devices = _one_of("ctx", _devices(ctx), "device", _devices(device)) or ()
+        return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names), devices,
+                   disabled_passes(optimize, offline, disable_passes), cast_outputs, tuning)
 
     def policy(self, graph: Graph, device: mx.Context, block: Block | None = None) -> Policy:
         """Return the policy for a network on a device.

@@ -32,10 +32,9 @@ _logger = logging.getLogger("gluon_amp")
 _warned: set[str] = set()
 # With AMX a convolution in bfloat16 is five times as fast as in FP32, without it two thirds as fast on the same CPU.
 _AMX_GAIN = 2.0
-_AMX_REMEDIES = {
+_AMX_REMEDIES: Mapping[str | None, str] = {
     _isa.GRANTED_LATE: "Import gluon_amp before anything that runs MXNet operators",
-    _isa.REFUSED: "Linux allows them from version 5.16 on; in a container or a virtual machine its host must allow them "
-                  "too",
+    _isa.REFUSED: "Linux allows them from version 5.16 on; in a container or a virtual machine the host must do so too",
 }
 _CONVOLUTION = {"kernel": "(3, 3)", "pad": "(1, 1)", "num_filter": "128", "no_bias": "True"}
 

@@ -179,7 +179,8 @@ def test_a_policy_takes_every_spelling():
 
 def test_a_policy_is_readable():
     assert repr(Policy("float16")) == "Policy('float16')"
-    lists = make_policy("bfloat16", KNOWN, fp32_ops=["softmax"], conditional_fp32_ops=[("Activation", "act_type", ["relu"])])
+    conditional = [("Activation", "act_type", ["relu"])]
+    lists = make_policy("bfloat16", KNOWN, fp32_ops=["softmax"], conditional_fp32_ops=conditional)
     found = repr(replace(lists, excluded=frozenset({"b", "a"}), slow=frozenset(map(str, range(9))), amx=True))
-    assert found == ("Policy('bfloat16', overrides={'Activation': FP32, 'softmax': FP32}, excluded={'a', 'b'}, amx=True, "
-                     "slow={'0', '1', '2', '3', '4', '5', and 3 more})")
+    assert found == ("Policy('bfloat16', overrides={'Activation': FP32, 'softmax': FP32}, excluded={'a', 'b'}, "
+                     "amx=True, slow={'0', '1', '2', '3', '4', '5', and 3 more})")
