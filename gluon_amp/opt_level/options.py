@@ -69,12 +69,7 @@ def as_bool(name: str, value: object) -> bool:
 
 
 def _as_dtype(name: str, value: object) -> str:
-    try:
-        return FLOAT32 if isinstance(value, str) and value == FLOAT32 else normalize(value, name)
-    except ValueError:
-        if getattr(value, "__name__", None) == FLOAT32:  # np.float32
-            return FLOAT32
-        raise
+    return normalize(value, name, or_float32=True)
 
 
 def _as_scale(name: str, value: object) -> float | str | LossScaler:

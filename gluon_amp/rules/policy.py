@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Mapping, Sequence
 
 from ..dtypes import FLOAT32, normalize
@@ -16,6 +16,7 @@ from .tables import table
 
 __all__ = ["Policy", "refused_rules"]
 
+_MOST_SHOWN = 6
 _FORMAT = "gluon_amp policy 1"
 _SLOW = Decision(FP32, Cause.MEASURED, "measured to be slower in low precision on this machine")
 # For operators of libraries that were loaded, or of a later MXNet.
@@ -53,7 +54,10 @@ class Policy:
 
     Examples
     --------
-    >>> Policy('bfloat16').decide('FullyConnected', {}).rule
+    >>> policy = Policy('bf16', excluded=frozenset({'net_dense0_fwd'}))
+    >>> policy
+    Policy('bfloat16', excluded={'net_dense0_fwd'})
+    >>> policy.decide('FullyConnected', {}).rule
     'LOWER'
     """
 
@@ -67,6 +71,19 @@ class Policy:
     slow: frozenset[str] = frozenset()
     disabled_passes: frozenset[str] = frozenset()
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target_dtype", normalize(self.target_dtype, or_float32=True))
+
+    def __repr__(self) -> str:
+        """Show the type and what differs from the defaults; of overrides the operators and their rules."""
+        plain = Policy(self.target_dtype)
+        given = {each.name: getattr(self, each.name) for each in fields(self)
+                 if getattr(self, each.name) != getattr(plain, each.name)}
+        given["overrides"] = {op: " or ".join(dict.fromkeys(rule.rule for rule in rules))
+                              for op, rules in self.overrides.items() if rules}
+        shown = [f"{name}={_shown(value)}" for name, value in given.items() if value not in ({}, frozenset())]
+        return f"Policy({', '.join([repr(self.target_dtype), *shown])})"
 
     def __hash__(self) -> int:
         return hash((self.target_dtype, frozenset(self.overrides.items()), self.imitated, self.excluded, self.training,
@@ -198,6 +215,15 @@ class Policy:
 
     def _rules(self, op: str) -> tuple[Rule, ...]:
         return (*self.overrides.get(op, ()), *table(self.target_dtype).get(op, ()), _DEFAULT)
+
+
+def _shown(value: Any) -> str:
+    """Write a field's value: sets and dicts in order, and no more of them than fit a line."""
+    if not isinstance(value, (frozenset, dict)):
+        return repr(value)
+    items = sorted(f"{key!r}: {value[key]}" if isinstance(value, dict) else repr(key) for key in value)
+    more = [f"and {len(items) - _MOST_SHOWN} more"] if len(items) > _MOST_SHOWN else []
+    return "{" + ", ".join(items[:_MOST_SHOWN] + more) + "}"
 
 
 def refused_rules(argument: str, target_dtype: str, op: str) -> list[Rule]:
