@@ -95,6 +95,8 @@ class Node:
         The policy's decision for this operator, written by the assignment pass.
     role : Role
         Who put the node there.
+    replaced : str
+        The program's operator, where a pass has put another one in its place; empty otherwise.
     """
 
     op: str
@@ -108,6 +110,12 @@ class Node:
     planned: list[str | None] = field(default_factory=list)
     decision: Any = None
     role: Role = Role.OWN
+    replaced: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The operator that the program asked for."""
+        return self.replaced or self.op
 
     @property
     def is_variable(self) -> bool:

@@ -55,6 +55,8 @@ class Context:
         Lets MXNet fuse the operators of a graph, and returns another graph; None where it cannot.
     check : bool
         Whether the result is verified.
+    native : frozenset of str
+        The operators in C++ that may take the place of MXNet's: registered names.
     variables : tuple of str
         The inputs before the rewrite. Training passes them by position: their order must not change.
     """
@@ -66,6 +68,7 @@ class Context:
     weights: Weights | None = None
     engine: Callable[[Graph], Graph] | None = None
     check: bool = False
+    native: frozenset[str] = frozenset()
     variables: tuple[str, ...] = ()
 
     @classmethod
