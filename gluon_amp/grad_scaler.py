@@ -248,7 +248,7 @@ class GradScaler:
         return self._scaler.loss_scale if self._enabled else 1.0
 
     def is_enabled(self) -> bool:
-        """Whether losses are scaled at all."""
+        """Tell whether losses are scaled at all."""
         return self._enabled
 
     def state_dict(self) -> dict[str, float]:

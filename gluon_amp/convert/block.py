@@ -155,7 +155,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     GraphError
         The network cannot be traced, or it is converted to another type already.
     TypeError
-        ``block`` is no HybridBlock.
+        ``block`` is not a HybridBlock.
     ValueError
         ``ctx`` and ``device``, or ``cast_optional_params`` and ``cast_params_offline``, contradict each other.
 

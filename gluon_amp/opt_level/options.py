@@ -17,31 +17,17 @@ LOW = "low precision"  # the type that the device at hand runs
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of a level, or of a level with overrides.
+    """The settings of a level, or of a level with overrides."""
 
-    Attributes
-    ----------
-    cast_model_type : str or None
-        The type that networks run in: ``'float32'``, ``'float16'``, ``'bfloat16'`` or :data:`LOW`; None leaves that to
-        the operators.
-    cast_operators : bool
-        Whether every operator of the process runs in the precision that suits it.
-    keep_batchnorm_fp32 : bool or None
-        Whether scale, shift and statistics of BatchNorm stay FP32 in a network that is cast.
-    master_weights : bool or None
-        Whether the optimizer updates FP32 weights in a network that is cast.
-    loss_scale : float, 'dynamic' or LossScaler
-        What losses are multiplied by.
-    cast_model_outputs : str or None
-        The type of networks' outputs; None for FP32.
-    """
-
+    # the type that networks run in: ``'float32'``, ``'float16'``, ``'bfloat16'`` or :data:`LOW`; None leaves that to
+    # the operators
     cast_model_type: str | None
-    cast_operators: bool
+    cast_operators: bool  # whether every operator of the process runs in the precision that suits it
+    # whether scale, shift and statistics of BatchNorm stay FP32 in a network that is cast
     keep_batchnorm_fp32: bool | None
-    master_weights: bool | None
-    loss_scale: float | str | LossScaler
-    cast_model_outputs: str | None = None
+    master_weights: bool | None  # whether the optimizer updates FP32 weights in a network that is cast
+    loss_scale: float | str | LossScaler  # what losses are multiplied by
+    cast_model_outputs: str | None = None  # the type of networks' outputs; None for FP32
 
 
 LEVELS: Mapping[str, tuple[str, Options]] = {
@@ -89,20 +75,6 @@ _READERS: Mapping[str, Callable[[str, object], Any]] = {
 
 def resolve(opt_level: object, overrides: Mapping[str, object]) -> tuple[str, Options]:
     """Return a level's name, and its options with the overrides that are not None.
-
-    Parameters
-    ----------
-    opt_level : str
-        ``'O0'`` to ``'O3'``.
-    overrides : mapping of str to object
-        Options by name, as the user gave them.
-
-    Raises
-    ------
-    PolicyError
-        The level is unknown, or an override contradicts it.
-    TypeError, ValueError
-        An override is not what it should be.
 
     Examples
     --------

@@ -47,36 +47,17 @@ def _lowers(context: Context) -> bool:
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewrite of graphs.
+    """A rewrite of graphs."""
 
-    Attributes
-    ----------
-    name : str
-        What users switch it off by; that of its module.
-    summary : str
-        What it does, in a line.
-    run : callable
-        Takes a graph and a Context, edits the graph, and says how much it did.
-    where : tuple of str
-        ``'training'``, which is everything under ``init`` and ``autocast``; ``'inference'``, which is conversion.
-    required : str
-        Why it cannot be switched off; empty for one that can.
-    applies : callable
-        Whether it is for graphs of a context.
-    is_step : bool
-        Whether the ``optimize`` argument of the conversions lists it.
-    is_last : bool
-        Whether it leaves a graph of which no types, shapes and decisions are known.
-    """
-
-    name: str
-    summary: str
-    run: Callable[[Graph, Context], int]
+    name: str  # what users switch it off by; that of its module
+    summary: str  # what it does, in a line
+    run: Callable[[Graph, Context], int]  # takes a graph and a Context, edits the graph, and says how much it did
+    # ``'training'``, which is everything under ``init`` and ``autocast``; ``'inference'``, which is conversion
     where: tuple[str, ...] = BOTH
-    required: str = ""
-    applies: Callable[[Context], bool] = _lowers
-    is_step: bool = False
-    is_last: bool = False
+    required: str = ""  # why it cannot be switched off; empty for one that can
+    applies: Callable[[Context], bool] = _lowers  # whether it is for graphs of a context
+    is_step: bool = False  # whether the ``optimize`` argument of the conversions lists it
+    is_last: bool = False  # whether it leaves a graph of which no types, shapes and decisions are known
 
 
 PASSES: tuple[Pass, ...] = (
@@ -121,25 +102,7 @@ def pipeline_of(context: Context) -> tuple[Pass, ...]:
 
 
 def run(graph: Graph, context: Context) -> dict[str, int]:
-    """Run all passes but the last ones.
-
-    Parameters
-    ----------
-    graph : Graph
-        In FP32; its nodes carry data types, and shapes where known. Edited in place.
-    context : Context
-        The settings of the rewrite.
-
-    Returns
-    -------
-    dict of str to int
-        Each pass that ran, and how much it did. With nothing done the graph is as it was.
-
-    Raises
-    ------
-    GraphError
-        The verifier found a broken invariant.
-    """
+    """Run all passes but the last ones."""
     counts = {each.name: each.run(graph, context) for each in pipeline_of(context) if not each.is_last}
     if context.weights is not None:
         context.weights.keep({node.name for node in graph.variables()})
@@ -158,18 +121,6 @@ def rewrite(graph: Graph, policy: Policy, **settings: Any) -> dict[str, int]:
 
 def checked(names: Iterable[str] | None, argument: str = "disable_passes") -> frozenset[str]:
     """Return the passes to switch off.
-
-    Parameters
-    ----------
-    names : iterable of str, optional
-        As the user gave them.
-    argument : str
-        What they were given as.
-
-    Raises
-    ------
-    PolicyError
-        A name is unknown, or that of a pass that is required.
 
     Examples
     --------

@@ -27,7 +27,7 @@ _UNSUPPORTED_IN_RNN = ("projection_size", "lstm_state_clip_min", "lstm_state_cli
 
 
 def is_needed(context: Context) -> bool:
-    """Whether there are such operators for the device."""
+    """Tell whether there are such operators for the device."""
     return bool(context.native) and not context.policy.imitated
 
 
@@ -42,26 +42,13 @@ def _operations(node: Node) -> int:
 
 
 class Replacement(NamedTuple):
-    """What takes the place of an operator of MXNet's.
+    """What takes the place of an operator of MXNet's."""
 
-    Attributes
-    ----------
-    op : str
-        Registered name.
-    types : tuple of str
-        The types of data that it gains in.
-    least : int
-        The work from which on it gains: a call of a library's operator takes longer.
-    fits : callable
-        Takes a node and says whether the operator computes the same.
-    work : callable
-        Takes a node of known shapes; of what the least is meant. The values of its data by default.
-    """
-
-    op: str
-    types: tuple[str, ...]
-    least: int
-    fits: Callable[[Node, Readers], bool]
+    op: str  # registered name
+    types: tuple[str, ...]  # the types of data that it gains in
+    least: int  # the work from which on it gains: a call of a library's operator takes longer
+    fits: Callable[[Node, Readers], bool]  # takes a node and says whether the operator computes the same
+    # takes a node of known shapes; of what the least is meant. The values of its data by default.
     work: Callable[[Node], int] = _values
 
 
