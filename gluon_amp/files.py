@@ -16,7 +16,7 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
     Parameters
     ----------
     *paths : path
-        The files to write, in directories that exist.
+        The files to write, in directories that exist. Of a symbolic link the file that it points to is written.
 
     Yields
     ------
@@ -38,7 +38,7 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
     'kept'
     """
     temporary: list[str] = []
-    targets = [os.path.abspath(os.fspath(path)) for path in paths]
+    targets = [os.path.realpath(os.fspath(path)) for path in paths]
     try:
         for target in targets:
             handle, name = tempfile.mkstemp(dir=os.path.dirname(target), prefix=os.path.basename(target))

@@ -95,6 +95,8 @@ class Node:
         The policy's decision for this operator, written by the assignment pass.
     role : Role
         Who put the node there.
+    stands_for : str
+        The program's node whose result this one gives, where a pass has changed what that one computes; empty otherwise.
     """
 
     op: str
@@ -108,6 +110,7 @@ class Node:
     planned: list[str | None] = field(default_factory=list)
     decision: Any = None
     role: Role = Role.OWN
+    stands_for: str = ""
 
     @property
     def is_variable(self) -> bool:
