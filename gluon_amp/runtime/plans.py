@@ -154,6 +154,11 @@ class Plan:
         """The graph that runs. Not to be edited."""
         return self.traced.analysed(self.inputs) if self.rewritten is None else self.rewritten
 
+    @property
+    def runs(self) -> mx.sym.Symbol:
+        """The symbol that runs."""
+        return self.traced.symbol if self.symbol is None else self.symbol
+
     def at(self, shapes: tuple[tuple[int, ...], ...]) -> Graph:
         """Return the graph with shapes for others of the inputs: one plan serves calls of several shapes."""
         if shapes == self.inputs.shapes:
