@@ -16,8 +16,8 @@ from ..graph import Entry, Graph, Node
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
-__all__ = ["NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes", "input_names",
-           "load_symbol", "make_symbol_creator", "outermost_trace", "to_graph"]
+__all__ = ["NumpySymbol", "analyse", "current_mark", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes", "input_names",
+           "load_symbol", "make_symbol_creator", "marked", "outermost_trace", "to_graph"]
 
 Shape = Optional[Tuple[int, ...]]
 
@@ -57,6 +57,21 @@ def make_symbol_creator(original: Callable) -> Callable:
             keys, values = [key for key, _ in kept], [value for _, value in kept]
         return original(handle, args, kwargs, keys, values, *rest)
     return symbol_creator
+
+
+def current_mark() -> str | None:
+    """Return the mark that symbols made here carry, None outside of regions."""
+    with mx.AttrScope() as scope:
+        return scope._attr.get(REGION)
+
+
+def marked(symbol: mx.sym.Symbol, mark: str) -> mx.sym.Symbol:
+    """Return a copy of a symbol whose operators carry the mark of a region, unless they carry another already."""
+    graph = to_graph(symbol)
+    for node in graph.operators():
+        if node.op != "Custom":  # see make_symbol_creator
+            node.attrs = {REGION: mark, **node.attrs}
+    return from_graph(graph, symbol)
 
 
 class _Tracing(threading.local):

@@ -51,12 +51,15 @@ class Frame(threading.local):
     casts : dict
         Casts of parameters made since the outermost block was called, so that each is made once. They must not live
         longer: two losses that share a recorded cast cannot both be differentiated.
+    excluded : set of int
+        The ids of the blocks that are excluded in the outermost block's call.
     """
 
     def __init__(self) -> None:
         self.blocks = 0
         self.hybrid_blocks = 0
         self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] = {}
+        self.excluded: set[int] = set()
 
 
 frame = Frame()

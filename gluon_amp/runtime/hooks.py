@@ -8,6 +8,7 @@
   ``grad_req`` of their parameters.
 - ``HybridBlock._get_graph``: a block is traced without the marks of regions around its call.
 - ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
+- ``SymbolBlock.forward``: in another block's trace its operators carry the mark of the region around its call.
 - ``autograd.Function.__call__``: user code that expects what it was written for.
 - ``Trainer._update``: what the optimizer has written.
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
@@ -23,11 +24,12 @@ from typing import Any, Callable, ContextManager, Iterator
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, Trainer
+from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.ndarray import register
 from mxnet.symbol import register as symbol_register
 
+from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, make_symbol_creator, outermost_trace
 from ..dtypes import FLOAT32
@@ -134,7 +136,7 @@ def _make_call_cached_op(original: Callable) -> Callable:
 def _make_get_graph(original: Callable) -> Callable:
     @functools.wraps(original)
     def get_graph(block: HybridBlock, *args: Any) -> Any:
-        with outermost_trace():
+        with outermost_trace(), controller.tracing(block):
             return original(block, *args)
     return get_graph
 
@@ -318,6 +320,7 @@ _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (HybridBlock, "_call_cached_op", _make_call_cached_op),
     (HybridBlock, "_get_graph", _make_get_graph),
     (Block, "__call__", _make_block_call),
+    (SymbolBlock, "forward", lambda original: make_symbol_block_forward(original)),
     (autograd.Function, "__call__", _make_function_call),
     (Trainer, "_update", _make_update),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),
