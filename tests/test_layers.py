@@ -48,8 +48,8 @@ LAYERS = {
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
               "recording", "__init__"],
-    "runtime": ["functions", "autocast", "hooks", "graph_applier", "plans", "state", "exclusions", "eager_applier", "devices",
-                "__init__"],
+    "runtime": ["functions", "autocast", "hooks", "graph_applier", "plans", "state", "exclusions", "eager_applier",
+                "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "tuning", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }

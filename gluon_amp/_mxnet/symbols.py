@@ -16,8 +16,8 @@ from ..graph import Entry, Graph, Node
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
-__all__ = ["NumpySymbol", "analyse", "current_mark", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes", "input_names",
-           "load_symbol", "make_symbol_creator", "marked", "outermost_trace", "to_graph"]
+__all__ = ["NumpySymbol", "analyse", "current_mark", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes",
+           "input_names", "load_symbol", "make_symbol_creator", "marked", "outermost_trace", "to_graph"]
 
 Shape = Optional[Tuple[int, ...]]
 

@@ -108,7 +108,7 @@ def invoke_replaced() -> Iterator[tuple[Callable, Callable[[Callable, Callable],
 
     def put(invoke: Callable, outer: Callable[[Callable], Callable]) -> None:
         _originals[position] = (owner, name, invoke)
-        setattr(owner, name, outer(make_invoke(invoke, controller.eager)))
+        setattr(owner, name, outer(make_invoke(invoke, controller.eager, controller.is_on)))
     try:
         yield original, put
     finally:
@@ -174,6 +174,11 @@ def _make_block_call(original: Callable) -> Callable:
 
 def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
     hybrid = isinstance(block, HybridBlock)
+    casts = frame.casts
+    if not hybrid or type(block).forward is not HybridBlock.forward:
+        frame.casts = None  # users' Python code may write weights and run backward passes; what can be traced does not
+    elif casts is None:
+        frame.casts = {}
     frame.blocks += 1
     frame.hybrid_blocks += hybrid
     try:
@@ -181,8 +186,9 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
     finally:
         frame.blocks -= 1
         frame.hybrid_blocks -= hybrid
-        if not frame.blocks:
-            frame.casts.clear()
+        if frame.casts is None and casts:
+            casts.clear()
+        frame.casts = casts
     policy = controller.eager(args) if hybrid and not frame.hybrid_blocks else None
     # A user who hands low precision in gets it back.
     if policy is None or any(is_low(value, policy) for value in args):
@@ -313,7 +319,7 @@ def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, 
 
 
 _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-    (register, "_imperative_invoke", lambda original: make_invoke(original, controller.eager)),
+    (register, "_imperative_invoke", lambda original: make_invoke(original, controller.eager, controller.is_on)),
     (nd_numpy._api_internal, "tensordot", _make_tensordot),
     (symbol_register, "_symbol_creator", lambda original: make_symbol_creator(original)),
     (mx.ndarray, "CachedOp", _make_cached_op),

@@ -133,6 +133,10 @@ class _Controller:
         stack = self.regions.stack
         return stack[-1] if stack else self.state
 
+    def is_on(self) -> bool:
+        """Whether anything is in force in this thread, on any device and in any precision."""
+        return self.current() is not None
+
     def rewriter(self, traced: Traced | None = None) -> State | None:
         """Return the state that graphs run under, None for MXNet's own way.
 
