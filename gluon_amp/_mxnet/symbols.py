@@ -16,8 +16,9 @@ from ..graph import Entry, Graph, Node
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
-__all__ = ["NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes", "input_names",
-           "load_symbol", "make_symbol_creator", "outermost_trace", "to_graph", "with_lasting_casts"]
+__all__ = ["NumpySymbol", "analyse", "current_mark", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes",
+           "input_names", "load_symbol", "make_symbol_creator", "marked", "outermost_trace", "to_graph",
+           "with_lasting_casts"]
 
 Shape = Optional[Tuple[int, ...]]
 
@@ -94,6 +95,21 @@ def with_lasting_casts(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """Let a symbol that is the caller's own keep its casts in files; return it."""
     symbol.__class__ = _ConvertedNumpySymbol if isinstance(symbol, NumpySymbol) else _ConvertedSymbol
     return symbol
+
+
+def current_mark() -> str | None:
+    """Return the mark that symbols made here carry, None outside of regions."""
+    with mx.AttrScope() as scope:
+        return scope._attr.get(REGION)
+
+
+def marked(symbol: mx.sym.Symbol, mark: str) -> mx.sym.Symbol:
+    """Return a copy of a symbol whose operators carry the mark of a region, unless they carry another already."""
+    graph = to_graph(symbol)
+    for node in graph.operators():
+        if node.op != "Custom":  # see make_symbol_creator
+            node.attrs = {REGION: mark, **node.attrs}
+    return from_graph(graph, symbol)
 
 
 class _Tracing(threading.local):

@@ -276,6 +276,9 @@ def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
 def exclude(*targets: Block | type | str) -> None:
     """Keep blocks in FP32, with everything inside them, until :func:`deinit`.
 
+    It does not matter how the blocks inside are called: a container may be iterated. What matches nothing in a network
+    that runs is told by a warning.
+
     Parameters
     ----------
     *targets : Block, class of blocks, or str
