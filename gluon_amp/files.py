@@ -13,6 +13,8 @@ __all__ = ["replacing"]
 def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
     """Give temporary files to write, which replace ``paths`` together when the body succeeds.
 
+    Of a symbolic link the file that it points to is replaced.
+
     Examples
     --------
     >>> import pathlib, tempfile
@@ -23,7 +25,7 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
     'kept'
     """
     temporary: list[str] = []
-    targets = [os.path.abspath(os.fspath(path)) for path in paths]
+    targets = [os.path.realpath(os.fspath(path)) for path in paths]
     try:
         for target in targets:
             handle, name = tempfile.mkstemp(dir=os.path.dirname(target), prefix=os.path.basename(target))

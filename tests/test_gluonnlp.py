@@ -4,9 +4,8 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
-
 from cpu_kinds import RUNS_BFLOAT16
+from mxnet import autograd, gluon
 
 import gluon_amp as amp
 

@@ -50,8 +50,8 @@ LAYERS = {
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
               "recording", "__init__"],
-    "runtime": ["functions", "autocast", "hooks", "graph_applier", "plans", "state", "eager_applier", "devices",
-                "__init__"],
+    "runtime": ["functions", "autocast", "hooks", "graph_applier", "executors", "observers", "plans", "state",
+                "exclusions", "eager_applier", "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }

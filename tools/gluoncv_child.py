@@ -6,8 +6,6 @@ MODE is ``stock``, or what ``gluon-amp run`` gets: ``bare`` (the script switches
 """
 from __future__ import annotations
 
-import gluon_amp  # isort: skip  first, as in every program
-
 import json
 import random
 import runpy

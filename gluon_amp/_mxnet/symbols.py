@@ -16,8 +16,9 @@ from ..graph import Entry, Graph, Node
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
-__all__ = ["NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes", "input_names",
-           "load_symbol", "make_symbol_creator", "outermost_trace", "to_graph"]
+__all__ = ["NumpySymbol", "analyse", "current_mark", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes",
+           "input_names", "load_symbol", "make_symbol_creator", "marked", "outermost_trace", "to_graph",
+           "with_lasting_casts"]
 
 Shape = Optional[Tuple[int, ...]]
 
@@ -57,6 +58,58 @@ def make_symbol_creator(original: Callable) -> Callable:
             keys, values = [key for key, _ in kept], [value for _, value in kept]
         return original(handle, args, kwargs, keys, values, *rest)
     return symbol_creator
+
+
+class _LastingCasts:
+    """A symbol whose files keep their casts: without them it does not run, or not as it was converted.
+
+    ``save_checkpoint`` and ``Symbol.save`` remove casts unless they are told not to.
+    """
+
+    __slots__ = ()
+
+    def tojson(self, remove_amp_cast: bool = False) -> str:
+        """Return the symbol as JSON text, casts included."""
+        return super().tojson(remove_amp_cast=False)  # type: ignore[misc]
+
+    def save(self, fname: Any, remove_amp_cast: bool = False) -> None:
+        """Write the symbol to a file, casts included."""
+        super().save(fname, remove_amp_cast=False)  # type: ignore[misc]
+
+    def __copy__(self) -> mx.sym.Symbol:
+        return self.__deepcopy__(None)
+
+    def __deepcopy__(self, memo: Any) -> mx.sym.Symbol:
+        return with_lasting_casts(super().__deepcopy__(memo))  # type: ignore[misc]
+
+
+class _ConvertedSymbol(_LastingCasts, mx.sym.Symbol):
+    __slots__ = ()
+
+
+class _ConvertedNumpySymbol(_LastingCasts, NumpySymbol):
+    __slots__ = ()
+
+
+def with_lasting_casts(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Let a symbol that is the caller's own keep its casts in files; return it."""
+    symbol.__class__ = _ConvertedNumpySymbol if isinstance(symbol, NumpySymbol) else _ConvertedSymbol
+    return symbol
+
+
+def current_mark() -> str | None:
+    """Return the mark that symbols made here carry, None outside of regions."""
+    with mx.AttrScope() as scope:
+        return scope._attr.get(REGION)
+
+
+def marked(symbol: mx.sym.Symbol, mark: str) -> mx.sym.Symbol:
+    """Return a copy of a symbol whose operators carry the mark of a region, unless they carry another already."""
+    graph = to_graph(symbol)
+    for node in graph.operators():
+        if node.op != "Custom":  # see make_symbol_creator
+            node.attrs = {REGION: mark, **node.attrs}
+    return from_graph(graph, symbol)
 
 
 class _Tracing(threading.local):

@@ -42,7 +42,7 @@ class NDArrayWeights:
         return cast_arrays(self.arrays[name], FLOAT32).asnumpy()
 
     def write(self, name: str, values: np.ndarray) -> None:
-        """Give a parameter other values (FP32), or add one."""
+        """Give a parameter other values, or add one."""
         self.arrays[name] = mx.nd.array(values, ctx=self._context(), dtype=values.dtype)
 
     def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:

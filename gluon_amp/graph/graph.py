@@ -97,6 +97,8 @@ class Node:
         Who put the node there.
     replaced : str
         The program's operator, where a pass has put another one in its place; empty otherwise.
+    stands_for : str
+        The program's node whose result this one gives, where a pass has changed what that one computes; else empty.
     """
 
     op: str
@@ -111,6 +113,7 @@ class Node:
     decision: Any = None
     role: Role = Role.OWN
     replaced: str = ""
+    stands_for: str = ""
 
     @property
     def kind(self) -> str:

@@ -89,6 +89,7 @@ def _pad(node: Node, extra: int, names: set[str], context: Context) -> Entry:
     filters = int(node.attrs["num_filter"])
     cut = operator("slice_axis", unique_name(f"{node.name}_unpad", names), [], Entry(node), axis=1, begin=0,
                    end=filters)
+    cut.stands_for = node.name
     node.attrs = {**node.attrs, "num_filter": str(filters + extra)}
     if channels is not None:
         node.shapes = [(channels[0], filters + extra, *channels[2:])]

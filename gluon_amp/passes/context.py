@@ -23,7 +23,7 @@ class Weights(Protocol):
         """Return a parameter's values."""
 
     def write(self, name: str, values: np.ndarray) -> None:
-        """Give a parameter other values (FP32), or add one."""
+        """Give a parameter other values, or add one."""
 
     def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
         """Add the result of an operator on parameters as a parameter."""

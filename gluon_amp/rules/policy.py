@@ -267,4 +267,5 @@ def _holds(rule: Rule, attrs: Mapping[str, str], channels: int | None) -> bool:
     if rule.when is None:
         return True
     attribute, values = rule.when
-    return str(attrs.get(attribute)) in values
+    value = str(attrs.get(attribute))
+    return value in values or value.replace(" ", "") in values

@@ -118,7 +118,8 @@ def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str,
     Returns
     -------
     list of (str, str, list of str)
-        Registered name, attribute, and its values for FP32; a name may come with several attributes.
+        Registered name, attribute, and its values for FP32. MXNet knows one attribute for each operator: where there
+        are several this is the first.
 
     Raises
     ------
@@ -130,9 +131,9 @@ def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str,
     >>> list_conditional_fp32_ops('float16')
     [('Activation', 'act_type', ['softrelu']), ('LeakyReLU', 'act_type', ['elu', 'selu'])]
     """
-    return [(name, record.when[0], list(record.when[1]))
-            for name, records in sorted(table(normalize(target_dtype)).items()) if _is_conditional(records)
-            for record in records if record.rule == FP32 and record.when]
+    conditions = {name: next(record.when for record in records if record.rule == FP32 and record.when)
+                  for name, records in sorted(table(normalize(target_dtype)).items()) if _is_conditional(records)}
+    return [(name, attribute, list(values)) for name, (attribute, values) in conditions.items()]
 
 
 def list_widest_type_cast(target_dtype: object = FLOAT16) -> list[str]:

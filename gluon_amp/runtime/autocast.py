@@ -10,7 +10,7 @@ from typing import Any, Iterable, Mapping, Sequence
 from mxnet.gluon import Block
 
 from .. import checks, passes
-from .._mxnet.operators import registered_operators
+from .._mxnet.operators import parameters_of, registered_operators
 from ..dtypes import BFLOAT16, FLOAT32, Support, normalize
 from ..elsewhere import answers
 from ..errors import DTypeError, PolicyError, StateError, expected
@@ -276,6 +276,9 @@ def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
 def exclude(*targets: Block | type | str) -> None:
     """Keep blocks in FP32, with everything inside them, until :func:`deinit`.
 
+    It does not matter how the blocks inside are called: a container may be iterated. What matches nothing in a network
+    that runs is told by a warning.
+
     Parameters
     ----------
     *targets : Block, class of blocks, or str
@@ -310,9 +313,10 @@ def _policy(found: Support, lists: Mapping[str, Any]) -> Policy:
     known, custom_ops = registered_operators(), controller.custom_ops
     if found.dtype == FLOAT32:
         # Lists that would be refused on another machine are refused here.
-        make_policy(BFLOAT16, known, custom_ops=custom_ops, **lists)
+        make_policy(BFLOAT16, known, parameters=parameters_of, custom_ops=custom_ops, **lists)
         return Policy(FLOAT32, reason=found.reason, channel_multiple=found.channel_multiple)
-    policy = make_policy(found.dtype, known, custom_ops=custom_ops, imitated=found.imitated, **lists)
+    policy = make_policy(found.dtype, known, parameters=parameters_of, custom_ops=custom_ops, imitated=found.imitated,
+                         **lists)
     return replace(policy, channel_multiple=found.channel_multiple, amx=found.amx)
 
 
