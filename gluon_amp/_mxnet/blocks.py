@@ -17,43 +17,16 @@ __all__ = ["Traced", "block_tree", "descendants", "flags_of", "graph_of", "load_
 
 
 class Traced(NamedTuple):
-    """A block as a symbol.
+    """A block as a symbol."""
 
-    Attributes
-    ----------
-    inputs : list of Symbol
-        Its data variables.
-    symbol : Symbol
-        Its outputs.
-    formats : tuple
-        The nesting of its arguments and results, as Gluon notes it.
-    """
-
-    inputs: list[mx.sym.Symbol]
-    symbol: mx.sym.Symbol
-    formats: tuple[Any, Any]
+    inputs: list[mx.sym.Symbol]  # its data variables
+    symbol: mx.sym.Symbol  # its outputs
+    formats: tuple[Any, Any]  # the nesting of its arguments and results, as Gluon notes it
 
 
 def trace(block: HybridBlock, example: Sequence[Any] | None = None,
           is_excluded: Callable[[Block], bool] | None = None) -> Traced:
-    """Trace a hybrid block to a symbol; its cached graph stays as it is.
-
-    Parameters
-    ----------
-    block : HybridBlock or SymbolBlock
-        Hybridized or not, run before or not.
-    example : sequence of NDArray, optional
-        Arguments of a call. Without it they are taken from the block's last call when it was hybridized, or from the
-        signature of its ``hybrid_forward``.
-    is_excluded : callable, optional
-        Says of a block whether its operators, and those of all blocks inside it, are to be marked as without AMP.
-        Symbol blocks inside take the marks where :func:`make_symbol_block_forward` is in force.
-
-    Raises
-    ------
-    Exception
-        Whatever the block's code raises when it is traced with these arguments.
-    """
+    """Trace a hybrid block to a symbol; its cached graph stays as it is."""
     if isinstance(block, SymbolBlock):
         inputs, symbol = block._cached_graph
         if is_excluded is not None and is_excluded(block):

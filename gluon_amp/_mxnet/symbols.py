@@ -138,19 +138,7 @@ def outermost_trace() -> Iterator[None]:
 
 def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
             shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
-    """Write the data type and shape of every tensor into the nodes of ``symbol``'s graph.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        The symbol that ``graph`` was read from.
-    graph : Graph
-        Receives ``dtypes`` and ``shapes`` of every output; None where MXNet cannot tell.
-    dtypes : mapping of str to str
-        Types of the inputs, by name.
-    shapes : mapping of str to tuple of int, optional
-        Shapes of the inputs, by name.
-    """
+    """Write the data type and shape of every tensor into the nodes of ``symbol``'s graph."""
     nodes = graph.nodes()
     # Symbol.get_internals leaves out hidden outputs: make a symbol whose outputs are all tensors.
     entries = [Entry(node, index) for node in nodes for index in range(node.num_outputs)]
@@ -207,13 +195,7 @@ def _known(shape: Shape) -> Shape:
 
 
 def load_symbol(text: str) -> mx.sym.Symbol:
-    """Make a symbol of JSON text.
-
-    Raises
-    ------
-    GraphError
-        The text is no symbol, or holds operators or parameters that MXNet does not know.
-    """
+    """Make a symbol of JSON text."""
     # MXNet's own reader trusts the numbers in the text, down to reading beyond its arrays: check them first.
     graph = Graph.from_json(text)
     try:

@@ -13,17 +13,7 @@ _JOINT = "amp_multicast"  # gives tensors of one type as they are, under the nam
 
 
 def name_outputs(graph: Graph, wanted: Sequence[str], found: Callable[[], Sequence[str]]) -> None:
-    """Give the outputs of a graph the names they had, where another operator gives them now.
-
-    Parameters
-    ----------
-    graph : Graph
-        After all passes.
-    wanted : sequence of str
-        The names of its outputs before.
-    found : callable
-        Gives the names that they have now.
-    """
+    """Give the outputs of a graph the names they had, where another operator gives them now."""
     names = {node.name for node in graph.nodes()}
     joined: dict[str, Node] = {}
     for _ in range(2):  # a node that makes room for another may have given an output a name

@@ -1,4 +1,4 @@
-"""What a conversion is asked to do: its arguments, each read once and under one name."""
+"""The arguments of a conversion, each read once and under one name."""
 from __future__ import annotations
 
 import fnmatch
@@ -32,33 +32,15 @@ _OFFLINE = "cast_params_offline"
 
 @dataclass(frozen=True)
 class Options:
-    """What the arguments of a conversion ask for.
+    """What the arguments of a conversion ask for."""
 
-    Attributes
-    ----------
-    target_dtype : str or None
-        The type to convert to; None takes what the device runs fastest.
-    lists : mapping of str to sequence
-        The user's lists of operators, by the names that ``init`` gives them.
-    exclude : Exclusions
-        What stays in FP32.
-    devices : tuple of Context
-        Where the network will run; empty when the user leaves that open.
-    disabled_passes : frozenset of str
-        The passes that are off.
-    cast_outputs : bool
-        Whether outputs are cast back to FP32.
-    tuning : Tuning, path, bool or None
-        Measurements to heed.
-    """
-
-    target_dtype: str | None
-    lists: Mapping[str, Any]
-    exclude: Exclusions
-    devices: tuple[mx.Context, ...]
-    disabled_passes: frozenset[str]
-    cast_outputs: bool
-    tuning: Any
+    target_dtype: str | None  # the type to convert to; None takes what the device runs fastest
+    lists: Mapping[str, Any]  # the user's lists of operators, by the names that ``init`` gives them
+    exclude: Exclusions  # what stays in FP32
+    devices: tuple[mx.Context, ...]  # where the network will run; empty when the user leaves that open
+    disabled_passes: frozenset[str]  # the passes that are off
+    cast_outputs: bool  # whether outputs are cast back to FP32
+    tuning: Any  # measurements to heed
 
     @classmethod
     def read(cls, target_dtype: object, target_dtype_ops: Any, fp32_ops: Any, conditional_fp32_ops: Any,
@@ -76,24 +58,7 @@ class Options:
                    disabled_passes(optimize, offline, disable_passes), cast_outputs, tuning)
 
     def policy(self, graph: Graph, device: mx.Context, block: Block | None = None) -> Policy:
-        """Return the policy for a network on a device.
-
-        Parameters
-        ----------
-        graph : Graph
-            The network.
-        device : Context
-            Where it will run, which may be in another machine than this one.
-        block : Block, optional
-            What the graph was traced from.
-
-        Raises
-        ------
-        DTypeError
-            No device of the kind runs the type.
-        PolicyError
-            The lists contradict each other, or something named is not in the network.
-        """
+        """Return the policy for a network on a device."""
         kind = "gpu" if device.device_type == "gpu" else "cpu"
         policies = device_policies({kind: _chosen(self.target_dtype, kind)}, **self.lists)
         return replace(tuned(policies, self.tuning)[kind], excluded=self.exclude.nodes(graph, block), training=False,
@@ -144,21 +109,7 @@ def _foreign(target: str, device_type: str) -> Support | None:
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,
                     disable_passes: Iterable[str] | None = None) -> frozenset[str]:
-    """Name the passes that are off, from the three arguments that can say so.
-
-    Parameters
-    ----------
-    optimize : 'all', 'none' or iterable of str
-        Names of :data:`STEPS`.
-    cast_params_offline : bool or None
-        Adds or removes that step.
-    disable_passes : iterable of str, optional
-        Names of passes that are off in any case.
-
-    Raises
-    ------
-    PolicyError
-        For unknown steps and passes, and for one that is asked for and switched off.
+    """Name the passes that are off, by the three arguments that switch passes off.
 
     Examples
     --------
@@ -187,18 +138,10 @@ def _named_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool
 
 @dataclass(frozen=True)
 class Exclusions:
-    """What is to stay in FP32.
+    """The operators that stay in FP32."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        Of operator nodes or blocks; they may hold wildcards.
-    blocks : tuple
-        Blocks, and classes of blocks.
-    """
-
-    names: tuple[str, ...] = ()
-    blocks: tuple[Any, ...] = ()
+    names: tuple[str, ...] = ()  # of operator nodes or blocks; they may hold wildcards
+    blocks: tuple[Any, ...] = ()  # blocks, and classes of blocks
 
     @classmethod
     def read(cls, *arguments: Any) -> Exclusions:
@@ -211,17 +154,11 @@ class Exclusions:
                    tuple(target for target in targets if not isinstance(target, str)))
 
     def match(self, block: Block) -> bool:
-        """Whether a block is excluded by itself."""
+        """Tell whether a block is excluded by itself."""
         return any(is_target(block, target) for target in (*self.names, *self.blocks))
 
     def nodes(self, graph: Graph, block: Block | None = None) -> frozenset[str]:
-        """Name the operators to keep in FP32, those in excluded blocks by the marks that tracing left on them.
-
-        Raises
-        ------
-        PolicyError
-            Something excluded is not in the network; the message gives the closest names.
-        """
+        """Name the operators to keep in FP32, those in excluded blocks by the marks that tracing left on them."""
         inside = [] if block is None else list(descendants(block))
         operators = [node.name for node in graph.operators()]
         chosen = {node.name for node in graph.operators() if node.attrs.get(REGION) == REGION_OFF}

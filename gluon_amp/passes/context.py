@@ -37,38 +37,20 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """The settings of one rewrite.
+    """The settings of one rewrite."""
 
-    Attributes
-    ----------
-    policy : Policy
-        Decides the precision of each operator, and which passes are off.
-    guarded : frozenset of str
-        Names of variables whose gradient is accumulated (``grad_req='add'``): MXNet's ``amp_cast`` loses it.
-    outputs : tuple of str or None
-        The data types that the graph's outputs had, and are to have; None for those that may have any.
-    everywhere : bool
-        False when only operators traced inside an autocast region are to run in low precision.
-    weights : Weights or None
-        The trained parameters, for passes that change them; None in training.
-    engine : callable or None
-        Lets MXNet fuse the operators of a graph, and returns another graph; None where it cannot.
-    check : bool
-        Whether the result is verified.
-    native : frozenset of str
-        The operators in C++ that may take the place of MXNet's: registered names.
-    variables : tuple of str
-        The inputs before the rewrite. Training passes them by position: their order must not change.
-    """
-
-    policy: Policy
+    policy: Policy  # decides the precision of each operator, and which passes are off
+    # names of variables whose gradient is accumulated (``grad_req='add'``): MXNet's ``amp_cast`` loses it
     guarded: frozenset[str] = frozenset()
+    # the data types that the graph's outputs had, and are to have; None for those that may have any
     outputs: tuple[str | None, ...] = ()
-    everywhere: bool = True
-    weights: Weights | None = None
+    everywhere: bool = True  # False when only operators traced inside an autocast region are to run in low precision
+    weights: Weights | None = None  # the trained parameters, for passes that change them; None in training
+    # lets MXNet fuse the operators of a graph, and returns another graph; None where it cannot
     engine: Callable[[Graph], Graph] | None = None
-    check: bool = False
-    native: frozenset[str] = frozenset()
+    check: bool = False  # whether the result is verified
+    native: frozenset[str] = frozenset()  # the operators in C++ that may take the place of MXNet's: registered names
+    # the inputs before the rewrite. Training passes them by position: their order must not change.
     variables: tuple[str, ...] = ()
 
     @classmethod

@@ -13,22 +13,7 @@ _HALF = (FLOAT16, str(TYPE_FLAGS[FLOAT16]))
 
 
 def widen(graph: Graph, dtypes: Mapping[str, str], kept: Collection[str] = ()) -> int:
-    """Cast every float16 tensor that enters a graph, or that one of its operators makes on request, to FP32.
-
-    Parameters
-    ----------
-    graph : Graph
-        In which float16 meets FP32, so that MXNet cannot infer its types. Edited in place.
-    dtypes : mapping of str to str
-        Types of the inputs, by name.
-    kept : collection of str
-        Names of inputs that operators write to.
-
-    Returns
-    -------
-    int
-        How many casts there are.
-    """
+    """Cast every float16 tensor that enters a graph, or that one of its operators makes on request, to FP32."""
     nodes = graph.nodes()
     names = {node.name for node in nodes}
     half = [Entry(node, output) for node in nodes if _is_half(node, dtypes) and node.name not in kept

@@ -43,7 +43,7 @@ _get_dtype = _LIB.MXNDArrayGetDType
 
 
 class Frame(threading.local):
-    """What the current thread is in the middle of.
+    """The current thread's calls of blocks.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ frame = Frame()
 
 
 def returns_fp32(arguments: Sequence[Any]) -> bool:
-    """Whether what the block that is being called returns is to be FP32: it is the outermost, and was given FP32."""
+    """Whether the block that is being called returns FP32: it is the outermost one and was given FP32."""
     given = [_NAMES.get(_flag(array)) for array in arguments
              if isinstance(array, NDArray) and not isinstance(array, BaseSparseNDArray)]
     return frame.hybrid_blocks <= 1 and not {FLOAT16, BFLOAT16}.intersection(given)
@@ -76,7 +76,7 @@ def returns_fp32(arguments: Sequence[Any]) -> bool:
 
 @contextmanager
 def outermost() -> Iterator[None]:
-    """Treat the body as outside of every block: low precision does not leave the calls in it."""
+    """Treat the body as code outside of all blocks, whose results are FP32."""
     around, frame.hybrid_blocks = frame.hybrid_blocks, 0
     try:
         yield
@@ -148,7 +148,7 @@ def _flag(array: NDArray) -> int:
 
 
 def is_low(value: Any, policy: EagerPolicy) -> bool:
-    """Whether a value is a dense array of the policy's low-precision type."""
+    """Tell whether a value is a dense array of the policy's low-precision type."""
     return isinstance(value, NDArray) and not isinstance(value, BaseSparseNDArray) and _flag(value) == policy.flag
 
 
@@ -161,7 +161,7 @@ def _is_grouped(keys: Sequence[str], values: Sequence[Any]) -> bool:
 
 
 def _dtypes(rule: Decision, flags: list[int], low: int) -> list[int] | None:
-    """Return the type flag that each input must have; None when the call is none of our business."""
+    """Return the type flag that each input must have; None when AMP leaves the call alone."""
     data = precision(rule, flags, 0, low)
     if data is None:
         return None
@@ -171,17 +171,7 @@ def _dtypes(rule: Decision, flags: list[int], low: int) -> list[int] | None:
 
 def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPolicy | None],
                 is_on: Callable[[], bool]) -> Invoke:
-    """Make the function that takes the place of MXNet's ``_imperative_invoke``.
-
-    Parameters
-    ----------
-    original : callable
-        MXNet's function.
-    current : callable
-        Gives the policy for a call's inputs, None to leave the call alone.
-    is_on : callable
-        Whether AMP is on, also where nothing is to run in low precision.
-    """
+    """Make the function that takes the place of MXNet's ``_imperative_invoke``."""
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:
         policy = current(inputs)
@@ -273,7 +263,7 @@ class _Call(NamedTuple):
         return [*rounded, *outputs[len(low):]] if isinstance(result, list) else rounded[0]
 
     def _input_cast(self, array: NDArray, flag: int, fragile: bool) -> NDArray:
-        """Cast an array; a parameter once per call of the outermost block, and so that gradients accumulate."""
+        """Cast an array; a parameter once per call of the outermost block, in a way that lets gradients accumulate."""
         dtype = self.policy.target if flag else FLOAT32
         parameter = flag and autograd.is_recording() and array.grad is not None
         if not parameter:
@@ -314,13 +304,7 @@ class _Call(NamedTuple):
 
 def run_lowered(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], policy: EagerPolicy,
                 original: Invoke) -> list[NDArray]:
-    """Run an operator that the policy lets run in low precision so, on FP32 inputs; return FP32 outputs.
-
-    Raises
-    ------
-    PolicyError
-        The policy keeps it in FP32: its low-precision kernel may not be sound.
-    """
+    """Run an operator in low precision, if the policy allows it, on FP32 inputs; return FP32 outputs."""
     if handle_of(op) in twins() and inputs[0].shape == inputs[1].shape:
         op = op.replace("broadcast_", "elemwise_")
     rule = policy.policy.decide(op, attrs, inputs[0].shape)

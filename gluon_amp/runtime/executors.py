@@ -15,24 +15,12 @@ __all__ = ["PlannedExecutor", "Planner"]
 
 @dataclass
 class Planner:
-    """Plans a symbol for an executor and those that are reshaped from it.
+    """Plans a symbol for an executor and those that are reshaped from it."""
 
-    Attributes
-    ----------
-    state : State
-        The setting when the first was bound.
-    traced : Traced
-        The user's symbol.
-    inputs : Inputs
-        What was known of its inputs then.
-    bind : callable
-        MXNet's own ``Symbol.bind``.
-    """
-
-    state: State
-    traced: Traced
-    inputs: Inputs
-    bind: Callable
+    state: State  # the setting when the first was bound
+    traced: Traced  # the user's symbol
+    inputs: Inputs  # what was known of its inputs then
+    bind: Callable  # MXNet's own ``Symbol.bind``
     _plans: dict[frozenset[str], Plan] = field(default_factory=dict)
 
     def plan(self, shapes: Sequence[tuple[int, ...]]) -> Plan:
