@@ -6,7 +6,8 @@ import helpers  # noqa: F401  finds benchmarks/
 
 # isort: split
 import numpy as np
-from make_digits_voc import Box, compose, scan_order
+
+from benchmarks.voc.digits import Box, compose, scan_order
 
 
 def digit_centres(count: int, side: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What the notebooks share. Import it before MXNet: it sets the number of threads and finds ``benchmarks/``.
+"""What the notebooks share. Import it before MXNet: it sets the number of threads and finds `benchmarks`.
 
 ``GLUON_AMP_NOTEBOOKS=small`` in the environment makes every size as small as the notebook's point allows.
 """
@@ -14,13 +14,12 @@ from typing import Any, Sequence, TypeVar
 
 PROJECT = Path(__file__).resolve().parents[1]
 BUILD = PROJECT / "build"
-sys.path[:0] = [path for path in (str(PROJECT / "benchmarks"), str(PROJECT)) if path not in sys.path]
+sys.path[:0] = [] if str(PROJECT) in sys.path else [str(PROJECT)]
 
-import _machine  # noqa: E402
-import _sizes  # noqa: E402
+from benchmarks.harness import machine, sizes  # noqa: E402
 
 # MXNet alone would use half of the logical processors, and reads this when it is imported.
-os.environ.setdefault("OMP_NUM_THREADS", str(_machine.physical_cores()))
+os.environ.setdefault("OMP_NUM_THREADS", str(machine.physical_cores()))
 
 SMALL = os.environ.get("GLUON_AMP_NOTEBOOKS") == "small"
 SMALL_SIZES = "small sizes"  # in the first output of a run that is not of full size
@@ -94,8 +93,8 @@ def affordable_batch_size(network: str, seconds: float) -> int:
     seconds : float
         For seven training steps in FP32 on the CPU.
     """
-    size, _ = _sizes.largest_batch(_sizes.COSTS[network], _machine.available_memory(), [1.0], preferred=8)
-    sample_seconds = SAMPLE_GFLOP[network] / _machine.matmul_gflops()
+    size, _ = sizes.largest_batch(sizes.COSTS[network], machine.available_memory(), [1.0], preferred=8)
+    sample_seconds = SAMPLE_GFLOP[network] / machine.matmul_gflops()
     while size > 1 and 7 * size * sample_seconds > seconds:
         size //= 2
     return size
@@ -127,12 +126,12 @@ def has_pretrained(name: str) -> bool:
 
 def conditions() -> str:
     """Return in one line what the notebook runs on."""
-    machine = _machine.describe()
+    about = machine.describe()
     where = "one CUDA GPU" if device().device_type == "gpu" else f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"
     extent = [SMALL_SIZES] if SMALL else []
-    sets = ", ".join(machine["instruction_sets"]) or "no AVX2"
-    versions = ", ".join(f"{name} {version}" for name, version in _machine.versions().items())
-    return "; ".join([f"{machine['cpu']} ({sets})", where, f"Python {machine['python']}, {versions}", *extent])
+    sets = ", ".join(about["instruction_sets"]) or "no AVX2"
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions().items())
+    return "; ".join([f"{about['cpu']} ({sets})", where, f"Python {about['python']}, {versions}", *extent])
 
 
 @dataclass(frozen=True)

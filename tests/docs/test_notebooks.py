@@ -30,7 +30,6 @@ with pytest.MonkeyPatch.context() as environment:
     import helpers
 
 import formats  # noqa: E402
-import make_digits_voc  # noqa: E402
 import run_notebooks  # noqa: E402
 
 NAMES = ["digit_detection", "numerics", "ssd_amp_tutorial"]
@@ -184,11 +183,11 @@ def test_centres_are_where_the_digits_are():
     assert images.dtype == maps.dtype == np.float32
     assert -1 <= images.min() < -0.2 < 0.2 < images.max() <= 1
     assert (images == digit_centres.digit_centres(4, 64, seed=5)[0]).all()
-    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    scanned = pytest.importorskip("sklearn.datasets").load_digits()
     rng = np.random.default_rng(5)
-    scans = make_digits_voc.scan_order(digits, np.arange(len(digits.images)), rng)
+    scans = digits.scan_order(scanned, np.arange(len(scanned.images)), rng)
     for centres in maps[:, 0]:
-        _, placed = make_digits_voc.compose(64, scans, rng)
+        _, placed = digits.compose(64, scans, rng)
         middles = [((box.top + box.bottom) // 2, (box.left + box.right) // 2) for _, _, box in placed]
         assert all(centres[middle] > 0.9 for middle in middles)
         far = np.min([np.hypot(*(np.mgrid[:64, :64] - np.reshape(each, (2, 1, 1)))) for each in middles], axis=0) > 16
@@ -207,8 +206,8 @@ class TestHelpers:
 
     @pytest.mark.parametrize(("available", "gflops", "batch_size"), [(64e9, 1e6, 8), (3e9, 1e6, 2), (64e9, 10, 2)])
     def test_batch_fits_memory_and_time(self, monkeypatch, available, gflops, batch_size):
-        monkeypatch.setattr(helpers._machine, "available_memory", lambda: available)
-        monkeypatch.setattr(helpers._machine, "matmul_gflops", lambda: gflops)
+        monkeypatch.setattr(helpers.machine, "available_memory", lambda: available)
+        monkeypatch.setattr(helpers.machine, "matmul_gflops", lambda: gflops)
         assert helpers.affordable_batch_size("ssd512", seconds=300) == batch_size
 
     def test_findings_are_shown_and_can_be_read(self):
