@@ -20,6 +20,7 @@ _STARTUP = 15.0  # seconds that the processes of a row take to start, roughly
 _STEPS = 15  # steps that they run together
 _OVERTIME = 1.3  # of a row's share
 _COMPILE_SHARE = 0.2  # of the time for a suite
+_LEAST_COMPILE = 10.0  # seconds that a network needs at least
 _COMPILE_LIMIT = 900.0  # seconds for a network, where there is no other limit
 _SSD_TRAINING = {"network": "ssd_512_resnet50_v1_coco", "data_shape": None, "pretrained_base": False}
 
@@ -235,7 +236,7 @@ def _of_row(wanted: Sequence[str], args: argparse.Namespace, is_largest: bool) -
 
 def _compile(suite: Suite, rows: Sequence[tuple[str, int, Sequence[str]]], common: Mapping[str, Any], end: float
              ) -> dict[str, dict[str, str]]:
-    """Let implementations compile before any row is measured: what is compiled stays in their cache, on disk.
+    """Let implementations compile before any row is measured, what is quick first: their cache keeps it, on disk.
 
     Returns
     -------
@@ -249,8 +250,11 @@ def _compile(suite: Suite, rows: Sequence[tuple[str, int, Sequence[str]]], commo
     jobs.sort(key=lambda job: sizes.COSTS[job[0]].compiled)
     until = monotonic() + _COMPILE_SHARE * (end - monotonic())
     failures: dict[str, dict[str, str]] = {}
-    for number, (network, batch_size, name) in enumerate(jobs):
-        limit = min(_COMPILE_LIMIT, max(0.0, until - monotonic()) / (len(jobs) - number))
+    for network, batch_size, name in jobs:
+        limit = min(_COMPILE_LIMIT, until - monotonic())
+        if limit < _LEAST_COMPILE:
+            failures.setdefault(network, {})[name] = "not compiled: the time for compilation was over"
+            continue
         workload, settings = settings_of(suite, network, batch_size, common)
         try:
             commands = [command(workload, name, settings)]
@@ -258,7 +262,7 @@ def _compile(suite: Suite, rows: Sequence[tuple[str, int, Sequence[str]]], commo
             continue
         with report.TqdmProgress() as progress:
             progress.say(f"{network}, batch {batch_size}: {name} compiles, within {limit:.0f} s")
-            comparison = compare(commands, Plan(rounds=0, warmup=1, limit=limit), progress)
+            comparison = compare(commands, Plan(rounds=0, warmup=1, limit=limit, keep=[name]), progress)
         for failure in comparison.failures.values():
             failures.setdefault(network, {})[name] = f"not compiled: {reason(failure)}"
     return failures

@@ -251,7 +251,7 @@ def plot(measured: Mapping[str, Any], path: str) -> None:
     for axes in list(grid.flat)[len(networks):]:
         axes.axis("off")
     handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=11, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 * columns, fontsize=11, frameon=False)
     figure.supylabel("speed against MXNet FP32", fontsize=12)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -365,6 +365,22 @@ def test_only_the_largest_batch_is_compiled_unless_asked_for():
     assert suites._of_row(["torch-compiled"], args, False) == ["torch-compiled"]
 
 
+def test_what_compiles_does_so_before_the_rows_as_far_as_there_is_time(fakes, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(suites, "command", lambda _, name, __: fakes.command(name, 0.1))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    suite = suites.Suite("training", {"resnet50": (2,), "lstm": (2,)})
+    args = suites.parser(suite, None).parse_args(["--small", "--threads", "1", "--rounds", "1", "--steps", "1",
+                                                  "--warmup", "1", "--compare", "amp,torch-compiled"])
+    now = [0.0]
+    monkeypatch.setattr(suites, "monotonic", lambda: now[0])
+    monkeypatch.setattr(suites, "compare", lambda *given: now.__setitem__(0, now[0] + 15.0) or compare(*given))
+    record = suites.run(suite, args, end=100.0)
+    slow, quick = record["results"]
+    assert slow["failures"] == {"torch-compiled": "not compiled: the time for compilation was over"}
+    assert quick["failures"] == {}
+    assert fakes.lines[:2] == ["torch-compiled 1", "torch-compiled stop"]
+
+
 def test_rows_without_time_are_skipped(pretend, monkeypatch, capsys):
     suite = suites.Suite("training", {"resnet50": (2, 4)})
     args = suites.parser(suite, None).parse_args(["--small", "--threads", "1", "--rounds", "1", "--steps", "1",

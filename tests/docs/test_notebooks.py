@@ -32,6 +32,8 @@ with pytest.MonkeyPatch.context() as environment:
 import formats  # noqa: E402
 import run_notebooks  # noqa: E402
 
+from benchmarks.voc import digits  # noqa: E402
+
 NAMES = ["digit_detection", "numerics", "ssd_amp_tutorial"]
 
 
