@@ -189,20 +189,3 @@ class OtherLoad:
         """Return the mean share of all processors, 0 to 1; child processes count as own once they have ended."""
         elapsed, busy, own = (now - before for now, before in zip(self._now(), self._begin))
         return max(0.0, min(1.0, (busy - own) / max(elapsed, 1e-9) / (os.cpu_count() or 1)))
-
-
-def matmul_gflops(size: int = 2048, repeats: int = 3) -> float:
-    """Return the FP32 speed of this machine's matrix product, in 1e9 operations a second.
-
-    A quick estimate (under a second) of how long a training step will take.
-    """
-    import numpy as np  # after the caller has set the number of threads
-
-    left = np.ones((size, size), np.float32)
-    left @ left
-    best = float("inf")
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        left @ left
-        best = min(best, time.perf_counter() - begin)
-    return 2.0 * size**3 / best / 1e9
