@@ -44,7 +44,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     found = [name for name in ("kvstore", "horovod") if name == "kvstore" or importlib.util.find_spec(name)]
-    parser = argparse.Argumentcli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", default=found, choices=["kvstore", "horovod"])
     parser.add_argument("--workers", nargs="+", type=int, default=[2])
     parser.add_argument("--network", default="resnet18_v1", help="of MXNet's zoo (default: %(default)s)")

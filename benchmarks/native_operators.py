@@ -131,7 +131,7 @@ def measure(case, rounds):
 
 
 def main():
-    parser = argparse.Argumentcli.Parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default=",".join(FAMILIES), help="families, joined by commas")
     parser.add_argument("--output", type=Path, help="a file for the table")
