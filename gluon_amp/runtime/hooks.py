@@ -31,6 +31,7 @@ from mxnet.symbol import register as symbol_register
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, make_symbol_creator, outermost_trace
 from ..dtypes import FLOAT32
+from .eager_native import make_native_invoke
 from .eager_applier import frame, is_low, make_invoke, release
 from .graph_applier import RewritingCachedOp
 from .plans import Inputs, Traced, make_plan
@@ -311,7 +312,8 @@ def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, 
 
 
 _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-    (register, "_imperative_invoke", lambda original: make_invoke(original, controller.eager)),
+    (register, "_imperative_invoke",
+     lambda original: make_invoke(make_native_invoke(original, controller.runs_natively), controller.eager)),
     (nd_numpy._api_internal, "tensordot", _make_tensordot),
     (symbol_register, "_symbol_creator", lambda original: make_symbol_creator(original)),
     (mx.ndarray, "CachedOp", _make_cached_op),

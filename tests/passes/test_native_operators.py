@@ -98,12 +98,11 @@ class TestGraphs:
         assert lines(limited(variable("x", BIG))) == ["limit: _gluon_amp_clip(x) -> float32", "out: limit"]
         assert lines(limited(variable("x", (9,)), (9,)))[0] == "limit: clip(x) -> float32"
 
-    def test_clip_in_bfloat16_needs_no_rectifier(self):
+    def test_clip_in_bfloat16_has_a_rectifier_instead(self):
         norm = batch_norm("bn", conv("c", variable("data", (2, 16, 8, 8)), 256, 16))
         norm.shapes = [(2, 256, 8, 8)] * 3
         result = lines(conv("d", limited(Entry(norm), (2, 256, 8, 8)), 32, 256), target="bfloat16")
-        assert "limit: _gluon_amp_clip(bn) -> bfloat16" in result
-        assert not any("Activation" in line for line in result)
+        assert not any("_gluon_amp" in line for line in result)
 
     def test_products(self):
         assert lines(product())[0] == "dot: _gluon_amp_batch_dot(a, b) -> float32"
@@ -275,14 +274,15 @@ class TestNetworks:
             np.testing.assert_array_equal(one, other)
 
     @pytest.mark.bf16
-    def test_in_bfloat16_only_clip_is_lowered(self):
+    def test_under_bfloat16_they_run_in_fp32(self):
         amp.init("bfloat16")
         net = network(static_alloc=True)
         with autograd.record():
             net(data(1)).backward()
         (operation,) = [operation for _, operation in prepared_operations(net)]
         types = {node.kind: Entry(node).dtype for node in operation.latest.graph.operators() if node.replaced}
-        assert types["LayerNorm"] == "float32"
+        assert set(types) >= {"LayerNorm"}
+        assert set(types.values()) == {"float32"}
 
     def test_without_a_batch(self):
         net = nn.HybridSequential()

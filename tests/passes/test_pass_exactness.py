@@ -43,7 +43,6 @@ AMX = pytest.param("bfloat16", marks=[pytest.mark.bf16, pytest.mark.skipif(
 _CORE = native.load()[0]
 NEEDS_CORE = pytest.mark.skipif(bool(_CORE.missing), reason=_CORE.missing)
 CORE = pytest.param("float32", marks=NEEDS_CORE)
-CORE_BF16 = pytest.param("bfloat16", marks=[pytest.mark.bf16, NEEDS_CORE])
 IN_FP32, EVERYWHERE = ("float32",), ("float32", IMITATED, BF16)
 
 
@@ -136,7 +135,7 @@ STRIDED = Case(lambda: chain(lambda: nn.Conv2D(32, 7, 2, 3, in_channels=3)), (AM
 LIMITED = Case(lambda: chain(lambda: nn.Conv2D(64, 1, in_channels=16),
                              lambda: nn.HybridLambda(lambda F, x: F.clip(x, -999, 999)),
                              lambda: nn.Conv2D(16, 1, in_channels=64)),
-               (CORE, CORE_BF16), roundings=8, sums=8 * 36 + 64 + 16, shape=(8, 16, 6, 6))
+               (CORE,), roundings=8, sums=8 * 36 + 64 + 16, shape=(8, 16, 6, 6))
 
 # Passes that change parameters, or behaviour in training, or that MXNet does.
 OF_WEIGHTS = {"drop_training", "fold_batch_norm", "cast_params_offline", "fuse"}
@@ -239,7 +238,8 @@ class TestAlone:
         """Apply a pass to a symbol, as for a CPU with AMX, but put no casts in."""
         where = next(each for each in passes.PASSES if each.name == name).where
         others = frozenset(each.name for each in passes.PASSES) - {"assign_dtypes", name}
-        policy = Policy("bfloat16", amx=True, channel_multiple=32, training="training" in where,
+        target = "float32" if case.targets == (CORE,) else "bfloat16"
+        policy = Policy(target, amx=True, channel_multiple=32, training="training" in where,
                         disabled_passes=others)
         graph = to_graph(symbol)
         shapes = {"data": case.shape, **{key: value.shape for key, value in net.collect_params().items()}}
