@@ -17,6 +17,7 @@ from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, input_names
 from ..dtypes import BFLOAT16
 from ..graph import Graph
+from .observers import operator_callback
 from .plans import Inputs, Plan, Traced, make_plan
 from .state import State, controller
 
@@ -89,6 +90,7 @@ class RewritingCachedOp:
         # A setting that is gone for good takes what was made for it along.
         self._variants: WeakKeyDictionary[State, _Variants] = WeakKeyDictionary()
         self._hook: tuple[Any, ...] = ()
+        self._observed: tuple[Any, ...] = ()  # what runs, and the hook that it was given
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""
@@ -96,7 +98,7 @@ class RewritingCachedOp:
         variant = None if state is None else self._variant(state, args)
         operation = self._stock() if variant is None else variant.operation
         if self._hook:
-            operation._register_op_hook(*self._hook)
+            self._observe(operation, variant)
         try:
             return operation(*args, **kwargs)
         except mx.MXNetError as error:
@@ -127,6 +129,16 @@ class RewritingCachedOp:
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
+
+    def _observe(self, operation: StockCachedOp, variant: _Variant | None) -> None:
+        """Let the hook see what is about to run, as the program knows it."""
+        if (operation, self._hook) == self._observed:
+            return
+        callback, monitor_all = self._hook
+        if variant is not None and variant.plan.symbol is not None:
+            callback = operator_callback(variant.plan, callback)
+        operation._register_op_hook(callback, monitor_all)
+        self._observed = (operation, self._hook)
 
     def _stock(self) -> StockCachedOp:
         if self._plain is None:

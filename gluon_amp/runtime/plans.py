@@ -11,9 +11,10 @@ import mxnet as mx
 
 from .. import native, passes
 from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
-from ..dtypes import BFLOAT16, FLOAT32
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Role
 from ..graph.attrs import CONVERSION, REGION
+from ..passes.widen import widen
 from ..rules import Policy
 from .state import State
 
@@ -87,11 +88,27 @@ class Traced:
         return any(CONVERSION in node.attrs for node in self.graph.nodes())
 
     def analysed(self, inputs: Inputs) -> Graph:
-        """Return a graph of one's own with the types and shapes of all tensors."""
-        graph = self.graph.copy()
+        """Return a graph of one's own with the types and shapes of all tensors.
+
+        Where a user's float16 meets FP32, which MXNet refuses, it holds casts to FP32 that the symbol does not.
+        """
+        graph, types = self.graph.copy(), inputs.types()
         shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
-        analyse(self.symbol, graph, inputs.types(), shapes)
+        try:
+            analyse(self.symbol, graph, types, shapes)
+            if FLOAT16 not in types.values() or all(None not in node.dtypes for node in graph.operators()):
+                return graph
+        except mx.MXNetError:
+            if not widen(graph, types, self._written):
+                raise
+        else:
+            widen(graph, types, self._written)
+        analyse(self.symbol, graph, types, shapes)
         return graph
+
+    @cached_property
+    def _written(self) -> list[str]:
+        return self.symbol.list_auxiliary_states()
 
     def kept(self, state: State, device_type: str, names: Sequence[str], shapes: Shapes) -> frozenset[str]:
         """Name the operators that shapes keep in FP32: all of the shapes that a plan depends on."""
@@ -154,6 +171,11 @@ class Plan:
         """The graph that runs. Not to be edited."""
         return self.traced.analysed(self.inputs) if self.rewritten is None else self.rewritten
 
+    @property
+    def runs(self) -> mx.sym.Symbol:
+        """The symbol that runs."""
+        return self.traced.symbol if self.symbol is None else self.symbol
+
     def at(self, shapes: tuple[tuple[int, ...], ...]) -> Graph:
         """Return the graph with shapes for others of the inputs: one plan serves calls of several shapes."""
         if shapes == self.inputs.shapes:
@@ -201,12 +223,13 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
     if policy is None:
         return Plan(traced, inputs._replace(low=frozenset()))
     graph = traced.analysed(inputs)
+    is_widened = len(graph.nodes()) != len(traced.graph.nodes())
     for node in graph.variables():
         if node.name in inputs.low:
             node.planned = [BFLOAT16]
     counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled,
                             native=_native(graph, inputs))
-    changed = any(counts.values()) or (inputs.low and policy.lowers)
+    changed = is_widened or any(counts.values()) or (inputs.low and policy.lowers)
     return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
 
 
