@@ -12,7 +12,7 @@ readers meet, or accumulate in the program's array, an identity in between does 
 from __future__ import annotations
 
 from math import prod
-from typing import Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, Role, operator, unique_name
@@ -183,7 +183,7 @@ def _masks(node: Node, names: set[str], context: Context) -> list[Entry]:
         return []
     length, batch, width = node.shapes[0] or (0, 0, 0)
 
-    def add(op: str, source: Entry, last: int, outputs: int = 1, **attrs: object) -> Entry:
+    def add(op: str, source: Entry, last: int, outputs: int = 1, **attrs: Any) -> Entry:
         made = _inserted(op, f"{node.name}_mask", [source], names, context, **attrs)
         shape = (length, batch, last)
         made.node.num_outputs, made.node.shapes = outputs, [shape] * outputs

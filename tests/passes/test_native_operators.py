@@ -35,8 +35,7 @@ def lines(*heads, **settings):
 def layer_norm(data, **attrs):
     width = data.shapes[0][-1] if data.shapes[0] else 64
     inputs = [data, variable("gamma", (width,)), variable("beta", (width,))]
-    node = op("LayerNorm", "ln", *inputs, outputs=3, shape=data.shapes[0], **attrs)
-    return node
+    return op("LayerNorm", "ln", *inputs, outputs=3, shape=data.shapes[0], **attrs)
 
 
 def product(a=(8, 64, 64), b=(8, 64, 64), **attrs):
@@ -319,7 +318,7 @@ class TestNetworks:
 
     @pytest.mark.parametrize("simple", [True, False])
     def test_executors_do_without(self, simple):
-        """Shapes of their parameters may be inferred later again, which ends the process with operators of a library."""
+        """Shapes of their parameters may be inferred again, which ends the process with operators of a library."""
         amp.init("float32")
         symbol = mx.sym.LayerNorm(mx.sym.var("x"), mx.sym.var("gamma"), mx.sym.var("beta"))
         if simple:
