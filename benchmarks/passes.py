@@ -26,6 +26,7 @@ _SUITES = {TRAINING: suites.TRAINING, INFERENCE: replace(suites.INFERENCE, inspe
 # pass -> workload -> networks that it acts on. A new pass needs a line: a test says so.
 MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "shape_operands": {TRAINING: ("ssd512",), INFERENCE: ("ssd512",)},
+    "native_operators": {TRAINING: ("mobilenet_v2", "lstm", "encoder")},
     "native_activations": {TRAINING: ("mobilenet_v2",)},
     "cut_casts": {TRAINING: ("mobilenet_v2", "densenet121"), INFERENCE: ("densenet121",)},
     "align_channels": {TRAINING: ("ssd512", "mobilenet_v2"), INFERENCE: ("ssd512", "mobilenet_v2")},
@@ -37,7 +38,7 @@ MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "fuse": {INFERENCE: ("resnet50", "mobilenet_v2", "densenet121", "ssd512")},
 }
 BATCH_SIZES = {
-    TRAINING: {"ssd512": 2, "resnet50": 4, "mobilenet_v2": 4, "densenet121": 4},
+    TRAINING: {"ssd512": 2, "resnet50": 4, "mobilenet_v2": 4, "densenet121": 4, "lstm": 4, "encoder": 4},
     INFERENCE: {"ssd512": 2, "resnet50": 8, "mobilenet_v2": 8, "densenet121": 8, "vgg16": 8},
 }
 _NETWORKS = sorted({name for sizes in BATCH_SIZES.values() for name in sizes})

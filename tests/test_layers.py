@@ -51,7 +51,7 @@ INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
               "recording", "__init__"],
     "runtime": ["functions", "autocast", "hooks", "graph_applier", "executors", "observers", "plans", "state",
-                "exclusions", "eager_applier", "devices", "__init__"],
+                "exclusions", "eager_applier", "eager_native", "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from .. import _isa
+from .. import _isa, native
 from ..dtypes import FLOAT32, cpu_isa, cuda_compute_capability, cuda_support
 from ..runtime.devices import device_supports, verdict
 
@@ -63,6 +63,7 @@ def environment() -> dict[str, Any]:
         "mxnet": mx.__version__, "numpy": np.__version__, "python": platform.python_version(),
         "onednn": _onednn(), "onednn_isa": cpu_isa(), "amx_granted": _isa.granted(),
         "max_cpu_isa": os.environ.get(_isa.VARIABLE),
+        "native_operators": {library.name: library.missing or "loaded" for library in native.load()},
         "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
         "threads": os.environ.get("OMP_NUM_THREADS"), "processors": os.cpu_count(),
         "gpus": [_gpu(index) for index in range(mx.context.num_gpus())],

@@ -2,8 +2,9 @@
 
 MXNet's LayerNorm takes ten times as long as need be, mostly backward, its clip branches for every element, and its
 products of many small matrices and recurrent layers use neither all threads nor the widest instructions. The operators
-of :mod:`gluon_amp.native` take their place where they compute the same: in FP32, and clip in bfloat16 as well. Nothing
-else in the graph changes, and the program's own symbol, from which files are written, keeps MXNet's operators.
+of :mod:`gluon_amp.native` take their place where they compute the same in FP32, whatever the rest of the graph runs in.
+The program's own symbol, from which files are written, keeps MXNet's operators. In bfloat16 clip stays: a rectifier
+before it (:mod:`~gluon_amp.passes.native_activations`) trains MobileNet v2 a tenth faster than the one in C++.
 
 MXNet does not tell operators of libraries that a gradient is to be added to what is there. Where gradients of several
 readers meet, or accumulate in the program's array, an identity in between does that.
@@ -11,7 +12,7 @@ readers meet, or accumulate in the program's array, an identity in between does 
 from __future__ import annotations
 
 from math import prod
-from typing import Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, Role, operator, unique_name
@@ -74,7 +75,7 @@ def _is_simple_rnn(node: Node, readers: Readers) -> bool:
 # takes longer than with MXNet's operators.
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm),
-    "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384, _always),
+    "clip": Replacement("_gluon_amp_clip", (FLOAT32,), 16384, _always),
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, _is_simple_rnn),
 }
@@ -169,7 +170,7 @@ def _masks(node: Node, names: set[str], context: Context) -> list[Entry]:
         return []
     length, batch, width = node.shapes[0] or (0, 0, 0)
 
-    def add(op: str, source: Entry, last: int, outputs: int = 1, **attrs: object) -> Entry:
+    def add(op: str, source: Entry, last: int, outputs: int = 1, **attrs: Any) -> Entry:
         made = _inserted(op, f"{node.name}_mask", [source], names, context, **attrs)
         shape = (length, batch, last)
         made.node.num_outputs, made.node.shapes = outputs, [shape] * outputs

@@ -34,6 +34,7 @@ from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, make_symbol_creator, outermost_trace
 from ..dtypes import FLOAT32
 from .eager_applier import frame, is_low, make_invoke, release
+from .eager_native import make_native_invoke
 from .executors import PlannedExecutor, Planner
 from .graph_applier import RewritingCachedOp
 from .plans import Inputs, Traced
@@ -324,7 +325,9 @@ def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, 
 
 
 _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-    (register, "_imperative_invoke", lambda original: make_invoke(original, controller.eager, controller.is_on)),
+    (register, "_imperative_invoke",
+     lambda original: make_invoke(make_native_invoke(original, controller.runs_natively), controller.eager,
+                                  controller.is_on)),
     (nd_numpy._api_internal, "tensordot", _make_tensordot),
     (symbol_register, "_symbol_creator", lambda original: make_symbol_creator(original)),
     (mx.ndarray, "CachedOp", _make_cached_op),

@@ -207,8 +207,14 @@ class Plan:
 def _explained(node: Node, remedy: str) -> str:
     types = ", ".join(str(entry.dtype) for entry in node.inputs)
     rule = f"rule {node.decision.rule}: {node.decision.note}" if node.decision is not None else "as traced"
-    return (f"The operator {node.name} ({node.op}) ran under AMP with inputs of {types} ({rule}). {remedy}; "
-            f"amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in FP32")
+    return (f"The operator {node.name} ({node.kind}) ran under AMP with inputs of {types} ({rule}). {remedy}; "
+            f"{_remedy(node)}")
+
+
+def _remedy(node: Node) -> str:
+    if node.replaced:
+        return f"it ran in C++ of this package ({node.op}): amp.init(disable_passes=['native_operators']) keeps MXNet's"
+    return f"amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in FP32"
 
 
 def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Level", "Network", "State", "controller", "region"]
 
+NATIVE_OPERATORS = "native_operators"  # the pass that puts operators in C++ into graphs
 _MOST_STATES = 16  # of regions with settings of their own
 
 
@@ -164,6 +165,12 @@ class _Controller:
         if current is None:
             return None
         return current.eager_anywhere or current.eager(inputs)
+
+    def runs_natively(self) -> bool:
+        """Whether imperative calls of this thread may run operators in C++, as those in graphs do."""
+        state = self.current()
+        policy = None if state is None or not state.enabled else state.policy("cpu")
+        return policy is not None and not policy.imitated and NATIVE_OPERATORS not in policy.disabled_passes
 
     def region(self, block: Block) -> Any:
         """Return the region that a block's call is to run in, None for the one around it."""

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from gluon_amp import native
 from gluon_amp.cli import main
 from gluon_amp.runtime.devices import device_supports
 
@@ -20,6 +21,15 @@ def test_env_says_what_init_would_choose_and_why(capsys):
     assert found["chosen"]["cpu"] == {"dtype": support.dtype, "native": support.native, "reason": support.reason}
     assert found["mxnet"] == "1.9.1"
     assert any("oneDNN v" in line for line in found["onednn"])
+
+
+def test_env_says_whether_there_are_operators_in_cpp_and_what_is_missing(capsys, monkeypatch):
+    assert main(["env", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["native_operators"]
+    assert found == {library.name: library.missing or "loaded" for library in native.load()}
+    monkeypatch.setattr(native, "load", lambda: (native.Library("core", frozenset(), "install a compiler"),))
+    assert main(["env"]) == 0
+    assert "core: install a compiler" in capsys.readouterr().out
 
 
 def test_env_prints_a_table(capsys):

@@ -83,6 +83,33 @@ def test_rnn(mode, layers, directions):
     assert_close(inference, wanted[0], 1e-5)
 
 
+@pytest.mark.parametrize("mode", GATES)
+@pytest.mark.parametrize(("layers", "directions"), [(1, 1), (2, 1), (3, 2)])
+def test_separate_parameters(mode, layers, directions):
+    """The same numbers as in one vector, from arrays of their own, and gradients there."""
+    data, vector, *states = rnn_arrays(mode, layers, directions)
+    rows, parts, start = GATES[mode] * 6, [], 0
+    widths = [7, *[directions * 6] * (layers - 1)]
+    weights = [(rows, width) for layer in widths for _ in range(directions) for width in (layer, 6)]
+    for shape in [*weights, *[(rows,)] * len(weights)]:
+        parts.append(vector[start:start + int(np.prod(shape))].reshape(shape))
+        start += parts[-1].size
+    assert start == vector.size
+    attrs = {"mode": mode, "state_size": "6", "num_layers": str(layers), "bidirectional": str(directions == 2)}
+    outputs = 3 if mode == "lstm" else 2
+    out_grad = normal(5 * 3 * directions * 6 + (outputs - 1) * layers * directions * 3 * 6, seed=9)
+
+    def run(attrs):
+        return lambda *arrays: every_output(invoke("_gluon_amp_rnn", arrays, attrs)[:outputs])
+
+    out, data_grad, vector_grad, *state_grads = with_gradients(run(attrs), [data, vector, *states], out_grad)
+    received = with_gradients(run({**attrs, "separate": "True"}), [data, *parts, *states], out_grad)
+    joined = np.concatenate([grad.reshape(-1) for grad in received[2:2 + len(parts)]])
+    for one, other in zip([*received[:2], joined, *received[2 + len(parts):]],
+                          [out, data_grad, vector_grad, *state_grads]):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.bf16
 @pytest.mark.parametrize("mode", GATES)
 def test_rnn_in_bfloat16(mode):

@@ -26,7 +26,7 @@ from mxnet.gluon import HybridBlock, nn
 from networks import outputs_of
 
 import gluon_amp as amp
-from gluon_amp import passes
+from gluon_amp import native, passes
 from gluon_amp._mxnet import blocks
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
 from gluon_amp.debug.recording.engine import prepared_operations
@@ -40,6 +40,9 @@ IMITATED = pytest.param("float16", marks=pytest.mark.skipif(mx.context.num_gpus(
                                                             reason="float16 is not imitated where there is a GPU"))
 AMX = pytest.param("bfloat16", marks=[pytest.mark.bf16, pytest.mark.skipif(
     not cpu_support().amx, reason="the pass is for CPUs with AMX only")])
+_CORE = native.load()[0]
+NEEDS_CORE = pytest.mark.skipif(bool(_CORE.missing), reason=_CORE.missing)
+CORE = pytest.param("float32", marks=NEEDS_CORE)
 IN_FP32, EVERYWHERE = ("float32",), ("float32", IMITATED, BF16)
 
 
@@ -129,11 +132,16 @@ MADE_POSITIVE = Case(between("abs"), (BF16,), roundings=8)
 STRIDED = Case(lambda: chain(lambda: nn.Conv2D(32, 7, 2, 3, in_channels=3)), (AMX,), roundings=4, sums=7 * 7 * 32 + 1,
                shape=(1, 3, 13, 12))
 
+LIMITED = Case(lambda: chain(lambda: nn.Conv2D(64, 1, in_channels=16),
+                             lambda: nn.HybridLambda(lambda F, x: F.clip(x, -999, 999)),
+                             lambda: nn.Conv2D(16, 1, in_channels=64)),
+               (CORE,), roundings=8, sums=8 * 36 + 64 + 16, shape=(8, 16, 6, 6))
+
 # Passes that change parameters, or behaviour in training, or that MXNet does.
 OF_WEIGHTS = {"drop_training", "fold_batch_norm", "cast_params_offline", "fuse"}
 
-TRAINING = {"native_activations": RECTIFIED, "cut_casts": MADE_POSITIVE, "align_channels": PADDED,
-            "shape_operands": SHAPED, "fold_stride": STRIDED}
+TRAINING = {"native_operators": LIMITED, "native_activations": RECTIFIED, "cut_casts": MADE_POSITIVE,
+            "align_channels": PADDED, "shape_operands": SHAPED, "fold_stride": STRIDED}
 INFERENCE = {
     "native_activations": RECTIFIED,
     "cut_casts": MADE_POSITIVE,
@@ -226,17 +234,19 @@ class TestAlone:
 
     CASES = sorted({**INFERENCE, **TRAINING}.items())
 
-    def rewritten(self, name, symbol, case, net):
+    def rewritten(self, name, symbol, case, net, grad_req):
         """Apply a pass to a symbol, as for a CPU with AMX, but put no casts in."""
         where = next(each for each in passes.PASSES if each.name == name).where
         others = frozenset(each.name for each in passes.PASSES) - {"assign_dtypes", name}
-        policy = Policy("bfloat16", amx=True, channel_multiple=32, training="training" in where,
+        target = "float32" if case.targets == (CORE,) else "bfloat16"
+        policy = Policy(target, amx=True, channel_multiple=32, training="training" in where,
                         disabled_passes=others)
         graph = to_graph(symbol)
         shapes = {"data": case.shape, **{key: value.shape for key, value in net.collect_params().items()}}
         analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
         before = outline(graph)
-        passes.rewrite(graph, policy)
+        guarded = frozenset(shapes) if grad_req == "add" else frozenset()
+        passes.rewrite(graph, policy, guarded=guarded, native=_CORE.operators)
         assert outline(graph) != before
         return from_graph(graph, symbol)
 
@@ -251,13 +261,15 @@ class TestAlone:
         return {"output": result.asnumpy(), **{key: value.asnumpy() for key, value in gradients.items()}}
 
     @pytest.mark.parametrize("grad_req", ["write", "add"])
-    @pytest.mark.parametrize("name", [name for name in passes.list_passes() if name not in OF_WEIGHTS])
+    @pytest.mark.parametrize("name", [
+        pytest.param(name, marks=NEEDS_CORE if name == "native_operators" else ())
+        for name in passes.list_passes() if name not in OF_WEIGHTS])
     def test_values_and_gradients_are_those_of_the_graph_as_traced(self, name, grad_req):
         case = TRAINING.get(name) or INFERENCE[name]
         net, data = build(case, integers=True)
         symbol = net(mx.sym.var("data"))
         assert_equal(self.execute(symbol, net, data, grad_req),
-                     self.execute(self.rewritten(name, symbol, case, net), net, data, grad_req))
+                     self.execute(self.rewritten(name, symbol, case, net, grad_req), net, data, grad_req))
 
 
 class TestTraining:

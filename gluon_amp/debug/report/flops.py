@@ -40,10 +40,10 @@ def flops(node: Node) -> int:
     >>> flops(Node('FullyConnected', 'fc', {}, [Entry(x), Entry(w)], shapes=[(4, 16)]))
     1024
     """
-    if node.op in _MOVES_DATA:
+    if node.kind in _MOVES_DATA:
         return 0
     try:
-        return MATRIX_OPERATORS.get(node.op, _elementwise)(node)
+        return MATRIX_OPERATORS.get(node.kind, _elementwise)(node)
     except _UnknownShape:
         return 0
 

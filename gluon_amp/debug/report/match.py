@@ -28,7 +28,7 @@ def matched(recording: Recording, captured: Captured) -> list[Ran]:
     by_name: dict[tuple[str, str], list[Ran]] = defaultdict(list)
     for record in ran:
         by_name[record.node.op, record.node.name].append(record)
-    for node, record in _pairs(recording.traced, by_name):
+    for node, record in _pairs(recording.traced, ran):
         record.flops, record.shape = flops(node), node.shapes[0]
     reported: dict[int, list[Output]] = defaultdict(list)
     seen: Counter[str] = Counter()
@@ -58,8 +58,11 @@ def planned(block: Block, graph: Graph, policy: Policy | None) -> list[Ran]:
     return ran
 
 
-def _pairs(traced: Graph, by_name: Mapping[tuple[str, str], list[Ran]]) -> Iterator[tuple[Node, Ran]]:
+def _pairs(traced: Graph, ran: Sequence[Ran]) -> Iterator[tuple[Node, Ran]]:
     """Yield the operators of a graph as traced with what ran for them; several may have one name."""
+    by_name: dict[tuple[str, str], list[Ran]] = defaultdict(list)
+    for record in ran:
+        by_name[record.node.kind, record.node.name].append(record)
     seen: Counter[tuple[str, str]] = Counter()
     for node in traced.operators():
         records = by_name.get((node.op, node.name), [])

@@ -179,6 +179,9 @@ class Report:
             yield "Low precision is imitated, and its casts are not counted"
         if self.disabled_passes:
             yield f"Passes that are off: {', '.join(self.disabled_passes)}"
+        natively = sum(row.native for row in self.operators)
+        if natively:
+            yield f"{natively} of the operators ran in C++ of this package"
         eager = sum(not row.in_graph for row in self.operators)
         if eager:
             yield (f"{eager} operators ran outside of graphs, as the code called them: only these calls are covered, "
@@ -236,7 +239,7 @@ class Report:
     def _operator_lines(self) -> Iterator[dict[str, str]]:
         for row in self.operators:
             observed = str(row.observed) if row.observed in (None, row.planned) else f"[red]{row.observed}[/red]"
-            yield {"operator": row.name, "kind": row.op, "block": row.path or row.block, "planned": str(row.planned),
+            yield {"operator": row.name, "kind": f"{row.op} (C++)" if row.native else row.op, "block": row.path or row.block, "planned": str(row.planned),
                    "observed": observed, **self._shares([row]), "rule": row.rule, "reason": row.reason}
 
     def _group_lines(self, by: str) -> Iterator[dict[str, str]]:

@@ -75,6 +75,8 @@ class OperatorRow:
         Whether user lists may force another precision.
     cause : str
         The kind of reason; empty where AMP decided nothing.
+    native : bool
+        Whether an operator in C++ of this package ran in its place.
     """
 
     name: str
@@ -94,6 +96,7 @@ class OperatorRow:
     inputs: tuple[InputRow, ...]
     safe: bool = True
     cause: Cause | str = ""
+    native: bool = False
 
     @property
     def precision(self) -> str | None:
@@ -167,12 +170,12 @@ def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int], inserted:
                   imitating: set[int]) -> OperatorRow:
     node, decision = record.node, record.node.decision
     block, path = blocks.of(record)
-    return OperatorRow(node.name, node.op, block, path, record.in_graph, record.planned, record.observed,
+    return OperatorRow(node.name, node.kind, block, path, record.in_graph, record.planned, record.observed,
                        decision.rule if decision else "", decision.note if decision else "", record.shape,
                        record.flops, 0, 0, record.milliseconds,
                        tuple(_input_row(entry, index, inserted, imitating, blocks.parameters)
                              for entry in node.inputs),
-                       decision.safe if decision else True, decision.cause if decision else "")
+                       decision.safe if decision else True, decision.cause if decision else "", bool(node.replaced))
 
 
 def _input_row(entry: Entry, index: dict[int, int], inserted: set[int], imitating: set[int],

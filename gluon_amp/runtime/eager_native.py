@@ -1,0 +1,72 @@
+"""Imperative operator calls that operators in C++ serve, where a call is large enough to gain."""
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
+
+from .. import native
+from .._mxnet.operators import handle_of
+from .._mxnet.symbols import dtype_name
+from ..dtypes import FLOAT32
+
+__all__ = ["make_native_invoke"]
+
+Invoke = Callable[..., Any]
+
+
+class _Kernel(NamedTuple):
+    """What serves calls of an operator."""
+
+    handle: int
+    default: Mapping[str, str]  # the only values of attributes that it knows
+
+
+# With a gradient every input goes through an identity first: MXNet does not tell operators of libraries that a gradient
+# is to be added, and nobody knows yet who else will read the input.
+_KERNELS = {"LayerNorm": ("_gluon_amp_layer_norm", {"axis": "-1", "output_mean_var": "False"}),
+            "clip": ("_gluon_amp_clip", {})}
+# Values of the data from which on both gain 1.5 times, forward and with a gradient: measured on an AMD EPYC, 2 threads.
+_LEAST = 65536
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> Mapping[int, _Kernel]:
+    return {handle_of(name): _Kernel(handle_of(op), default) for name, (op, default) in _KERNELS.items()
+            if native.is_available(op)}
+
+
+def make_native_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
+    """Make a function that runs what gains from it in C++, and all else by MXNet's ``_imperative_invoke``.
+
+    Parameters
+    ----------
+    original : callable
+        MXNet's function.
+    is_on : callable
+        Whether calls of the current thread may run in C++.
+    """
+    identity = handle_of("_copy")
+
+    def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
+               is_np_op: bool, output_is_list: bool) -> Any:
+        if out is None and inputs and handle in served and is_on():
+            kernel = _kernels().get(handle)
+            if kernel is not None and _fits(kernel, inputs, keys, values):
+                handle = kernel.handle
+                if autograd.is_recording():
+                    inputs = [original(identity, [array], [], [], None, is_np_op, False) for array in inputs]
+        return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
+
+    served = frozenset(map(handle_of, _KERNELS))
+    return invoke
+
+
+def _fits(kernel: _Kernel, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any]) -> bool:
+    return (not any(isinstance(array, BaseSparseNDArray) for array in inputs)
+            and inputs[0].size >= _LEAST and inputs[0].context.device_type != "gpu"
+            and all(kernel.default.get(key, str(value)) == str(value) for key, value in zip(keys, values))
+            and all(dtype_name(array.dtype) == FLOAT32 for array in inputs))

@@ -1,0 +1,349 @@
+"""Operators in C++ in the place of MXNet's: graphs written by hand, and networks against MXNet's own operators."""
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import mxnet as mx
+import numpy as np
+import pytest
+from graphs import batch_norm, conv, describe, graph, op, variable
+from mxnet import autograd
+from mxnet.gluon import HybridBlock, nn, rnn
+from native_cases import assert_close, requires_core
+
+import gluon_amp as amp
+from gluon_amp import native, passes
+from gluon_amp.debug.recording.engine import prepared_operations
+from gluon_amp.graph import Entry, Role
+from gluon_amp.rules import Policy
+
+ALL = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_batch_dot", "_gluon_amp_rnn"})
+BIG = (4, 128, 64)
+
+
+def rewritten(*heads, target="float32", guarded=(), available=ALL, **policy):
+    result = graph(*heads)
+    passes.rewrite(result, replace(Policy(target), **policy), guarded=frozenset(guarded), native=available, check=True)
+    return result
+
+
+def lines(*heads, **settings):
+    return describe(rewritten(*heads, **settings))
+
+
+def layer_norm(data, **attrs):
+    width = data.shapes[0][-1] if data.shapes[0] else 64
+    inputs = [data, variable("gamma", (width,)), variable("beta", (width,))]
+    return op("LayerNorm", "ln", *inputs, outputs=3, shape=data.shapes[0], **attrs)
+
+
+def product(a=(8, 64, 64), b=(8, 64, 64), **attrs):
+    out = (a[0], a[1], b[2])
+    return op("batch_dot", "dot", variable("a", a), variable("b", b), shape=out, **attrs)
+
+
+def limited(data, shape=BIG, name="limit"):
+    return op("clip", name, data, shape=shape, a_min=0.0, a_max=6.0)
+
+
+def recurrent(mode="lstm", layers=2, p=0.0, joined=True, **attrs):
+    """A recurrent layer as Gluon traces it."""
+    units, gates = 16, {"lstm": 4, "gru": 3}[mode]
+    shapes = [(gates * units, 32), (gates * units, units)] + [(gates * units, units)] * 2 * (layers - 1)
+    shapes += [(gates * units,)] * len(shapes)
+    parts = [op("Reshape", f"flat{i}", variable(f"w{i}", shape)) for i, shape in enumerate(shapes)]
+    for part, shape in zip(parts, shapes):
+        part.attrs, part.shapes = {"shape": "(-1,)"}, [(int(np.prod(shape)),)]
+    total = (sum(int(np.prod(shape)) for shape in shapes),)
+    parameters = op("_rnn_param_concat", "joined", *parts, shape=total) if joined else variable("vector", total)
+    states = [variable(f"state{i}", (layers, 4, units)) for i in range(2 if mode == "lstm" else 1)]
+    return op("RNN", "rnn", variable("data", (5, 4, 32)), parameters, *states, shape=(5, 4, units), mode=mode, p=p,
+              state_size=units, num_layers=layers, **attrs)
+
+
+class TestGraphs:
+    def test_layer_norm(self):
+        result = rewritten(layer_norm(variable("x", BIG)))
+        assert describe(result) == ["ln: _gluon_amp_layer_norm(x, gamma, beta) -> float32", "out: ln"]
+        (node,) = result.operators()
+        assert (node.num_outputs, node.replaced, node.kind, node.role) == (1, "LayerNorm", "LayerNorm", Role.OWN)
+
+    @pytest.mark.parametrize("axis", [0, 1, 2])
+    def test_other_axes_stay_also_where_they_are_the_last_today(self, axis):
+        assert "ln: LayerNorm(x, gamma, beta) -> float32" in lines(layer_norm(variable("x", BIG), axis=axis))
+
+    @pytest.mark.parametrize("output", [1, 2])
+    def test_statistics_that_are_read_keep_it(self, output):
+        node = layer_norm(variable("x", BIG))
+        assert lines(node, Entry(node, output))[0].startswith("ln: LayerNorm")
+        reader = op("relu", "reader", Entry(layer_norm(variable("x", BIG)), output))
+        assert lines(reader)[0].startswith("ln: LayerNorm")
+
+    @pytest.mark.parametrize("data", [
+        variable("x", None), variable("x", (2, 64)), variable("x", (9000, 4)), variable("x", BIG, "float64")],
+        ids=["unknown", "small", "narrow", "float64"])
+    def test_others_stay(self, data):
+        node = layer_norm(data)
+        node.dtypes = data.dtypes * 3
+        assert lines(node)[0].startswith("ln: LayerNorm")
+
+    def test_unknown_shapes_of_parameters(self):
+        node = layer_norm(variable("x", BIG))
+        node.inputs[1].node.shapes = [None]
+        assert lines(node)[0].startswith("ln: LayerNorm")
+
+    def test_clip(self):
+        assert lines(limited(variable("x", BIG))) == ["limit: _gluon_amp_clip(x) -> float32", "out: limit"]
+        assert lines(limited(variable("x", (9,)), (9,)))[0] == "limit: clip(x) -> float32"
+
+    def test_clip_in_bfloat16_has_a_rectifier_instead(self):
+        norm = batch_norm("bn", conv("c", variable("data", (2, 16, 8, 8)), 256, 16))
+        norm.shapes = [(2, 256, 8, 8)] * 3
+        result = lines(conv("d", limited(Entry(norm), (2, 256, 8, 8)), 32, 256), target="bfloat16")
+        assert not any("_gluon_amp" in line for line in result)
+
+    def test_products(self):
+        assert lines(product())[0] == "dot: _gluon_amp_batch_dot(a, b) -> float32"
+        assert lines(product((8, 48, 64), (8, 64, 48)))[0] == "dot: batch_dot(a, b) -> float32"
+
+    @pytest.mark.parametrize("mode", ["lstm", "gru"])
+    def test_recurrent_layers_read_weights_where_they_are(self, mode):
+        node = recurrent(mode)
+        states = "state0, state1" if mode == "lstm" else "state0"
+        assert lines(node) == [f"rnn: _gluon_amp_rnn(data, w0, w1, w2, w3, w4, w5, w6, w7, {states}) -> float32",
+                               "out: rnn"]
+        assert (node.attrs["separate"], node.attrs["masks"]) == ("True", "False")
+        assert node.num_outputs == len(node.dtypes) == len(node.shapes) == (4 if mode == "lstm" else 3)
+
+    def test_recurrent_layers_take_a_vector(self):
+        assert lines(recurrent(joined=False))[0] == "rnn: _gluon_amp_rnn(data, vector, state0, state1) -> float32"
+
+    def test_dropout_between_recurrent_layers_is_mxnets(self):
+        result = lines(recurrent(p=0.5, layers=3))
+        assert sum(": Dropout(" in line for line in result) == 2
+        assert not any("Dropout" in line for line in lines(recurrent(p=0.5, layers=1)))
+
+    @pytest.mark.parametrize("attrs", [{"projection_size": 8}, {"lstm_state_clip_min": -1.0},
+                                       {"use_sequence_length": True}])
+    def test_what_recurrent_layers_do_not_know(self, attrs):
+        assert any(line.startswith("rnn: RNN") for line in lines(recurrent(**attrs)))
+
+    def test_an_identity_where_gradients_accumulate(self):
+        result = lines(layer_norm(variable("x", BIG)), guarded=["gamma", "x"])
+        assert result == ["x_native: _copy(x) -> float32", "gamma_native: _copy(gamma) -> float32",
+                          "ln: _gluon_amp_layer_norm(x_native, gamma_native, beta) -> float32", "out: ln"]
+
+    def test_an_identity_where_gradients_meet(self):
+        x = op("relu", "r", variable("x", BIG), shape=BIG)
+        result = lines(op("elemwise_add", "sum", x, limited(x), shape=BIG))
+        assert "limit: _gluon_amp_clip(r_native) -> float32" in result
+
+    def test_only_what_is_there(self):
+        assert lines(layer_norm(variable("x", BIG)), available=frozenset())[0].startswith("ln: LayerNorm")
+        assert lines(product(), available=ALL - {"_gluon_amp_batch_dot"})[0].startswith("dot: batch_dot")
+
+    def test_can_be_switched_off(self):
+        off = frozenset({"native_operators"})
+        assert lines(limited(variable("x", BIG)), disabled_passes=off)[0] == "limit: clip(x) -> float32"
+
+    def test_conversions_and_imitations_do_without(self):
+        for settings in ({"training": False}, {"target": "float16", "imitated": True}):
+            assert not any("_gluon_amp" in line for line in lines(limited(variable("x", BIG)), **settings))
+
+
+class Network(HybridBlock):
+    """Everything that may be replaced; tensors with several readers."""
+
+    def __init__(self, dropout=0.0, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.dense = nn.Dense(64, flatten=False, in_units=16)
+            self.first, self.second = nn.LayerNorm(in_channels=64), nn.LayerNorm(in_channels=64)
+            self.lstm = rnn.LSTM(32, 2, input_size=64, dropout=dropout, bidirectional=True)
+
+    def hybrid_forward(self, F, x):
+        y = self.first(self.dense(x))
+        y = F.clip(y + self.second(y), -0.5, 1.5)
+        z = self.lstm(y)
+        return F.batch_dot(F.clip(z, -0.1, 0.1), F.batch_dot(y, y, transpose_b=True), transpose_a=True)
+
+
+def network(grad_req="write", **flags):
+    mx.random.seed(3)
+    net = Network(prefix="net_")
+    net.initialize(mx.init.Xavier())
+    net.collect_params().setattr("grad_req", grad_req)
+    if flags:
+        net.hybridize(**flags)
+    return net
+
+
+def data(seed, length=16, batch=40):
+    return mx.nd.array(np.random.RandomState(seed).normal(size=(length, batch, 16)))
+
+
+def train(net, grad_req, batches=(40, 24)):
+    """Train on batches of several sizes; gradients of each, for `add` of two passes."""
+    found = []
+    for batch in batches:
+        x = data(batch, batch=batch)
+        x.attach_grad(grad_req)
+        net.collect_params().zero_grad()
+        for _ in range(2):
+            with autograd.record():
+                out = net(x)
+            out.backward()
+        found += [out.asnumpy(), x.grad.asnumpy(), *(p.grad().asnumpy() for p in net.collect_params().values())]
+    return found
+
+
+def kinds(net):
+    return {node.op for _, operation in prepared_operations(net) for node in operation.latest.graph.operators()}
+
+
+FLAGS = [{"static_alloc": False}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
+
+
+@requires_core
+class TestNetworks:
+    @pytest.mark.parametrize("flags", FLAGS, ids=["dynamic", "static memory", "static"])
+    @pytest.mark.parametrize("grad_req", ["write", "add"])
+    def test_values_and_gradients_are_mxnets(self, flags, grad_req):
+        expected = train(network(grad_req, **flags), grad_req)
+        amp.init("float32")
+        net = network(grad_req, **flags)
+        for one, other in zip(train(net, grad_req), expected):
+            assert_close(one, other, 2e-6)  # a chain of several operators, each within 1e-6
+        assert {"_gluon_amp_layer_norm", "_gluon_amp_clip"} <= kinds(net)
+
+    def test_eight_readers(self):
+        """From eight gradients on MXNet lets operators add to what is there."""
+        class Many(HybridBlock):
+            def hybrid_forward(self, F, x):
+                y = F.tanh(x)
+                return sum(F.clip(y * (1 / 3), -i / 10, i / 10) + F.clip(y, -i / 10, i / 10) for i in range(1, 12))
+
+        def gradient():
+            net = Many()
+            net.hybridize()
+            x = data(1, 64)
+            x.attach_grad()
+            with autograd.record():
+                out = net(x)
+            out.backward()
+            return x.grad.asnumpy()
+
+        expected = gradient()
+        amp.init("float32")
+        assert_close(gradient(), expected, 1e-6)
+
+    def test_frozen_parameters_and_data_without_gradient(self):
+        def gradients():
+            net = network(static_alloc=True)
+            net.first.collect_params().setattr("grad_req", "null")
+            net.lstm.collect_params(".*l0.*").setattr("grad_req", "null")
+            with autograd.record():
+                out = net(data(2))
+            out.backward()
+            return [p.grad().asnumpy() for p in net.collect_params().values() if p.grad_req != "null"]
+
+        expected = gradients()
+        amp.init("float32")
+        for one, other in zip(gradients(), expected):
+            assert_close(one, other, 2e-6)
+
+    def test_threads(self):
+        net = network(static_alloc=False)
+        amp.init("float32")
+        inputs = [data(seed) for seed in range(4)]
+        expected = [net(x).asnumpy() for x in inputs]
+        received = [None] * len(inputs)
+
+        def work(index):
+            for _ in range(5):
+                received[index] = net(inputs[index]).asnumpy()
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(len(inputs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for one, other in zip(received, expected):
+            np.testing.assert_array_equal(one, other)
+
+    @pytest.mark.bf16
+    def test_under_bfloat16_they_run_in_fp32(self):
+        amp.init("bfloat16")
+        net = network(static_alloc=True)
+        with autograd.record():
+            net(data(1)).backward()
+        (operation,) = [operation for _, operation in prepared_operations(net)]
+        types = {node.kind: Entry(node).dtype for node in operation.latest.graph.operators() if node.replaced}
+        assert set(types) >= {"LayerNorm"}
+        assert set(types.values()) == {"float32"}
+
+    def test_without_a_batch(self):
+        net = nn.HybridSequential()
+        net.add(nn.LayerNorm(in_channels=64), nn.HybridLambda(lambda F, x: F.clip(x, -1, 1)))
+        net.initialize()
+        net.hybridize()
+        amp.init("float32")
+        with mx.util.np_shape(True):
+            for count in (512, 0, 512):
+                x = mx.nd.ones((count, 64))
+                x.attach_grad()
+                with autograd.record():
+                    out = net(x)
+                out.backward()
+                assert out.shape == x.grad.shape == (count, 64)
+        assert "_gluon_amp_layer_norm" in kinds(net)
+
+    def test_sparse_arguments_keep_mxnets_operators(self):
+        net = nn.HybridLambda(lambda F, x: F.clip(x, -1, 6))
+        net.hybridize()
+        dense = mx.nd.ones((300, 100)) * 9
+        amp.init("float32")
+        assert net(dense).asnumpy().max() == 6
+        assert net(dense.tostype("row_sparse")).asnumpy().max() == 6
+
+    def test_files_hold_mxnets_operators(self, tmp_path):
+        amp.init("float32")
+        net = network(static_alloc=True)
+        net(data(1))
+        net.export(str(tmp_path / "net"))
+        text = (tmp_path / "net-symbol.json").read_text()
+        assert "_gluon_amp" not in text
+        assert '"LayerNorm"' in text
+
+    @pytest.mark.parametrize("simple", [True, False])
+    def test_executors_do_without(self, simple):
+        """Shapes of their parameters may be inferred again, which ends the process with operators of a library."""
+        amp.init("float32")
+        symbol = mx.sym.LayerNorm(mx.sym.var("x"), mx.sym.var("gamma"), mx.sym.var("beta"))
+        if simple:
+            executor = symbol.simple_bind(mx.cpu(), x=(64, 64))
+        else:
+            executor = symbol.bind(mx.cpu(), [mx.nd.ones((64, 64)), mx.nd.ones(64), mx.nd.ones(64)])
+        executor.reshape(x=(32, 64)).forward()[0].wait_to_read()
+
+    def test_the_variable_of_the_environment_is_read_with_the_library(self, monkeypatch):
+        from gluon_amp.runtime import plans
+
+        monkeypatch.setattr(plans.native, "load", lambda: (native.Library("core", frozenset(), "switched off"),))
+        amp.init("float32")
+        net = network(static_alloc=True)
+        net(data(1))
+        assert not any(kind.startswith("_gluon_amp") for kind in kinds(net))
+
+    def test_a_report_says_which_ran(self):
+        amp.init("float32")
+        net = network(static_alloc=True)
+        found = amp.report(net, data(1), train=True)
+        rows = {row.name: row for row in found.operators if row.native}
+        assert {row.op for row in rows.values()} >= {"LayerNorm", "clip"}
+        assert f"{len(rows)} of the operators ran in C++" in found.summary
+        assert all(row.flops and row.observed == "float32" and row.shape for row in rows.values())
+        amp.deinit()
+        amp.init("float32", disable_passes=["native_operators"])
+        assert not any(row.native for row in amp.report(net, data(1)).operators)
