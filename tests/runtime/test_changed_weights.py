@@ -177,7 +177,6 @@ def test_a_weight_used_twice_in_one_hybrid_call_is_cast_once(data, monkeypatch):
 
         def hybrid_forward(self, F, x):
             return self.inner(x) + self.inner(2 * x)
-    from gluon_amp.runtime import eager_applier
     amp.init("bfloat16")
     net = Net()
     counted = []
