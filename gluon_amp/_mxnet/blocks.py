@@ -36,7 +36,7 @@ class Traced(NamedTuple):
 
 def trace(block: HybridBlock, example: Sequence[Any] | None = None,
           is_excluded: Callable[[Block], bool] | None = None) -> Traced:
-    """Trace a hybrid block to a symbol; what it has cached stays as it is.
+    """Trace a hybrid block to a symbol; its cached graph stays as it is.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def block_tree(block: Block, path: str = "") -> Iterator[tuple[str, Block]]:
 
 
 def symbol_block_nodes(block: Block) -> set[str]:
-    """Name the operators of a SymbolBlock, which need not begin with its prefix; nothing for other blocks."""
+    """Name the operators of a SymbolBlock, whose names need not begin with its prefix; empty for other blocks."""
     if not isinstance(block, SymbolBlock):
         return set()
     return {node.name for node in to_graph(block._cached_graph[1]).operators()}
@@ -219,7 +219,7 @@ def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], dev
 
 
 def set_formats(block: SymbolBlock, formats: tuple[Any, Any]) -> None:
-    """Let a symbol block take and return what the block that it was made from does."""
+    """Let a symbol block take and return the same structures as the block that it was made from."""
     block._in_format, block._out_format = formats
 
 

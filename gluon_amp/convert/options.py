@@ -16,16 +16,17 @@ from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION, REGION_OFF
 from ..rules import Policy
-from ..rules.tuning import Tuning
+from ..rules.measurements import Tuning
 from ..runtime.autocast import device_policies, tuned
 from ..runtime.devices import device_supports, warn_once
 from ..runtime.exclusions import is_target
 
-__all__ = ["STEPS", "Exclusions", "Names", "Options", "Tuned", "disabled_passes"]
+__all__ = ["STEPS", "TARGET_DTYPE", "Exclusions", "Names", "Options", "Tuned", "disabled_passes"]
 
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
 Names = Union[Iterable[str], None]
+TARGET_DTYPE = "it is called target_dtype"
 _OFFLINE = "cast_params_offline"
 
 
@@ -69,10 +70,10 @@ class Options:
             raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
         lists = {"target_precision_ops": target_dtype_ops, "fp32_ops": fp32_ops,
                  "conditional_fp32_ops": conditional_fp32_ops}
-        offline = cast_params_offline if cast_optional_params is None else cast_optional_params
-        return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names),
-                   _devices(device if ctx is None else ctx), disabled_passes(optimize, offline, disable_passes),
-                   cast_outputs, tuning)
+        offline = _one_of("cast_optional_params", cast_optional_params, "cast_params_offline", cast_params_offline)
+        devices = _one_of("ctx", _devices(ctx), "device", _devices(device)) or ()
+        return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names), devices,
+                   disabled_passes(optimize, offline, disable_passes), cast_outputs, tuning)
 
     def policy(self, graph: Graph, device: mx.Context, block: Block | None = None) -> Policy:
         """Return the policy for a network on a device.
@@ -106,9 +107,17 @@ def _target_of(value: object) -> str | None:
     return None if value is None else normalize(value, or_float32=True)
 
 
-def _devices(value: mx.Context | Sequence[mx.Context] | None) -> tuple[mx.Context, ...]:
+def _one_of(first: str, value: Any, second: str, other: Any) -> Any:
+    """Return an argument that has two names; raise ValueError where they contradict each other."""
+    if value is not None and other is not None and value != other:
+        raise ValueError(f"{first} and {second} mean the same: expected one of them, received {first}={value!r} and "
+                         f"{second}={other!r}")
+    return other if value is None else value
+
+
+def _devices(value: mx.Context | Sequence[mx.Context] | None) -> tuple[mx.Context, ...] | None:
     if value is None:
-        return ()
+        return None
     return (value,) if isinstance(value, mx.Context) else tuple(value)
 
 

@@ -192,7 +192,9 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
             # Outside of hybrid blocks there is no bfloat16 to look for.
             if operator is not None and (operator.may_lower or frame.hybrid_blocks or policy.target != BFLOAT16):
                 flags = [_flag(array) for array in inputs]
-                if operator.may_lower or policy.flag in flags:
+                # Outside of hybrid blocks bfloat16 arrays are the user's own: what only reads them is as in MXNet.
+                is_own = not frame.hybrid_blocks and policy.target == BFLOAT16 and 0 not in flags
+                if not is_own and (operator.may_lower or policy.flag in flags):
                     call = _Call(original, policy, is_np_op)
                     return call.run(operator, handle, inputs, flags, keys, values, out, output_is_list)
         try:

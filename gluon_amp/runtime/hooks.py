@@ -35,8 +35,9 @@ from .._mxnet.symbols import dtype_name, make_symbol_creator, outermost_trace
 from ..dtypes import FLOAT32
 from ..graph.attrs import DTYPE
 from .eager_applier import frame, is_low, make_invoke, release
+from .executors import PlannedExecutor, Planner
 from .graph_applier import RewritingCachedOp
-from .plans import Inputs, Traced, make_plan
+from .plans import Inputs, Traced
 from .state import controller
 
 __all__ = ["install", "installed", "invoke_replaced", "kept_in_place", "original_invoke", "uninstall"]
@@ -253,39 +254,43 @@ def _make_amp_loss_scale(original: Any) -> property:
 def _make_bind(original: Callable) -> Callable:
     @functools.wraps(original)
     def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
-             aux_states: Any = None, **kwargs: Any) -> Any:
+             aux_states: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        given = (args, args_grad, grad_req, aux_states, *rest)
         state = controller.rewriter()
-        rewritten = None
-        if state is not None and isinstance(ctx, mx.Context):
-            arrays = {**_by_name(args, symbol.list_arguments()),
-                      **_by_name(aux_states, symbol.list_auxiliary_states())}
-            dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
-            shapes = {name: array.shape for name, array in arrays.items()}
-            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req)).symbol
-        executor = original(symbol if rewritten is None else rewritten, ctx, args, args_grad, grad_req, aux_states,
-                            **kwargs)
-        executor._symbol = symbol  # outputs keep the names that the user's symbol gives them
-        return executor
+        if state is None or not isinstance(ctx, mx.Context):
+            return original(symbol, ctx, *given, **kwargs)
+        arrays = {**_by_name(args, symbol.list_arguments()), **_by_name(aux_states, symbol.list_auxiliary_states())}
+        dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        planner = Planner(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req), original)
+        plan = planner.plan(planner.inputs.shapes)
+        return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), planner, plan)
     return bind
 
 
 def _make_simple_bind(original: Callable) -> Callable:
     @functools.wraps(original)
-    def simple_bind(symbol: mx.sym.Symbol, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
-                    **kwargs: Any) -> Any:
+    def simple_bind(symbol: mx.sym.Symbol, /, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
+                    *rest: Any, **kwargs: Any) -> Any:
         state = controller.rewriter()
-        rewritten = None
-        if state is not None and isinstance(ctx, mx.Context):
-            dtypes = _inferred_dtypes(symbol, type_dict or {})
-            shapes = _inferred_shapes(symbol, kwargs)
-            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req)).symbol
-            if rewritten is not None:
-                # Behind a cast MXNet cannot infer the type of a variable: say it.
-                type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
-        executor = original(symbol if rewritten is None else rewritten, ctx, grad_req, type_dict, **kwargs)
-        executor._symbol = symbol
-        return executor
+        if state is None or not isinstance(ctx, mx.Context):
+            return original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)
+        dtypes = _inferred_dtypes(symbol, type_dict or {})
+        shapes = _inferred_shapes(symbol, kwargs)
+        planner = Planner(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req), original_bind())
+        plan = planner.plan(planner.inputs.shapes)
+        if plan.symbol is not None:
+            # Behind a cast MXNet cannot infer the type of a variable: say it.
+            type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
+        executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)
+        return PlannedExecutor.of(executor, planner, plan)
     return simple_bind
+
+
+def original_bind() -> Callable:
+    """Return MXNet's own ``Symbol.bind``."""
+    replaced = (original for owner, name, original in _originals if name == "bind")
+    return next(replaced, mx.sym.Symbol.bind)
 
 
 def _inputs(symbol: mx.sym.Symbol, ctx: mx.Context, dtypes: dict[str, str | None],

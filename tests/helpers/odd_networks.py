@@ -68,8 +68,8 @@ def several_outputs(F, x, w):
 
 def top_k(F, x, w):
     values, indices = F.topk(x, k=3, axis=1, ret_typ="both")  # of data: rounding would decide between close values
-    return _dense(F, F.sum(F.one_hot(indices, depth=32), axis=1), w), F.broadcast_mul(_dense(F, F.sort(x, axis=1), w),
-                                                                                       F.sum(values, axis=1, keepdims=True))
+    chosen, ordered = F.sum(F.one_hot(indices, depth=32), axis=1), F.sort(x, axis=1)
+    return _dense(F, chosen, w), F.broadcast_mul(_dense(F, ordered, w), F.sum(values, axis=1, keepdims=True))
 
 
 def foreach(F, x, w):

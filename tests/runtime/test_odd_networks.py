@@ -1,8 +1,6 @@
 """Unusual graphs in mixed precision against stock FP32: every way of running, gradients, other shapes, conversion."""
 from __future__ import annotations
 
-import warnings
-
 import mxnet as mx
 import numpy as np
 import pytest
