@@ -118,9 +118,7 @@ class TrainerScaler:
         if self.reduction is not None:
             self.reduction.forget()
         if self.state == UNSCALED:
-            raise StateError("scale_loss was called after unscale and before step: gradients that are unscaled already "
-                             "would be mixed with scaled ones. With gradient accumulation call unscale once, after "
-                             "the last micro-batch")
+            self._begin_again()
         if self.state == READY:
             self.applied = scale
         elif not self._open and scale != self.applied:
@@ -131,6 +129,16 @@ class TrainerScaler:
         self._scaled.add(loss_id)
         self._open.append(loss_id)
         return self.applied
+
+    def _begin_again(self) -> None:
+        """Forget a batch that was dropped after ``unscale``: its gradients are zero by now."""
+        if trainers.gradient_norm(self.trainer) != 0.0:
+            raise StateError("scale_loss was called after unscale and before step: gradients that are unscaled already "
+                             "would be mixed with scaled ones. With gradient accumulation call unscale once, after "
+                             "the last micro-batch. To drop a batch, zero its gradients: "
+                             "net.collect_params().zero_grad()")
+        self.state = READY
+        self._scaled, self._overflowed = set(), set()
 
     def scaler_of(self, loss_id: int) -> LossScaler:
         """Return the scaler of a loss; raise TypeError or ValueError for a number that no loss has."""

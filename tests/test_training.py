@@ -576,6 +576,25 @@ class TestMisuse:
         with pytest.raises(amp.StateError, match="unscaled already"):
             amp.unscale(trainer)
 
+    @pytest.mark.parametrize("grad_req", ["write", "add"])
+    def test_a_batch_may_be_dropped_after_unscale(self, grad_req):
+        found = []
+        for drop in (False, True):
+            net, trainer = make(scaler=64.0)
+            net.collect_params().setattr("grad_req", grad_req)
+            if drop:
+                backward(net, trainer)
+                amp.unscale(trainer)
+                with pytest.raises(amp.StateError, match="zero_grad"):
+                    backward(net, trainer)
+                net.collect_params().zero_grad()
+            net.collect_params().zero_grad()
+            backward(net, trainer)
+            amp.unscale(trainer)
+            trainer.step(1)
+            found.append(weights(net))
+        assert same(*found)
+
     def test_unscale_inside_an_accumulation_window(self):
         net, trainer = make(scaler=8.0)
         backward(net, trainer)

@@ -71,8 +71,8 @@ class Exclusions:
         for target in missing:
             name = target if isinstance(target, str) else getattr(target, "__name__", None) or target.name
             hint = closest(target, [block.name for block in blocks]) if isinstance(target, str) else ""
-            warnings.warn(f"amp.exclude: no block {name!r} is in {outermost.name!r}, or in another network that ran, so "
-                          f"it excludes nothing.{hint}", stacklevel=5)
+            warnings.warn(f"amp.exclude: no block {name!r} is in {outermost.name!r} or in another network that ran: it "
+                          f"excludes nothing.{hint}", stacklevel=5)
 
 
 def _may_run_later(target: Any) -> bool:

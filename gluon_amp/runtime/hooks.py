@@ -33,6 +33,7 @@ from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, make_symbol_creator, outermost_trace
 from ..dtypes import FLOAT32
+from ..graph.attrs import DTYPE
 from .eager_applier import frame, is_low, make_invoke, release
 from .eager_native import make_native_invoke
 from .executors import PlannedExecutor, Planner
@@ -311,8 +312,13 @@ def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
 
 
 def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: dict[str, Any]) -> dict[str, str | None]:
-    arguments, _, auxiliary = symbol.infer_type_partial(**type_dict)
     names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    try:
+        arguments, _, auxiliary = symbol.infer_type_partial(**type_dict)
+    except mx.MXNetError:  # some operators, such as Embedding, insist on knowing the types of their inputs
+        typed = {name for name, attrs in symbol.attr_dict().items() if attrs.get(DTYPE, "-1") != "-1"}
+        types = {**dict.fromkeys(set(names) - typed, FLOAT32), **type_dict}
+        arguments, _, auxiliary = symbol.infer_type_partial(**types)
     found = map(dtype_name, [*(arguments or []), *(auxiliary or [])])
     return {name: dtype or FLOAT32 for name, dtype in zip_longest(names, found)}  # simple_bind's own default
 

@@ -241,7 +241,7 @@ class TestCasts:
         assert count() == 4
         self.run(net)
         assert count() == 8
-        assert frame.casts == {}
+        assert frame.casts is None
 
     def test_a_new_weight_is_seen(self, count):
         net = Twice()
@@ -269,7 +269,7 @@ class TestCasts:
         net.initialize()
         with pytest.raises(mx.MXNetError), autograd.record():
             net(mx.nd.ones((2, 9))).wait_to_read()
-        assert (frame.blocks, frame.hybrid_blocks, frame.casts) == (0, 0, {})
+        assert (frame.blocks, frame.hybrid_blocks, frame.casts) == (0, 0, None)
 
 
 def test_deinit_restores_the_operator_call():
