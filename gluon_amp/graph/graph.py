@@ -96,7 +96,7 @@ class Node:
     role : Role
         Who put the node there.
     stands_for : str
-        The program's node whose result this one gives, where a pass has changed what that one computes; empty otherwise.
+        The program's node whose result this one gives, where a pass has changed what that one computes.
     """
 
     op: str

@@ -4,14 +4,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
-import mxnet as mx
 from mxnet.executor import Executor
 
 from .observers import executor_callback
 from .plans import Inputs, Plan, Traced, make_plan
 from .state import State
 
-__all__ = ["Planner", "PlannedExecutor"]
+__all__ = ["PlannedExecutor", "Planner"]
 
 
 @dataclass

@@ -297,7 +297,7 @@ def test_no_operator_is_twice_in_a_list():
         conditional = [name for name, _, _ in amp.list_conditional_fp32_ops(dtype)]
         lists = [amp.list_lp16_ops(dtype), amp.list_fp32_ops(dtype), amp.list_lp16_fp32_ops(dtype),
                  amp.list_widest_type_cast(dtype), conditional]
-        assert max(collections.Counter(sum(lists, [])).values()) == 1
+        assert max(collections.Counter(name for names in lists for name in names).values()) == 1
 
 
 def test_mappings_keep_their_class():
