@@ -10,6 +10,7 @@ from .._mxnet import blocks
 from .._mxnet.symbols import to_graph
 from ..errors import GraphError, StateError, closest
 from ..graph import Graph, Node
+from ..graph.attrs import is_channels_last
 from . import channels
 
 __all__ = ["as_example", "check_names", "check_parameters", "flat", "traced_block"]
@@ -120,7 +121,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _convolution(node: Node) -> list[tuple[int | None, ...]]:
     filters, kernel = int(node.attrs["num_filter"]), _numbers(node.attrs["kernel"])
-    return [(filters, None, *kernel), (filters,)]
+    weight = (filters, *kernel, None) if is_channels_last(node.attrs) else (filters, None, *kernel)
+    return [weight, (filters,)]
 
 
 def _deconvolution(node: Node) -> list[tuple[int | None, ...]]:

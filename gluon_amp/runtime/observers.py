@@ -55,7 +55,7 @@ class _Observer:
         if node.name in self.replaced:
             self.waiting[node.name] = name
             return None
-        if node.stands_for:
+        if node.stands_for and name.decode() != f"{node.name}_data":
             name = self.waiting.pop(node.stands_for, name)
         elif node.role is not Role.OWN:
             return None

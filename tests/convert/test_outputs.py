@@ -135,6 +135,9 @@ class TestModule:
         module.forward(mx.io.DataBatch([data], [label]), is_train=False)
         for found in (block(data, label), module.get_outputs()[0]):
             assert 0 < relative(expected, found.asnumpy()) < 0.02
+        module = mx.mod.Module(model[0])
+        module.bind([("data", data.shape)], [("softmax_label", (2,))], for_training=False)
+        module.set_params(*model[1:])
         module.save_checkpoint(str(tmp_path / "again"), 0)
         assert "amp_cast" in (tmp_path / "again-symbol.json").read_text()
 
