@@ -11,6 +11,7 @@ from .._mxnet.symbols import to_graph
 from ..errors import GraphError, StateError, closest
 from ..graph import Graph, Node
 from ..graph.attrs import is_channels_last
+from ..runtime.hooks import kept_in_place
 from . import channels
 
 __all__ = ["as_example", "check_names", "check_parameters", "flat", "traced_block"]
@@ -25,7 +26,8 @@ def traced_block(block: HybridBlock, example: Sequence[Any] | None,
                  is_excluded: Callable[[Block], bool] | None = None) -> blocks.Traced:
     """Trace a block, and see to it that its parameters have values."""
     try:
-        traced = blocks.trace(block, example, is_excluded)
+        with kept_in_place():  # for the marks of symbol blocks
+            traced = blocks.trace(block, example, is_excluded)
     except Exception as error:
         hint = "" if example is not None else " If it takes other arguments than was assumed, pass data_example"
         raise GraphError(f"the network cannot be traced to a symbol ({type(error).__name__}: {error}).{hint}"

@@ -11,13 +11,14 @@ from .. import checks
 from .._mxnet import modules
 from .._mxnet.symbols import dtype_name, to_graph
 from .._mxnet.weights import NamesOnly, NDArrayWeights
+from ..elsewhere import answers
 from ..errors import GraphError, StateError
 from ..graph.attrs import DTYPE
 from ..rules import ConditionalOp
 from .convert import convert
 from .files import split
 from .inputs import check_names, check_parameters
-from .options import STEPS, Names, Options, Tuned
+from .options import STEPS, TARGET_DTYPE, Names, Options, Tuned
 
 __all__ = ["convert_bucketing_module", "convert_model", "convert_symbol"]
 
@@ -27,6 +28,7 @@ _DIFFERENTIABLE = tuple(step for step in STEPS if step != "fuse")
 _NEED_VALUES = frozenset({"fold_batch_norm", "align_channels"})
 
 
+@answers(dtype=TARGET_DTYPE)
 def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype_ops: Sequence[str] | None = None,
                    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
                    excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
@@ -79,9 +81,10 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
                            cast_optional_params, exclude=exclude, optimize=optimize, device=device,
-                           cast_params_offline=bool(cast_params_offline), cast_outputs=cast_outputs, tuning=tuning,
+                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
                            disable_passes=disable_passes)
-    options = replace(options, disabled_passes=options.disabled_passes | _NEED_VALUES)
+    off = _NEED_VALUES if cast_params_offline or cast_optional_params else {*_NEED_VALUES, "cast_params_offline"}
+    options = replace(options, disabled_passes=options.disabled_passes | off)
     names = sym.list_inputs()
     check_names(data_names or (), names, "data_names")
     typed = {name for name, attrs in sym.attr_dict().items() if attrs.get(DTYPE, "-1") != "-1"}
@@ -97,6 +100,7 @@ def _converted(sym: mx.sym.Symbol, weights: Any, options: Options, example: Mapp
                    on_cpu=device.device_type != "gpu", cast_outputs=options.cast_outputs)[0]
 
 
+@answers(dtype=TARGET_DTYPE)
 def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, target_dtype: object = None,
                   target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                   conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
@@ -172,6 +176,7 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_
     return (symbol, *split(symbol, weights.arrays))
 
 
+@answers(dtype=TARGET_DTYPE)
 def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: object = None,
                              target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                              conditional_fp32_ops: Sequence[ConditionalOp] | None = None,

@@ -21,31 +21,6 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
                 parameters: Callable[[str], Mapping[str, str]] | None = None) -> Policy:
     """Build a policy from operator lists as MXNet's ``amp.init`` takes them.
 
-    Parameters
-    ----------
-    target_dtype : str
-        ``'bfloat16'`` or ``'float16'``.
-    known_ops : mapping of str to str
-        Every name that MXNet knows an operator by, to the one it is registered under.
-    target_precision_ops : sequence of str, optional
-        The operators that run in ``target_dtype``, in place of the table's.
-    fp32_ops : sequence of str, optional
-        Operators forced to FP32, beside the table's.
-    conditional_fp32_ops : sequence of (str, str, sequence of str), optional
-        Operator, attribute, and the attribute's values that force FP32, beside the table's.
-    custom_ops : mapping of str to str, optional
-        Type of a custom operator to its rule.
-    imitated : bool
-        As in :class:`Policy`.
-    parameters : callable, optional
-        Takes an operator; gives its parameters, with what MXNet says of their types. Conditions are checked by it.
-
-    Raises
-    ------
-    PolicyError
-        For an unknown operator, one in two lists, one that has no sound kernel in ``target_dtype``, or a condition that
-        cannot hold.
-
     Examples
     --------
     >>> known = {'Convolution': 'Convolution'}

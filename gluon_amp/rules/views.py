@@ -229,10 +229,10 @@ def _is_lowered(records: tuple[Rule, ...]) -> bool:
 
 
 def _is_conditional(records: tuple[Rule, ...]) -> bool:
-    """Whether records send an operator to FP32 for some attributes only."""
+    """Tell whether rules keep an operator in FP32 for some attributes only."""
     return not _is_lowered(records) and records[-1].rule != FP32 and any(record.rule == FP32 for record in records)
 
 
 def _rest(records: tuple[Rule, ...]) -> str | None:
-    """Return the rule of an operator that neither runs in low precision nor depends on attributes, None for those."""
+    """Return the rule of an operator; None when it runs in low precision or depends on attributes."""
     return None if _is_lowered(records) or _is_conditional(records) else records[-1].rule

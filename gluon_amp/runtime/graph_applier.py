@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, input_names
@@ -55,6 +56,10 @@ def _add(records: dict[Any, Any], key: Any, value: Any, most: int) -> None:
     records[key] = value
     while len(records) > most:
         records.pop(next(iter(records)), None)
+
+
+def _are_dense(args: Sequence[NDArray]) -> bool:
+    return not any(isinstance(array, BaseSparseNDArray) for array in args)
 
 
 class RewritingCachedOp:
@@ -120,7 +125,7 @@ class RewritingCachedOp:
         dtypes = tuple(dtype_name(array.dtype) for array in args)
         low = frozenset(self.names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
         return Inputs(self.names, dtypes, tuple(array.shape for array in args),
-                      args[0].context.device_type if args else "cpu", self._guarded(args), low)
+                      args[0].context.device_type if args else "cpu", self._guarded(args), low, _are_dense(args))
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
@@ -151,7 +156,7 @@ class RewritingCachedOp:
         if kept is None:
             kept = self.traced.kept(state, device_type, self.names, [array.shape for array in args])
             _add(variants.kept, shapes, kept, _MOST_SHAPES)
-        key = (dtypes, device_type, self._guarded(args), kept)
+        key = (dtypes, device_type, self._guarded(args), kept, _are_dense(args))
         variant = variants.made.get(key)
         if variant is None:
             plan = make_plan(state, self.traced, self.inputs(args))

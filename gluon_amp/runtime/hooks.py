@@ -8,6 +8,7 @@
   ``grad_req`` of their parameters.
 - ``HybridBlock._get_graph``: a block is traced without the marks of regions around its call.
 - ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
+- ``SymbolBlock.forward``: in another block's trace its operators carry the mark of the region around its call.
 - ``autograd.Function.__call__``: user code that expects what it was written for.
 - ``Trainer._update``: what the optimizer has written.
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
@@ -23,11 +24,12 @@ from typing import Any, Callable, ContextManager, Iterator
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, Trainer
+from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.ndarray import register
 from mxnet.symbol import register as symbol_register
 
+from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, make_symbol_creator, outermost_trace
 from ..dtypes import FLOAT32
@@ -107,7 +109,7 @@ def invoke_replaced() -> Iterator[tuple[Callable, Callable[[Callable, Callable],
 
     def put(invoke: Callable, outer: Callable[[Callable], Callable]) -> None:
         _originals[position] = (owner, name, invoke)
-        setattr(owner, name, outer(make_invoke(invoke, controller.eager)))
+        setattr(owner, name, outer(make_invoke(invoke, controller.eager, controller.is_on)))
     try:
         yield original, put
     finally:
@@ -135,7 +137,7 @@ def _make_call_cached_op(original: Callable) -> Callable:
 def _make_get_graph(original: Callable) -> Callable:
     @functools.wraps(original)
     def get_graph(block: HybridBlock, *args: Any) -> Any:
-        with outermost_trace():
+        with outermost_trace(), controller.tracing(block):
             return original(block, *args)
     return get_graph
 
@@ -173,6 +175,11 @@ def _make_block_call(original: Callable) -> Callable:
 
 def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
     hybrid = isinstance(block, HybridBlock)
+    casts = frame.casts
+    if not hybrid or type(block).forward is not HybridBlock.forward:
+        frame.casts = None  # users' Python code may write weights and run backward passes; what can be traced does not
+    elif casts is None:
+        frame.casts = {}
     frame.blocks += 1
     frame.hybrid_blocks += hybrid
     try:
@@ -180,8 +187,9 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
     finally:
         frame.blocks -= 1
         frame.hybrid_blocks -= hybrid
-        if not frame.blocks:
-            frame.casts.clear()
+        if frame.casts is None and casts:
+            casts.clear()
+        frame.casts = casts
     policy = controller.eager(args) if hybrid and not frame.hybrid_blocks else None
     # A user who hands low precision in gets it back.
     if policy is None or any(is_low(value, policy) for value in args):
@@ -316,13 +324,14 @@ def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, 
 
 
 _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-    (register, "_imperative_invoke", lambda original: make_invoke(original, controller.eager)),
+    (register, "_imperative_invoke", lambda original: make_invoke(original, controller.eager, controller.is_on)),
     (nd_numpy._api_internal, "tensordot", _make_tensordot),
     (symbol_register, "_symbol_creator", lambda original: make_symbol_creator(original)),
     (mx.ndarray, "CachedOp", _make_cached_op),
     (HybridBlock, "_call_cached_op", _make_call_cached_op),
     (HybridBlock, "_get_graph", _make_get_graph),
     (Block, "__call__", _make_block_call),
+    (SymbolBlock, "forward", lambda original: make_symbol_block_forward(original)),
     (autograd.Function, "__call__", _make_function_call),
     (Trainer, "_update", _make_update),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),
