@@ -262,7 +262,11 @@ def _make_bind(original: Callable) -> Callable:
         dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in arrays.items()}
         planner = Planner(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req), original)
-        plan = planner.plan(planner.inputs.shapes)
+        try:
+            plan = planner.plan(planner.inputs.shapes)
+        except mx.MXNetError:
+            original(symbol, ctx, *given, **kwargs)  # says what is wrong with the arguments
+            raise
         return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), planner, plan)
     return bind
 

@@ -180,7 +180,7 @@ class TestSymbolAlone:
         typed = mx.sym.FullyConnected(mx.sym.var("data"), mx.sym.var("w", dtype="float32"), num_hidden=8, no_bias=True)
         converted = amp.convert_symbol(typed, cast_optional_params=True, **GPU)
         assert converted.attr_dict()["w"]["__dtype__"] == "2"
-        assert "__dtype__" not in converted.attr_dict().get("data", {})
+        assert converted.attr_dict()["data"]["__dtype__"] == "0"
 
 
 @pytest.mark.bf16
