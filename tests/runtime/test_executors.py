@@ -248,6 +248,8 @@ class TestArguments:
                 symbol.bind(mx.cpu(), [mx.nd.ones((2, 3))] * 4)
             with pytest.raises(ValueError, match="key `fc_weight` is missing"):
                 symbol.bind(mx.cpu(), {"data": mx.nd.ones((2, 3))})
+            with pytest.raises(RuntimeError, match="simple_bind error"):
+                symbol.simple_bind(mx.cpu(), data=(2, 3), fc_weight=(4, 7))
             with pytest.raises(TypeError):
                 symbol.bind(mx.cpu(), [mx.nd.ones((2, 3))], None, "write", None, None, None, None)
 
