@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 import mxnet as mx
 
@@ -13,7 +13,7 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import analyse, first_line, from_graph, fuse, to_graph, with_lasting_casts
 from ..dtypes import FLOAT32, FLOAT64, LOW_PRECISION
 from ..errors import GraphError
-from ..graph import CAST, Entry, Graph, Node, cast, redirect, unique_name
+from ..graph import CAST, Entry, Graph, Node, Readers, cast, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, TYPE_FLAGS
 from ..passes import Context
 from ..rules import Policy
@@ -126,6 +126,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping
     counts = passes.run(graph, context)
     operators = graph.operators()
     low, casts = _low_operators(operators, policy.target_dtype), sum(node.op == CAST for node in operators)
+    _say_types(graph, set(dtypes))
     counts.update(passes.finish(graph, context))
     steps = {each.name: counts[each.name] for each in passes.PASSES if each.is_step and each.name in counts}
     record = Conversion(policy.target_dtype, len(operators), low, casts, steps, tuple(sorted(policy.excluded)),
@@ -160,6 +161,16 @@ def _note_types(graph: Graph, weights: Any) -> None:
     for node in graph.variables():
         if types.get(node.name) in LOW_PRECISION:
             node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[types[node.name]])}
+
+
+def _say_types(graph: Graph, data: Collection[str]) -> None:
+    """Say on FP32 variables that are read through casts only that they are: ``simple_bind`` could not infer it."""
+    readers = Readers(graph)
+    for node in graph.variables():
+        reading = readers.of(Entry(node))
+        if (node.name not in data and node.attrs.get(DTYPE, "-1") == "-1" and node.dtypes == [FLOAT32] and reading
+                and all(reader.op == CAST for reader in reading)):
+            node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[FLOAT32])}
 
 
 def _fused_like(symbol: mx.sym.Symbol) -> Callable[[Graph], Graph]:

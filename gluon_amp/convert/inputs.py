@@ -10,6 +10,7 @@ from .._mxnet import blocks
 from .._mxnet.symbols import to_graph
 from ..errors import GraphError, StateError, closest
 from ..graph import Graph, Node
+from ..graph.attrs import is_channels_last
 from ..runtime.hooks import kept_in_place
 from . import channels
 
@@ -122,7 +123,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _convolution(node: Node) -> list[tuple[int | None, ...]]:
     filters, kernel = int(node.attrs["num_filter"]), _numbers(node.attrs["kernel"])
-    return [(filters, None, *kernel), (filters,)]
+    weight = (filters, *kernel, None) if is_channels_last(node.attrs) else (filters, None, *kernel)
+    return [weight, (filters,)]
 
 
 def _deconvolution(node: Node) -> list[tuple[int | None, ...]]:

@@ -98,7 +98,7 @@ class Node:
     replaced : str
         The program's operator, where a pass has put another one in its place; empty otherwise.
     stands_for : str
-        The program's node whose result this one gives, where a pass has changed what that one computes; else empty.
+        The program's node whose result this one gives, where a pass has changed what that one computes.
     """
 
     op: str

@@ -7,6 +7,7 @@ Operators that the fusion does not know stand in its way wherever it would go wr
 """
 from __future__ import annotations
 
+from ..dtypes import FLOAT64
 from ..graph import Entry, Graph, Node, Readers, Role, operator, redirect, unique_name
 from .context import Context
 
@@ -20,8 +21,8 @@ _KEPT_APART = ("BatchNorm", "_copy", "Dropout")
 
 def run(graph: Graph, context: Context) -> int:
     """Replace the graph by what the engine makes of it; return how many fused operators that has."""
-    if context.engine is None:
-        return 0
+    if context.engine is None or any(FLOAT64 in node.dtypes for node in graph.operators()):
+        return 0  # oneDNN has no kernels for float64
     shields = _shield(graph)
     fused = context.engine(graph)
     redirect(fused, {Entry(node).key: node.inputs[0] for node in fused.operators() if node.name in shields})

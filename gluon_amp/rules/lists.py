@@ -53,7 +53,7 @@ def _lower_overrides(target_dtype: str, names: list[str]) -> dict[str, tuple[Rul
         return {}  # the table's own list
     made: dict[str, tuple[Rule, ...]] = {}
     for name in names:
-        # Of the table's conditions those hold that say where its kernel is not sound; what it gains is the user's choice.
+        # Of the table's conditions those hold that say where the kernel is not sound.
         refused = refused_rules("target_precision_ops", target_dtype, name)
         fp32_inputs = next((rule.fp32_inputs for rule in known.get(name, ())), ())
         made[name] = (*refused, Rule(LOWER, fp32_inputs=fp32_inputs, note="in the target_precision_ops list",
@@ -94,7 +94,8 @@ def _possible(condition: ConditionalOp, parameters: Callable[[str], Mapping[str,
     wrong = [text for text in texts if choices and text not in choices]
     if wrong or not texts:
         raise PolicyError(f"conditional_fp32_ops: the attribute {attribute!r} of {op!r} is never "
-                          f"{', '.join(map(repr, wrong)) or values}: expected some of {', '.join(choices) or 'its values'}")
+                          f"{', '.join(map(repr, wrong)) or values}: expected some of "
+                          f"{', '.join(choices) or 'its values'}")
     return op, attribute, [spelling for text in texts for spelling in _SPELLINGS.get(text, (text,))
                            if choices == _BOOLEANS or spelling == text]
 

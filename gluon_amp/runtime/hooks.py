@@ -264,7 +264,11 @@ def _make_bind(original: Callable) -> Callable:
         dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in arrays.items()}
         planner = Planner(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req), original)
-        plan = planner.plan(planner.inputs.shapes)
+        try:
+            plan = planner.plan(planner.inputs.shapes)
+        except mx.MXNetError:
+            original(symbol, ctx, *given, **kwargs)  # says what is wrong with the arguments
+            raise
         return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), planner, plan)
     return bind
 
@@ -276,10 +280,14 @@ def _make_simple_bind(original: Callable) -> Callable:
         state = controller.rewriter()
         if state is None or not isinstance(ctx, mx.Context):
             return original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)
-        dtypes = _inferred_dtypes(symbol, type_dict or {})
-        shapes = _inferred_shapes(symbol, kwargs)
-        planner = Planner(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req), original_bind())
-        plan = planner.plan(planner.inputs.shapes)
+        try:
+            dtypes = _inferred_dtypes(symbol, type_dict or {})
+            shapes = _inferred_shapes(symbol, kwargs)
+            planner = Planner(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req), original_bind())
+            plan = planner.plan(planner.inputs.shapes)
+        except mx.MXNetError:
+            original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
+            raise
         if plan.symbol is not None:
             # Behind a cast MXNet cannot infer the type of a variable: say it.
             type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}

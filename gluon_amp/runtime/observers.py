@@ -17,6 +17,7 @@ from .plans import Plan
 __all__ = ["executor_callback", "operator_callback"]
 
 _LOW = (FLOAT16, BFLOAT16)
+_FIRST_OUTPUT = ("output", "0")  # as executors and cached ops call it
 ExecutorCallback = Callable[[bytes, int], None]
 OperatorCallback = Callable[[bytes, bytes, int], None]
 
@@ -55,7 +56,7 @@ class _Observer:
         if node.name in self.replaced:
             self.waiting[node.name] = name
             return None
-        if node.stands_for:
+        if node.stands_for and name.decode()[len(node.name) + 1:] in _FIRST_OUTPUT:
             name = self.waiting.pop(node.stands_for, name)
         elif node.role is not Role.OWN:
             return None
