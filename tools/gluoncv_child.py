@@ -68,10 +68,16 @@ def noting(backward: Callable, losses: list[float]) -> Callable:
 
 
 def run(mode: str, command: list[str]) -> None:
-    """Run the script."""
-    random.seed(7)
-    np.random.seed(7)
-    mx.random.seed(7)
+    """Run the script, with the same random numbers in every mode."""
+    run_path = runpy.run_path
+
+    def seeded(*arguments: Any, **options: Any) -> dict:
+        random.seed(7)
+        np.random.seed(7)
+        mx.random.seed(7)
+        return run_path(*arguments, **options)
+
+    runpy.run_path = seeded
     if mode == "stock":
         sys.argv = command
         sys.path.insert(0, str(Path(command[0]).parent))
