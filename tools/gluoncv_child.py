@@ -1,12 +1,10 @@
-"""Run one of GluonCV's scripts for a few steps without downloads, and write its losses: what tools/gluoncv_scripts.py starts.
+"""Run one of GluonCV's scripts for a few steps without downloads, and write its losses, for tools/gluoncv_scripts.py.
 
     python tools/gluoncv_child.py LOSSES STEPS MODE SCRIPT ARGUMENT...
 
 MODE is ``stock``, or what ``gluon-amp run`` gets: ``bare`` (the script switches AMP on), or a type.
 """
 from __future__ import annotations
-
-import gluon_amp  # isort: skip  first, as in every program
 
 import json
 import random

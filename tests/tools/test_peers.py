@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from gluoncv_scripts import compared
 from peers import DIED, FAILED, PASSED, STOCK, Finding, Outcome, compare, without_statement
 
+ROOT = Path(__file__).resolve().parents[2]
 TESTS = '''
 import os
 import mxnet as mx
