@@ -33,20 +33,6 @@ class StateError(AmpError, RuntimeError):
 def closest(name: str, candidates: Iterable[str], count: int = 3) -> str:
     """Word a suggestion of the closest known names.
 
-    Parameters
-    ----------
-    name : str
-        The name that was not found.
-    candidates : iterable of str
-        All names that would have been accepted.
-    count : int
-        The most suggestions to give.
-
-    Returns
-    -------
-    str
-        ``" Did you mean 'a' or 'b'?"``, or an empty string when nothing is close.
-
     Examples
     --------
     >>> closest('Convolutoin', ['Convolution', 'Pooling'])

@@ -1,4 +1,4 @@
-"""The loss scale and how it changes: a pure update rule and its state. Nothing here imports MXNet."""
+"""The loss scale and how it changes: a pure update rule and its state, without MXNet."""
 from __future__ import annotations
 
 import math
@@ -15,24 +15,12 @@ __all__ = ["DynamicLossScaler", "LossScaler", "ScalerState", "StaticLossScaler"]
 
 @dataclass(frozen=True)
 class ScalerState:
-    """Everything about a scaler that changes.
+    """Everything about a scaler that changes."""
 
-    Attributes
-    ----------
-    scale : float
-        What the loss is multiplied by.
-    good_steps : int
-        Steps without overflow since the scale last changed.
-    bad_steps : int
-        Steps skipped in a row.
-    num_skipped : int
-        All steps skipped so far.
-    """
-
-    scale: float
-    good_steps: int = 0
-    bad_steps: int = 0
-    num_skipped: int = 0
+    scale: float  # what the loss is multiplied by
+    good_steps: int = 0  # steps without overflow since the scale last changed
+    bad_steps: int = 0  # steps skipped in a row
+    num_skipped: int = 0  # all steps skipped so far
 
     @classmethod
     def of(cls, state: Mapping[str, float]) -> ScalerState:
@@ -46,7 +34,7 @@ class ScalerState:
 
 @dataclass(frozen=True)
 class ScalerRule:
-    """How the scale answers to overflow; the parameters are those of :class:`DynamicLossScaler`."""
+    """How the scale reacts to overflow; the parameters are those of :class:`DynamicLossScaler`."""
 
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
@@ -184,7 +172,8 @@ class LossScaler:
         Raises
         ------
         ValueError
-            The state lacks an entry, has a scale that is not a finite number above 0, or counts that are no counts.
+            The state lacks an entry, has a scale that is not a finite number above 0, or counts that are not whole
+            numbers of at least 0.
         """
         self._state = ScalerState.of(state)
 
