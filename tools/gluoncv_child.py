@@ -7,9 +7,11 @@ MODE is ``stock``, or what ``gluon-amp run`` gets: ``bare`` (the script switches
 from __future__ import annotations
 
 import json
+import os
 import random
 import runpy
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, Callable
 
@@ -88,11 +90,18 @@ def run(mode: str, command: list[str]) -> None:
 
 if __name__ == "__main__":
     _, losses_file, most_steps, how, *script = sys.argv
+    losses_file = os.path.abspath(losses_file)
     noted: list[float] = []
     prepare(noted, int(most_steps))
+    code = 0
     try:
         run(how, script)
     except Enough:
         pass
-    finally:
-        Path(losses_file).resolve().write_text(json.dumps({"losses": noted}))
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    Path(losses_file).write_text(json.dumps({"losses": noted}))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads that the script left waiting would keep the process

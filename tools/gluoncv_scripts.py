@@ -3,9 +3,9 @@
     python tools/gluoncv_scripts.py CHECKOUT [--scripts ssd yolo3 ...] [--dtype bfloat16] [--steps 4]
 
 CHECKOUT is a copy of dmlc/gluon-cv, version 0.10; its folder ``scripts`` is enough. Scripts with ``--amp`` switch
-AMP on themselves, through the stand-in for ``mxnet.contrib.amp``; for the others ``gluon-amp run`` does. Trained weights
-are not downloaded: they are drawn. The scripts of COCO need ``pycocotools``. The exit code is 1 if a script fails or its
-losses leave FP32's.
+AMP on themselves, through the stand-in for ``mxnet.contrib.amp``; for the others ``gluon-amp run`` does. Weights are
+drawn where a script would download trained ones. The scripts of COCO need ``pycocotools``. The exit code is 1 if a
+script fails or its losses leave FP32's.
 """
 from __future__ import annotations
 
