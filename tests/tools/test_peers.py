@@ -61,14 +61,11 @@ def run(tmp_path, *options):
 def test_a_file_is_run_stock_and_with_amp(tmp_path):
     done = run(tmp_path, "--files", "unittest/test_small.py", "--modes", "install", "bfloat16")
     assert done.returncode == 1, done.stderr
-    assert done.stdout.splitlines() == [
-        "unittest/test_small.py: 7 tests; pass stock 6, install 6, bfloat16 4 (1 by rounding)",
-        "  bfloat16: test_that_amp_breaks failed: NO REASON: E    +  where True = "
-        "<module 'gluon_amp' from '" + str(ROOT / "gluon_amp" / "__init__.py") + "'>._amp_initialized",
-        "  bfloat16: test_that_ends_the_process_with_amp died: NO REASON: the process ended with code 9",
-        "",
-        "2 tests fail with AMP only, 2 of them without a reason",
-    ]
+    summary, breaks, died, _, total = done.stdout.splitlines()
+    assert summary == "unittest/test_small.py: 7 tests; pass stock 6, install 6, bfloat16 4 (1 by rounding)"
+    assert breaks.startswith("  bfloat16: test_that_amp_breaks failed: NO REASON: E ")
+    assert died == "  bfloat16: test_that_ends_the_process_with_amp died: NO REASON: the process ended with code 9"
+    assert total == "2 tests fail with AMP only, 2 of them without a reason"
 
 
 def test_files_that_the_checkout_lacks_are_named(tmp_path):
