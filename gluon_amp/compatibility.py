@@ -127,13 +127,11 @@ def _list_modules() -> dict[str, ModuleType]:
 
 
 def _lists_of(dtype: str, prefix: str) -> dict[str, Any]:
-    conditional = views.list_conditional_fp32_ops(dtype)
     found = {
         f"{prefix}_FUNCS": views.list_lp16_ops(dtype),
         f"{prefix}_FP32_FUNCS": views.list_lp16_fp32_ops(dtype),
         "FP32_FUNCS": views.list_fp32_ops(dtype),
-        # MXNet's format has room for one condition an operator; the tables, which decide, hold all of them.
-        "CONDITIONAL_FP32_FUNCS": list({entry[0]: entry for entry in conditional[::-1]}.values())[::-1],
+        "CONDITIONAL_FP32_FUNCS": views.list_conditional_fp32_ops(dtype),
         "WIDEST_TYPE_CASTS": views.list_widest_type_cast(dtype),
         "LOSS_OUTPUT_FUNCTIONS": views.list_loss_output_functions(dtype),
     }

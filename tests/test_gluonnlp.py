@@ -38,23 +38,27 @@ def vocabulary(nlp):
     return nlp.Vocab(nlp.data.count_tokens([f"word{number}" for number in range(VOCABULARY - 4)]))
 
 
+def bert_encoder(nlp):
+    return nlp.model.BERTEncoder(num_layers=2, units=64, hidden_size=128, max_length=LENGTH, num_heads=4, dropout=0.0)
+
+
 def bert(nlp):
-    encoder = nlp.model.BERTEncoder(num_layers=2, units=64, hidden_size=128, max_length=LENGTH, num_heads=4, dropout=0.0)
-    net = nlp.model.BERTModel(encoder, vocab_size=VOCABULARY, token_type_vocab_size=2, units=64, embed_size=64)
+    net = nlp.model.BERTModel(bert_encoder(nlp), vocab_size=VOCABULARY, token_type_vocab_size=2, units=64,
+                              embed_size=64)
     cross_entropy = gluon.loss.SoftmaxCELoss()
-    inputs = tokens(BATCH, LENGTH), mx.nd.zeros((BATCH, LENGTH)), lengths(), mx.nd.array([[0, 2], [0, 2], [0, 2], [0, 0]])
+    masked = mx.nd.array([[0, 2], [0, 2], [0, 2], [0, 0]])
+    inputs = tokens(BATCH, LENGTH), mx.nd.zeros((BATCH, LENGTH)), lengths(), masked
 
     def loss():
         _, _, next_sentence, decoded = net(*inputs)
-        masked = cross_entropy(decoded.reshape((-1, VOCABULARY)), tokens(BATCH * 2))
-        return masked.mean() + cross_entropy(next_sentence, mx.nd.array([0, 1, 0, 1])).mean()
+        words = cross_entropy(decoded.reshape((-1, VOCABULARY)), tokens(BATCH * 2))
+        return words.mean() + cross_entropy(next_sentence, mx.nd.array([0, 1, 0, 1])).mean()
     return net, loss
 
 
 def bert_classifier(nlp):
-    encoder = nlp.model.BERTEncoder(num_layers=2, units=64, hidden_size=128, max_length=LENGTH, num_heads=4, dropout=0.0)
     net = nlp.model.BERTClassifier(nlp.model.BERTModel(
-        encoder, vocab_size=VOCABULARY, token_type_vocab_size=2, units=64, embed_size=64, use_decoder=False,
+        bert_encoder(nlp), vocab_size=VOCABULARY, token_type_vocab_size=2, units=64, embed_size=64, use_decoder=False,
         use_classifier=False))
     cross_entropy = gluon.loss.SoftmaxCELoss()
     inputs = tokens(BATCH, LENGTH), mx.nd.zeros((BATCH, LENGTH)), lengths()

@@ -1,4 +1,4 @@
-"""Run one of GluonCV's scripts for a few steps without downloads, and write its losses: what tools/gluoncv_scripts.py starts.
+"""Run one of GluonCV's scripts for a few steps without downloads, and write its losses, for tools/gluoncv_scripts.py.
 
     python tools/gluoncv_child.py LOSSES STEPS MODE SCRIPT ARGUMENT...
 
@@ -7,9 +7,11 @@ MODE is ``stock``, or what ``gluon-amp run`` gets: ``bare`` (the script switches
 from __future__ import annotations
 
 import json
+import os
 import random
 import runpy
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, Callable
 
@@ -66,10 +68,16 @@ def noting(backward: Callable, losses: list[float]) -> Callable:
 
 
 def run(mode: str, command: list[str]) -> None:
-    """Run the script."""
-    random.seed(7)
-    np.random.seed(7)
-    mx.random.seed(7)
+    """Run the script, with the same random numbers in every mode."""
+    run_path = runpy.run_path
+
+    def seeded(*arguments: Any, **options: Any) -> dict:
+        random.seed(7)
+        np.random.seed(7)
+        mx.random.seed(7)
+        return run_path(*arguments, **options)
+
+    runpy.run_path = seeded
     if mode == "stock":
         sys.argv = command
         sys.path.insert(0, str(Path(command[0]).parent))
@@ -82,11 +90,18 @@ def run(mode: str, command: list[str]) -> None:
 
 if __name__ == "__main__":
     _, losses_file, most_steps, how, *script = sys.argv
+    losses_file = os.path.abspath(losses_file)
     noted: list[float] = []
     prepare(noted, int(most_steps))
+    code = 0
     try:
         run(how, script)
     except Enough:
         pass
-    finally:
-        Path(losses_file).resolve().write_text(json.dumps({"losses": noted}))
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    Path(losses_file).write_text(json.dumps({"losses": noted}))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads that the script left waiting would keep the process

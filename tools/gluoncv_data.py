@@ -98,7 +98,7 @@ def _coco_box(sample: Sample, category: int) -> dict:
 def _coco_joints(sample: Sample) -> dict:
     left, top, right, bottom = sample.box
     places = np.random.RandomState(int(sample.name)).uniform(0.1, 0.9, (JOINTS, 2)) * (right - left, bottom - top)
-    joints = [value for x, y in places + (left, top) for value in (int(x), int(y), 2)]
+    joints = [value for x, y in np.add(places, (left, top)) for value in (int(x), int(y), 2)]
     return {"keypoints": joints, "num_keypoints": JOINTS}
 
 

@@ -1,11 +1,11 @@
-"""Start GluonCV's training scripts unchanged, in FP32 and with gluon_amp, on small data made here; compare their losses.
+"""Start GluonCV's training scripts unchanged, in FP32 and with gluon_amp, on small data made here; compare losses.
 
     python tools/gluoncv_scripts.py CHECKOUT [--scripts ssd yolo3 ...] [--dtype bfloat16] [--steps 4]
 
-CHECKOUT is a copy of dmlc/gluon-cv, version 0.10; its folder ``scripts`` is enough. Scripts with ``--amp`` switch AMP on
-themselves, through the stand-in for ``mxnet.contrib.amp``; for the others ``gluon-amp run`` does. Trained weights are
-not downloaded: they are drawn. The scripts of COCO need ``pycocotools``. The exit code is 1 if a script fails or its losses
-leave FP32's.
+CHECKOUT is a copy of dmlc/gluon-cv, version 0.10; its folder ``scripts`` is enough. Scripts with ``--amp`` switch
+AMP on themselves, through the stand-in for ``mxnet.contrib.amp``; for the others ``gluon-amp run`` does. Weights are
+drawn where a script would download trained ones. The scripts of COCO need ``pycocotools``. The exit code is 1 if a
+script fails or its losses leave FP32's.
 """
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ SCRIPTS = {
                        "--model resnet18_v1 --mode hybrid --batch-size 4 -j 0 --num-epochs 1 --lr 0.01 --input-size 96 "
                        "--data-dir {data}/imagenet --log-interval 1", False),
     "ssd": Script("detection/ssd/train_ssd.py",
-                  "--network mobilenet1.0 --data-shape 512 --batch-size 2 --gpus= -j 0 --epochs 1 --log-interval 1", True),
+                  "--network mobilenet1.0 --data-shape 512 --batch-size 2 --gpus= -j 0 --epochs 1 "
+                  "--log-interval 1", True),
     "yolo3": Script("detection/yolo/train_yolo3.py",
                     "--network mobilenet0.25 --data-shape 224 --no-random-shape --batch-size 2 --gpus= -j 0 --epochs 1 "
                     "--log-interval 1", True),
@@ -73,8 +74,8 @@ def main() -> int:
     missing = [SCRIPTS[name].path for name in arguments.scripts
                if not (arguments.checkout / "scripts" / SCRIPTS[name].path).is_file()]
     if missing:
-        raise SystemExit(f"gluoncv_scripts: {arguments.checkout}/scripts lacks {', '.join(missing)}: expected a copy of "
-                         "dmlc/gluon-cv, version 0.10")
+        raise SystemExit(f"gluoncv_scripts: {arguments.checkout}/scripts lacks {', '.join(missing)}: expected a copy "
+                         "of dmlc/gluon-cv, version 0.10")
     failures = 0
     with tempfile.TemporaryDirectory(prefix="gluoncv-") as folder:
         from gluoncv_data import write_all

@@ -2,11 +2,11 @@
 
     python tools/peers.py CHECKOUT [--files test_loss.py ...] [--modes float32 bfloat16] [--json FILE]
 
-CHECKOUT is a copy of apache/mxnet's branch v1.x; its folder ``tests/python`` is enough. Every file runs in a process of its
-own: stock, then after ``gluon_amp.install()`` and ``gluon_amp.init(mode)`` for each mode. A process that dies, or whose test
-takes too long, goes on behind that test. In float32 nothing may differ. In low precision, arrays that leave a test's tolerance
-by no more than rounding count as equal, and the summary says how many tests needed that. The mode ``install`` leaves AMP off.
-The exit code is 1 if a test fails with AMP only and is not in ``EXPLAINED``.
+CHECKOUT is a copy of apache/mxnet's branch v1.x; its folder ``tests/python`` is enough. Every file runs in a process of
+its own: stock, then after ``gluon_amp.install()`` and ``gluon_amp.init(mode)`` for each mode. A process that dies, or
+whose test takes too long, goes on behind that test. In float32 nothing may differ. In low precision, arrays that leave
+a test's tolerance by no more than rounding count as equal, and the summary says how many tests needed that. The mode
+``install`` leaves AMP off. The exit code is 1 if a test fails with AMP only and is not in ``EXPLAINED``.
 """
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def _run_process(tests: Path, name: str, mode: str, keyword: str, timeout: float
         done.write_text("\n".join(outcomes))
         environment = {**os.environ, "PEERS_MODE": mode, "PEERS_EVENTS": str(events), "PEERS_DONE": str(done),
                        "PYTHONPATH": os.pathsep.join([str(TOOLS), str(TOOLS.parent), os.environ.get("PYTHONPATH", "")])}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "peers_plugin", "-p", "no:cacheprovider", "-c", str(settings),
-                   "--rootdir", str(tests), "--tb=short", "-k", keyword, Path(name).name]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "peers_plugin", "-p", "no:cacheprovider", "--tb=short",
+                   "-c", str(settings), "--rootdir", str(tests), "-k", keyword, Path(name).name]
         with output.open("w") as sink:
             process = subprocess.Popen(command, cwd=(tests / name).parent, env=environment, stdout=sink, stderr=sink)
             ended = _watch(process, events, timeout)
@@ -180,7 +180,8 @@ def compare(name: str, outcomes: dict[str, dict[str, Outcome]]) -> Iterator[Find
         for test, outcome in found.items():
             stock = outcomes[STOCK].get(test)
             if mode != STOCK and stock and stock.result == PASSED and outcome.result in (FAILED, DIED, TOO_LONG):
-                yield Finding(name, test, mode, outcome, EXPLAINED.get((name, test.rpartition("::")[2].partition("[")[0]), ""))
+                function = test.rpartition("::")[2].partition("[")[0]
+                yield Finding(name, test, mode, outcome, EXPLAINED.get((name, function), ""))
 
 
 def _summary(name: str, outcomes: dict[str, dict[str, Outcome]]) -> str:

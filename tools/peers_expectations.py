@@ -13,7 +13,7 @@ FILES = {
     "unittest/test_numpy_gluon.py": "",
     "unittest/test_gluon_rnn.py": "",
     "unittest/test_contrib_control_flow.py": "",
-    "unittest/test_gluon.py": "",
+    "unittest/test_gluon.py": "not pooling2d and not test_reshape_conv and not test_slice_conv",  # minutes each
     "unittest/test_operator.py": "amp or fully or convolution or deconvolution or batchnorm or dot or layernorm or "
                                  "pooling or embedding or activation or relu or concat or softmax or rnn or lstm",
 }

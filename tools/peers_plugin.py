@@ -1,4 +1,4 @@
-"""A plugin for pytest that tools/peers.py runs MXNet's tests with: nose's names, a model without a download, AMP, a log."""
+"""pytest's plugin of tools/peers.py: nose's names, a model without a download, AMP, and a log of what happens."""
 from __future__ import annotations
 
 import json
@@ -19,10 +19,10 @@ DONE = set(Path(os.environ["PEERS_DONE"]).read_text().splitlines())
 if MODE != "stock":
     import gluon_amp
 
-import mxnet as mx
-import mxnet.test_utils
-import numpy as np
-import pytest
+import mxnet as mx  # noqa: E402  after this package, which asks for AMX
+import mxnet.test_utils  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
 _rounded: set[str] = set()  # whether the test that runs needed more than its own tolerance
 
@@ -98,12 +98,12 @@ def _write(test: str, result: str, message: str = "") -> None:
 
 def _nose_tools() -> types.ModuleType:
     """Return the functions of nose.tools that MXNet's tests use."""
-    case = unittest.TestCase()
+    case: Any = unittest.TestCase()
     tools = types.ModuleType("nose.tools")
     tools.raises = _raises
     tools.make_decorator = _make_decorator
-    tools.ok_ = lambda value, message=None: case.assertTrue(value, message)
-    tools.eq_ = lambda left, right, message=None: case.assertEqual(left, right, message)
+    tools.ok_ = case.assertTrue
+    tools.eq_ = case.assertEqual
     tools.nottest = lambda function: setattr(function, "__test__", False) or function
     tools.assert_raises = case.assertRaises
     tools.assert_equal = case.assertEqual
@@ -161,7 +161,8 @@ def _resnet18() -> mx.sym.Symbol:
             body = _unit(body, f"stage{stage}_unit{unit}", channels, 2 if stage > 1 and unit == 1 else 1, unit == 1)
     body = mx.sym.Activation(_batch_norm(body, "bn1"), act_type="relu", name="relu1")
     body = mx.sym.Pooling(body, global_pool=True, kernel=(7, 7), pool_type="avg", name="pool1")
-    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Flatten(body), num_hidden=1000, name="fc1"), name="softmax")
+    body = mx.sym.FullyConnected(mx.sym.Flatten(body), num_hidden=1000, name="fc1")
+    return mx.sym.SoftmaxOutput(body, name="softmax")
 
 
 def _unit(data: mx.sym.Symbol, name: str, channels: int, stride: int, projects: bool) -> mx.sym.Symbol:
