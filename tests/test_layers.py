@@ -49,7 +49,7 @@ LAYERS = {
 # Likewise, inside of a package.
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
-              "recording", "__init__"],
+              "console", "recording", "__init__"],
     "runtime": ["functions", "autocast", "hooks", "graph_applier", "plans", "state", "eager_applier", "devices",
                 "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "tuning", "costs", "shapes", "tables", "decision"],

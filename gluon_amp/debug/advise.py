@@ -259,8 +259,12 @@ def _few_channels(situation: Situation) -> Advice | None:
                   "nothing. For the first layer of a network that is as it must be")
 
 
+_WITH_ADVICE_OF_THEIR_OWN = {Cause.LAYOUT, Cause.SHAPE, Cause.CHANNELS, Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGION,
+                             Cause.EXCLUSION, Cause.OUTSIDE}
+
+
 def _no_kernel(situation: Situation) -> Advice | None:
-    rows = [row for row in situation.in_fp32(*set(Cause) - {Cause.LAYOUT, Cause.SHAPE}) if not row.safe]
+    rows = [row for row in situation.in_fp32(*set(Cause) - _WITH_ADVICE_OF_THEIR_OWN) if not row.safe]
     return _about("no kernel", situation, rows,
                   "{share} of the arithmetic is in operators without a sound low-precision kernel: {kinds}. Nothing "
                   "to be done but to use others", least=_MUCH / 2)
@@ -324,9 +328,13 @@ def _other_time(situation: Situation) -> Advice | None:
     matrix = sum(time for op, time in spent.items() if op in MATRIX_OPERATORS) / total if total else 1.0
     if matrix > 0.5:
         return None
-    others = [f"{op} {time / total:.0%}" for op, time in spent.most_common() if op not in MATRIX_OPERATORS][:3]
+    rest = Counter({op: time for op, time in spent.items() if op not in MATRIX_OPERATORS})
+    rest["casts"] = sum(row.milliseconds for row in report.casts)  # type: ignore[assignment]
+    named = {name: round(100 * time / total) for name, time in rest.most_common(4) if 100 * time >= total}
+    left = 100 - round(100 * matrix) - sum(named.values())
+    shares = [f"{name} {percent}%" for name, percent in named.items()] + [f"all else {left}%"] * (left > 0)
     return Advice("time", f"Convolutions and matrix products, which low precision speeds up, take {matrix:.0%} of the "
-                          f"time only. Most of the rest: {', '.join(others)}", 1 - matrix)
+                          f"time only. The rest: {', '.join(shares)}", 1 - matrix)
 
 
 def _not_as_planned(situation: Situation) -> Advice | None:

@@ -88,7 +88,7 @@ def launch(job: Job) -> int:
         if not result.failed:
             break
         if restart < job.max_restarts:
-            say(f"starting again, for the {restart + 1}. of {job.max_restarts} times")
+            say(f"restart {restart + 1} of {job.max_restarts}")
     return result.code
 
 
@@ -104,7 +104,8 @@ def _check(job: Job) -> None:
     if not script or job.command == ["-m"]:
         raise ValueError(expected("a script, or -m and a module", "command", list(job.command)))
     if script != "-m" and not os.path.isfile(script):
-        raise FileNotFoundError(f"there is no script {script!r}")
+        what = "is a directory" if os.path.isdir(script) else "does not exist"
+        raise FileNotFoundError(f"the script {script!r} {what}: expected a Python file, or -m and a module")
 
 
 def _threads_each(workers: int) -> int:
