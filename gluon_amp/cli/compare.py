@@ -155,8 +155,8 @@ def _image_batches(args: argparse.Namespace, shapes: dict[str, tuple[int, ...]])
     size, *sample = next(iter(shapes.values()))
     files = _image_files(args.images)[:args.batches * size]
     if len(files) < size:
-        raise GraphError(f"measured too few images: {args.images} holds {len(files)}, a batch takes {size}. Give --data "
-                         "a smaller batch")
+        raise GraphError(f"measured too few images: {args.images} holds {len(files)}, a batch takes {size}. Give "
+                         "--data a smaller batch")
     for start in range(0, len(files) - size + 1, size):
         yield [mx.nd.stack(*(_image(path, sample, args) for path in files[start:start + size]))]
 
@@ -200,7 +200,8 @@ def _errors(before: Any, after: Any, batches: Sequence[Sequence[mx.nd.NDArray]])
             samples += len(expected[0])
     relative = (squares / norm) ** 0.5 if norm else float(bool(squares))
     return {"batches": len(batches), "relative_error": relative, "max_error": largest,
-            "mean_error": total / max(values, 1), "largest_output": scale, "top1_agreement": agreed / samples if samples else None}
+            "mean_error": total / max(values, 1), "largest_output": scale,
+            "top1_agreement": agreed / samples if samples else None}
 
 
 def _speed(before: Any, after: Any, batch: Sequence[mx.nd.NDArray], rounds: int) -> dict[str, float]:

@@ -73,7 +73,8 @@ def converted(args: argparse.Namespace, model: Any) -> Any:
     refuse_converted(args, model)
     shapes = data_shapes(args)
     with named_errors(args.symbol, args.params):
-        return convert_model(*model, args.dtype, exclude=args.exclude, optimize=args.optimize,
+        symbol, arg_params, aux_params = model
+        return convert_model(symbol, arg_params, aux_params, args.dtype, exclude=args.exclude, optimize=args.optimize,
                              data_names=list(shapes) or None, data_example=shapes, disable_passes=args.disable_pass)
 
 

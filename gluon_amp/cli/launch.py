@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     """Launch the job; return its exit code."""
     command = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not command:
-        raise SystemExit("gluon-amp launch: expected a Python script to run, as in `gluon-amp launch -n 2 train.py`, or "
-                         "a module behind -m")
+        raise SystemExit("gluon-amp launch: expected a Python script to run, as in `gluon-amp launch -n 2 train.py`, "
+                         "or a module behind -m")
     job = Job(["-m", *command] if args.module else command, args.workers, args.engine, args.servers, args.grace,
               args.timeout, args.max_restarts)
     try:

@@ -99,7 +99,8 @@ def required_shapes(args: argparse.Namespace, model: Model) -> dict[str, tuple[i
     missing = [name for name in inputs if name not in shapes]
     if missing or not shapes:
         options = " ".join(f"--data {name}:1,3,224,224" for name in missing or ["data"])
-        raise GraphError(f"{args.symbol}: expected the shape of every input. Add {options}, with the network's own shape")
+        raise GraphError(f"{args.symbol}: expected the shape of every input. Add {options}, with the network's own "
+                         "shape")
     return shapes
 
 
@@ -139,8 +140,8 @@ def refuse_converted(args: argparse.Namespace, model: Model) -> None:
     """Raise GraphError for a network that was converted before."""
     record = record_of(model)
     if record is not None:
-        raise GraphError(f"{args.symbol} is converted already, to {record.target_dtype}: expected the FP32 network that "
-                         f"it was made from. `gluon-amp info {args.symbol}` says what was done")
+        raise GraphError(f"{args.symbol} is converted already, to {record.target_dtype}: expected the FP32 network "
+                         f"that it was made from. `gluon-amp info {args.symbol}` says what was done")
 
 
 def runnable(model: Model, names: Sequence[str]) -> SymbolBlock:

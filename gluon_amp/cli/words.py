@@ -30,8 +30,8 @@ def done(record: Conversion) -> list[str]:
     else:
         first = (f"float16 is imitated: values are rounded to it by {counted(record.casts, 'cast')}, kernels are FP32's"
                  if record.target_dtype == FLOAT16 and not record.low_precision else
-                 f"{record.low_precision} of {counted(record.operators, 'operator')} run in {record.target_dtype}, with "
-                 f"{counted(record.casts, 'cast')} between precisions")
+                 f"{record.low_precision} of {counted(record.operators, 'operator')} run in {record.target_dtype}, "
+                 f"with {counted(record.casts, 'cast')} between precisions")
     steps = [f"{times} {_STEPS[name][times != 1].format(dtype=record.target_dtype)}"
              for name, times in record.steps.items() if times and name in _STEPS]
     kept = [f"kept in FP32 on request: {', '.join(record.excluded)}"] if record.excluded else []

@@ -321,16 +321,17 @@ def _casts(situation: Situation) -> Advice | None:
 
 def _other_time(situation: Situation) -> Advice | None:
     report = situation.report
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = {}
     for row in report.operators:
-        spent[row.op] += row.milliseconds  # type: ignore[assignment]
+        spent[row.op] = spent.get(row.op, 0.0) + row.milliseconds
     total = report.milliseconds
     matrix = sum(time for op, time in spent.items() if op in MATRIX_OPERATORS) / total if total else 1.0
     if matrix > 0.5:
         return None
-    rest = Counter({op: time for op, time in spent.items() if op not in MATRIX_OPERATORS})
-    rest["casts"] = sum(row.milliseconds for row in report.casts)  # type: ignore[assignment]
-    named = {name: round(100 * time / total) for name, time in rest.most_common(4) if 100 * time >= total}
+    rest = {op: time for op, time in spent.items() if op not in MATRIX_OPERATORS}
+    rest["casts"] = sum(row.milliseconds for row in report.casts)
+    largest = sorted(rest, key=lambda name: -rest[name])[:4]
+    named = {name: round(100 * rest[name] / total) for name in largest if 100 * rest[name] >= total}
     left = 100 - round(100 * matrix) - sum(named.values())
     shares = [f"{name} {percent}%" for name, percent in named.items()] + [f"all else {left}%"] * (left > 0)
     return Advice("time", f"Convolutions and matrix products, which low precision speeds up, take {matrix:.0%} of the "

@@ -15,7 +15,6 @@ from ...rules import Policy
 from ...runtime.state import State
 from ..console import print_table
 from ..recording.events import is_float
-from ..console import print_table
 from ..recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
 from .differences import SEED, OperatorError, difference, first_infinite, isolated_errors, relative_error
 from .plot import draw
