@@ -310,8 +310,8 @@ class TestImagenet:
     ])
     def test_what_cannot_be_had_is_said_without_a_traceback(self, digits, arguments, message):
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
-        done = subprocess.run([sys.executable, EXAMPLES / "imagenet" / "main_amp.py", digits, *map(str, FEW), *arguments],
-                              env=environ, capture_output=True, text=True, timeout=300)
+        command = [sys.executable, EXAMPLES / "imagenet" / "main_amp.py", digits, *map(str, FEW), *arguments]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
         assert done.returncode == 1
         assert "main_amp.py: error: " in done.stderr
         assert message in done.stderr
