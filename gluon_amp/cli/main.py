@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
             warnings.showwarning = lambda message, *_, **__: print(f"gluon-amp {arguments.command}: warning: {message}",
                                                                    file=sys.stderr)
             return arguments.run(arguments)
