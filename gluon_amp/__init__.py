@@ -35,7 +35,7 @@ from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from .opt_level import initialize
 from .passes import list_passes
 from .rules import Policy
-from .rules.tuning import Tuning
+from .rules.measurements import Tuning
 from .rules.views import (
     list_conditional_fp32_ops,
     list_fp32_ops,

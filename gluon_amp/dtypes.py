@@ -16,7 +16,7 @@ from .errors import DTypeError, expected
 __all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "LOW_PRECISION", "Support", "cpu_isa", "cpu_support", "cuda_support",
            "normalize"]
 
-FLOAT16, BFLOAT16, FLOAT32 = "float16", "bfloat16", "float32"
+FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = "float16", "bfloat16", "float32", "float64"
 LOW_PRECISION = (FLOAT16, BFLOAT16)
 
 # MXNet's Python side represents bfloat16 as this structured type.

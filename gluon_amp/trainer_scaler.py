@@ -25,6 +25,10 @@ READY, SCALED, UNSCALED = "READY", "SCALED", "UNSCALED"
 _attached_scalers: list[weakref.ReferenceType[TrainerScaler]] = []
 
 
+def _of_first_scaler(name: str) -> property:
+    return property(lambda self: getattr(self.scaler, name), lambda self, value: setattr(self.scaler, name, value))
+
+
 class TrainerScaler:
     """Connects one trainer with its loss scalers; lives on the trainer as ``trainer._amp_loss_scaler``.
 
@@ -60,6 +64,10 @@ class TrainerScaler:
         self._scaled: set[int] = set()  # the losses scaled since the last step
         self._open: list[int] = []  # those whose backward is under way
         self._overflowed: set[int] = set()  # those whose backward gave the step's first gradients that are not finite
+
+    # Scripts read and set these on ``trainer._amp_loss_scaler``, which is MXNet's own scaler for them.
+    _loss_scale, _next_loss_scale, _max_loss_scale, _scale_seq_len, _unskipped = map(
+        _of_first_scaler, ("_loss_scale", "_next_loss_scale", "_max_loss_scale", "_scale_seq_len", "_unskipped"))
 
     @property
     def scaler(self) -> LossScaler:

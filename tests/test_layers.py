@@ -50,9 +50,9 @@ LAYERS = {
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
               "console", "recording", "__init__"],
-    "runtime": ["functions", "autocast", "hooks", "graph_applier", "plans", "state", "eager_applier", "devices",
-                "__init__"],
-    "rules": ["__init__", "views", "lists", "policy", "tuning", "costs", "shapes", "tables", "decision"],
+    "runtime": ["functions", "autocast", "hooks", "graph_applier", "executors", "observers", "plans", "state",
+                "exclusions", "eager_applier", "devices", "__init__"],
+    "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files", "_isa",

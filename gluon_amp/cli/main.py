@@ -15,7 +15,7 @@ from ..errors import AmpError
 __all__ = ["COMMANDS", "main"]
 
 # Modules of this package, in the order of the help text.
-COMMANDS = ("env", "convert", "info", "compare", "report", "advise", "launch")
+COMMANDS = ("run", "env", "convert", "info", "compare", "report", "advise", "launch")
 
 USAGE_ERROR, FAILURE = 2, 1
 
@@ -61,9 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_, **__: print(f"gluon-amp {arguments.command}: warning: {message}",
-                                                                   file=sys.stderr)
+            if not getattr(arguments, "keeps_warnings", False):
+                warnings.simplefilter("always", UserWarning)
+                warnings.showwarning = lambda message, *_, **__: print(
+                    f"gluon-amp {arguments.command}: warning: {message}", file=sys.stderr)
             return arguments.run(arguments)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)

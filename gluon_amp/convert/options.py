@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterable, Iterator, Mapping, Sequence, Union
 
 import mxnet as mx
-from mxnet.gluon import Block, SymbolBlock
+from mxnet.gluon import Block
 
 from .. import passes
 from .._mxnet.blocks import descendants
@@ -16,9 +16,10 @@ from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION, REGION_OFF
 from ..rules import Policy
-from ..rules.tuning import Tuning
+from ..rules.measurements import Tuning
 from ..runtime.autocast import device_policies, tuned
 from ..runtime.devices import device_supports, warn_once
+from ..runtime.exclusions import is_target
 
 __all__ = ["STEPS", "TARGET_DTYPE", "Exclusions", "Names", "Options", "Tuned", "disabled_passes"]
 
@@ -210,8 +211,8 @@ class Exclusions:
                    tuple(target for target in targets if not isinstance(target, str)))
 
     def match(self, block: Block) -> bool:
-        """Whether a block is excluded."""
-        return any(_is(block, target) for target in (*self.names, *self.blocks))
+        """Whether a block is excluded by itself."""
+        return any(is_target(block, target) for target in (*self.names, *self.blocks))
 
     def nodes(self, graph: Graph, block: Block | None = None) -> frozenset[str]:
         """Name the operators to keep in FP32, those in excluded blocks by the marks that tracing left on them.
@@ -221,26 +222,19 @@ class Exclusions:
         PolicyError
             Something excluded is not in the network; the message gives the closest names.
         """
-        # The graph of a SymbolBlock is older than the marks, so nothing in it can be excluded by its block.
-        inside = [] if block is None or isinstance(block, SymbolBlock) else list(descendants(block))
+        inside = [] if block is None else list(descendants(block))
         operators = [node.name for node in graph.operators()]
         chosen = {node.name for node in graph.operators() if node.attrs.get(REGION) == REGION_OFF}
         for name in self.names:
             matching = fnmatch.filter(operators, name)
-            if not matching and not any(_is(inner, name) for inner in inside):
+            if not matching and not any(is_target(inner, name) for inner in inside):
                 raise PolicyError(f"exclude: the network has no node or block {name!r}.{closest(name, operators)}")
             chosen.update(matching)
         for target in self.blocks:
-            if not any(_is(inner, target) for inner in inside):
+            if not any(is_target(inner, target) for inner in inside):
                 what = target.__name__ if isinstance(target, type) else target.name
                 raise PolicyError(f"exclude: the network holds no block {what!r}, or it runs none of its operators")
         return frozenset(chosen)
-
-
-def _is(block: Block, target: Any) -> bool:
-    if isinstance(target, str):
-        return fnmatch.fnmatchcase(block.name, target)
-    return isinstance(block, target) if isinstance(target, type) else block is target
 
 
 def _listed(target: Any) -> Iterator[Any]:

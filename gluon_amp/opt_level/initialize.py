@@ -100,7 +100,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     DTypeError
         The type is unknown, or the machine cannot run it.
     TypeError, ValueError
-        An argument is not what it should be.
+        An argument has a wrong type or value.
 
     Examples
     --------

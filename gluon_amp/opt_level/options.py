@@ -126,7 +126,7 @@ def _level(value: object) -> str:
 
 
 def _contradiction(level: str, name: str, value: object) -> str | None:
-    """Say why an override cannot be had at a level; None when it can."""
+    """Return the reason against an override at a level; None when it is allowed."""
     if name == "cast_model_outputs":
         return ("NumPy and plain MXNet code cannot read bfloat16; use 'float16' or 'float32', or leave it out"
                 if value == "bfloat16" else None)

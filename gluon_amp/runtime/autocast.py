@@ -1,6 +1,7 @@
 """Switch mixed precision on and off: for the process (``init``), a region (``autocast``), a block (``exclude``)."""
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import ContextDecorator, ExitStack
 from dataclasses import replace
@@ -9,13 +10,13 @@ from typing import Any, Iterable, Mapping, Sequence
 from mxnet.gluon import Block
 
 from .. import checks, passes
-from .._mxnet.operators import registered_operators
+from .._mxnet.operators import parameters_of, registered_operators
 from ..dtypes import BFLOAT16, FLOAT32, Support, normalize
 from ..elsewhere import answers
 from ..errors import DTypeError, PolicyError, StateError, expected
 from ..graph.attrs import REGION_ON
 from ..rules import ConditionalOp, Policy, make_policy
-from ..rules.tuning import Tuning, default_cache
+from ..rules.measurements import Tuning, default_cache
 from . import hooks
 from .devices import announce, choose, device_supports, machine, warn_if_slow
 from .eager_applier import outermost
@@ -23,6 +24,9 @@ from .state import State, controller, region
 
 __all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "rewrites",
            "tuned"]
+
+
+_logger = logging.getLogger("gluon_amp")
 
 
 @answers(dtype="it is called target_dtype, and comes first: amp.init('bfloat16')",
@@ -70,7 +74,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         A list names an unknown operator or pass, an operator is in two lists, a pass cannot be switched off, or
         ``policy`` is not alone.
     StateError
-        AMP is on already, with other settings.
+        AMP is on already, with other settings than those named. Without any argument what is on stays on.
 
     Examples
     --------
@@ -93,6 +97,9 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     arguments = (requested, repr(lists), repr(tuning), disabled, policy)
     if controller.state is not None:
         if arguments == controller.arguments:
+            return
+        if all(given is None for given in (target_dtype, *lists.values(), tuning, disable_passes, policy)):
+            _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
             return
         raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
     chosen = choose(requested, device_supports())
@@ -269,6 +276,9 @@ def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
 def exclude(*targets: Block | type | str) -> None:
     """Keep blocks in FP32, with everything inside them, until :func:`deinit`.
 
+    It does not matter how the blocks inside are called: a container may be iterated. What matches nothing in a network
+    that runs is told by a warning.
+
     Parameters
     ----------
     *targets : Block, class of blocks, or str
@@ -303,9 +313,10 @@ def _policy(found: Support, lists: Mapping[str, Any]) -> Policy:
     known, custom_ops = registered_operators(), controller.custom_ops
     if found.dtype == FLOAT32:
         # Lists that would be refused on another machine are refused here.
-        make_policy(BFLOAT16, known, custom_ops=custom_ops, **lists)
+        make_policy(BFLOAT16, known, parameters=parameters_of, custom_ops=custom_ops, **lists)
         return Policy(FLOAT32, reason=found.reason, channel_multiple=found.channel_multiple)
-    policy = make_policy(found.dtype, known, custom_ops=custom_ops, imitated=found.imitated, **lists)
+    policy = make_policy(found.dtype, known, parameters=parameters_of, custom_ops=custom_ops, imitated=found.imitated,
+                         **lists)
     return replace(policy, channel_multiple=found.channel_multiple, amx=found.amx)
 
 

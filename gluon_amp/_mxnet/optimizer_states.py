@@ -1,0 +1,159 @@
+"""Optimizers and their states as JSON and arrays, so that nothing is unpickled."""
+from __future__ import annotations
+
+import json
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Callable, Iterable, Mapping
+
+import mxnet as mx
+import numpy as np
+from mxnet.lr_scheduler import LRScheduler
+from mxnet.ndarray import NDArray
+from mxnet.optimizer import Optimizer
+
+from ..errors import expected
+
+__all__ = ["known_classes", "read", "write"]
+
+_CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def known_classes(*more: type) -> frozenset[type]:
+    """Return the classes of objects that a file may hold: optimizers, schedulers of learning rates, and others given.
+
+    Parameters
+    ----------
+    *more : type
+        Classes of the user's own.
+    """
+    registered = (found for found in Optimizer.opt_registry.values() if isinstance(found, type))
+    schedulers = (found for found in vars(mx.lr_scheduler).values()
+                  if isinstance(found, type) and issubclass(found, LRScheduler))
+    return frozenset((*registered, *schedulers, *more))
+
+
+def write(value: Any) -> bytes:
+    """Return the bytes of a value: numbers, texts, arrays, containers, and objects that are made of these."""
+    writer = _Writer()
+    tree = json.dumps(writer.tree(value, "")).encode()
+    arrays = b"".join(writer.arrays)
+    sizes = json.dumps([len(array) for array in writer.arrays]).encode()
+    return b"\n".join((tree, sizes, arrays))
+
+
+def read(content: bytes, classes: Iterable[type]) -> Any:
+    """Return the value that :func:`write` wrote."""
+    tree, _, rest = content.partition(b"\n")
+    sizes, _, arrays = rest.partition(b"\n")
+    starts = np.cumsum([0, *json.loads(sizes)]).tolist()
+    if starts[-1] != len(arrays):
+        raise ValueError(f"expected {starts[-1]} bytes of arrays, found {len(arrays)}: the file is cut off or damaged")
+    parts = [arrays[start:end] for start, end in zip(starts, starts[1:])]
+    return _Reader(parts, {_name_of(one): one for one in classes}).value(json.loads(tree))
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class _Writer:
+    """Turns a value into JSON; equal objects stay one."""
+
+    def __init__(self) -> None:
+        self.arrays: list[bytes] = []
+        self._seen: dict[int, int] = {}
+        self._held: list[Any] = []  # so that no number is given to another object
+
+    def tree(self, value: Any, place: str) -> Any:
+        """Return a value in a form that JSON can hold."""
+        if type(value) in _PLAIN:
+            return value
+        if id(value) in self._seen:
+            return {"same": self._seen[id(value)]}
+        self._seen[id(value)] = len(self._seen)
+        self._held.append(value)
+        return self._kinds(value, place)
+
+    def _kinds(self, value: Any, place: str) -> Any:
+        if isinstance(value, NDArray):
+            self.arrays.append(bytes(value.__getstate__()["handle"]))
+            return {"array": len(self.arrays) - 1, "numpy_style": isinstance(value, mx.np.ndarray)}
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
+            self.arrays.append(np.asarray(value).tobytes())
+            return {"numbers": len(self.arrays) - 1, "dtype": value.dtype.str, "shape": list(value.shape),
+                    "scalar": isinstance(value, np.generic)}
+        if type(value) in (list, tuple):
+            return {type(value).__name__: [self.tree(item, f"{place}[{number}]") for number, item in enumerate(value)]}
+        if type(value) is dict:
+            return {"dict": [[self.tree(key, place), self.tree(item, f"{place}[{key!r}]")]
+                             for key, item in value.items()]}
+        if isinstance(value, type) and issubclass(value, (np.generic, float, int, bool)):
+            return {"dtype": np.dtype(value).str}
+        if not hasattr(value, "__dict__") or isinstance(value, (type, *_CODE)):
+            raise TypeError(expected("numbers, texts, arrays, or objects that hold such", place or "value", value))
+        own = getattr(value, "__getstate__", None)  # of any object from Python 3.11 on, of those that have one before
+        state = own() if own else value.__dict__
+        return {"object": _name_of(type(value)), "state": self.tree(dict(state), f"{place}.{type(value).__name__}")}
+
+
+class _Reader:
+    """Turns JSON into the value it was written of."""
+
+    def __init__(self, arrays: list[bytes], classes: Mapping[str, type]):
+        self.arrays = arrays
+        self.classes = classes
+        self._seen: list[Any] = []
+        self._kinds: dict[str, Callable[[Mapping[str, Any], int], Any]] = {
+            "array": self._array, "numbers": self._numbers, "list": self._list, "tuple": self._tuple,
+            "dict": self._dict, "object": self._object, "dtype": lambda tree, number: np.dtype(tree["dtype"]).type}
+
+    def value(self, tree: Any) -> Any:
+        """Return what a part of the tree stands for."""
+        if not isinstance(tree, dict):
+            return tree
+        if "same" in tree:
+            return self._seen[tree["same"]]
+        number = len(self._seen)
+        self._seen.append(None)
+        self._seen[number] = self._kinds[next(iter(tree))](tree, number)
+        return self._seen[number]
+
+    def _array(self, tree: Mapping[str, Any], number: int) -> NDArray:
+        made = mx.np.ndarray(None) if tree["numpy_style"] else mx.nd.NDArray(None)
+        made.__setstate__({"handle": bytearray(self.arrays[tree["array"]])})
+        return made
+
+    def _numbers(self, tree: Mapping[str, Any], number: int) -> Any:
+        dtype = np.dtype(tree["dtype"])
+        if dtype.kind not in "biuf":
+            raise ValueError(f"a file may hold arrays of numbers, not of {dtype}")
+        found = np.frombuffer(self.arrays[tree["numbers"]], dtype).reshape(tree["shape"]).copy()
+        return found[()] if tree["scalar"] else found
+
+    def _list(self, tree: Mapping[str, Any], number: int) -> list:
+        made = self._seen[number] = []
+        made.extend(self.value(item) for item in tree["list"])
+        return made
+
+    def _tuple(self, tree: Mapping[str, Any], number: int) -> tuple:
+        return tuple(self.value(item) for item in tree["tuple"])
+
+    def _dict(self, tree: Mapping[str, Any], number: int) -> dict:
+        made = self._seen[number] = {}
+        made.update((self.value(key), self.value(item)) for key, item in tree["dict"])
+        return made
+
+    def _object(self, tree: Mapping[str, Any], number: int) -> Any:
+        kind = self.classes.get(tree["object"])
+        if kind is None:
+            raise ValueError(f"the file holds an object of the class {tree['object']}, which is not an "
+                             "optimizer or scheduler of MXNet: name your own classes in classes=[...]")
+        made: Any = object.__new__(kind)
+        self._seen[number] = made
+        state = self.value(tree["state"])
+        if hasattr(made, "__setstate__"):
+            made.__setstate__(state)
+        else:
+            made.__dict__.update(state)
+        return made

@@ -1,0 +1,104 @@
+"""Measurements of operators on this machine, and the file that keeps them."""
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+from ..errors import PolicyError, expected
+from ..files import replacing
+from ..graph.attrs import parameters
+
+__all__ = ["Tuning", "default_cache", "signature"]
+
+# Low precision has to lose by this factor before an operator is kept in FP32, which costs casts around it.
+_CLEARLY_SLOWER = 1.1
+
+
+def signature(op: str, attrs: Mapping[str, str], shape: Sequence[int]) -> str:
+    """Return a key that is equal for uses of an operator that cost the same.
+
+    Examples
+    --------
+    >>> signature('FullyConnected', {'num_hidden': '8', '__amp__': 'on'}, (2, 4))
+    'FullyConnected(num_hidden=8) on (2, 4)'
+    """
+    told = ", ".join(f"{name}={value}" for name, value in sorted(parameters(attrs).items()))
+    return f"{op}({told}) on {tuple(shape)}"
+
+
+def default_cache() -> Path:
+    """Return the file that measurements are kept in when the user names none."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gluon_amp" / "tuning.json"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How long operators take in FP32 and in low precision, on one machine.
+
+    Attributes
+    ----------
+    machine : str
+        CPU, instruction set, number of threads and MXNet version: measurements hold for equal ones only.
+    milliseconds : mapping of str to (float, float)
+        An operator's :func:`signature` to its time in FP32 and in low precision.
+
+    Examples
+    --------
+    >>> Tuning('a', {'fast': (2.0, 1.0), 'slow': (1.0, 2.0), 'even': (1.0, 1.05)}).slow
+    frozenset({'slow'})
+    """
+
+    machine: str
+    milliseconds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def slow(self) -> frozenset[str]:
+        """The operators that low precision makes slower, by signature."""
+        return frozenset(name for name, (fp32, low) in self.milliseconds.items() if low > _CLEARLY_SLOWER * fp32)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Add the measurements to a file, which keeps those of other machines.
+
+        Raises
+        ------
+        PolicyError
+            The file exists and is not a file of measurements; it is left as it is.
+        OSError
+            The file cannot be written.
+        """
+        known = _read(path) if os.path.exists(path) else {}
+        known[self.machine] = {**known.get(self.machine, {}), **self.milliseconds}
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with replacing(path) as (temporary,):
+            Path(temporary).write_text(json.dumps(known, indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, machine: str) -> Tuning:
+        """Read a machine's measurements from a file.
+
+        Raises
+        ------
+        PolicyError
+            The file is not a file of measurements, or holds none of this machine.
+        OSError
+            The file cannot be read.
+        """
+        known = _read(path)
+        if machine not in known:
+            raise PolicyError(f"{os.fspath(path)!r} has no measurements of this machine ({machine}): call "
+                              f"amp.tune(net, data) on it. It has those of: {'; '.join(known) or 'none'}")
+        return cls(machine, {name: (float(pair[0]), float(pair[1])) for name, pair in known[machine].items()})
+
+
+def _read(path: str | os.PathLike) -> dict[str, Any]:
+    try:
+        known = json.loads(Path(path).read_text(encoding="utf-8"))
+        sound = all(len(pair) == 2 for entries in known.values() for pair in entries.values())
+    except (ValueError, AttributeError, TypeError) as error:
+        raise PolicyError(f"{os.fspath(path)!r} is not a file of measurements: {error}") from error
+    if not sound:
+        raise PolicyError(expected("pairs of times", "the file", os.fspath(path)))
+    return known
