@@ -205,7 +205,8 @@ class TestCompare:
         assert code == 1
         assert "no input 'dat', only data" in err
 
-    def test_figures_have_units_and_a_verdict(self, folder, capsys):
+    def test_figures_have_units_and_a_verdict(self, folder, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "300")
         code, out, _ = run(capsys, "compare", *model(folder), "--data", "data:4,16,8,8", "--dtype", "fp32", "--batches",
                            "1", "--rounds", "1", "--max-error", "1e-3")
         assert code == 0
