@@ -22,7 +22,8 @@ def test_aliases_are_ours():
 @pytest.mark.parametrize(("name", "ours"), [
     ("Autocast", "amp.autocast()"), ("is_autocast_enabled", "amp.is_active()"), ("disable_casts", "enabled=False"),
     ("_amp_state", "amp.get_loss_scaler(trainer)"), ("promote_function", "leave it out"),
-    ("lists", "amp.list_fp32_ops"), ("init_trainr", "Did you mean 'init_trainer'?"), ("Gradscaler", "Did you mean 'GradScaler'"),
+    ("lists", "amp.list_fp32_ops"), ("init_trainr", "Did you mean 'init_trainer'?"),
+    ("Gradscaler", "Did you mean 'GradScaler'"),
 ])
 def test_names_from_elsewhere_are_answered(name, ours):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught:

@@ -49,7 +49,7 @@ LAYERS = {
 # Likewise, inside of a package.
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
-              "recording", "__init__"],
+              "console", "recording", "__init__"],
     "runtime": ["functions", "autocast", "hooks", "graph_applier", "executors", "observers", "plans", "state",
                 "exclusions", "eager_applier", "eager_native", "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],

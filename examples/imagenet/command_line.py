@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import argparse
 import random
+from pathlib import Path
 from typing import Sequence
 
+EPOCHS, SYNTHETIC_EPOCHS = 90, 1
 SEEDS = 2 ** 24  # FP32, in which processes tell each other theirs, holds them exactly
 
 DESCRIPTION = """Train a network of MXNet's or GluonCV's zoo on ImageNet, in FP32 or mixed precision.
@@ -22,6 +24,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if not (args.data or args.synthetic):
         parser.error("expected a directory with train and val, or --synthetic")
+    if args.data and not Path(args.data).is_dir():
+        parser.error(f"expected a directory with train and val, received {args.data}, which is none")
+    if args.resume not in (None, "auto") and not Path(args.resume).is_file():
+        parser.error(f"expected a checkpoint, or auto, received --resume {args.resume}, which is no file")
+    if args.epochs is None:
+        args.epochs = SYNTHETIC_EPOCHS if args.synthetic else EPOCHS
     for name in ("batch_size", "image_size", "print_freq", "epochs", "steps", "prof"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -64,7 +72,7 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
 
 def _add_optimization(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("optimization")
-    group.add_argument("--epochs", type=int, default=90, help="(default: %(default)s)")
+    group.add_argument("--epochs", type=int, help=f"(default: {EPOCHS}, or {SYNTHETIC_EPOCHS} of --synthetic)")
     group.add_argument("--start-epoch", type=int, help="number of the first (default: 0, or where --resume goes on)")
     group.add_argument("--lr", type=float, default=0.1, metavar="RATE",
                        help="learning rate for 256 images a step; scaled by the images that all processes take a step "
@@ -78,22 +86,34 @@ def _add_optimization(parser: argparse.ArgumentParser) -> None:
 
 def _add_precision(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("precision, handed through to amp.initialize")
-    group.add_argument("--opt-level", default="O1", help="O0, O1, O2 or O3 (default: %(default)s)")
+    group.add_argument("--opt-level", type=str.upper, choices=("O0", "O1", "O2", "O3"), default="O1",
+                       help="(default: %(default)s)")
     group.add_argument("--keep-batchnorm-fp32", metavar="BOOL", help="for O2 and O3")
-    group.add_argument("--loss-scale", metavar="SCALE", help="a number, or dynamic")
+    group.add_argument("--loss-scale", type=_loss_scale, metavar="SCALE", help="a number above 0, or dynamic")
+
+
+def _loss_scale(text: str) -> str:
+    try:
+        valid = text == "dynamic" or 0 < float(text) < float("inf")
+    except ValueError:
+        valid = False
+    if not valid:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, or dynamic, received {text}")
+    return text
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("run")
     group.add_argument("-p", "--print-freq", type=int, default=10, metavar="STEPS", help="(default: %(default)s)")
-    group.add_argument("--checkpoints", default=".", metavar="DIR",
-                       help="where checkpoint.zip and best.zip are written after every epoch (default: here)")
+    group.add_argument("--output", "--checkpoints", default="main_amp_output", metavar="DIR",
+                       help="where checkpoint.zip and best.zip are written after every epoch, and profile.json "
+                       "(default: %(default)s)")
     group.add_argument("--resume", metavar="FILE", help="go on from a checkpoint; auto: from the "
-                       "latest of --checkpoints, if there is one")
+                       "latest of --output, if there is one")
     group.add_argument("-e", "--evaluate", action="store_true", help="measure the accuracy on val only")
-    group.add_argument("--steps", type=int, help="end every epoch after so many steps (default: all, or 100 of "
+    group.add_argument("--steps", type=int, help="end every epoch after so many steps (default: all, or 20 of "
                        "--synthetic)")
-    group.add_argument("--prof", type=int, metavar="STEPS", help="profile so many steps, write profile.json, and end")
+    group.add_argument("--prof", type=int, metavar="STEPS", help="profile so many steps, and end")
     group.add_argument("--seed", type=int, help="of weights, order and augmentation (default: any)")
     group.add_argument("--deterministic", action="store_true",
                        help="the same output, bit for bit, in every run: a fixed seed, no algorithms chosen by their "

@@ -20,7 +20,7 @@ from mxnet.gluon.data import DataLoader, Dataset, Sampler, vision
 
 MEAN = np.array([0.485, 0.456, 0.406], "float32")
 STD = np.array([0.229, 0.224, 0.225], "float32")
-SYNTHETIC_STEPS = 100
+SYNTHETIC_STEPS = 20
 
 
 class Data(NamedTuple):
@@ -42,7 +42,10 @@ def open_data(args: argparse.Namespace) -> Data:
     if args.synthetic:
         return _synthetic(args)
     train, val = (_open(Path(args.data), name) for name in ("train", "val"))
-    classes = args.classes or len(getattr(train, "synsets", range(1000)))
+    folders = getattr(train, "synsets", ())
+    classes = args.classes or len(folders) or 1000
+    if classes < len(folders):
+        raise ValueError(f"{args.data}/train: expected at most --classes {classes} folders, found {len(folders)}")
     share = (amp.parallel.rank(), amp.parallel.size())
     if len(train) < args.batch_size * share[1]:
         raise ValueError(f"{args.data}: expected at least {args.batch_size * share[1]} images to train on, a batch for "

@@ -28,17 +28,28 @@ def main() -> None:
     if args.prof:
         os.environ["MXNET_EXEC_BULK_EXEC_TRAIN"] = "0"  # operators run one by one: else many share a line of the table
     ctx = connect()
-    progress = begin(args)
-    data = open_data(args)
-    net, trainer = prepare(args, data, ctx)
+    try:
+        progress = begin(args)
+        data = open_data(args)
+        net, trainer = prepare(args, data, ctx)
+        if args.resume:
+            checkpoints.load(Path(args.resume), net, trainer, ctx)
+    except (amp.AmpError, OSError, ValueError) as error:  # what the command line asks for cannot be had
+        raise SystemExit(f"main_amp.py: error: {error}") from error
     if args.resume:
-        checkpoints.load(Path(args.resume), net, trainer, ctx)
+        say(f"Resuming from {args.resume}, after {progress['epoch']} of {args.epochs} epochs")
     if args.evaluate:
         validate(args, net, data, ctx)
     elif args.prof:
         profile(args, net, trainer, data, ctx)
     else:
         train(args, net, trainer, data, ctx, progress)
+
+
+def say(text: str) -> None:
+    """Print from the first process."""
+    if amp.parallel.rank() == 0:
+        print(text, flush=True)
 
 
 def connect() -> mx.Context:
@@ -85,6 +96,8 @@ def train(args: argparse.Namespace, net: gluon.Block, trainer: gluon.Trainer, da
           progress: dict[str, Any]) -> None:
     """Train epoch by epoch, with a checkpoint after each."""
     latest(args).parent.mkdir(parents=True, exist_ok=True)
+    if progress["epoch"] >= args.epochs:
+        say(f"All {args.epochs} epochs are done: nothing is left to train. Give more with --epochs")
     for epoch in range(progress["epoch"], args.epochs):
         train_epoch(args, net, trainer, data, epoch, ctx)
         average_statistics(net)
@@ -99,13 +112,14 @@ def train(args: argparse.Namespace, net: gluon.Block, trainer: gluon.Trainer, da
 
 def latest(args: argparse.Namespace) -> Path:
     """Return where the latest checkpoint is, or will be."""
-    return Path(args.checkpoints) / "checkpoint.zip"
+    return Path(args.output) / "checkpoint.zip"
 
 
 def profile(args: argparse.Namespace, net: gluon.Block, trainer: gluon.Trainer, data: Data, ctx: mx.Context) -> None:
     """Print the time of every operator over some steps, and write a timeline for chrome://tracing."""
+    latest(args).parent.mkdir(parents=True, exist_ok=True)
     mx.profiler.set_config(profile_symbolic=True, profile_imperative=True, aggregate_stats=True,
-                           filename=f"profile{amp.parallel.rank() or ''}.json")
+                           filename=str(latest(args).with_name(f"profile{amp.parallel.rank() or ''}.json")))
     batches = chain.from_iterable(repeat(data.train))  # over and over, if there are few
     for step, batch in enumerate(islice(batches, WARM_UP_STEPS + args.prof)):
         if step == WARM_UP_STEPS:

@@ -74,6 +74,14 @@ def difference(one: gluon.Block, other: gluon.Block, options: argparse.Namespace
     return f"{apart.asscalar():.2%} of what training changed" if apart.asscalar() else "nothing"
 
 
+def warm_up(net: gluon.Block, data: list[Batch]) -> None:
+    """Run a batch forward and backward before time is measured: the first call builds the graph."""
+    inputs, target = data[0]
+    with autograd.record():
+        loss = loss_function(net(inputs), target)
+    loss.backward()
+
+
 @contextmanager
 def measured(message: str) -> Iterator[None]:
     """Print how long the body takes, and the most memory that the process holds meanwhile (on Linux)."""

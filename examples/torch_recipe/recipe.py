@@ -14,7 +14,7 @@ import gluon_amp as amp  # before mxnet
 
 # isort: split
 import common
-from common import amp_step, difference, loss_function, make_data, make_model, make_trainer, measured
+from common import amp_step, difference, loss_function, make_data, make_model, make_trainer, measured, warm_up
 from mxnet import autograd, gluon
 
 
@@ -23,6 +23,7 @@ def default_precision(options: argparse.Namespace) -> None:
     net, data = make_model(options), make_data(options)
     trainer = make_trainer(net)
 
+    warm_up(net, data)
     with measured("Default precision"):
         for _ in range(options.epochs):
             for inputs, target in data:
@@ -83,6 +84,7 @@ def all_together(options: argparse.Namespace, use_amp: bool = True) -> None:
         amp.init()  # the whole script runs under autocast from here on
         amp.init_trainer(trainer)
 
+    warm_up(net, data)
     with measured("Mixed precision" if use_amp else "Mixed precision, switched off"):
         for _ in range(options.epochs):
             for inputs, target in data:

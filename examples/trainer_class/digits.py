@@ -1,4 +1,7 @@
-"""What both scripts share: their options, scikit-learn's handwritten digits, and a network for them."""
+"""What both scripts share: their options, scikit-learn's handwritten digits, and a network for them.
+
+Without scikit-learn (`pip install scikit-learn`) they train on patterns made up in place of the digits.
+"""
 from __future__ import annotations
 
 import argparse
@@ -9,9 +12,13 @@ import gluon_amp  # noqa: F401  before mxnet
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import data, nn
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
+try:
+    from sklearn.datasets import load_digits
+except ImportError:
+    load_digits = None
+
+VALIDATION = 360  # samples
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -24,12 +31,22 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 def loaders(batch_size: int) -> tuple[data.DataLoader, data.DataLoader]:
     """Return batches of (image, label) to train on and to validate on; images are (1, 16, 16), FP32."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = load_digits(return_X_y=True) if load_digits else made_up_digits()
     images = np.kron(images.reshape(-1, 1, 8, 8) / 16, np.ones((2, 2))).astype("float32")
-    parts = train_test_split(images, labels.astype("float32"), test_size=360, random_state=0, stratify=labels)
-    train, validation = (data.ArrayDataset(*pair) for pair in (parts[::2], parts[1::2]))
+    order = np.random.RandomState(0).permutation(len(images))
+    train, validation = (data.ArrayDataset(images[part], labels[part].astype("float32"))
+                         for part in (order[VALIDATION:], order[:VALIDATION]))
     return (data.DataLoader(train, batch_size, shuffle=True, last_batch="discard"),
             data.DataLoader(validation, batch_size))
+
+
+def made_up_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return as many images and labels as scikit-learn has: ten random patterns, with noise."""
+    print("scikit-learn is not installed: training on made-up patterns. For digits: pip install scikit-learn")
+    random = np.random.RandomState(0)
+    labels = np.arange(1797) % 10
+    patterns = random.uniform(0, 16, (10, 64))
+    return np.clip(patterns[labels] + random.normal(0, 6, (len(labels), 64)), 0, 16), labels
 
 
 def network() -> nn.HybridSequential:

@@ -4,23 +4,37 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from dataclasses import asdict
 from typing import Any
 
-from .._mxnet.symbols import to_graph
+from rich.filesize import decimal
+
 from ..convert import convert_model
-from ..convert.convert import conversion_of
 from ..convert.files import save_model
 from ..errors import GraphError
-from .models import add_model_arguments, base_name, data_shapes, epoch_of, read_model
+from .models import (
+    add_conversion_arguments,
+    add_file_arguments,
+    base_name,
+    data_shapes,
+    epoch_of,
+    inputs_of,
+    named_errors,
+    read_model,
+    record_of,
+    refuse_converted,
+)
+from .words import done, filled
 
 NAME = "convert"
-HELP = "convert the files of a trained FP32 network for mixed-precision inference"
+HELP = "convert the files of a trained FP32 network for inference: mixed precision, folded and fused operators"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_model_arguments(parser)
+    add_file_arguments(parser)
+    add_conversion_arguments(parser)
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="where to write the files; made if absent")
 
 
@@ -28,25 +42,40 @@ def run(args: argparse.Namespace) -> int:
     """Convert, write the files and say what was done."""
     prefix = os.path.join(args.output, base_name(args.symbol))
     _refuse_to_overwrite(args, prefix)
-    symbol, arg_params, aux_params = converted(args)
+    model = read_model(args)
+    made = converted(args, model)
     os.makedirs(args.output, exist_ok=True)
-    files = save_model(prefix, epoch_of(args.params), symbol, arg_params, aux_params)
-    record = conversion_of(to_graph(symbol))
+    files = save_model(prefix, epoch_of(args.params), *made)
+    record = record_of(made)
     sizes = [os.path.getsize(args.params), os.path.getsize(files[1])]
     if args.json:
         print(json.dumps({"files": files, "parameter_bytes": sizes, **asdict(record)}, indent=2))  # type: ignore[arg-type]
-    else:
-        print(f"{record.summary() if record else ''}\nparameters: {sizes[0]:,} to {sizes[1]:,} bytes")
-        print("\n".join(files))
+        return 0
+    print(f"Converted {args.symbol} to {record.target_dtype}:")  # type: ignore[union-attr]
+    print("\n".join(filled(f"  {line}", 4) for line in done(record)))  # type: ignore[arg-type]
+    print(f"  parameters take {decimal(sizes[1])}, before {decimal(sizes[0])}")
+    print(f"Written: {files[0]}\n         {files[1]}")
+    if not args.data:
+        options = " ".join(f"--data {name}:1,3,224,224" for name in inputs_of(model))
+        print(filled(f"Add the shape of the input ({options}): with it precisions are chosen by the sizes of tensors, "
+                     "which saves casts."), file=sys.stderr)
     return 0
 
 
-def converted(args: argparse.Namespace) -> Any:
-    """Read the network that the arguments name, and convert it."""
+def converted(args: argparse.Namespace, model: Any) -> Any:
+    """Convert a network as the arguments say.
+
+    Raises
+    ------
+    GraphError
+        It is converted already, or its files do not belong together.
+    """
+    refuse_converted(args, model)
     shapes = data_shapes(args)
-    symbol, arg_params, aux_params = read_model(args)
-    return convert_model(symbol, arg_params, aux_params, args.dtype, exclude=args.exclude, optimize=args.optimize,
-                         data_names=list(shapes) or None, data_example=shapes, disable_passes=args.disable_pass)
+    with named_errors(args.symbol, args.params):
+        symbol, arg_params, aux_params = model
+        return convert_model(symbol, arg_params, aux_params, args.dtype, exclude=args.exclude, optimize=args.optimize,
+                             data_names=list(shapes) or None, data_example=shapes, disable_passes=args.disable_pass)
 
 
 def _refuse_to_overwrite(args: argparse.Namespace, prefix: str) -> None:

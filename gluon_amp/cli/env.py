@@ -8,16 +8,15 @@ import platform
 import subprocess
 import sys
 from importlib import metadata
-from typing import Any
+from typing import Any, Iterator
 
 import mxnet as mx
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from .. import _isa, native
 from ..dtypes import FLOAT32, cpu_isa, cuda_compute_capability, cuda_support
 from ..runtime.devices import device_supports, verdict
+from .words import filled, print_facts
 
 NAME = "env"
 HELP = "show MXNet, oneDNN, the CPU's instruction sets, the GPUs, and the data type that init() chooses"
@@ -38,13 +37,31 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found, indent=2))
         return 0
-    console = Console()
-    console.print(found.pop("verdict"))
-    table = Table("", "found", title="gluon-amp env")
-    for name, value in found.items():
-        table.add_row(name, _text(value))
-    console.print(table)
+    print(filled(found["verdict"]) + "\n")
+    print_facts(_facts(found))
     return 0
+
+
+def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what people look for, in their words."""
+    yield "versions", (f"gluon_amp {found['gluon_amp']}, MXNet {found['mxnet']}, NumPy {found['numpy']}, "
+                       f"Python {found['python']}")
+    yield "CPU", f"{found['cpu']}, {found['processors']} logical processors"
+    yield "its instructions", ", ".join(found["instruction_sets"]) or "none that matter here"
+    yield "oneDNN uses", found["onednn_isa"] + (f", limited by {_isa.VARIABLE}" if found["max_cpu_isa"] else "")
+    if found["onednn"]:
+        yield "oneDNN says", "; ".join(found["onednn"])
+    yield "AMX tiles", found["amx"]
+    yield "threads", (f"OMP_NUM_THREADS={found['threads']}" if found["threads"] else
+                      "OMP_NUM_THREADS is not set: MXNet takes half of the logical processors")
+    yield "GPUs", "; ".join(_gpu_text(gpu) for gpu in found["gpus"]) or "none that this build of MXNet can use"
+    for name, state in found["native"].items():
+        yield f"C++ operators, {name}", state
+    yield "MXNet's build", ", ".join(found["features"])
+
+
+def _gpu_text(gpu: dict[str, Any]) -> str:
+    return gpu["reason"] if gpu["has_kernels"] else f"unused: {gpu['reason']}"
 
 
 def environment() -> dict[str, Any]:
@@ -61,12 +78,14 @@ def environment() -> dict[str, Any]:
         "verdict": f"amp.init() runs {verdict(supports)}.",
         "gluon_amp": metadata.version("gluon_amp"),
         "mxnet": mx.__version__, "numpy": np.__version__, "python": platform.python_version(),
-        "onednn": _onednn(), "onednn_isa": cpu_isa(), "amx_granted": _isa.granted(),
+        "cpu": _isa.cpu_name(), "onednn": _onednn(), "onednn_isa": cpu_isa(), "amx_granted": _isa.granted(),
+        "amx": _isa.outcome() or "none, or not asked for",
         "max_cpu_isa": os.environ.get(_isa.VARIABLE),
         "native_operators": {library.name: library.missing or "loaded" for library in native.load()},
         "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
         "threads": os.environ.get("OMP_NUM_THREADS"), "processors": os.cpu_count(),
         "gpus": [_gpu(index) for index in range(mx.context.num_gpus())],
+        "native": {library.name: library.missing or "loaded" for library in native.load()},
         "features": sorted(name for name, feature in mx.runtime.Features().items() if feature.enabled),
         "chosen": {device: {"dtype": support.dtype, "native": support.native, "reason": support.reason}
                    for device, support in supports.items()},
@@ -87,11 +106,3 @@ def _gpu(index: int) -> dict[str, Any]:
     capability = cuda_compute_capability(index)
     support = cuda_support(capability)
     return {"compute_capability": capability, "has_kernels": support.dtype != FLOAT32, "reason": support.reason}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return "\n".join(f"{name}: {_text(item)}" for name, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_text, value)) or "none"
-    return str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 
 from ..parallel.launcher import ENGINES, Job, launch
+from .models import count
 
 NAME = "launch"
 HELP = "run a script in several processes that train together on this machine, and end all of them when one fails"
@@ -11,10 +12,10 @@ HELP = "run a script in several processes that train together on this machine, a
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("-n", "--workers", type=_count, required=True, metavar="N", help="how many processes")
+    parser.add_argument("-n", "--workers", type=count, required=True, metavar="N", help="how many processes")
     parser.add_argument("--engine", choices=list(ENGINES), default="kvstore",
                         help="what the script trains with: MXNet's KVStore or Horovod (default: %(default)s)")
-    parser.add_argument("--servers", type=_count, default=1, metavar="N",
+    parser.add_argument("--servers", type=count, default=1, metavar="N",
                         help="parameter servers of the KVStore (default: %(default)s)")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N",
                         help="how many times to start all over when a process fails (default: %(default)s)")
@@ -22,13 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="between asking processes to end and killing them (default: %(default)s)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end everything after this time")
     parser.add_argument("-m", dest="module", action="store_true", help="the script is the name of a module")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script ...",
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script ...",
                         help="a Python script and its arguments")
 
 
 def run(args: argparse.Namespace) -> int:
     """Launch the job; return its exit code."""
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    command = args.script[1:] if args.script[:1] == ["--"] else args.script
+    if not command:
+        raise SystemExit("gluon-amp launch: expected a Python script to run, as in `gluon-amp launch -n 2 train.py`, "
+                         "or a module behind -m")
     job = Job(["-m", *command] if args.module else command, args.workers, args.engine, args.servers, args.grace,
               args.timeout, args.max_restarts)
     try:
@@ -36,9 +40,3 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise SystemExit(f"gluon-amp launch: {error}") from error
 
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, received {text}")
-    return value

@@ -2,19 +2,37 @@
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 import warnings
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Sequence
+
+import mxnet as mx
 
 from ..errors import AmpError
 
 __all__ = ["COMMANDS", "main"]
 
 # Modules of this package, in the order of the help text.
-COMMANDS = ("run", "convert", "compare", "env", "launch")
+COMMANDS = ("run", "env", "convert", "info", "compare", "report", "advise", "launch")
 
 USAGE_ERROR, FAILURE = 2, 1
+
+_EXAMPLES = """\
+examples:
+  what this machine runs:          gluon-amp env
+  make a network faster, to serve: gluon-amp convert net-symbol.json \\
+                                     net-0000.params -o fast
+  what was done to a file:         gluon-amp info fast/net-symbol.json
+  its speed and its errors:        gluon-amp compare net-symbol.json \\
+                                     net-0000.params --data data:1,3,224,224
+  what holds it back here:         gluon-amp advise net-symbol.json \\
+                                     net-0000.params --data data:1,3,224,224
+  train in two processes:          gluon-amp launch -n 2 train.py
+
+gluon-amp COMMAND --help says more. Training is switched to mixed precision in
+Python, by amp.init()."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,21 +54,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     {...
     True
     """
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
     try:
         with warnings.catch_warnings():
             if not getattr(arguments, "keeps_warnings", False):
+                warnings.simplefilter("always", UserWarning)
                 warnings.showwarning = lambda message, *_, **__: print(
                     f"gluon-amp {arguments.command}: warning: {message}", file=sys.stderr)
             return arguments.run(arguments)
-    except (AmpError, OSError) as error:
-        print(f"gluon-amp {arguments.command}: {error}", file=sys.stderr)
-        return FAILURE
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    except AmpError as error:
+        reason = str(error)
+    print(f"gluon-amp {arguments.command}: {reason}", file=sys.stderr)
+    return FAILURE
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gluon-amp", description="Automatic mixed precision for MXNet Gluon.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parser = argparse.ArgumentParser(prog="gluon-amp", description="Automatic mixed precision for MXNet Gluon.",
+                                     epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version",
+                        version=f"gluon-amp {metadata.version('gluon_amp')} (MXNet {mx.__version__}, Python "
+                                f"{platform.python_version()})")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:
         module = import_module(f".{name}", __package__)
         command = commands.add_parser(module.NAME, help=module.HELP, description=module.HELP)

@@ -4,38 +4,45 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from typing import Any, Sequence
+from contextlib import contextmanager
+from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.gluon import SymbolBlock
 
 from .._mxnet.blocks import load_parameters
+from .._mxnet.symbols import to_graph
+from ..convert.convert import Conversion, conversion_of
 from ..convert.files import load_model
-from ..errors import GraphError
+from ..dtypes import normalize
+from ..errors import AmpError, DTypeError, GraphError
 from ..passes import list_passes
 
-__all__ = ["add_model_arguments", "data_shape", "data_shapes", "read_model", "runnable", "split_names"]
+__all__ = ["add_conversion_arguments", "add_file_arguments", "count", "data_shape", "data_shapes", "inputs_of",
+           "named_errors", "read_model", "record_of", "refuse_converted", "required_shapes", "runnable", "split_names"]
 
 Model = Any  # (Symbol, dict of parameters, dict of auxiliary states)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+def add_file_arguments(parser: argparse.ArgumentParser, what: str = "the FP32 network") -> None:
     """Declare the files of a network and what is known of its data."""
-    parser.add_argument("symbol", metavar="SYMBOL.json", help="the FP32 network, as export() or save_checkpoint() "
-                                                               "wrote it")
+    parser.add_argument("symbol", metavar="SYMBOL.json", help=f"{what}, as export() or save_checkpoint() wrote it")
     parser.add_argument("params", metavar="PARAMS", help="its parameters")
     parser.add_argument("--data", metavar="NAME:SHAPE", type=data_shape, action="append", default=[],
-                        help="an input and its shape, as in data:1,3,224,224; repeatable. Every input that is not a "
-                             "parameter counts as data without it")
-    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"],
-                        help="the type to convert to (default: what the device runs; float32 optimises only)")
+                        help="an input and its shape, as in data:1,3,224,224; repeatable")
+    parser.add_argument("--dtype", type=dtype_name, metavar="TYPE",
+                        help="bfloat16, float16 or float32 (default: what is fastest on this machine)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how a network is converted."""
     parser.add_argument("--exclude", metavar="NAME", action="append", default=[],
                         help="an operator to keep in FP32; may hold wildcards; repeatable")
     parser.add_argument("--optimize", metavar="STEPS", type=split_names, default="all",
                         help="all, none, or optimisations separated by commas")
     parser.add_argument("--disable-pass", metavar="NAME", action="append", default=[],
                         help=f"a graph pass to switch off; repeatable. One of {', '.join(list_passes())}")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def data_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -57,6 +64,21 @@ def data_shape(text: str) -> tuple[str, tuple[int, ...]]:
     return found[1], tuple(map(int, found[2].split(",")))
 
 
+def dtype_name(text: str) -> str:
+    """Read a type in any spelling."""
+    try:
+        return normalize(text, "--dtype", or_float32=True)
+    except DTypeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def count(text: str) -> int:
+    """Read a whole number above 0."""
+    if not re.fullmatch(r"\+?\d+", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, received {text!r}")
+    return int(text)
+
+
 def split_names(text: str) -> str | list[str]:
     """Read ``all``, ``none``, or names separated by commas."""
     return text if text in ("all", "none") else text.split(",")
@@ -65,6 +87,28 @@ def split_names(text: str) -> str | list[str]:
 def data_shapes(args: argparse.Namespace) -> dict[str, tuple[int, ...]]:
     """Return the inputs that the user named, with their shapes."""
     return dict(args.data)
+
+
+def required_shapes(args: argparse.Namespace, model: Model) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all inputs; raise GraphError where the user left one out."""
+    shapes = data_shapes(args)
+    inputs = inputs_of(model)
+    unknown = next((name for name in shapes if name not in model[0].list_inputs()), None)
+    if unknown is not None:
+        raise GraphError(f"{args.symbol}: the network has no input {unknown!r}, only {', '.join(inputs)}")
+    missing = [name for name in inputs if name not in shapes]
+    if missing or not shapes:
+        options = " ".join(f"--data {name}:1,3,224,224" for name in missing or ["data"])
+        raise GraphError(f"{args.symbol}: expected the shape of every input. Add {options}, with the network's own "
+                         "shape")
+    return shapes
+
+
+def inputs_of(model: Model) -> list[str]:
+    """Name the inputs of a network that are no parameters; labels of output layers are left out."""
+    symbol, arg_params, aux_params = model
+    return [name for name in symbol.list_inputs()
+            if name not in arg_params and name not in aux_params and not name.endswith("_label")]
 
 
 def read_model(args: argparse.Namespace) -> Model:
@@ -76,6 +120,28 @@ def read_model(args: argparse.Namespace) -> Model:
         As :func:`gluon_amp.convert.files.load_model`.
     """
     return load_model(args.symbol, args.params)
+
+
+@contextmanager
+def named_errors(*files: str) -> Iterator[None]:
+    """Begin errors of this package with the names of the files that they are about."""
+    try:
+        yield
+    except AmpError as error:
+        raise type(error)(f"{' and '.join(files)}: {error}") from error
+
+
+def record_of(model: Model) -> Conversion | None:
+    """Return how a network was converted; None for one that was not."""
+    return conversion_of(to_graph(model[0]))
+
+
+def refuse_converted(args: argparse.Namespace, model: Model) -> None:
+    """Raise GraphError for a network that was converted before."""
+    record = record_of(model)
+    if record is not None:
+        raise GraphError(f"{args.symbol} is converted already, to {record.target_dtype}: expected the FP32 network "
+                         f"that it was made from. `gluon-amp info {args.symbol}` says what was done")
 
 
 def runnable(model: Model, names: Sequence[str]) -> SymbolBlock:

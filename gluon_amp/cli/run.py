@@ -10,6 +10,7 @@ import traceback
 from ..compatibility import install, uninstall
 from ..errors import AmpError
 from ..runtime.autocast import deinit, init
+from .models import dtype_name
 
 NAME = "run"
 HELP = "run a script with AMP switched on, and with this package in the place of mxnet.contrib.amp"
@@ -17,19 +18,19 @@ HELP = "run a script with AMP switched on, and with this package in the place of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"],
+    parser.add_argument("--dtype", type=dtype_name, metavar="TYPE",
                         help="the type, as in amp.init (default: what is fastest here)")
     parser.add_argument("--no-init", action="store_true",
                         help="leave it to the script to call amp.init of mxnet.contrib.amp")
     parser.add_argument("-m", dest="module", action="store_true", help="the script is the name of a module")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script ...",
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script ...",
                         help="a Python script and its arguments")
     parser.set_defaults(keeps_warnings=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the script in this process; return its exit code."""
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    command = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not command:
         raise SystemExit("gluon-amp run: expected a script, received nothing")
     install()

@@ -10,7 +10,7 @@ from .._mxnet.symbols import first_line, load_symbol
 from ..errors import GraphError
 from ..files import replacing
 
-__all__ = ["load_model", "save_model", "split"]
+__all__ = ["load_arrays", "load_model", "load_symbol_file", "save_model", "split"]
 
 Arrays = Mapping[str, mx.nd.NDArray]
 
@@ -71,19 +71,35 @@ def load_model(symbol_file: str | os.PathLike,
     GraphError
         A file does not hold what it should.
     """
-    with open(symbol_file, encoding="utf-8", errors="replace") as file:
-        symbol = load_symbol(file.read())
-    with open(params_file, "rb"):
+    symbol = load_symbol_file(symbol_file)
+    named = {key.split(":", 1)[1] if key.startswith(("arg:", "aux:")) else key: array
+             for key, array in load_arrays(params_file).items()}
+    return (symbol, *split(symbol, named))
+
+
+def load_symbol_file(path: str | os.PathLike) -> mx.sym.Symbol:
+    """Read a symbol; raise GraphError, which names the file, where it holds none."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    try:
+        return load_symbol(text)
+    except GraphError as error:
+        raise GraphError(f"{os.fspath(path)}: {error}") from error
+
+
+def load_arrays(path: str | os.PathLike) -> dict[str, mx.nd.NDArray]:
+    """Read parameters; raise GraphError, which names the file, where it holds none."""
+    with open(path, "rb"):
         pass  # MXNet's own error for a file that is not there does not say so
     try:
-        loaded = mx.nd.load(os.fspath(params_file))
+        loaded = mx.nd.load(os.fspath(path))
     except mx.MXNetError as error:
-        raise GraphError(f"{os.fspath(params_file)!r} is no file of MXNet parameters: {first_line(error)}") from error
+        raise GraphError(f"{os.fspath(path)}: expected parameters as MXNet saves them, found something else "
+                         f"({first_line(error)})") from error
     if not isinstance(loaded, dict):
-        raise GraphError(f"{os.fspath(params_file)!r} holds arrays without names, expected a file of export() or "
-                         "save_checkpoint()")
-    named = {key.split(":", 1)[1] if key.startswith(("arg:", "aux:")) else key: array for key, array in loaded.items()}
-    return (symbol, *split(symbol, named))
+        raise GraphError(f"{os.fspath(path)}: expected parameters with names, as export() and save_checkpoint() write "
+                         "them, found arrays without")
+    return loaded
 
 
 def split(symbol: mx.sym.Symbol, arrays: Arrays) -> tuple[dict[str, mx.nd.NDArray], dict[str, mx.nd.NDArray]]:

@@ -259,8 +259,12 @@ def _few_channels(situation: Situation) -> Advice | None:
                   "nothing. That is normal for the first layer of a network")
 
 
+_WITH_ADVICE_OF_THEIR_OWN = {Cause.LAYOUT, Cause.SHAPE, Cause.CHANNELS, Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGION,
+                             Cause.EXCLUSION, Cause.OUTSIDE}
+
+
 def _no_kernel(situation: Situation) -> Advice | None:
-    rows = [row for row in situation.in_fp32(*set(Cause) - {Cause.LAYOUT, Cause.SHAPE}) if not row.safe]
+    rows = [row for row in situation.in_fp32(*set(Cause) - _WITH_ADVICE_OF_THEIR_OWN) if not row.safe]
     return _about("no kernel", situation, rows,
                   "{share} of the arithmetic is in operators that have no correct low-precision kernel: {kinds}. "
                   "Only other operators would help", least=_MUCH / 2)
@@ -317,16 +321,21 @@ def _casts(situation: Situation) -> Advice | None:
 
 def _other_time(situation: Situation) -> Advice | None:
     report = situation.report
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = {}
     for row in report.operators:
-        spent[row.op] += row.milliseconds  # type: ignore[assignment]
+        spent[row.op] = spent.get(row.op, 0.0) + row.milliseconds
     total = report.milliseconds
     matrix = sum(time for op, time in spent.items() if op in MATRIX_OPERATORS) / total if total else 1.0
     if matrix > 0.5:
         return None
-    others = [f"{op} {time / total:.0%}" for op, time in spent.most_common() if op not in MATRIX_OPERATORS][:3]
+    rest = {op: time for op, time in spent.items() if op not in MATRIX_OPERATORS}
+    rest["casts"] = sum(row.milliseconds for row in report.casts)
+    largest = sorted(rest, key=lambda name: -rest[name])[:4]
+    named = {name: round(100 * rest[name] / total) for name in largest if 100 * rest[name] >= total}
+    left = 100 - round(100 * matrix) - sum(named.values())
+    shares = [f"{name} {percent}%" for name, percent in named.items()] + [f"all else {left}%"] * (left > 0)
     return Advice("time", f"Convolutions and matrix products, which low precision speeds up, take {matrix:.0%} of the "
-                          f"time only. Most of the rest: {', '.join(others)}", 1 - matrix)
+                          f"time only. The rest: {', '.join(shares)}", 1 - matrix)
 
 
 def _not_as_planned(situation: Situation) -> Advice | None:

@@ -66,7 +66,8 @@ def _check(job: Job) -> None:
     if not script or job.command == ["-m"]:
         raise ValueError(expected("a script, or -m and a module", "command", list(job.command)))
     if script != "-m" and not os.path.isfile(script):
-        raise FileNotFoundError(f"there is no script {script!r}")
+        what = "is a directory" if os.path.isdir(script) else "does not exist"
+        raise FileNotFoundError(f"the script {script!r} {what}: expected a Python file, or -m and a module")
 
 
 def _threads_each(workers: int) -> int:

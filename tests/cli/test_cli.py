@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp.cli import main
 from gluon_amp.runtime.devices import device_supports
@@ -34,10 +35,51 @@ def test_env_says_whether_there_are_operators_in_cpp_and_what_is_missing(capsys,
 
 def test_env_prints_a_table(capsys):
     assert main(["env"]) == 0
-    assert "instruction_sets" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("amp.init() runs ")
+    assert "oneDNN uses" in out
+    assert not any(dump in out for dump in ("True", "False", "None", "{", "['"))
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["env", "--nonsense"]])
+def test_alone_it_prints_help_with_examples(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "usage: gluon-amp" in out
+    assert "gluon-amp convert net-symbol.json" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(f"gluon-amp {amp.__version__} (MXNet 1.9.1, Python ")
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_what_it_prints_is_as_wide_as_the_terminal(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["env"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert columns - 30 < max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize(("argv", "message"), [
+    (["launch", "-n", "2", "missing.py"], "the script 'missing.py' does not exist"),
+    (["launch", "-n", "2", "/"], "the script '/' is a directory"),
+    (["info", "missing.json"], "missing.json: No such file or directory"),
+])
+def test_errors_name_what_is_wrong(argv, message, capsys):
+    assert main(argv) == 1
+    assert capsys.readouterr().err.startswith(f"gluon-amp {argv[0]}: {message}")
+
+
+def test_launch_needs_a_script():
+    with pytest.raises(SystemExit, match=r"launch: expected a Python script"):
+        main(["launch", "-n", "2"])
+
+
+@pytest.mark.parametrize("argv", [["nonsense"], ["launch", "-n", "0", "x.py"], ["env", "--nonsense"]])
 def test_wrong_usage_exits_with_2(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         main(argv)

@@ -89,7 +89,7 @@ class TestConvert:
         (lambda symbol, params: (symbol + ".absent", params), "absent"),
         (lambda symbol, params: (symbol, params + ".absent"), "absent"),
         (lambda symbol, params: (params, params), "not the JSON text"),
-        (lambda symbol, params: (symbol, symbol), "no file of MXNet parameters"),
+        (lambda symbol, params: (symbol, symbol), "small-symbol.json: expected parameters as MXNet saves them"),
     ])
     def test_files_that_are_not_what_they_should_be(self, folder, tmp_path, capsys, change, message):
         code, _, err = run(capsys, "convert", *change(*model(folder)), "-o", tmp_path / "out")
@@ -105,6 +105,42 @@ class TestConvert:
             assert code == 1
             assert "the parameters lack small_conv0_weight" in err
             assert not (tmp_path / "out").exists()
+
+    def test_it_says_what_it_did_and_what_data_would_improve(self, folder, tmp_path, capsys):
+        _, out, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--dtype", "float32")
+        assert "1 batch normalization is part of the layer before it now" in out
+        assert "fold_batch_norm" not in out
+        assert "--data data:1,3,224,224" in err
+        _, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--data", "data:1,16,8,8", "--dtype",
+                        "FP32")
+        assert "--data" not in err
+
+    def test_a_converted_network_is_not_converted_again(self, folder, tmp_path, capsys):
+        run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--dtype", "float32")
+        files = [str(tmp_path / "out" / name) for name in ("small-symbol.json", "small-0007.params")]
+        for command in (["convert", *files, "-o", str(tmp_path / "again")], ["compare", *files]):
+            code, _, err = run(capsys, *command)
+            assert code == 1
+            assert f"{files[0]} is converted already, to float32" in err
+        assert not (tmp_path / "again").exists()
+
+    def test_info_reads_back_what_was_done(self, folder, tmp_path, capsys):
+        run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--dtype", "half")
+        symbol, params = tmp_path / "out" / "small-symbol.json", tmp_path / "out" / "small-0007.params"
+        code, out, _ = run(capsys, "info", symbol)
+        assert code == 0
+        assert "converted to float16" in out
+        assert "warning: this machine has no GPU that runs float16" in out
+        assert "4 arrays" in run(capsys, "info", params)[1].replace("\n", " ")
+        assert "not converted" in run(capsys, "info", model(folder)[0])[1]
+        assert json.loads(run(capsys, "info", symbol, "--json")[1])["steps"]["fold_batch_norm"] == 1
+        code, _, err = run(capsys, "info", folder / "small-0007.params.gone")
+        assert (code, "No such file" in err) == (1, True)
+
+    def test_a_file_that_is_slower_here_is_warned_of(self, folder, tmp_path, capsys, lesser):
+        code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "bf16")
+        assert code == 0
+        assert "slower than FP32 on this machine" in err or "cannot run on this machine" in err
 
     @pytest.mark.parametrize("data", ["data", "data:", "data:0,3", "data:a,b", ":1,2"])
     def test_malformed_data_is_a_usage_error(self, folder, tmp_path, capsys, data):
@@ -157,11 +193,56 @@ class TestCompare:
         code, _, err = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / "rgb")
         assert code == 1
         assert "no images" in err
+        code, _, err = run(capsys, "compare", *files, "--data", "data:8,3,12,12", "--images", tmp_path / "images")
+        assert code == 1
+        assert "measured too few images" in err
 
     def test_without_data_it_says_what_is_missing(self, folder, capsys):
         code, _, err = run(capsys, "compare", *model(folder))
         assert code == 1
         assert "--data data:1,3,224,224" in err
+        code, _, err = run(capsys, "compare", *model(folder), "--data", "dat:1,16,8,8")
+        assert code == 1
+        assert "no input 'dat', only data" in err
+
+    def test_figures_have_units_and_a_verdict(self, folder, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "300")
+        code, out, _ = run(capsys, "compare", *model(folder), "--data", "data:4,16,8,8", "--dtype", "fp32", "--batches",
+                           "1", "--rounds", "1", "--max-error", "1e-3")
+        assert code == 0
+        assert all(part in out for part in ("float32, and float32", "% of the outputs", " ms in float32", "1 batch of "
+                                            "random numbers, data of shape (4, 16, 8, 8)", "is within --max-error"))
+
+    def test_the_exit_status_says_whether_the_error_is_too_large(self, folder, tmp_path, capsys):
+        symbol, params = model(folder)
+        arrays = mx.nd.load(params)
+        arrays["arg:small_dense0_bias"] = arrays["arg:small_dense0_bias"] + 0.5
+        mx.nd.save(str(tmp_path / "moved.params"), arrays)
+        argv = ["compare", symbol, params, "--converted", symbol, str(tmp_path / "moved.params"), "--data",
+                "data:4,16,8,8", "--batches", "1", "--rounds", "1", "--json"]
+        _, out, _ = run(capsys, *argv)
+        relative = json.loads(out)["relative_error"]
+        assert relative > 0.05
+        assert [run(capsys, *argv, "--max-error", str(relative * factor))[0] for factor in (0.9, 1.1)] == [1, 0]
+
+    def test_unrelated_networks_are_refused(self, folder, tmp_path, capsys):
+        other = nn.Dense(4, in_units=4, prefix="other_")
+        other.initialize()
+        other.hybridize()
+        other(mx.nd.ones((1, 4)))
+        other.export(str(tmp_path / "other"))
+        code, _, err = run(capsys, "compare", *model(folder), "--converted", tmp_path / "other-symbol.json", tmp_path /
+                           "other-0000.params", "--data", "data:4,16,8,8")
+        assert code == 1
+        assert "other-symbol.json is not made from" in err
+
+    @pytest.mark.parametrize("option", ["--batches", "--rounds"])
+    @pytest.mark.parametrize("value", ["0", "-1", "many"])
+    def test_numbers_from_one_on(self, folder, option, value, capsys):
+        with pytest.raises(SystemExit) as caught:
+            main(["compare", *model(folder), "--data", "data:4,16,8,8", option, value])
+        assert caught.value.code == 2
+        assert "expected a whole number from 1 on" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +301,29 @@ class TestMutations:
         except AmpError:
             return
         assert len(to_graph(converted).heads) == len(graph.heads)
+
+
+class TestReportAndAdvise:
+    """Both read exported files, FP32 or converted."""
+
+    def test_report(self, folder, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "100")
+        _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8", "--json")
+        found = json.loads(out)
+        assert [row["op"] for row in found["operators"]][:2] == ["Convolution", "BatchNorm"]
+        assert found["operators"][0]["block"] == "small_conv0"
+        assert not amp.is_active()
+        code, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= 100
+
+    def test_a_converted_network_is_reported_as_it_is(self, folder, tmp_path, capsys):
+        run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "float32")
+        files = [tmp_path / "small-symbol.json", tmp_path / "small-0007.params"]
+        _, out, _ = run(capsys, "report", *files, "--data", "data:2,16,8,8", "--json")
+        assert "BatchNorm" not in [row["op"] for row in json.loads(out)["operators"]]
+
+    def test_advise(self, folder, capsys):
+        code, out, _ = run(capsys, "advise", *model(folder), "--data", "data:2,16,8,8", "--json")
+        assert code == 0
+        assert all({"topic", "text", "share"} <= set(item) for item in json.loads(out))

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import mxnet as mx
@@ -157,3 +158,16 @@ def test_imitated_float16_is_not_for_speed():
     amp.init("float16")
     net, data = dense()
     assert "hardware" in amp.advise(net, data, time=False).topics
+
+
+def test_shares_of_the_time_add_up():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, in_units=512), nn.Activation("tanh"), nn.LayerNorm())
+    net.initialize()
+    net.hybridize()
+    amp.init()
+    data = mx.nd.ones((4, 512))
+    net(data)
+    advice = next(item for item in amp.advise(net, data) if item.topic == "time")
+    percents = [int(found) for found in re.findall(r"(\d+)%", advice.text)]
+    assert sum(percents) in (99, 100, 101)

@@ -112,6 +112,13 @@ def test_an_overflow_is_an_infinite_error(hybridize):
     assert [item.isolated for item in comparison.operators] == [0, np.inf, np.inf]  # the last cannot read 65536 either
     assert [item.accumulated for item in comparison.operators] == [0, np.inf, np.inf]
     assert comparison.outputs == (np.inf,)
+    # What follows the culprit is not marked.
+    culprit = next(item for item in comparison.operators if np.isinf(item.accumulated))
+    assert comparison.summary.endswith(f"The first infinite error is that of {culprit.name}")
+    marked = [name for name in comparison.table().columns[0]._cells if "[red]" in name]
+    assert marked == [f"[red]{culprit.name}[/red]"]
+    labels = [line.get_label() for axes in comparison.plot().axes for line in axes.lines]
+    assert labels.count("first infinite error") == sum(bool(axes.lines) for axes in comparison.plot().axes[:1])
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.bf16)])

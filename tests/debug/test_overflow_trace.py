@@ -12,6 +12,7 @@ from mxnet.gluon import HybridBlock, nn
 from networks import NETWORKS, gradients, ready
 
 import gluon_amp as amp
+from gluon_amp.debug.overflow.findings import Magnitude
 
 pytestmark = pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
 hybridized_or_not = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
@@ -335,3 +336,27 @@ def test_mistakes_are_refused():
         amp.trace_overflow(net, trainer, limit=0)
     with amp.trace_overflow(net, trainer), pytest.raises(amp.StateError, match="traced already"):
         amp.trace_overflow(net, trainer)
+
+
+def test_a_fault_is_printed_once_and_its_repetitions_in_a_line(caplog):
+    amp.init("float16")
+    net = chain(300, 300)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    amp.init_trainer(trainer, 1.0)
+    with caplog.at_level(logging.WARNING, "gluon_amp"), amp.trace_overflow(net, trainer) as tracer:
+        for _ in range(3):
+            with autograd.record(), amp.scale_loss(net(mx.nd.ones((2, 8))).sum(), trainer) as scaled:
+                scaled.backward()
+            trainer.step(1)
+    texts = [record.getMessage() for record in caplog.records if "kipped" in record.getMessage()]
+    assert len(tracer.reports) == len(texts) == 3
+    assert [str(tracer.reports[0]) in text for text in texts] == [True, False, False]
+    assert all("the same fault again" in text and "\n" not in text for text in texts[1:])
+
+
+def test_infinite_values_are_shown_as_such():
+    shown = [str(Magnitude.of("x", "float16", np.array(values))) for values in ([1.0, 2.0], [1.0, -np.inf],
+                                                                               [np.nan, 3.0], [np.inf, np.inf])]
+    assert shown == ["x (float16): largest 2", "x (float16): largest inf, 1 infinite of 2, finite ones up to 1",
+                     "x (float16): largest nan, 1 NaN of 2, finite ones up to 3",
+                     "x (float16): largest inf, 2 infinite of 2"]

@@ -412,3 +412,26 @@ def test_networks_of_the_zoo(name):
     assert all(row.precision in ("float32", "int32", "int64", "bool", *LOW_PRECISION) for row in found.operators)
     assert found.plot(by="block").axes
     assert found.table("block").row_count > 3
+
+
+def test_blocks_of_an_exported_network_have_the_names_that_they_had(tmp_path):
+    net = nn.HybridSequential(prefix="mine_")
+    with net.name_scope():
+        net.add(nn.Dense(4, in_units=4, activation="relu"), nn.Dense(2, in_units=4))
+    net.initialize()
+    net.hybridize()
+    net(mx.nd.ones((1, 4)))
+    net.export(str(tmp_path / "net"))
+    read = mx.gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
+    found = amp.report(read, mx.nd.ones((1, 4)))
+    assert [row.block for row in found.operators] == ["mine_dense0", "mine_dense0_relu", "mine_dense1"]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_tables_are_no_wider_than_the_terminal(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    net = nn.Dense(4, in_units=4, prefix="a_name_that_is_rather_long_")
+    net.initialize()
+    amp.init()
+    amp.report(net, mx.nd.ones((1, 4))).print()
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= columns

@@ -200,6 +200,9 @@ class TestImagenet:
         whole = imagenet(*settings, "--epochs", 2, "--checkpoints", tmp_path / "whole")
         begun = imagenet(*settings, "--epochs", 1, "--checkpoints", tmp_path / "parts")
         rest = imagenet(*settings, "--epochs", 2, "--checkpoints", tmp_path / "parts", "--resume", "auto")
+        assert f"Resuming from {tmp_path / 'parts' / 'checkpoint.zip'}, after 1 of 2 epochs" in rest
+        again = imagenet(*settings, "--epochs", 2, "--checkpoints", tmp_path / "parts", "--resume", "auto")
+        assert "All 2 epochs are done" in again
         assert whole.startswith(begun)
         assert scores(whole) == scores(begun) + scores(rest)
         assert len(scores(whole)) == 6
@@ -255,7 +258,7 @@ class TestImagenet:
 
     @pytest.mark.slow
     def test_profiles(self, tmp_path):
-        printed = imagenet("--synthetic", *FEW, "--classes", 5, "--prof", 2, cwd=tmp_path)
+        printed = imagenet("--synthetic", *FEW, "--classes", 5, "--prof", 2, "--output", tmp_path)
         assert re.search(r"^_backward_Convolution +\d+ ", printed, re.MULTILINE)
         assert (tmp_path / "profile.json").stat().st_size > 1000
 
@@ -290,11 +293,34 @@ class TestImagenet:
         ([], "expected a directory with train and val, or --synthetic"),
         (["--synthetic", "-b", "0"], "expected a number of at least 1, received --batch-size 0"),
         (["--synthetic", "--seed", "-1"], "expected a seed from 0"),
+        (["no/such/folder"], "expected a directory with train and val, received no/such/folder"),
+        (["--synthetic", "--opt-level", "O5"], "invalid choice: 'O5'"),
+        (["--synthetic", "--loss-scale", "abc"], "expected a number above 0, or dynamic, received abc"),
+        (["--synthetic", "--loss-scale", "-1"], "expected a number above 0, or dynamic, received -1"),
+        (["--synthetic", "--resume", "nothing.zip"], "received --resume nothing.zip, which is no file"),
     ])
     def test_refuses_options(self, module, capsys, arguments, message):
         with pytest.raises(SystemExit):
             module("command_line").parse(arguments)
         assert message in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("arguments", "message"), [
+        (["-a", "resnet51"], "resnet51"),
+        (["--classes", "1"], "train: expected at most --classes 1 folders, found 10"),
+    ])
+    def test_what_cannot_be_had_is_said_without_a_traceback(self, digits, arguments, message):
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+        command = [sys.executable, EXAMPLES / "imagenet" / "main_amp.py", digits, *map(str, FEW), *arguments]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 1
+        assert "main_amp.py: error: " in done.stderr
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_synthetic_is_short_unless_told_otherwise(self, module):
+        parse = module("command_line").parse
+        assert [parse(["--synthetic"]).epochs, parse(["--synthetic", "--epochs", "3"]).epochs] == [1, 3]
+        assert module("image_data").SYNTHETIC_STEPS <= 20
 
     def test_learning_rate(self, module):
         """Apex's schedule: 0.1 for 256 images, a warm-up over 5 epochs, a tenth from the 30th, 60th and 80th on."""

@@ -223,7 +223,7 @@ def test_wrong_command_lines(arguments, code, message, capfd):
 
 def test_a_script_that_is_missing(capsys):
     assert main(["launch", "-n", "2", "missing.py"]) == 1
-    assert "there is no script 'missing.py'" in capsys.readouterr().err
+    assert "the script 'missing.py' does not exist" in capsys.readouterr().err
 
 
 def test_horovod_that_is_missing(monkeypatch, capsys):

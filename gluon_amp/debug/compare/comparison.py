@@ -13,9 +13,10 @@ from ...dtypes import FLOAT32
 from ...errors import PolicyError, expected
 from ...rules import Policy
 from ...runtime.state import State
+from ..console import print_table
 from ..recording.events import is_float
 from ..recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
-from .differences import SEED, OperatorError, difference, isolated_errors, relative_error
+from .differences import SEED, OperatorError, difference, first_infinite, isolated_errors, relative_error
 from .plot import draw
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Runner", "compare"]
 
 _NEGLIGIBLE = 1e-3  # gradients smaller than this, beside a typical one, are sums that cancel: all rounding
-_WIDTH = 170  # of files and pipes
+
 ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
 
 
@@ -83,8 +84,10 @@ class Comparison:
             table.add_column(title, overflow="fold")
         for order in ORDERS:
             table.add_column(order.replace("_", " "), justify="right")
+        culprit = first_infinite(self.operators, "accumulated")
         for item in self.worst(count, by):
-            table.add_row(item.name, item.op, item.block, item.dtype,
+            name = item.name if culprit is None or item is not self.operators[culprit] else f"[red]{item.name}[/red]"
+            table.add_row(name, item.op, item.block, item.dtype,
                           *(_number(getattr(item, order)) for order in ORDERS))
         return table
 
@@ -95,15 +98,14 @@ class Comparison:
         gradients = sorted(self.parameters.values(), key=_rank)
         told = (f"; gradients of parameters by {_number(gradients[len(gradients) // 2])} (median), at most "
                 f"{_number(gradients[-1])}" if gradients else "")
+        culprit = first_infinite(self.operators, "accumulated")
+        blamed = f". The first infinite error is that of {self.operators[culprit].name}" if culprit is not None else ""
         return (f"{low} of {len(self.operators)} operators in {self.dtype}; outputs differ from float32 by "
-                f"{', '.join(map(_number, self.outputs))}{told} (relative 2-norm)")
+                f"{', '.join(map(_number, self.outputs))}{told} (relative 2-norm){blamed}")
 
     def print(self, by: str = "accumulated", count: int = 15) -> None:
         """Print :meth:`table`."""
-        from rich.console import Console
-
-        console = Console()
-        (console if console.is_terminal else Console(width=_WIDTH)).print(self.table(by, count))
+        print_table(lambda width: self.table(by, count))
 
     def __rich__(self) -> Table:
         return self.table()

@@ -13,7 +13,7 @@ from ...runtime.eager_applier import EagerPolicy, run_lowered
 from ..recording.events import Event, Rerun, is_float
 from ..recording.tape import Tape
 
-__all__ = ["SEED", "OperatorError", "both_ways", "difference", "isolated_errors", "relative_error"]
+__all__ = ["SEED", "OperatorError", "both_ways", "difference", "first_infinite", "isolated_errors", "relative_error"]
 
 SEED = 0  # of the random numbers that runs have in common
 
@@ -51,6 +51,14 @@ class OperatorError:
     accumulated: float
     isolated_gradient: float
     gradient: float
+
+
+def first_infinite(rows: Sequence[OperatorError], by: str) -> int | None:
+    """Return where an error first became infinite, in the order of its pass; what follows is not to blame."""
+    infinite = [position for position, row in enumerate(rows) if np.isinf(getattr(row, by))]
+    if not infinite:
+        return None
+    return infinite[0] if by == "accumulated" else infinite[-1]
 
 
 def isolated_errors(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[float, float]:

@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import StateError
 from ...files import replacing
 from ..report.plot import COLOURS
-from .differences import OperatorError
+from .differences import OperatorError, first_infinite
 
 __all__ = ["draw"]
 
@@ -46,8 +46,9 @@ def _panel(axes: Any, rows: Sequence[OperatorError], dtype: str, title: str, acc
               label="accumulated")
     axes.scatter(positions[low], alone[low], s=14, color=COLOURS[dtype], label=f"isolated, in {dtype}")
     axes.scatter(positions[~low], together[~low], s=9, color=COLOURS["float32"], label="accumulated, in float32")
-    for position in positions[np.isinf(together)]:
-        axes.axvline(position, color="#D55E00", linewidth=1)
+    culprit = first_infinite(rows, accumulated)
+    if culprit is not None:
+        axes.axvline(culprit, color="#D55E00", linewidth=1, label="first infinite error")
     axes.set_yscale("log", nonpositive="mask")
     axes.set_ylabel(f"relative error of the {title}")
     axes.legend(fontsize=8, loc="lower right")

@@ -63,7 +63,7 @@ class Magnitude:
         Examples
         --------
         >>> print(Magnitude.of('x', 'float32', np.array([1, -3, np.inf])))
-        x (float32): largest 3, 1 infinite of 3
+        x (float32): largest inf, 1 infinite of 3, finite ones up to 3
         """
         finite = np.isfinite(values)
         nan = int(np.isnan(values).sum())
@@ -77,8 +77,11 @@ class Magnitude:
 
     def __str__(self) -> str:
         faults = [f"{count} {word}" for count, word in ((self.inf, "infinite"), (self.nan, "NaN")) if count]
-        return f"{self.name} ({self.dtype}): largest {self.largest:.3g}" + \
-            (f", {' and '.join(faults)} of {self.size}" if faults else "")
+        if not faults:
+            return f"{self.name} ({self.dtype}): largest {self.largest:.3g}"
+        finite = f", finite ones up to {self.largest:.3g}" if self.inf + self.nan < self.size else ""
+        return (f"{self.name} ({self.dtype}): largest {'inf' if self.inf else 'nan'}, {' and '.join(faults)} of "
+                f"{self.size}{finite}")
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,11 @@ class OverflowReport:
     input_gradients: tuple[Magnitude, ...] = ()
     in_fp32: tuple[Magnitude, ...] = ()
     around: tuple[Magnitude, ...] = ()
+
+    @property
+    def culprit(self) -> tuple[str, str, str]:
+        """What is to blame, to tell the same fault of a later step."""
+        return self.phase, self.operator, self.tensor
 
     @property
     def overflows(self) -> bool:

@@ -122,8 +122,13 @@ class OverflowTracer:
         calls, self._calls = self._calls, []
         if skipped and len(self.reports) < self.limit:
             report = self._report(calls)
+            known = next((item for item in self.reports if item.culprit == report.culprit), None)
             self.reports.append(report)
-            _logger.warning("AMP: %s", report)
+            if known is None:
+                _logger.warning("AMP: %s", report)
+            else:
+                _logger.warning("AMP: step skipped at loss scale %g: the same fault again, in %s", report.loss_scale,
+                                report.operator or report.tensor or "the step as a whole")
 
     def _report(self, calls: Sequence[_Call]) -> OverflowReport:
         mx.nd.waitall()  # probes note gradients in threads of their own
@@ -154,9 +159,9 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
     """Report for every skipped step, from now on, which operator gave the first inf or NaN.
 
     The network's calls of the step run once more, operator by operator, with the gradients that came back to their
-    outputs, just before the trainer discards the step. The report goes to the ``gluon_amp`` log as a warning, and to
-    ``reports``. Parameters, gradients and running statistics stay as they are; random operators such as Dropout draw
-    new numbers.
+    outputs, just before the trainer discards the step. The report goes to the ``gluon_amp`` log as a warning, in full
+    for the first step of each fault and in a line for the others, and to ``reports``. Parameters, gradients and running
+    statistics stay as they are; random operators such as Dropout draw new numbers.
 
     Parameters
     ----------

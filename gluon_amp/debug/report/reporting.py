@@ -12,6 +12,7 @@ from ... import checks
 from ...dtypes import LOW_PRECISION
 from ...errors import expected
 from ...runtime.state import controller
+from ..console import print_table
 from .capture import capture
 from .plot import plot
 from .rows import InsertedRow, OperatorRow, make_rows
@@ -209,13 +210,15 @@ class Report:
                 "operators": [asdict(row) for row in self.operators],
                 "inserted": [{**asdict(row), "is_cast": row.is_cast} for row in self.inserted]}
 
-    def table(self, by: str = "operator") -> Table:
+    def table(self, by: str = "operator", width: int | None = None) -> Table:
         """Return a table for rich.
 
         Parameters
         ----------
         by : {'operator', 'block', 'op'}
             A line per operator, per block, or per kind of operator.
+        width : int, optional
+            The columns that there is room for: where there is little, the columns that matter least are left out.
 
         Raises
         ------
@@ -228,12 +231,13 @@ class Report:
             raise ValueError(expected("'operator', 'block' or 'op'", "by", by))
         table = Table(title=self.summary, title_justify="left", caption_justify="left")
         lines = self._operator_lines() if by == "operator" else self._group_lines(by)
+        left_out = _DETAILS[:3 if width is not None and width < _NARROW else 0]
         for number, line in enumerate(lines):
+            shown = {name: value for name, value in line.items() if name not in left_out}
             if not number:
-                for name in line:
-                    table.add_column(name, overflow="fold", no_wrap=name != "reason",
-                                     justify="right" if name in _NUMBERS else "left")
-            table.add_row(*line.values())
+                for name in shown:
+                    table.add_column(name, overflow="fold", justify="right" if name in _NUMBERS else "left")
+            table.add_row(*shown.values())
         return table
 
     def _operator_lines(self) -> Iterator[dict[str, str]]:
@@ -262,10 +266,7 @@ class Report:
 
     def print(self, by: str = "operator") -> None:
         """Print :meth:`table`."""
-        from rich.console import Console
-
-        console = Console()
-        (console if console.is_terminal else Console(width=_WIDTH)).print(self.table(by))
+        print_table(lambda width: self.table(by, width))
 
     def plot(self, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
         """Draw the network coloured by precision: see :func:`gluon_amp.debug.report.plot.plot`.
@@ -292,7 +293,8 @@ class Report:
         return self.summary
 
 
-_WIDTH = 170  # of files and pipes
+_NARROW = 150  # columns that a line of all details takes
+_DETAILS = ("rule", "planned", "converted")  # what can be done without, where the observed precision is shown
 _NUMBERS = {"arithmetic", "casts", "converted", "time", "operators", "in low precision"}
 _GROUPS: dict[str, Callable[[OperatorRow], str]] = {"block": lambda row: row.path or row.block,
                                                     "op": lambda row: row.op}

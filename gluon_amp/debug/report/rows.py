@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Collection, Sequence
 
-from mxnet.gluon import Block
+from mxnet.gluon import Block, SymbolBlock
 
 from ..._mxnet.blocks import block_tree
 from ...dtypes import FLOAT32
@@ -241,4 +241,7 @@ class _Blocks:
         """Return the name of an operator's block, and the path to it."""
         block = self._owners.of(record.node.name) if record.in_graph else record.block
         block = block or record.block
+        if isinstance(block, SymbolBlock) and id(block) in self._paths and not self._paths[id(block)]:
+            # From files: the operators' names begin with those that the blocks had when they were exported.
+            return record.node.name.rpartition("_")[0] or block.name, ""
         return (block.name, self._paths.get(id(block), "")) if block is not None else ("", "")

@@ -1,0 +1,24 @@
+"""``gluon-amp advise``: what holds a network in files back on this machine."""
+from __future__ import annotations
+
+import argparse
+import json
+
+from ..debug.advise import advise
+from .models import add_file_arguments
+from .report import reported
+
+NAME = "advise"
+HELP = "say in words what holds a network back on this machine"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_file_arguments(parser, "a network, converted or not")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Advise, and print."""
+    found = advise(reported(args, time=True))
+    print(json.dumps(found.to_dict(), indent=2) if args.json else found)
+    return 0

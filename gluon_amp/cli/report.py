@@ -1,0 +1,50 @@
+"""``gluon-amp report``: every operator of a network in files, and the precision that it runs in."""
+from __future__ import annotations
+
+import argparse
+import json
+
+import mxnet as mx
+
+from ..debug.report import Report, report
+from ..runtime.autocast import autocast, deinit, init
+from .models import add_file_arguments, named_errors, read_model, record_of, required_shapes, runnable
+
+NAME = "report"
+HELP = "run a network once and list its operators, the precision of each, and why"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_file_arguments(parser, "a network, converted or not")
+    parser.add_argument("--by", choices=["operator", "block", "op"], default="operator",
+                        help="a line for each operator, block or kind of operator (default: %(default)s)")
+    parser.add_argument("--time", action="store_true", help="measure the time of every operator")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Report, and print."""
+    found = reported(args, time=args.time)
+    if args.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        found.print(args.by)
+    return 0
+
+
+def reported(args: argparse.Namespace, time: bool) -> Report:
+    """Run a network on random numbers, under AMP unless it is converted."""
+    model = read_model(args)
+    shapes = required_shapes(args, model)
+    with named_errors(args.symbol):
+        block = runnable(model, list(shapes))
+        mx.random.seed(0)
+        data = tuple(mx.nd.random.uniform(shape=shape) for shape in shapes.values())
+        if record_of(model) is not None:
+            with autocast(enabled=False):
+                return report(block, data, time=time)
+        init(args.dtype)
+        try:
+            return report(block, data, time=time)
+        finally:
+            deinit()

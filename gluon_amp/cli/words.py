@@ -1,0 +1,70 @@
+"""What the commands say of conversions and machines, and how they print it."""
+from __future__ import annotations
+
+import shutil
+import textwrap
+from typing import Any, Iterable
+
+from ..convert.convert import Conversion
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..runtime.devices import device_supports
+
+__all__ = ["counted", "done", "filled", "print_facts", "runs_here"]
+
+# Of one and of several.
+_STEPS = {
+    "drop_training": ("operator that only training needs is dropped", "operators that only training needs are dropped"),
+    "fold_batch_norm": ("batch normalization is part of the layer before it now",
+                        "batch normalizations are part of the layers before them now"),
+    "align_channels": ("convolution is padded with zeros to the channels that fast kernels need",
+                       "convolutions are padded with zeros to the channels that fast kernels need"),
+    "cast_params_offline": ("parameter is stored in {dtype}", "parameters are stored in {dtype}"),
+    "fuse": ("operator does the work of several", "operators do the work of several"),
+}
+
+
+def done(record: Conversion) -> list[str]:
+    """Say in sentences what a conversion did."""
+    if record.target_dtype == FLOAT32:
+        first = f"{record.reason or 'float32 was asked for'}: all {counted(record.operators, 'operator')} run in FP32"
+    else:
+        first = (f"float16 is imitated: values are rounded to it by {counted(record.casts, 'cast')}, kernels are FP32's"
+                 if record.target_dtype == FLOAT16 and not record.low_precision else
+                 f"{record.low_precision} of {counted(record.operators, 'operator')} run in {record.target_dtype}, "
+                 f"with {counted(record.casts, 'cast')} between precisions")
+    steps = [f"{times} {_STEPS[name][times != 1].format(dtype=record.target_dtype)}"
+             for name, times in record.steps.items() if times and name in _STEPS]
+    kept = [f"kept in FP32 on request: {', '.join(record.excluded)}"] if record.excluded else []
+    return [first, *steps, *kept]
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number and its noun."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def runs_here(dtype: str) -> str | None:
+    """Say that this machine runs networks of a type slower than FP32, or not at all; None where it does well."""
+    supports = device_supports()
+    if dtype == FLOAT32 or any(each.dtype == dtype for each in supports.values()):
+        return None
+    if dtype == FLOAT16:
+        return "this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
+    found = supports["cpu"].requested(BFLOAT16)
+    if found is None:
+        return f"this machine cannot run a bfloat16 network: {supports['cpu'].reason}"
+    return f"this machine runs a bfloat16 network slower than FP32: {found.reason}"
+
+
+def filled(text: str, indent: int = 0) -> str:
+    """Break a text into lines as wide as the terminal."""
+    return textwrap.fill(text, max(30, shutil.get_terminal_size().columns), subsequent_indent=" " * indent)
+
+
+def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
+    """Print names and values below each other, as wide as the terminal."""
+    facts = list(facts)
+    width = max(len(name) for name, _ in facts) + 2
+    for name, value in facts:
+        lines = textwrap.wrap(str(value), max(30, shutil.get_terminal_size().columns - width)) or [""]
+        print("\n".join([f"{name:<{width}}{lines[0]}", *(" " * width + line for line in lines[1:])]))
