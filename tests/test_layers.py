@@ -41,6 +41,7 @@ LAYERS = {
     "checks": "checks of arguments",
     "errors": "exceptions, and their wording",
     "files": "files that are written whole or not at all",
+    "_cuda": "the CUDA driver and its run-time compiler, asked directly",
     "_isa": "the instructions that oneDNN uses",
     "_compat": "what MXNet needs of newer versions of NumPy",
 }
@@ -48,12 +49,13 @@ LAYERS = {
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
               "recording", "__init__"],
-    "runtime": ["functions", "autocast", "hooks", "graph_applier", "plans", "state", "eager_applier", "devices",
-                "__init__"],
+    "runtime": ["functions", "autocast", "hooks", "graph_applier", "plans", "state", "eager_applier", "gpus",
+                "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "tuning", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }
-FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "errors", "files", "_isa", "_compat"}
+FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "errors", "files", "_cuda", "_isa",
+                 "_compat"}
 # Replacing names of MXNet is what hooks are; recordings replace some more while they last.
 MAY_USE_PRIVATE_NAMES = {("_mxnet",), ("runtime",), ("debug", "recording")}
 

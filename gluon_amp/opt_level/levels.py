@@ -82,7 +82,7 @@ def switch_on(level: str, options: Options, networks: Sequence[Block],
     else:
         state = _cast_state(options, disabled_passes)
         weights = LowWeights(networks, options, {device: policy.target_dtype
-                                                 for device, policy in state.policies.items() if policy.lowers})
+                                                 for device, policy in state.policies.items() if policy.lowers}, state.key)
         weights.round()
     if state is not None or options.cast_model_outputs is not None:
         hooks.install()

@@ -6,6 +6,7 @@ from contextlib import ContextDecorator, ExitStack
 from dataclasses import replace
 from typing import Any, Iterable, Mapping, Sequence
 
+from mxnet import Context
 from mxnet.gluon import Block
 
 from .. import checks, passes
@@ -15,7 +16,7 @@ from ..errors import PolicyError, StateError, expected
 from ..graph.attrs import REGION_ON
 from ..rules import ConditionalOp, Policy, make_policy
 from ..rules.tuning import Tuning, default_cache
-from . import hooks
+from . import gpus, hooks
 from .devices import announce, choose, device_supports, machine, warn_if_slow
 from .eager_applier import outermost
 from .state import State, controller, region
@@ -95,6 +96,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
                 else policies_of(policy))
     state = State(policies)
     hooks.install()
+    gpus.prepare(policies)
     controller.state, controller.arguments = state, arguments
     announce(chosen, requested, rewrites(policies))
 
@@ -119,6 +121,7 @@ def deinit() -> None:
     >>> amp.deinit()
     """
     hooks.uninstall()
+    gpus.restore()
     controller.reset()
 
 
@@ -137,13 +140,18 @@ def is_active() -> bool:
     return current is not None and current.enabled
 
 
-def active_dtype(device_type: str = "cpu") -> str | None:
-    """Name the low-precision type in use for arrays on a kind of device; None for FP32.
+def active_dtype(device_type: str | Context = "cpu") -> str | None:
+    """Name the low-precision type in use for arrays on a device; None for FP32, and for a GPU where there is none.
 
     Parameters
     ----------
-    device_type : str
-        ``'cpu'`` or ``'gpu'``, as in ``Context.device_type``.
+    device_type : str or Context
+        ``'cpu'`` or ``'gpu'``, as in ``Context.device_type``; or one device, as ``mx.gpu(1)``, where GPUs differ.
+
+    Raises
+    ------
+    ValueError
+        There is no such kind of device.
 
     Examples
     --------
@@ -151,8 +159,12 @@ def active_dtype(device_type: str = "cpu") -> str | None:
     >>> amp.active_dtype('cpu') is None
     True
     """
+    try:
+        context = device_type if isinstance(device_type, Context) else Context(device_type)
+    except KeyError:
+        raise ValueError(expected("'cpu', 'gpu' or a Context", "device_type", device_type)) from None
     state = controller.current()
-    policy = state.policy(device_type) if state is not None and state.enabled else None
+    policy = state.policy(state.key(context)) if state is not None and state.enabled else None
     return policy.target_dtype if policy is not None and policy.lowers else None
 
 
@@ -262,14 +274,15 @@ def exclude(*targets: Block | type | str) -> None:
 def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[str] = frozenset(),
                     **lists: Any) -> dict[str, Policy]:
     """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
+    if all(found.dtype == FLOAT32 for found in chosen.values()):
+        # Lists that would be refused on another machine are refused here.
+        make_policy(BFLOAT16, registered_operators(), custom_ops=controller.custom_ops, **lists)
     return {device: replace(_policy(found, lists), disabled_passes=disabled_passes) for device, found in chosen.items()}
 
 
 def _policy(found: Support, lists: Mapping[str, Any]) -> Policy:
     known, custom_ops = registered_operators(), controller.custom_ops
     if found.dtype == FLOAT32:
-        # Lists that would be refused on another machine are refused here.
-        make_policy(BFLOAT16, known, custom_ops=custom_ops, **lists)
         return Policy(FLOAT32, reason=found.reason, channel_multiple=found.channel_multiple)
     policy = make_policy(found.dtype, known, custom_ops=custom_ops, imitated=found.imitated, **lists)
     return replace(policy, channel_multiple=found.channel_multiple, amx=found.amx)
@@ -308,9 +321,18 @@ def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | b
     """
     if tuning is None or tuning is False:
         return dict(policies)
-    if not isinstance(tuning, Tuning):
-        tuning = Tuning.load(default_cache() if tuning is True else tuning, machine())
-    if tuning.machine != machine():
-        raise PolicyError(f"the measurements are of another machine ({tuning.machine}), this is {machine()}: call "
-                          "amp.tune(net, data) here")
-    return {device: replace(policy, slow=tuning.slow) for device, policy in policies.items()}
+    machines = {device: machine(device, policy.target_dtype) for device, policy in policies.items()}
+    if isinstance(tuning, Tuning):
+        return _slowed(policies, machines, [tuning])
+    path = default_cache() if tuning is True else tuning
+    return _slowed(policies, machines, Tuning.load_all(path))
+
+
+def _slowed(policies: Mapping[str, Policy], machines: Mapping[str, str], measured: Sequence[Tuning]) -> dict[str, Policy]:
+    """Give each policy what was measured of its device and type."""
+    known = {tuning.machine: tuning.slow for tuning in measured}
+    if not known.keys() & set(machines.values()):
+        raise PolicyError(f"the measurements are of another machine ({'; '.join(known) or 'none'}), this is "
+                          f"{'; '.join(machines.values())}: call amp.tune(net, data) here")
+    return {device: replace(policy, slow=known.get(machines.get(device, ""), frozenset()))
+            for device, policy in policies.items()}

@@ -252,7 +252,7 @@ def _make_bind(original: Callable) -> Callable:
                       **_by_name(aux_states, symbol.list_auxiliary_states())}
             dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
             shapes = {name: array.shape for name, array in arrays.items()}
-            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req)).symbol
+            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)).symbol
         executor = original(symbol if rewritten is None else rewritten, ctx, args, args_grad, grad_req, aux_states,
                             **kwargs)
         executor._symbol = symbol  # outputs keep the names that the user's symbol gives them
@@ -269,7 +269,7 @@ def _make_simple_bind(original: Callable) -> Callable:
         if state is not None and isinstance(ctx, mx.Context):
             dtypes = _inferred_dtypes(symbol, type_dict or {})
             shapes = _inferred_shapes(symbol, kwargs)
-            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req)).symbol
+            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)).symbol
             if rewritten is not None:
                 # Behind a cast MXNet cannot infer the type of a variable: say it.
                 type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
@@ -279,14 +279,14 @@ def _make_simple_bind(original: Callable) -> Callable:
     return simple_bind
 
 
-def _inputs(symbol: mx.sym.Symbol, ctx: mx.Context, dtypes: dict[str, str | None],
+def _inputs(symbol: mx.sym.Symbol, device: str, dtypes: dict[str, str | None],
             shapes: dict[str, tuple[int, ...]], grad_req: Any) -> Inputs:
     names = tuple(symbol.list_inputs())
     arguments = symbol.list_arguments()
     requests = _by_name([grad_req] * len(arguments) if isinstance(grad_req, str) else grad_req, arguments)
     guarded = frozenset(name for name, request in requests.items() if request == "add")
     return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
-                  ctx.device_type, guarded)
+                  device, guarded)
 
 
 def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
