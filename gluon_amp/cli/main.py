@@ -12,7 +12,7 @@ from ..errors import AmpError
 __all__ = ["COMMANDS", "main"]
 
 # Modules of this package, in the order of the help text.
-COMMANDS = ("convert", "compare", "env", "launch")
+COMMANDS = ("convert", "compare", "env", "check", "launch")
 
 USAGE_ERROR, FAILURE = 2, 1
 

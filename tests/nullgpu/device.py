@@ -106,7 +106,7 @@ def _function(name: str) -> str:
 def environment(**settings: Any) -> dict[str, str]:
     """Return the environment of a process with a null GPU; ``capability='7.5'`` and the like are its settings."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("NULLGPU_")}
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    paths = os.pathsep.join(filter(None, [str(ROOT), str(HERE), os.environ.get("PYTHONPATH")]))
     return {**others, "LD_PRELOAD": str(build()), "PYTHONPATH": paths, "MXNET_CUDNN_AUTOTUNE_DEFAULT": "0",
             **{f"NULLGPU_{name.upper()}": str(value) for name, value in settings.items()}}
 

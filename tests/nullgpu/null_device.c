@@ -111,6 +111,10 @@ static const char *type_name(int cudnn) {  /* cudnnDataType_t */
 static const char *blas_name(int cuda) {  /* cudaDataType_t */
   return cuda == 0 ? "float32" : cuda == 1 ? "float64" : cuda == 2 ? "float16" : "other";
 }
+static const char *sum_name(int compute) {  /* cublasComputeType_t */
+  return compute == 64 || compute == 65 ? "float16" : compute == 70 || compute == 71 ? "float64"
+         : compute == 68 || compute == 69 || (compute >= 74 && compute <= 77) ? "float32" : "other";
+}
 
 /* ---- driver */
 
@@ -320,16 +324,17 @@ static const char *kernel_name(const void *function) {
 }
 
 /* MultiAllFiniteKernelParam of MXNet's all_finite-inl.h. */
-typedef struct { int count; size_t largest; const void *arrays[200]; int sizes[200]; } Finite;
-static int is_finite(const void *array, int index, int width) {
+typedef struct { int count; size_t largest, sizes[200]; const void *arrays[200]; } Finite;
+static int is_finite(const void *array, size_t index, int width) {
   if (width == 2) return (((const uint16_t *)array)[index] & 0x7c00) != 0x7c00;
   if (width == 8) return isfinite(((const double *)array)[index]);
   return isfinite(((const float *)array)[index]);
 }
+static __thread int fills;  /* whether the kernel before this one fills an array with a number */
 static void all_finite(const Finite *checked, float *result, int width) {
-  if (*result != 0 && *result != 1) *result = 1;  /* the kernel that would set it has not run */
+  if (fills) *result = 1;
   for (int number = 0; number < checked->count; number++)
-    for (int index = 0; index < checked->sizes[number]; index++)
+    for (size_t index = 0; index < checked->sizes[number]; index++)
       if (!is_finite(checked->arrays[number], index, width)) { *result = 0; return; }
 }
 
@@ -340,6 +345,7 @@ int cudaLaunchKernel(const void *function, Size grid, Size block, void **argumen
     trace("BAD_LAUNCH grid=%u,%u,%u block=%u,%u,%u %s", grid.x, grid.y, grid.z, block.x, block.y, block.z, name);
   if (strstr(name, "MultiAllFiniteGPUKernel"))
     all_finite(arguments[0], *(float **)arguments[1], strstr(name, "half_t") ? 2 : strstr(name, "IdE") ? 8 : 4);
+  fills = strstr(name, "MapPlanKernel") && strstr(name, "ScalarExp");
   if (launch_fails()) return last_error = LAUNCH_FAILED;
   return 0;
 }
@@ -352,8 +358,7 @@ int cublasSetMathMode(void *handle, int mode) { math_mode = mode; return 0; }
 int cublasGemmEx(void *handle, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int a_type,
                  int lda, const void *b, int b_type, int ldb, const void *beta, void *c, int c_type, int ldc,
                  int compute, int algorithm) {
-  /* cublasComputeType_t counts from 64 on: COMPUTE_16F, 64 and 65; MXNet passes cudaDataType_t */
-  trace("CUBLAS GemmEx data=%s compute=%s m=%d n=%d k=%d", blas_name(a_type), blas_name(compute), m, n, k);
+  trace("CUBLAS GemmEx data=%s compute=%s m=%d n=%d k=%d", blas_name(a_type), sum_name(compute), m, n, k);
   return 0;
 }
 int cublasSgemmEx(void *handle, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int a_type,
@@ -377,7 +382,7 @@ int cublasGemmStridedBatchedEx(void *handle, int ta, int tb, int m, int n, int k
                                int a_type, int lda, long long sa, const void *b, int b_type, int ldb, long long sb,
                                const void *beta, void *c, int c_type, int ldc, long long sc, int count, int compute,
                                int algorithm) {
-  trace("CUBLAS GemmStridedBatchedEx data=%s compute=%s m=%d n=%d k=%d", blas_name(a_type), blas_name(compute), m, n, k);
+  trace("CUBLAS GemmStridedBatchedEx data=%s compute=%s m=%d n=%d k=%d", blas_name(a_type), sum_name(compute), m, n, k);
   return 0;
 }
 
