@@ -19,6 +19,7 @@ LAYERS = {
     "__init__": "the public names",
     "cli": "the command gluon-amp",
     "debug": "report, explain, trace_overflow, compare, search_exclusions, preflight, advise, monitor",
+    "selftest": "what `gluon-amp check` runs",
     "tune": "measure operators on this machine",
     "convert": "conversion for inference",
     "audit": "the operator checker",
