@@ -70,7 +70,7 @@ DRIVER = "libcuda.so.1"
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_NEEDED, _DT_STRTAB, _DT_STRSZ = 1, 5, 10
 NO_DRIVER = (
-    "MXNet's CUDA build needs the library of NVIDIA's driver, {driver}, even on the CPU. It cannot be loaded: {error}.\n"
+    "MXNet's CUDA build needs the library of NVIDIA's driver, {driver}, even on the CPU: {error}.\n"
     "On a machine with a GPU install NVIDIA's driver; start a container with `docker run --gpus all`. Without a GPU, "
     "as on a login node or while an image is built, use the CPU build:\n"
     "python -m pip uninstall -y {build} && python -m pip install mxnet==1.9.1"

@@ -13,8 +13,8 @@ NO_FUSION = "MXNET_USE_FUSION"  # 0: MXNet compiles no operators at run time
 _DRIVER, _NVRTC = "libcuda.so.1", "libnvrtc.so.11.2"
 _MAJOR, _MINOR = 75, 76  # CUdevice_attribute
 # Of the libraries that MXNet may load, those that a report needs.
-_TOLD = re.compile(r"lib(mxnet|cuda|cudart|nvrtc|nvrtc-builtins|nvToolsExt|cublas|cublasLt|cudnn\w*|cufft|curand|cusolver|"
-                   r"nccl|gomp|iomp5|openblas|dnnl|mkldnn)\b[^/]*\.so[^/]*$")
+_TOLD = re.compile(r"lib(mxnet|cuda|cudart|nvrtc|nvrtc-builtins|nvToolsExt|cublas|cublasLt|cudnn\w*|cufft|curand|"
+                   r"cusolver|nccl|gomp|iomp5|openblas|dnnl|mkldnn)\b[^/]*\.so[^/]*$")
 
 
 def driver_version() -> tuple[int, int] | None:

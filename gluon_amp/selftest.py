@@ -92,8 +92,8 @@ def _versions(device: mx.Context, found: Support) -> Iterator[Finding]:
     data = {"python": platform.python_version(), "mxnet": mx.__version__, "numpy": np.__version__,
             "cpu": _isa.cpu_name(), "isa": cpu_isa(), "libraries": _cuda.loaded_libraries(),
             "driver": driver, "nvrtc": compiler}
-    yield Finding("versions", "software", INFO, f"MXNet {data['mxnet']}, NumPy {data['numpy']}, Python {data['python']}, "
-                  f"{len(data['libraries'])} libraries", data)  # type: ignore[arg-type]
+    yield Finding("versions", "software", INFO, f"MXNet {mx.__version__}, NumPy {np.__version__}, Python "
+                  f"{platform.python_version()}; the JSON file names all libraries", data)
     yield Finding("versions", "device", INFO, f"{device}: {found.dtype}, because {found.reason}",
                   {"device": str(device), "dtype": found.dtype, "reason": found.reason,
                    "name": _cuda.device_name(device.device_id) if device.device_type == "gpu" else _isa.cpu_name(),
@@ -267,7 +267,8 @@ def _timed(name: str, low: str, timer: Callable[[], tuple[float, float]]) -> Fin
         fp32, lower = timer()
     except mx.MXNetError as error:
         return Finding("timing", name, SKIPPED, f"it does not run in {low}: {message_of(error)}")
-    return Finding("timing", name, INFO, f"{fp32:.3g} ms in FP32, {lower:.3g} ms in {low}: {fp32 / lower:.2f} times as fast",
+    said = f"{fp32:.3g} ms in FP32, {lower:.3g} ms in {low}: {fp32 / lower:.2f} times as fast"
+    return Finding("timing", name, INFO, said,
                    {"dtype": low, "milliseconds": {FLOAT32: fp32, low: lower}})
 
 

@@ -22,17 +22,17 @@ _WIDTHS = range(2048, 63, -1)  # of rows that oneDNN adds up with all threads
 def are_finite(arrays: Iterable[NDArray]) -> bool:
     """Whether all values are finite.
 
-    On a CPU a finite sum proves that its terms are, and takes a fraction of the time of MXNet's exact check; one that is
-    not finite may come from large finite values, so that the exact check decides. A GPU runs the exact check at the speed
-    of memory: each is asked once, whatever the number of arrays.
+    On a CPU a finite sum proves that its terms are, and takes a fraction of the time of MXNet's exact check; one that
+    is not finite may come from large finite values, so that the exact check decides. A GPU runs the exact check at the
+    speed of memory: each is asked once, whatever the number of arrays.
     """
     chunks = list(_chunks(arrays))
     with autograd.pause():
         if any(_on_gpu(chunk) for chunk in chunks):
-            by_place = [_checked([chunk for chunk in chunks if chunk[0].context == context])
-                        for context in {chunk[0].context: None for chunk in chunks if _on_gpu(chunk)}]
+            gpus = {chunk[0].context: None for chunk in chunks if _on_gpu(chunk)}
+            answers = [_checked([chunk for chunk in chunks if chunk[0].context == gpu]) for gpu in gpus]
             others = [array for chunk in chunks if not _on_gpu(chunk) for array in chunk]
-            return all([bool(found.asscalar()) for found in by_place]) and are_finite(others)
+            return all(bool(answer.asscalar()) for answer in answers) and are_finite(others)
         sums = [_sums(chunk, _sum_of_rows) for chunk in chunks]
         return all(_have_finite_values(found) or all_finite(chunk) for found, chunk in zip(sums, chunks))
 

@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     found = []
     for line in check(device, args.only):
         found.append(line)
-        console.print(f"{line.verdict:8} {line.section}: {line.name}  {line.detail}", style=_STYLES.get(line.verdict, "dim"),
-                      markup=False, soft_wrap=True)
+        console.print(f"{line.verdict:8} {line.section}: {line.name}  {line.detail}", markup=False, soft_wrap=True,
+                      style=_STYLES.get(line.verdict, "dim"))
     counts = Counter(line.verdict for line in found)
     failed = sum(counts[verdict] for verdict in FAILED)
     verdict = f"{failed} of {len(found)} lines are wrong" if failed else "everything that was tested is right"

@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--library-path", action="store_true",
-                        help="print the line for a shell that lets `import mxnet` find the CUDA libraries of pip's packages "
-                             "without gluon_amp")
+                        help="print the line for a shell that lets `import mxnet` find the CUDA libraries of pip's "
+                             "packages without gluon_amp")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +102,8 @@ def _cuda_versions() -> dict[str, Any] | None:
 def _gpu(index: int) -> dict[str, Any]:
     capability = _cuda.compute_capability(index)
     support = cuda_support(capability)
-    return {"name": _cuda.device_name(index), "compute_capability": capability, "has_kernels": support.dtype != FLOAT32, "reason": support.reason}
+    return {"name": _cuda.device_name(index), "compute_capability": capability,
+            "has_kernels": support.dtype != FLOAT32, "reason": support.reason}
 
 
 def _text(value: Any) -> str:

@@ -328,7 +328,8 @@ def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | b
     return _slowed(policies, machines, Tuning.load_all(path))
 
 
-def _slowed(policies: Mapping[str, Policy], machines: Mapping[str, str], measured: Sequence[Tuning]) -> dict[str, Policy]:
+def _slowed(policies: Mapping[str, Policy], machines: Mapping[str, str],
+            measured: Sequence[Tuning]) -> dict[str, Policy]:
     """Give each policy what was measured of its device and type."""
     known = {tuning.machine: tuning.slow for tuning in measured}
     if not known.keys() & set(machines.values()):

@@ -31,8 +31,8 @@ def prepare(policies: Mapping[str, Policy]) -> None:
     problem = _cuda.fusion_problem(_cuda.driver_version(), _cuda.nvrtc_version())
     if problem and os.environ.get(_cuda.NO_FUSION) != "0":
         _put(_cuda.NO_FUSION, "0")
-        warn_once(f"{_cuda.NO_FUSION}=0 is set, so that elementwise operators on the GPU are not fused: {problem}, in FP32 "
-                  f"as well. Update NVIDIA's driver, or set {_cuda.NO_FUSION}=0 yourself before networks run without AMP")
+        warn_once(f"{_cuda.NO_FUSION}=0 is set, so that elementwise operators on the GPU are not fused: {problem}, in "
+                  f"FP32 as well. Update NVIDIA's driver, or set {_cuda.NO_FUSION}=0 yourself for networks without AMP")
     if SAFE_ACCUMULATION not in os.environ and any(map(_sums_in_float16, on_gpus)):
         _put(SAFE_ACCUMULATION, "1")
 

@@ -252,7 +252,8 @@ def _make_bind(original: Callable) -> Callable:
                       **_by_name(aux_states, symbol.list_auxiliary_states())}
             dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
             shapes = {name: array.shape for name, array in arrays.items()}
-            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)).symbol
+            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)
+            rewritten = make_plan(state, Traced(symbol), inputs).symbol
         executor = original(symbol if rewritten is None else rewritten, ctx, args, args_grad, grad_req, aux_states,
                             **kwargs)
         executor._symbol = symbol  # outputs keep the names that the user's symbol gives them
@@ -269,7 +270,8 @@ def _make_simple_bind(original: Callable) -> Callable:
         if state is not None and isinstance(ctx, mx.Context):
             dtypes = _inferred_dtypes(symbol, type_dict or {})
             shapes = _inferred_shapes(symbol, kwargs)
-            rewritten = make_plan(state, Traced(symbol), _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)).symbol
+            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)
+            rewritten = make_plan(state, Traced(symbol), inputs).symbol
             if rewritten is not None:
                 # Behind a cast MXNet cannot infer the type of a variable: say it.
                 type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}

@@ -1,6 +1,7 @@
-"""These tests run on the null GPU only, on which dispatch is verified and numbers never: `make test-gpu` starts them."""
+"""These tests run on the null GPU only, where dispatch is verified and numbers never: `make test-gpu` starts them."""
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -9,8 +10,7 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-
-import device
+device = importlib.import_module("device")
 
 
 def _reason() -> str | None:

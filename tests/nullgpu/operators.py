@@ -9,7 +9,7 @@ from mxnet import autograd
 from gluon_amp._mxnet.invoke import invoke
 from gluon_amp.audit.samples import samples_of
 from gluon_amp.audit.values import fill
-from gluon_amp.rules import FP32, LOWER, NEUTRAL, WIDEST, Policy
+from gluon_amp.rules import LOWER, NEUTRAL, WIDEST, Policy
 
 POLICY = Policy("float16")
 

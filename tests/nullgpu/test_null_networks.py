@@ -1,16 +1,15 @@
 """Networks train, infer and convert on the null GPU; what they send there. Dispatch is verified, numbers never."""
 from __future__ import annotations
 
-import pytest
-
-mx = pytest.importorskip("mxnet")
-
+import mxnet as mx
 import numpy as np
+import pytest
+from device import Trace
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
 import gluon_amp as amp
-from device import Trace
+from gluon_amp._mxnet.finite import are_finite
 
 GPU = mx.gpu(0)
 MODES = [{"active": False}, {"active": True}, {"active": True, "static_alloc": True, "static_shape": True}]
@@ -56,6 +55,11 @@ def overflow(parameter, context=GPU):
     mx.nd.full(parameter.shape, np.inf).copyto(parameter.grad(context))
 
 
+def updates(trace):
+    """Return the kernels that change weights."""
+    return [name for name in trace.kernels() if "sgd" in name.lower()]
+
+
 @pytest.fixture
 def run():
     return Run(*conv_net())
@@ -92,12 +96,9 @@ class TestTrace:
 
     def test_no_more_casts_than_planned(self, run):
         run.step()
-        with Trace() as trace:
-            with autograd.record():
-                run.net(run.data[0])
-        casts = [name for name in trace.kernels("TypecastExp")]
-        planned = [row for row in amp.report(run.net, run.data[0], train=True).inserted if "cast" in row.op]
-        assert len(casts) <= len(planned) or planned == []
+        with Trace() as trace, autograd.record():
+            run.net(run.data[0])
+        casts = trace.kernels("TypecastExp")
         assert len(casts) <= 6  # the data, two weights and biases each, and the result
 
     def test_amp_waits_as_often_as_fp32_but_for_the_check(self):
@@ -161,7 +162,7 @@ class TestLossScaling:
     def test_a_finite_step_is_taken(self, run):
         with Trace() as trace:
             run.step()
-        assert trace.kernels("sgd") or trace.kernels("SGD")
+        assert updates(trace)
         assert run.trainer.amp_loss_scale == 2 ** 16
 
     def test_one_infinite_gradient_skips_the_step_and_halves_the_scale(self, run):
@@ -170,7 +171,7 @@ class TestLossScaling:
         overflow(run.net[0].weight)
         with Trace() as trace:
             run.trainer.step(4)
-        assert not (trace.kernels("sgd") or trace.kernels("SGD"))
+        assert not updates(trace)
         assert run.trainer.amp_loss_scale == 2 ** 15
 
     def test_unscale_says_what_the_step_does(self, run):
@@ -179,7 +180,7 @@ class TestLossScaling:
         amp.unscale(run.trainer)
         with Trace() as trace:
             run.trainer.update(4)
-        assert not (trace.kernels("sgd") or trace.kernels("SGD"))
+        assert not updates(trace)
 
     def test_states_come_back(self, run, tmp_path):
         run.step()
@@ -192,8 +193,6 @@ class TestLossScaling:
         assert other.trainer.amp_loss_scale == run.trainer.amp_loss_scale == 2 ** 15
 
     def test_more_arrays_than_fit_one_call_are_still_one_read(self):
-        from gluon_amp._mxnet.finite import are_finite
-
         arrays = [mx.nd.ones((3,)).as_in_context(GPU) for _ in range(450)]
         with Trace() as trace:
             assert are_finite(arrays)

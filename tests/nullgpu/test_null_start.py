@@ -5,9 +5,8 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 import device
+import pytest
 
 INIT = """
 import warnings
@@ -33,8 +32,9 @@ print("ran")
 
 
 def without_device(code, **environ):
+    others = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300,
-                          env={**{name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}, **environ})
+                          env={**others, **environ})
 
 
 class TestImport:
@@ -51,7 +51,8 @@ class TestImport:
         told = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "env", "--library-path"],
                               env=device.environment(), capture_output=True, text=True, check=True).stdout
         script = f'{told}exec "{sys.executable}" -c "import mxnet; print(mxnet.context.num_gpus())"'
-        done = subprocess.run(["sh", "-c", script], env=device.environment(), capture_output=True, text=True, check=False)
+        done = subprocess.run(["sh", "-c", script], env=device.environment(), capture_output=True, text=True,
+                              check=False)
         assert done.stdout == "1\n", done.stderr
 
 

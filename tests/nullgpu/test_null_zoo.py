@@ -1,12 +1,10 @@
-"""Every network of the zoo trains two steps, infers and converts on the null GPU. Dispatch is verified, numbers never."""
+"""Every network of the zoo trains, infers and converts on the null GPU. Dispatch is verified, numbers never."""
 from __future__ import annotations
 
 import json
-import sys
-
-import pytest
 
 import device
+import pytest
 
 NAMES_FILE = device.ROOT / "tests" / "helpers" / "zoo_networks.py"
 # Names, read without importing GluonCV here.

@@ -14,8 +14,8 @@ from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, m
 from gluon_amp.rules.tables import bfloat16, float16, groups
 from gluon_amp.rules.tables.rows import as_table
 
-# What the CUDA build registers beside the CPU one's operators: each is in no table, and runs in FP32, or is made by MXNet
-# behind AMP's back.
+# What the CUDA build registers beside the CPU one's operators. In no table, they run in FP32; MXNet makes the fused ones
+# where no policy is asked any more.
 CUDA_ONLY = {"CuDNNBatchNorm", "_contrib_mrcnn_mask_target", "_FusedOp", "_FusedOpHelper", "_FusedOpOutHelper"}
 REGISTERED = {name for name in registered_operators().values() if groups.is_forward(name)}
 FORWARD = sorted(REGISTERED - CUDA_ONLY)

@@ -16,9 +16,9 @@ _CONVOLUTION = Rule(LOWER, note="cuDNN convolves float16 on Tensor Cores and add
 _DENSE = Rule(LOWER, note="cublasGemmEx on float16, for Tensor Cores; it adds up in FP32")
 _PRODUCT = Rule(LOWER, note="cublasSgemmEx on float16, for Tensor Cores; it adds up in FP32")
 _ATTENTION = Rule(LOWER, note="cublasGemmStridedBatchedEx on float16, for Tensor Cores; it adds up in FP32")
-_ADDS_IN_FLOAT16 = Rule(FP32, note="MXNet calls cublasHgemmStridedBatched for it, which adds up in float16: products lose "
-                                   "digits, and overflow above 65504")
-_NO_TENSOR_CORES = Rule(FP32, note="MXNet has Tensor Cores switched off for it in float16; cuDNN may use them for FP32 data")
+_ADDS_IN_FLOAT16 = Rule(FP32, note="MXNet calls cublasHgemmStridedBatched for it, which adds up in float16: products "
+                                   "lose digits, and overflow above 65504")
+_NO_TENSOR_CORES = Rule(FP32, note="MXNet forbids it Tensor Cores in float16; cuDNN may use them for FP32 data")
 _OWN_KERNEL = Rule(FP32, note="MXNet's own kernel, without Tensor Cores: nothing is gained")
 _SPARSE_GRADIENT = Rule(FP32, note="its gradient is sparse, and sparse tensors are never cast")
 _ELEMENTWISE = Rule(NEUTRAL, note="bound by memory: follows its data")
