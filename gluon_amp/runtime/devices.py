@@ -153,8 +153,8 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
         if found.dtype == FLOAT32 and name.startswith("gpu") and requested is None:
             warn_once(f"AMP stays in FP32 on the {_for_people(name)}: {found.reason}. Use another device")
         if found.dtype == FLOAT32 and name.startswith("gpu") and requested == BFLOAT16:
-            warn_once(f"AMP stays in FP32 on the {_for_people(name)}, which MXNet has no bfloat16 kernels for: bfloat16 "
-                      "was asked for. amp.init() without a type runs each device in its best one")
+            warn_once(f"AMP stays in FP32 on the {_for_people(name)}, which MXNet has no bfloat16 kernels for: "
+                      "bfloat16 was asked for. amp.init() without a type runs each device in its best one")
         if requested is None and found.dtype == FLOAT32 and name == "cpu" and lost_amx():
             warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {found.reason}. Import "
                       "gluon_amp before anything that runs MXNet operators")

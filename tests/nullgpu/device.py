@@ -22,7 +22,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SOURCE = HERE / "null_device.c"
-# What libmxnet.so imports of NVIDIA's libraries. NVRTC, the compiler, and NVTX, the profiler's marks, are the real ones.
+# What libmxnet.so imports of NVIDIA's libraries. NVRTC, the compiler, and NVTX, the profiler's marks, are real.
 IMPORTED = re.compile(r"_*(cuda|cublas|cudnn|curand|cusolver|cufft|nccl|cu[A-Z])")
 CREATES = re.compile(r"cudnnCreate|cusolverDnCreate|curandCreate|cublasCreate")
 # Called all the time, and telling nothing.

@@ -14,7 +14,7 @@ from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, m
 from gluon_amp.rules.tables import bfloat16, float16, groups
 from gluon_amp.rules.tables.rows import as_table
 
-# What the CUDA build registers beside the CPU one's operators. In no table, they run in FP32; MXNet makes the fused ones
+# What the CUDA build registers beside those of the CPU one. In no table, they run in FP32; MXNet makes the fused ones
 # where no policy is asked any more.
 CUDA_ONLY = {"CuDNNBatchNorm", "_contrib_mrcnn_mask_target", "_FusedOp", "_FusedOpHelper", "_FusedOpOutHelper"}
 REGISTERED = {name for name in registered_operators().values() if groups.is_forward(name)}
