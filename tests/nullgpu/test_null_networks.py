@@ -187,10 +187,27 @@ class TestLossScaling:
         run.backward()
         overflow(run.net[0].weight)
         run.trainer.step(4)
-        kept = amp.state_dict(run.trainer)
+        amp.save_states(run.trainer, str(tmp_path / "states"))
         other = Run(*conv_net())
-        amp.load_state_dict(other.trainer, kept)
+        other.step()
+        amp.load_states(other.trainer, str(tmp_path / "states"))
         assert other.trainer.amp_loss_scale == run.trainer.amp_loss_scale == 2 ** 15
+
+    def test_two_devices_decide_as_one(self, monkeypatch):
+        monkeypatch.setenv("NULLGPU_DEVICES", "2")
+        both = [mx.gpu(0), mx.gpu(1)]
+        run = Run(*conv_net(both), contexts=both)
+        run.step()
+        with Trace() as trace:
+            run.step()
+        assert trace.bytes_to_host().count(4) == 2  # one read for each
+        run.backward()
+        run.trainer.allreduce_grads()
+        overflow(run.net[0].weight, mx.gpu(1))
+        with Trace() as trace:
+            run.trainer.update(4)
+        assert not updates(trace)
+        assert run.trainer.amp_loss_scale == 2 ** 15
 
     def test_more_arrays_than_fit_one_call_are_still_one_read(self):
         arrays = [mx.nd.ones((3,)).as_in_context(GPU) for _ in range(450)]
