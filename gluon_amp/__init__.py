@@ -12,7 +12,7 @@ from ._compat import prepare as _prepare
 
 _prepare()
 
-from . import _isa
+from . import _isa, elsewhere
 
 _isa.request()  # before oneDNN runs its first operator
 
@@ -30,11 +30,12 @@ from .debug.report import report
 from .debug.search import search_exclusions
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
 from .estimator import AmpCheckpointHandler, AmpHandler
+from .grad_scaler import GradScaler
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from .opt_level import initialize
 from .passes import list_passes
 from .rules import Policy
-from .rules.tuning import Tuning
+from .rules.measurements import Tuning
 from .rules.views import (
     list_conditional_fp32_ops,
     list_fp32_ops,
@@ -55,7 +56,7 @@ from .runtime.functions import (
     register_op,
 )
 from .sync_batchnorm import convert_sync_batchnorm
-from .training import clip_global_norm, init_trainer, master_params, scale_loss, unscale
+from .training import clip_global_norm, get_loss_scaler, init_trainer, master_params, scale_loss, unscale
 from .tune import tune
 
 _isa.settle(_run_onednn_operator)
@@ -64,13 +65,22 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AmpCheckpointHandler", "AmpError", "AmpHandler", "DTypeError", "DriftMonitor", "DynamicLossScaler",
-    "GraphError", "LossScaler", "Policy", "PolicyError", "StateError", "StaticLossScaler", "Tuning", "active_dtype",
-    "advise", "autocast", "clip_global_norm", "compare", "convert_bucketing_module", "convert_hybrid_block",
+    "GradScaler", "GraphError", "LossScaler", "Policy", "PolicyError", "StateError", "StaticLossScaler", "Tuning",
+    "active_dtype", "advise", "autocast", "clip_global_norm", "compare", "convert_bucketing_module", "convert_hybrid_block",
     "convert_model", "convert_symbol", "convert_sync_batchnorm", "custom_bwd", "custom_fwd", "deinit", "exclude",
-    "explain", "float32_function", "init", "init_trainer", "initialize", "install", "is_active",
+    "explain", "float32_function", "get_loss_scaler", "init", "init_trainer", "initialize", "install", "is_active",
     "list_conditional_fp32_ops", "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops",
     "list_lp16_ops", "list_lp16_use_fp32_params", "list_passes", "list_widest_type_cast", "load_state_dict",
     "load_states", "low_precision_function", "master_params", "preflight", "register_float32_function",
     "register_low_precision_function", "register_op", "report", "save_states", "scale_loss", "search_exclusions",
     "state_dict", "suggest_scale", "trace_overflow", "tune", "uninstall", "unscale",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Answer names of other packages with ours."""
+    if name in elsewhere.ALIASES:
+        return globals()[elsewhere.ALIASES[name]]
+    if name.startswith("__"):  # what Python asks every module for
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(elsewhere.answer(name, __all__))

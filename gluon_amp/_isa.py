@@ -30,22 +30,7 @@ _settings: list[MutableMapping[str, str]] = []  # environments to clean up
 
 def request(cpuinfo: str | None = None, environ: MutableMapping[str, str] | None = None,
             ask: Callable[[], bool] | None = None) -> bool:
-    """Ask for AMX where the CPU has it and the user has not set another instruction set.
-
-    Parameters
-    ----------
-    cpuinfo : str, optional
-        Text in the form of ``/proc/cpuinfo``; read from the machine when None.
-    environ : mutable mapping, optional
-        The environment. A ``DNNL_MAX_CPU_ISA`` in it stays as it is.
-    ask : callable, optional
-        Asks the operating system for the tiles and says whether it granted them.
-
-    Returns
-    -------
-    bool
-        Whether oneDNN may use AMX; it will, unless it has run an operator before.
-    """
+    """Ask for AMX where the CPU has it and the user has not set another instruction set."""
     environ = os.environ if environ is None else environ
     wanted = environ.get(VARIABLE, AMX).upper() in _ALLOWS_AMX
     if not (wanted and cpu_flags(cpuinfo) >= _AMX_FLAGS):
@@ -61,7 +46,7 @@ def request(cpuinfo: str | None = None, environ: MutableMapping[str, str] | None
 
 
 def granted() -> bool:
-    """Whether this process may use AMX tiles."""
+    """Tell whether this process may use AMX tiles."""
     return outcome() in (GRANTED, GRANTED_LATE)
 
 

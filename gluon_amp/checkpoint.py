@@ -10,8 +10,8 @@ from typing import Any, Callable, Collection, Mapping, Sequence
 from mxnet import gluon
 
 from . import checks
-from ._mxnet import records, trainers
-from ._mxnet.records import known_classes
+from ._mxnet import optimizer_states, trainers
+from ._mxnet.optimizer_states import known_classes
 from ._mxnet.unpickling import unpickle
 from .errors import StateError, expected
 from .files import replacing
@@ -66,7 +66,7 @@ def load_state_dict(state: Mapping[str, Mapping[str, float]]) -> None:
         raise ValueError(expected("what state_dict returned", "state", state))
     if set(state) != {f"loss_scaler{number}" for number in range(len(scalers))}:
         names = ", ".join(map(str, state)) or "none"
-        raise StateError(f"the state holds {len(state)} loss scalers ({names}), there are {len(scalers)} in use: "
+        raise StateError(f"the state holds {len(state)} loss scalers ({names}), but {len(scalers)} are in use: "
                          "call amp.init_trainer or amp.initialize on the same trainers first")
     _load(scalers, [state[f"loss_scaler{number}"] for number in range(len(scalers))])
 
@@ -82,14 +82,14 @@ def _load(scalers: Sequence[LossScaler], states: Sequence[Mapping[str, float]]) 
 def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
     """Write the optimizer, its states and the loss scalers' into one file, atomically.
 
-    The file holds JSON and arrays: to read it no code of others is run.
+    The file holds JSON and arrays: reading it runs no code.
 
     Parameters
     ----------
     trainer : gluon.Trainer
         With or without a loss scaler.
     fname : path
-        Overwritten when all went well, left as it was otherwise.
+        Overwritten on success, unchanged on failure.
 
     Raises
     ------
@@ -107,13 +107,13 @@ def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
         amp.save_states(trainer, 'trainer.states')
     """
     header = json.dumps([scaler.state_dict() for scaler in scalers_of(trainer)]).encode()
-    content = b"".join((_MAGIC, header, b"\n", records.write(trainers.optimizer_states(trainer))))
+    content = b"".join((_MAGIC, header, b"\n", optimizer_states.write(trainers.optimizer_states(trainer))))
     with replacing(fname) as (temporary,), open(temporary, "wb") as file:
         file.write(content)
 
 
 def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Sequence[type] = ()) -> None:
-    """Read a file of :func:`save_states`, or of plain ``Trainer.save_states``; all of it or nothing.
+    """Read a file of :func:`save_states` or of plain ``Trainer.save_states``, completely or not at all.
 
     Files of ``Trainer.save_states`` are pickles, which can run any code. Here they may refer to MXNet's and NumPy's own
     classes only, and to those that you name.
@@ -165,20 +165,20 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Se
 
 
 def _classes_of(trainer: gluon.Trainer) -> list[type]:
-    """Return the classes of the user's own that the trainer has already."""
+    """Return the user's own classes that the trainer has already."""
     optimizer = trainer.optimizer
     scheduler = optimizer.lr_scheduler
     return [type(optimizer), *([] if scheduler is None or isinstance(scheduler, FunctionType) else [type(scheduler)])]
 
 
 def _parsed(content: bytes, classes: Collection[type]) -> tuple[list[Any], Callable[[], Any]]:
-    """Return the states of loss scalers, and what reads those of the optimizer."""
+    """Return the states of loss scalers, and a function that reads those of the optimizer."""
     for magic in (_MAGIC, _PICKLED):
         if content.startswith(magic):
             header, _, states = content[len(magic):].partition(b"\n")
             raw = json.loads(header) or []
             found = raw if isinstance(raw, list) else [raw]
-            return found, partial(records.read if magic == _MAGIC else unpickle, states, classes)
+            return found, partial(optimizer_states.read if magic == _MAGIC else unpickle, states, classes)
     return [], partial(unpickle, content, classes)
 
 

@@ -11,7 +11,7 @@ __all__ = ["above_zero", "finite_above_zero", "instance", "is_number", "true_or_
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a real number of Python's or NumPy's; True and False are none.
+    """Tell whether a value is a real number of Python or NumPy, and not a bool.
 
     Examples
     --------
@@ -22,7 +22,7 @@ def is_number(value: object) -> bool:
 
 
 def whole(name: str, value: Any, least: int, what: str = "") -> int:
-    """Return a whole number from ``least`` on, which ``what`` may word in another way."""
+    """Return a whole number of at least ``least``; ``what`` replaces the words of the error."""
     if not is_number(value) or not isinstance(value, Integral) or value < least:
         raise ValueError(expected(what or f"a whole number from {least} on", name, value))
     return int(value)
@@ -50,6 +50,6 @@ def true_or_false(name: str, value: Any) -> bool:
 
 
 def instance(name: str, value: object, kind: Any, what: str) -> None:
-    """Raise TypeError unless a value is of a kind, which ``what`` names with its article."""
+    """Raise TypeError unless a value is of a kind; ``what`` names it with its article."""
     if not isinstance(value, kind):
         raise TypeError(expected(what, name, value))

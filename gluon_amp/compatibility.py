@@ -1,21 +1,34 @@
-"""Stand in for ``mxnet.contrib.amp``, for libraries that import it themselves."""
+"""Stand in for ``mxnet.contrib.amp``, for libraries and scripts that import it themselves."""
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import Any
+from types import ModuleType
+from typing import Any, Mapping
 
 import mxnet.contrib
+
+from .dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
+from .loss_scaler import LossScaler
+from .rules import views
+from .runtime.autocast import is_active
+from .runtime.state import controller
+from .trainer_scaler import attached_scalers
 
 __all__ = ["install", "uninstall"]
 
 _NAME = "mxnet.contrib.amp"
-_original: list[Any] = []
+_LISTS = {FLOAT16: ("symbol_fp16", "FP16"), BFLOAT16: ("symbol_bf16", "BF16")}
+_ABSENT = object()
+_undo: list[tuple[ModuleType, type, dict[str, Any]]] = []  # modules that were changed in place, and what they had
+_originals: dict[str, ModuleType] = {}  # MXNet's own, by their names in sys.modules
 
 
 def install() -> None:
-    """Make ``mxnet.contrib.amp`` resolve to this package, until :func:`uninstall`.
+    """Make ``mxnet.contrib.amp`` and all of its submodules resolve to this package, until :func:`uninstall`.
 
-    GluonCV's R-CNN tasks, for one, import it inside their functions.
+    GluonCV's R-CNN tasks import it inside their functions, GluonNLP imports ``mxnet.contrib.amp.amp``. Libraries that
+    imported MXNet's modules before are covered, but not functions that they imported out of those by name.
 
     Examples
     --------
@@ -24,12 +37,23 @@ def install() -> None:
     >>> from mxnet.contrib import amp as theirs
     >>> theirs is amp
     True
+    >>> theirs.amp._amp_initialized
+    False
     >>> amp.uninstall()
     """
-    if not _original:
-        import mxnet.contrib.amp
-        _original.append(mxnet.contrib.amp)
-    _set(sys.modules[__package__])
+    if _undo:
+        return
+    ours = sys.modules[__package__]
+    lists = _list_modules()
+    stand_ins = {"": ours, ".amp": ours, ".loss_scaler": ours.loss_scaler, **lists}
+    for suffix in stand_ins:
+        _originals[_NAME + suffix] = importlib.import_module(_NAME + suffix)
+    public = {name: getattr(ours, name) for name in ours.__all__}
+    _change(ours, {"lists": lists[".lists"]})
+    for suffix in ("", ".amp"):
+        _change(_originals[_NAME + suffix], {**public, "lists": lists[".lists"], "loss_scaler": ours.loss_scaler})
+    sys.modules.update({_NAME + suffix: module for suffix, module in stand_ins.items()})
+    mxnet.contrib.amp = ours
 
 
 def uninstall() -> None:
@@ -40,10 +64,78 @@ def uninstall() -> None:
     >>> import gluon_amp as amp
     >>> amp.uninstall()
     """
-    if _original:
-        _set(_original.pop())
+    if not _undo:
+        return
+    while _undo:
+        module, kind, names = _undo.pop()
+        module.__class__ = kind
+        for name, value in names.items():
+            if value is _ABSENT:
+                delattr(module, name)
+            else:
+                setattr(module, name, value)
+    sys.modules.update(_originals)
+    mxnet.contrib.amp = _originals[_NAME]
+    _originals.clear()
 
 
-def _set(module: Any) -> None:
-    sys.modules[_NAME] = module
-    mxnet.contrib.amp = module
+class _Live(ModuleType):
+    """A module with the variables of ``mxnet.contrib.amp.amp`` that change, which scripts read."""
+
+    @property
+    def amp(self) -> ModuleType:
+        """The module of the functions, which ``from mxnet.contrib.amp import amp`` names."""
+        return sys.modules[__package__]
+
+    @property
+    def bfloat16(self) -> Any:
+        """NumPy's name of bfloat16."""
+        return BFLOAT16_DTYPE
+
+    @property
+    def _amp_initialized(self) -> bool:
+        return controller.state is not None or controller.level is not None or is_active()
+
+    @property
+    def _amp_loss_scale_initialized(self) -> bool:
+        return bool(attached_scalers())
+
+    @property
+    def _loss_scaler(self) -> LossScaler | None:
+        """The scaler of the first trainer."""
+        trainers = attached_scalers()
+        return trainers[0].scaler if trainers else LossScaler() if self._amp_initialized else None
+
+
+def _change(module: ModuleType, names: Mapping[str, Any]) -> None:
+    """Give a module other names, and those that are live, until :func:`uninstall`."""
+    _undo.append((module, type(module), {name: vars(module).get(name, _ABSENT) for name in names}))
+    vars(module).update(names)
+    module.__class__ = _Live
+
+
+def _list_modules() -> dict[str, ModuleType]:
+    """Return what stands in for ``mxnet.contrib.amp.lists`` and its modules, by the rest of their names."""
+    parent = ModuleType(f"{_NAME}.lists", "The operator tables as the lists of mxnet.contrib.amp.")
+    modules = {".lists": parent}
+    for dtype, (name, prefix) in _LISTS.items():
+        module = modules[f".lists.{name}"] = ModuleType(f"{_NAME}.lists.{name}", f"The operator table of {dtype}.")
+        vars(module).update(_lists_of(dtype, prefix))
+        setattr(parent, name, module)
+    parent.__path__ = []  # it has submodules, none of them in a file
+    return modules
+
+
+def _lists_of(dtype: str, prefix: str) -> dict[str, Any]:
+    conditional = views.list_conditional_fp32_ops(dtype)
+    found = {
+        f"{prefix}_FUNCS": views.list_lp16_ops(dtype),
+        f"{prefix}_FP32_FUNCS": views.list_lp16_fp32_ops(dtype),
+        "FP32_FUNCS": views.list_fp32_ops(dtype),
+        # MXNet's format has room for one condition an operator; the tables, which decide, hold all of them.
+        "CONDITIONAL_FP32_FUNCS": list({entry[0]: entry for entry in conditional[::-1]}.values())[::-1],
+        "WIDEST_TYPE_CASTS": views.list_widest_type_cast(dtype),
+        "LOSS_OUTPUT_FUNCTIONS": views.list_loss_output_functions(dtype),
+    }
+    inputs = views.list_lp16_use_fp32_params(dtype)
+    return found if inputs is None else {**found, f"{prefix}_USE_FP32_PARAMS": inputs}

@@ -15,11 +15,16 @@ from .errors import DTypeError, expected
 __all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "LOW_PRECISION", "Support", "cpu_isa", "cpu_support", "cuda_support",
            "normalize"]
 
-FLOAT16, BFLOAT16, FLOAT32 = "float16", "bfloat16", "float32"
+FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = "float16", "bfloat16", "float32", "float64"
 LOW_PRECISION = (FLOAT16, BFLOAT16)
 
 # MXNet's Python side represents bfloat16 as this structured type.
 BFLOAT16_DTYPE = np.dtype([("bfloat16", np.uint16)])
+
+
+# In lower case, as str() gives them, without the package that defines them (np.float16, torch.bfloat16).
+_SPELLINGS = {"float16": FLOAT16, "fp16": FLOAT16, "half": FLOAT16, "bfloat16": BFLOAT16, "bf16": BFLOAT16,
+              "float32": FLOAT32, "fp32": FLOAT32, "single": FLOAT32, str(BFLOAT16_DTYPE): BFLOAT16}
 
 
 def normalize(dtype: object, name: str = "target_dtype", or_float32: bool = False) -> str:
@@ -28,11 +33,12 @@ def normalize(dtype: object, name: str = "target_dtype", or_float32: bool = Fals
     Parameters
     ----------
     dtype : str, numpy.dtype or type
-        ``'float16'``, ``'bfloat16'``, ``np.float16``, MXNet's structured bfloat16 type.
+        ``'float16'``, ``'fp16'``, ``'half'``, ``'bfloat16'``, ``'bf16'`` in capitals or not; ``np.float16``, MXNet's
+        structured bfloat16 type, or a type of that name from another package.
     name : str
         The argument's name, for the error message.
     or_float32 : bool
-        Whether ``'float32'`` and ``np.float32`` are accepted too.
+        Whether ``'float32'``, ``'fp32'`` and ``np.float32`` are accepted too.
 
     Returns
     -------
@@ -46,25 +52,26 @@ def normalize(dtype: object, name: str = "target_dtype", or_float32: bool = Fals
 
     Examples
     --------
-    >>> normalize(np.float16)
-    'float16'
+    >>> normalize(np.float16), normalize('BF16'), normalize('fp32', or_float32=True)
+    ('float16', 'bfloat16', 'float32')
     """
-    accepted = (*LOW_PRECISION, FLOAT32) if or_float32 else LOW_PRECISION
-    known = dtype if isinstance(dtype, str) else _NUMPY_NAMES.get(_as_numpy(dtype))  # type: ignore[arg-type]
-    if known in accepted:
-        return known  # type: ignore[return-value]
-    names = ", ".join(map(repr, accepted))
-    raise DTypeError(expected(f"{names}, np.float16 or None (chosen by the machine)", name, dtype))
+    known = _SPELLINGS.get(_spelling(dtype))
+    if known == FLOAT32 and not or_float32:
+        known = None
+    if known is None:
+        accepted = ", ".join(map(repr, (*LOW_PRECISION, FLOAT32) if or_float32 else LOW_PRECISION))
+        raise DTypeError(expected(f"{accepted}, a short form such as 'bf16' or 'half', or np.float16", name, dtype))
+    return known
 
 
-_NUMPY_NAMES = {BFLOAT16_DTYPE: BFLOAT16, np.dtype(np.float16): FLOAT16, np.dtype(np.float32): FLOAT32}
-
-
-def _as_numpy(dtype: object) -> np.dtype | None:
-    try:
-        return np.dtype(dtype)  # type: ignore[call-overload]
-    except TypeError:
-        return None
+def _spelling(dtype: object) -> str:
+    if isinstance(dtype, str):
+        text = dtype
+    elif isinstance(dtype, type):
+        text = dtype.__name__  # of np.float16, and of the bfloat16 of other packages
+    else:
+        text = str(dtype)
+    return text.strip().lower().rsplit(".", 1)[-1]
 
 
 class Support(NamedTuple):

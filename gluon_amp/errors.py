@@ -19,8 +19,11 @@ class GraphError(AmpError, ValueError):
     """A symbol graph is malformed, or a rewrite of it broke an invariant."""
 
 
-class PolicyError(AmpError, ValueError):
-    """The operator lists or rules given by the user contradict each other or name unknown things."""
+class PolicyError(AmpError, ValueError, AssertionError):
+    """The operator lists or rules given by the user contradict each other or name unknown things.
+
+    It is an AssertionError too because scripts written for ``mxnet.contrib.amp`` expect one.
+    """
 
 
 class StateError(AmpError, RuntimeError):
@@ -29,20 +32,6 @@ class StateError(AmpError, RuntimeError):
 
 def closest(name: str, candidates: Iterable[str], count: int = 3) -> str:
     """Word a suggestion of the closest known names.
-
-    Parameters
-    ----------
-    name : str
-        The name that was not found.
-    candidates : iterable of str
-        All names that would have been accepted.
-    count : int
-        The most suggestions to give.
-
-    Returns
-    -------
-    str
-        ``" Did you mean 'a' or 'b'?"``, or an empty string when nothing is close.
 
     Examples
     --------

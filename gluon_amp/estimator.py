@@ -94,14 +94,14 @@ class AmpHandler(TrainBegin, TrainEnd, GradientUpdateHandler):
         estimator.trainer.update(batch_size)
 
     def train_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
-        """Give the estimator its batch processor back, and log what became of the loss scale."""
+        """Give the estimator its batch processor back, and log the loss scale."""
         estimator.batch_processor = _own(estimator.batch_processor)
         for scaler in scalers_of(estimator.trainer):
             estimator.logger.info("AMP: loss scale %g, %d steps skipped", scaler.loss_scale, scaler.num_skipped)
 
 
 class _AmpBatchProcessor(BatchProcessor):
-    """Runs another batch processor under autocast, and scales the loss where that one leaves ``fit_batch`` to MXNet."""
+    """Runs another batch processor under autocast, and scales the loss unless that one has its own ``fit_batch``."""
 
     def __init__(self, own: Any, dtype: object):
         super().__init__()

@@ -11,22 +11,9 @@ __all__ = ["replacing"]
 
 @contextmanager
 def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
-    """Give temporary files to write, which take the place of ``paths`` together when the body succeeds.
+    """Give temporary files to write, which replace ``paths`` together when the body succeeds.
 
-    Parameters
-    ----------
-    *paths : path
-        The files to write, in directories that exist.
-
-    Yields
-    ------
-    list of str
-        A temporary file beside each.
-
-    Raises
-    ------
-    OSError
-        A directory does not exist or cannot be written to. The old files are left as they were.
+    Of a symbolic link the file that it points to is replaced.
 
     Examples
     --------
@@ -38,7 +25,7 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
     'kept'
     """
     temporary: list[str] = []
-    targets = [os.path.abspath(os.fspath(path)) for path in paths]
+    targets = [os.path.realpath(os.fspath(path)) for path in paths]
     try:
         for target in targets:
             handle, name = tempfile.mkstemp(dir=os.path.dirname(target), prefix=os.path.basename(target))

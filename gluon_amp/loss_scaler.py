@@ -1,9 +1,11 @@
-"""The loss scale and how it changes: a pure update rule and its state. Nothing here imports MXNet."""
+"""The loss scale and how it changes: a pure update rule and its state, without MXNet."""
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Mapping
+from typing import Any, Iterable, Mapping
+
+import numpy as np
 
 from . import checks
 from .errors import expected
@@ -13,24 +15,12 @@ __all__ = ["DynamicLossScaler", "LossScaler", "ScalerState", "StaticLossScaler"]
 
 @dataclass(frozen=True)
 class ScalerState:
-    """Everything about a scaler that changes.
+    """Everything about a scaler that changes."""
 
-    Attributes
-    ----------
-    scale : float
-        What the loss is multiplied by.
-    good_steps : int
-        Steps without overflow since the scale last changed.
-    bad_steps : int
-        Steps skipped in a row.
-    num_skipped : int
-        All steps skipped so far.
-    """
-
-    scale: float
-    good_steps: int = 0
-    bad_steps: int = 0
-    num_skipped: int = 0
+    scale: float  # what the loss is multiplied by
+    good_steps: int = 0  # steps without overflow since the scale last changed
+    bad_steps: int = 0  # steps skipped in a row
+    num_skipped: int = 0  # all steps skipped so far
 
     @classmethod
     def of(cls, state: Mapping[str, float]) -> ScalerState:
@@ -44,7 +34,7 @@ class ScalerState:
 
 @dataclass(frozen=True)
 class ScalerRule:
-    """How the scale answers to overflow; the parameters are those of :class:`DynamicLossScaler`."""
+    """How the scale reacts to overflow; the parameters are those of :class:`DynamicLossScaler`."""
 
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
@@ -69,12 +59,77 @@ class ScalerRule:
         return ScalerState(min(state.scale, max(scale, self.min_scale)), 0, bad, state.num_skipped + 1)
 
 
-class LossScaler:
-    """A loss scale that counts skipped steps; the base of the two kinds below."""
+_DEFAULT_RULE = ScalerRule()
 
-    def __init__(self, init_scale: float, rule: ScalerRule | None):
+
+class LossScaler:
+    """A loss scale that counts skipped steps; the base of the two kinds below.
+
+    Without arguments it is a :class:`DynamicLossScaler` with its defaults, as in ``mxnet.contrib.amp``.
+
+    Parameters
+    ----------
+    init_scale : float
+        The first scale.
+    rule : ScalerRule or None
+        How the scale changes; None for never.
+
+    Examples
+    --------
+    >>> LossScaler().loss_scale
+    65536.0
+    """
+
+    def __init__(self, init_scale: float = 2.0 ** 16, rule: ScalerRule | None = _DEFAULT_RULE):
         self._state = ScalerState(checks.finite_above_zero("init_scale", init_scale))
         self._rule = rule
+
+    def has_overflow(self, params: Iterable[Any]) -> bool:
+        """Check gradients and update the scale, for scripts that use a scaler as ``mxnet.contrib.amp``'s.
+
+        Parameters
+        ----------
+        params : iterable of Parameter
+            Those without gradients are passed over.
+        """
+        gradients = (array for parameter in params if parameter.grad_req != "null" for array in parameter.list_grad())
+        found = not all(np.isfinite(array.asnumpy()).all() for array in gradients)
+        self.update(found)
+        return found
+
+    # The names under which scripts read, and set, what MXNet's own scaler holds.
+
+    @property
+    def _loss_scale(self) -> float:
+        return self._state.scale
+
+    @_loss_scale.setter
+    def _loss_scale(self, value: float) -> None:
+        self._state = replace(self._state, scale=checks.finite_above_zero("_loss_scale", value))
+
+    _next_loss_scale = _loss_scale  # a scale holds from the next backward on
+
+    @property
+    def _unskipped(self) -> int:
+        return self._state.good_steps
+
+    @property
+    def _scale_seq_len(self) -> int:
+        return (self._rule or _DEFAULT_RULE).growth_interval
+
+    @_scale_seq_len.setter
+    def _scale_seq_len(self, value: int) -> None:
+        _in_range("_scale_seq_len", value, 1, math.inf)
+        self._rule = self._rule and replace(self._rule, growth_interval=int(value))
+
+    @property
+    def _max_loss_scale(self) -> float:
+        return (self._rule or _DEFAULT_RULE).max_scale
+
+    @_max_loss_scale.setter
+    def _max_loss_scale(self, value: float) -> None:
+        checks.finite_above_zero("_max_loss_scale", value)
+        self._rule = self._rule and replace(self._rule, max_scale=float(value))
 
     @property
     def loss_scale(self) -> float:
@@ -117,7 +172,8 @@ class LossScaler:
         Raises
         ------
         ValueError
-            The state lacks an entry, has a scale that is not a finite number above 0, or counts that are no counts.
+            The state lacks an entry, has a scale that is not a finite number above 0, or counts that are not whole
+            numbers of at least 0.
         """
         self._state = ScalerState.of(state)
 
@@ -137,7 +193,7 @@ class LossScaler:
         (512.0, True)
         """
         before = self._state
-        rule = self._rule or ScalerRule()
+        rule = self._rule or _DEFAULT_RULE
         after = rule(before, found_inf)
         self._state = after if self._rule else replace(after, scale=before.scale)
 

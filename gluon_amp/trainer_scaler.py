@@ -25,6 +25,10 @@ READY, SCALED, UNSCALED = "READY", "SCALED", "UNSCALED"
 _attached_scalers: list[weakref.ReferenceType[TrainerScaler]] = []
 
 
+def _of_first_scaler(name: str) -> property:
+    return property(lambda self: getattr(self.scaler, name), lambda self, value: setattr(self.scaler, name, value))
+
+
 class TrainerScaler:
     """Connects one trainer with its loss scalers; lives on the trainer as ``trainer._amp_loss_scaler``.
 
@@ -61,6 +65,10 @@ class TrainerScaler:
         self._open: list[int] = []  # those whose backward is under way
         self._overflowed: set[int] = set()  # those whose backward gave the step's first gradients that are not finite
 
+    # Scripts read and set these on ``trainer._amp_loss_scaler``, which is MXNet's own scaler for them.
+    _loss_scale, _next_loss_scale, _max_loss_scale, _scale_seq_len, _unskipped = map(
+        _of_first_scaler, ("_loss_scale", "_next_loss_scale", "_max_loss_scale", "_scale_seq_len", "_unskipped"))
+
     @property
     def scaler(self) -> LossScaler:
         """The first loss's scaler."""
@@ -92,13 +100,21 @@ class TrainerScaler:
                 self._overflowed = set(self._open)
             self._open.remove(loss_id)
 
+    def carry(self, scale: float) -> None:
+        """Take note that a loss was scaled without :meth:`scaling`, and its gradients carry this scale."""
+        self.applied, self.state = scale, SCALED
+
+    def forget(self) -> None:
+        """Take note that the gradients at hand will not be used for a step."""
+        self.state = READY
+
     @property
     def carried(self) -> float:
         """The scale that the gradients at hand carry, of the loss and of their reduction."""
         return (self.applied if self.state == SCALED else 1.0) / (self.reduction.divided if self.reduction else 1.0)
 
     def _begin(self, loss_id: int) -> float:
-        scale = self._scaler(loss_id).loss_scale
+        scale = self.scaler_of(loss_id).loss_scale
         if self.reduction is not None:
             self.reduction.forget()
         if self.state == UNSCALED:
@@ -116,7 +132,8 @@ class TrainerScaler:
         self._open.append(loss_id)
         return self.applied
 
-    def _scaler(self, loss_id: int) -> LossScaler:
+    def scaler_of(self, loss_id: int) -> LossScaler:
+        """Return the scaler of a loss; raise TypeError or ValueError for a number that no loss has."""
         if isinstance(loss_id, bool) or not isinstance(loss_id, int):
             raise TypeError(expected("an int", "loss_id", loss_id))
         if not 0 <= loss_id < len(self.scalers):

@@ -11,17 +11,22 @@ from mxnet.ndarray import NDArray
 from . import checks
 from ._mxnet import trainers
 from .dtypes import FLOAT16
+from .elsewhere import answers
 from .errors import StateError, expected
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from .runtime.autocast import active_dtype, is_active
 from .runtime.state import controller
 from .trainer_scaler import TrainerScaler, attach
 
-__all__ = ["clip_global_norm", "init_trainer", "master_params", "scale_loss", "unscale"]
+__all__ = ["clip_global_norm", "get_loss_scaler", "init_trainer", "master_params", "scale_loss", "scaled", "unscale"]
 
 Loss = Union[NDArray, Sequence[NDArray]]
 
 
+@answers(**{name: f"pass loss_scaler=amp.DynamicLossScaler({name}=...)" for name in
+            ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale")},
+         loss_scale="it is called loss_scaler: a number, 'dynamic' or a LossScaler",
+         optimizer="the trainer stands in its place: amp.init_trainer(trainer)")
 def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str | None = None,
                  warn_after: int = 20, *, allreduce_always_fp32: bool = False,
                  gradient_predivide_factor: float = 1.0) -> None:
@@ -105,7 +110,51 @@ def _attached(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
     return found
 
 
+def get_loss_scaler(trainer: gluon.Trainer, loss_id: int = 0) -> LossScaler:
+    """Return the loss scaler of a trainer: its scale, and how many steps were skipped.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        After :func:`init_trainer`, :func:`initialize`, or the first ``step`` of a :class:`GradScaler`.
+    loss_id : int
+        Which of the trainer's scalers, where ``amp.initialize(num_losses=...)`` made one per loss.
+
+    Returns
+    -------
+    LossScaler
+        Its ``loss_scale``, ``step_was_skipped``, ``num_skipped`` and ``skipped_in_a_row`` change from step to step.
+
+    Raises
+    ------
+    StateError
+        The trainer has no loss scaler.
+    ValueError
+        ``loss_id`` is not below the trainer's number of scalers.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> amp.init()
+    >>> net = mx.gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
+    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
+    >>> amp.init_trainer(trainer, loss_scaler=128)
+    >>> scaler = amp.get_loss_scaler(trainer)
+    >>> scaler.loss_scale, scaler.num_skipped
+    (128.0, 0)
+    >>> amp.deinit()
+    """
+    return _attached(trainer, "get_loss_scaler").scaler_of(loss_id)
+
+
 @contextmanager
+@answers(optimizer="the trainer stands in its place: amp.scale_loss(loss, trainer)",
+         optimizers="the trainer stands in their place: amp.scale_loss(loss, trainer)",
+         model="leave it out",
+         delay_unscale="leave it out: gradients are unscaled by trainer.step, or by amp.unscale",
+         delay_overflow_check="leave it out: overflow is looked for once, by trainer.step")
 def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_id: int = 0,
                enabled: bool = True) -> Iterator[Loss]:
     """Scale a loss, or a list of them, for the backward pass inside the ``with`` block.
@@ -158,10 +207,11 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], los
             raise StateError(f"scale_loss: the trainers have different scales ({sorted(scales)}). Give them one "
                              "scaler: amp.init_trainer(trainer, loss_scaler=scaler) for each")
         scale = scales.pop()
-        yield [_scaled(item, scale) for item in loss] if isinstance(loss, (list, tuple)) else _scaled(loss, scale)
+        yield [scaled(item, scale) for item in loss] if isinstance(loss, (list, tuple)) else scaled(loss, scale)
 
 
-def _scaled(loss: NDArray, scale: float) -> NDArray:
+def scaled(loss: NDArray, scale: float) -> NDArray:
+    """Multiply a loss by a scale, on the tape of its gradients."""
     if scale == 1.0:
         return loss
     with autograd.record(autograd.is_training()):

@@ -16,7 +16,7 @@ from ._mxnet.timing import time_in_both
 from .convert.inputs import as_example, flat, traced_block
 from .graph import Graph, Node
 from .rules import LOWER, Policy
-from .rules.tuning import Tuning, default_cache, signature
+from .rules.measurements import Tuning, default_cache, signature
 from .runtime.autocast import device_policies
 from .runtime.devices import machine, support
 

@@ -1,6 +1,10 @@
 """Scripts and libraries written for mxnet.contrib.amp."""
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -8,6 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import gluon_amp as amp
+from gluon_amp.runtime.state import controller
 
 pytestmark = pytest.mark.machine
 
@@ -30,6 +35,153 @@ def test_install_and_uninstall():
     amp.uninstall()
     from mxnet.contrib import amp as again
     assert again is theirs
+
+
+MODULES = ["", ".amp", ".lists", ".lists.symbol_fp16", ".lists.symbol_bf16", ".loss_scaler"]
+
+
+def test_every_submodule_is_replaced_and_restored():
+    names = ["mxnet.contrib.amp" + suffix for suffix in MODULES]
+    before = {name: importlib.import_module(name) for name in names}
+    contents = {name: dict(vars(module)) for name, module in before.items()}
+    own = set(vars(amp))
+    amp.install()
+    after = {name: importlib.import_module(name) for name in names}
+    assert not set(map(id, before.values())) & set(map(id, after.values()))
+    for name in names[1:]:
+        parent, _, child = name.rpartition(".")
+        assert getattr(after[parent], child) is after[name]
+    amp.uninstall()
+    assert {name: importlib.import_module(name) for name in names} == before
+    assert {name: dict(vars(module)) for name, module in before.items()} == contents
+    assert set(vars(amp)) == own
+    assert not hasattr(amp, "_amp_initialized")
+
+
+IMPORTS = """
+import mxnet.contrib.amp as first
+from mxnet.contrib import amp as second
+from mxnet.contrib.amp import amp as third
+import mxnet.contrib.amp.amp as fourth
+from mxnet.contrib.amp import lists
+from mxnet.contrib.amp.lists import symbol_fp16, symbol_bf16
+import mxnet.contrib.amp.lists.symbol_fp16 as again
+from mxnet.contrib.amp.loss_scaler import LossScaler
+from mxnet.contrib.amp.amp import init, scale_loss, bfloat16
+import gluon_amp
+
+assert first.init is second.init is third.init is fourth.init is init is gluon_amp.init
+assert first.lists is third.lists is lists and lists.symbol_fp16 is symbol_fp16 is again
+assert second.amp._amp_initialized is third._amp_initialized is False and third._loss_scaler is None
+assert LossScaler().loss_scale == 65536
+assert bfloat16.names == ("bfloat16",)
+"""
+
+
+@pytest.mark.parametrize("before", ["", "import mxnet.contrib.amp", "from mxnet.contrib.amp import amp, lists"])
+def test_every_way_to_import_it(before):
+    program = f"import gluon_amp\nimport mxnet\n{before}\ngluon_amp.install()\n{IMPORTS}"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_modules_imported_before_follow():
+    from mxnet.contrib import amp as theirs
+    from mxnet.contrib.amp import amp as inner
+    original = inner.init
+    amp.install()
+    assert theirs.init is inner.init is amp.init
+    assert theirs.amp is amp
+    assert not inner._amp_initialized
+    inner.init("float32")
+    assert inner._amp_initialized
+    assert theirs.amp._amp_initialized
+    amp.uninstall()
+    assert theirs.amp is inner
+    assert inner.init is original
+    assert inner._amp_initialized is False
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize(("dtype", "prefix"), [("float16", "FP16"), ("bfloat16", "BF16")])
+def test_lists_are_those_of_the_tables(dtype, prefix):
+    from mxnet.contrib.amp import lists
+    module = getattr(lists, "symbol_fp16" if dtype == "float16" else "symbol_bf16")
+    found = [getattr(module, f"{prefix}_FUNCS"), getattr(module, f"{prefix}_FP32_FUNCS"), module.FP32_FUNCS,
+             module.WIDEST_TYPE_CASTS, [name for name, *_ in module.CONDITIONAL_FP32_FUNCS]]
+    names = [name for part in found for name in part]
+    assert len(names) == len(set(names)), "an operator is in several lists"
+    assert "Convolution" in found[0]
+    assert "Activation" in found[4]
+    assert "SoftmaxOutput" in module.LOSS_OUTPUT_FUNCTIONS
+    assert hasattr(module, "BF16_USE_FP32_PARAMS") == (dtype == "bfloat16")
+
+
+@pytest.mark.usefixtures("_installed")
+def test_variables_that_scripts_read_follow_what_is_on():
+    from mxnet.contrib.amp import amp as inner
+    with amp.autocast():
+        assert inner._amp_initialized
+    assert not inner._amp_initialized
+    assert inner._loss_scaler is None
+    inner.init()
+    assert inner._amp_initialized
+    assert inner._loss_scaler.loss_scale == 65536
+    trainer = trainer_of(nn.Dense(2, in_units=4))
+    inner.init_trainer(trainer)
+    assert inner._loss_scaler is trainer._amp_loss_scaler.scaler
+    assert inner._amp_loss_scale_initialized
+
+
+@pytest.mark.usefixtures("_installed")
+def test_scripts_may_set_up_the_scaler_of_a_trainer():
+    from mxnet.contrib.amp.loss_scaler import LossScaler
+    amp.init()
+    trainer = trainer_of(nn.Dense(2, in_units=4))
+    amp.init_trainer(trainer, LossScaler())
+    scaler = trainer._amp_loss_scaler
+    assert (scaler._scale_seq_len, scaler._max_loss_scale, scaler._unskipped) == (2000, 2.0 ** 24, 0)
+    scaler._scale_seq_len = 2
+    scaler._loss_scale = 8.0
+    scaler.scaler.update(found_inf=False)
+    assert (scaler._loss_scale, scaler._unskipped) == (8.0, 1)
+    scaler.scaler.update(found_inf=False)
+    assert (scaler.loss_scale, scaler._next_loss_scale, scaler._unskipped) == (16.0, 16.0, 0)
+    with pytest.raises(ValueError, match="_scale_seq_len"):
+        scaler._scale_seq_len = 0
+    static = amp.StaticLossScaler(4)
+    static._scale_seq_len = 1
+    static.update(found_inf=False)
+    assert static.loss_scale == 4
+
+
+def test_a_scaler_checks_parameters_as_mxnets_own():
+    net = nn.Dense(2, in_units=4)
+    trainer = trainer_of(net)
+    trainer._amp_loss_scaler = scaler = amp.LossScaler()
+    with autograd.record():
+        loss = (net(mx.nd.ones((2, 4))) * np.inf).sum()
+    loss.backward()
+    before = net.weight.data().asnumpy()
+    trainer.step(1)
+    assert (net.weight.data().asnumpy() == before).all()
+    assert scaler.loss_scale == 32768
+
+
+def test_a_bare_init_keeps_what_a_launcher_set(caplog):
+    amp.init("float32", disable_passes=["native_activations"])
+    before = controller.state
+    with caplog.at_level("INFO", "gluon_amp"):
+        amp.init()
+    assert controller.state is before
+    assert "keeps its settings" in caplog.text
+    with pytest.raises(amp.StateError, match="other settings"):
+        amp.init("float16")
+
+
+def trainer_of(net):
+    net.initialize()
+    return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, update_on_kvstore=False)
 
 
 @pytest.mark.usefixtures("_installed")

@@ -25,10 +25,11 @@ LAYERS = {
     "audit": "the operator checker",
     "compatibility": "install: standing in for mxnet.contrib.amp",
     "estimator": "event handlers for gluon.contrib.estimator",
+    "grad_scaler": "torch's GradScaler",
     "checkpoint": "state_dict, save_states and their counterparts",
     "opt_level": "initialize: Apex's levels",
     "sync_batchnorm": "batch normalization over processes and devices",
-    "training": "init_trainer, scale_loss, unscale, clip_global_norm, master_params",
+    "training": "init_trainer, scale_loss, unscale, get_loss_scaler, clip_global_norm, master_params",
     "trainer_scaler": "the loss scaler on a trainer",
     "parallel": "several processes: KVStore, Horovod, the launcher",
     "runtime": "how MXNet is made to obey: devices, state, plans, appliers, hooks, init and autocast",
@@ -40,6 +41,7 @@ LAYERS = {
     "loss_scaler": "the update rule of the loss scale",
     "dtypes": "the data types, and what CPUs and GPUs run",
     "checks": "checks of arguments",
+    "elsewhere": "names of Apex, torch and MXNet, and ours for them",
     "errors": "exceptions, and their wording",
     "files": "files that are written whole or not at all",
     "_cuda": "the CUDA driver and its run-time compiler, asked directly",
@@ -50,13 +52,13 @@ LAYERS = {
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
               "recording", "__init__"],
-    "runtime": ["functions", "autocast", "hooks", "graph_applier", "plans", "state", "eager_applier", "gpus",
-                "devices", "__init__"],
-    "rules": ["__init__", "views", "lists", "policy", "tuning", "costs", "shapes", "tables", "decision"],
+    "runtime": ["functions", "autocast", "hooks", "graph_applier", "executors", "observers", "plans", "state",
+                "exclusions", "eager_applier", "gpus", "devices", "__init__"],
+    "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }
-FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "errors", "files", "_cuda", "_isa",
-                 "_compat"}
+FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files", "_cuda",
+                 "_isa", "_compat"}
 # Replacing names of MXNet is what hooks are; recordings replace some more while they last.
 MAY_USE_PRIVATE_NAMES = {("_mxnet",), ("runtime",), ("debug", "recording")}
 

@@ -12,7 +12,7 @@ from networks import relative
 import gluon_amp as amp
 from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import PolicyError
-from gluon_amp.rules.tuning import signature
+from gluon_amp.rules.measurements import signature
 from gluon_amp.runtime import devices
 from gluon_amp.runtime.autocast import tuned
 from gluon_amp.runtime.devices import machine
@@ -66,7 +66,7 @@ class TestTune:
         with pytest.raises(ValueError, match="expected a number of rounds above 0, received rounds=0"):
             amp.tune(net(), mx.nd.ones((4, 16)), rounds=0)
         (tmp_path / "t.json").write_text("[]")
-        with pytest.raises(PolicyError, match="no file of measurements"):
+        with pytest.raises(PolicyError, match="not a file of measurements"):
             amp.tune(net(), mx.nd.ones((4, 16)), rounds=1, cache=tmp_path / "t.json", progress=False)
         assert (tmp_path / "t.json").read_text() == "[]"
 

@@ -1,1 +1,1 @@
-"""The only modules that touch MXNet's private names; each begins with what for."""
+"""The only modules that touch MXNet's private names; each says at its top why."""

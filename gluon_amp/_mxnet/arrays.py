@@ -1,7 +1,8 @@
 """Casts of arrays that stand in nested arguments."""
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, MutableMapping
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -17,12 +18,15 @@ _FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 
 
 def map_arrays(function: Any, value: Any) -> Any:
-    """Apply a function to every dense array in nested lists, tuples and dicts."""
+    """Apply a function to every dense array in nested lists, tuples and mappings, which keep their classes."""
     if isinstance(value, (list, tuple)):
         items = [map_arrays(function, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {key: map_arrays(function, item) for key, item in value.items()}
+    if isinstance(value, MutableMapping):
+        mapped = copy.copy(value)  # of its own class
+        for key, item in value.items():
+            mapped[key] = map_arrays(function, item)
+        return mapped
     dense = isinstance(value, NDArray) and not isinstance(value, BaseSparseNDArray)
     return function(value) if dense else value
 

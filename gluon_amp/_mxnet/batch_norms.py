@@ -26,7 +26,7 @@ def batch_norms(net: Block) -> list[_BatchNorm]:
 
 
 def has_batch_norm_inside(block: Block) -> bool:
-    """Whether a block is made of a graph with batch normalization in it."""
+    """Tell whether a block holds a graph with batch normalization."""
     return isinstance(block, SymbolBlock) and bool(_nodes(block))
 
 
@@ -47,7 +47,7 @@ def _nodes(block: SymbolBlock) -> list[Any]:
 
 
 def is_plain(block: _BatchNorm) -> bool:
-    """Whether a block computes what MXNet's own batch normalization does, with nothing of a subclass's own."""
+    """Tell whether a block is MXNet's own batch normalization, not a subclass that computes something else."""
     kind = type(block)
     return kind in (BatchNorm, BatchNormReLU, SyncBatchNorm, CustomBatchNorm) or _path(kind) in _ALIKE
 
@@ -68,7 +68,7 @@ class CustomBatchNorm(_BatchNorm):
 
     @classmethod
     def take(cls, block: _BatchNorm, op_type: str, layer: Any, **kernel: Any) -> None:
-        """Turn a block into one of this class. Every reference to it holds, and so do its parameters."""
+        """Turn a block into one of this class; references to it and its parameters stay valid."""
         block.__class__ = cls
         block._kwargs = {"op_type": op_type, "layer": layer.key, **kernel}
         block._layer = layer  # lives as long as the block
@@ -93,7 +93,7 @@ class MXNetSyncBatchNorm(SyncBatchNorm):
 
     @classmethod
     def take(cls, block: _BatchNorm, key: str, num_devices: int, **kernel: Any) -> None:
-        """Turn a block into one of this class. Every reference to it holds, and so do its parameters."""
+        """Turn a block into one of this class; references to it and its parameters stay valid."""
         block.__class__ = cls
         block._kwargs = {"key": key, "ndev": num_devices, **kernel}
 

@@ -1,6 +1,7 @@
 """Trace a block without leaving a mark on it, and make blocks from symbols."""
 from __future__ import annotations
 
+import functools
 import inspect
 from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
@@ -9,10 +10,10 @@ import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
 from ..graph.attrs import REGION, REGION_OFF
-from .symbols import outermost_trace, to_graph
+from .symbols import current_mark, marked, outermost_trace, to_graph
 
-__all__ = ["Traced", "block_tree", "descendants", "flags_of", "graph_of", "load_parameters", "parameters_of",
-           "set_formats", "trace", "untouched_parameters"]
+__all__ = ["Traced", "block_tree", "descendants", "flags_of", "graph_of", "load_parameters",
+           "make_symbol_block_forward", "parameters_of", "set_formats", "subtrees", "trace", "untouched_parameters"]
 
 
 class Traced(NamedTuple):
@@ -35,7 +36,7 @@ class Traced(NamedTuple):
 
 def trace(block: HybridBlock, example: Sequence[Any] | None = None,
           is_excluded: Callable[[Block], bool] | None = None) -> Traced:
-    """Trace a hybrid block to a symbol; what it has cached stays as it is.
+    """Trace a hybrid block to a symbol; its cached graph stays as it is.
 
     Parameters
     ----------
@@ -45,7 +46,8 @@ def trace(block: HybridBlock, example: Sequence[Any] | None = None,
         Arguments of a call. Without it they are taken from the block's last call when it was hybridized, or from the
         signature of its ``hybrid_forward``.
     is_excluded : callable, optional
-        Says of a block inside whether its operators are to be marked as without AMP.
+        Says of a block whether its operators, and those of all blocks inside it, are to be marked as without AMP.
+        Symbol blocks inside take the marks where :func:`make_symbol_block_forward` is in force.
 
     Raises
     ------
@@ -54,6 +56,8 @@ def trace(block: HybridBlock, example: Sequence[Any] | None = None,
     """
     if isinstance(block, SymbolBlock):
         inputs, symbol = block._cached_graph
+        if is_excluded is not None and is_excluded(block):
+            symbol = marked(symbol, REGION_OFF)
         return Traced(list(inputs), symbol, (block._in_format, block._out_format))
     with _as_it_was(block), outermost_trace(), _marked(block, is_excluded):
         arguments = _arguments(block) if example is None else list(example)
@@ -104,11 +108,12 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
     if is_excluded is None:
         yield
         return
+    excluded = subtrees(block, is_excluded)
     with ExitStack() as handles:
-        if is_excluded(block):
+        if id(block) in excluded:
             handles.enter_context(mx.AttrScope(**{REGION: REGION_OFF}))
         for child in descendants(block):
-            if child is not block and is_excluded(child):
+            if child is not block and id(child) in excluded:
                 scopes: list[Any] = []
                 handles.enter_context(child.register_forward_pre_hook(_entering(scopes)))
                 handles.enter_context(child.register_forward_hook(_leaving(scopes)))
@@ -126,6 +131,37 @@ def _leaving(scopes: list[Any]) -> Callable:
     def leave(*_: Any) -> None:
         scopes.pop().__exit__(None, None, None)
     return leave
+
+
+def make_symbol_block_forward(original: Callable) -> Callable:
+    """Make the function that takes the place of ``SymbolBlock.forward``: in a trace its operators get marks, too."""
+    @functools.wraps(original)
+    def forward(block: SymbolBlock, x: Any, *args: Any) -> Any:
+        mark = current_mark() if isinstance(x, mx.sym.Symbol) else None
+        if mark is None:
+            return original(block, x, *args)
+        inputs, symbol = block._cached_graph
+        block._cached_graph = inputs, marked(symbol, mark)
+        try:
+            return original(block, x, *args)
+        finally:
+            block._cached_graph = inputs, symbol
+    return forward
+
+
+def subtrees(block: Block, is_top: Callable[[Block], bool]) -> set[int]:
+    """Return the ids of all blocks in a tree that are, or are inside of, a block that ``is_top`` picks."""
+    found: set[int] = set()
+    outside: set[int] = set()
+    pending = [(block, False)]
+    while pending:
+        current, is_inside = pending.pop()
+        if id(current) in found or (not is_inside and id(current) in outside):
+            continue
+        is_inside = is_inside or is_top(current)
+        (found if is_inside else outside).add(id(current))
+        pending.extend((child, is_inside) for child in current._children.values())
+    return found
 
 
 def descendants(block: Block) -> Iterator[Block]:
@@ -150,7 +186,7 @@ def block_tree(block: Block, path: str = "") -> Iterator[tuple[str, Block]]:
 
 
 def symbol_block_nodes(block: Block) -> set[str]:
-    """Name the operators of a SymbolBlock, which need not begin with its prefix; nothing for other blocks."""
+    """Name the operators of a SymbolBlock, whose names need not begin with its prefix; empty for other blocks."""
     if not isinstance(block, SymbolBlock):
         return set()
     return {node.name for node in to_graph(block._cached_graph[1]).operators()}
@@ -183,7 +219,7 @@ def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], dev
 
 
 def set_formats(block: SymbolBlock, formats: tuple[Any, Any]) -> None:
-    """Let a symbol block take and return what the block that it was made from does."""
+    """Let a symbol block take and return the same structures as the block that it was made from."""
     block._in_format, block._out_format = formats
 
 

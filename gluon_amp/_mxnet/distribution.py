@@ -1,4 +1,4 @@
-"""What training on several processes needs of ``gluon.Trainer``: its KVStore, its reduction, what is fresh."""
+"""The parts of ``gluon.Trainer`` that training on several processes needs: KVStore, reduction, fresh gradients."""
 from __future__ import annotations
 
 import sys
@@ -46,7 +46,7 @@ def process_set(trainer: gluon.Trainer) -> Any:
 
 
 def gradients(trainer: gluon.Trainer) -> list[list[NDArray]]:
-    """Return for each parameter its gradient on each context, for those without gradient none."""
+    """Return for each parameter its gradient on each context; an empty list for parameters without gradient."""
     return [[_plain(gradient) for gradient in parameter.list_grad()] if _has_gradient(parameter) else []
             for parameter in trainer._params]
 
@@ -62,7 +62,7 @@ def own_reduction(trainer: gluon.Trainer) -> Callable[[], None]:
 
 
 def replace_reduction(trainer: gluon.Trainer, function: Callable[[], None]) -> None:
-    """Make ``trainer.step`` and ``trainer.allreduce_grads`` call a function in the place of the trainer's own."""
+    """Make ``trainer.step`` and ``trainer.allreduce_grads`` call a function instead of the trainer's own reduction."""
     trainer._allreduce_grads = function
 
 
@@ -76,17 +76,7 @@ class _StandIn:
 
 
 def reduce_arrays(trainer: gluon.Trainer, own: Callable[[], None], arrays: Sequence[Sequence[NDArray]]) -> None:
-    """Have the trainer's own reduction reduce arrays instead of gradients.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        The trainer.
-    own : callable
-        What :func:`own_reduction` returned.
-    arrays : sequence of sequence of NDArray
-        For each parameter one array per context; none where there is nothing to reduce.
-    """
+    """Have the trainer's own reduction reduce arrays instead of gradients."""
     parameters = trainer._params
     trainer._params = [_StandIn(gradients) for gradients in arrays]
     try:
@@ -101,7 +91,7 @@ def fresh(trainer: gluon.Trainer) -> list[list[bool]]:
 
 
 def mark_fresh(trainer: gluon.Trainer, flags: Sequence[bool]) -> None:
-    """Declare the gradients of the parameters flagged to be written, on every context."""
+    """Mark the gradients of the flagged parameters as written, on every context."""
     for parameter, flag in zip(trainer._params, flags):
         for data in _data(parameter) if flag else ():
             data._fresh_grad = True

@@ -18,7 +18,7 @@ def data_and_labels(processor: BatchProcessor, batch: Any, estimator: Estimator,
 
 
 class CheckpointEvents(CheckpointHandler):
-    """A ``CheckpointHandler`` that tells of checkpoints written and read; ``stem`` is their path without a suffix."""
+    """A ``CheckpointHandler`` with hooks for checkpoints written and read; ``stem`` is their path without suffix."""
 
     def saved(self, estimator: Estimator, stem: str) -> None:
         """Act on a checkpoint that was written."""

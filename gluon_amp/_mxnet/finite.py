@@ -1,4 +1,4 @@
-"""Whether arrays are finite, and the sums of their squares, at the speed of memory."""
+"""Tell whether arrays are finite, and the sums of their squares, at the speed of memory."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ _WIDTHS = range(2048, 63, -1)  # of rows that oneDNN adds up with all threads
 
 
 def are_finite(arrays: Iterable[NDArray]) -> bool:
-    """Whether all values are finite.
+    """Tell whether all values are finite.
 
     On a CPU a finite sum proves that its terms are, and takes a fraction of the time of MXNet's exact check; one that
     is not finite may come from large finite values, so that the exact check decides. A GPU runs the exact check at the
@@ -38,7 +38,7 @@ def are_finite(arrays: Iterable[NDArray]) -> bool:
 
 
 def all_finite(arrays: list[NDArray]) -> bool:
-    """Whether all values of arrays of one context and type are finite, by MXNet's own check."""
+    """Tell whether all values of arrays of one context and type are finite, by MXNet's own check."""
     with autograd.pause():
         return bool(nd.multi_all_finite(*arrays, num_arrays=len(arrays)).asscalar())
 
@@ -74,7 +74,7 @@ def _chunks(arrays: Iterable[NDArray]) -> Iterator[list[NDArray]]:
 
 
 def _sums(chunk: list[NDArray], of_large: Callable[[NDArray], NDArray]) -> list[NDArray]:
-    """Return sums that together cover arrays of one context and type: of small ones those of the squares."""
+    """Return sums that together cover arrays of one context and type; small arrays are squared first."""
     # On a CPU multi_sum_sq uses one thread for each array: others take a fraction of its time on large ones.
     has_others = chunk[0].context.device_type != "gpu" and chunk[0].dtype == np.float32
     large: list[NDArray] = []
@@ -89,7 +89,7 @@ def _have_finite_values(arrays: list[NDArray]) -> bool:
 
 
 def _sum_of_rows(array: NDArray) -> NDArray:
-    """Return sums of rows: a dense layer of ones, for which oneDNN uses all threads where a dot product takes one."""
+    """Return sums of rows by a dense layer of ones: oneDNN uses all threads for it, a dot product uses one."""
     width = _row_width(array.size)
     if width is None:
         return _dot_with_itself(array)

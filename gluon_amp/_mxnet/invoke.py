@@ -21,20 +21,6 @@ original_invoke = register._imperative_invoke
 def invoke(op: str, inputs: Sequence[mx.nd.NDArray], attrs: Mapping[str, str]) -> list[mx.nd.NDArray]:
     """Run an operator imperatively.
 
-    Parameters
-    ----------
-    op : str
-        Registered name.
-    inputs : sequence of NDArray
-        All inputs in the operator's order, auxiliary states included.
-    attrs : mapping of str to str
-        Operator parameters.
-
-    Returns
-    -------
-    list of NDArray
-        The visible outputs.
-
     Examples
     --------
     >>> invoke('_plus_scalar', [mx.nd.zeros(1)], {'scalar': '2.0'})[0].asscalar()
@@ -45,5 +31,5 @@ def invoke(op: str, inputs: Sequence[mx.nd.NDArray], attrs: Mapping[str, str]) -
 
 
 def run_onednn_operator() -> None:
-    """Run an operator that oneDNN serves, so that oneDNN reads its settings."""
+    """Run an operator of oneDNN, so that oneDNN reads its settings."""
     mx.nd.Activation(mx.nd.zeros((1, 1), ctx=mx.cpu()), act_type="relu").wait_to_read()

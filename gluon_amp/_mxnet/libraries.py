@@ -15,11 +15,6 @@ def load_library(path: Path) -> None:
     """Register a library's operators, for symbols and for :func:`.invoke.invoke`.
 
     ``mx.library.load`` makes all of MXNet's Python functions anew as well, and would replace those that are wrapped.
-
-    Raises
-    ------
-    MXNetError
-        The library does not load, or does not fit this MXNet.
     """
     check_call(_LIB.MXLoadLib(str(path.resolve()).encode(), ctypes.c_uint(0)))
 

@@ -32,7 +32,7 @@ def data_names(module: BucketingModule, key: Any) -> tuple[list[str], list[str]]
 
 def rebuilt(module: BucketingModule, symbols: dict[Any, mx.sym.Symbol], sym_gen: Callable,
             arg_params: dict[str, mx.nd.NDArray], aux_params: dict[str, mx.nd.NDArray]) -> BucketingModule:
-    """Make a module like another with other symbols and parameters; it has to be bound before it runs."""
+    """Make a module like another, with other symbols and parameters; bind it before it runs."""
     return BucketingModule.load_dict(
         symbols, sym_gen, module._default_bucket_key, arg_params, aux_params, logger=module.logger,
         context=module._context, work_load_list=module._work_load_list, fixed_param_names=module._fixed_param_names,

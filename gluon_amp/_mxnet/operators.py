@@ -7,7 +7,7 @@ from typing import Mapping
 
 from mxnet.base import _LIB, check_call, py_str
 
-__all__ = ["handle_of", "registered_operators"]
+__all__ = ["handle_of", "parameters_of", "registered_operators"]
 
 _OWN = ("_gluon_amp_", "_backward__gluon_amp_")
 
@@ -38,3 +38,22 @@ def handle_of(name: str) -> int:
     handle = ctypes.c_void_p()
     check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
     return handle.value or 0
+
+
+@lru_cache(maxsize=None)
+def parameters_of(name: str) -> Mapping[str, str]:
+    """Return the parameters of an operator, inputs among them, each with what MXNet's documentation says of its type.
+
+    Examples
+    --------
+    >>> parameters_of('Activation')['act_type']
+    "{'relu', 'sigmoid', 'softrelu', 'softsign', 'tanh'}, required"
+    """
+    texts = [ctypes.c_char_p() for _ in range(4)]  # name, description, what counts the inputs, result
+    count = ctypes.c_uint()
+    lists = [ctypes.POINTER(ctypes.c_char_p)() for _ in range(3)]  # names, types, descriptions
+    check_call(_LIB.MXSymbolGetAtomicSymbolInfo(
+        ctypes.c_void_p(handle_of(name)), *map(ctypes.byref, texts[:2]), ctypes.byref(count),
+        *map(ctypes.byref, lists), *map(ctypes.byref, texts[2:])))
+    names, types, _ = lists
+    return {py_str(names[i]): py_str(types[i]) for i in range(count.value)}

@@ -16,8 +16,9 @@ from ..graph import Entry, Graph, Node
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
-__all__ = ["NumpySymbol", "analyse", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes", "input_names",
-           "load_symbol", "make_symbol_creator", "outermost_trace", "to_graph"]
+__all__ = ["NumpySymbol", "analyse", "current_mark", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes",
+           "input_names", "load_symbol", "make_symbol_creator", "marked", "outermost_trace", "to_graph",
+           "with_lasting_casts"]
 
 Shape = Optional[Tuple[int, ...]]
 
@@ -43,7 +44,7 @@ def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
 
 
 def make_symbol_creator(original: Callable) -> Callable:
-    """Make the function that takes the place of MXNet's ``_symbol_creator``: custom operators do without marks.
+    """Make the function that replaces MXNet's ``_symbol_creator``; custom operators get no marks.
 
     MXNet calls the user's ``CustomOpProp`` with all attributes, and does not survive the ``TypeError``.
     """
@@ -59,8 +60,60 @@ def make_symbol_creator(original: Callable) -> Callable:
     return symbol_creator
 
 
+class _LastingCasts:
+    """A symbol whose files keep their casts: without them it does not run, or not as it was converted.
+
+    ``save_checkpoint`` and ``Symbol.save`` remove casts unless they are told not to.
+    """
+
+    __slots__ = ()
+
+    def tojson(self, remove_amp_cast: bool = False) -> str:
+        """Return the symbol as JSON text, casts included."""
+        return super().tojson(remove_amp_cast=False)  # type: ignore[misc]
+
+    def save(self, fname: Any, remove_amp_cast: bool = False) -> None:
+        """Write the symbol to a file, casts included."""
+        super().save(fname, remove_amp_cast=False)  # type: ignore[misc]
+
+    def __copy__(self) -> mx.sym.Symbol:
+        return self.__deepcopy__(None)
+
+    def __deepcopy__(self, memo: Any) -> mx.sym.Symbol:
+        return with_lasting_casts(super().__deepcopy__(memo))  # type: ignore[misc]
+
+
+class _ConvertedSymbol(_LastingCasts, mx.sym.Symbol):
+    __slots__ = ()
+
+
+class _ConvertedNumpySymbol(_LastingCasts, NumpySymbol):
+    __slots__ = ()
+
+
+def with_lasting_casts(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Let a symbol that is the caller's own keep its casts in files; return it."""
+    symbol.__class__ = _ConvertedNumpySymbol if isinstance(symbol, NumpySymbol) else _ConvertedSymbol
+    return symbol
+
+
+def current_mark() -> str | None:
+    """Return the mark that symbols made here carry, None outside of regions."""
+    with mx.AttrScope() as scope:
+        return scope._attr.get(REGION)
+
+
+def marked(symbol: mx.sym.Symbol, mark: str) -> mx.sym.Symbol:
+    """Return a copy of a symbol whose operators carry the mark of a region, unless they carry another already."""
+    graph = to_graph(symbol)
+    for node in graph.operators():
+        if node.op != "Custom":  # see make_symbol_creator
+            node.attrs = {REGION: mark, **node.attrs}
+    return from_graph(graph, symbol)
+
+
 class _Tracing(threading.local):
-    """Whether the current thread traces a block."""
+    """Tell whether the current thread traces a block."""
 
     under_way = False
 
@@ -70,7 +123,7 @@ _tracing = _Tracing()
 
 @contextmanager
 def outermost_trace() -> Iterator[None]:
-    """Trace a block in the body: regions around it leave no marks, those that its code enters do."""
+    """Trace a block in the body: regions around it leave no marks, regions that its code enters do."""
     if _tracing.under_way:
         yield
         return
@@ -113,7 +166,7 @@ def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
 
 @contextmanager
 def _typed_variables(nodes: Sequence[Node], dtypes: Mapping[str, str]) -> Iterator[None]:
-    """Say the type of bfloat16 variables on them for the time being: infer_type takes no bfloat16."""
+    """Write the type on bfloat16 variables during the body, because infer_type does not take bfloat16."""
     before = [(node, node.attrs) for node in nodes if node.is_variable and dtypes.get(node.name) == BFLOAT16]
     for node, attrs in before:
         node.attrs = {**attrs, DTYPE: str(TYPE_FLAGS[BFLOAT16])}

@@ -18,28 +18,7 @@ __all__ = ["time_in_both"]
 
 def time_in_both(op: str, attrs: Mapping[str, str], shapes: Sequence[tuple[int, ...]], low: str, training: bool,
                  rounds: int, device: mx.Context) -> tuple[float, float]:
-    """Return an operator's median time in FP32 and in low precision, measured in turns.
-
-    Parameters
-    ----------
-    op, attrs
-        The operator, as in symbol JSON.
-    shapes : sequence of tuple of int
-        Shapes of its data and parameters.
-    low : str
-        The low-precision type. Parameters are FP32 and cast at every call, as in training.
-    training : bool
-        Whether to time the backward pass too.
-    rounds : int
-        How often to measure.
-    device : Context
-        Where to run.
-
-    Returns
-    -------
-    (float, float)
-        Milliseconds.
-    """
+    """Return an operator's median time in FP32 and in low precision, measured in turns."""
     arrays = [mx.nd.random.normal(scale=0.1, shape=shape, ctx=device) for shape in shapes]
     runs = [_prepared(op, attrs, arrays, dtype, training) for dtype in (FLOAT32, low)]
     times: tuple[list[float], list[float]] = ([], [])

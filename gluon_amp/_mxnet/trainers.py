@@ -40,13 +40,7 @@ def device_type(trainer: gluon.Trainer) -> str:
 
 
 def update_locally(trainer: gluon.Trainer) -> None:
-    """Make the trainer update parameters itself rather than on the KVStore, where no step can be skipped.
-
-    Raises
-    ------
-    StateError
-        The trainer was told to update on the KVStore, or its sparse weights force it to; or it compresses gradients.
-    """
+    """Make the trainer update parameters itself rather than on the KVStore, where no step can be skipped."""
     remedy = "Create it with gluon.Trainer(..., update_on_kvstore=False)"
     if trainer._kvstore_params["update_on_kvstore"]:
         raise StateError("the trainer was created with update_on_kvstore=True: updates on the KVStore cannot be "
@@ -76,7 +70,7 @@ def _kvstore_states(trainer: gluon.Trainer) -> bytes | None:
 
 
 def reduces_over_processes(trainer: gluon.Trainer) -> bool:
-    """Whether the trainer's gradients become those of several processes together, known once it has reduced any.
+    """Tell whether the trainer reduces gradients over several processes; known after its first reduction.
 
     Trainers that reduce gradients in their own way, as Horovod's does, are taken to.
     """
@@ -86,12 +80,12 @@ def reduces_over_processes(trainer: gluon.Trainer) -> bool:
 
 
 def divide_rescaling(trainer: gluon.Trainer, factor: float) -> None:
-    """Divide the gradient rescaling of the update at hand; the next step sets it anew from the live value."""
+    """Divide the gradient rescaling of the current update; the next step sets it again."""
     trainer._optimizer.rescale_grad /= factor
 
 
 def gradients_are_finite(trainer: gluon.Trainer) -> bool:
-    """Whether every gradient on every context is finite; one answer for all."""
+    """Tell whether every gradient on every context is finite; one answer for all."""
     return finite.are_finite(_gradients(trainer))
 
 
@@ -115,7 +109,7 @@ def named_gradients(trainer: gluon.Trainer) -> Iterator[tuple[str, NDArray]]:
 
 
 def has_gradients(trainer: gluon.Trainer) -> bool:
-    """Whether any parameter has a gradient."""
+    """Tell whether any parameter has a gradient."""
     return next(_gradients(trainer), None) is not None
 
 
@@ -143,7 +137,7 @@ def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
 
 
 def discard_gradients(trainer: gluon.Trainer) -> None:
-    """Zero gradients and take them for used, so that an inf does not outlive its step.
+    """Zero gradients and mark them as used, so that an inf does not outlive its step.
 
     It would where gradients accumulate, and where the next step does not use the layer.
     """
@@ -164,7 +158,7 @@ def zero(gradient: NDArray) -> None:
 
 
 def is_scaled_by_hand(trainer: gluon.Trainer, scale: float) -> bool:
-    """Whether a script divides the scale out itself, by MXNet's own attributes, as scripts for its amp do."""
+    """Tell whether a script divides the scale out itself, through the attributes of MXNet's own AMP."""
     return bool(np.isclose(trainer._scale, trainer._amp_original_scale / scale, rtol=1e-6, atol=0))
 
 
@@ -187,7 +181,7 @@ def parameters(trainer: gluon.Trainer) -> list[gluon.Parameter]:
 
 
 def is_initialized(parameter: gluon.Parameter) -> bool:
-    """Whether a parameter has values."""
+    """Tell whether a parameter has values."""
     return parameter._data is not None
 
 
@@ -213,13 +207,7 @@ def optimizer_states(trainer: gluon.Trainer) -> tuple[dict[int, Any], Optimizer]
 
 
 def load_optimizer_states(trainer: gluon.Trainer, read: Callable[[], Any]) -> Callable[[], None]:
-    """Read what :func:`optimizer_states` returned, once per context; return what hands it to the trainer.
-
-    Raises
-    ------
-    ValueError
-        It is something else, or of more parameters than the trainer has.
-    """
+    """Read what :func:`optimizer_states` returned, once per context; return a function that gives it to the trainer."""
     updaters = _ready_updaters(trainer)
     found = [_states_and_optimizer(read(), trainer) for _ in updaters]
 

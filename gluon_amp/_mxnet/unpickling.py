@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray
 
-from .records import known_classes
+from .optimizer_states import known_classes
 
 __all__ = ["unpickle"]
 
@@ -37,32 +37,19 @@ class _Unpickler(pickle.Unpickler):
                               if kind.__module__ == "builtins"})
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a pickle refers to, if it is one of the allowed."""
+        """Return the class or function that a pickle names, if it is allowed."""
         module = module.replace("numpy._core", "numpy.core") if (module, name) in _MAKERS else module
         if (module, name) in _MAKERS:
             return super().find_class(module, name)
         found = self._classes.get((module, name), _FUNCTIONS.get((module, name)))
         if found is None:
             raise pickle.UnpicklingError(
-                f"it refers to {module}.{name}, which is no optimizer, scheduler or array of MXNet's or NumPy's. A "
-                "file can run any code through such a name: if it is a class of your own, and you trust the file, name "
-                "it in classes=[...]")
+                f"it refers to {module}.{name}, which is not an optimizer, scheduler or array of MXNet or NumPy. "
+                "A file can run any code through such a name. If it is a class of your own and you trust the file, "
+                "name it in classes=[...]")
         return found
 
 
 def unpickle(content: bytes, classes: Iterable[type] = ()) -> Any:
-    """Read a pickle that holds MXNet's and NumPy's own objects.
-
-    Parameters
-    ----------
-    content : bytes
-        The pickle.
-    classes : iterable of type
-        Others that it may hold.
-
-    Raises
-    ------
-    pickle.UnpicklingError
-        It refers to something else, whose name the message gives.
-    """
+    """Read a pickle that holds MXNet's and NumPy's own objects."""
     return _Unpickler(content, classes).load()

@@ -28,15 +28,7 @@ Native = Optional[Callable[..., None]]
 
 
 def speed_up(trainer: gluon.Trainer, native: Native = None) -> None:
-    """Let a trainer on CPUs update in less time; the user's own aggregation size stays in force.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        With any optimizer: SGD, NAG and Adam gain.
-    native : callable, optional
-        :func:`gluon_amp.native.update`, where its operators are there.
-    """
+    """Let a trainer on CPUs update in less time; the user's own aggregation size stays in force."""
     if _USERS_CHOICE in os.environ or any(context.device_type == "gpu" for context in trainer._contexts or ()):
         return
     trainer._updaters = [_successor(updater, native) if type(updater) is Updater else updater
@@ -101,7 +93,7 @@ class _CpuUpdater(Updater):
                         rescale_grad=optimizer.rescale_grad, **momentum, **options)
 
     def _way(self, update: Update) -> str:
-        """Return how to update a weight; looked up again only for other arrays, as that takes a while."""
+        """Return how to update a weight; looked up again only for other arrays, because that is slow."""
         index, grad, weight = update
         known = self._ways.get(index)
         if known is None or known[0] is not grad or known[1] is not weight:

@@ -1,4 +1,4 @@
-"""Trained parameters as the passes change them: a copy of the caller's dict, never of the arrays in it."""
+"""Trained parameters that passes change: a copy of the caller's dict that shares its arrays."""
 from __future__ import annotations
 
 from typing import Collection, Mapping, Sequence
@@ -42,7 +42,7 @@ class NDArrayWeights:
         return cast_arrays(self.arrays[name], FLOAT32).asnumpy()
 
     def write(self, name: str, values: np.ndarray) -> None:
-        """Give a parameter other values (FP32), or add one."""
+        """Give a parameter other values, or add one."""
         self.arrays[name] = mx.nd.array(values, ctx=self._context(), dtype=values.dtype)
 
     def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
@@ -64,7 +64,7 @@ class NDArrayWeights:
 
 
 class NamesOnly:
-    """Parameters of a symbol whose values are not at hand: only their types can be changed.
+    """Parameters of a symbol whose values are not known: only their types can change.
 
     Parameters
     ----------

@@ -48,24 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(names: Sequence[str], options: Options, jobs: int = 1, save_to: str | None = None) -> dict[str, Any]:
-    """Audit operators.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Registered names of operators that have samples.
-    options : Options
-        Type, device and patience.
-    jobs : int
-        How many operators run at a time.
-    save_to : str, optional
-        JSON file to write results to as they come.
-
-    Returns
-    -------
-    dict
-        The audit, see :mod:`gluon_amp.audit.results`.
-    """
+    """Audit operators."""
     audit: dict[str, Any] = {"engine": engine(options.dtype, options.device), "operators": not_applicable()}
     with ThreadPoolExecutor(jobs) as threads:
         entries = threads.map(lambda op: audit_operator(op, options), names)

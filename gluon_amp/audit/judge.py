@@ -95,7 +95,7 @@ class Judge:
 
 
 def _drain() -> None:
-    """Finish all work; errors that are still on their way surface here, not in the next mode."""
+    """Finish all work, so that pending errors are raised here and not in the next mode."""
     with contextlib.suppress(mx.MXNetError):
         mx.nd.waitall()
 

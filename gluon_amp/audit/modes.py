@@ -11,24 +11,16 @@ __all__ = ["Mode", "modes_for"]
 
 
 class Mode(NamedTuple):
-    """One way of running a sample.
+    """One way of running a sample."""
 
-    Attributes
-    ----------
-    layout : str
-        ``'plain'``; ``'blocked'``: inputs come from, and the first output goes into, a oneDNN convolution, which
-        works on blocked layouts; ``'blocked_in'``: only the inputs do; ``'blocked_out'``: only the output does;
-        ``'mixed'``: only the first input does.
-    grad : str
-        ``'infer'``: outside recording, in predict mode; ``'write'`` and ``'add'``: gradients of FP32 variables
-        behind a cast; ``'addlow'``: the operator itself adds to low-precision gradients.
-    run : str
-        ``'eager'``, ``'cached'`` (CachedOp) or ``'static'`` (CachedOp with static_alloc and static_shape).
-    """
-
+    # ``'plain'``; ``'blocked'``: inputs come from, and the first output goes into, a oneDNN convolution, which works on
+    # blocked layouts; ``'blocked_in'``: only the inputs do; ``'blocked_out'``: only the output does; ``'mixed'``: only
+    # the first input does
     layout: str
+    # ``'infer'``: outside recording, in predict mode; ``'write'`` and ``'add'``: gradients of FP32 variables behind a
+    # cast; ``'addlow'``: the operator itself adds to low-precision gradients
     grad: str
-    run: str
+    run: str  # ``'eager'``, ``'cached'`` (CachedOp) or ``'static'`` (CachedOp with static_alloc and static_shape)
 
     def __str__(self) -> str:
         return f"{self.run}/{self.layout}/{self.grad}"

@@ -58,18 +58,7 @@ def start_server() -> None:
 
 
 def isolated(function: Callable, arguments: tuple, timeout: float) -> Outcome:
-    """Call a function in a process of its own.
-
-    Parameters
-    ----------
-    function : callable
-        A function of a module; what it returns must be picklable.
-    arguments : tuple
-        Its arguments.
-    timeout : float
-        Seconds of processor time that it may use; it may wait half as long without using any. Time in which it is
-        suspended or waits for a processor does not count.
-    """
+    """Call a function in a process of its own."""
     start_server()
     with tempfile.NamedTemporaryFile("r", errors="replace") as stream:
         reader, writer = _CONTEXT.Pipe(duplex=False)

@@ -20,34 +20,17 @@ _COMPLAINTS = ("malloc", "free()", "double free", "corrupted", "munmap", "reallo
 
 @dataclass(frozen=True)
 class Options:
-    """What to test and how patient to be.
+    """What to test and how patient to be."""
 
-    Attributes
-    ----------
-    dtype : str
-        ``'bfloat16'`` or ``'float16'``.
-    device : str
-        ``'cpu(0)'`` or ``'gpu(0)'``.
-    timeout : float
-        Seconds of processor time that a process may take; it may wait half as long without using any.
-    run : callable
-        Runs an operator's samples.
-    """
-
-    dtype: str = BFLOAT16
-    device: str = "cpu(0)"
+    dtype: str = BFLOAT16  # ``'bfloat16'`` or ``'float16'``
+    device: str = "cpu(0)"  # ``'cpu(0)'`` or ``'gpu(0)'``
+    # seconds of processor time that a process may take; it may wait half as long without using any
     timeout: float = 120.0
-    run: Callable[..., Results] = run_samples
+    run: Callable[..., Results] = run_samples  # runs an operator's samples
 
 
 def audit_operator(op: str, options: Options) -> dict:
-    """Run an operator's samples in all modes, and in FP32 where one of them is not right.
-
-    Returns
-    -------
-    dict
-        ``family`` and ``conditions``, as in the JSON file, see :mod:`gluon_amp.audit.results`.
-    """
+    """Run an operator's samples in all modes, and in FP32 where one of them is not right."""
     results = run_modes(op, options, options.dtype)
     doubtful = [key for key, result in results.items() if result.verdict not in (OK, UNUSABLE)]
     control = run_modes(op, options, FLOAT32, doubtful) if doubtful else {}
@@ -56,19 +39,7 @@ def audit_operator(op: str, options: Options) -> dict:
 
 
 def run_modes(op: str, options: Options, dtype: str, only: Sequence[Key] | None = None) -> Results:
-    """Run an operator; when its process does not survive, each condition, and then each mode, in one of its own.
-
-    Parameters
-    ----------
-    op : str
-        Registered name.
-    options : Options
-        Device, rounding and patience.
-    dtype : str
-        Type to run in, which may be FP32.
-    only : sequence of (str, str), optional
-        Conditions and modes to run instead of all.
-    """
+    """Run an operator; when its process does not survive, each condition, and then each mode, in one of its own."""
     outcome = isolated(options.run, (op, dtype, options.dtype, options.device, only), options.timeout)
     if outcome.ended == NORMALLY:
         return outcome.value

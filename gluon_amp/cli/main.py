@@ -12,7 +12,7 @@ from ..errors import AmpError
 __all__ = ["COMMANDS", "main"]
 
 # Modules of this package, in the order of the help text.
-COMMANDS = ("convert", "compare", "env", "check", "launch")
+COMMANDS = ("run", "convert", "compare", "env", "check", "launch")
 
 USAGE_ERROR, FAILURE = 2, 1
 
@@ -39,8 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: print(f"gluon-amp {arguments.command}: warning: {message}",
-                                                                   file=sys.stderr)
+            if not getattr(arguments, "keeps_warnings", False):
+                warnings.showwarning = lambda message, *_, **__: print(
+                    f"gluon-amp {arguments.command}: warning: {message}", file=sys.stderr)
             return arguments.run(arguments)
     except (AmpError, OSError) as error:
         print(f"gluon-amp {arguments.command}: {error}", file=sys.stderr)

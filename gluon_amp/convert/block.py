@@ -14,12 +14,13 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import NumpySymbol, dtype_name, to_graph
 from .._mxnet.weights import NDArrayWeights
 from ..dtypes import BFLOAT16, FLOAT32
+from ..elsewhere import answers
 from ..rules import ConditionalOp
 from ..runtime.devices import require_bfloat16
 from .convert import Conversion, convert, with_fp32_parameters
 from .files import save_model, split
 from .inputs import as_example, flat, traced_block
-from .options import Names, Options, Tuned
+from .options import TARGET_DTYPE, Names, Options, Tuned
 
 __all__ = ["ConvertedBlock", "convert_hybrid_block"]
 
@@ -90,6 +91,7 @@ class ConvertedBlock(SymbolBlock):
         return save_model(path, epoch, symbol, *split(symbol, arrays))
 
 
+@answers(dtype=TARGET_DTYPE)
 def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
                          target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                          conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
@@ -154,6 +156,8 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
         The network cannot be traced, or it is converted to another type already.
     TypeError
         ``block`` is no HybridBlock.
+    ValueError
+        ``ctx`` and ``device``, or ``cast_optional_params`` and ``cast_params_offline``, contradict each other.
 
     Examples
     --------

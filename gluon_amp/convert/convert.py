@@ -10,13 +10,14 @@ import mxnet as mx
 
 from .. import passes
 from .._mxnet.arrays import cast_arrays
-from .._mxnet.symbols import analyse, first_line, from_graph, fuse, to_graph
-from ..dtypes import FLOAT32, LOW_PRECISION
+from .._mxnet.symbols import analyse, first_line, from_graph, fuse, to_graph, with_lasting_casts
+from ..dtypes import FLOAT32, FLOAT64, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import CAST, Entry, Graph, Node, cast, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, TYPE_FLAGS
 from ..passes import Context
 from ..rules import Policy
+from .names import name_outputs
 
 __all__ = ["Conversion", "conversion_of", "convert", "with_fp32_parameters"]
 
@@ -117,7 +118,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping
             raise GraphError(f"the network is already converted to {earlier.target_dtype}: to get "
                              f"{policy.target_dtype} convert the FP32 network that it was made from")
         return symbol, earlier
-    outputs = [(head.node.name, head.node.num_outputs) for head in graph.heads]
+    outputs = symbol.list_outputs()
     _analyse(symbol, graph, weights, dtypes, shapes)
     # A GPU has no fused operators, and imitated types are not oneDNN's.
     engine = None if not on_cpu or policy.imitated else _fused_like(symbol)
@@ -129,10 +130,10 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping
     steps = {each.name: counts[each.name] for each in passes.PASSES if each.is_step and each.name in counts}
     record = Conversion(policy.target_dtype, len(operators), low, casts, steps, tuple(sorted(policy.excluded)),
                         metadata.version("gluon_amp"), policy.reason)
-    _name_outputs(graph, outputs)
+    name_outputs(graph, outputs, lambda: from_graph(graph, symbol).list_outputs())
     for head in graph.heads:
         head.node.attrs = {**head.node.attrs, CONVERSION: record.to_json()}
-    return from_graph(graph, symbol), record
+    return with_lasting_casts(from_graph(graph, symbol)), record
 
 
 def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[str, str],
@@ -140,11 +141,15 @@ def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[
     _note_types(graph, weights)
     variables = graph.variables()
     untyped = [node.name for node in variables if node.attrs.get(DTYPE, "-1") == "-1" and node.name not in weights]
-    known = {**dict.fromkeys(untyped, FLOAT32), **weights.dtypes(), **dtypes}
-    sizes = {**weights.shapes(), **shapes}
+    known = {**weights.dtypes(), **dtypes}
+    names = {node.name for node in variables}
+    sizes = {name: shape for name, shape in {**weights.shapes(), **shapes}.items() if name in names}
     try:
-        analyse(symbol, graph, {node.name: known[node.name] for node in variables if node.name in known},
-                {node.name: sizes[node.name] for node in variables if node.name in sizes})
+        if FLOAT64 in known.values():  # its data is float64 as well
+            analyse(symbol, graph, {name: dtype for name, dtype in known.items() if name in names}, sizes)
+            known.update((node.name, FLOAT64) for node in variables if node.dtypes == [FLOAT64])
+        known = {**dict.fromkeys(untyped, FLOAT32), **known}
+        analyse(symbol, graph, {name: dtype for name, dtype in known.items() if name in names}, sizes)
     except mx.MXNetError as error:
         raise GraphError(f"the symbol does not fit its parameters or the example: {first_line(error)}") from error
 
@@ -165,19 +170,6 @@ def _low_operators(operators: Sequence[Node], target: str) -> int:
     if target == FLOAT32:
         return 0
     return sum(node.op != CAST and any(entry.dtype == target for entry in node.inputs) for node in operators)
-
-
-def _name_outputs(graph: Graph, outputs: Sequence[tuple[str, int]]) -> None:
-    """Give the outputs the names that users know them by, also where another operator gives them now."""
-    nodes = graph.nodes()
-    names = {node.name for node in nodes}
-    for head, (name, count) in zip(graph.heads, outputs):
-        if head.node.name == name or count > 1:
-            continue
-        for node in nodes:
-            if node.name == name:
-                node.name = unique_name(f"{name}_low", names)
-        head.node.name = name
 
 
 def with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tuple[mx.sym.Symbol, dict[str, Any]]:

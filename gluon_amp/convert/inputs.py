@@ -10,6 +10,8 @@ from .._mxnet import blocks
 from .._mxnet.symbols import to_graph
 from ..errors import GraphError, StateError, closest
 from ..graph import Graph, Node
+from ..runtime.hooks import kept_in_place
+from . import channels
 
 __all__ = ["as_example", "check_names", "check_parameters", "flat", "traced_block"]
 
@@ -23,7 +25,8 @@ def traced_block(block: HybridBlock, example: Sequence[Any] | None,
                  is_excluded: Callable[[Block], bool] | None = None) -> blocks.Traced:
     """Trace a block, and see to it that its parameters have values."""
     try:
-        traced = blocks.trace(block, example, is_excluded)
+        with kept_in_place():  # for the marks of symbol blocks
+            traced = blocks.trace(block, example, is_excluded)
     except Exception as error:
         hint = "" if example is not None else " If it takes other arguments than was assumed, pass data_example"
         raise GraphError(f"the network cannot be traced to a symbol ({type(error).__name__}: {error}).{hint}"
@@ -84,8 +87,9 @@ def check_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray],
         raise GraphError(f"the parameters lack {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}, which the "
                          f"symbol reads: they do not belong together, or name these in data_names{data}."
                          f"{closest(missing[0], arrays)}")
+    fitted = channels.misfits(graph, {name: array.shape for name, array in arrays.items()})
     for node in graph.operators():
-        for name, found, expected in _wrong_shapes(node, arrays):
+        for name, found, expected in (*_wrong_shapes(node, arrays), *fitted.get(node.name, ())):
             raise GraphError(f"the parameter {name!r} has shape {tuple(found)}, the operator {node.name!r} ({node.op}) "
                              f"needs {expected}: the symbol and the parameters do not belong together")
 

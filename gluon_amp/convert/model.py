@@ -11,30 +11,35 @@ from .. import checks
 from .._mxnet import modules
 from .._mxnet.symbols import dtype_name, to_graph
 from .._mxnet.weights import NamesOnly, NDArrayWeights
+from ..elsewhere import answers
 from ..errors import GraphError, StateError
+from ..graph.attrs import DTYPE
 from ..rules import ConditionalOp
 from .convert import convert
 from .files import split
 from .inputs import check_names, check_parameters
-from .options import Names, Options, Tuned
+from .options import STEPS, TARGET_DTYPE, Names, Options, Tuned
 
 __all__ = ["convert_bucketing_module", "convert_model", "convert_symbol"]
 
 Arrays = Mapping[str, mx.nd.NDArray]
 Converted = Tuple[mx.sym.Symbol, Dict[str, mx.nd.NDArray], Dict[str, mx.nd.NDArray]]
+_DIFFERENTIABLE = tuple(step for step in STEPS if step != "fuse")
 _NEED_VALUES = frozenset({"fold_batch_norm", "align_channels"})
 
 
+@answers(dtype=TARGET_DTYPE)
 def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype_ops: Sequence[str] | None = None,
                    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
                    excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
                    cast_optional_params: bool | None = None, *, exclude: Any = None,
-                   optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
+                   optimize: str | Iterable[str] = "none", device: mx.Context | None = None,
                    cast_params_offline: bool | None = None, cast_outputs: bool = True,
                    tuning: Tuned = None, disable_passes: Names = None) -> mx.sym.Symbol:
     """Convert an FP32 symbol to one for mixed-precision inference.
 
-    Without the parameters' values BatchNorm cannot be folded: prefer :func:`convert_model`.
+    The symbol gets casts, and runs wherever MXNet does. Without the parameters' values BatchNorm cannot be folded:
+    :func:`convert_model` gives a faster network.
 
     Parameters
     ----------
@@ -43,11 +48,15 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names
         As in :func:`convert_hybrid_block`.
     data_names : list of str, optional
-        The inputs that are data. The others are parameters; with None nothing is known to be one.
+        The inputs that are data. The others are parameters; with None those are whose variables carry a type, as in
+        files of ``HybridBlock.export``.
     cast_optional_params, cast_params_offline : bool, optional
-        Whether parameters that are read in low precision only are expected in it, rather than cast in the graph. False
-        by default.
-    exclude, optimize, cast_outputs, tuning, disable_passes
+        Whether parameters that are read in low precision only are expected in it, rather than cast in the graph: their
+        variables carry the type. False by default.
+    optimize : 'none', 'all' or sequence of str
+        As in :func:`convert_hybrid_block`, but for those that need the parameters' values. With ``'all'`` the symbol
+        runs on CPUs only, and gives no gradients.
+    exclude, cast_outputs, tuning, disable_passes
         As in :func:`convert_hybrid_block`.
     device : Context, optional
         Where the symbol will run: the current context by default.
@@ -72,12 +81,14 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
                            cast_optional_params, exclude=exclude, optimize=optimize, device=device,
-                           cast_params_offline=bool(cast_params_offline), cast_outputs=cast_outputs, tuning=tuning,
+                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
                            disable_passes=disable_passes)
-    options = replace(options, disabled_passes=options.disabled_passes | _NEED_VALUES)
+    off = _NEED_VALUES if cast_params_offline or cast_optional_params else {*_NEED_VALUES, "cast_params_offline"}
+    options = replace(options, disabled_passes=options.disabled_passes | off)
     names = sym.list_inputs()
     check_names(data_names or (), names, "data_names")
-    weights = NamesOnly([name for name in names if name not in data_names] if data_names is not None else [])
+    typed = {name for name, attrs in sym.attr_dict().items() if attrs.get(DTYPE, "-1") != "-1"}
+    weights = NamesOnly([name for name in names if (name in typed if data_names is None else name not in data_names)])
     return _converted(sym, weights, options, {})
 
 
@@ -89,11 +100,12 @@ def _converted(sym: mx.sym.Symbol, weights: Any, options: Options, example: Mapp
                    on_cpu=device.device_type != "gpu", cast_outputs=options.cast_outputs)[0]
 
 
+@answers(dtype=TARGET_DTYPE)
 def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, target_dtype: object = None,
                   target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                   conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
                   excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool | None = None, *,
-                  exclude: Any = None, optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
+                  exclude: Any = None, optimize: str | Iterable[str] | None = None, device: mx.Context | None = None,
                   cast_params_offline: bool | None = None, cast_outputs: bool = True,
                   data_names: Sequence[str] | None = None, data_example: Mapping[str, Any] | None = None,
                   tuning: Tuned = None, disable_passes: Names = None
@@ -108,8 +120,11 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
         Its parameters and auxiliary states, left as they are. Those that the symbol does not use are dropped.
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in :func:`convert_hybrid_block`.
-    exclude, optimize, cast_params_offline, cast_outputs, tuning, disable_passes
+    exclude, cast_params_offline, cast_outputs, tuning, disable_passes
         As in :func:`convert_hybrid_block`.
+    optimize : 'all', 'none' or sequence of str, optional
+        As in :func:`convert_hybrid_block`. By default all but ``fuse``, behind which there are no gradients:
+        ``Module.bind`` asks for some unless it is told ``for_training=False``, and fuses by itself when it is.
     device : Context, optional
         Where the network will run: the current context by default.
     data_names : list of str, optional
@@ -143,7 +158,8 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     checks.instance("arg_params", arg_params, Mapping, "a dict of name to NDArray")
     checks.instance("aux_params", aux_params, Mapping, "a dict of name to NDArray")
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
-                           cast_optional_params, exclude=exclude, optimize=optimize, device=device,
+                           cast_optional_params, exclude=exclude,
+                           optimize=_DIFFERENTIABLE if optimize is None else optimize, device=device,
                            cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
                            disable_passes=disable_passes)
     return _converted_model(sym, {**arg_params, **aux_params}, options, data_names, data_example or {})
@@ -160,6 +176,7 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_
     return (symbol, *split(symbol, weights.arrays))
 
 
+@answers(dtype=TARGET_DTYPE)
 def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: object = None,
                              target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                              conditional_fp32_ops: Sequence[ConditionalOp] | None = None,

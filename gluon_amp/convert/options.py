@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterable, Iterator, Mapping, Sequence, Union
 
 import mxnet as mx
-from mxnet.gluon import Block, SymbolBlock
+from mxnet.gluon import Block
 
 from .. import passes
 from .._mxnet.blocks import descendants
@@ -16,15 +16,17 @@ from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION, REGION_OFF
 from ..rules import Policy
-from ..rules.tuning import Tuning
+from ..rules.measurements import Tuning
 from ..runtime.autocast import device_policies, tuned
 from ..runtime.devices import device_supports, warn_once
+from ..runtime.exclusions import is_target
 
-__all__ = ["STEPS", "Exclusions", "Names", "Options", "Tuned", "disabled_passes"]
+__all__ = ["STEPS", "TARGET_DTYPE", "Exclusions", "Names", "Options", "Tuned", "disabled_passes"]
 
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
 Names = Union[Iterable[str], None]
+TARGET_DTYPE = "it is called target_dtype"
 _OFFLINE = "cast_params_offline"
 
 
@@ -68,10 +70,10 @@ class Options:
             raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
         lists = {"target_precision_ops": target_dtype_ops, "fp32_ops": fp32_ops,
                  "conditional_fp32_ops": conditional_fp32_ops}
-        offline = cast_params_offline if cast_optional_params is None else cast_optional_params
-        return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names),
-                   _devices(device if ctx is None else ctx), disabled_passes(optimize, offline, disable_passes),
-                   cast_outputs, tuning)
+        offline = _one_of("cast_optional_params", cast_optional_params, "cast_params_offline", cast_params_offline)
+        devices = _one_of("ctx", _devices(ctx), "device", _devices(device)) or ()
+        return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names), devices,
+                   disabled_passes(optimize, offline, disable_passes), cast_outputs, tuning)
 
     def policy(self, graph: Graph, device: mx.Context, block: Block | None = None) -> Policy:
         """Return the policy for a network on a device.
@@ -105,9 +107,17 @@ def _target_of(value: object) -> str | None:
     return None if value is None else normalize(value, or_float32=True)
 
 
-def _devices(value: mx.Context | Sequence[mx.Context] | None) -> tuple[mx.Context, ...]:
+def _one_of(first: str, value: Any, second: str, other: Any) -> Any:
+    """Return an argument that has two names; raise ValueError where they contradict each other."""
+    if value is not None and other is not None and value != other:
+        raise ValueError(f"{first} and {second} mean the same: expected one of them, received {first}={value!r} and "
+                         f"{second}={other!r}")
+    return other if value is None else value
+
+
+def _devices(value: mx.Context | Sequence[mx.Context] | None) -> tuple[mx.Context, ...] | None:
     if value is None:
-        return ()
+        return None
     return (value,) if isinstance(value, mx.Context) else tuple(value)
 
 
@@ -201,8 +211,8 @@ class Exclusions:
                    tuple(target for target in targets if not isinstance(target, str)))
 
     def match(self, block: Block) -> bool:
-        """Whether a block is excluded."""
-        return any(_is(block, target) for target in (*self.names, *self.blocks))
+        """Whether a block is excluded by itself."""
+        return any(is_target(block, target) for target in (*self.names, *self.blocks))
 
     def nodes(self, graph: Graph, block: Block | None = None) -> frozenset[str]:
         """Name the operators to keep in FP32, those in excluded blocks by the marks that tracing left on them.
@@ -212,26 +222,19 @@ class Exclusions:
         PolicyError
             Something excluded is not in the network; the message gives the closest names.
         """
-        # The graph of a SymbolBlock is older than the marks, so nothing in it can be excluded by its block.
-        inside = [] if block is None or isinstance(block, SymbolBlock) else list(descendants(block))
+        inside = [] if block is None else list(descendants(block))
         operators = [node.name for node in graph.operators()]
         chosen = {node.name for node in graph.operators() if node.attrs.get(REGION) == REGION_OFF}
         for name in self.names:
             matching = fnmatch.filter(operators, name)
-            if not matching and not any(_is(inner, name) for inner in inside):
+            if not matching and not any(is_target(inner, name) for inner in inside):
                 raise PolicyError(f"exclude: the network has no node or block {name!r}.{closest(name, operators)}")
             chosen.update(matching)
         for target in self.blocks:
-            if not any(_is(inner, target) for inner in inside):
+            if not any(is_target(inner, target) for inner in inside):
                 what = target.__name__ if isinstance(target, type) else target.name
                 raise PolicyError(f"exclude: the network holds no block {what!r}, or it runs none of its operators")
         return frozenset(chosen)
-
-
-def _is(block: Block, target: Any) -> bool:
-    if isinstance(target, str):
-        return fnmatch.fnmatchcase(block.name, target)
-    return isinstance(block, target) if isinstance(target, type) else block is target
 
 
 def _listed(target: Any) -> Iterator[Any]:

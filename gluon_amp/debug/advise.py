@@ -30,7 +30,7 @@ _SMALL_BATCH = 4
 
 
 def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool = False, time: bool = True) -> Advices:
-    """Say what holds speed back: the machine, the settings, or the network.
+    """List what keeps the network from running faster: the machine, the settings, or the network itself.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool
     data : NDArray or sequence of them
         As :func:`gluon_amp.report` takes it. Not needed for a report.
     train, time : bool
-        As in :func:`gluon_amp.report`. Without times nothing is said of where they go.
+        As in :func:`gluon_amp.report`. Without times the advice does not say where the time goes.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool
 
 
 def advices(situation: Situation) -> Advices:
-    """Run all checks: those about everything first, then by how much they are about."""
+    """Run all checks; sort advice by the share of the network that it concerns, general advice first."""
     found = [advice for check in CHECKS for advice in [check(situation)] if advice is not None]
     return Advices(tuple(sorted(found, key=lambda advice: -2.0 if advice.share is None else -advice.share)))
 
@@ -154,7 +154,7 @@ class Situation(NamedTuple):
         return sum(row.flops for row in rows) / self.report.flops if self.report.flops else 0.0
 
     def in_fp32(self, *causes: Cause) -> list[OperatorRow]:
-        """Return the operators that AMP keeps in FP32 for one of some causes."""
+        """Return the operators that AMP keeps in FP32 for one of the given causes."""
         return [row for row in self.report.operators
                 if row.rule == FP32 and row.precision == FLOAT32 and row.cause in causes]
 
@@ -162,7 +162,7 @@ class Situation(NamedTuple):
 Check = Callable[[Situation], Optional[Advice]]
 
 def _kinds(rows: Sequence[OperatorRow]) -> str:
-    """Name the kinds of some operators, those with most arithmetic first."""
+    """Name the kinds of some operators, the ones with most arithmetic first."""
     weights: Counter[str] = Counter()
     for row in rows:
         weights[row.op] += row.flops + 1
@@ -176,7 +176,7 @@ def _count(rows: Sequence[OperatorRow]) -> str:
 
 def _about(topic: str, situation: Situation, rows: Sequence[OperatorRow], text: str,
            least: float = _WORTH_SAYING) -> Advice | None:
-    """Word an advice on operators in FP32; None where they matter little."""
+    """Write an advice about operators in FP32; None where they matter little."""
     share = situation.share(rows)
     if share < least:
         return None
@@ -208,7 +208,7 @@ def _no_hardware(situation: Situation) -> Advice | None:
 def _unused_amx(situation: Situation) -> Advice | None:
     if not situation.unused_amx:
         return None
-    return Advice("AMX", "The CPU has AMX tiles, several times as fast in bfloat16, which this process does not use: "
+    return Advice("AMX", "This process does not use the CPU's AMX tiles, which make bfloat16 several times as fast: "
                          "import gluon_amp before MXNet runs its first operator, and leave DNNL_MAX_CPU_ISA unset")
 
 
@@ -256,14 +256,14 @@ def _layout(situation: Situation) -> Advice | None:
 def _few_channels(situation: Situation) -> Advice | None:
     return _about("few channels", situation, situation.in_fp32(Cause.CHANNELS),
                   "{share} of the arithmetic is in {count} with few input channels, where low precision gains "
-                  "nothing. For the first layer of a network that is as it must be")
+                  "nothing. That is normal for the first layer of a network")
 
 
 def _no_kernel(situation: Situation) -> Advice | None:
     rows = [row for row in situation.in_fp32(*set(Cause) - {Cause.LAYOUT, Cause.SHAPE}) if not row.safe]
     return _about("no kernel", situation, rows,
-                  "{share} of the arithmetic is in operators without a sound low-precision kernel: {kinds}. Nothing "
-                  "to be done but to use others", least=_MUCH / 2)
+                  "{share} of the arithmetic is in operators that have no correct low-precision kernel: {kinds}. "
+                  "Only other operators would help", least=_MUCH / 2)
 
 
 def _odd_channels(situation: Situation) -> Advice | None:
@@ -271,9 +271,9 @@ def _odd_channels(situation: Situation) -> Advice | None:
     rows = [row for row in situation.report.operators
             if row.op == "Convolution" and row.precision in LOW_PRECISION and _has_odd_channels(row, multiple)]
     return _about("channels", situation, rows,
-                  "{share} of the arithmetic is in {count} (convolutions) whose channels are no multiple of "
-                  f"{multiple}: output channels are padded, which costs arithmetic, and input channels that are no "
-                  "multiple take slower kernels. Choose multiples where you design the network")
+                  "{share} of the arithmetic is in {count} (convolutions) whose channels are not a "
+                  f"multiple of {multiple}: output channels are padded, which adds arithmetic, and input channels take "
+                  f"slower kernels. Choose multiples of {multiple} when you design the network")
 
 
 def _has_odd_channels(row: OperatorRow, multiple: int) -> bool:
@@ -283,7 +283,7 @@ def _has_odd_channels(row: OperatorRow, multiple: int) -> bool:
 
 
 def _parameter_casts(situation: Situation) -> Advice | None:
-    """Casts of parameters cost the same whatever the batch: much for a small one, and are needless in inference."""
+    """Advise on casts of parameters: their cost does not depend on the batch, and inference does not need them."""
     report = situation.report
     parameters = {read.name: read.shape for row in report.operators for read in row.inputs
                   if read.is_parameter and read.dtype != read.source_dtype}
@@ -294,7 +294,7 @@ def _parameter_casts(situation: Situation) -> Advice | None:
     if not report.train:
         return Advice("parameter casts", text + "For inference convert the network, which casts them once and folds "
                                                 "BatchNorm: amp.convert_hybrid_block(net)")
-    return Advice("batch", text + f"The batch of {batch} is small to pay for that: take larger ones")
+    return Advice("batch", text + f"A batch of {batch} is too small to make up for that: take a larger one")
 
 
 def _batch(report: Report) -> int | None:

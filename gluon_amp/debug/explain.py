@@ -145,8 +145,8 @@ def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[Inserted
     state = controller.rewriter()
     operations = prepared_operations(net) if state is not None else []
     if state is None or not operations:
-        raise StateError("explain: the network has not been called hybridized under AMP, so that there is no graph to "
-                         "explain. Give data to run it with: amp.explain(net, name, data)")
+        raise StateError("explain: there is no graph to explain, because the network has not been called under AMP "
+                         "while hybridized. Give data to run it with: amp.explain(net, name, data)")
     plans = [(block, operation.latest) for block, operation in operations]
     return make_rows([record for block, plan in plans if plan is not None
                       for record in planned(block, plan.graph, plan.policy)], net)
@@ -171,8 +171,7 @@ def _explained(row: OperatorRow, rows: Sequence[OperatorRow]) -> OperatorExplana
 
 def _why(row: OperatorRow) -> str:
     if not row.rule:
-        return ("AMP took no decision on it: it is off, or the network was converted, and the types are part of its "
-                "graph")
+        return ("AMP did not decide about it: AMP is off, or the network was converted and its graph holds the types")
     rule = f"rule {row.rule}: {row.reason}"
     if row.rule == NEUTRAL and row.inputs:
         return f"{rule}. It follows its first input, {row.inputs[0].name}, which is {row.inputs[0].source_dtype}"
@@ -192,7 +191,7 @@ def _read(row: OperatorRow) -> Iterator[str]:
         yield f"{read.name}: {read.source_dtype}{cast}"
 
 
-_NOTHING_LOWER = ("FP32 is fastest here: a type that amp.init is given runs nevertheless, where the device can, as in "
+_NOTHING_LOWER = ("FP32 is fastest here. To run low precision all the same, name a type that the device can run: "
                   "amp.init('bfloat16')")
 
 
@@ -225,7 +224,7 @@ _REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
     (_because(Cause.USER_LIST), "take {row.op!r} out of the fp32_ops or conditional_fp32_ops given to amp.init"),
     (_because(Cause.NOT_LISTED), "add {row.op!r} to the target_precision_ops given to amp.init"),
     (_because(Cause.CHANNELS),
-     "give it more input channels: lists cannot lower it, as nothing would be gained"),
+     "give it more input channels: operator lists cannot lower it, because it would not be faster"),
     (_because(Cause.SHAPE), "try other sizes of the input, or of the batch"),
     (_because(Cause.REGION), "take it out of the autocast region, or its block out of amp.exclude"),
     (_because(Cause.OUTSIDE), "call it inside `with amp.autocast():`, or call amp.init()"),
@@ -233,7 +232,7 @@ _REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
     (_because(Cause.EXCLUSION), "take it out of the exclusions of the policy"),
     (_because(Cause.REGISTERED), "give amp.register_op another rule for it"),
     (_because(Cause.COST), "amp.init(disable_passes=['cut_casts']) lets it follow its inputs"),
-    (_because(Cause.DEVICE), "name the type, as in amp.init('bfloat16'): what is slower runs on request only"),
+    (_because(Cause.DEVICE), "name the type, as in amp.init('bfloat16'): it is slower here and runs on request only"),
     (lambda row: row.safe and _because(Cause.TABLE, Cause.DEFAULT)(row),
      "amp.init(target_precision_ops=[*amp.list_lp16_ops({target!r}), {row.op!r}]) lowers all operators of its kind"),
     (lambda row: row.rule == NEUTRAL and not _is_low(row), "change {first}, which it follows"),

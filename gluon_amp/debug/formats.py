@@ -1,4 +1,4 @@
-"""What a low-precision type can hold, and how many of some values it cannot."""
+"""The range of low-precision types, and counts of values that do not fit in them."""
 from __future__ import annotations
 
 import math
@@ -13,24 +13,12 @@ __all__ = ["FORMATS", "Format", "Losses", "losses"]
 
 @dataclass(frozen=True)
 class Format:
-    """The range of a floating-point type.
+    """The range of a floating-point type."""
 
-    Attributes
-    ----------
-    largest : float
-        The largest finite value.
-    overflow : float
-        Absolute values from here on are rounded to infinity.
-    normal : float
-        The smallest value with full resolution.
-    flush : float
-        Absolute values up to here are rounded to zero.
-    """
-
-    largest: float
-    overflow: float
-    normal: float
-    flush: float
+    largest: float  # the largest finite value
+    overflow: float  # absolute values from here on are rounded to infinity
+    normal: float  # the smallest value with full resolution
+    flush: float  # absolute values up to here are rounded to zero
 
     @classmethod
     def of(cls, fraction_bits: int, largest_exponent: int) -> Format:
@@ -66,37 +54,19 @@ FORMATS = {FLOAT16: Format.of(10, 15), BFLOAT16: Format.of(7, 127)}
 
 @dataclass(frozen=True)
 class Losses:
-    """What happens to some values in a type.
+    """What happens to some values in a type."""
 
-    Attributes
-    ----------
-    count : int
-        All values.
-    largest : float
-        The largest finite absolute value; 0.0 when there is none.
-    overflowed, flushed, subnormal : int
-        Values that become infinite, that become zero without being zero, and that keep less than full resolution.
-    not_finite : int
-        Values that are infinite or NaN as they are.
-    """
-
-    count: int
-    largest: float
+    count: int  # all values
+    largest: float  # the largest finite absolute value; 0.0 when there is none
+    # values that become infinite, that become zero without being zero, and that keep less than full resolution
     overflowed: int
     flushed: int
     subnormal: int
-    not_finite: int
+    not_finite: int  # values that are infinite or NaN as they are
 
 
 def losses(values: np.ndarray, form: Format) -> Losses:
     """Count what a type cannot hold of some values.
-
-    Parameters
-    ----------
-    values : numpy.ndarray
-        In FP32 or float64.
-    form : Format
-        The type.
 
     Examples
     --------

@@ -63,7 +63,7 @@ class DriftRow:
 
 
 class DriftMonitor:
-    """Logs numbers that tell early when mixed precision goes wrong, at every so many steps of a trainer.
+    """Logs numbers that show early when mixed precision goes wrong, every few steps of a trainer.
 
     It listens to the trainer: the training loop stays as it is. Steps in between cost nothing.
 
@@ -92,7 +92,7 @@ class DriftMonitor:
     StateError
         The trainer has no loss scaler, tensorboardX is missing, or the CSV file has other columns.
     TypeError, ValueError
-        An argument is something else.
+        An argument has a wrong type or value.
 
     Examples
     --------
@@ -210,13 +210,6 @@ class CsvSink:
         The file.
     columns : sequence of str
         Names of the numbers, after ``step``.
-
-    Raises
-    ------
-    StateError
-        The file exists with other columns.
-    OSError
-        It cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike, columns: Sequence[str]):
@@ -253,11 +246,6 @@ class TensorBoardSink:
         The directory of the run.
     prefix : str
         What the names of all scalars begin with.
-
-    Raises
-    ------
-    StateError
-        tensorboardX is not installed.
     """
 
     def __init__(self, logdir: str | os.PathLike, prefix: str):

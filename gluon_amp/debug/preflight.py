@@ -52,7 +52,7 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
     DTypeError
         The type is unknown.
     TypeError
-        ``net`` is something else, or ``data`` is given for a dict.
+        ``net`` is of another type, or ``data`` is given for a dict.
     StateError
         Parameters are not initialized.
 
@@ -137,7 +137,7 @@ class Preflight:
 
     @property
     def problems(self) -> tuple[ParameterRow, ...]:
-        """The parameters that are read in low precision and do not fit; those with most values that do not first."""
+        """The parameters that are read in low precision and do not fit, those with most such values first."""
         found = [row for row in self.parameters if row.is_lowered and not row.fits]
         return tuple(sorted(found, key=lambda row: -(row.losses.overflowed + row.losses.not_finite
                                                      + row.losses.flushed / row.losses.count)))
@@ -240,9 +240,9 @@ def suggest_scale(source: gluon.Trainer | Block | Sequence[float], *, target_dty
     Raises
     ------
     StateError
-        There is no gradient, or none that is finite.
+        All gradients are zero, missing or not finite.
     TypeError, ValueError, DTypeError
-        An argument is something else.
+        An argument has a wrong type or value.
 
     Examples
     --------
@@ -260,7 +260,7 @@ def suggest_scale(source: gluon.Trainer | Block | Sequence[float], *, target_dty
         gradients = []
         largest = max((norm for norm in _norms(source) if math.isfinite(norm)), default=0.0)
     if largest == 0:
-        raise StateError("suggest_scale: there is no finite gradient other than zero: run a backward pass first")
+        raise StateError("suggest_scale: all gradients are zero or not finite: run a backward pass first")
     scale = _scale(largest, target, headroom)
     if not gradients:
         return ScaleSuggestion(scale, target, largest)

@@ -1,4 +1,4 @@
-"""Symbol graphs: what they are made of, what their attributes say, and how they are edited. No MXNet."""
+"""Symbol graphs, their attributes, and edits of them. No MXNet."""
 from __future__ import annotations
 
 from .edit import CAST, Readers, cast, cast_nodes, operator, redirect, unique_name

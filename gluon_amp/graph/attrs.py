@@ -1,4 +1,4 @@
-"""Read what the attributes of nodes say: all of them are text, as symbol JSON writes it."""
+"""Read the attributes of nodes, which are text in symbol JSON."""
 from __future__ import annotations
 
 import re
@@ -68,5 +68,5 @@ def is_set(attrs: Attrs, name: str, default: bool = False) -> bool:
 
 
 def is_channels_last(attrs: Attrs) -> bool:
-    """Whether the layout has channels behind the axes of the map."""
+    """Tell whether the layout has channels behind the axes of the map."""
     return str(attrs.get("layout")) in CHANNELS_LAST

@@ -1,4 +1,4 @@
-"""Edit graphs: new nodes, new names, who reads what, and other things to read."""
+"""Edit graphs: make nodes and names, find readers, and replace what they read."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -66,7 +66,7 @@ class Readers:
         return self._operators[entry.key]
 
     def is_head(self, entry: Entry) -> bool:
-        """Whether a tensor is an output of the graph."""
+        """Tell whether a tensor is an output of the graph."""
         return entry.key in self._heads
 
     def only(self, entry: Entry) -> Node | None:
@@ -77,7 +77,7 @@ class Readers:
 
 
 def redirect(graph: Graph, moved: dict[tuple[int, int], Entry]) -> None:
-    """Let the readers of some tensors read others instead, through chains of replacements."""
+    """Replace tensors for all their readers, also through chains of replacements."""
     def target(entry: Entry) -> Entry:
         while entry.key in moved:
             entry = moved[entry.key]

@@ -1,4 +1,4 @@
-"""Graph and Node: an editable view of MXNet's symbol JSON, lossless both ways.
+"""Graph and Node: an editable form of MXNet's symbol JSON, lossless in both directions.
 
 The format is nnvm's: a topologically sorted list of nodes whose inputs are ``[node, output, version]``
 triples, and heads of the same form. Here inputs point at :class:`Node` objects, so that a rewrite needs no
@@ -95,6 +95,10 @@ class Node:
         The policy's decision for this operator, written by the assignment pass.
     role : Role
         Who put the node there.
+    replaced : str
+        The program's operator, where a pass has put another one in its place; empty otherwise.
+    stands_for : str
+        The program's node whose result this one gives, where a pass has changed what that one computes; else empty.
     """
 
     op: str
@@ -108,6 +112,13 @@ class Node:
     planned: list[str | None] = field(default_factory=list)
     decision: Any = None
     role: Role = Role.OWN
+    replaced: str = ""
+    stands_for: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The operator that the program asked for."""
+        return self.replaced or self.op
 
     @property
     def is_variable(self) -> bool:
@@ -239,7 +250,7 @@ _ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|(.))")
 
 
 def _dumps(value: Any) -> str:
-    """Write JSON as MXNet reads it: of all escapes it knows those of quotes, backslashes, tabs and ends of lines."""
+    """Write JSON as MXNet reads it: with escapes for quotes, backslashes, tabs and line ends only."""
     return _ESCAPE.sub(_known_escape, json.dumps(value, indent=2, ensure_ascii=False))
 
 

@@ -1,4 +1,4 @@
-"""Operators in C++ for what MXNet has no good CPU kernels for.
+"""Operators in C++, where MXNet's own CPU kernels are slow or missing.
 
 Everything works without them. :func:`load` says which there are, and why there are none.
 """

@@ -28,33 +28,18 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Library:
-    """What became of a library of operators.
+    """What became of a library of operators."""
 
-    Attributes
-    ----------
-    name : str
-        ``'core'``, or ``'onednn'`` for those operators of it that need oneDNN.
-    operators : frozenset of str
-        Registered names of the operators that MXNet has from it now.
-    missing : str
-        Why there are none, and what to do; empty when the library is loaded.
-    """
-
-    name: str
-    operators: frozenset[str]
-    missing: str = ""
+    name: str  # ``'core'``, or ``'onednn'`` for those operators of it that need oneDNN
+    operators: frozenset[str]  # registered names of the operators that MXNet has from it now
+    missing: str = ""  # why there are none, and what to do; empty when the library is loaded
 
 
 def load() -> tuple[Library, ...]:
-    """Load the libraries unless that was done before, and say what became of them.
+    """Load the libraries once, and return for each whether it loaded and why not.
 
     Nothing is raised where they cannot be loaded. ``GLUON_AMP_NATIVE=0`` in the environment, at the first call, leaves
     them alone; the path of a folder takes them from there.
-
-    Returns
-    -------
-    tuple of Library
-        The libraries.
 
     Examples
     --------
@@ -66,17 +51,7 @@ def load() -> tuple[Library, ...]:
 
 
 def is_available(op: str) -> bool:
-    """Whether an operator of the libraries can be used, which loads them.
-
-    Parameters
-    ----------
-    op : str
-        Registered name.
-
-    Returns
-    -------
-    bool
-        Whether MXNet has the operator now.
+    """Tell whether an operator of the libraries can be used, which loads them.
 
     Examples
     --------
@@ -105,7 +80,7 @@ def _load(name: str, path: Path, operators: frozenset[str]) -> Library:
 
 
 def _load_onednn(core: Library) -> Library:
-    """Load oneDNN, which the core library then finds by its name; not for all to see, as MXNet has another version."""
+    """Load oneDNN for the core library alone, because MXNet has another version."""
     missing = core.missing
     if not missing:
         path = next(_onednn_files(), None)
@@ -117,7 +92,7 @@ def _load_onednn(core: Library) -> Library:
 
 
 def _onednn_files() -> Iterator[Path]:
-    """Find the library that the package of oneDNN brings; it lies outside of the folders of Python packages."""
+    """Find the library of the oneDNN package, which lies outside of the folders of Python packages."""
     try:
         files = metadata.files(_ONEDNN_PACKAGE) or []
     except metadata.PackageNotFoundError:

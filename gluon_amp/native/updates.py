@@ -22,27 +22,6 @@ def update(kind: str, weights: Sequence[mx.nd.NDArray], grads: Sequence[mx.nd.ND
     MXNet runs the update like any operator, ordered by what it reads and writes. Weights are waited for: ask for the
     update when the gradients are known, as after the check of an overflow.
 
-    Parameters
-    ----------
-    kind : str
-        One of :data:`UPDATES`, after ``sgd_update``, ``sgd_mom_update``, ``nag_mom_update``, ``adam_update``,
-        ``adamw_update`` and the two phases of ``lamb_update``.
-    weights, grads : sequence of NDArray
-        Dense arrays on one CPU context. Weights are float32; each gradient is float32 or bfloat16.
-    states : sequence of sequence of NDArray
-        Momentum, or means and variances: one sequence for each, in the order of the weights. float32.
-    lrs, wds : sequence of float
-        Learning rate and weight decay of every weight. Adam's correction of its bias is part of ``lrs``, as in MXNet.
-    **options
-        ``rescale_grad`` (1), ``clip_gradient`` (negative: none), ``momentum``, ``beta1``, ``beta2``, ``epsilon``,
-        ``eta``; for ``'lamb'`` also ``steps`` (of each weight), ``bias_correction``, ``lower_bound`` and
-        ``upper_bound``.
-
-    Raises
-    ------
-    MXNetError
-        The library is not loaded, or shapes, types or numbers of arrays do not fit.
-
     Examples
     --------
     >>> weight, grad = mx.nd.ones(3), mx.nd.ones(3)

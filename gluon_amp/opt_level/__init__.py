@@ -1,4 +1,4 @@
-"""Training by opt levels: ``initialize`` and what it makes of its arguments."""
+"""Training by opt levels: ``initialize`` and its options."""
 from __future__ import annotations
 
 from .initialize import initialize

@@ -12,6 +12,7 @@ from .. import checks, passes
 from .._mxnet import trainers
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION
+from ..elsewhere import answers
 from ..errors import StateError, expected
 from ..loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from ..runtime.devices import choose, device_supports
@@ -25,6 +26,12 @@ __all__ = ["initialize"]
 Item = TypeVar("Item")
 
 
+@answers(models="it is called net", optimizers="the trainer stands in their place: amp.initialize(net, trainer)",
+         patch_torch_functions="it is part of the level: leave it out",
+         min_loss_scale="pass loss_scale=amp.DynamicLossScaler(min_scale=...)",
+         max_loss_scale="pass loss_scale=amp.DynamicLossScaler(max_scale=...)",
+         target_dtype="it is called cast_model_type, for O2 and O3; O1 takes what is fastest",
+         dtype="it is called cast_model_type, for O2 and O3; O1 takes what is fastest")
 def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[gluon.Trainer] | None = None,
                opt_level: str = "O1", *, keep_batchnorm_fp32: bool | str | None = None,
                master_weights: bool | str | None = None, loss_scale: float | str | LossScaler | None = None,
@@ -93,7 +100,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     DTypeError
         The type is unknown, or the machine cannot run it.
     TypeError, ValueError
-        An argument is not what it should be.
+        An argument has a wrong type or value.
 
     Examples
     --------
@@ -103,7 +110,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     >>> net.initialize()
     >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
     >>> net, trainer = amp.initialize(net, trainer, opt_level='O2', loss_scale=128.0, verbosity=0)
-    >>> trainer._amp_loss_scaler.loss_scale
+    >>> amp.get_loss_scaler(trainer).loss_scale
     128.0
     >>> amp.deinit()
     """
@@ -117,7 +124,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
                      "cast_model_outputs": cast_model_outputs}
         name, options = resolve(opt_level, overrides)
         if loss_scale is None:
-            options = _scaled_where_needed(options)
+            options = _scaled_where_needed(options, several)
         scalers = _scalers(options.loss_scale, checks.whole("num_losses", num_losses, 1))
         checks.whole("verbosity", verbosity, 0)
         disabled = passes.checked(disable_passes)
@@ -139,10 +146,12 @@ def _items(name: str, value: Any, kind: type[Item], what: str) -> list[Item]:
     return found
 
 
-def _scaled_where_needed(options: Options) -> Options:
-    """Leave losses as they are where no device runs float16: bfloat16 has the range of FP32."""
+def _scaled_where_needed(options: Options, several: Sequence[gluon.Trainer]) -> Options:
+    """Leave losses as they are, as ``init_trainer`` does, unless a trainer's device, or any device, runs float16."""
     named = options.cast_model_type if options.cast_model_type in LOW_PRECISION else None
-    runs_float16 = any(found.dtype == FLOAT16 for found in choose(named, device_supports()).values())
+    chosen = choose(named, device_supports())
+    kinds = {trainers.device_type(trainer) for trainer in several} & set(chosen) or set(chosen)
+    runs_float16 = any(chosen[kind].dtype == FLOAT16 for kind in kinds)
     return options if runs_float16 else replace(options, loss_scale=1.0)
 
 

@@ -24,7 +24,7 @@ __all__ = ["Disabled", "Enabled", "PlainFP32", "switch_on"]
 
 
 class Disabled:
-    """Leaves trainers as they are, but for ``scale_loss`` to know them."""
+    """Leaves trainers as they are; ``scale_loss`` knows them."""
 
     def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
         """Let losses be scaled by 1."""
@@ -47,18 +47,10 @@ class PlainFP32(Disabled):
 
 
 class Enabled(NamedTuple):
-    """A level's work on trainers.
+    """A level's work on trainers."""
 
-    Attributes
-    ----------
-    scalers : list of LossScaler
-        One per loss, shared by all trainers.
-    weights : LowWeights or None
-        What is rounded after updates.
-    """
-
-    scalers: list[LossScaler]
-    weights: LowWeights | None
+    scalers: list[LossScaler]  # one per loss, shared by all trainers
+    weights: LowWeights | None  # what is rounded after updates
 
     def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
         """Give a trainer the loss scalers; ``reduction`` is what ``init_trainer`` takes for several processes."""

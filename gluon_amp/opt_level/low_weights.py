@@ -1,4 +1,4 @@
-"""Weights without masters: what the optimizer and the running statistics leave is rounded to low precision.
+"""Weights without masters: results of the optimizer and running statistics are rounded to low precision.
 
 MXNet cannot store bfloat16 parameters, and its optimizers refuse them. FP32 arrays that hold values of the
 low-precision type compute the same; a cast of such an array to the type is exact.
@@ -47,7 +47,7 @@ class LowWeights:
         self._statistics = [parameters[key] for key in normalizing - kept if parameters[key].grad_req == "null"]
 
     def round(self) -> None:
-        """Round what there is; parameters whose initialization is deferred come later."""
+        """Round the parameters that have values; deferred ones are rounded later."""
         self._round(self._arrays([*self._trained.values(), *self._statistics]))
 
     def round_updated(self, trainer: gluon.Trainer) -> None:

@@ -69,12 +69,7 @@ def as_bool(name: str, value: object) -> bool:
 
 
 def _as_dtype(name: str, value: object) -> str:
-    try:
-        return FLOAT32 if isinstance(value, str) and value == FLOAT32 else normalize(value, name)
-    except ValueError:
-        if getattr(value, "__name__", None) == FLOAT32:  # np.float32
-            return FLOAT32
-        raise
+    return normalize(value, name, or_float32=True)
 
 
 def _as_scale(name: str, value: object) -> float | str | LossScaler:
@@ -131,7 +126,7 @@ def _level(value: object) -> str:
 
 
 def _contradiction(level: str, name: str, value: object) -> str | None:
-    """Say why an override cannot be had at a level; None when it can."""
+    """Return the reason against an override at a level; None when it is allowed."""
     if name == "cast_model_outputs":
         return ("NumPy and plain MXNet code cannot read bfloat16; use 'float16' or 'float32', or leave it out"
                 if value == "bfloat16" else None)

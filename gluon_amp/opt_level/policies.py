@@ -14,14 +14,7 @@ _SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 
 
 def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
-    """Return the policy for a network that is cast as a whole: operators with a sound kernel follow their data.
-
-    Parameters
-    ----------
-    policy : Policy
-        For operators that are cast one by one.
-    round_batch_norm : bool
-        Round scale and shift of batch normalization to low precision, which its kernels take in FP32.
+    """Return the policy for a network that is cast as a whole: operators with a correct kernel follow their data.
 
     Examples
     --------

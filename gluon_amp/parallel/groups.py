@@ -55,10 +55,10 @@ class Group:
             _spread(_total(arrays), arrays)
 
     def prepare(self, name: str, array: NDArray) -> None:
-        """Do now what the first sum of arrays of this shape and type under this name would do."""
+        """Prepare sums of arrays of this shape and type under this name."""
 
     def sum_varying(self, name: str, array: NDArray) -> NDArray:
-        """Return the sum of arrays whose shape, the same on all workers, is often another one in the next call."""
+        """Return the sum of arrays whose shape is the same on all workers and often changes from call to call."""
         total = array.copy()
         self.sum(name, [total])
         return total
@@ -96,7 +96,7 @@ class StoreGroup(Group):
         return self._store
 
     def close(self) -> None:
-        """Let go of the store, which then waits for the other workers and tells the servers to end."""
+        """Release the store, which then waits for the other workers and tells the servers to end."""
         self._store = None
 
     def sum(self, name: str, arrays: Sequence[NDArray], priority: int = 0) -> None:
@@ -144,7 +144,7 @@ def _identity(name: str, array: NDArray) -> _Identity:
 
 
 def _key(identity: _Identity, taken: Collection[int]) -> int:
-    """Return a number that is the same in every process, whatever it numbered before."""
+    """Return a number that is the same in every process, independent of earlier ones."""
     digest = hashlib.blake2b(repr(identity).encode(), digest_size=8).digest()
     key = int.from_bytes(digest, "big")
     while True:

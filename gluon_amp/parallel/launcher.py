@@ -21,33 +21,15 @@ RESTARTS = "GLUON_AMP_RESTARTS"
 
 @dataclass(frozen=True)
 class Job:
-    """What to run.
+    """What to run."""
 
-    Attributes
-    ----------
-    command : sequence of str
-        A Python script and its arguments, or ``-m``, a module and its arguments.
-    workers : int
-        How many processes run it, at least 1.
-    engine : str
-        ``'kvstore'`` or ``'horovod'``.
-    servers : int
-        Parameter servers of the KVStore, at least 1.
-    grace : float
-        Seconds between asking a process to end (SIGTERM) and killing it.
-    timeout : float, optional
-        Seconds after which everything is ended.
-    max_restarts : int
-        How many times to start all over when a process failed.
-    """
-
-    command: Sequence[str]
-    workers: int
-    engine: str = "kvstore"
-    servers: int = 1
-    grace: float = 10.0
-    timeout: float | None = None
-    max_restarts: int = 0
+    command: Sequence[str]  # A Python script and its arguments, or ``-m``, a module and its arguments
+    workers: int  # how many processes run it, at least 1
+    engine: str = "kvstore"  # ``'kvstore'`` or ``'horovod'``
+    servers: int = 1  # parameter servers of the KVStore, at least 1
+    grace: float = 10.0  # seconds between asking a process to end (SIGTERM) and killing it
+    timeout: float | None = None  # seconds after which everything is ended
+    max_restarts: int = 0  # how many times to start all over when a process failed
 
 
 def launch(job: Job) -> int:
@@ -59,26 +41,6 @@ def launch(job: Job) -> int:
 
     Workers find their rank and number as the engine tells them, how often the job was restarted in
     ``GLUON_AMP_RESTARTS``, and in ``OMP_NUM_THREADS``, unless it is set already, their share of the processors.
-
-    Parameters
-    ----------
-    job : Job
-        What to run.
-
-    Returns
-    -------
-    int
-        0 when every worker returned 0; otherwise the exit code of the process that failed first, 128 and the signal's
-        number when that was killed or the launcher was told to end, 124 when the time was over.
-
-    Raises
-    ------
-    StateError
-        The engine is not installed.
-    FileNotFoundError
-        There is no such script.
-    ValueError
-        A number or the engine is none of those accepted.
     """
     _check(job)
     for restart in range(job.max_restarts + 1):
@@ -88,7 +50,7 @@ def launch(job: Job) -> int:
         if not result.failed:
             break
         if restart < job.max_restarts:
-            say(f"starting again, for the {restart + 1}. of {job.max_restarts} times")
+            say(f"starting again: restart {restart + 1} of {job.max_restarts}")
     return result.code
 
 

@@ -30,30 +30,7 @@ _numbers = itertools.count()  # tells their names apart, alike in every process
 
 def distribute(trainer: gluon.Trainer, allreduce_always_fp32: bool = False,
                gradient_predivide_factor: float = 1.0) -> Reduction | None:
-    """Take over the reduction of a trainer that works with other processes.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        On a KVStore, or Horovod's ``DistributedTrainer``; one that updates locally.
-    allreduce_always_fp32 : bool
-        Add float16 gradients up in FP32. bfloat16 ones always are: no engine can add them.
-    gradient_predivide_factor : float
-        Divide gradients by it before they are added up. The quotient stays in them, as a part of the scale that they
-        carry, and the update multiplies it back.
-
-    Returns
-    -------
-    Reduction or None
-        None when the trainer is for this process alone.
-
-    Raises
-    ------
-    StateError
-        The KVStore does not fit.
-    ValueError
-        The factor is not a finite number above 0, or there is no such KVStore.
-    """
+    """Take over the reduction of a trainer that works with other processes."""
     factor = checks.finite_above_zero("gradient_predivide_factor", gradient_predivide_factor)
     name = f"trainer{next(_numbers)}"
     group = _group_of(trainer, name)
@@ -91,7 +68,7 @@ def _check_name(name: str) -> None:
 
 
 class Reduction:
-    """Stands in the place of a trainer's own reduction, which it calls with arrays that the engine can add.
+    """Replaces a trainer's own reduction, and calls it with arrays that the engine can add.
 
     Gradients that no backward pass wrote since the last step count as zero, and as written when another process wrote
     them: so a step updates the same parameters in every process, as one process would on the joint batch. Row-sparse
@@ -131,13 +108,7 @@ class Reduction:
         distribution.replace_reduction(trainer, self.reduce)
 
     def reduce(self) -> None:
-        """Reduce the gradients of all parameters.
-
-        Raises
-        ------
-        StateError
-            They are reduced already.
-        """
+        """Reduce the gradients of all parameters."""
         if self._written is not None:
             raise StateError("the gradients are reduced already, and would be added up once more. After "
                              "trainer.allreduce_grads() call trainer.update(), not trainer.step()")
@@ -157,7 +128,7 @@ class Reduction:
         self._written = [any(flags) for flags in fresh]
 
     def _clear_stale(self, gradients: Sequence[Sequence[NDArray]], fresh: Sequence[Sequence[bool]]) -> None:
-        """Zero what is left of earlier steps, but for gradients that accumulate."""
+        """Zero gradients of earlier steps, unless they accumulate."""
         for arrays, flags, adds in zip(gradients, fresh, distribution.accumulates(self._trainer)):
             for array, flag in zip(arrays, flags):
                 if not flag and not adds:
@@ -195,44 +166,14 @@ class Reduction:
         return array
 
     def forget(self) -> None:
-        """Take note that another backward pass is about to begin.
-
-        Raises
-        ------
-        StateError
-            It would add to gradients that are reduced already.
-        """
+        """Note that another backward pass begins."""
         if self._written is not None and any(distribution.accumulates(self._trainer)):
             raise StateError("a backward pass after trainer.allreduce_grads() would add the gradients of one process "
                              "to those of all. With gradient accumulation reduce once, after the last micro-batch")
         self._written, self.divided = None, 1.0
 
     def agree(self, finite: bool, scale: float, overflowed: Collection[int], losses: int) -> tuple[bool, set[int]]:
-        """Make one decision of those of all processes.
-
-        Parameters
-        ----------
-        finite : bool
-            Whether the gradients here are.
-        scale : float
-            What they carry.
-        overflowed : collection of int
-            The losses whose gradients overflowed here.
-        losses : int
-            How many there are.
-
-        Returns
-        -------
-        finite : bool
-            Whether the gradients are finite in every process.
-        overflowed : set of int
-            The losses whose gradients overflowed in any.
-
-        Raises
-        ------
-        StateError
-            The gradients were not reduced, or the processes' scales differ.
-        """
+        """Combine the decisions of all processes into one."""
         if self._written is None:
             raise StateError("update: the gradients were not reduced over the processes. Call "
                              "trainer.allreduce_grads() before trainer.update(), or trainer.step()")

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone, however that ended."""
+    """Have the kernel kill this process when its parent ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

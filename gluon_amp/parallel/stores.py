@@ -49,7 +49,7 @@ class GroupStore(KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether it can do what is asked: it has no optimizer."""
+        """Tell whether the store can do what is asked; it has no optimizer."""
         return False
 
     @property

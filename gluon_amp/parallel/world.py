@@ -117,7 +117,7 @@ def allreduce(array: NDArray, average: bool = False, name: str | None = None) ->
     Raises
     ------
     TypeError
-        ``array`` is no dense array of one of these types.
+        ``array`` is not a dense array of one of these types.
 
     Examples
     --------
@@ -137,7 +137,7 @@ def allreduce(array: NDArray, average: bool = False, name: str | None = None) ->
 
 
 def prepare(name: str, shape: Sequence[int]) -> None:
-    """Make it known that arrays of a shape will be added up under a name.
+    """Announce that arrays of a shape will be added up under a name.
 
     The KVStore needs that, by all processes in the same order, before operators that MXNet runs in threads of their own
     call :func:`allreduce`. Horovod does not.
@@ -163,13 +163,7 @@ def _name(name: str | None) -> str:
 
 
 def store_group(store: KVStoreBase | str) -> StoreGroup:
-    """Return the group of a KVStore; MXNet's own distributed store is created once per process.
-
-    Raises
-    ------
-    StateError
-        The store updates without waiting for all workers, or the process was not started as a worker.
-    """
+    """Return the group of a KVStore; MXNet's own distributed store is created once per process."""
     if isinstance(store, str):
         if _native:
             return _native[0]
@@ -201,6 +195,6 @@ def horovod_group(process_set: Any) -> Group:
 
 @atexit.register
 def _release() -> None:
-    """Free the stores while MXNet is whole: that waits for the other workers and ends the servers."""
+    """Free the stores before MXNet shuts down, which waits for the other workers and ends the servers."""
     for group in _store_groups.values():
         group.close()

@@ -28,7 +28,7 @@ _FP32_INPUT_CHANNELS, _FP32_PLACES = 128, 256
 
 
 def is_needed(context: Context) -> bool:
-    """Whether convolutions may gain: in low precision, and in FP32 in training."""
+    """Tell whether convolutions may gain: in low precision, and in FP32 in training."""
     return context.policy.lowers or context.policy.training
 
 
@@ -64,7 +64,7 @@ def _missing_channels(node: Node, context: Context) -> int | None:
 
 
 def _gains_in_fp32(node: Node) -> bool:
-    """Whether an FP32 convolution of images was measured to train faster with more output channels."""
+    """Tell whether an FP32 convolution of images was measured to train faster with more output channels."""
     output, weight = node.shapes[0], node.inputs[1].shape
     if output is None or weight is None or len(weight) != 4:
         return False
@@ -74,7 +74,7 @@ def _gains_in_fp32(node: Node) -> bool:
 
 
 def _is_normalised(node: Node, readers: Readers, context: Context) -> bool:
-    """Whether the cut would cost more than it gains: with AMX kernels, in training, before BatchNorm.
+    """Tell whether the cut would cost more than it gains: with AMX kernels, in training, before BatchNorm.
 
     A cut leaves its output in plain layout, for which oneDNN has a slow kernel of BatchNorm only. Without AMX
     odd channel counts fall back to kernels that are far slower.
@@ -89,6 +89,7 @@ def _pad(node: Node, extra: int, names: set[str], context: Context) -> Entry:
     filters = int(node.attrs["num_filter"])
     cut = operator("slice_axis", unique_name(f"{node.name}_unpad", names), [], Entry(node), axis=1, begin=0,
                    end=filters)
+    cut.stands_for = node.name
     node.attrs = {**node.attrs, "num_filter": str(filters + extra)}
     if channels is not None:
         node.shapes = [(channels[0], filters + extra, *channels[2:])]

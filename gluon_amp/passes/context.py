@@ -17,13 +17,13 @@ class Weights(Protocol):
     """The trained parameters of a graph, by the names of its variables."""
 
     def __contains__(self, name: str) -> bool:
-        """Whether the variable is a trained parameter."""
+        """Tell whether the variable is a trained parameter."""
 
     def read(self, name: str) -> np.ndarray:
         """Return a parameter's values."""
 
     def write(self, name: str, values: np.ndarray) -> None:
-        """Give a parameter other values (FP32), or add one."""
+        """Give a parameter other values, or add one."""
 
     def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
         """Add the result of an operator on parameters as a parameter."""
@@ -55,6 +55,8 @@ class Context:
         Lets MXNet fuse the operators of a graph, and returns another graph; None where it cannot.
     check : bool
         Whether the result is verified.
+    native : frozenset of str
+        The operators in C++ that may take the place of MXNet's: registered names.
     variables : tuple of str
         The inputs before the rewrite. Training passes them by position: their order must not change.
     """
@@ -66,6 +68,7 @@ class Context:
     weights: Weights | None = None
     engine: Callable[[Graph], Graph] | None = None
     check: bool = False
+    native: frozenset[str] = frozenset()
     variables: tuple[str, ...] = ()
 
     @classmethod
@@ -81,5 +84,5 @@ class Context:
         return self.policy.target_dtype
 
     def is_float(self, entry: Entry) -> bool:
-        """Whether the tensor is one that passes may cast: FP32, or low precision by an earlier decision."""
+        """Tell whether the tensor is one that passes may cast: FP32, or low precision by an earlier decision."""
         return entry.dtype in (FLOAT32, self.target)

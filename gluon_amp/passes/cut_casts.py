@@ -31,7 +31,7 @@ _LEAST_SHARE = 0.1
 
 
 def is_needed(context: Context) -> bool:
-    """Whether it is known what casts and kernels cost: that of bfloat16 on the CPU is."""
+    """Tell whether the costs of casts and kernels are known: they are for bfloat16 on the CPU."""
     return context.target in COSTS and not context.policy.imitated
 
 
@@ -41,7 +41,7 @@ def run(graph: Graph, context: Context) -> int:
 
 
 def choose(graph: Graph, context: Context, costs: Costs) -> Choice:
-    """Return the choice that there is in a graph that went through ``assign_dtypes``."""
+    """Collect the operators of a graph that may run in either precision, after ``assign_dtypes``."""
     choice = Choice(graph, context, placement=Placement(least_share=_LEAST_SHARE))
     choice.fill(costs)
     return choice
@@ -49,24 +49,12 @@ def choose(graph: Graph, context: Context, costs: Costs) -> Choice:
 
 @dataclass
 class Choice:
-    """The operators of a graph that may run in either precision.
+    """The operators of a graph that may run in either precision."""
 
-    Attributes
-    ----------
-    graph : Graph
-        Its nodes have decisions.
-    context : Context
-        The settings of the rewrite.
-    operators : list of Node
-        Those that may be moved.
-    placement : Placement
-        The same, as numbers.
-    """
-
-    graph: Graph
-    context: Context
-    operators: list[Node] = field(default_factory=list)
-    placement: Placement = field(default_factory=Placement)
+    graph: Graph  # its nodes have decisions
+    context: Context  # the settings of the rewrite
+    operators: list[Node] = field(default_factory=list)  # those that may be moved
+    placement: Placement = field(default_factory=Placement)  # the same, as numbers
 
     def fill(self, costs: Costs) -> None:
         """Find operators and tensors, and what they cost."""
@@ -99,7 +87,7 @@ class Choice:
             self.placement.implied += [(producer, end) for end in readers if end >= 0 and not low[end]]
 
     def apply(self) -> int:
-        """Give the operators the precisions that cost least; return how many that moved."""
+        """Give the operators the precisions that cost least; return how many moved."""
         gains = self.placement.gains()
         if not gains:
             return 0
@@ -136,7 +124,7 @@ def _settle(node: Node, wanted: str, reason: str, context: Context) -> None:
 
 
 def _is_free(node: Node, context: Context) -> bool:
-    """Whether a node can be moved: what it reads and gives is FP32 by itself, and of known size."""
+    """Tell whether a node can be moved: its inputs and outputs are FP32 in the program, and of known size."""
     if not _is_follower(node) or not node.decision.safe or node.op == _CUSTOM:
         return False
     tensors = [*_data(node, context), *_outputs(node)]
@@ -173,7 +161,7 @@ class _Read(NamedTuple):
 
 
 class _Uses:
-    """Who reads each tensor that may be cast, and in which precision now."""
+    """The readers of each tensor that may be cast, and their precision."""
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], context: Context):
         self.of: dict[tuple[int, int], list[_Read]] = defaultdict(list)
@@ -213,7 +201,7 @@ def _movable(graph: Graph, nodes: Sequence[Node], uses: _Uses, context: Context)
 
 
 def _is_needed(node: Node, uses: _Uses, free: Mapping[int, Node]) -> bool:
-    """Whether what reads a node in FP32 has to see FP32 values; its outputs that follow nothing are FP32 anyway."""
+    """Tell whether the FP32 readers of a node need FP32 values."""
     following = {entry.output for entry in _outputs(node)}
     return any(output not in following or not (read.is_low or id(read.reader) in free)
                for output in range(len(node.dtypes)) for read in uses.of.get((id(node), output), ()))

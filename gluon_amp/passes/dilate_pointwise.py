@@ -1,4 +1,4 @@
-"""Keep pointwise convolutions away from a kernel that is not sound for all shapes.
+"""Keep pointwise convolutions away from an AMX kernel that writes beyond its output for some shapes.
 
 oneDNN's AMX kernel for one by one filters writes beyond its output for some map sizes
 (:func:`gluon_amp.rules.shapes.overruns_amx_tiles`). A graph that meets maps of any size, as a converted network does,
@@ -16,7 +16,7 @@ __all__ = ["is_needed", "run"]
 
 
 def is_needed(context: Context) -> bool:
-    """Whether graphs meet maps of any size, with kernels that are not sound for all."""
+    """Tell whether graphs run on maps of any size, with kernels that are wrong for some."""
     return context.policy.amx and not context.policy.training
 
 

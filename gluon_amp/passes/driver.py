@@ -1,4 +1,4 @@
-"""The table of passes, and the one thing that runs them.
+"""The table of passes, and the driver that runs them.
 
 To add a pass write ``run(graph, context) -> int`` (how much it did) in a module of its own and give it a record in
 :data:`PASSES`, in the order of execution. Passes read the data types and shapes that an analysis wrote into the nodes,
@@ -24,6 +24,7 @@ from . import (
     fuse,
     imitate,
     native_activations,
+    native_operators,
     place_casts,
     shape_operands,
     verify,
@@ -83,10 +84,13 @@ PASSES: tuple[Pass, ...] = (
          where=(INFERENCE,), applies=_always, is_step=True),
     Pass("fold_batch_norm", "BatchNorm is folded into the convolution or dense layer before it", fold_batch_norm.run,
          where=(INFERENCE,), applies=_always, is_step=True),
-    Pass("shape_operands", "what is computed for its shape only is not computed", shape_operands.run, applies=_always),
+    Pass("shape_operands", "operands of which only the shape is read are not computed", shape_operands.run,
+         applies=_always),
     Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
-    Pass("native_activations", "activations run oneDNN's kernels, or less of MXNet's own", native_activations.run,
+    Pass("native_operators", "operators in C++ take the place of MXNet's slow ones on the CPU", native_operators.run,
+         where=(TRAINING,), applies=native_operators.is_needed),
+    Pass("native_activations", "activations run oneDNN's kernels where those are faster", native_activations.run,
          applies=native_activations.is_needed),
     Pass("cut_casts", "operators that may run in either precision take what costs least, casts included",
          cut_casts.run, applies=cut_casts.is_needed),
@@ -96,8 +100,8 @@ PASSES: tuple[Pass, ...] = (
          fold_stride.run, where=(TRAINING,), applies=fold_stride.is_needed),
     Pass("place_casts", "a cast is inserted where producer and consumer differ", place_casts.run, applies=_always,
          required="without it operators would read types that they cannot run in"),
-    Pass("dilate_pointwise", "pointwise convolutions avoid a kernel of AMX that is not sound; they stay in FP32 "
-         "without it", dilate_pointwise.run, where=(INFERENCE,), applies=dilate_pointwise.is_needed),
+    Pass("dilate_pointwise", "pointwise convolutions avoid an AMX kernel that gives wrong results; without this "
+         "pass they stay in FP32", dilate_pointwise.run, where=(INFERENCE,), applies=dilate_pointwise.is_needed),
     Pass("verify", "the result is checked", verify.run, applies=verify.is_needed,
          required="it runs only where it is asked for: with GLUON_AMP_VERIFY=1"),
     Pass("imitate", "a type that the device has no kernels for is imitated", imitate.run, applies=imitate.is_needed,
@@ -143,7 +147,7 @@ def run(graph: Graph, context: Context) -> dict[str, int]:
 
 
 def finish(graph: Graph, context: Context) -> dict[str, int]:
-    """Run the passes behind which nothing is known of the graph's nodes; as :func:`run` otherwise."""
+    """Run the last passes, after which the graph has no decisions any more; otherwise as :func:`run`."""
     return {each.name: each.run(graph, context) for each in pipeline_of(context) if each.is_last}
 
 

@@ -1,4 +1,4 @@
-"""Drop what does nothing in inference: Dropout in its training mode, and identities."""
+"""Drop operators that do nothing in inference: Dropout in its training mode, and identities."""
 from __future__ import annotations
 
 from ..graph import Entry, Graph, Node, redirect

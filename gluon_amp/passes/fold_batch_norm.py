@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..dtypes import FLOAT32
+from ..dtypes import FLOAT32, FLOAT64
 from ..graph import VARIABLE, Entry, Graph, Node, Readers, redirect, unique_name
 from ..graph.attrs import REGION, integer, integers, is_channels_last, is_set
 from .context import Context, Weights
@@ -87,19 +87,25 @@ def _fold(norm: Node, layer: Node, readers: Readers, weights: Weights, names: se
 def _bias(layer: Node, values: np.ndarray, readers: Readers, weights: Weights, names: set[str]) -> Entry:
     if len(layer.inputs) > 2:
         return _written(layer.inputs[2], values, readers, weights, names)
-    return _added(f"{layer.inputs[1].node.name.rsplit('weight', 1)[0]}bias", values, weights, names)
+    weight = layer.inputs[1]
+    return _added(f"{weight.node.name.rsplit('weight', 1)[0]}bias", values, weight.dtype, weights, names)
 
 
 def _written(entry: Entry, values: np.ndarray, readers: Readers, weights: Weights, names: set[str]) -> Entry:
     """Give a parameter other values; one that others read as well is left alone and replaced by a new one."""
     if len(readers.of(entry)) > 1:
-        return _added(f"{entry.node.name}_folded", values, weights, names)
-    weights.write(entry.node.name, values.astype(np.float32))
-    entry.node.dtypes = [FLOAT32]
+        return _added(f"{entry.node.name}_folded", values, entry.dtype, weights, names)
+    entry.node.dtypes = [_write(entry.node.name, values, entry.dtype, weights)]
     return entry
 
 
-def _added(name: str, values: np.ndarray, weights: Weights, names: set[str]) -> Entry:
+def _added(name: str, values: np.ndarray, dtype: str | None, weights: Weights, names: set[str]) -> Entry:
     name = unique_name(name, names)
-    weights.write(name, values.astype(np.float32))
-    return Entry(Node(VARIABLE, name, dtypes=[FLOAT32], shapes=[values.shape]))
+    return Entry(Node(VARIABLE, name, dtypes=[_write(name, values, dtype, weights)], shapes=[values.shape]))
+
+
+def _write(name: str, values: np.ndarray, dtype: str | None, weights: Weights) -> str:
+    """Write values in the type of what they replace, at least FP32; return it."""
+    written = FLOAT64 if dtype == FLOAT64 else FLOAT32
+    weights.write(name, values.astype(written))
+    return written

@@ -22,7 +22,7 @@ __all__ = ["is_needed", "run"]
 
 
 def is_needed(context: Context) -> bool:
-    """Whether convolutions of few channels are faster with it."""
+    """Tell whether convolutions of few channels are faster with it."""
     return FEW_CHANNELS.applies(context.policy)
 
 

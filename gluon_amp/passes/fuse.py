@@ -30,7 +30,7 @@ def run(graph: Graph, context: Context) -> int:
 
 
 def _shield(graph: Graph) -> set[str]:
-    """Put operators that the fusion does not know where it must not look through; return their names.
+    """Insert operators that stop the fusion where it must not happen; return their names.
 
     Each reader gets one of its own, so that no fused operator has the same input twice.
     """
@@ -52,7 +52,7 @@ def _is_apart(node: Node, position: int) -> bool:
 
 
 def _is_read_elsewhere(entry: Entry, reader: Node, readers: Readers) -> bool:
-    """Whether a tensor has several readers; of variables only sums matter, the fusion begins behind them."""
+    """Tell whether a tensor has several readers; of variables only sums matter, the fusion begins behind them."""
     if entry.node.is_variable and reader.op != "elemwise_add":
         return False
     return len(readers.of(entry)) > 1 or readers.is_head(entry)

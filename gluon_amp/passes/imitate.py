@@ -13,7 +13,7 @@ __all__ = ["is_needed", "run"]
 
 
 def is_needed(context: Context) -> bool:
-    """Whether the type is imitated."""
+    """Tell whether the type is imitated."""
     return context.policy.imitated
 
 

@@ -24,7 +24,7 @@ _MOST_DIMENSIONS = 5  # of oneDNN's kernel; MXNet's own one does not take bfloat
 
 
 def is_needed(context: Context) -> bool:
-    """Whether activations run in bfloat16, on oneDNN's kernels, or train in FP32."""
+    """Tell whether activations run in bfloat16, on oneDNN's kernels, or train in FP32."""
     if context.target == FLOAT32:
         return context.policy.training
     return context.target == BFLOAT16 and not context.policy.imitated

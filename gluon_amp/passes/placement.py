@@ -23,21 +23,11 @@ _LARGEST_SUM = 2**28
 
 
 class Tensor(NamedTuple):
-    """A tensor that has to be cast where its producer and a reader differ: once, however many readers do.
+    """A tensor that has to be cast where its producer and a reader differ: once, however many readers do."""
 
-    Attributes
-    ----------
-    producer : int
-        The number of an operator, or one of the fixed ends.
-    readers : tuple of int
-        Likewise, without repetitions.
-    cost : int
-        Of the cast.
-    """
-
-    producer: int
-    readers: tuple[int, ...]
-    cost: int
+    producer: int  # the number of an operator, or one of the fixed ends
+    readers: tuple[int, ...]  # likewise, without repetitions
+    cost: int  # of the cast
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -56,19 +46,6 @@ class Gain(NamedTuple):
 class Placement:
     """Operators that may run in either of two precisions.
 
-    Attributes
-    ----------
-    low : list of bool
-        Which of them run in low precision now.
-    kernels : list of (int, int)
-        What each costs in FP32 and in low precision. Costs are whole numbers, in any unit.
-    tensors : list of Tensor
-        What they read and give.
-    implied : list of (int, int)
-        The second of two operators has to run in low precision when the first does.
-    least_share : float
-        What changing a connected part has to save at least, as a share of what it costs.
-
     Examples
     --------
     Two operators between low-precision ones; that the first runs in FP32 needs two casts:
@@ -79,11 +56,13 @@ class Placement:
     (10, [True, True])
     """
 
-    low: list[bool] = field(default_factory=list)
+    low: list[bool] = field(default_factory=list)  # which of them run in low precision now
+    # what each costs in FP32 and in low precision. Costs are whole numbers, in any unit.
     kernels: list[tuple[int, int]] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)  # what they read and give
+    # the second of two operators has to run in low precision when the first does
     implied: list[tuple[int, int]] = field(default_factory=list)
-    least_share: float = 0.0
+    least_share: float = 0.0  # what changing a connected part has to save at least, as a share of what it costs
 
     def cost(self, low: Sequence[bool]) -> int:
         """Return what a choice of precisions costs."""
@@ -96,9 +75,9 @@ class Placement:
         return [low != (number in moved) for number, low in enumerate(self.low)]
 
     def gains(self) -> list[Gain]:
-        """Return what to change, for each connected part in which something is gained.
+        """Return the changes, for each connected part that gains by them.
 
-        Only operators that are connected with a cast, or with one that loses time as it is, are looked at.
+        Only operators that are connected with a cast, or with an operator that is slower as it is, are looked at.
         """
         parts = self._parts()
         members = [number for part in parts for number in part.operators]
@@ -177,7 +156,7 @@ class _Part:
 
 
 def _is_cast(tensor: Tensor, low: Sequence[bool]) -> bool:
-    """Whether a reader differs from the producer."""
+    """Tell whether a reader differs from the producer."""
     first = _side(tensor.producer, low)
     return any(_side(reader, low) != first for reader in tensor.readers)
 
@@ -199,7 +178,7 @@ class _Edges:
             self._capacities[start, end] = min(self._capacities[start, end] + capacity, _INFINITE)
 
     def add_tensor(self, producer: int, readers: Sequence[int], cost: int) -> None:
-        """Add what costs once as soon as some reader is on the other side."""
+        """Add a cost that is due once as soon as one reader is on the other side."""
         if len(readers) == 1:
             self.add(producer, readers[0], cost)
             self.add(readers[0], producer, cost)

@@ -64,18 +64,12 @@ CHECKS: tuple[Check, ...] = (_inputs_agree, _casts_are_needed, _casts_are_shared
 
 
 def is_needed(context: Context) -> bool:
-    """Whether the user, or a test, asked for it."""
+    """Tell whether the user, or a test, asked for it."""
     return context.check
 
 
 def run(graph: Graph, context: Context) -> int:
-    """Run all checks; return 0.
-
-    Raises
-    ------
-    GraphError
-        Names every fault found.
-    """
+    """Run all checks; return 0."""
     faults = [fault for check in CHECKS for fault in check(graph, context)]
     if faults:
         raise GraphError("the rewritten graph is not sound: " + "; ".join(faults))

@@ -1,4 +1,4 @@
-"""What casts cost, and operators that may run in either precision. Data only.
+"""The costs of casts, and of operators that may run in either precision. Data only.
 
 Measured with ``benchmarks/kernel_costs.py`` on an Intel Xeon with AMX-BF16, one thread, MXNet 1.9.1: the difference of
 many copies of an operator and few, shortest of 9 runs, tensors of 6.4 MB in the layout that oneDNN's convolutions
@@ -21,37 +21,20 @@ _CLEARLY_SLOWER = 1.1
 
 @dataclass(frozen=True)
 class Rates:
-    """Nanoseconds per byte that the tensors read and written have in FP32: in FP32, and in low precision.
+    """Nanoseconds per byte that the tensors read and written have in FP32: in FP32, and in low precision."""
 
-    Attributes
-    ----------
-    training : (float, float)
-        Of the forward and the backward pass.
-    inference : (float, float)
-        Of the forward pass, in converted graphs.
-    """
-
-    training: tuple[float, float]
-    inference: tuple[float, float] = (0.0, 0.0)
+    training: tuple[float, float]  # of the forward and the backward pass
+    inference: tuple[float, float] = (0.0, 0.0)  # of the forward pass, in converted graphs
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs on one kind of device.
+    """The costs on one kind of device."""
 
-    Attributes
-    ----------
-    casts : (float, float)
-        Nanoseconds of a cast per byte of its tensor in FP32: forward, and forward and backward.
-    call : int
-        Nanoseconds of a cast of any size.
-    kernels : mapping of str to Rates
-        By operator.
-    """
-
+    # nanoseconds of a cast per byte of its tensor in FP32: forward, and forward and backward
     casts: tuple[float, float]
-    call: int
-    kernels: Mapping[str, Rates]
+    call: int  # nanoseconds of a cast of any size
+    kernels: Mapping[str, Rates]  # by operator
 
     def cast(self, size: int, backward: bool) -> int:
         """Return the nanoseconds that casting a tensor of some bytes takes, and its gradient."""

@@ -1,4 +1,4 @@
-"""The rules that operator tables are made of, and what follows from one for an operator: a decision."""
+"""The rules of the operator tables, and the decision on an operator that follows from one."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -83,21 +83,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Decision:
-    """The precision of one operator, and why.
+    """The precision of one operator, and why."""
 
-    Attributes
-    ----------
-    rule, fp32_inputs, rounded_inputs, safe
-        As in :class:`Rule`.
-    cause : Cause
-        The kind of reason, for programs.
-    note : str
-        The reason, for people.
-    """
-
+    # as in :class:`Rule`
     rule: str
-    cause: Cause
-    note: str
+    cause: Cause  # the kind of reason, for programs
+    note: str  # the reason, for people
     fp32_inputs: tuple[int, ...] = ()
     rounded_inputs: tuple[int, ...] = ()
     safe: bool = True
@@ -110,15 +101,6 @@ EXCLUDED = Decision(FP32, Cause.EXCLUSION, "excluded by name")
 
 def precision(decision: Decision, types: Sequence[Any], fp32: Any, low: Any) -> Any:
     """Return the precision that an operator's floating-point data takes; None when it has no such data.
-
-    Parameters
-    ----------
-    decision : Decision
-        Governs the operator.
-    types : sequence
-        The types of its inputs, in any representation.
-    fp32, low : object
-        FP32 and the low-precision type in that representation; inputs of other types do not count.
 
     Examples
     --------

@@ -3,19 +3,20 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Mapping, Sequence
 
 from ..dtypes import FLOAT32, normalize
 from ..errors import PolicyError, expected
 from ..files import replacing
 from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule
+from .measurements import signature
 from .shapes import FEW_CHANNELS, SHAPE_RULES
 from .tables import table
-from .tuning import signature
 
 __all__ = ["Policy", "refused_rules"]
 
+_MOST_SHOWN = 6
 _FORMAT = "gluon_amp policy 1"
 _SLOW = Decision(FP32, Cause.MEASURED, "measured to be slower in low precision on this machine")
 # For operators of libraries that were loaded, or of a later MXNet.
@@ -38,13 +39,14 @@ class Policy:
     excluded : frozenset of str
         Names of graph nodes that stay in FP32.
     training : bool
-        False in converted graphs, in which no gradients are taken, and which avoid unsound kernels for all shapes.
+        False in converted graphs, in which no gradients are taken, and which avoid wrong kernels for all shapes.
     amx : bool
-        Whether oneDNN uses AMX tiles, some of whose kernels are not sound, or not fast, for all shapes.
+        Whether oneDNN uses AMX tiles, some of whose kernels are wrong or slow for some shapes.
     channel_multiple : int, optional
         The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
     slow : frozenset of str
-        Uses of operators (:func:`gluon_amp.rules.tuning.signature`) that were measured to be slower in low precision.
+        Uses of operators (:func:`gluon_amp.rules.measurements.signature`) that were measured to be slower in low
+        precision.
     disabled_passes : frozenset of str
         Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
     reason : str
@@ -52,7 +54,10 @@ class Policy:
 
     Examples
     --------
-    >>> Policy('bfloat16').decide('FullyConnected', {}).rule
+    >>> policy = Policy('bf16', excluded=frozenset({'net_dense0_fwd'}))
+    >>> policy
+    Policy('bfloat16', excluded={'net_dense0_fwd'})
+    >>> policy.decide('FullyConnected', {}).rule
     'LOWER'
     """
 
@@ -67,6 +72,19 @@ class Policy:
     disabled_passes: frozenset[str] = frozenset()
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target_dtype", normalize(self.target_dtype, or_float32=True))
+
+    def __repr__(self) -> str:
+        """Show the type and what differs from the defaults; of overrides the operators and their rules."""
+        plain = Policy(self.target_dtype)
+        given = {each.name: getattr(self, each.name) for each in fields(self)
+                 if getattr(self, each.name) != getattr(plain, each.name)}
+        given["overrides"] = {op: " or ".join(dict.fromkeys(rule.rule for rule in rules))
+                              for op, rules in self.overrides.items() if rules}
+        shown = [f"{name}={_shown(value)}" for name, value in given.items() if value not in ({}, frozenset())]
+        return f"Policy({', '.join([repr(self.target_dtype), *shown])})"
+
     def __hash__(self) -> int:
         return hash((self.target_dtype, frozenset(self.overrides.items()), self.imitated, self.excluded, self.training,
                      self.amx, self.channel_multiple, self.slow, self.disabled_passes))
@@ -77,7 +95,7 @@ class Policy:
         return self.target_dtype != FLOAT32
 
     def to_json(self) -> str:
-        """Write what the user decides as JSON; what belongs to the device is left out.
+        """Write the user's decisions as JSON; those of the device are left out.
 
         Examples
         --------
@@ -160,21 +178,21 @@ class Policy:
         return next(rule for rule in self._rules(op) if _holds(rule, attrs, channels)).decision
 
     def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> Decision | None:
-        """Return what keeps an operator in FP32 for the shape of its data, which may change from call to call."""
+        """Return the rule that keeps an operator in FP32 for the shape of its data, which may change between calls."""
         if self.lowers and self.slow and shape and signature(op, attrs, shape) in self.slow:
             return _SLOW
         return next((rule.decision for rule in SHAPE_RULES
                      if rule.op == op and self._heeds(rule) and rule.holds(attrs, shape or (), self.amx)), None)
 
     def depends_on_shape(self, op: str) -> bool:
-        """Whether the shape of its data may keep an operator in FP32."""
+        """Tell whether the shape of its data may keep an operator in FP32."""
         return (self.lowers and bool(self.slow)) or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
 
     def _heeds(self, rule: Any) -> bool:
         return rule.applies(self) and not (rule.lifted_by and self.runs(rule.lifted_by))
 
     def runs(self, name: str) -> bool:
-        """Whether a pass is on."""
+        """Tell whether a pass is on."""
         return name not in self.disabled_passes
 
     def _channels(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> int | None:
@@ -192,15 +210,24 @@ class Policy:
         return None if first.is_conditional else first.decision
 
     def may_lower(self, op: str) -> bool:
-        """Whether some use of an operator on FP32 inputs runs in low precision, or rounds some of them to it."""
+        """Tell whether some use of an operator on FP32 inputs runs in low precision, or rounds some of them to it."""
         return any(rule.rule == LOWER or rule.rounded_inputs for rule in self._rules(op))
 
     def _rules(self, op: str) -> tuple[Rule, ...]:
         return (*self.overrides.get(op, ()), *table(self.target_dtype).get(op, ()), _DEFAULT)
 
 
+def _shown(value: Any) -> str:
+    """Write a field's value: sets and dicts in order, and no more of them than fit a line."""
+    if not isinstance(value, (frozenset, dict)):
+        return repr(value)
+    items = sorted(f"{key!r}: {value[key]}" if isinstance(value, dict) else repr(key) for key in value)
+    more = [f"and {len(items) - _MOST_SHOWN} more"] if len(items) > _MOST_SHOWN else []
+    return "{" + ", ".join(items[:_MOST_SHOWN] + more) + "}"
+
+
 def refused_rules(argument: str, target_dtype: str, op: str) -> list[Rule]:
-    """Return the table's rules that nobody may override; raise PolicyError when nothing of the operator is left."""
+    """Return the table's rules that nobody may override; raise PolicyError when they cover the whole operator."""
     refused = [rule for rule in table(target_dtype).get(op, ()) if not rule.safe or rule.rule == KEEP]
     if any(rule.when is None for rule in refused):
         raise PolicyError(f"{argument}: {op!r} cannot run in {target_dtype}: {refused[0].note}. Leave it out of the "
@@ -209,7 +236,7 @@ def refused_rules(argument: str, target_dtype: str, op: str) -> list[Rule]:
 
 
 def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Return a file's rules for an operator behind what the table does not let it do."""
+    """Return a file's rules for an operator, after those of the table that it may not override."""
     if all(rule.rule == FP32 and not rule.rounded_inputs for rule in rules):
         return rules
     refused = refused_rules("overrides", target_dtype, op)
@@ -240,4 +267,5 @@ def _holds(rule: Rule, attrs: Mapping[str, str], channels: int | None) -> bool:
     if rule.when is None:
         return True
     attribute, values = rule.when
-    return str(attrs.get(attribute)) in values
+    value = str(attrs.get(attribute))
+    return value in values or value.replace(" ", "") in values

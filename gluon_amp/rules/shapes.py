@@ -1,4 +1,4 @@
-"""Shapes for which bfloat16 kernels of oneDNN 2.4.4 are not sound, or not fast, or convolutions run as others.
+"""Shapes for which bfloat16 kernels of oneDNN 2.4.4 are wrong or slow, or convolutions are rewritten.
 
 :data:`SHAPE_RULES` comes before the operator tables. A rule that a graph pass makes needless names the pass.
 """
@@ -24,53 +24,28 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class ShapeRule:
-    """What keeps an operator in FP32 for some shapes of its data.
+    """A rule that keeps an operator in FP32 for some shapes of its data."""
 
-    Attributes
-    ----------
-    op : str
-        Registered operator name.
-    applies : callable
-        Whether it is for graphs of a policy.
-    holds : callable
-        Takes the operator's attributes, the shape of its data (empty where unknown), and whether oneDNN uses AMX tiles.
-    decision : Decision
-        What follows.
-    lifted_by : str
-        The pass that makes it needless when it is on.
-    """
-
-    op: str
-    applies: Callable[[Policy], bool]
+    op: str  # registered operator name
+    applies: Callable[[Policy], bool]  # whether it is for graphs of a policy
+    # takes the operator's attributes, the shape of its data (empty where unknown), and whether oneDNN uses AMX tiles
     holds: Callable[[Attrs, Shape, bool], bool]
-    decision: Decision
-    lifted_by: str = ""
+    decision: Decision  # what follows
+    lifted_by: str = ""  # the pass that makes it needless when it is on
 
 
 @dataclass(frozen=True)
 class FewChannels:
-    """A pass that gives operators more input channels, so that rules on few of them do not count.
+    """A pass that gives operators more input channels, so that rules on few channels do not apply."""
 
-    Attributes
-    ----------
-    op : str
-        Registered operator name.
-    applies : callable
-        Whether the pass is for graphs of a policy.
-    holds : callable
-        Takes the operator's attributes and its input channels.
-    lifted_by : str
-        The pass.
-    """
-
-    op: str
-    applies: Callable[[Policy], bool]
-    holds: Callable[[Attrs, int], bool]
-    lifted_by: str
+    op: str  # registered operator name
+    applies: Callable[[Policy], bool]  # whether the pass is for graphs of a policy
+    holds: Callable[[Attrs, int], bool]  # takes the operator's attributes and its input channels
+    lifted_by: str  # the pass
 
 
 def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
-    """Whether some position of a convolution's filters never meets the data, as with small maps and wide padding.
+    """Tell whether a part of a convolution's filters meets padding only, as with small maps and wide padding.
 
     Examples
     --------
@@ -104,20 +79,11 @@ _BLOCK = 16  # channels that oneDNN keeps side by side
 
 
 def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> bool:
-    """Whether the gradient of a pooling comes in an order of axes for which oneDNN has reference kernels only.
+    """Tell whether the gradient of a pooling has an order of axes for which oneDNN has slow reference kernels only.
 
     Where the result has height or width 1, its strides do not tell the order of that axis and of its neighbours any
     more, and oneDNN takes the larger ones of the data for the outer ones. The neighbours are the blocks of channels
     and, between AMX kernels, which keep channels innermost, the batch.
-
-    Parameters
-    ----------
-    attrs : mapping of str to str
-        Its parameters, as in symbol JSON.
-    shape : sequence of int
-        Shape of its data.
-    amx : bool
-        Whether oneDNN uses AMX tiles.
 
     Examples
     --------
@@ -139,7 +105,7 @@ _SMALL_MAP = 32
 
 
 def overruns_amx_tiles(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
-    """Whether oneDNN's AMX kernel for pointwise convolutions writes beyond its output.
+    """Tell whether oneDNN's AMX kernel for pointwise convolutions writes beyond its output.
 
     It takes pixels in groups as large as a tile allows, two tiles at a time and those in pairs; with three groups in
     all it stores a fourth (``jit_avx512_core_amx_1x1_conv_kernel`` of oneDNN 2.4.4; found with guard pages behind every
@@ -160,7 +126,7 @@ def overruns_amx_tiles(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
 
 
 def is_pointwise(attrs: Mapping[str, str]) -> bool:
-    """Whether a convolution may run oneDNN's kernel for one by one filters: no stride, padding, dilation or groups."""
+    """Tell whether a convolution may run oneDNN's 1x1 kernel: no stride, padding, dilation or groups."""
     ones = (integers(attrs, name) for name in ("kernel", "stride", "dilate", "num_group"))
     return all(number == 1 for numbers in ones for number in numbers) and not any(integers(attrs, "pad"))
 
@@ -170,14 +136,7 @@ _LEAST_FILTERS = 16
 
 
 def can_fold_stride(attrs: Mapping[str, str], channels: int) -> bool:
-    """Whether a convolution may run without its stride on four times the channels, and gains from it on AMX.
-
-    Parameters
-    ----------
-    attrs : mapping of str to str
-        Its parameters, as in symbol JSON.
-    channels : int
-        Its input channels.
+    """Tell whether a convolution may run without its stride on four times the channels, and is faster so on AMX.
 
     Examples
     --------

@@ -118,7 +118,8 @@ def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str,
     Returns
     -------
     list of (str, str, list of str)
-        Registered name, attribute, and its values for FP32; a name may come with several attributes.
+        Registered name, attribute, and its values for FP32. MXNet knows one attribute for each operator: where there
+        are several this is the first.
 
     Raises
     ------
@@ -130,9 +131,9 @@ def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str,
     >>> list_conditional_fp32_ops('float16')
     [('Activation', 'act_type', ['softrelu']), ('LeakyReLU', 'act_type', ['elu', 'selu'])]
     """
-    return [(name, record.when[0], list(record.when[1]))
-            for name, records in sorted(table(normalize(target_dtype)).items()) if _is_conditional(records)
-            for record in records if record.rule == FP32 and record.when]
+    conditions = {name: next(record.when for record in records if record.rule == FP32 and record.when)
+                  for name, records in sorted(table(normalize(target_dtype)).items()) if _is_conditional(records)}
+    return [(name, attribute, list(values)) for name, (attribute, values) in conditions.items()]
 
 
 def list_widest_type_cast(target_dtype: object = FLOAT16) -> list[str]:
@@ -228,10 +229,10 @@ def _is_lowered(records: tuple[Rule, ...]) -> bool:
 
 
 def _is_conditional(records: tuple[Rule, ...]) -> bool:
-    """Whether records send an operator to FP32 for some attributes only."""
+    """Tell whether rules keep an operator in FP32 for some attributes only."""
     return not _is_lowered(records) and records[-1].rule != FP32 and any(record.rule == FP32 for record in records)
 
 
 def _rest(records: tuple[Rule, ...]) -> str | None:
-    """Return the rule of an operator that neither runs in low precision nor depends on attributes, None for those."""
+    """Return the rule of an operator; None when it runs in low precision or depends on attributes."""
     return None if _is_lowered(records) or _is_conditional(records) else records[-1].rule

@@ -2,6 +2,7 @@
 
 ``devices``        what each kind of device runs in, and why
 ``state``          what is in force: the process-wide setting, regions, exclusions
+``exclusions``     the blocks that users keep in FP32
 ``plans``          what a graph becomes under a setting, made once
 ``graph_applier``  cached ops that run what was planned
 ``eager_applier``  imperative calls, whose inputs are cast as the policy says

@@ -1,6 +1,7 @@
 """Switch mixed precision on and off: for the process (``init``), a region (``autocast``), a block (``exclude``)."""
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import ContextDecorator, ExitStack
 from dataclasses import replace
@@ -10,12 +11,13 @@ from mxnet import Context
 from mxnet.gluon import Block
 
 from .. import checks, passes
-from .._mxnet.operators import registered_operators
+from .._mxnet.operators import parameters_of, registered_operators
 from ..dtypes import BFLOAT16, FLOAT32, Support, normalize
-from ..errors import PolicyError, StateError, expected
+from ..elsewhere import answers
+from ..errors import DTypeError, PolicyError, StateError, expected
 from ..graph.attrs import REGION_ON
 from ..rules import ConditionalOp, Policy, make_policy
-from ..rules.tuning import Tuning, default_cache
+from ..rules.measurements import Tuning, default_cache
 from . import gpus, hooks
 from .devices import announce, choose, device_supports, machine, warn_if_slow
 from .eager_applier import outermost
@@ -25,6 +27,13 @@ __all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "
            "tuned"]
 
 
+_logger = logging.getLogger("gluon_amp")
+
+
+@answers(dtype="it is called target_dtype, and comes first: amp.init('bfloat16')",
+         enabled="call amp.init() to switch AMP on and amp.deinit() to switch it off",
+         device_type="every device runs in its own type: leave it out",
+         opt_level="that is for amp.initialize(net, trainer, opt_level=...)")
 def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
          conditional_fp32_ops: Sequence[ConditionalOp] | None = None, fp32_ops: Sequence[str] | None = None,
          layout_optimization: bool = False, *, tuning: Tuning | str | os.PathLike | bool | None = None,
@@ -66,7 +75,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         A list names an unknown operator or pass, an operator is in two lists, a pass cannot be switched off, or
         ``policy`` is not alone.
     StateError
-        AMP is on already, with other settings.
+        AMP is on already, with other settings than those named. Without any argument what is on stays on.
 
     Examples
     --------
@@ -89,6 +98,9 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     arguments = (requested, repr(lists), repr(tuning), disabled, policy)
     if controller.state is not None:
         if arguments == controller.arguments:
+            return
+        if all(given is None for given in (target_dtype, *lists.values(), tuning, disable_passes, policy)):
+            _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
             return
         raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
     chosen = choose(requested, device_supports())
@@ -140,13 +152,18 @@ def is_active() -> bool:
     return current is not None and current.enabled
 
 
+# The kinds of device that Context.device_type names, and torch's name for one.
+_DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "cpu_pinned": "cpu", "cpu_shared": "cpu"}
+
+
 def active_dtype(device_type: str | Context = "cpu") -> str | None:
     """Name the low-precision type in use for arrays on a device; None for FP32, and for a GPU where there is none.
 
     Parameters
     ----------
     device_type : str or Context
-        ``'cpu'`` or ``'gpu'``, as in ``Context.device_type``; or one device, as ``mx.gpu(1)``, where GPUs differ.
+        ``'cpu'`` or ``'gpu'``, as in ``Context.device_type``; ``'cuda'`` is the GPU. One device, as ``mx.gpu(1)``,
+        where GPUs differ.
 
     Raises
     ------
@@ -159,10 +176,10 @@ def active_dtype(device_type: str | Context = "cpu") -> str | None:
     >>> amp.active_dtype('cpu') is None
     True
     """
-    try:
-        context = device_type if isinstance(device_type, Context) else Context(device_type)
-    except KeyError:
-        raise ValueError(expected("'cpu', 'gpu' or a Context", "device_type", device_type)) from None
+    kind = device_type.device_type if isinstance(device_type, Context) else _DEVICES.get(device_type)
+    if kind is None:
+        raise ValueError(expected(f"one of {', '.join(map(repr, _DEVICES))}, or a Context", "device_type", device_type))
+    context = device_type if isinstance(device_type, Context) else Context(kind)
     state = controller.current()
     policy = state.policy(state.key(context)) if state is not None and state.enabled else None
     return policy.target_dtype if policy is not None and policy.lowers else None
@@ -179,8 +196,9 @@ class autocast(ContextDecorator):
     ----------
     enabled : bool
         False runs the region in FP32.
-    dtype : {'float16', 'bfloat16'}, numpy dtype or None
-        The low-precision type; None takes the one of ``init``, or the device's.
+    dtype : {'float16', 'bfloat16', 'float32'}, numpy dtype or None
+        The low-precision type; None takes the one of ``init``, or the device's. ``'float32'`` runs the region in FP32,
+        as ``enabled=False`` does.
 
     Raises
     ------
@@ -197,11 +215,16 @@ class autocast(ContextDecorator):
     False
     """
 
+    @answers(device_type="the device of the arrays decides: leave it out, as in amp.autocast(dtype='float16')",
+             cache_enabled="a graph casts each parameter once: leave it out",
+             target_dtype="it is called dtype: amp.autocast(dtype='float16')")
     def __init__(self, enabled: bool = True, dtype: object = None):
-        self._dtype = None if dtype is None else normalize(dtype, "dtype")
-        self._enabled = checks.true_or_false("enabled", enabled)
+        _refuse_device_or_type(enabled)
+        wanted = None if dtype is None else normalize(dtype, "dtype", or_float32=True)
+        self._enabled = checks.true_or_false("enabled", enabled) and wanted != FLOAT32
+        self._dtype = wanted if self._enabled else None
         self._entered: list[ExitStack] = []
-        if enabled and self._dtype is not None:
+        if self._dtype is not None:
             choose(self._dtype, device_supports())
 
     def __enter__(self) -> autocast:
@@ -235,6 +258,17 @@ class autocast(ContextDecorator):
         return controller.remembered(settings, lambda: _region_state(wanted, disabled))
 
 
+def _refuse_device_or_type(enabled: object) -> None:
+    """Answer ``autocast('cuda')`` and ``autocast('bfloat16')``, as they are written elsewhere."""
+    if isinstance(enabled, bool):
+        return
+    try:
+        remedy = f"a type goes by name: amp.autocast(dtype={normalize(enabled, or_float32=True)!r})"
+    except DTypeError:
+        remedy = "the device of the arrays decides, not an argument: amp.autocast(), or amp.autocast(dtype='float16')"
+    raise TypeError(f"{expected('True or False', 'enabled', enabled)}: {remedy}")
+
+
 def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
     chosen = choose(wanted, device_supports())
     warn_if_slow(chosen)
@@ -246,6 +280,9 @@ def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
 
 def exclude(*targets: Block | type | str) -> None:
     """Keep blocks in FP32, with everything inside them, until :func:`deinit`.
+
+    It does not matter how the blocks inside are called: a container may be iterated. What matches nothing in a network
+    that runs is told by a warning.
 
     Parameters
     ----------
@@ -276,7 +313,7 @@ def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[st
     """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
     if all(found.dtype == FLOAT32 for found in chosen.values()):
         # Lists that would be refused on another machine are refused here.
-        make_policy(BFLOAT16, registered_operators(), custom_ops=controller.custom_ops, **lists)
+        make_policy(BFLOAT16, registered_operators(), parameters=parameters_of, custom_ops=controller.custom_ops, **lists)
     return {device: replace(_policy(found, lists), disabled_passes=disabled_passes) for device, found in chosen.items()}
 
 
@@ -284,7 +321,8 @@ def _policy(found: Support, lists: Mapping[str, Any]) -> Policy:
     known, custom_ops = registered_operators(), controller.custom_ops
     if found.dtype == FLOAT32:
         return Policy(FLOAT32, reason=found.reason, channel_multiple=found.channel_multiple)
-    policy = make_policy(found.dtype, known, custom_ops=custom_ops, imitated=found.imitated, **lists)
+    policy = make_policy(found.dtype, known, parameters=parameters_of, custom_ops=custom_ops, imitated=found.imitated,
+                         **lists)
     return replace(policy, channel_multiple=found.channel_multiple, amx=found.amx)
 
 

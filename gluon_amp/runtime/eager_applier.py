@@ -35,6 +35,7 @@ __all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost"
 Invoke = Callable[..., Any]
 
 _MOST_DIMENSIONS = 6  # what amp_cast takes
+_LOW = frozenset((TYPE_FLAGS[FLOAT16], TYPE_FLAGS[BFLOAT16]))
 _NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}
 _ARITHMETIC = ("add", "sub", "mul", "div")
 _UNTOUCHED = {"amp_cast", "amp_multicast"}
@@ -48,15 +49,19 @@ class Frame(threading.local):
     ----------
     blocks, hybrid_blocks : int
         How many calls of blocks, and of hybrid blocks, are under way.
-    casts : dict
-        Casts of parameters made since the outermost block was called, so that each is made once. They must not live
-        longer: two losses that share a recorded cast cannot both be differentiated.
+    casts : dict or None
+        Casts of parameters made since the outermost block that MXNet could trace was called, so that each is made once;
+        None outside of such a call. They must not live longer: two losses that share a recorded cast cannot both be
+        differentiated.
+    excluded : set of int
+        The ids of the blocks that are excluded in the outermost block's call.
     """
 
     def __init__(self) -> None:
         self.blocks = 0
         self.hybrid_blocks = 0
-        self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] = {}
+        self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] | None = None
+        self.excluded: set[int] = set()
 
 
 frame = Frame()
@@ -164,7 +169,8 @@ def _dtypes(rule: Decision, flags: list[int], low: int) -> list[int] | None:
             for position, flag in enumerate(flags)]
 
 
-def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPolicy | None]) -> Invoke:
+def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPolicy | None],
+                is_on: Callable[[], bool]) -> Invoke:
     """Make the function that takes the place of MXNet's ``_imperative_invoke``.
 
     Parameters
@@ -173,20 +179,48 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
         MXNet's function.
     current : callable
         Gives the policy for a call's inputs, None to leave the call alone.
+    is_on : callable
+        Whether AMP is on, also where nothing is to run in low precision.
     """
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:
         policy = current(inputs)
+        if out is not None and frame.casts:
+            frame.casts.clear()  # of what is being written, perhaps
         if policy is not None and inputs:
             operator = policy.operators.get(handle)
             # Outside of hybrid blocks there is no bfloat16 to look for.
             if operator is not None and (operator.may_lower or frame.hybrid_blocks or policy.target != BFLOAT16):
                 flags = [_flag(array) for array in inputs]
-                if operator.may_lower or policy.flag in flags:
+                # Outside of hybrid blocks bfloat16 arrays are the user's own: what only reads them is as in MXNet.
+                is_own = not frame.hybrid_blocks and policy.target == BFLOAT16 and 0 not in flags
+                if not is_own and (operator.may_lower or policy.flag in flags):
                     call = _Call(original, policy, is_np_op)
                     return call.run(operator, handle, inputs, flags, keys, values, out, output_is_list)
-        return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
+        try:
+            return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
+        except mx.MXNetError:
+            widened = _widened(original, inputs, is_np_op) if is_on() else inputs
+            if widened is inputs:
+                raise
+            return original(handle, widened, keys, values, out, is_np_op, output_is_list)
     return invoke
+
+
+def _widened(original: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: int | None = None) -> Sequence[NDArray]:
+    """Return the inputs with users' own low-precision arrays in FP32, where FP32 or AMP's own are among them."""
+    flags = [_flag(array) for array in inputs]
+    users = [i for i, flag in enumerate(flags)
+             if flag in _LOW and flag != low and not isinstance(inputs[i], BaseSparseNDArray)]
+    if not users or not {0, low}.intersection(flags):
+        return inputs
+    widened = list(inputs)
+    for i in users:  # not by amp_cast, which loses gradients that accumulate
+        if flags[i] == TYPE_FLAGS[FLOAT16]:
+            widened[i] = original(handle_of("Cast"), [inputs[i]], ["dtype"], [FLOAT32], None, is_np_op, False)
+        else:
+            widened[i] = original(handle_of("amp_cast"), [inputs[i]], ["dtype"], [FLOAT32], None, is_np_op, False)
+    return widened
 
 
 class _Call(NamedTuple):
@@ -203,6 +237,9 @@ class _Call(NamedTuple):
             handle = self.policy.twins[handle]
             operator = self.policy.operators[handle]
         rule = self.policy.decide(operator, inputs, keys, values)
+        if rule.rule != KEEP and _LOW.difference((self.policy.flag,)).intersection(flags):
+            inputs = _widened(self.original, inputs, self.is_np_op, self.policy.flag)
+            flags = [_flag(array) for array in inputs]
         wanted = _dtypes(rule, flags, self.policy.flag)
         changed = [i for i, flag in enumerate(flags) if wanted is not None and flag != wanted[i]]
         rounded = [i for i in rule.rounded_inputs if wanted is not None and flags[i] == 0]
@@ -241,12 +278,11 @@ class _Call(NamedTuple):
         parameter = flag and autograd.is_recording() and array.grad is not None
         if not parameter:
             return self.cast(self._guarded(array) if fragile else array, dtype)
+        if frame.casts is None:
+            return self.cast(self._guarded(array), dtype)
         key = (array.handle.value, dtype)
         if key not in frame.casts:
-            cast = self.cast(self._guarded(array), dtype)
-            if not frame.blocks:
-                return cast
-            frame.casts[key] = (array, cast)
+            frame.casts[key] = (array, self.cast(self._guarded(array), dtype))
         return frame.casts[key][1]
 
     def _guarded(self, array: NDArray) -> NDArray:

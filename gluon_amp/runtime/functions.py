@@ -8,6 +8,7 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import cast_arrays
 from ..dtypes import FLOAT32, normalize
+from ..elsewhere import answers
 from ..errors import PolicyError, StateError, expected
 from ..rules import RULES
 from .autocast import autocast
@@ -136,6 +137,7 @@ def register_op(op_type: str, rule: str = "FP32") -> None:
     controller.custom_ops[op_type] = rule
 
 
+@answers(device_type="the device of the arrays decides: leave it out")
 def custom_fwd(forward: Callable | None = None, *, cast_inputs: object = None) -> Callable:
     """Decorate ``forward`` of a ``mx.autograd.Function`` that is written for AMP.
 
@@ -163,7 +165,7 @@ def custom_fwd(forward: Callable | None = None, *, cast_inputs: object = None) -
     """
     if forward is None:
         return functools.partial(custom_fwd, cast_inputs=cast_inputs)
-    wanted = None if cast_inputs is None else _float_type(cast_inputs)
+    wanted = None if cast_inputs is None else normalize(cast_inputs, "cast_inputs", or_float32=True)
 
     @functools.wraps(forward)
     def decorated(self: Any, *inputs: NDArray) -> Any:
@@ -177,6 +179,7 @@ def custom_fwd(forward: Callable | None = None, *, cast_inputs: object = None) -
     return decorated
 
 
+@answers(device_type="the device of the arrays decides: leave it out")
 def custom_bwd(backward: Callable) -> Callable:
     """Decorate ``backward`` of a function whose ``forward`` has :func:`custom_fwd`: AMP is as it was there.
 
@@ -188,6 +191,3 @@ def custom_bwd(backward: Callable) -> Callable:
             return cast_arrays(backward(self, *gradients), FLOAT32)
     return decorated
 
-
-def _float_type(value: object) -> str:
-    return FLOAT32 if value == FLOAT32 else normalize(value, "cast_inputs")

@@ -11,11 +11,13 @@ from weakref import WeakKeyDictionary
 import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, input_names
 from ..dtypes import BFLOAT16
 from ..graph import Graph
+from .observers import operator_callback
 from .plans import Inputs, Plan, Traced, make_plan
 from .state import State, controller
 
@@ -56,6 +58,10 @@ def _add(records: dict[Any, Any], key: Any, value: Any, most: int) -> None:
         records.pop(next(iter(records)), None)
 
 
+def _are_dense(args: Sequence[NDArray]) -> bool:
+    return not any(isinstance(array, BaseSparseNDArray) for array in args)
+
+
 class RewritingCachedOp:
     """Runs a traced symbol, as planned as long as AMP is active.
 
@@ -84,6 +90,7 @@ class RewritingCachedOp:
         # A setting that is gone for good takes what was made for it along.
         self._variants: WeakKeyDictionary[State, _Variants] = WeakKeyDictionary()
         self._hook: tuple[Any, ...] = ()
+        self._observed: tuple[Any, ...] = ()  # what runs, and the hook that it was given
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""
@@ -91,7 +98,7 @@ class RewritingCachedOp:
         variant = None if state is None else self._variant(state, args)
         operation = self._stock() if variant is None else variant.operation
         if self._hook:
-            operation._register_op_hook(*self._hook)
+            self._observe(operation, variant)
         try:
             return operation(*args, **kwargs)
         except mx.MXNetError as error:
@@ -118,10 +125,20 @@ class RewritingCachedOp:
         dtypes = tuple(dtype_name(array.dtype) for array in args)
         low = frozenset(self.names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
         return Inputs(self.names, dtypes, tuple(array.shape for array in args),
-                      device, self._guarded(args), low)
+                      device, self._guarded(args), low, _are_dense(args))
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
+
+    def _observe(self, operation: StockCachedOp, variant: _Variant | None) -> None:
+        """Let the hook see what is about to run, as the program knows it."""
+        if (operation, self._hook) == self._observed:
+            return
+        callback, monitor_all = self._hook
+        if variant is not None and variant.plan.symbol is not None:
+            callback = operator_callback(variant.plan, callback)
+        operation._register_op_hook(callback, monitor_all)
+        self._observed = (operation, self._hook)
 
     def _stock(self) -> StockCachedOp:
         if self._plain is None:
@@ -139,7 +156,7 @@ class RewritingCachedOp:
         if kept is None:
             kept = self.traced.kept(state, device, self.names, [array.shape for array in args])
             _add(variants.kept, shapes, kept, _MOST_SHAPES)
-        key = (dtypes, device, self._guarded(args), kept)
+        key = (dtypes, device, self._guarded(args), kept, _are_dense(args))
         variant = variants.made.get(key)
         if variant is None:
             plan = make_plan(state, self.traced, self._inputs(args, device))

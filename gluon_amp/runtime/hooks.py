@@ -8,6 +8,7 @@
   ``grad_req`` of their parameters.
 - ``HybridBlock._get_graph``: a block is traced without the marks of regions around its call.
 - ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
+- ``SymbolBlock.forward``: in another block's trace its operators carry the mark of the region around its call.
 - ``autograd.Function.__call__``: user code that expects what it was written for.
 - ``Trainer._update``: what the optimizer has written.
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
@@ -23,17 +24,19 @@ from typing import Any, Callable, ContextManager, Iterator
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, Trainer
+from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.ndarray import register
 from mxnet.symbol import register as symbol_register
 
+from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, make_symbol_creator, outermost_trace
 from ..dtypes import FLOAT32
 from .eager_applier import frame, is_low, make_invoke, release
+from .executors import PlannedExecutor, Planner
 from .graph_applier import RewritingCachedOp
-from .plans import Inputs, Traced, make_plan
+from .plans import Inputs, Traced
 from .state import controller
 
 __all__ = ["install", "installed", "invoke_replaced", "kept_in_place", "original_invoke", "uninstall"]
@@ -106,7 +109,7 @@ def invoke_replaced() -> Iterator[tuple[Callable, Callable[[Callable, Callable],
 
     def put(invoke: Callable, outer: Callable[[Callable], Callable]) -> None:
         _originals[position] = (owner, name, invoke)
-        setattr(owner, name, outer(make_invoke(invoke, controller.eager)))
+        setattr(owner, name, outer(make_invoke(invoke, controller.eager, controller.is_on)))
     try:
         yield original, put
     finally:
@@ -134,7 +137,7 @@ def _make_call_cached_op(original: Callable) -> Callable:
 def _make_get_graph(original: Callable) -> Callable:
     @functools.wraps(original)
     def get_graph(block: HybridBlock, *args: Any) -> Any:
-        with outermost_trace():
+        with outermost_trace(), controller.tracing(block):
             return original(block, *args)
     return get_graph
 
@@ -172,6 +175,11 @@ def _make_block_call(original: Callable) -> Callable:
 
 def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
     hybrid = isinstance(block, HybridBlock)
+    casts = frame.casts
+    if not hybrid or type(block).forward is not HybridBlock.forward:
+        frame.casts = None  # users' Python code may write weights and run backward passes; what can be traced does not
+    elif casts is None:
+        frame.casts = {}
     frame.blocks += 1
     frame.hybrid_blocks += hybrid
     try:
@@ -179,8 +187,9 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
     finally:
         frame.blocks -= 1
         frame.hybrid_blocks -= hybrid
-        if not frame.blocks:
-            frame.casts.clear()
+        if frame.casts is None and casts:
+            casts.clear()
+        frame.casts = casts
     policy = controller.eager(args) if hybrid and not frame.hybrid_blocks else None
     # A user who hands low precision in gets it back.
     if policy is None or any(is_low(value, policy) for value in args):
@@ -244,41 +253,44 @@ def _make_amp_loss_scale(original: Any) -> property:
 def _make_bind(original: Callable) -> Callable:
     @functools.wraps(original)
     def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
-             aux_states: Any = None, **kwargs: Any) -> Any:
+             aux_states: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        given = (args, args_grad, grad_req, aux_states, *rest)
         state = controller.rewriter()
-        rewritten = None
-        if state is not None and isinstance(ctx, mx.Context):
-            arrays = {**_by_name(args, symbol.list_arguments()),
-                      **_by_name(aux_states, symbol.list_auxiliary_states())}
-            dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
-            shapes = {name: array.shape for name, array in arrays.items()}
-            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)
-            rewritten = make_plan(state, Traced(symbol), inputs).symbol
-        executor = original(symbol if rewritten is None else rewritten, ctx, args, args_grad, grad_req, aux_states,
-                            **kwargs)
-        executor._symbol = symbol  # outputs keep the names that the user's symbol gives them
-        return executor
+        if state is None or not isinstance(ctx, mx.Context):
+            return original(symbol, ctx, *given, **kwargs)
+        arrays = {**_by_name(args, symbol.list_arguments()), **_by_name(aux_states, symbol.list_auxiliary_states())}
+        dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        planner = Planner(state, Traced(symbol), _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req), original)
+        plan = planner.plan(planner.inputs.shapes)
+        return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), planner, plan)
     return bind
 
 
 def _make_simple_bind(original: Callable) -> Callable:
     @functools.wraps(original)
-    def simple_bind(symbol: mx.sym.Symbol, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
-                    **kwargs: Any) -> Any:
+    def simple_bind(symbol: mx.sym.Symbol, /, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
+                    *rest: Any, **kwargs: Any) -> Any:
         state = controller.rewriter()
-        rewritten = None
-        if state is not None and isinstance(ctx, mx.Context):
-            dtypes = _inferred_dtypes(symbol, type_dict or {})
-            shapes = _inferred_shapes(symbol, kwargs)
-            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)
-            rewritten = make_plan(state, Traced(symbol), inputs).symbol
-            if rewritten is not None:
-                # Behind a cast MXNet cannot infer the type of a variable: say it.
-                type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
-        executor = original(symbol if rewritten is None else rewritten, ctx, grad_req, type_dict, **kwargs)
-        executor._symbol = symbol
-        return executor
+        if state is None or not isinstance(ctx, mx.Context):
+            return original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)
+        dtypes = _inferred_dtypes(symbol, type_dict or {})
+        shapes = _inferred_shapes(symbol, kwargs)
+        inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)
+        planner = Planner(state, Traced(symbol), inputs, original_bind())
+        plan = planner.plan(planner.inputs.shapes)
+        if plan.symbol is not None:
+            # Behind a cast MXNet cannot infer the type of a variable: say it.
+            type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
+        executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)
+        return PlannedExecutor.of(executor, planner, plan)
     return simple_bind
+
+
+def original_bind() -> Callable:
+    """Return MXNet's own ``Symbol.bind``."""
+    replaced = (original for owner, name, original in _originals if name == "bind")
+    return next(replaced, mx.sym.Symbol.bind)
 
 
 def _inputs(symbol: mx.sym.Symbol, device: str, dtypes: dict[str, str | None],
@@ -313,13 +325,14 @@ def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, 
 
 
 _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-    (register, "_imperative_invoke", lambda original: make_invoke(original, controller.eager)),
+    (register, "_imperative_invoke", lambda original: make_invoke(original, controller.eager, controller.is_on)),
     (nd_numpy._api_internal, "tensordot", _make_tensordot),
     (symbol_register, "_symbol_creator", lambda original: make_symbol_creator(original)),
     (mx.ndarray, "CachedOp", _make_cached_op),
     (HybridBlock, "_call_cached_op", _make_call_cached_op),
     (HybridBlock, "_get_graph", _make_get_graph),
     (Block, "__call__", _make_block_call),
+    (SymbolBlock, "forward", lambda original: make_symbol_block_forward(original)),
     (autograd.Function, "__call__", _make_function_call),
     (Trainer, "_update", _make_update),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),

@@ -9,17 +9,19 @@ from typing import Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 
-from .. import passes
+from .. import native, passes
 from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
-from ..dtypes import BFLOAT16, FLOAT32
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Role
 from ..graph.attrs import CONVERSION, REGION
+from ..passes.widen import widen
 from ..rules import Policy
 from .state import State
 
 __all__ = ["Inputs", "Plan", "Traced", "make_plan"]
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
+_MAKES_SPARSE = "cast_storage"
 Shapes = Sequence[Sequence[int]]
 
 
@@ -40,6 +42,8 @@ class Inputs(NamedTuple):
         The inputs whose gradient is accumulated.
     low : frozenset of str
         The data inputs that arrive in bfloat16 from a block around, standing for FP32 ones.
+    dense : bool
+        Whether all of them are at hand, as dense arrays.
     """
 
     names: tuple[str, ...]
@@ -48,6 +52,7 @@ class Inputs(NamedTuple):
     device: str
     guarded: frozenset[str]
     low: frozenset[str] = frozenset()
+    dense: bool = False
 
     def types(self) -> dict[str, str]:
         """Return data types by name: what a block around hands over in bfloat16 stands for FP32 data."""
@@ -83,11 +88,27 @@ class Traced:
         return any(CONVERSION in node.attrs for node in self.graph.nodes())
 
     def analysed(self, inputs: Inputs) -> Graph:
-        """Return a graph of one's own with the types and shapes of all tensors."""
-        graph = self.graph.copy()
+        """Return a graph of one's own with the types and shapes of all tensors.
+
+        Where a user's float16 meets FP32, which MXNet refuses, it holds casts to FP32 that the symbol does not.
+        """
+        graph, types = self.graph.copy(), inputs.types()
         shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
-        analyse(self.symbol, graph, inputs.types(), shapes)
+        try:
+            analyse(self.symbol, graph, types, shapes)
+            if FLOAT16 not in types.values() or all(None not in node.dtypes for node in graph.operators()):
+                return graph
+        except mx.MXNetError:
+            if not widen(graph, types, self._written):
+                raise
+        else:
+            widen(graph, types, self._written)
+        analyse(self.symbol, graph, types, shapes)
         return graph
+
+    @cached_property
+    def _written(self) -> list[str]:
+        return self.symbol.list_auxiliary_states()
 
     def kept(self, state: State, device: str, names: Sequence[str], shapes: Shapes) -> frozenset[str]:
         """Name the operators that shapes keep in FP32: all of the shapes that a plan depends on."""
@@ -150,6 +171,11 @@ class Plan:
         """The graph that runs. Not to be edited."""
         return self.traced.analysed(self.inputs) if self.rewritten is None else self.rewritten
 
+    @property
+    def runs(self) -> mx.sym.Symbol:
+        """The symbol that runs."""
+        return self.traced.symbol if self.symbol is None else self.symbol
+
     def at(self, shapes: tuple[tuple[int, ...], ...]) -> Graph:
         """Return the graph with shapes for others of the inputs: one plan serves calls of several shapes."""
         if shapes == self.inputs.shapes:
@@ -191,12 +217,25 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
     if policy is None:
         return Plan(traced, inputs._replace(low=frozenset()))
     graph = traced.analysed(inputs)
+    is_widened = len(graph.nodes()) != len(traced.graph.nodes())
     for node in graph.variables():
         if node.name in inputs.low:
             node.planned = [BFLOAT16]
-    counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled)
-    changed = any(counts.values()) or (inputs.low and policy.lowers)
+    counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled,
+                            native=_native(graph, inputs))
+    changed = is_widened or any(counts.values()) or (inputs.low and policy.lowers)
     return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
+
+
+def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
+    """Return the operators in C++ for a graph: they take dense arrays, on a CPU, of known shapes.
+
+    An executor infers shapes of parameters from those of data, also later, when it is reshaped; MXNet ends the process
+    when an operator of a library has an input of unknown shape then.
+    """
+    if not inputs.dense or inputs.device != "cpu" or any(node.op == _MAKES_SPARSE for node in graph.operators()):
+        return frozenset()
+    return frozenset().union(*(library.operators for library in native.load()))
 
 
 def _policy_for(traced: Traced, state: State, device: str, low: bool) -> Policy | None:

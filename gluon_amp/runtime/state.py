@@ -1,7 +1,6 @@
 """What AMP is doing now: the process-wide setting, the current thread's regions, and excluded blocks."""
 from __future__ import annotations
 
-import fnmatch
 import threading
 import weakref
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ from .._mxnet import gpus
 from .._mxnet.arrays import cast_arrays, first_array
 from ..graph.attrs import REGION, REGION_OFF, REGION_ON
 from ..rules import Policy
-from .eager_applier import EagerPolicy
+from .eager_applier import EagerPolicy, frame
+from .exclusions import Exclusions
 
 if TYPE_CHECKING:
     from .plans import Traced
@@ -136,7 +136,7 @@ class _Controller:
         self.hooked = False  # whether names of MXNet are replaced
         self.states: dict[Any, State] = {}  # of regions, by their settings
         self.regions = _Regions()
-        self.exclusions: list[Any] = []
+        self.exclusions = Exclusions()
         self.custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
         self.replaced: list[tuple[Any, str, Callable]] = []  # by register_float32_function and the like
         self.networks: weakref.WeakKeyDictionary[Block, Network] = weakref.WeakKeyDictionary()  # by initialize
@@ -147,6 +147,10 @@ class _Controller:
         """Return the state in force in this thread."""
         stack = self.regions.stack
         return stack[-1] if stack else self.state
+
+    def is_on(self) -> bool:
+        """Whether anything is in force in this thread, on any device and in any precision."""
+        return self.current() is not None
 
     def rewriter(self, traced: Traced | None = None) -> State | None:
         """Return the state that graphs run under, None for MXNet's own way.
@@ -210,7 +214,7 @@ class _Controller:
 
     def exclude(self, targets: Sequence[Any]) -> None:
         """Keep blocks, classes of blocks, or names of blocks (with wildcards) in FP32."""
-        self.exclusions.extend(targets)
+        self.exclusions.add(targets)
         self.changes += 1
 
     def cast(self, networks: Mapping[Block, Network]) -> None:
@@ -229,10 +233,24 @@ class _Controller:
             setattr(*self.replaced.pop())
         self.exclusions.clear()
 
+    def _is_traced(self, block: Block) -> bool:
+        return block.__dict__.get("_cached_op") is not None and block.__dict__.get("_amp_epoch") == self.epoch()
+
+    @contextmanager
+    def tracing(self, block: Block) -> Iterator[None]:
+        """Trace a block in the body, by a call of it or not: what it excludes is known to the blocks inside."""
+        if self.exclusions and not frame.blocks:
+            frame.excluded = self.exclusions.inside(block)
+        frame.blocks += 1
+        try:
+            yield
+        finally:
+            frame.blocks -= 1
+
     def _is_excluded(self, block: Block) -> bool:
-        return any(fnmatch.fnmatchcase(block.name, target) if isinstance(target, str)
-                   else isinstance(block, target) if isinstance(target, type) else block is target
-                   for target in self.exclusions)
+        if not frame.blocks:  # the outermost: since its last call blocks may have been added
+            frame.excluded = self.exclusions.inside(block, self._is_traced(block))
+        return id(block) in frame.excluded or self.exclusions.match(block)
 
 
 controller = _Controller()

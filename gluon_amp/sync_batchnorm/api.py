@@ -96,7 +96,7 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
 
 def _refuse_unfit(net: Block, blocks: list[Any]) -> None:
     if mx.util.is_np_array():
-        raise StateError("convert_sync_batchnorm: custom operators know legacy arrays only. Leave mx.npx.set_np() out")
+        raise StateError("convert_sync_batchnorm: custom operators take legacy arrays only. Leave mx.npx.set_np() out")
     hidden = [block.name for block in descendants(net) if batch_norms.has_batch_norm_inside(block)]
     if hidden:
         raise StateError(f"convert_sync_batchnorm: the batch normalization inside {', '.join(hidden[:3])} is part of a "

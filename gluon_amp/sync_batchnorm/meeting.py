@@ -38,20 +38,7 @@ class Meeting:
         self._change = threading.Condition()
 
     def sum(self, vector: NDArray, place: str) -> NDArray:
-        """Return the sum of the vectors of all contexts and processes, on this one's context.
-
-        Parameters
-        ----------
-        vector : NDArray
-            What this context adds.
-        place : str
-            Names the context; inside a custom operator arrays of all CPU contexts look alike.
-
-        Raises
-        ------
-        StateError
-            The other contexts did not come, or this one came twice.
-        """
+        """Return the sum of the vectors of all contexts and processes, on this one's context."""
         if self._num_devices == 1:
             return self._over_processes(vector)
         with self._change:
@@ -88,5 +75,5 @@ class Meeting:
         return vector if self._allreduce is None else self._allreduce(vector, name=self.name)
 
 
-_ADVICE = ("In training every context must run the network, before any result is read: give convert_sync_batchnorm as "
-           "num_devices how many do. CPU contexts need MXNET_CPU_TEMP_COPY above the number of operators in a step")
+_ADVICE = ("In training every context must run the network, before any result is read: give convert_sync_batchnorm "
+           "their number as num_devices. CPU contexts need MXNET_CPU_TEMP_COPY above the number of operators in a step")

@@ -72,13 +72,7 @@ class Layer:
 
     @contextmanager
     def use(self, place: str) -> Iterator[Meeting]:
-        """Measure statistics in the body; give the meeting for the gradients of this use.
-
-        Raises
-        ------
-        StateError
-            Another use on the same context is under way, so that their order may differ between contexts.
-        """
+        """Measure statistics in the body; give the meeting for the gradients of this use."""
         if place in self._busy:
             raise StateError(f"{self.key}: the layer is used twice at once on {place}. MXNet keeps no order between "
                              "the uses of a layer in a network hybridized with static_shape=True: leave it out")

@@ -50,7 +50,7 @@ def test_operators_are_judged_together_and_alone_where_one_ends_the_process(monk
     def isolated(function, arguments, timeout):
         names = arguments[0]
         ended = "SIGSEGV" if "relu" in names else selftest.NORMALLY
-        return type("Outcome", (), {"ended": ended, "value": {name: (OK, "") for name in names}})
+        return type("Outcome", (), {"ended": ended, "value": dict.fromkeys(names, (OK, ""))})
 
     monkeypatch.setattr(selftest, "isolated", isolated)
     assert selftest._judged(["abs", "relu", "clip"], "bfloat16", "cpu(0)") == {

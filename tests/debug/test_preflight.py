@@ -140,7 +140,7 @@ class TestScale:
         trainer.step(1)
 
     def test_errors(self):
-        with pytest.raises(amp.StateError, match="no finite gradient"):
+        with pytest.raises(amp.StateError, match="all gradients are zero or not finite"):
             amp.suggest_scale([float("nan")])
         with pytest.raises(ValueError, match="a number from 1 on, received headroom=0"):
             amp.suggest_scale([1.0], headroom=0)

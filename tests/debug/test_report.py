@@ -17,7 +17,7 @@ from gluon_amp._mxnet.symbols import dtype_name
 from gluon_amp.debug.recording.engine import Output, Stopwatch
 from gluon_amp.debug.report.flops import MATRIX_OPERATORS
 from gluon_amp.debug.report.match import matched
-from gluon_amp.debug.report.records import Captured, Recording
+from gluon_amp.debug.report.ran import Captured, Recording
 from gluon_amp.dtypes import LOW_PRECISION
 from gluon_amp.graph import Entry, Graph, Node
 from gluon_amp.runtime.graph_applier import RewritingCachedOp

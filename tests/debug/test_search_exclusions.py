@@ -18,7 +18,7 @@ from networks import NETWORKS, outputs_of, ready
 import gluon_amp as amp
 from gluon_amp.debug.search.subsets import pruned, shortest_prefix
 from gluon_amp.rules import FP32, Rule
-from gluon_amp.rules.tuning import signature
+from gluon_amp.rules.measurements import signature
 
 pytestmark = pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
 

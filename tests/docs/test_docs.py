@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from doc_samples import DOCS, EXCERPTS, PAGES, ROOT, commands, complaint, program, strings
+from doc_samples import DOCS, EXCERPTS, PAGES, ROOT, commands, complaint, program, sides, strings
 
 import gluon_amp
 
@@ -33,6 +33,24 @@ def test_python_samples_of_a_page_run_in_order(page, tmp_path):
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
+
+
+THREE_LINES = ROOT / "examples" / "three_lines"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "index.md"], ids=page_id)
+def test_the_diff_has_the_two_scripts_as_its_sides(page):
+    assert sides(page.read_text()) == tuple((THREE_LINES / f"{side}.py").read_text() for side in ("before", "after"))
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_the_two_scripts_of_the_readme_print_their_speed(side, tmp_path):
+    code = (THREE_LINES / f"{side}.py").read_text().replace("resnet50_v1()", "resnet18_v1()").replace("224", "32")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"(step \d: [\d.]+ images a second\n){5}", done.stdout)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *EXCERPTS], ids=page_id)

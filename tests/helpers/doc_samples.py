@@ -35,6 +35,13 @@ def program(text: str) -> str:
     return "\n".join(lines)
 
 
+def sides(text: str) -> tuple[str, str]:
+    """Return what the one ``diff`` of a page was made from, and what it leads to."""
+    (changes,) = (fence[3].splitlines() for fence in _FENCE.finditer(text) if fence[2] == "diff")
+    before, after = ([line[1:] for line in changes if line[:1] not in signs] for signs in ("+", "-"))
+    return "\n".join([*before, ""]), "\n".join([*after, ""])
+
+
 def commands(text: str) -> Iterator[list[str]]:
     """Yield the words of every command in the shell samples of a page."""
     for _, language, code in _FENCE.findall(text):

@@ -1,6 +1,8 @@
 """initialize: what each level runs in, what the optimizer updates, and what is refused."""
 from __future__ import annotations
 
+import sys
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -10,9 +12,12 @@ from mxnet.gluon import nn
 from networks import relative
 
 import gluon_amp as amp
+from gluon_amp.dtypes import cpu_support, cuda_support
 from gluon_amp.errors import AmpError
+from gluon_amp.opt_level.options import LEVELS
 
 pytestmark = pytest.mark.machine
+initialize_module = sys.modules["gluon_amp.opt_level.initialize"]  # its package gives the function under this name
 O2, O3 = (pytest.param(level, marks=pytest.mark.bf16, id=level) for level in ("O2", "O3"))
 
 
@@ -156,3 +161,24 @@ def test_defaults_and_result_are_printed(capsys):
     amp.initialize(made, trainer_of(made), opt_level="O2", loss_scale=64.0)
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("O2", "keep_batchnorm_fp32", "master_weights", "64"))
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", O2, O3])
+def test_scales_begin_where_init_trainer_begins_them(level):
+    """Dynamic in float16, 1 in bfloat16 and FP32."""
+    made = net()
+    trainer = trainer_of(made)
+    amp.initialize(made, trainer, opt_level=level, verbosity=0, **in_bfloat16(level))
+    assert amp.get_loss_scaler(trainer).loss_scale == 1
+    step(made, trainer)
+    assert amp.get_loss_scaler(trainer).loss_scale == 1
+
+
+def test_the_device_of_the_trainer_decides_on_the_scale(monkeypatch):
+    supports = {"cpu": cpu_support("AVX512_CORE_BF16"), "gpu": cuda_support((8, 0))}
+    monkeypatch.setattr(initialize_module, "device_supports", lambda: supports)
+    scales = []
+    for several in ([trainer_of(net())], []):
+        found = initialize_module._scaled_where_needed(LEVELS["O1"][1], several)
+        scales.append(found.loss_scale)
+    assert scales == [1.0, "dynamic"]

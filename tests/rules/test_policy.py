@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,17 +79,26 @@ def test_aliases_mean_the_registered_operator():
     assert policy.decide("_linalg_gemm2", {}).rule == "FP32"
 
 
-@pytest.mark.parametrize("spelling", ["bfloat16", dtypes.BFLOAT16_DTYPE])
+@pytest.mark.parametrize("spelling", ["bfloat16", "bf16", "BFloat16", "torch.bfloat16", dtypes.BFLOAT16_DTYPE,
+                                      type("bfloat16", (), {})])
 def test_spellings_of_bfloat16(spelling):
     assert dtypes.normalize(spelling) == "bfloat16"
 
 
-@pytest.mark.parametrize("spelling", ["float16", np.float16, np.dtype("float16")])
+@pytest.mark.parametrize("spelling", ["float16", "fp16", "half", "FLOAT16", "np.float16", np.float16,
+                                      np.dtype("float16")])
 def test_spellings_of_float16(spelling):
     assert dtypes.normalize(spelling) == "float16"
 
 
-@pytest.mark.parametrize("spelling", ["int8", "half", np.float32, 16, object()])
+@pytest.mark.parametrize("spelling", ["float32", "fp32", "FP32", "single", np.float32, np.dtype("float32")])
+def test_spellings_of_float32(spelling):
+    assert dtypes.normalize(spelling, or_float32=True) == "float32"
+    with pytest.raises(DTypeError, match="received target_dtype="):
+        dtypes.normalize(spelling)
+
+
+@pytest.mark.parametrize("spelling", ["int8", "double", "float", "float16x", "", None, np.float64, float, 16, object()])
 def test_other_types_are_refused(spelling):
     with pytest.raises(DTypeError, match=r"expected 'float16', 'bfloat16'.*received target_dtype="):
         dtypes.normalize(spelling)
@@ -159,3 +169,18 @@ class TestFiles:
                       {"conditional_fp32_ops": [("Activation", "act_type", ["tanh"])]}):
             policy = make_policy("bfloat16", known, **lists)
             assert Policy.from_json(policy.to_json()) == policy
+
+
+def test_a_policy_takes_every_spelling():
+    assert Policy("bf16") == Policy("bfloat16")
+    with pytest.raises(DTypeError, match="received target_dtype='int8'"):
+        Policy("int8")
+
+
+def test_a_policy_is_readable():
+    assert repr(Policy("float16")) == "Policy('float16')"
+    conditional = [("Activation", "act_type", ["relu"])]
+    lists = make_policy("bfloat16", KNOWN, fp32_ops=["softmax"], conditional_fp32_ops=conditional)
+    found = repr(replace(lists, excluded=frozenset({"b", "a"}), slow=frozenset(map(str, range(9))), amx=True))
+    assert found == ("Policy('bfloat16', overrides={'Activation': FP32, 'softmax': FP32}, excluded={'a', 'b'}, "
+                     "amx=True, slow={'0', '1', '2', '3', '4', '5', and 3 more})")

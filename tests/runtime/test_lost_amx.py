@@ -54,6 +54,14 @@ class TestAmx:
         assert (_isa.outcome(), _isa.granted()) == (_isa.REFUSED, False)
         assert "which the operating system does not let this process use" in devices.lost_amx()
 
+    def test_a_refusal_is_not_blamed_on_the_order_of_imports(self, monkeypatch):
+        monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support("AVX512_CORE_BF16"))
+        assert not _isa.request(AMX_CPU, {}, lambda: False)
+        with pytest.warns(UserWarning, match=r"does not let this process use\. Linux allows them from") as caught:
+            amp.init()
+        assert "Import gluon_amp before" not in str(caught[0].message)
+        assert caught[0].filename == __file__
+
     def test_a_cpu_without_amx_has_nothing_to_lose(self):
         assert not _isa.request("flags : avx512_bf16", {}, lambda: False)
         assert _isa.outcome() is None

@@ -7,7 +7,7 @@ __all__ = ["is_backward", "reason_of"]
 
 
 def is_backward(op: str) -> bool:
-    """Whether an operator exists only as the gradient of another one, with which it runs.
+    """Tell whether an operator exists only as the gradient of another one, with which it runs.
 
     Examples
     --------

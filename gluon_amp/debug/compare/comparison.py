@@ -177,7 +177,7 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     PolicyError
         Both ``dtype`` and ``policy`` are given.
     TypeError
-        ``net`` is no block, or ``data`` holds no array.
+        ``net`` is not a block, or ``data`` holds no array.
 
     Examples
     --------

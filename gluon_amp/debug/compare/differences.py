@@ -1,4 +1,4 @@
-"""How far results are from FP32, and what an operator alone contributes."""
+"""The distance of results from FP32, and the part of it that one operator causes."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ SEED = 0  # of the random numbers that runs have in common
 
 @dataclass(frozen=True)
 class OperatorError:
-    """How far one operator is from FP32.
+    """The errors of one operator against FP32.
 
     Errors are relative: the 2-norm of the difference over that of FP32. They are infinite where FP32 is finite and low
     precision is not, and where FP32 gives nothing but zeros and low precision something else.

@@ -1,4 +1,4 @@
-"""What is known of a step that was skipped, in words and as data."""
+"""The description of a skipped step, in words and as data."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -19,15 +19,15 @@ _HEADLINES = {
     "forward": "{operator} gave the first value that is not finite, in the forward pass",
     "loss": "the gradient that the loss gave for {tensor} of the network is not finite",
     "backward": "{operator} gave the first gradient that is not finite, in the backward pass",
-    "unknown": "the step, run again, has no value that is not finite",
+    "unknown": "all values were finite when the step ran again",
 }
 _ADVICE = {
     "data": "Look at the data: mixed precision is not the cause",
     "parameter": "Look at how it was initialized, loaded or updated: an earlier step must have let it through",
     "loss": "Compute the loss in FP32, in code outside of hybrid blocks; look at its labels and at divisions and "
             "logarithms in it; a lower loss scale helps when only the scaled loss overflows",
-    "unknown": "Random operators (Dropout, sampling) may have gone another way, a gradient may have been accumulated "
-               "from earlier steps, or the parameters are used outside of the network that is traced",
+    "unknown": "Random operators (Dropout, sampling) may have drawn other numbers, a gradient may have been "
+               "accumulated from earlier steps, or the parameters are used outside of the network that is traced",
 }
 
 

@@ -25,7 +25,7 @@ class Culprit(NamedTuple):
 
 
 class Locator:
-    """Looks through a run, after its backward pass from the gradients that reached its outputs."""
+    """Searches a recorded run, after its backward pass from the gradients that reached its outputs."""
 
     def __init__(self, run: Run, arguments: Sequence[NDArray], heads: Sequence[NDArray | None]):
         self.run = run
@@ -39,7 +39,7 @@ class Locator:
                     self._readers.setdefault((id(source.event), source.output), []).append((event, position))
 
     def is_finite(self, array: NDArray | None) -> bool:
-        """Whether all values of a floating-point array are finite; other arrays, and None, are."""
+        """Tell whether all values of a floating-point array are finite; other arrays, and None, are."""
         if array is None or not is_float(array):
             return True
         if id(array) not in self._finite:
@@ -77,9 +77,9 @@ class Locator:
         return self._blamed(FORWARD, event)
 
     def _swallowed(self) -> Culprit | None:
-        """Return what overflowed without a trace in the outputs: oneDNN's relu, for one, turns NaN into 0.
+        """Return the operator that overflowed without a trace in the outputs: oneDNN's relu turns NaN into 0.
 
-        What is not finite in FP32 either, as masks of -inf are, is no fault.
+        Values that are not finite in FP32 either, such as masks of -inf, are no fault.
         """
         for event in self.run.tape.events:
             if all(map(self.is_finite, event.outputs)) or not all(map(self.is_finite, event.inputs)):
@@ -90,7 +90,7 @@ class Locator:
         return None
 
     def _blamed(self, phase: str, event: Event) -> Culprit:
-        """Lay a cast of AMP's to the operator that gave the value, or to the one that reads it."""
+        """Attribute a cast of AMP to the operator that gave the value, or to the one that reads it."""
         if not event.is_inserted_cast:
             return Culprit(phase, event)
         writer = self._written_by(event)

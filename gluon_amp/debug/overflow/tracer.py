@@ -54,7 +54,7 @@ class _Call:
 
 
 class _Probe(autograd.Function):
-    """Hands an array on, and notes the gradient that comes back.
+    """Passes an array on, and records the gradient that comes back.
 
     One array each: MXNet hands uninitialized memory to a function for those of its outputs that get no gradient.
     """
@@ -151,7 +151,7 @@ class OverflowTracer:
 
 
 def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> OverflowTracer:
-    """From now on say of every skipped step which operator gave the first inf or NaN.
+    """Report for every skipped step, from now on, which operator gave the first inf or NaN.
 
     The network's calls of the step run once more, operator by operator, with the gradients that came back to their
     outputs, just before the trainer discards the step. The report goes to the ``gluon_amp`` log as a warning, and to
@@ -165,7 +165,8 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
     trainer : gluon.Trainer
         After :func:`~gluon_amp.init_trainer`.
     limit : int
-        How many skipped steps to look into. With dynamic loss scaling some are no fault: the scale finds its height.
+        How many skipped steps to look into. With dynamic loss scaling some are normal: the scaler
+        looks for the largest scale that fits.
 
     Returns
     -------
@@ -178,7 +179,7 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
     StateError
         The trainer has no loss scaler.
     TypeError
-        ``net`` is no block or ``trainer`` no trainer.
+        ``net`` is not a block, or ``trainer`` is not a trainer.
     ValueError
         ``limit`` is below 1.
 

@@ -1,1 +1,1 @@
-"""One recorder of what MXNet runs, and what reads it: the engine's words, and a tape of every value and gradient."""
+"""One recorder of what MXNet runs, with two readers: the engine's reports, and a tape of every value and gradient."""

@@ -26,7 +26,7 @@ class Source(NamedTuple):
 
 
 class Rerun(NamedTuple):
-    """What an operator gave when it ran alone: outputs, and its part in the gradient of each input."""
+    """The results of an operator that ran alone: its outputs, and its part in the gradient of each input."""
 
     outputs: list[NDArray]
     input_gradients: list[NDArray | None]
@@ -71,7 +71,7 @@ class Event:
         return self.role in (Role.CAST, Role.ROUNDING)
 
     def original(self, position: int) -> tuple[NDArray, Source | None]:
-        """Return an input as it was before AMP's casts, and where that comes from."""
+        """Return an input as it was before AMP's casts, and its source."""
         array, source = self.arguments[position], self.sources[position]
         while source is not None and source.event.role in _TRANSPARENT:
             array, source = source.event.arguments[0], source.event.sources[0]
@@ -79,11 +79,11 @@ class Event:
 
     @property
     def is_decided(self) -> bool:
-        """Whether AMP decided on its precision, rather than leave its inputs as they come."""
+        """Whether AMP decided on its precision."""
         return self.rule is not None and self.rule.rule != KEEP
 
     def runs_in(self, dtype: str) -> bool:
-        """Whether it runs in a low-precision type, or on values rounded through it where it is imitated."""
+        """Tell whether it runs in a low-precision type, or on values rounded through it where it is imitated."""
         if self.rule is None or not self.is_decided:
             return any(dtype_name(array.dtype) == dtype for array in self.inputs)
         types = [dtype if _was_rounded(source, dtype) else dtype_name(array.dtype)
@@ -97,6 +97,6 @@ def _was_rounded(source: Source | None, dtype: str) -> bool:
 
 
 def is_float(array: Any) -> bool:
-    """Whether a value is a dense array of floating-point numbers."""
+    """Tell whether a value is a dense array of floating-point numbers."""
     dense = isinstance(array, NDArray) and not isinstance(array, BaseSparseNDArray)
     return dense and dtype_name(array.dtype) in FLOATS

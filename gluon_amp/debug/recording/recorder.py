@@ -1,4 +1,4 @@
-"""Tell a consumer about everything that the current thread runs: operators, graphs, and the blocks that they are of.
+"""Tell a consumer about everything that the current thread runs: operators, graphs, and their blocks.
 
 While a recording lasts these names are replaced, beside those of ``hooks``; not one is otherwise:
 
@@ -59,18 +59,18 @@ class Call(NamedTuple):
 
 
 class Consumer(Protocol):
-    """What runs the calls that a recording catches, and takes note of them."""
+    """Interface of a consumer: runs the calls that a recording catches, and records them."""
 
     def operator_called(self, call: Call) -> Sequence[NDArray]:
         """Run an operator that was called by itself, and return its outputs."""
 
     def graph_called(self, block: Block | None, operation: RewritingCachedOp, args: Sequence[NDArray]) -> Any:
-        """Run a hybridized block's graph, and return its result. Nothing inside of it is told."""
+        """Run a hybridized block's graph, and return its result; its operators are not reported."""
 
 
 @contextmanager
 def recording(consumer: Consumer, methods: bool = False) -> Iterator[None]:
-    """Let what the current thread runs in the body go through a consumer, with methods of arrays if it wants them."""
+    """Send everything that the current thread runs in the body through a consumer, array methods if it wants them."""
     with ExitStack() as stack:
         stack.enter_context(hooks.kept_in_place())
         original, put = stack.enter_context(hooks.invoke_replaced())
@@ -132,7 +132,7 @@ class _Recorder:
 
     def inner(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
               is_np_op: bool, output_is_list: bool) -> Any:
-        """Take the place of what AMP, or the program where AMP leaves a call alone, calls in the end."""
+        """Replace the function that AMP, or the program where AMP leaves a call alone, calls in the end."""
         if not self._listens():
             return self.original(handle, inputs, keys, values, out, is_np_op, output_is_list)
 
@@ -219,7 +219,7 @@ def _pushed(stack: list[Any], value: Any) -> Iterator[None]:
 
 def _decision(eager: EagerPolicy, handle: int, op: str, inputs: Sequence[NDArray], keys: Sequence[str],
               values: Sequence[Any]) -> Decision:
-    """Return what AMP decides on a call; what it leaves alone in any case is what the table says."""
+    """Return the decision of AMP on a call; for calls that AMP never touches, that of the table."""
     operator = eager.operators.get(handle)
     if operator is not None and inputs:
         return eager.decide(operator, inputs, keys, values)

@@ -109,7 +109,7 @@ def in_force(state: State | None) -> Iterator[None]:
 
 
 def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
-    """Return the way of running in mixed precision that the user asks for; the one in force when nothing is asked."""
+    """Return the setting of mixed precision that the user asks for; by default the one in force."""
     current = controller.current()
     if policy is not None:
         return State(policies_of(policy))
@@ -119,8 +119,8 @@ def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
     warn_if_slow(chosen)
     made = State(device_policies(chosen))
     if not made.lowers:
-        raise DTypeError(f"there is no low precision to look at: this machine runs {verdict(chosen)}. "
-                         "dtype='float16' imitates one; dtype='bfloat16' is emulated on CPUs with AVX512")
+        raise DTypeError(f"nothing runs in low precision: this machine runs {verdict(chosen)}. "
+                         "Give dtype='float16', which is imitated, or dtype='bfloat16', which CPUs with AVX512 emulate")
     return made
 
 

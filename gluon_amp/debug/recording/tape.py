@@ -215,7 +215,7 @@ def _leaf_of(array: NDArray) -> NDArray:
 
 
 def _made_from_nothing(node: Node, context: mx.Context) -> dict[str, str]:
-    """Say what an operator without inputs would get from the graph around: its device, and shapes left open."""
+    """Return what an operator without inputs would get from the graph around it: device, and open shapes."""
     shape = node.shapes[0] if node.shapes else None
     found = {} if context.device_type == "cpu" else {"ctx": str(context)}
     return {**found, "shape": str(shape)} if "shape" in node.attrs and shape else found

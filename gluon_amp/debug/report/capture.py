@@ -26,7 +26,7 @@ from ..recording.recorder import Call, recording
 from ..recording.runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
 from .flops import flops
 from .match import judge_call, mark_imitation, matched
-from .records import Captured, Ran, Recording
+from .ran import Captured, Ran, Recording
 from .symbols import call_symbol
 
 __all__ = ["capture"]

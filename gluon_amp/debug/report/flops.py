@@ -33,16 +33,6 @@ class _UnknownShape(Exception):
 def flops(node: Node) -> int:
     """Count the floating-point operations of an operator's forward pass.
 
-    Parameters
-    ----------
-    node : Node
-        An operator whose inputs and outputs carry shapes.
-
-    Returns
-    -------
-    int
-        0 for what moves data only, and where a shape is unknown.
-
     Examples
     --------
     >>> from gluon_amp.graph import Entry

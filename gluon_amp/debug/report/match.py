@@ -1,4 +1,4 @@
-"""Match what the engine reported of a run with the graphs that ran, and say in which precision each operator did."""
+"""Match the engine's reports of a run with the graphs that ran, and find the precision of each operator."""
 from __future__ import annotations
 
 import re
@@ -13,7 +13,7 @@ from ...rules import KEEP, Policy, precision
 from ..recording.engine import Output
 from ..recording.events import FLOATS
 from .flops import flops
-from .records import Captured, Ran, Recording
+from .ran import Captured, Ran, Recording
 
 __all__ = ["judge_call", "mark_imitation", "matched", "planned"]
 
@@ -21,7 +21,7 @@ _BACKWARD = re.compile(r"(.+)_backward_\d+$")
 
 
 def matched(recording: Recording, captured: Captured) -> list[Ran]:
-    """Give each operator of a graph what was heard of it."""
+    """Give each operator of a graph the reports about it."""
     operators = recording.graph.operators()
     ran = [Ran(node, recording.block, True, recording.policy, shape=node.shapes[0] if node.shapes else None)
            for node in operators]
@@ -69,7 +69,7 @@ def _pairs(traced: Graph, by_name: Mapping[tuple[str, str], list[Ran]]) -> Itera
 
 
 def _node_name(output: Output, known: Mapping[tuple[str, str], Any]) -> str:
-    """Return the longest beginning of an output's name that names a node."""
+    """Return the longest prefix of an output's name that is the name of a node."""
     name = output.name
     while "_" in name:
         name = name.rpartition("_")[0]
@@ -111,7 +111,7 @@ def _judge(record: Ran, reported: Mapping[int, list[Output]], rounding: Ran | No
 
 
 def mark_imitation(ran: Sequence[Ran]) -> None:
-    """Tell casts that imitate a type from casts between precisions: those stand between an operator and itself."""
+    """Tell whether a cast imitates a type: it then stands between an operator and its own imitation."""
     by_node = {id(record.node): record for record in ran}
     for record in ran:
         if record.in_graph:

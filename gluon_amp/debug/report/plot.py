@@ -19,21 +19,11 @@ _MOST_LABELS = 60
 
 
 class Box(NamedTuple):
-    """One operator or block of a picture.
+    """One operator or block of a picture."""
 
-    Attributes
-    ----------
-    label : str
-        What is written in it.
-    precision : str or None
-        What most of its arithmetic runs in.
-    flops : int
-        Its arithmetic.
-    """
-
-    label: str
-    precision: str | None
-    flops: int
+    label: str  # what is written in it
+    precision: str | None  # what most of its arithmetic runs in
+    flops: int  # its arithmetic
 
 
 class Picture(NamedTuple):
@@ -77,7 +67,7 @@ def plot(report: Drawable, path: Any = None, backend: str = "matplotlib", by: st
     Raises
     ------
     ValueError
-        ``backend`` or ``by`` is something else.
+        ``backend`` or ``by`` has another value.
     StateError
         The backend, or the program ``dot``, is not installed.
     """
@@ -201,7 +191,7 @@ def _add_legend(axes: Any, picture: Picture) -> None:
 
 
 def _layout(picture: Picture) -> tuple[list[tuple[float, float]], float, float]:
-    """Place boxes below what they read, in columns as of a newspaper; return places, width and height."""
+    """Place boxes below those that they read, in columns as in a newspaper; return places, width and height."""
     rows = _rows(picture)
     length = _column_length(rows, _is_labelled(picture))
     places: list[tuple[float, float]] = [(0.0, 0.0)] * len(picture.boxes)

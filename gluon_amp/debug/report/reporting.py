@@ -50,7 +50,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     Raises
     ------
     TypeError
-        ``net`` is no block and no symbol, or ``data`` holds no array.
+        ``net`` is neither a block nor a symbol, or ``data`` holds no array.
     StateError
         The network's parameters are not initialized.
     GraphError
@@ -154,13 +154,13 @@ class Report:
         return tuple(row for row in self.operators if row.observed not in (None, row.planned))
 
     def arithmetic_share(self, dtype: str | None = None) -> float:
-        """Return the part of the arithmetic that runs in a type, in any low-precision one by default: 0 to 1."""
+        """Return the share of the arithmetic, 0 to 1, that runs in a type; by default in any low-precision type."""
         wanted = LOW_PRECISION if dtype is None else (dtype,)
         return _share(sum(row.flops for row in self.operators if row.precision in wanted), self.flops)
 
     @property
     def summary(self) -> str:
-        """What happened in one sentence, and what deserves attention in one each."""
+        """One sentence on what happened, and one for each point that needs attention."""
         return ". ".join([self._counts(), *self._remarks()])
 
     def _counts(self) -> str:

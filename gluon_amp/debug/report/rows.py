@@ -12,7 +12,7 @@ from ...dtypes import FLOAT32
 from ...graph import CAST, Entry, Node
 from ...rules import Cause
 from ..recording.owners import Owners
-from .records import Ran
+from .ran import Ran
 
 __all__ = ["InputRow", "InsertedRow", "OperatorRow", "make_rows"]
 
@@ -216,7 +216,7 @@ def _owner(cast: Node, own: Sequence[Ran], index: dict[int, int], inserted: set[
 
 
 def _passes(entry: Entry, cast: Node, inserted: set[int]) -> bool:
-    """Whether a tensor comes through a cast, with nothing but AMP's own operators behind it."""
+    """Tell whether a tensor comes through a cast, with nothing but AMP's own operators behind it."""
     while id(entry.node) in inserted:
         if entry.node is cast:
             return True

@@ -16,7 +16,7 @@ from ... import checks
 from ...errors import PolicyError, StateError, expected
 from ...graph import Entry, Node
 from ...rules import Policy
-from ...rules.tuning import Tuning, signature
+from ...rules.measurements import Tuning, signature
 from ...runtime import hooks
 from ...runtime.eager_applier import EagerPolicy
 from ...runtime.state import State
@@ -192,8 +192,8 @@ class _MetricJudge:
 
 def _check_agreement(difference: float, limit: float, what: str) -> None:
     if difference > _SELF_AGREEMENT * limit:
-        raise StateError(f"two runs in FP32 do not agree: their {what} by {difference:.3g}. For a search to mean "
-                         f"anything it must be at most {_SELF_AGREEMENT:.0%} of what mixed precision may ({limit:g}). "
+        raise StateError(f"two runs in FP32 do not agree: their {what} by {difference:.3g}. A search needs "
+                         f"at most {_SELF_AGREEMENT:.0%} of what mixed precision may differ by ({limit:g}). "
                          "Look for random operators, and for data that changes from call to call")
 
 
@@ -210,7 +210,7 @@ class _Trial:
         return replace(self.base, excluded=self.base.excluded.union(names))
 
     def fits(self, names: Iterable[str]) -> bool:
-        """Whether the network is accurate enough with these operators in FP32."""
+        """Tell whether the network is accurate enough with these operators in FP32."""
         key = frozenset(names)
         if key not in self.found:
             state = State({self.device: self.policy(key)})
@@ -223,14 +223,14 @@ class _Trial:
 
 
 class _Candidate(NamedTuple):
-    """What is known of the operators of one name: the error they cause, alone, and what they cost in FP32."""
+    """The operators of one name: the error that they cause alone, and their cost in FP32."""
 
     error: float
     cost: float
 
 
 def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool, tuning: Tuning | None) -> list[str]:
-    """Name the operators that run in low precision, first those whose exclusion gains most for what it costs."""
+    """Name the operators that run in low precision, those whose exclusion gains most for its cost first."""
     runner = Runner(net, arguments, None, train_mode, 1.0)
     fp32, mixed = runner.run(None), runner.run(state)
     eager = state.eager(fp32.outputs)
@@ -264,7 +264,7 @@ def _error_caused(event: Event, tape: Tape, policy: EagerPolicy | None) -> float
 
 
 def _cost(event: Event, tuning: Tuning | None) -> float:
-    """Return what an operator costs in FP32 more than in low precision: milliseconds, or its arithmetic."""
+    """Return the extra cost of an operator in FP32: milliseconds, or its arithmetic."""
     inputs = [Entry(Node("null", "", shapes=[array.shape])) for array in event.inputs]
     node = Node(event.op, event.name, dict(event.attrs), inputs, shapes=[array.shape for array in event.outputs])
     arithmetic = max(flops(node), 1)

@@ -10,7 +10,7 @@ Condition = Callable[[Sequence[Item]], bool]
 
 
 def shortest_prefix(order: Sequence[Item], holds: Condition) -> list[Item]:
-    """Return a beginning of ``order`` for which a condition holds, while it does not for the one shorter by one.
+    """Return the prefix of ``order`` for which a condition holds, but not for the prefix that is one shorter.
 
     The condition must hold for the whole and not for nothing. It is asked about log2 of the length times.
 
@@ -30,9 +30,9 @@ def shortest_prefix(order: Sequence[Item], holds: Condition) -> list[Item]:
 
 
 def pruned(found: Sequence[Item], holds: Condition) -> list[Item]:
-    """Leave items out, the last first, as long as the condition holds, in pieces that get smaller.
+    """Remove items, the last first and in ever smaller pieces, as long as the condition holds.
 
-    Of the result no single item can be left out, if the condition holds for whatever includes a set that it holds for.
+    No single item of the result can be removed, if the condition holds for every superset of a set that it holds for.
 
     Examples
     --------

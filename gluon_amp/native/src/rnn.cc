@@ -1,5 +1,7 @@
-// LSTM, GRU and plain RNNs as MXNet's RNN takes them: layers, both directions, states in and out, all parameters in one
-// vector. Data and states may be bfloat16; parameters, LSTM's cells and the parameters' gradient are float32.
+// LSTM, GRU and plain RNNs as MXNet's RNN takes them: layers, both directions, states in and out. The parameters come in
+// one vector, or, with separate=True, in an array each, in the order that they have in the vector: joining them takes
+// longer than a layer on few sequences. Data and states may be bfloat16; parameters, LSTM's cells and the parameters'
+// gradient are float32.
 //
 // Between layers the values are multiplied by masks that are inputs: MXNet's Dropout of ones makes them, which knows
 // whether this is training. When training, the last output keeps what backward needs.
@@ -54,6 +56,7 @@ struct Settings {
         layers(attributes.integer("num_layers", 0)),
         directions(attributes.flag("bidirectional", false) ? 2 : 1),
         masked(attributes.flag("masks", false) && layers > 1),
+        separate(attributes.flag("separate", false)),
         training(attributes.flag("training", true)) {
     const std::string mode = attributes.text("mode"), data = attributes.text("dtype", "float32");
     if (mode == "lstm")
@@ -75,25 +78,35 @@ struct Settings {
 
   bool lstm() const { return cell == Cell::kLstm; }
   int masks() const { return masked ? layers - 1 : 0; }
-  int inputs() const { return 3 + lstm() + masks(); }
+  // Inputs are the data, the parameters, the states, and the masks.
+  int parts() const { return separate ? 4 * layers * directions : 1; }
+  int state() const { return 1 + parts(); }
+  int first_mask() const { return state() + 1 + lstm(); }
+  int inputs() const { return first_mask() + masks(); }
   int outputs() const { return 2 + lstm() + training; }
   size_t item() const { return type == kBfloat16 ? 2 : 4; }
 
   LayerShape layer(int index, int64_t steps, int64_t batch, int64_t inputs) const {
     return {cell, steps, batch, index ? directions * states : inputs, states, directions, type, training};
   }
-  int64_t parameters(int64_t inputs) const {
-    int64_t count = 0;
-    for (int i = 0; i < layers; ++i) {
-      const LayerShape s = layer(i, 1, 1, inputs);
-      count += directions * (s.layer_weights() + s.state_weights() + 2 * s.gates() * states);
-    }
-    return count;
+  // The shapes of all parameters, in MXNet's order: first the weights of all layers, then their biases; for each layer
+  // and direction what belongs to the data and what belongs to the state.
+  std::vector<std::vector<int64_t>> parameters(int64_t inputs) const {
+    std::vector<std::vector<int64_t>> shapes;
+    for (const bool biases : {false, true})
+      for (int i = 0; i < layers * directions; ++i) {
+        const LayerShape s = layer(i / directions, 1, 1, inputs);
+        for (const int64_t width : {s.inputs, static_cast<int64_t>(states)}) {
+          shapes.push_back({s.gates() * states});
+          if (!biases) shapes.back().push_back(width);
+        }
+      }
+    return shapes;
   }
 
   Cell cell;
   int states, layers, directions;
-  bool masked, training;
+  bool masked, separate, training;
   int type;
 };
 
@@ -102,18 +115,33 @@ int64_t gate_of_mxnet(const LayerShape& shape, int64_t gate) {
   return shape.cell == Cell::kGru && gate < 2 ? 1 - gate : gate;
 }
 
-// Where a layer's parameters lie in MXNet's vector: the weights of all layers, then the biases of all layers.
+int64_t product(const std::vector<int64_t>& shape) {
+  int64_t count = 1;
+  for (const int64_t dimension : shape) count *= dimension;
+  return count;
+}
+
+// Where a layer's parameters lie: for each direction those of the data and those of the state.
 struct Parameters {
-  float* weights;  // for each direction those of the data and those of the state
-  float* biases;   // for each direction those of the data and those of the state
+  std::vector<float*> weights, biases;
 };
+
+std::vector<float*> places_of(const Settings& s, const Tensor& data, const Tensor* parameters) {
+  std::vector<float*> places;
+  float* next = s.separate ? nullptr : parameters->as<float>();
+  for (const std::vector<int64_t>& shape : s.parameters(data.dim(2))) {
+    places.push_back(s.separate ? parameters[places.size()].as<float>() : next);
+    if (next) next += product(shape);
+  }
+  return places;
+}
 
 // A matrix of weights of every direction, copied gate by gate. `copy` gets MXNet's place and oneDNN's.
 template <class Copy>
 void for_each_gate(const LayerShape& s, const Parameters& p, bool of_state, const Copy& copy) {
   const int64_t gate_size = s.states * (of_state ? s.states : s.inputs);
   for (int64_t d = 0; d < s.directions; ++d) {
-    float* first = p.weights + d * (s.layer_weights() + s.state_weights()) + (of_state ? s.layer_weights() : 0);
+    float* first = p.weights[2 * d + of_state];
     for (int64_t g = 0; g < s.gates(); ++g)
       copy(first + gate_of_mxnet(s, g) * gate_size, (d * s.gates() + g) * gate_size, gate_size);
   }
@@ -133,7 +161,7 @@ Buffer packed_weights(const LayerShape& s, const Parameters& p, bool of_state, o
   Buffer packed(onednn::bytes(wanted));
   const onednn::Desc plain = plain_weights(s, of_state, onednn::data_type_of(s.type));
   if (same_order(s) && s.type == kFloat32) {
-    reorder(plain, p.weights + (of_state ? s.layer_weights() : 0), wanted, packed.data());
+    reorder(plain, p.weights[of_state], wanted, packed.data());
     return packed;
   }
   const Buffer staged(onednn::bytes(plain));
@@ -149,6 +177,10 @@ Buffer packed_weights(const LayerShape& s, const Parameters& p, bool of_state, o
 
 void unpack_gradient(const LayerShape& s, const Parameters& p, bool of_state, onednn::Md desc, const Buffer& packed) {
   const onednn::Desc plain = plain_weights(s, of_state, onednn::kF32);
+  if (same_order(s)) {
+    reorder(desc, packed.data(), plain, p.weights[of_state]);
+    return;
+  }
   const Buffer staged(onednn::bytes(plain));
   reorder(desc, packed.data(), plain, staged.data());
   for_each_gate(s, p, of_state,
@@ -158,14 +190,14 @@ void unpack_gradient(const LayerShape& s, const Parameters& p, bool of_state, on
 // MXNet has a bias for the data and one for the state; oneDNN has their sum, but for a GRU's last gate.
 template <class Visit>
 void for_each_bias(const LayerShape& s, const Parameters& p, float* of_onednn, const Visit& visit) {
-  const int64_t count = s.gates() * s.states;
   for (int64_t d = 0; d < s.directions; ++d)
     for (int64_t g = 0; g < s.gates(); ++g) {
-      float* data = p.biases + d * 2 * count + gate_of_mxnet(s, g) * s.states;
+      const int64_t gate = gate_of_mxnet(s, g) * s.states;
+      float *data = p.biases[2 * d] + gate, *state = p.biases[2 * d + 1] + gate;
       float* both = of_onednn + (d * s.biases() + g) * s.states;
       const bool apart = s.cell == Cell::kGru && g == 2;
       for (int64_t i = 0; i < s.states; ++i)
-        visit(data[i], data[count + i], both[i], apart ? &both[s.states + i] : nullptr);
+        visit(data[i], state[i], both[i], apart ? &both[s.states + i] : nullptr);
     }
 }
 
@@ -181,19 +213,10 @@ Buffer packed_biases(const LayerShape& s, const Parameters& p) {
 // A call's arrays, layer by layer.
 class Call {
  public:
-  Call(const Settings& settings, const Tensor& data, const float* parameters) : settings_(settings), data_(data) {
-    float* next = const_cast<float*>(parameters);
-    for (int i = 0; i < settings.layers; ++i) {
-      shapes_.push_back(settings.layer(i, data.dim(0), data.dim(1), data.dim(2)));
-      places_.push_back({next, nullptr});
-      next += settings.directions * (shapes_[i].layer_weights() + shapes_[i].state_weights());
-    }
-    for (int i = 0; i < settings.layers; ++i) {
-      places_[i].biases = next;
-      next += settings.directions * 2 * shapes_[i].gates() * settings.states;
-    }
+  Call(const Settings& settings, const Tensor& data) : settings_(settings), data_(data) {
     size_t offset = 0;
     for (int i = 0; i < settings.layers; ++i) {
+      shapes_.push_back(settings.layer(i, data.dim(0), data.dim(1), data.dim(2)));
       layers_.push_back(layer_of(shapes_[i]));
       workspaces_.push_back(offset);
       offset += settings.training ? aligned(layers_[i]->workspace_bytes()) : 0;
@@ -203,9 +226,13 @@ class Call {
     workspace_size_ = offset;
   }
 
+  // The parameters of a layer, or their gradients.
+  Parameters parameters(int i, const std::vector<float*>& places) const {
+    const auto weights = places.begin() + i * 2 * settings_.directions, biases = weights + places.size() / 2;
+    return {{weights, weights + 2 * settings_.directions}, {biases, biases + 2 * settings_.directions}};
+  }
   const LayerShape& shape(int i) const { return shapes_[i]; }
   const Layer& layer(int i) const { return *layers_[i]; }
-  const Parameters& parameters(int i) const { return places_[i]; }
   size_t workspace_size() const { return workspace_size_; }
   void* workspace(char* base, int i) const { return base + workspaces_[i]; }
   // What a layer but the last gives, and that times the mask, which the next layer reads.
@@ -219,7 +246,6 @@ class Call {
   const Settings& settings_;
   const Tensor& data_;
   std::vector<LayerShape> shapes_;
-  std::vector<Parameters> places_;
   std::vector<std::shared_ptr<const Layer>> layers_;
   std::vector<size_t> workspaces_, outputs_;
   size_t workspace_size_;
@@ -240,10 +266,11 @@ void apply_mask(const Settings& s, const Tensor& mask, const void* values, void*
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  const Tensor &data = inputs[0], &state = inputs[2], &out = outputs[0], &last_state = outputs[1];
-  const Tensor *cell = s.lstm() ? &inputs[3] : nullptr, *last_cell = s.lstm() ? &outputs[2] : nullptr;
+  const Tensor &data = inputs[0], &state = inputs[s.state()], &out = outputs[0], &last_state = outputs[1];
+  const Tensor *cell = s.lstm() ? &inputs[s.state() + 1] : nullptr, *last_cell = s.lstm() ? &outputs[2] : nullptr;
   if (!data.size() || !out.size()) return;
-  const Call call(s, data, inputs[1].as<float>());
+  const Call call(s, data);
+  const std::vector<float*> places = places_of(s, data, &inputs[1]);
   const Buffer own(s.training ? 0 : call.workspace_size());
   char* base = static_cast<char*>(s.training ? outputs.back().data : own.data());
   const void* source = data.data;
@@ -252,9 +279,10 @@ void forward(const Attributes& attributes, const Tensors& inputs, const Tensors&
     const bool last = i + 1 == s.layers;
     const onednn::Md layer_weights = layer.forward.query(onednn::kWeights, 0);
     const onednn::Md state_weights = layer.forward.query(onednn::kWeights, 1);
-    const Buffer weights = packed_weights(call.shape(i), call.parameters(i), false, layer_weights);
-    const Buffer recurrent = packed_weights(call.shape(i), call.parameters(i), true, state_weights);
-    const Buffer biases = packed_biases(call.shape(i), call.parameters(i));
+    const Parameters parameters = call.parameters(i, places);
+    const Buffer weights = packed_weights(call.shape(i), parameters, false, layer_weights);
+    const Buffer recurrent = packed_weights(call.shape(i), parameters, true, state_weights);
+    const Buffer biases = packed_biases(call.shape(i), parameters);
     void* target = last ? out.data : call.kept_output(base, i);
     const size_t offset = call.state_offset(i);
     layer.forward.run({{onednn::kSrc, layer.descs.data, source},
@@ -268,7 +296,7 @@ void forward(const Attributes& attributes, const Tensors& inputs, const Tensors&
                        {onednn::kDstIterC, layer.descs.cells, at(last_cell, offset, 4)},
                        {onednn::kWorkspaceData, layer.forward.query(onednn::kWorkspace),
                         s.training ? call.workspace(base, i) : nullptr}});
-    if (!last && s.masked) apply_mask(s, inputs[3 + s.lstm() + i], target, call.masked_output(base, i));
+    if (!last && s.masked) apply_mask(s, inputs[s.first_mask() + i], target, call.masked_output(base, i));
     source = last ? nullptr : call.masked_output(base, i);
   }
 }
@@ -296,15 +324,17 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
   const Tensor* grads = inputs.data();
   const Tensor* in = grads + s.outputs();
   const Tensor* out = in + s.inputs();
-  const Tensor *cell = s.lstm() ? &in[3] : nullptr, *last_cell = s.lstm() ? &out[2] : nullptr;
+  const int at_state = s.state();
+  const Tensor *cell = s.lstm() ? &in[at_state + 1] : nullptr, *last_cell = s.lstm() ? &out[2] : nullptr;
   if (!in[0].size() || !out[0].size()) {
     for (const Tensor& grad : outputs) std::memset(grad.data, 0, grad.size() * (grad.type == kBfloat16 ? 2 : 4));
     return;
   }
-  const Call call(s, in[0], in[1].as<float>()), grad_call(s, in[0], outputs[1].as<float>());
+  const Call call(s, in[0]);
+  const std::vector<float*> places = places_of(s, in[0], &in[1]), grad_places = places_of(s, in[0], &outputs[1]);
   char* base = static_cast<char*>(out[s.outputs() - 1].data);
   const Buffer state_grads = as_floats(grads[1].data, grads[1].size(), s.type);
-  const Buffer first_grads(outputs[2].size() * sizeof(float));
+  const Buffer first_grads(outputs[at_state].size() * sizeof(float));
   Buffer out_grad = as_floats(grads[0].data, grads[0].size(), s.type);
   for (int i = s.layers; i-- > 0;) {
     const Layer& layer = call.layer(i);
@@ -315,9 +345,10 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
     const onednn::Md state_weights = layer.backward->query(onednn::kWeights, 1);
     const onednn::Md layer_grads = layer.backward->query(onednn::kDiffWeights, 0);
     const onednn::Md recurrent_grads = layer.backward->query(onednn::kDiffWeights, 1);
-    const Buffer weights = packed_weights(shape, call.parameters(i), false, layer_weights);
-    const Buffer recurrent = packed_weights(shape, call.parameters(i), true, state_weights);
-    const Buffer biases = packed_biases(shape, call.parameters(i));
+    const Parameters parameters = call.parameters(i, places), parameter_grads = call.parameters(i, grad_places);
+    const Buffer weights = packed_weights(shape, parameters, false, layer_weights);
+    const Buffer recurrent = packed_weights(shape, parameters, true, state_weights);
+    const Buffer biases = packed_biases(shape, parameters);
     const Buffer weights_grad(onednn::bytes(layer_grads)), recurrent_grad(onednn::bytes(recurrent_grads));
     const Buffer biases_grad(onednn::bytes(g.biases));
     Buffer data_grad(onednn::bytes(g.data));
@@ -328,7 +359,7 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
     const size_t offset = call.state_offset(i);
     const bool last = i + 1 == s.layers;
     layer.backward->run({{onednn::kSrc, d.data, i ? call.masked_output(base, i - 1) : in[0].data},
-                         {onednn::kSrcIter, d.states, at(&in[2], offset, s.item())},
+                         {onednn::kSrcIter, d.states, at(&in[at_state], offset, s.item())},
                          {onednn::kSrcIterC, d.cells, at(cell, offset, 4)},
                          {onednn::kWeightsLayer, layer_weights, weights.data()},
                          {onednn::kWeightsIter, state_weights, recurrent.data()},
@@ -339,23 +370,23 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
                          {onednn::kWorkspaceData, layer.forward.query(onednn::kWorkspace), call.workspace(base, i)},
                          {onednn::kDiffSrc, g.data, data_grad.data()},
                          {onednn::kDiffSrcIter, g.states, first_grads.floats() + offset},
-                         {onednn::kDiffSrcIterC, g.cells, s.lstm() ? at(&outputs[3], offset, 4) : nullptr},
+                         {onednn::kDiffSrcIterC, g.cells, s.lstm() ? at(&outputs[at_state + 1], offset, 4) : nullptr},
                          {onednn::kDiffWeightsLayer, layer_grads, weights_grad.data()},
                          {onednn::kDiffWeightsIter, recurrent_grads, recurrent_grad.data()},
                          {onednn::kDiffBias, g.biases, biases_grad.data()},
                          {onednn::kDiffDst, g.out, out_grad.data()},
                          {onednn::kDiffDstIter, g.states, state_grads.floats() + offset},
                          {onednn::kDiffDstIterC, g.cells, s.lstm() ? at(&grads[2], offset, 4) : nullptr}});
-    unpack_gradient(shape, grad_call.parameters(i), false, layer_grads, weights_grad);
-    unpack_gradient(shape, grad_call.parameters(i), true, recurrent_grads, recurrent_grad);
-    for_each_bias(shape, grad_call.parameters(i), biases_grad.floats(),
+    unpack_gradient(shape, parameter_grads, false, layer_grads, weights_grad);
+    unpack_gradient(shape, parameter_grads, true, recurrent_grads, recurrent_grad);
+    for_each_bias(shape, parameter_grads, biases_grad.floats(),
                   [](float& data, float& state, float first, const float* second) {
                     data = first;
                     state = second ? *second : first;
                   });
     if (i && s.masked) {
-      const Tensor& mask = in[3 + s.lstm() + i - 1];
-      const Tensor& mask_grad = outputs[3 + s.lstm() + i - 1];
+      const Tensor& mask = in[s.first_mask() + i - 1];
+      const Tensor& mask_grad = outputs[s.first_mask() + i - 1];
       const Buffer factors = as_floats(mask.data, mask.size(), s.type);
       std::memset(mask_grad.data, 0, mask_grad.size() * s.item());  // masks are not learned
       multiply(data_grad.floats(), factors.floats(), data_grad.floats(), mask.size());
@@ -363,7 +394,7 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
     out_grad = std::move(data_grad);
   }
   from_floats(out_grad.floats(), outputs[0].size(), s.type, outputs[0].data);
-  from_floats(first_grads.floats(), outputs[2].size(), s.type, outputs[2].data);
+  from_floats(first_grads.floats(), outputs[at_state].size(), s.type, outputs[at_state].data);
 }
 
 Arity arity(const Attributes& attributes) {
@@ -373,8 +404,10 @@ Arity arity(const Attributes& attributes) {
 
 void types(const Attributes& attributes, Types& inputs, Types& outputs) {
   const Settings s(attributes);
-  for (size_t i = 0; i < inputs.size(); ++i)
-    expect_type(inputs[i], i == 1 || (i == 3 && s.lstm()) ? +kFloat32 : s.type, i == 1 ? "parameters" : "an input");
+  for (int i = 0; i < s.inputs(); ++i) {
+    const bool parameter = 0 < i && i < s.state(), cell = s.lstm() && i == s.state() + 1;
+    expect_type(inputs[i], parameter || cell ? +kFloat32 : s.type, parameter ? "parameters" : "an input");
+  }
   for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = i < 2 ? s.type : +kFloat32;
 }
 
@@ -386,17 +419,22 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   const uint32_t steps = inputs[0][0], batch = inputs[0][1];
   const Shape out{steps, batch, dimension(s.directions * s.states)};
   const Shape states{dimension(s.layers * s.directions), batch, dimension(s.states)};
-  expect_shape(inputs[1], {dimension(s.parameters(inputs[0][2]))}, "parameters");
-  expect_shape(inputs[2], states, "state");
-  if (s.lstm()) expect_shape(inputs[3], states, "state_cell");
-  for (int i = 0; i < s.masks(); ++i) expect_shape(inputs[3 + s.lstm() + i], out, "a mask");
+  int64_t total = 0, part = 1;
+  for (const std::vector<int64_t>& shape : s.parameters(inputs[0][2])) {
+    total += product(shape);
+    if (s.separate) expect_shape(inputs[part++], Shape(shape.begin(), shape.end()), "a parameter");
+  }
+  if (!s.separate) expect_shape(inputs[1], {dimension(total)}, "parameters");
+  expect_shape(inputs[s.state()], states, "state");
+  if (s.lstm()) expect_shape(inputs[s.state() + 1], states, "state_cell");
+  for (int i = 0; i < s.masks(); ++i) expect_shape(inputs[s.first_mask() + i], out, "a mask");
   outputs[0] = out;
   outputs[1] = states;
   if (s.lstm()) outputs[2] = states;
   if (!s.training) return;
   const int64_t dims[] = {steps, batch, inputs[0][2]};
   const Tensor data{nullptr, dims, 3, s.type, 0};
-  outputs.back() = {dimension(data.size() ? Call(s, data, nullptr).workspace_size() / sizeof(float) : 1)};
+  outputs.back() = {dimension(data.size() ? Call(s, data).workspace_size() / sizeof(float) : 1)};
 }
 
 }  // namespace

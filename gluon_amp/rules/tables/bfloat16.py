@@ -21,7 +21,7 @@ _UNSOUND = Rule(FP32, safe=False, note="MXNet's bfloat16 kernels for it fail, or
 _CORRUPTS = Rule(FP32, safe=False, note="MXNet's bfloat16 kernel corrupts memory")
 _BLOCKED = Rule(FP32, safe=False, note="MXNet's bfloat16 kernel fails on tensors in oneDNN's blocked layout")
 _TRUNCATES = Rule(FP32, note="MXNet's bfloat16 kernel truncates and accumulates in bfloat16")
-_PLAIN = Rule(FP32, note="right in bfloat16, but a plain kernel without oneDNN: nothing is gained")
+_PLAIN = Rule(FP32, note="correct in bfloat16, but not faster: MXNet has a plain kernel for it, not one of oneDNN")
 _LOSS = Rule(FP32, note="probabilities and losses need FP32's resolution")
 _POSITIONS = Rule(FP32, safe=False, note="positions and counts are exact up to 256 only in bfloat16")
 _CHANNELS_LAST = Rule(FP32, when=("layout", CHANNELS_LAST), safe=False, cause=Cause.LAYOUT,
@@ -31,7 +31,7 @@ LAYERS: Rows = (
     ("Convolution", _CHANNELS_LAST,
      Rule(LOWER, min_channels=16, note="bfloat16 convolutions run about 2x as fast as FP32 from 16 input channels on"),
      Rule(FP32, cause=Cause.CHANNELS,
-          note="with fewer than 16 input channels bfloat16 gains nothing and leaves its output in plain layout, which "
+          note="with fewer than 16 input channels bfloat16 is not faster, and leaves its output in plain layout, which "
                "slows down the operators after it")),
     ("FullyConnected", Rule(LOWER, note="bfloat16 matrix products run about 2x as fast as FP32")),
     ("Deconvolution",

@@ -1,4 +1,4 @@
-"""Operator rules for float16 on CUDA GPUs: products on Tensor Cores, what needs range or resolution in FP32.
+"""Operator rules for float16 on CUDA GPUs: products on Tensor Cores; FP32 where range or resolution matter.
 
 What has a float16 kernel is read off the type switches in MXNet's sources, and off the errors that operators
 sharing their code with the CPU raise there.

@@ -15,11 +15,6 @@ Table = Mapping[str, Tuple[Rule, ...]]
 def as_table(*rows: tuple[Any, ...]) -> Table:
     """Return ``{name: (Rule, ...)}``.
 
-    Raises
-    ------
-    ValueError
-        An operator is in two rows.
-
     Examples
     --------
     >>> table = as_table(('sin', Rule('FP32')), (('cos', 'tan'), Rule('NEUTRAL')))

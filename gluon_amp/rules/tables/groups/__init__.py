@@ -1,4 +1,4 @@
-"""Operators that share a fate, in every table or in one: tuples of registered names.
+"""Groups of operators that tables treat alike: tuples of registered names.
 
 No operator is in two groups, and one that is alone in its row is in none. Operators that compute gradients are left
 out: they run as their forward operators do, and no program calls them (:func:`is_forward`).
@@ -11,7 +11,7 @@ __all__ = ["arithmetic", "is_forward", "layers", "shapes", "system"]
 
 
 def is_forward(name: str) -> bool:
-    """Whether a registered operator is one that programs call, by MXNet's naming of the others.
+    """Tell whether programs call a registered operator, by MXNet's naming of the others.
 
     Examples
     --------

@@ -18,7 +18,7 @@ _CLEARLY_SLOWER = 1.1
 
 
 def signature(op: str, attrs: Mapping[str, str], shape: Sequence[int]) -> str:
-    """Return a text that is the same for uses of an operator that cost the same.
+    """Return a key that is equal for uses of an operator that cost the same.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class Tuning:
         Raises
         ------
         PolicyError
-            The file exists and is no file of measurements; it is left as it is.
+            The file exists and is not a file of measurements; it is left as it is.
         OSError
             The file cannot be written.
         """
@@ -83,7 +83,7 @@ class Tuning:
         Raises
         ------
         PolicyError
-            The file is no file of measurements, or holds none of this machine.
+            The file is not a file of measurements, or holds none of this machine.
         OSError
             The file cannot be read.
         """
@@ -113,7 +113,7 @@ def _read(path: str | os.PathLike) -> dict[str, Any]:
         known = json.loads(Path(path).read_text(encoding="utf-8"))
         sound = all(len(pair) == 2 for entries in known.values() for pair in entries.values())
     except (ValueError, AttributeError, TypeError) as error:
-        raise PolicyError(f"{os.fspath(path)!r} is no file of measurements: {error}") from error
+        raise PolicyError(f"{os.fspath(path)!r} is not a file of measurements: {error}") from error
     if not sound:
         raise PolicyError(expected("pairs of times", "the file", os.fspath(path)))
     return known

@@ -1,4 +1,4 @@
-"""Optimizers and their states as JSON and arrays, which nothing needs to be unpickled for."""
+"""Optimizers and their states as JSON and arrays, so that nothing is unpickled."""
 from __future__ import annotations
 
 import json
@@ -34,13 +34,7 @@ def known_classes(*more: type) -> frozenset[type]:
 
 
 def write(value: Any) -> bytes:
-    """Return the bytes of a value: numbers, texts, arrays, containers, and objects that are made of these.
-
-    Raises
-    ------
-    TypeError
-        It holds something else; the message says where.
-    """
+    """Return the bytes of a value: numbers, texts, arrays, containers, and objects that are made of these."""
     writer = _Writer()
     tree = json.dumps(writer.tree(value, "")).encode()
     arrays = b"".join(writer.arrays)
@@ -49,20 +43,7 @@ def write(value: Any) -> bytes:
 
 
 def read(content: bytes, classes: Iterable[type]) -> Any:
-    """Return the value that :func:`write` wrote.
-
-    Parameters
-    ----------
-    content : bytes
-        What it returned.
-    classes : iterable of type
-        Those whose objects may be in it.
-
-    Raises
-    ------
-    ValueError
-        The content is something else, or holds an object of another class.
-    """
+    """Return the value that :func:`write` wrote."""
     tree, _, rest = content.partition(b"\n")
     sizes, _, arrays = rest.partition(b"\n")
     starts = np.cumsum([0, *json.loads(sizes)]).tolist()
@@ -166,8 +147,8 @@ class _Reader:
     def _object(self, tree: Mapping[str, Any], number: int) -> Any:
         kind = self.classes.get(tree["object"])
         if kind is None:
-            raise ValueError(f"the file holds an object of the class {tree['object']}, which is none of MXNet's "
-                             "optimizers and schedulers: name your own classes in classes=[...]")
+            raise ValueError(f"the file holds an object of the class {tree['object']}, which is not an "
+                             "optimizer or scheduler of MXNet: name your own classes in classes=[...]")
         made: Any = object.__new__(kind)
         self._seen[number] = made
         state = self.value(tree["state"])

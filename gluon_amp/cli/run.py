@@ -1,0 +1,59 @@
+"""``gluon-amp run``: run a training script in mixed precision without changing it."""
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import traceback
+
+from ..compatibility import install, uninstall
+from ..errors import AmpError
+from ..runtime.autocast import deinit, init
+
+NAME = "run"
+HELP = "run a script with AMP switched on, and with this package in the place of mxnet.contrib.amp"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"],
+                        help="the type, as in amp.init (default: what is fastest here)")
+    parser.add_argument("--no-init", action="store_true",
+                        help="leave it to the script to call amp.init of mxnet.contrib.amp")
+    parser.add_argument("-m", dest="module", action="store_true", help="the script is the name of a module")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="script ...",
+                        help="a Python script and its arguments")
+    parser.set_defaults(keeps_warnings=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the script in this process; return its exit code."""
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise SystemExit("gluon-amp run: expected a script, received nothing")
+    install()
+    try:
+        if not args.no_init:
+            init(args.dtype)
+        return _run(command, args.module)
+    finally:
+        deinit()
+        uninstall()
+
+
+def _run(command: list[str], is_module: bool) -> int:
+    before = sys.argv, sys.path[:]
+    sys.argv = list(command)
+    sys.path.insert(0, os.getcwd() if is_module else os.path.dirname(os.path.abspath(command[0])))
+    try:
+        if is_module:
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(command[0], run_name="__main__")
+    except (AmpError, OSError):
+        traceback.print_exc()  # an error of the script, not of the command
+        return 1
+    finally:
+        sys.argv, sys.path[:] = before
+    return 0

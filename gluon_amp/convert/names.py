@@ -1,0 +1,68 @@
+"""Outputs keep the names that users know them by."""
+from __future__ import annotations
+
+import re
+from typing import Callable, Sequence
+
+from ..graph import Entry, Graph, Node, Role, operator, unique_name
+
+__all__ = ["name_outputs"]
+
+_ONE = "_output"  # what MXNet appends to the name of a node with one output
+_JOINT = "amp_multicast"  # gives tensors of one type as they are, under the names of an operator with several outputs
+
+
+def name_outputs(graph: Graph, wanted: Sequence[str], found: Callable[[], Sequence[str]]) -> None:
+    """Give the outputs of a graph the names they had, where another operator gives them now.
+
+    Parameters
+    ----------
+    graph : Graph
+        After all passes.
+    wanted : sequence of str
+        The names of its outputs before.
+    found : callable
+        Gives the names that they have now.
+    """
+    names = {node.name for node in graph.nodes()}
+    joined: dict[str, Node] = {}
+    for _ in range(2):  # a node that makes room for another may have given an output a name
+        for position, (name, other) in enumerate(zip(wanted, found())):
+            several = re.fullmatch(rf"(.+){_ONE}(\d+)", name)
+            if name != other and name.endswith(_ONE):
+                graph.heads[position] = _carried(graph, position, name[:-len(_ONE)], names)
+            elif name != other and several:
+                graph.heads[position] = _carried_jointly(graph, position, several[1], int(several[2]), joined, names)
+
+
+def _carried(graph: Graph, position: int, name: str, names: set[str]) -> Entry:
+    """Return an output under a name: of its own node, or of an identity where that gives other outputs too."""
+    head = graph.heads[position]
+    node = head.node
+    others = [other for place, other in enumerate(graph.heads) if place != position and other.node is node]
+    if node.is_variable or node.num_outputs > 1 or others:
+        node = operator("_copy", name, [head], head, Role.HELPER)
+    _make_room(graph, name, node, names)
+    node.name = name
+    return Entry(node, 0)
+
+
+def _carried_jointly(graph: Graph, position: int, name: str, output: int, joined: dict[str, Node],
+                     names: set[str]) -> Entry:
+    """Return an output under the name that one of several outputs of a node has."""
+    head = graph.heads[position]
+    if name not in joined:
+        count = max([output + 1, *(node.num_outputs for node in graph.nodes() if node.name == name)])
+        joined[name] = operator(_JOINT, name, [head] * count, head, Role.HELPER, num_outputs=count)
+        joined[name].num_outputs = count
+        _make_room(graph, name, joined[name], names)
+    joined[name].inputs[output] = head
+    return Entry(joined[name], output)
+
+
+def _make_room(graph: Graph, name: str, owner: Node, names: set[str]) -> None:
+    """Give other nodes of a name another one, unless it is one of several outputs of theirs that users know by it."""
+    known = {id(head.node) for head in graph.heads if head.node.num_outputs > 1}
+    for node in graph.nodes():
+        if node.name == name and node is not owner and not node.is_variable and id(node) not in known:
+            node.name = unique_name(f"{name}_low", names)

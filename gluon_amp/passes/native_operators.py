@@ -1,0 +1,194 @@
+"""Put operators in C++ in the place of those that MXNet has no good CPU kernels for.
+
+MXNet's LayerNorm takes ten times as long as need be, mostly backward, its clip branches for every element, and its
+products of many small matrices and recurrent layers use neither all threads nor the widest instructions. The operators
+of :mod:`gluon_amp.native` take their place where they compute the same: in FP32, and clip in bfloat16 as well. Nothing
+else in the graph changes, and the program's own symbol, from which files are written, keeps MXNet's operators.
+
+MXNet does not tell operators of libraries that a gradient is to be added to what is there. Where gradients of several
+readers meet, or accumulate in the program's array, an identity in between does that.
+"""
+from __future__ import annotations
+
+from math import prod
+from typing import Callable, Mapping, NamedTuple
+
+from ..dtypes import BFLOAT16, FLOAT32
+from ..graph import Entry, Graph, Node, Readers, Role, operator, unique_name
+from ..graph.attrs import integer, is_set
+from .assign_dtypes import data_precision, lower_outputs
+from .context import Context
+
+__all__ = ["REPLACEMENTS", "is_needed", "run"]
+
+_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+_NARROW = 16  # values in a row of a normalisation, below which its sums cannot be vectorised
+_UNSUPPORTED_IN_RNN = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
+
+
+def is_needed(context: Context) -> bool:
+    """Whether there are such operators for the device."""
+    return bool(context.native) and not context.policy.imitated
+
+
+def _values(node: Node) -> int:
+    return prod(node.inputs[0].shape or ())
+
+
+def _operations(node: Node) -> int:
+    """Return the multiplications and additions of a product of matrices."""
+    matrix = node.inputs[0].shape or ()
+    return 2 * prod(node.shapes[0] or ()) * matrix[-2 if is_set(node.attrs, "transpose_a") else -1]
+
+
+class Replacement(NamedTuple):
+    """What takes the place of an operator of MXNet's.
+
+    Attributes
+    ----------
+    op : str
+        Registered name.
+    types : tuple of str
+        The types of data that it gains in.
+    least : int
+        The work from which on it gains: a call of a library's operator takes longer.
+    fits : callable
+        Takes a node and says whether the operator computes the same.
+    work : callable
+        Takes a node of known shapes; of what the least is meant. The values of its data by default.
+    """
+
+    op: str
+    types: tuple[str, ...]
+    least: int
+    fits: Callable[[Node, Readers], bool]
+    work: Callable[[Node], int] = _values
+
+
+def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
+    """Whether the last axis is normalised; other numbers of axes may come, for which a positive one is not the last."""
+    if (node.inputs[0].shape or (0,))[-1] < _NARROW:
+        return False
+    hidden = [Entry(node, output) for output in range(1, node.num_outputs)]
+    return integer(node.attrs, "axis", -1) == -1 and not any(
+        readers.of(entry) or readers.is_head(entry) for entry in hidden)
+
+
+def _always(node: Node, readers: Readers) -> bool:
+    return True
+
+
+def _is_simple_rnn(node: Node, readers: Readers) -> bool:
+    return (node.attrs.get("mode") in _GATES and not is_set(node.attrs, "use_sequence_length")
+            and all(node.attrs.get(name, "None") == "None" for name in _UNSUPPORTED_IN_RNN))
+
+
+# Measured on an AMD EPYC with AVX512-BF16, 2 threads, in cached ops with static shapes: below these forward or training
+# takes longer than with MXNet's operators.
+REPLACEMENTS: Mapping[str, Replacement] = {
+    "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm),
+    "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384, _always),
+    "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
+    "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, _is_simple_rnn),
+}
+
+
+def run(graph: Graph, context: Context) -> int:
+    """Replace what runs faster in C++; return how many operators."""
+    nodes = graph.nodes()
+    names, readers = {node.name for node in nodes}, Readers(graph)
+    found = [(node, each) for node in nodes for each in [REPLACEMENTS.get(node.op)]
+             if each is not None and each.op in context.native and _gains(node, each) and each.fits(node, readers)]
+    for node, each in found:
+        if node.op == "RNN":
+            _separate_parameters(node)
+        node.inputs = [_guarded(entry, readers, names, context) for entry in node.inputs]
+        node.replaced, node.op = node.op, each.op
+        if node.replaced == "RNN":
+            _fit_rnn(node, names, context)
+        else:
+            node.num_outputs = 1
+            node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
+    return len(found)
+
+
+def _gains(node: Node, replacement: Replacement) -> bool:
+    """Whether types are right and sizes known; MXNet ends the process when it infers shapes without any of them."""
+    shapes = [entry.shape for entry in node.inputs]
+    return (Entry(node).dtype in replacement.types and node.inputs[0].dtype in (FLOAT32, BFLOAT16)
+            and all(entry.node.dtypes[entry.output] == FLOAT32 for entry in node.inputs)
+            and all(shapes) and node.shapes[0] is not None and replacement.work(node) >= replacement.least)
+
+
+def _guarded(entry: Entry, readers: Readers, names: set[str], context: Context) -> Entry:
+    """Return the tensor behind an identity where its gradient may be a sum."""
+    accumulates = entry.node.is_variable and entry.node.name in context.guarded
+    if not accumulates and len(readers.of(entry)) == 1 and not readers.is_head(entry):
+        return entry
+    return _inserted("_copy", f"{entry.node.name}_native", [entry], names, context, Role.GUARD)
+
+
+def _inserted(op: str, name: str, inputs: list[Entry], names: set[str], context: Context, role: Role = Role.HELPER,
+              **attrs: object) -> Entry:
+    """Make an operator that runs in the precision that the policy gives it."""
+    (source,) = inputs
+    made = operator(op, unique_name(name, names), inputs, source, role, **attrs)
+    made.dtypes, made.decision = [FLOAT32], context.policy.decide(op, made.attrs, source.shape)
+    if data_precision(made, context) == context.target:
+        lower_outputs(made, context)
+    return Entry(made)
+
+
+def _separate_parameters(node: Node) -> None:
+    """Read parameters where they are joined from: joining them takes longer than a layer on few sequences."""
+    joined = node.inputs[1].node
+    if joined.op != "_rnn_param_concat":
+        return
+    parts = [entry.node.inputs[0] if _is_flattened(entry.node) else entry for entry in joined.inputs]
+    if [entry.shape for entry in parts] == _parameter_shapes(node):
+        node.inputs = [node.inputs[0], *parts, *node.inputs[2:]]
+        node.attrs = {**node.attrs, "separate": "True"}
+
+
+def _is_flattened(node: Node) -> bool:
+    return node.op == "Reshape" and node.attrs.get("shape") in ("-1", "(-1,)") and not is_set(node.attrs, "reverse")
+
+
+def _parameter_shapes(node: Node) -> list[tuple[int, ...]]:
+    """Return the shapes of parameters as Gluon has them: weights of all layers, then their biases."""
+    states, layers = integer(node.attrs, "state_size", 0), integer(node.attrs, "num_layers", 1)
+    directions = 2 if is_set(node.attrs, "bidirectional") else 1
+    rows = _GATES[node.attrs["mode"]] * states
+    widths = [(node.inputs[0].shape or ())[2], *[directions * states] * (layers - 1)]
+    weights = [(rows, width) for layer in widths for _ in range(directions) for width in (layer, states)]
+    return [*weights, *[(rows,)] * len(weights)]
+
+
+def _fit_rnn(node: Node, names: set[str], context: Context) -> None:
+    """Give a recurrent layer the masks of its dropout, and all outputs: states, and what backward needs."""
+    masks = _masks(node, names, context)
+    node.inputs = [*node.inputs, *masks]
+    node.attrs = {**node.attrs, "masks": str(bool(masks))}
+    node.num_outputs = 4 if node.attrs["mode"] == "lstm" else 3
+    states = node.inputs[len(node.inputs) - len(masks) - 1].shape
+    node.dtypes, node.planned = [FLOAT32] * node.num_outputs, []
+    node.shapes = [node.shapes[0], *[states] * (node.num_outputs - 2), None]
+
+
+def _masks(node: Node, names: set[str], context: Context) -> list[Entry]:
+    """Return what the values between layers are multiplied by: MXNet's Dropout of ones, of any length and batch."""
+    share, layers = float(node.attrs.get("p", 0)), integer(node.attrs, "num_layers", 1)
+    if not share or layers == 1:
+        return []
+    length, batch, width = node.shapes[0] or (0, 0, 0)
+
+    def add(op: str, source: Entry, last: int, outputs: int = 1, **attrs: object) -> Entry:
+        made = _inserted(op, f"{node.name}_mask", [source], names, context, **attrs)
+        shape = (length, batch, last)
+        made.node.num_outputs, made.node.shapes = outputs, [shape] * outputs
+        made.node.dtypes, made.node.planned = made.node.dtypes * outputs, made.node.planned * outputs
+        return made
+
+    ones = add("ones_like", add("slice_axis", node.inputs[0], 1, axis=2, begin=0, end=1), 1)
+    ones = add("broadcast_axis", ones, width, axis=2, size=width)
+    return [add("Dropout", ones, width, outputs=2, p=share) for _ in range(layers - 1)]

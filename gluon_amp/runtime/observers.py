@@ -1,0 +1,104 @@
+"""Hooks and monitors see the program's operators, under the program's names and in the program's types."""
+from __future__ import annotations
+
+import ctypes
+from typing import Callable, NamedTuple
+
+from mxnet import autograd
+from mxnet.base import NDArrayHandle
+from mxnet.ndarray import NDArray
+
+from .._mxnet.arrays import cast_arrays
+from .._mxnet.symbols import dtype_name
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..graph import Node, Role
+from .plans import Plan
+
+__all__ = ["executor_callback", "operator_callback"]
+
+_LOW = (FLOAT16, BFLOAT16)
+ExecutorCallback = Callable[[bytes, int], None]
+OperatorCallback = Callable[[bytes, bytes, int], None]
+
+
+class _Tensor(NamedTuple):
+    """What a hook is told of: the name, the operator, and the array's handle."""
+
+    name: bytes
+    op: bytes
+    handle: int
+
+
+class _Observer:
+    """Translates what the engine reports of a rewritten graph.
+
+    Parameters
+    ----------
+    plan : Plan
+        What runs.
+    """
+
+    def __init__(self, plan: Plan):
+        nodes = plan.graph.nodes()
+        self.nodes = {node.name: node for node in nodes}
+        self.ops = {node.name: node.op for node in plan.traced.graph.operators()}
+        # A node that a pass has changed gives its result through another.
+        self.replaced = {node.stands_for for node in nodes if node.stands_for}
+        self.waiting: dict[str, bytes] = {}  # names of results that another node will give
+
+    def translate(self, name: bytes, handle: int) -> _Tensor | None:
+        """Return a tensor as the program knows it; None for one that is not the program's."""
+        array = NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees the handle when it goes
+        node = self._owner(name.decode())
+        if node is None:
+            return _handed_over(array, name, "", is_own=False)
+        if node.name in self.replaced:
+            self.waiting[node.name] = name
+            return None
+        if node.stands_for:
+            name = self.waiting.pop(node.stands_for, name)
+        elif node.role is not Role.OWN:
+            return None
+        known = self.nodes[node.stands_for or node.name]
+        is_own = any(dtype in _LOW for dtype in known.dtypes)
+        return _handed_over(array, name, self.ops.get(known.name, known.op), is_own)
+
+    def _owner(self, name: str) -> Node | None:
+        """Return the node that a tensor belongs to: the engine appends the name of the output, or of the input."""
+        end = len(name)
+        while end > 0:
+            if name[:end] in self.nodes:
+                return self.nodes[name[:end]]
+            end = name.rfind("_", 0, end)
+        return None
+
+
+def _handed_over(array: NDArray, name: bytes, op: str, is_own: bool) -> _Tensor:
+    """Give an array to a hook, which frees it; in FP32 unless its low precision is the program's own."""
+    if not is_own and dtype_name(array.dtype) in _LOW:
+        with autograd.pause():
+            array = cast_arrays(array, FLOAT32)
+    handle, array.handle = array.handle, NDArrayHandle()
+    return _Tensor(name, op.encode(), handle.value)
+
+
+def executor_callback(plan: Plan, callback: ExecutorCallback) -> ExecutorCallback:
+    """Make what an executor is to call, of what its user wants to be called."""
+    observer = _Observer(plan)
+
+    def report(name: bytes, handle: int) -> None:
+        tensor = observer.translate(name, handle)
+        if tensor is not None:
+            callback(tensor.name, tensor.handle)
+    return report
+
+
+def operator_callback(plan: Plan, callback: OperatorCallback) -> OperatorCallback:
+    """Make what a cached op is to call, likewise."""
+    observer = _Observer(plan)
+
+    def report(name: bytes, op: bytes, handle: int) -> None:
+        tensor = observer.translate(name, handle)
+        if tensor is not None:
+            callback(tensor.name, tensor.op or op, tensor.handle)
+    return report

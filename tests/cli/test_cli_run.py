@@ -1,0 +1,60 @@
+"""``gluon-amp run``: scripts that know nothing of AMP, and scripts written for MXNet's."""
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(tmp_path, script, *options):
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    return subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run", *options, str(path), "--epochs", "3"],
+                          capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""})
+
+
+def test_a_script_runs_with_amp_on(tmp_path):
+    done = run(tmp_path, "import sys, gluon_amp\nprint(sys.argv[1:], __name__, gluon_amp.is_active())\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['--epochs', '3'] __main__ True\n"
+
+
+def test_a_bare_init_of_the_script_keeps_the_type(tmp_path):
+    script = "from mxnet.contrib import amp\namp.init()\nprint(amp.active_dtype(), amp.amp._amp_initialized)\n"
+    done = run(tmp_path, script, "--dtype", "float32")
+    assert done.stdout == "None True\n", done.stderr
+    done = run(tmp_path, "import warnings\nwarnings.simplefilter('ignore')\n" + script, "--dtype", "float16")
+    assert done.stdout == "float16 True\n", done.stderr
+
+
+def test_init_may_be_left_to_the_script(tmp_path):
+    script = "from mxnet.contrib.amp import amp\nprint(amp._amp_initialized)\namp.init()\nprint(amp._amp_initialized)\n"
+    assert run(tmp_path, script, "--no-init").stdout == "False\nTrue\n"
+
+
+def test_modules_beside_the_script_are_found(tmp_path):
+    (tmp_path / "beside.py").write_text("value = 7\n")
+    assert run(tmp_path, "import beside\nprint(beside.value)\n").stdout == "7\n"
+
+
+@pytest.mark.parametrize("error", ["OSError('no data')", "ValueError('no data')",
+                                   "__import__('gluon_amp').StateError('no data')"])
+def test_errors_of_the_script_keep_their_traceback(tmp_path, error):
+    done = run(tmp_path, f"def load():\n    raise {error}\nload()\n")
+    assert done.returncode == 1
+    assert "in load" in done.stderr
+    assert "no data" in done.stderr
+
+
+def test_the_exit_code_is_the_scripts(tmp_path):
+    assert run(tmp_path, "raise SystemExit(3)\n").returncode == 3
+
+
+def test_a_script_is_needed():
+    done = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert "expected a script" in done.stderr

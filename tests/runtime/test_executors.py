@@ -1,0 +1,207 @@
+"""Executors: other shapes get graphs of their own, and monitors see the user's symbol."""
+from __future__ import annotations
+
+import ctypes
+import re
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+from networks import BF16_EPS, relative
+
+import gluon_amp as amp
+from gluon_amp._mxnet.symbols import dtype_name
+
+pytestmark = pytest.mark.machine
+
+
+def small_maps():
+    """A convolution some of whose filters meet padding only where the map has one pixel."""
+    data = mx.sym.Convolution(mx.sym.var("data"), num_filter=32, kernel=(3, 3), pad=(1, 1), no_bias=True, name="conv")
+    data = mx.sym.BatchNorm(data, fix_gamma=False, name="norm")
+    return mx.sym.FullyConnected(mx.sym.Pooling(data, global_pool=True, kernel=(1, 1), pool_type="avg", name="pool"),
+                                 num_hidden=4, name="fc")
+
+
+def bound(symbol, shape, grad_req="write", how="simple_bind"):
+    generator = np.random.RandomState(5)
+    shapes, _, aux_shapes = symbol.infer_shape(data=shape)
+    arrays = {name: mx.nd.array(generator.normal(scale=0.3, size=size))
+              for name, size in zip(symbol.list_arguments(), shapes)}
+    aux = {name: mx.nd.ones(size) for name, size in zip(symbol.list_auxiliary_states(), aux_shapes)}
+    if how == "bind":
+        grads = {name: mx.nd.zeros_like(array) for name, array in arrays.items()}
+        return symbol.bind(mx.cpu(), arrays, grads, grad_req, aux)
+    executor = symbol.simple_bind(mx.cpu(), grad_req, data=shape)
+    executor.copy_params_from(arrays, aux)
+    return executor
+
+
+def trained(executor, size, seed=7):
+    shape = executor.arg_dict["data"].shape
+    executor.arg_dict["data"][:] = mx.nd.array(np.random.RandomState(seed).normal(size=shape))
+    output = executor.forward(is_train=True)[0].copy()
+    executor.backward(mx.nd.ones_like(output))
+    return {"output": output.asnumpy(), **{name: array.asnumpy() for name, array in executor.grad_dict.items()}}
+
+
+def low_layers(executor):
+    """Name the layers that read a cast."""
+    reads = re.findall(r"Op:(Convolution|FullyConnected), Name=(\w+)\nInputs:\n((?:\targ.*\n)+)", executor.debug_str())
+    return {name for _, name, inputs in reads if "bfloat16" in inputs}
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("how", ["simple_bind", "bind"])
+class TestReshape:
+    def test_another_shape_gets_the_graph_that_its_kernels_are_sound_in(self, how):
+        amp.init("bfloat16")
+        wide = bound(small_maps(), (2, 32, 8, 8), how=how)
+        narrow = wide.reshape(data=(2, 32, 1, 1))
+        assert low_layers(wide) == {"conv", "fc"}
+        assert low_layers(narrow) == {"fc"}
+        assert low_layers(narrow.reshape(allow_up_sizing=True, data=(4, 32, 8, 8))) == {"conv", "fc"}
+
+    def test_values_and_gradients_are_those_of_fp32(self, how):
+        found = {}
+        for on in (False, True):
+            if on:
+                amp.init("bfloat16")
+            executor = bound(small_maps(), (4, 32, 8, 8), how=how)
+            found[on] = [trained(executor.reshape(allow_up_sizing=True, data=shape), shape)
+                         for shape in [(2, 32, 1, 1), (4, 32, 8, 8), (6, 32, 5, 5)]]
+        for plain, mixed in zip(found[False], found[True]):
+            for name, value in plain.items():
+                # The data's gradient through a BatchNorm is the small difference of large numbers.
+                assert relative(value, mixed[name]) < (1 if name in ("data", "conv_weight") else 8 * BF16_EPS), name
+
+    def test_arrays_are_shared_as_mxnet_shares_them(self, how):
+        def shared(executor):
+            narrow = executor.reshape(data=(2, 32, 1, 1))
+            narrow.arg_dict["fc_weight"][:] = 3
+            narrow.arg_dict["data"][:] = 5
+            grown = executor.reshape(allow_up_sizing=True, data=(8, 32, 9, 9))
+            grown.arg_dict["data"][:] = 7
+            narrow.aux_dict["norm_moving_mean"][:] = 2
+            names = ("fc_weight", "data")
+            return ([executor.arg_dict[name].asnumpy().ravel()[:3].tolist() for name in names],
+                    executor.aux_dict["norm_moving_mean"].asnumpy().tolist(), narrow.grad_dict["data"].shape,
+                    list(narrow.output_dict), [array is None for array in narrow.grad_arrays])
+        expected = shared(bound(small_maps(), (4, 32, 8, 8), how=how))
+        amp.init("bfloat16")
+        assert shared(bound(small_maps(), (4, 32, 8, 8), how=how)) == expected
+
+    def test_what_mxnet_refuses_is_refused(self, how):
+        amp.init("bfloat16")
+        executor = bound(small_maps(), (2, 32, 4, 4), how=how)
+        with pytest.raises(mx.MXNetError, match="allow_up_sizing"):
+            executor.reshape(data=(2, 32, 8, 8))
+        with pytest.raises(mx.MXNetError, match="changed"):
+            executor.reshape(data=(2, 16, 4, 4))
+
+    def test_gradients_accumulate(self, how):
+        amp.init("bfloat16")
+        executor = bound(small_maps(), (2, 32, 8, 8), "add", how)
+        once = trained(executor.reshape(data=(2, 32, 1, 1)), None)["fc_weight"]
+        twice = trained(executor.reshape(data=(2, 32, 1, 1)), None)["fc_weight"]
+        assert relative(2 * once, twice) < 1e-5
+
+    def test_after_deinit_an_executor_still_plans(self, how):
+        amp.init("bfloat16")
+        executor = bound(small_maps(), (2, 32, 8, 8), how=how)
+        amp.deinit()
+        assert low_layers(executor.reshape(data=(2, 32, 1, 1))) == {"fc"}
+
+
+@pytest.mark.bf16
+def test_module_plans_for_every_shape():
+    amp.init("bfloat16")
+    module = mx.mod.Module(small_maps(), label_names=None)
+    module.bind([("data", (2, 32, 8, 8))])
+    module.init_params(mx.init.Xavier())
+    for size, expected in ((8, {"conv", "fc"}), (1, {"fc"}), (8, {"conv", "fc"})):
+        module.forward(mx.io.DataBatch([mx.nd.ones((2, 32, size, size))]), is_train=True)
+        module.backward([mx.nd.ones((2, 4))])
+        assert low_layers(module._exec_group.execs[0]) == expected
+    assert module.output_names == ["fc_output"]
+
+
+def padded():
+    """A network in which passes insert casts, padding and rectifiers, and change operators."""
+    x = mx.sym.Convolution(mx.sym.var("data"), num_filter=44, kernel=(3, 3), name="conv")
+    x = mx.sym.clip(mx.sym.BatchNorm(x, name="norm"), 0, 6, name="six")
+    x = mx.sym.split(mx.sym.relu(x, name="rect"), num_outputs=2, name="split")
+    return mx.sym.FullyConnected(mx.sym.elemwise_add(x[0], x[1], name="sum"), num_hidden=3, name="fc")
+
+
+def heard(executor, monitor_all=False):
+    seen = []
+
+    def note(name, handle):
+        array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)
+        seen.append((name.decode(), dtype_name(array.dtype), array.shape, array.copy()))
+    executor.set_monitor_callback(note, monitor_all)
+    executor.arg_dict["data"][:] = mx.nd.array(np.random.RandomState(2).normal(size=executor.arg_dict["data"].shape))
+    executor.forward(is_train=True)
+    mx.nd.waitall()
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.bf16), "float16", "float32"])
+class TestMonitor:
+    def test_it_sees_the_users_tensors(self, dtype):
+        expected = heard(bound(padded(), (2, 16, 8, 8)))
+        amp.init(dtype)
+        found = heard(bound(padded(), (2, 16, 8, 8)))
+        assert [entry[:3] for entry in found] == [entry[:3] for entry in expected]
+        for (name, *_, plain), (*_, mixed) in zip(expected, found):
+            assert relative(plain.asnumpy(), mixed.asnumpy()) < 8 * BF16_EPS, name
+
+    def test_inputs_have_names_that_mxnet_gives(self, dtype):
+        expected = {entry[0]: entry[1] for entry in heard(bound(padded(), (2, 16, 8, 8)), True)}
+        amp.init(dtype)
+        found = {entry[0]: entry[1] for entry in heard(bound(padded(), (2, 16, 8, 8)), True)}
+        assert found.items() <= expected.items()
+        assert {"conv_output", "fc_output", "norm_data", "fc_weight", "conv_weight"} <= set(found)
+
+    def test_mxnets_monitor_reads_fp32(self, dtype):
+        amp.init(dtype)
+        monitor = mx.monitor.Monitor(1, sort=True, pattern=".*output|.*weight")
+        module = mx.mod.Module(padded(), label_names=None)
+        module.bind([("data", (2, 16, 8, 8))])
+        module.init_params(mx.init.One())
+        module.install_monitor(monitor)
+        for shape in ((2, 16, 8, 8), (1, 16, 8, 8)):
+            monitor.tic()
+            module.forward(mx.io.DataBatch([mx.nd.ones(shape)]), is_train=True)
+            rows = {name: value for _, name, value in monitor.toc()}
+            assert float(rows["conv_output"]) == 144 / np.sqrt(44) * np.sqrt(44)
+        assert {"conv_weight", "norm_output", "rect_output", "fc_output"} <= set(rows)
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True}])
+def test_hooks_of_blocks_see_the_users_operators(flags):
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(44, 3, in_channels=16), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(4))
+    net.initialize()
+    data = mx.nd.random.normal(shape=(2, 16, 6, 6))
+    net(data)
+    net.hybridize(**flags)
+
+    def run():
+        seen = []
+
+        def note(name, op, handle):
+            array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)
+            seen.append((name.decode(), op.decode(), dtype_name(array.dtype), array.shape))
+        net.register_op_hook(note)
+        with autograd.record():
+            net(data).wait_to_read()
+        return seen
+    expected = run()
+    amp.init("bfloat16")
+    assert run() == expected

@@ -1,0 +1,130 @@
+"""Arrays that users cast to float16 themselves, among FP32 ones: widened, as MXNet's own AMP does."""
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon import HybridBlock, nn
+from networks import BF16_EPS, relative
+
+import gluon_amp as amp
+
+pytestmark = pytest.mark.machine
+
+OPERATORS = {
+    "plus": lambda F, a, b: a + b,
+    "broadcast": lambda F, a, b: F.broadcast_mul(a, F.slice_axis(b, axis=0, begin=0, end=1)),
+    "concat": lambda F, a, b: F.concat(a, b, dim=1),
+    "stack": lambda F, a, b: F.stack(a, b),
+    "where": lambda F, a, b: F.where(a > 0, a, b),
+    "add_n": lambda F, a, b: F.add_n(a, b),
+    "box_iou": lambda F, a, b: F.contrib.box_iou(F.abs(a), F.abs(b)),
+    "batch_dot": lambda F, a, b: F.batch_dot(F.expand_dims(a, 0), F.expand_dims(b, 0), transpose_b=True),
+    "maximum": lambda F, a, b: F.broadcast_maximum(a, b),
+    "smooth_l1": lambda F, a, b: F.smooth_l1(a - b, scalar=1.0),
+    "equal": lambda F, a, b: F.broadcast_equal(a, b),
+}
+
+
+class Apply(HybridBlock):
+    """One operator."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.function = OPERATORS[name]
+
+    def hybrid_forward(self, F, a, b):
+        return self.function(F, a, b)
+
+
+@pytest.fixture
+def arrays():
+    random = np.random.RandomState(3)
+    one, other = (mx.nd.array(random.normal(size=(6, 4))).astype("float16") for _ in range(2))
+    return one, other.astype("float32"), one.astype("float32")
+
+
+def switch_on():
+    amp.init()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("way", ["outside", "block", "hybridized"])
+def test_operators(arrays, name, swapped, way):
+    half, single, wide = arrays
+    given, plain = ((single, half), (single, wide)) if swapped else ((half, single), (wide, single))
+    expected = OPERATORS[name](mx.nd, *plain)
+    net = Apply(name)
+    if way == "hybridized":
+        net.hybridize()
+    switch_on()
+    found = OPERATORS[name](mx.nd, *given) if way == "outside" else net(*given)
+    assert found.dtype == np.float32
+    assert relative(expected.asnumpy(), found.asnumpy()) <= 4 * BF16_EPS
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
+class TestNetworks:
+    def test_half_weights_and_single_data(self, hybridize):
+        mx.random.seed(2)
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(16, 3, in_channels=16, use_bias=False), nn.BatchNorm(in_channels=16), nn.Activation("relu"),
+                nn.Dense(4, in_units=16 * 36))
+        net.initialize(mx.init.Xavier())
+        data = mx.nd.random.normal(shape=(2, 16, 8, 8))
+        found = {}
+        for half in (False, True):
+            if half:
+                net.cast("float16")
+                net.hybridize(hybridize)
+                amp.init("bfloat16")
+            for parameter in net.collect_params().values():
+                if parameter.grad_req != "null":
+                    parameter.grad_req = "write"
+            with mx.autograd.record():
+                out = net(data)
+                loss = (out * out).sum()
+            loss.backward()
+            found[half] = [out.asnumpy(), *(one.grad().asnumpy().astype("float32")
+                                            for one in net.collect_params().values() if one.grad_req != "null")]
+        assert net[0].weight.dtype == "float16"
+        assert max(map(relative, found[False], found[True])) < 0.1
+
+    def test_gradients_accumulate(self, hybridize):
+        net = nn.Dense(8, in_units=32)
+        net.initialize()
+        net.cast("float16")
+        net.weight.grad_req = "add"
+        net.hybridize(hybridize)
+        amp.init("bfloat16")
+        data = mx.nd.ones((4, 32))
+        for _ in range(3):
+            with mx.autograd.record():
+                loss = net(data).sum()
+            loss.backward()
+        assert (net.weight.grad().asnumpy() == 12).all()
+
+    def test_a_cast_within(self, hybridize):
+        class Net(HybridBlock):
+            def hybrid_forward(self, F, x):
+                return F.concat(F.cast(x, "float16"), x, dim=1), F.cast(x, "float16") * 2 + x
+        net = Net()
+        data = mx.nd.array([[1.0, 2.5], [3.0, 0.1]])
+        net.hybridize(hybridize)
+        amp.init("bfloat16")
+        one, other = net(data)
+        half = data.astype("float16").astype("float32")
+        assert (one.asnumpy() == np.concatenate([half.asnumpy(), data.asnumpy()], 1)).all()
+        assert relative((half * 2 + data).asnumpy(), other.asnumpy()) < 2 * BF16_EPS
+
+    def test_what_is_float16_alone_stays_so(self, hybridize):
+        class Net(HybridBlock):
+            def hybrid_forward(self, F, x, y):
+                return F.concat(x, y, dim=1) + 1
+        net = Net()
+        net.hybridize(hybridize)
+        amp.init("bfloat16")
+        half = mx.nd.ones((2, 2), dtype="float16")
+        assert net(half, half).dtype == np.float16

@@ -1,0 +1,102 @@
+"""Names and arguments of Apex, torch.amp and MXNet: what means the same works, the rest is answered with ours."""
+from __future__ import annotations
+
+import re
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon import nn
+
+import gluon_amp as amp
+from gluon_amp import elsewhere
+
+
+def test_aliases_are_ours():
+    for name, ours in elsewhere.ALIASES.items():
+        assert getattr(amp, name) is getattr(amp, ours)
+    from gluon_amp import half_function  # as scripts import it
+    assert half_function is amp.low_precision_function
+
+
+@pytest.mark.parametrize(("name", "ours"), [
+    ("Autocast", "amp.autocast()"), ("is_autocast_enabled", "amp.is_active()"), ("disable_casts", "enabled=False"),
+    ("_amp_state", "amp.get_loss_scaler(trainer)"), ("promote_function", "leave it out"),
+    ("lists", "amp.list_fp32_ops"), ("init_trainr", "Did you mean 'init_trainer'?"), ("Gradscaler", "Did you mean 'GradScaler'"),
+])
+def test_names_from_elsewhere_are_answered(name, ours):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'") as caught:
+        getattr(amp, name)
+    assert ours in str(caught.value)
+
+
+def test_answers_name_what_exists():
+    texts = " ".join(elsewhere.answer(name, ()) for name in elsewhere._ANSWERS)
+    named = set(re.findall(r"amp\.(\w+)(?!\*)\b", texts)) - {"list_"}
+    assert len(named) > 10
+    assert [name for name in named if name not in amp.__all__] == []
+    assert [name for name in (*elsewhere.ALIASES, *elsewhere._ANSWERS) if name in vars(amp)] == []
+
+
+def test_other_names_are_like_those_of_any_module():
+    assert not hasattr(amp, "__wrapped__")
+    with pytest.raises(AttributeError, match=r"has no attribute 'zzzz'$"):
+        _ = amp.zzzz
+
+
+@pytest.mark.parametrize(("call", "answer"), [
+    (lambda: amp.autocast("cuda"), "the device of the arrays decides"),
+    (lambda: amp.autocast("cuda", np.float16), "the device of the arrays decides"),
+    (lambda: amp.autocast(device_type="cuda", dtype="float16"), "the device of the arrays decides"),
+    (lambda: amp.autocast(np.float16), r"amp\.autocast\(dtype='float16'\)"),
+    (lambda: amp.autocast("bf16"), r"amp\.autocast\(dtype='bfloat16'\)"),
+    (lambda: amp.autocast(cache_enabled=False), "leave it out"),
+    (lambda: amp.init(dtype="bfloat16"), "it is called target_dtype"),
+    (lambda: amp.init(opt_level="O1"), r"amp\.initialize"),
+    (lambda: amp.init_trainer(None, init_scale=128), r"loss_scaler=amp\.DynamicLossScaler\(init_scale="),
+    (lambda: amp.initialize(models=[], optimizers=[]), "it is called net"),
+    (lambda: amp.initialize(None, min_loss_scale=1), r"amp\.DynamicLossScaler\(min_scale="),
+    (lambda: amp.scale_loss(None, None, delay_unscale=True), "leave it out"),
+    (lambda: amp.convert_hybrid_block(None, dtype="float16"), "it is called target_dtype"),
+    (lambda: amp.custom_fwd(device_type="cuda"), "leave it out"),
+])
+def test_arguments_from_elsewhere_are_answered(call, answer):
+    with pytest.raises(TypeError, match=answer):
+        call()
+
+
+def test_every_spelling_of_a_type_reaches_what_takes_types():
+    with amp.autocast(dtype="BF16"):
+        assert amp.is_active()
+    with amp.autocast(dtype=np.float32):
+        assert not amp.is_active()
+    assert amp.list_fp32_ops("half") == amp.list_fp32_ops("float16")
+    amp.init("FP32")
+    assert (amp.is_active(), amp.active_dtype()) == (True, None)
+
+
+def test_kinds_of_devices():
+    amp.init()
+    assert amp.active_dtype("cuda") == amp.active_dtype("gpu")
+    with pytest.raises(ValueError, match=r"expected one of 'cpu', 'gpu', 'cuda'.*received device_type='tpu'"):
+        amp.active_dtype("tpu")
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"ctx": mx.cpu(0), "device": mx.cpu(1)}, "ctx and device mean the same"),
+    ({"ctx": [mx.cpu(0)], "device": mx.gpu(0)}, "ctx and device mean the same"),
+    ({"cast_optional_params": True, "cast_params_offline": False}, "cast_optional_params and cast_params_offline"),
+])
+def test_arguments_with_two_names_must_not_contradict_each_other(arguments, message):
+    net = nn.Dense(2, in_units=2)
+    net.initialize()
+    with pytest.raises(ValueError, match=message):
+        amp.convert_hybrid_block(net, "float32", **arguments)
+
+
+def test_arguments_with_two_names_may_agree():
+    net = nn.Dense(2, in_units=2)
+    net.initialize()
+    made = amp.convert_hybrid_block(net, "float32", ctx=[mx.cpu(0)], device=mx.cpu(0), cast_optional_params=True,
+                                    cast_params_offline=True)
+    assert made(mx.nd.ones((1, 2))).shape == (1, 2)

@@ -1,0 +1,28 @@
+"""Which of MXNet's test files tools/peers.py runs, and what may differ in them, with reasons. Data only."""
+from __future__ import annotations
+
+# A file of tests/python, and pytest's expression for the tests of it that AMP can affect (all when empty).
+FILES = {
+    "mkl/test_contrib_amp.py": "",
+    "unittest/test_autograd.py": "",
+    "unittest/test_loss.py": "",
+    "unittest/test_gluon_trainer.py": "",
+    "unittest/test_symbol.py": "",
+    "unittest/test_subgraph_op.py": "",
+    "unittest/test_module.py": "",
+    "unittest/test_numpy_gluon.py": "",
+    "unittest/test_gluon_rnn.py": "",
+    "unittest/test_contrib_control_flow.py": "",
+    "unittest/test_gluon.py": "",
+    "unittest/test_operator.py": "amp or fully or convolution or deconvolution or batchnorm or dot or layernorm or "
+                                 "pooling or embedding or activation or relu or concat or softmax or rnn or lstm",
+}
+
+# Statements of tests that expect what this package does otherwise by intent: file, a text in the statement, and why.
+LEFT_OUT = {
+    ("mkl/test_contrib_amp.py", 'fp32_ops=["elemwise_add"]'):
+        "fp32_ops adds to the tables, so that an operator may be named that MXNet has in another list",
+}
+
+# Tests that fail with AMP only, by file and name, and why they may.
+EXPLAINED: dict[tuple[str, str], str] = {}
