@@ -313,7 +313,8 @@ def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[st
     """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
     if all(found.dtype == FLOAT32 for found in chosen.values()):
         # Lists that would be refused on another machine are refused here.
-        make_policy(BFLOAT16, registered_operators(), parameters=parameters_of, custom_ops=controller.custom_ops, **lists)
+        make_policy(BFLOAT16, registered_operators(), parameters=parameters_of, custom_ops=controller.custom_ops,
+                    **lists)
     return {device: replace(_policy(found, lists), disabled_passes=disabled_passes) for device, found in chosen.items()}
 
 

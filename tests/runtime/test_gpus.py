@@ -104,7 +104,7 @@ class TestMessages:
         told(AMPERE)
         amp.init()
         assert amp.active_dtype("gpu") == amp.active_dtype(mx.gpu(0)) == "float16"
-        with pytest.raises(ValueError, match="expected one of 'cpu', .* or a Context, received device_type='tpu'"):
+        with pytest.raises(ValueError, match=r"expected one of 'cpu', .* or a Context, received device_type='tpu'"):
             amp.active_dtype("tpu")
 
 
