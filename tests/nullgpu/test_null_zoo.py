@@ -34,6 +34,7 @@ for name in {names!r}:
                         with amp.scale_loss(loss, trainer) as scaled:
                             autograd.backward(scaled)
                     trainer.step(1)
+                task.net.hybridize(static_alloc=True)  # detectors take labels in training only
                 task.infer(task.net, task.data)
             amp.deinit()
             if not isinstance(task.data, mx.np.ndarray):
