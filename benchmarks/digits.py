@@ -9,30 +9,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
-import os
 import sys
 from pathlib import Path
 from time import monotonic
 from typing import Any, Mapping, Sequence
 
-import _machine
-import _report
-import _turns
-import make_digits_voc
-from _children import Child, ChildCommand
-from _errors import ChildFailed, Parser, UsageError, reason
-from _stats import Spread
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness import cli, machine, report
+from benchmarks.harness.children import Child, ChildCommand
+from benchmarks.harness.commands import worker_command
+from benchmarks.harness.errors import UsageError
+from benchmarks.harness.stats import Spread
+from benchmarks.voc import turns
+from benchmarks.voc.digits import make
+
 PROJECT = Path(__file__).resolve().parents[1]
-WORKER = Path(__file__).with_name("_voc_worker.py")
 DEFAULT_PLOT = PROJECT / "build" / "digits.png"
 
 IMAGES, VAL, SIZE, DATA_SEED = 3000, 600, 128, 0
-STEPS = _turns.STEPS
+STEPS = turns.STEPS
 BUDGET = 320.0
 LEAST_MAP = 0.6
 LARGEST_DIFFERENCE = 1.5  # points: hundredths of mAP, after all steps; a network that has learned half varies more
@@ -44,46 +42,30 @@ _AVERAGED = 50  # steps: one batch's loss says little
 Run = Mapping[str, Any]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> cli.Parser:
+    parser = cli.Parser(__doc__)
     add = parser.add_argument
     add("--data", metavar="DIR", help="a Pascal VOC directory (default: digits, made in build/ once)")
-    add("--steps", type=int, help=f"updates of each run (default: {STEPS}, or what the budget allows)")
-    add("--data-shape", type=int, help="side of the network's input in pixels (default: 128, or less on slow machines)")
-    add("--budget", type=float, default=BUDGET, help=f"seconds in all without --steps (default: {BUDGET:.0f})")
-    add("--batch-size", type=int, default=16, help="default: 16")
-    add("--seed", type=int, default=0, help="of weights and order, the same for both runs (default: 0)")
+    add("--steps", type=cli.positive, help=f"updates of each run (default: {STEPS}, or what the budget allows)")
+    add("--data-shape", type=cli.positive,
+        help="side of the network's input in pixels (default: 128, or less on slow machines)")
+    add("--budget", type=cli.seconds, default=BUDGET, help=f"seconds in all without --steps (default: {BUDGET:.0f})")
+    add("--batch-size", type=cli.positive, default=16, help="default: 16")
+    add("--seed", type=cli.integer(0), default=0, help="of weights and order, the same for both runs (default: 0)")
     add("--dtype", help="bfloat16 or float16 (default: what the machine is good at)")
-    add("--threads", type=int, help="OpenMP threads (default: all physical cores)")
-    add("--json", metavar="PATH", help="write everything that was measured")
-    add("--plot", metavar="PATH", help="where the plot of the losses goes (default: build/digits.png)")
+    add("--plot", metavar="PATH", type=cli.writable, help="where the losses are drawn (default: build/digits.png)")
     return parser
-
-
-def _check(args: argparse.Namespace) -> None:
-    for name in ("steps", "data_shape", "batch_size", "threads"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name.replace('_', '-')}: expected at least 1, received {value}")
-    if not args.budget > 0:
-        raise UsageError(f"--budget: expected more than 0, received {args.budget}")
-    if args.seed < 0:
-        raise UsageError(f"--seed: expected at least 0, received {args.seed}")
-    for path in (args.json, args.plot):
-        _report.check_writable(path)
 
 
 def digits_directory(images: int = IMAGES, val: int = VAL, progress: bool = True) -> Path:
     """Return the digits in Pascal VOC's format, made below ``build/`` the first time."""
     name = f"digits-voc-{images}-{val}-{SIZE}-{DATA_SEED}"
-    return make_digits_voc.make(PROJECT / "build" / name, images, val, SIZE, DATA_SEED, progress)
+    return make(PROJECT / "build" / name, images, val, SIZE, DATA_SEED, progress)
 
 
 def command(name: str, arguments: Mapping[str, Any], threads: int) -> ChildCommand:
-    """Return how to start one half, see `_voc_worker`."""
-    search = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(search)}
-    return ChildCommand(name, [sys.executable, str(WORKER), json.dumps(dict(arguments))], environment)
+    """Return how to start one half, see `voc.worker`."""
+    return worker_command(name, sys.executable, "voc.worker:Half", arguments, {"OMP_NUM_THREADS": str(threads)})
 
 
 def failures(fp32: Run, amp: Run) -> list[str]:
@@ -92,7 +74,7 @@ def failures(fp32: Run, amp: Run) -> list[str]:
     Parameters
     ----------
     fp32, amp : mapping
-        What the two runs gave, see `voc.TrainingResult`.
+        What the two runs gave, see `training.TrainingResult`.
     """
     found = []
     if fp32["initial_weights"] != amp["initial_weights"]:
@@ -151,7 +133,7 @@ def stays_in_fp32(amp: Run) -> bool:
     return bool(amp["dtype"] == "float32")
 
 
-def verdict(amp: Run, outcome: _turns.Outcome) -> str:
+def verdict(amp: Run, outcome: turns.Outcome) -> str:
     """Return what the two runs show on this machine, in words."""
     if not is_judged(amp):
         judged = (f"{outcome.steps} steps are too few to expect a mAP (it takes {JUDGED_STEPS}): only the losses were "
@@ -160,7 +142,7 @@ def verdict(amp: Run, outcome: _turns.Outcome) -> str:
     return _speed_in_words(amp, outcome)
 
 
-def _speed_in_words(amp: Run, outcome: _turns.Outcome) -> str:
+def _speed_in_words(amp: Run, outcome: turns.Outcome) -> str:
     ratio = outcome.ratio
     text = f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f} over {ratio.count} turns)"
     if stays_in_fp32(amp):
@@ -185,24 +167,24 @@ def table(fp32: Run, amp: Run, ratio: Spread) -> Table:
     for part, text in (("cls", "class loss"), ("box", "box loss"), ("total", "loss")):
         ours, theirs = final_loss(amp, part), final_loss(fp32, part)
         result.add_row(f"{text}, last {_AVERAGED} steps", f"{theirs:.4f}", f"{ours:.4f}", f"{ours - theirs:+.4f}")
-    for key, text, digits, unit in (
+    for key, text, places, unit in (
         ("samples_per_second", "samples/s, without loading", 1, 1.0),
         ("seconds", "seconds, with loading", 1, 1.0),
         ("peak_memory", "peak memory, GB", 2, 1e9),
     ):
         ours, theirs = amp[key] / unit, fp32[key] / unit
-        result.add_row(text, f"{theirs:.{digits}f}", f"{ours:.{digits}f}", f"{ours / theirs:.2f}x")
+        result.add_row(text, f"{theirs:.{places}f}", f"{ours:.{places}f}", f"{ours / theirs:.2f}x")
     result.add_row("speed, turn by turn", "", "", f"{ratio.median:.2f}x")
     return result
 
 
 def conditions(amp: Run, threads: int) -> str:
     """Return the lines that say what ran, and on what."""
-    machine, settings = _machine.describe(), amp["settings"]
+    about, settings = machine.describe(), amp["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in amp["versions"].items())
     side = settings["data_shape"]
     return (
-        f"{_report.machine_text()}{machine['system']}, Python {machine['python']}, {versions}\n"
+        f"{report.machine_text()}{about['system']}, Python {about['python']}, {versions}\n"
         f"network {settings['network']}, {side}x{side}, batch {settings['batch_size']}, "
         f"{settings['steps']} steps, seed {settings['seed']}, {threads} threads"
     )
@@ -240,54 +222,41 @@ def smoothed(values: Sequence[float], reach: int = 10) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def _run(args: argparse.Namespace) -> int:
-    end = math.inf if args.steps else monotonic() + args.budget
-    _check(args)
-    console = Console(width=None if sys.stdout.isatty() else 110)
-    threads = args.threads or _machine.physical_cores()
-    data = Path(args.data) if args.data else digits_directory()
+def run(argv: Sequence[str] | None) -> int:
+    begin = monotonic()
+    args = _parser().parse_args(argv)
+    threads = cli.use_threads(args)
+    try:
+        data = Path(args.data) if args.data else digits_directory()
+    except OSError as error:
+        raise UsageError(str(error)) from error
     common = {"data_dir": str(data), "batch_size": args.batch_size, "seed": args.seed}
     commands = [command("FP32", {**common, "amp": False, "dtype": None}, threads),
                 command("AMP", {**common, "amp": True, "dtype": args.dtype}, threads)]
+    end = math.inf if args.steps else begin + args.budget
     with contextlib.ExitStack() as stack:
         halves = [stack.enter_context(Child(each)) for each in commands]
-        outcome = _turns.train(halves, args.steps, args.data_shape, end, lambda text: print(text, flush=True))
-    return _show(args, console, outcome, threads)
+        outcome = turns.train(halves, args.steps, args.data_shape, end, lambda text: print(text, flush=True))
+    return _show(args, outcome, threads)
 
 
-def _show(args: argparse.Namespace, console: Console, outcome: _turns.Outcome, threads: int) -> int:
+def _show(args: argparse.Namespace, outcome: turns.Outcome, threads: int) -> int:
     """Print and write everything; return the exit code."""
     fp32, amp = outcome.runs
-    console.print(table(fp32, amp, outcome.ratio))
-    console.print(verdict(amp, outcome), highlight=False, soft_wrap=True)
-    console.print(conditions(amp, threads), highlight=False, soft_wrap=True)
     plot = Path(args.plot) if args.plot else DEFAULT_PLOT
     write_plot(plot, fp32, amp)
-    console.print(f"plot of the losses: {plot}", highlight=False, soft_wrap=True)
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    console.print(table(fp32, amp, outcome.ratio))
+    for text in (verdict(amp, outcome), conditions(amp, threads), f"plot of the losses: {plot}"):
+        console.print(text, highlight=False, soft_wrap=True)
     found = failures(fp32, amp)
-    if args.json:
-        content = {"machine": _machine.describe(), "threads": threads, "fp32": fp32, "amp": amp}
-        content.update(points=points(fp32, amp), failures=found, speed_ratio=vars(outcome.ratio),
-                       chosen=vars(outcome.choice))
-        Path(args.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    cli.write_json(args.json, {"machine": machine.describe(), "threads": threads, "fp32": fp32, "amp": amp,
+                               "points": points(fp32, amp), "failures": found, "speed_ratio": vars(outcome.ratio),
+                               "chosen": vars(outcome.choice)})
     for text in found:
         print(f"error: {text}", file=sys.stderr)
     return 1 if found else 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run both and return the exit code: 1 when they fail or disagree, 2 for an impossible request."""
-    try:
-        return _run(_parser().parse_args(argv))
-    except (UsageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except ChildFailed as failure:
-        print(f"error: {reason(failure)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.main(run))

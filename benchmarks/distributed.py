@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-import _machine
+from benchmarks.harness import machine
 
 WIRES = {"float32": ("float32", False), "float16": ("float16", False), "float16, added in FP32": ("float16", True)}
 MEGABYTE = 1e6
@@ -34,7 +34,7 @@ def main() -> None:
     if arguments.worker:
         _work(arguments)
         return
-    print({**_machine.describe(), **_machine.versions()})
+    print({**machine.describe(), **machine.versions()})
     jobs = [("none", 1)] + [(engine, size) for engine in arguments.engines for size in arguments.workers]
     results = {f"{engine} {size}": _job(engine, size, arguments) for engine, size in jobs}
     _show(results)
@@ -63,7 +63,7 @@ def _job(engine: str, size: int, arguments: argparse.Namespace) -> dict[str, Any
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "result.json"
         shared = [f"--{name}={getattr(arguments, name)}" for name in ("network", "batch", "size", "rounds")]
-        environ = {**os.environ, "OMP_NUM_THREADS": str(max(1, _machine.physical_cores() // size))}
+        environ = {**os.environ, "OMP_NUM_THREADS": str(max(1, machine.physical_cores() // size))}
         done = subprocess.run([sys.executable, *launch, __file__, f"--worker={engine}", f"--out={out}", *shared],
                               env=environ, check=False)
         if done.returncode:

@@ -6,25 +6,11 @@
 A step is a request: from inputs in memory to outputs in NumPy. Errors are shares of the largest FP32 output.
 """
 
-from __future__ import annotations
-
 import sys
-from typing import Sequence
 
-import _suite
+from benchmarks.harness import cli, suites
 
-SUITE = _suite.Suite(
-    "inference",
-    dict.fromkeys(("resnet50", "mobilenet_v2", "vgg16", "ssd512", "lstm", "encoder", "encoder_masked"), (1, 8)),
-    inspects=True,
-    memory_share=0.5,
-)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark and return the exit code: 2 for a request that cannot be met, 1 for a failure."""
-    return _suite.main(SUITE, __doc__, argv)
-
+run = suites.program(suites.INFERENCE, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.main(run))

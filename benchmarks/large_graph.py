@@ -8,18 +8,13 @@ A layer is a convolution, BatchNorm and ReLU, with a residual connection around 
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
 import time
 from typing import Any, Callable, Mapping, Sequence
 
-import _cli
-import _machine
-import _report
-import _tables
-from _errors import Parser, UsageError
+from benchmarks.harness import cli, tables
 
 SIZES = (125, 250, 500, 1000)
 ROUNDS = 3
@@ -117,30 +112,20 @@ def markdown(measured: Mapping[str, Any]) -> str:
     """Return the table of what `measure` returned."""
     heading = ["layers", "first call without AMP", "added by init()", "convert_hybrid_block"]
     columns = [measured[name] for name in ("first_call", "init", "convert")]
-    rows = [[str(size), *(_tables.seconds(column[size]) for column in columns)] for size in columns[0]]
+    rows = [[str(size), *(tables.seconds(column[size]) for column in columns)] for size in columns[0]]
     exponents = ("" if value is None else f"layers^{value:.2f}" for value in measured["growth"].values())
-    return _tables.table(heading, [*rows, ["growth", "", *exponents]])
+    return tables.table(heading, [*rows, ["growth", "", *exponents]])
 
 
-def _run(argv: Sequence[str] | None) -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", default=",".join(map(str, SIZES)), help="numbers of layers, with commas")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"measurements of each (default: {ROUNDS})")
-    parser.add_argument("--json", metavar="PATH", help="write everything that was measured")
+def run(argv: Sequence[str] | None) -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--layers", type=cli.integers, default=SIZES, help="numbers of layers, with commas")
+    parser.add_argument("--rounds", type=cli.positive, default=ROUNDS, help=f"measurements of each (default: {ROUNDS})")
     args = parser.parse_args(argv)
-    _report.check_writable(args.json)
-    sizes = _cli.names("--layers", args.layers)
-    if args.rounds < 1 or not all(size.isdigit() and int(size) for size in sizes):
-        raise UsageError(f"expected integers of at least 1, received --layers {args.layers}, --rounds {args.rounds}")
-    measured = {"machine": _machine.describe(), **measure([int(size) for size in sizes], args.rounds)}
-    print(markdown(measured))
-    _cli.write_json(args.json, measured)
+    cli.use_threads(args)
+    cli.show(args, measure(args.layers, args.rounds), markdown)
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark and return the exit code: 2 for a request that cannot be met, 1 for a failure."""
-    return _cli.run(_run, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.main(run))

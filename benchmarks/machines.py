@@ -7,16 +7,13 @@ Each folder holds the bench.json of one run. Without ``--write`` the sections ar
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
-import _cli
-import _least
-import _tables
-from _errors import Parser, UsageError
+from benchmarks.harness import cli, least, tables
+from benchmarks.harness.errors import UsageError
 
 README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- machines: begin -->", "<!-- machines: end -->"
@@ -25,8 +22,9 @@ BEGIN, END = "<!-- machines: begin -->", "<!-- machines: end -->"
 def section(measured: Mapping[str, Any]) -> str:
     """Return the section of one run, with its least ratio."""
     suites = [measured["parts"][name] for name in ("training", "inference") if name in measured["parts"]]
-    table = _tables.machine_section(measured["machine"], measured["versions"], suites, measured["seconds"])
-    verdict = _least.verdict(suites)[0].replace("\n", "\n\n")
+    table = tables.machine_section(measured["machine"], measured["versions"], suites, measured["seconds"])
+    small = "Tiny networks: their ratios say nothing."
+    verdict = small if measured.get("small") else least.verdict(suites)[0].replace("\n", "\n\n")
     return f"{table}\n{verdict}\n"
 
 
@@ -50,8 +48,8 @@ def replaced(text: str, sections: str) -> str:
     return f"{before}{BEGIN}\n\n{sections}\n{END}{after}"
 
 
-def _run(argv: Sequence[str] | None) -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run(argv: Sequence[str] | None) -> None:
+    parser = cli.Parser(__doc__)
     parser.add_argument("folders", nargs="+", metavar="DIR", help="that `make bench` has written")
     parser.add_argument("--write", action="store_true", help="put them into README.md")
     args = parser.parse_args(argv)
@@ -68,10 +66,6 @@ def _run(argv: Sequence[str] | None) -> None:
         print("\n".join(found))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run and return the exit code: 2 for a request that cannot be met."""
-    return _cli.run(_run, argv)
-
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.main(run))

@@ -14,20 +14,14 @@ import math
 import sys
 from dataclasses import asdict, replace
 from time import monotonic
-from typing import Any, Collection, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
-import _cli
-import _machine
-import _report
-import _suite
-import _tables
-import inference
-import training
-from _compare import Plan
-from _errors import Parser, unknown
+from benchmarks.harness import cli, machine, report, suites, tables
+from benchmarks.harness.compare import Plan
+from benchmarks.harness.registry import OURS
 
 TRAINING, INFERENCE = "training", "inference"
-_SUITES = {TRAINING: training.SUITE, INFERENCE: replace(inference.SUITE, inspects=False)}
+_SUITES = {TRAINING: suites.TRAINING, INFERENCE: replace(suites.INFERENCE, inspects=False)}
 
 # pass -> workload -> networks that it acts on. A new pass needs a line: a test says so.
 MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -57,7 +51,7 @@ def without(name: str) -> str:
     >>> without("fuse")
     'amp~fuse'
     """
-    return f"{_suite.OURS}~{name}"
+    return f"{OURS}~{name}"
 
 
 def jobs(passes: Sequence[str], networks: Sequence[str] | None = None) -> Iterator[tuple[str, str, list[str]]]:
@@ -77,33 +71,32 @@ def jobs(passes: Sequence[str], networks: Sequence[str] | None = None) -> Iterat
 
 def measure(args: argparse.Namespace, end: float = math.inf) -> dict[str, Any]:
     """Measure what the arguments ask for, show each comparison, and return everything, ready for JSON."""
-    _cli.check_measuring(args)
-    passes = list(MEASURED) if args.passes is None else _chosen("pass", "--passes", args.passes, MEASURED)
-    networks = None if args.networks is None else _cli.names("--networks", args.networks)
-    common = _suite.common_settings(args)
+    passes = list(MEASURED) if args.passes is None else cli.names("--passes", args.passes, "pass", MEASURED)
+    networks = None if args.networks is None else cli.names("--networks", args.networks)
+    common = suites.common_settings(args)
     compared, skipped = [], []
     planned = list(jobs(passes, networks))
     for number, (workload, network, chosen) in enumerate(planned):
-        plan = _suite.share_of(_cli.plan(args), end - monotonic(), [1.0] * (len(planned) - number))
+        plan = suites.share_of(cli.plan(args), end - monotonic(), [1.0] * (len(planned) - number))
         if plan is None:
             skipped.append([workload, network])
             continue
         result = _compared(workload, network, chosen, common, plan)
         compared.append({"workload": workload, **result.as_dict()})
         for comparison in result.comparisons:
-            _report.show(result.settings, comparison)
-    return {"settings": common, "plan": asdict(_cli.plan(args)), "machine": _machine.describe(),
-            "text": _report.machine_text(), "versions": _machine.versions(), "compared": compared,
+            report.show(result.settings, comparison)
+    return {"settings": common, "plan": asdict(cli.plan(args)), "machine": machine.describe(),
+            "text": report.machine_text(), "versions": machine.versions(), "compared": compared,
             "skipped": skipped}
 
 
 def _compared(workload: str, network: str, passes: Sequence[str], common: Mapping[str, Any],
-              plan: Plan) -> _suite.Result:
+              plan: Plan) -> suites.Result:
     batch_size = BATCH_SIZES[workload][network]
-    wanted = [_suite.OURS, *map(without, passes)]
-    with _report.TqdmProgress() as progress:
+    wanted = [OURS, *map(without, passes)]
+    with report.TqdmProgress() as progress:
         progress.say(f"{network}, {workload}, batch {batch_size}")
-        return _suite.measure(_SUITES[workload], network, batch_size, wanted, common, plan, progress)
+        return suites.measure(_SUITES[workload], network, batch_size, wanted, common, plan, progress)
 
 
 def markdown(measured: Mapping[str, Any]) -> str:
@@ -112,56 +105,40 @@ def markdown(measured: Mapping[str, Any]) -> str:
     rows = sorted((row for each in measured["compared"] for row in _rows(each)), key=lambda row: order.index(row[0]))
     versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
     heading = ("pass", "network", "off", "on", "off / on (lowest to highest)")
-    table = _tables.table(heading, [[f"`{name}`" if name else "all", *cells] for name, *cells in rows])
+    table = tables.table(heading, [[f"`{name}`" if name else "all", *cells] for name, *cells in rows])
     return (f"{table}\n{measured['text']}Python {measured['machine']['python']}, {versions}; "
             f"OMP_NUM_THREADS={measured['settings']['threads']}\n")
 
 
 def _rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield a row for each pass that was left out, '' for none; a reason in the place of figures where that failed."""
-    dtypes = [track["about"]["dtype"] for track in _tables.tracks(result).values()][:1]
-    where = ", ".join([_tables.NAMES[result["network"]], result["workload"], f"batch {result['batch_size']}", *dtypes])
+    dtypes = [track["about"]["dtype"] for track in tables.tracks(result).values()][:1]
+    where = ", ".join([tables.NAMES[result["network"]], result["workload"], f"batch {result['batch_size']}", *dtypes])
     for name, reason in result["failures"].items():
         yield [name.partition("~")[2], where, reason.replace("|", "/"), "", ""]
     for comparison in result["comparisons"]:
         on, *others = comparison["implementations"]
-        for off in others if on["name"] == _suite.OURS else ():
+        for off in others if on["name"] == OURS else ():
             ratio = comparison["speed_ratios"][f"{on['name']} vs {off['name']}"]
-            times = [_tables.seconds(track["seconds_per_step"]["median"]) for track in (off, on)]
+            times = [tables.seconds(track["seconds_per_step"]["median"]) for track in (off, on)]
             yield [off["name"].partition("~")[2], where, *times,
-                   f"**{ratio['median']:.2f}x** ({_tables.span(ratio)})"]
+                   f"**{ratio['median']:.2f}x** ({tables.span(ratio)})"]
 
 
-def _chosen(kind: str, flag: str, text: str, known: Collection[str]) -> list[str]:
-    chosen = _cli.names(flag, text)
-    for name in chosen:
-        if name not in known:
-            raise unknown(kind, name, known)
-    return chosen
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run(argv: Sequence[str] | None) -> None:
+    parser = cli.Parser(__doc__)
     parser.add_argument("--passes", metavar="NAMES", help=f"some of {', '.join(MEASURED)} (default: all)")
     parser.add_argument("--networks", metavar="NAMES", help=f"some of {', '.join(_NETWORKS)} (default: all)")
     parser.add_argument("--small", action="store_true", help="tiny networks, to see whether everything works")
-    _cli.add_measuring(parser, budget=60.0, plots=False)
-    return parser
-
-
-def _run(argv: Sequence[str] | None) -> None:
-    args = _parser().parse_args(argv)
+    cli.add_measuring(parser, budget=60.0, plots=False)
+    args = parser.parse_args(argv)
     if args.networks is not None:
-        _chosen("network", "--networks", args.networks, _NETWORKS)
+        cli.names("--networks", args.networks, "network", _NETWORKS)
     measured = measure(args)
     print(markdown(measured))
-    _cli.write_json(args.json, measured)
+    cli.write_json(args.json, measured)
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark and return the exit code: 2 for a request that cannot be met, 1 for a failure."""
-    return _cli.run(_run, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.main(run))

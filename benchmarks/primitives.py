@@ -9,21 +9,19 @@ from its shapes; the ceilings are the fastest convolution of each type and the f
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from typing import Any, Mapping, Sequence
 
-import _cli
-import _machine
-import _report
-from _children import Child, ChildCommand
-from _commands import command
-from _errors import Parser, UsageError
-from _onednn import Execution, executions, table_of
-from _registry import check
-from _sizes import COSTS
-from _suite import Suite, settings_of
+from benchmarks.harness import cli
+from benchmarks.harness.children import Child, ChildCommand
+from benchmarks.harness.commands import command
+from benchmarks.harness.onednn import Execution, executions, table_of
+from benchmarks.harness.registry import check
+from benchmarks.harness.sizes import COSTS
+from benchmarks.harness.suites import Suite, settings_of
+
+_ATTRIBUTES = ("primitive", "kernel", "direction", "tensors", "shape")
 
 
 def profile(workload: str, name: str, settings: Mapping[str, Any], steps: int = 3
@@ -34,11 +32,11 @@ def profile(workload: str, name: str, settings: Mapping[str, Any], steps: int = 
     with Child(logged) as child:
         about = child.ready()["about"]
         for _ in range(2):
-            child.run(1)
+            child.ask("run", steps=1)
         found = []
         for _ in range(steps):
             before = len(child.log())
-            seconds = child.run(1)["seconds"][0]
+            seconds = child.ask("run", steps=1)["seconds"][0]
             found.append((seconds, child.log()[before:]))
     median = statistics.median_low(seconds for seconds, _ in found)
     log = next(log for seconds, log in found if seconds == median)
@@ -58,32 +56,25 @@ def measure_ceilings() -> dict[str, float]:
     return found
 
 
-def _run(argv: Sequence[str] | None) -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", default="ssd512", help=f"one of {', '.join(COSTS)} (default: ssd512)")
+def run(argv: Sequence[str] | None) -> None:
+    parser = cli.Parser(__doc__, json_help="write every primitive of the step")
+    parser.add_argument("--network", default="ssd512", choices=COSTS, help="default: ssd512")
     parser.add_argument("--workload", default="training", choices=("training", "inference"))
     parser.add_argument("--implementation", default="amp", help="default: amp")
-    parser.add_argument("--batch-size", type=int, default=8, help="default: 8")
+    parser.add_argument("--batch-size", type=cli.positive, default=8, help="default: 8")
     parser.add_argument("--by", default="primitive,kernel,direction",
-                        help="what makes a row, some of primitive,kernel,direction,tensors,shape")
+                        help=f"what makes a row, some of {','.join(_ATTRIBUTES)}")
     parser.add_argument("--small", action="store_true", help="a tiny network, to see whether everything works")
-    parser.add_argument("--threads", type=int, help="OpenMP threads (default: all physical cores)")
-    parser.add_argument("--json", metavar="PATH", help="write every primitive of the step")
     args = parser.parse_args(argv)
-    by = _cli.names("--by", args.by)
-    if args.network not in COSTS or not set(by) <= set(Execution.__dataclass_fields__) - {"seconds"}:
-        raise UsageError(f"expected a known network and known attributes, received {args.network} and {args.by}")
-    _report.check_writable(args.json)
-    common = {"device": "cpu", "dtype": None, "seed": 0, "threads": _cli.use_threads(args), "small": args.small}
+    by = cli.names("--by", args.by, "attribute", _ATTRIBUTES)
+    common = {"device": "cpu", "dtype": None, "seed": 0, "threads": cli.use_threads(args), "small": args.small}
     workload, settings = settings_of(Suite(args.workload, {}), args.network, args.batch_size, common)
     check(workload, args.implementation)
     ceilings = measure_ceilings()
     _, runs, step = profile(workload, args.implementation, settings)
     what = f"{args.network}, {args.workload}, batch {args.batch_size}, {args.implementation}"
-    measured = {"machine": _machine.describe(), "title": what, "seconds": step, "ceilings": ceilings,
-                "table": table_of(runs, step, by, ceilings), "primitives": [vars(run) for run in runs]}
-    print(markdown(measured))
-    _cli.write_json(args.json, measured)
+    cli.show(args, {"title": what, "seconds": step, "ceilings": ceilings, "table": table_of(runs, step, by, ceilings),
+                    "primitives": [vars(run) for run in runs]}, markdown)
 
 
 def markdown(measured: Mapping[str, Any]) -> str:
@@ -94,10 +85,6 @@ def markdown(measured: Mapping[str, Any]) -> str:
     return f"{measured['title']}: {milliseconds} a step; ceilings: {ceilings}\n\n{measured['table']}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the profile and return the exit code: 2 for a request that cannot be met, 1 for a failure."""
-    return _cli.run(_run, argv)
-
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.main(run))

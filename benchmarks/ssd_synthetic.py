@@ -9,26 +9,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
-import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 from time import monotonic
 from typing import Any, Sequence
 
-import _cli
-import _machine
-import _report
-import _sizes
-from _commands import command
-from _compare import FEWEST_ROUNDS, Comparison, Plan, Progress, Track, compare
-from _errors import Parser, UsageError
-from _registry import build, check, implementation, names
-from _worker import timed_step
 from tqdm import tqdm
+
+from benchmarks.harness import cli, machine, report, sizes
+from benchmarks.harness.commands import command
+from benchmarks.harness.compare import FEWEST_ROUNDS, Comparison, Plan, Progress, Track, compare
+from benchmarks.harness.errors import UsageError
+from benchmarks.harness.registry import OURS, REFERENCE, build, check, implementation, names
+from benchmarks.harness.worker import about, timed_step
+from benchmarks.networks import tasks
 
 DEFAULT_NETWORK = "ssd_512_resnet50_v1_coco"
 DEFAULT_STEPS = 20
@@ -37,26 +33,24 @@ BUDGET = 315.0
 _OVERTIME = 15.0  # seconds after the budget in which a step may end; with start-up and table that is below 6 minutes
 _PROBE_SHARE = 0.45  # of the budget: what has not run two steps of one sample by then is too slow
 _SIZE_OF_COST = 512  # the side length in pixels that the cost belongs to
-_KEPT = ("fp32", "amp")  # what the comparison is about
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     what = parser.add_argument_group("what to run")
     what.add_argument("--amp", action="store_true", help="mixed precision through gluon_amp")
     what.add_argument("--compare", metavar="NAMES", help=f"measure in turns, some of {', '.join(names('ssd'))}")
     what.add_argument("--network", help=f"an SSD of GluonCV (default: {DEFAULT_NETWORK})")
     what.add_argument("--pretrained-base", action="store_true", help="download the pretrained backbone")
     what.add_argument("--data", metavar="DIR", help="train on a Pascal VOC directory and report its mAP")
-    what.add_argument("--batch-size", type=int, help="default: 8, or less when that does not fit the machine")
-    what.add_argument("--data-shape", type=int, help="side of the images in pixels (default: the network's)")
-    _cli.add_measuring(parser.add_argument_group("how to measure"), BUDGET)
+    what.add_argument("--batch-size", type=cli.positive, help="default: 8, or less when that does not fit the machine")
+    what.add_argument("--data-shape", type=cli.positive, help="side of the images in pixels (default: the network's)")
+    cli.add_measuring(parser, budget=BUDGET)
     return parser
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse what can be seen to be wrong without MXNet."""
-    _cli.check_measuring(args, "batch_size", "data_shape")
+    """Refuse options that do not go together."""
     for name in _names(args):
         check("ssd", name)
     if args.compare and args.amp:
@@ -70,7 +64,7 @@ def _names(args: argparse.Namespace) -> list[str]:
     """Return the implementations to run."""
     if args.compare is None:
         return ["amp" if args.amp else "fp32"]
-    return _cli.names("--compare", args.compare)
+    return cli.names("--compare", args.compare)
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -83,24 +77,20 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": args.dtype,
         "seed": args.seed,
         "pretrained_base": args.pretrained_base,
-        "threads": _cli.use_threads(args),
+        "threads": cli.use_threads(args),
     }
-
-
-def _side(settings: dict[str, Any]) -> int:
-    found = re.match(r"ssd_(\d+)_", settings["network"])
-    return int(settings["data_shape"] or (found.group(1) if found else _SIZE_OF_COST))
 
 
 def _largest_batch(settings: dict[str, Any], names: Sequence[str]) -> tuple[int, str]:
     """Return the batch size that the memory allows, and why it is no larger."""
     if not settings["device"].startswith("cpu"):
         return DEFAULT_BATCH_SIZE, "the usual size"
-    area = (_side(settings) / _SIZE_OF_COST) ** 2
-    per_image = _sizes.COSTS["ssd512"]
-    cost = _sizes.Cost(per_image.base_bytes, per_image.sample_bytes * area)
+    side = settings["data_shape"] or tasks.side_of(settings["network"], _SIZE_OF_COST)
+    area = (side / _SIZE_OF_COST) ** 2
+    per_image = sizes.COSTS["ssd512"]
+    cost = sizes.Cost(per_image.base_bytes, per_image.sample_bytes * area)
     shares = [implementation(name).memory_share for name in names]
-    return _sizes.largest_batch(cost, _machine.available_memory(), shares, DEFAULT_BATCH_SIZE)
+    return sizes.largest_batch(cost, machine.available_memory(), shares, DEFAULT_BATCH_SIZE)
 
 
 def _probe(settings: dict[str, Any], names: Sequence[str], plan: Plan, progress: Progress) -> Comparison:
@@ -112,16 +102,16 @@ def _probe(settings: dict[str, Any], names: Sequence[str], plan: Plan, progress:
 
 def _compared(args: argparse.Namespace, settings: dict[str, Any], begin: float) -> Comparison:
     """Measure several implementations in turns; with a budget, all of it ends soon after."""
-    names, plan, failures = _names(args), replace(_cli.plan(args), keep=_KEPT), {}
+    names, plan, failures = _names(args), replace(cli.plan(args), keep=(REFERENCE, OURS)), {}
     end = math.inf if args.rounds else begin + args.budget
-    with _report.TqdmProgress() as progress:
+    with report.TqdmProgress() as progress:
         if settings["batch_size"] is None:
             settings["batch_size"], why = _largest_batch(settings, names)
             if not args.rounds:
                 probed = _probe(settings, names, plan, progress)
                 failures = dict(probed.failures)
                 names = [track.name for track in probed.tracks]
-                probed.require(_KEPT)
+                probed.require((REFERENCE, OURS))
                 choice = _choice(settings["batch_size"], why, probed, end - monotonic(), args)
                 settings["batch_size"], why = choice.batch_size, choice.reason
                 plan = replace(plan, warmup=choice.warmup)
@@ -134,11 +124,11 @@ def _compared(args: argparse.Namespace, settings: dict[str, Any], begin: float) 
     return replace(comparison, seconds=monotonic() - begin, failures={**failures, **comparison.failures})
 
 
-def _choice(largest: int, why: str, probed: Comparison, left: float, args: argparse.Namespace) -> _sizes.Choice:
-    probes = [_sizes.Probe(track.startup, track.warmup[0], track.warmup[-1]) for track in probed.tracks]
+def _choice(largest: int, why: str, probed: Comparison, left: float, args: argparse.Namespace) -> sizes.Choice:
+    probes = [sizes.Probe(track.startup, track.warmup[0], track.warmup[-1]) for track in probed.tracks]
     # a turn of quick steps is longer than one
     rounds = FEWEST_ROUNDS * (args.steps or 1)
-    return _sizes.choose(largest, why, probes, left, rounds, args.warmup)
+    return sizes.choose(largest, why, probes, left, rounds, args.warmup)
 
 
 def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
@@ -148,11 +138,10 @@ def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
     if settings["batch_size"] is None:
         settings["batch_size"], why = _largest_batch(settings, [name])
         print(f"batch size {settings['batch_size']} chosen: {why}", flush=True)
-    begin, load = monotonic(), _machine.OtherLoad()
+    begin, load = monotonic(), machine.OtherLoad()
     session = build("ssd", name, settings)
-    about = dict(session.about, samples_per_step=session.samples_per_step, versions=_machine.versions())
-    track = Track(name, about, _machine.library_settings(), monotonic() - begin)
-    for text in about["notes"]:
+    track = Track(name, about(session), machine.library_settings(), monotonic() - begin)
+    for text in track.about["notes"]:
         print(f"{name}: {text}", flush=True)
     steps = args.steps or DEFAULT_STEPS
     shown_every = max(1, steps // 4)
@@ -165,7 +154,7 @@ def _trained(args: argparse.Namespace, settings: dict[str, Any]) -> Comparison:
         track.turns.append([seconds])
         if len(track.turns) % shown_every == 0:
             tqdm.write(_tutorial_line(track, number, shown_every))
-    track.peak_memory = _machine.peak_memory()
+    track.peak_memory = machine.peak_memory()
     return Comparison([track], monotonic() - begin, load.share())
 
 
@@ -179,8 +168,8 @@ def _tutorial_line(track: Track, batch: int, shown: int) -> str:
 
 def _train_on_voc(args: argparse.Namespace) -> None:
     """Train on a Pascal VOC directory and print the mean average precision."""
-    import voc  # MXNet with it, which reads the number of threads when it is imported
-    from _backends import context
+    from benchmarks.harness.backends import context
+    from benchmarks.voc import training as voc  # MXNet with it, which reads the number of threads when it is imported
 
     optional = ("network", "steps", "batch_size", "data_shape")
     given = {name: getattr(args, name) for name in optional if getattr(args, name) is not None}
@@ -193,11 +182,10 @@ def _train_on_voc(args: argparse.Namespace) -> None:
     for name, precision in result.average_precision.items():
         print(f"  {name}: {precision:.4f}")
     print(f"VOC mAP (IoU 0.5) = {result.mean_ap:.4f}")
-    if args.json:
-        Path(args.json).write_text(json.dumps(result.as_dict(), indent=2) + "\n", encoding="utf-8")
+    cli.write_json(args.json, result.as_dict())
 
 
-def _run(argv: Sequence[str] | None) -> None:
+def run(argv: Sequence[str] | None) -> None:
     begin = monotonic()
     args = _parser().parse_args(argv)
     _check(args)
@@ -208,19 +196,14 @@ def _run(argv: Sequence[str] | None) -> None:
     comparison = _compared(args, settings, begin) if args.compare else _trained(args, settings)
     if not comparison.tracks:
         comparison.require()
-    _report.show(settings, comparison)
-    if args.json:
-        _report.write_json(args.json, settings, comparison)
+    report.show(settings, comparison)
+    cli.write_json(args.json, report.as_dict(settings, comparison))
     if args.plot:
         title = f"{settings['network']}, batch {settings['batch_size']}, {settings['threads']} threads"
-        _report.write_plot(args.plot, title, comparison)
-    comparison.require(_KEPT)
+        report.write_plot(args.plot, title, comparison)
+    comparison.require((REFERENCE, OURS))
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark and return the exit code: 2 for a request that cannot be met, 1 for a failure."""
-    return _cli.run(_run, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.main(run))

@@ -8,17 +8,12 @@ leaving `scale_loss`, and reading the losses. Each takes its turn in every round
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from typing import Any, Callable, Mapping, Sequence
 
-import _cli
-import _machine
-import _report
-import _tables
-from _errors import Parser, UsageError
-from _stats import spread
+from benchmarks.harness import cli, tables
+from benchmarks.harness.stats import spread
 
 ROUNDS = 15
 AGGREGATION = (1, 4, 16, 45)  # weights in one call of the optimizer: MXNet takes 4, and its kernel holds 60
@@ -30,8 +25,9 @@ Part = Callable[[], object]
 def _network(small: bool) -> Any:
     """Return the network with gradients in place."""
     import mxnet as mx
-    from _networks import create
     from mxnet import autograd
+
+    from benchmarks.networks.gluon_networks import create
 
     name, side = ("resnet50", 32) if small else ("ssd512", 64)
     net = create(name, {"side": side, "classes": 10}, seed=0)
@@ -49,9 +45,10 @@ def parts(small: bool = False) -> tuple[dict[str, Part], int]:
 
     # isort: split
     import mxnet as mx
-    from _networks import parameter_count
     from mxnet import gluon
     from mxnet.contrib.amp.loss_scaler import LossScaler
+
+    from benchmarks.networks.gluon_networks import parameter_count
 
     net = _network(small)
     parameters = net.collect_params()
@@ -117,31 +114,20 @@ def measure(rounds: int = ROUNDS, small: bool = False) -> dict[str, Any]:
 
 def markdown(measured: Mapping[str, Any]) -> str:
     """Return the table of what `measure` returned."""
-    rows = [[name, _tables.seconds(times["median"]), _tables.span(times, 1e3) + " ms"]
+    rows = [[name, tables.seconds(times["median"]), tables.span(times, 1e3) + " ms"]
             for name, times in measured["seconds"].items()]
-    return _tables.table([f"{measured['parameters'] / 1e6:.1f}M parameters", "median", "lowest to highest"], rows)
+    return tables.table([f"{measured['parameters'] / 1e6:.1f}M parameters", "median", "lowest to highest"], rows)
 
 
-def _run(argv: Sequence[str] | None) -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default: {ROUNDS}")
+def run(argv: Sequence[str] | None) -> None:
+    parser = cli.Parser(__doc__)
+    parser.add_argument("--rounds", type=cli.positive, default=ROUNDS, help=f"default: {ROUNDS}")
     parser.add_argument("--small", action="store_true", help="another network, to see whether everything works")
-    parser.add_argument("--threads", type=int, help="OpenMP threads (default: all physical cores)")
-    parser.add_argument("--json", metavar="PATH", help="write everything that was measured")
     args = parser.parse_args(argv)
-    _report.check_writable(args.json)
-    if args.rounds < 1:
-        raise UsageError(f"--rounds: expected an integer of at least 1, received {args.rounds}")
-    threads = _cli.use_threads(args)
-    measured = {"machine": _machine.describe(), "threads": threads, **measure(args.rounds, args.small)}
-    print(markdown(measured))
-    _cli.write_json(args.json, measured)
+    cli.use_threads(args)
+    cli.show(args, measure(args.rounds, args.small), markdown)
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark and return the exit code: 2 for a request that cannot be met, 1 for a failure."""
-    return _cli.run(_run, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.main(run))

@@ -10,36 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_benchmark_cli import Fakes, Silent, fakes  # noqa: F401
 
-for module in ("rich", "tqdm"):
-    pytest.importorskip(module)
+import gluon_amp as amp
+from benchmarks import bench, inference, large_graph, machines, passes, training
+from benchmarks.harness import cli, commands, least, machine, onednn, outputs, registry, sizes, suites, tables
+from benchmarks.harness.compare import Plan, compare
+from benchmarks.harness.errors import Refused, UsageError
+from benchmarks.harness.stats import percentiles
+from benchmarks.networks import tasks
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import _commands  # noqa: E402
-import _least  # noqa: E402
-import _machine  # noqa: E402
-import _onednn  # noqa: E402
-import _outputs  # noqa: E402
-import _registry  # noqa: E402
-import _sizes  # noqa: E402
-import _suite  # noqa: E402
-import _tables  # noqa: E402
-import _tasks  # noqa: E402
-import bench  # noqa: E402
-import inference  # noqa: E402
-import large_graph  # noqa: E402
-import machines  # noqa: E402
-import passes  # noqa: E402
-import training  # noqa: E402
-from _compare import Plan, compare  # noqa: E402
-from _errors import Refused, UsageError  # noqa: E402
-from _stats import percentiles  # noqa: E402
-from test_benchmark_cli import Fakes, Silent, fakes  # noqa: E402, F401
-
-import gluon_amp as amp  # noqa: E402
-
 COMMON = {"device": "cpu", "dtype": None, "seed": 0, "threads": 1, "small": True}
 
 
@@ -59,21 +40,21 @@ def run_suite(name, path, *arguments):
 
 
 def test_a_name_may_carry_a_number_of_threads():
-    assert _registry.implementation("amp@1").label == "gluon_amp, 1 thread"
-    assert _registry.implementation("fp32@4").threads == 4
-    assert _commands.command("training", "fp32@4", {}).environment == {"OMP_NUM_THREADS": "4"}
+    assert registry.implementation("amp@1").label == "gluon_amp, 1 thread"
+    assert registry.implementation("fp32@4").threads == 4
+    assert commands.command("training", "fp32@4", {}).environment == {"OMP_NUM_THREADS": "4"}
     for name in ("amp@", "amp@0", "amp@two"):
         with pytest.raises(UsageError, match="expected a number of threads behind amp@"):
-            _registry.implementation(name)
+            registry.implementation(name)
 
 
 def test_a_name_may_leave_a_pass_out():
-    row = _registry.implementation("amp~fuse@1")
+    row = registry.implementation("amp~fuse@1")
     assert (row.label, row.threads, row.disabled_pass) == ("gluon_amp, without fuse, 1 thread", 1, "fuse")
-    _registry.check("inference", "amp~fuse@1")
+    registry.check("inference", "amp~fuse@1")
     for name in ("amp~", "fp32~fuse", "torch~fuse"):
         with pytest.raises(UsageError, match="expected the name of a pass of gluon_amp"):
-            _registry.implementation(name)
+            registry.implementation(name)
 
 
 def test_every_pass_that_can_be_switched_off_is_measured():
@@ -86,30 +67,30 @@ def test_every_pass_that_can_be_switched_off_is_measured():
 
 
 def test_every_implementation_is_for_some_workload():
-    assert set(_registry.names("training")) | set(_registry.names("inference")) == {
-        row.name for row in _registry.IMPLEMENTATIONS}
+    assert set(registry.names("training")) | set(registry.names("inference")) == {
+        row.name for row in registry.IMPLEMENTATIONS}
     with pytest.raises(UsageError, match="fp32-optimized is not for training; known: fp32, amp"):
-        _registry.check("training", "fp32-optimized")
+        registry.check("training", "fp32-optimized")
     with pytest.raises(UsageError, match="torch is not for inference"):
-        _registry.check("inference", "torch")
+        registry.check("inference", "torch")
 
 
 def test_pytorch_has_an_interpreter_of_its_own(monkeypatch):
     monkeypatch.setenv("TORCH_PYTHON", "/somewhere/python")
-    assert _commands.command("training", "torch", {}).argv[0] == "/somewhere/python"
-    assert _commands.command("training", "fp32", {}).argv[0] == sys.executable
+    assert commands.command("training", "torch", {}).argv[0] == "/somewhere/python"
+    assert commands.command("training", "fp32", {}).argv[0] == sys.executable
     monkeypatch.setenv("IPEX_PYTHON", "/elsewhere/python")
-    assert _commands.command("training", "ipex", {}).argv[0] == "/elsewhere/python"
-    monkeypatch.setattr(_commands, "peer_python", lambda _: None)
+    assert commands.command("training", "ipex", {}).argv[0] == "/elsewhere/python"
+    monkeypatch.setattr(commands, "peer_python", lambda _: None)
     with pytest.raises(UsageError, match="torch-amp needs torch: name an interpreter that has it in TORCH_PYTHON"):
-        _commands.command("training", "torch-amp", {})
+        commands.command("training", "torch-amp", {})
 
 
 def test_pytorch_stops_at_the_instruction_set_that_mxnet_stops_at(monkeypatch):
     monkeypatch.setenv("TORCH_PYTHON", "/somewhere/python")
     monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
-    assert _commands.command("training", "torch", {}).environment == {"ATEN_CPU_CAPABILITY": "avx2"}
-    assert _commands.command("training", "fp32", {}).environment == {}
+    assert commands.command("training", "torch", {}).environment == {"ATEN_CPU_CAPABILITY": "avx2"}
+    assert commands.command("training", "fp32", {}).environment == {}
 
 
 @pytest.mark.parametrize(("bfloat16", "amx", "expected"), [
@@ -119,17 +100,17 @@ def test_pytorch_stops_at_the_instruction_set_that_mxnet_stops_at(monkeypatch):
                   "torch-amp-compiled"]),
 ])
 def test_what_is_measured_by_default_follows_the_machine(bfloat16, amx, expected, monkeypatch):
-    monkeypatch.setattr(_commands, "peer_python", lambda name: None if name == "ipex" else "python")
-    monkeypatch.setattr(_machine, "has_bfloat16", lambda: bfloat16)
-    monkeypatch.setattr(_machine, "has_amx", lambda: amx)
-    assert [name for name in _registry.names("training") if _commands.runs_here(name)] == expected
+    monkeypatch.setattr(commands, "peer_python", lambda name: None if name == "ipex" else "python")
+    monkeypatch.setattr(machine, "has_bfloat16", lambda: bfloat16)
+    monkeypatch.setattr(machine, "has_amx", lambda: amx)
+    assert [name for name in registry.names("training") if commands.runs_here(name)] == expected
 
 
-@pytest.mark.parametrize("module", ["_backends", "_amp_backends"])
+@pytest.mark.parametrize("module", ["backends", "amp_backends"])
 def test_only_the_backends_of_gluon_amp_import_it(module):
-    code = f"import sys; sys.path.insert(0, 'benchmarks'); import {module}; print('gluon_amp' in sys.modules)"
+    code = f"import sys; import benchmarks.harness.{module}; print('gluon_amp' in sys.modules)"
     result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert result.stdout.strip() == str(module == "_amp_backends"), result.stderr
+    assert result.stdout.strip() == str(module == "amp_backends"), result.stderr
 
 
 @pytest.mark.parametrize(
@@ -145,11 +126,11 @@ def test_only_the_backends_of_gluon_amp_import_it(module):
         (bench, ["--only", "trainin"], "unknown part 'trainin'; did you mean training"),
         (passes, ["--passes", "fuze"], "unknown pass 'fuze'; did you mean fuse"),
         (passes, ["--networks", "resnet5"], "unknown network 'resnet5'; did you mean resnet50"),
-        (large_graph, ["--layers", "many"], "expected integers of at least 1, received --layers many"),
+        (large_graph, ["--layers", "many"], "--layers: expected integers of at least 1, received 'many'"),
     ],
 )
 def test_bad_arguments_give_one_line_and_exit_code_2(script, arguments, message, capsys):
-    assert script.main(arguments) == 2
+    assert cli.main(script.run, arguments) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ")
     assert message in captured.err
@@ -160,26 +141,26 @@ def test_bad_arguments_give_one_line_and_exit_code_2(script, arguments, message,
 
 
 def test_processes_are_divided_where_the_memory_does_not_hold_all():
-    cost = _sizes.Cost(base_bytes=1e9, sample_bytes=1e9)
+    cost = sizes.Cost(base_bytes=1e9, sample_bytes=1e9)
     shares = {"ours": 0.5, "fp32": 1.0, "peer": 1.0, "huge": 9.0}
-    assert _sizes.groups(cost, 80e9, shares, 4, "ours") == [["ours", "fp32", "peer", "huge"]]
-    assert _sizes.groups(cost, 10e9, shares, 4, "ours") == [["ours", "fp32"], ["ours", "peer"]]
-    assert _sizes.groups(cost, 0, shares, 4, "ours") == [["ours", "fp32", "peer", "huge"]]
-    assert _sizes.groups(cost, 10e9, {"ours": 0.5}, 4, "ours") == [["ours"]]
+    assert sizes.groups(cost, 80e9, shares, 4, "ours") == [["ours", "fp32", "peer", "huge"]]
+    assert sizes.groups(cost, 10e9, shares, 4, "ours") == [["ours", "fp32"], ["ours", "peer"]]
+    assert sizes.groups(cost, 0, shares, 4, "ours") == [["ours", "fp32", "peer", "huge"]]
+    assert sizes.groups(cost, 10e9, {"ours": 0.5}, 4, "ours") == [["ours"]]
 
 
-@pytest.mark.parametrize("network", _tasks.SIZES)
+@pytest.mark.parametrize("network", tasks.SIZES)
 def test_tasks_are_the_same_for_the_same_seed(network):
-    numbers = _tasks.size(network, small=True)
-    first, again, other = (_tasks.batch(numbers, 3, seed) for seed in (0, 0, 1))
+    numbers = tasks.size(network, small=True)
+    first, again, other = (tasks.batch(numbers, 3, seed) for seed in (0, 0, 1))
     for one, two in zip((*first.inputs, *first.labels), (*again.inputs, *again.labels)):
         np.testing.assert_array_equal(one, two)
     assert not np.array_equal(first.inputs[0], other.inputs[0])
-    assert set(_sizes.COSTS) == set(_tasks.SIZES)
+    assert set(sizes.COSTS) == set(tasks.SIZES)
 
 
 def test_a_masked_task_says_which_tokens_count():
-    tokens, segments, mask = _tasks.batch(_tasks.size("encoder_masked"), 5, 0).inputs
+    tokens, segments, mask = tasks.batch(tasks.size("encoder_masked"), 5, 0).inputs
     assert tokens.shape == segments.shape == mask.shape == (5, 128)
     assert (np.diff(mask, axis=1) <= 0).all()
     assert 64 <= mask.sum(1).min() < 128
@@ -197,8 +178,8 @@ def test_percentiles_are_measured_values():
 def test_errors_are_relative_to_the_largest_output_and_the_worst_output_counts():
     expected = [np.array([[0.0, 2.0], [4.0, 1.0]]), np.array([[1.0, 0.0]])]
     found = [np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[1.5, 0.0]])]
-    assert _outputs.difference(expected, found) == {"max_error": 1.0, "mean_error": 0.25, "top1": 0.5}
-    assert _outputs.difference(expected, expected) == {"max_error": 0.0, "mean_error": 0.0, "top1": 1.0}
+    assert outputs.difference(expected, found) == {"max_error": 1.0, "mean_error": 0.25, "top1": 0.5}
+    assert outputs.difference(expected, expected) == {"max_error": 0.0, "mean_error": 0.0, "top1": 1.0}
 
 
 LOG = """dnnl_verbose,info,cpu,runtime:OpenMP
@@ -213,7 +194,7 @@ dnnl_verbose,exec,cpu,reorder,jit:uni,undef,src_f32::blocked:abcd:f0 dst_bf16::b
 
 
 def test_onednns_log_is_read():
-    convolution, norm, reorder = _onednn.executions(LOG)
+    convolution, norm, reorder = onednn.executions(LOG)
     assert convolution.tensors == "src_bf16:acdb wei_bf16:ABcd16a16b2a dst_bf16:acdb"
     assert (convolution.direction, convolution.seconds, convolution.precision) == ("backward_data", 0.0025, "bf16")
     assert convolution.gflop == pytest.approx(2 * 2 * 8 * 16 * 5 * 5 * 3 * 3 / 1e9)
@@ -223,8 +204,8 @@ def test_onednns_log_is_read():
 
 
 def test_primitives_are_added_up_against_the_ceilings():
-    runs = list(_onednn.executions(LOG)) * 2
-    text = _onednn.table_of(runs, 0.016, ["primitive"], {"f32": 1.0, "bf16": 0.1, "memory": 1.0})
+    runs = list(onednn.executions(LOG)) * 2
+    text = onednn.table_of(runs, 0.016, ["primitive"], {"f32": 1.0, "bf16": 0.1, "memory": 1.0})
     rows = {cells[1]: cells[2:] for cells in ([cell.strip() for cell in line.split("|")] for line in text.splitlines())}
     assert rows["convolution"][:3] == ["2", "5.0", "31%"]
     assert rows["convolution"][4] == "46% of bf16"  # 115200 operations in 2.5 ms
@@ -233,7 +214,7 @@ def test_primitives_are_added_up_against_the_ceilings():
 
 def test_outputs_without_any_difference_are_not_called_right():
     with pytest.raises(ValueError, match=r"received 4 times 1\.0"):
-        _outputs.difference([np.ones((2, 2))], [np.ones((2, 2))])
+        outputs.difference([np.ones((2, 2))], [np.ones((2, 2))])
 
 
 # suites, with children that only pretend
@@ -243,14 +224,14 @@ def test_outputs_without_any_difference_are_not_called_right():
 def pretend(fakes, monkeypatch):  # noqa: F811
     trouble: dict[str, str] = {}
     seconds = {"fp32": 0.4, "amp": 0.2, "mxnet-amp": 0.8}
-    monkeypatch.setattr(_suite, "command", lambda _, name, __: fakes.command(name, seconds[name],
+    monkeypatch.setattr(suites, "command", lambda _, name, __: fakes.command(name, seconds[name],
                                                                             trouble.get(name, "none")))
     return trouble
 
 
 def measured(*names):
-    suite = _suite.Suite("training", {"resnet50": (2,)})
-    return _suite.measure(suite, "resnet50", 2, names, COMMON, Plan(rounds=1, warmup=1, steps=1), Silent())
+    suite = suites.Suite("training", {"resnet50": (2,)})
+    return suites.measure(suite, "resnet50", 2, names, COMMON, Plan(rounds=1, warmup=1, steps=1), Silent())
 
 
 def test_those_that_cannot_run_are_left_out_and_noted(pretend):
@@ -262,18 +243,18 @@ def test_those_that_cannot_run_are_left_out_and_noted(pretend):
 
 
 def test_groups_share_ours_and_speeds_go_by_way_of_it(pretend, monkeypatch):
-    monkeypatch.setattr(_sizes, "groups", lambda *_: [["amp", "fp32"], ["amp", "mxnet-amp"]])
+    monkeypatch.setattr(sizes, "groups", lambda *_: [["amp", "fp32"], ["amp", "mxnet-amp"]])
     result = measured("fp32", "amp", "mxnet-amp")
     assert [[track.name for track in each.tracks] for each in result.comparisons] == [["fp32", "amp"],
                                                                                      ["amp", "mxnet-amp"]]
     record = json.loads(json.dumps(result.as_dict()))
-    assert _tables.ratio(record, "mxnet-amp", "fp32") is None
-    assert _tables.speed_against(record, "mxnet-amp", "fp32") == pytest.approx(0.5)
-    assert _tables.speed_against(record, "fp32", "fp32") == 1.0
+    assert tables.ratio(record, "mxnet-amp", "fp32") is None
+    assert tables.speed_against(record, "mxnet-amp", "fp32") == pytest.approx(0.5)
+    assert tables.speed_against(record, "fp32", "fp32") == 1.0
 
 
 def test_what_does_not_fit_the_memory_is_said(pretend, monkeypatch):
-    monkeypatch.setattr(_sizes, "groups", lambda *_: [["amp", "fp32"]])
+    monkeypatch.setattr(sizes, "groups", lambda *_: [["amp", "fp32"]])
     assert measured("fp32", "amp", "mxnet-amp").failures == {"mxnet-amp": "does not fit the memory"}
 
 
@@ -281,12 +262,12 @@ def test_tables_and_plot_of_training(pretend, tmp_path):
     pytest.importorskip("matplotlib")
     pretend["mxnet-amp"] = "refuse"
     record = {"workload": "training", "results": [measured("fp32", "amp", "mxnet-amp").as_dict()]}
-    text = _tables.suite(json.loads(json.dumps(record)))
+    text = tables.suite(json.loads(json.dumps(record)))
     assert "| network | batch | gluon_amp | MXNet FP32 | mxnet.contrib.amp |" in text
     assert "| ResNet-50 v1 | 2 | 200 ms | 400 ms, **2.00x** (2.00-2.00) | fails |" in text
     assert "| ResNet-50 v1 | 2 | 200 MB, 0.50x | 400 MB | fails |" in text
     assert "- ResNet-50 v1, batch 2, mxnet.contrib.amp: no such thing here" in text
-    _tables.plot(record, str(tmp_path / "out.png"))
+    tables.plot(record, str(tmp_path / "out.png"))
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -309,7 +290,7 @@ def suite_of(*ratios, name="training", dtype="bfloat16"):
 
 
 def test_the_least_ratio_is_named_and_nothing_fails_above_one():
-    text, failures = _least.verdict([suite_of(1.2, 1.3, 1.1), suite_of(1.05, 1.5, 1.04, name="inference")])
+    text, failures = least.verdict([suite_of(1.2, 1.3, 1.1), suite_of(1.05, 1.5, 1.04, name="inference")])
     assert failures == []
     assert text == ("Least ratio of gluon_amp to MXNet FP32 of 2 rows: LSTM, inference, batch 4, bfloat16: 1.05x "
                     "(1.04-1.50), below 1.0 in 0 of 3 rounds")
@@ -320,115 +301,135 @@ def test_a_row_below_one_is_measured_again_before_it_fails():
 
     def again(*ratios):
         comparison = suite_of(*ratios)["results"][0]["comparisons"][0]
-        return lambda result: asked.append(result["network"]) or comparison
+        return lambda result, seconds: asked.append(result["network"]) or comparison
 
-    _least.measure_low_rows_again(suite, again(*[1.1] * 15))
+    least.measure_low_rows_again(suite, again(*[1.1] * 15))
     assert asked == ["lstm"]
-    assert _least.verdict([suite])[1] == []
-    _least.measure_low_rows_again(suite, again(*[0.9] * 15))
+    assert least.verdict([suite])[1] == []
+    least.measure_low_rows_again(suite, again(*[0.9] * 15))
     assert asked == ["lstm"]  # it is not low any more
     del suite["results"][0]["again"]
-    _least.measure_low_rows_again(suite, again(*[0.9] * 12, *[1.1] * 3))
-    assert _least.verdict([suite])[1] == ["slower than FP32: LSTM, training, batch 4, bfloat16: 0.90x (0.90-1.10), "
+    least.measure_low_rows_again(suite, again(*[0.9] * 12, *[1.1] * 3))
+    assert least.verdict([suite])[1] == ["slower than FP32: LSTM, training, batch 4, bfloat16: 0.90x (0.90-1.10), "
                                           "below 1.0 in 12 of 15 rounds, measured again"]
 
 
-def test_chance_alone_is_no_failure_and_is_said():
-    suite = suite_of(*[0.97] * 9, *[1.02] * 6)
-    text, failures = _least.verdict([suite])
-    assert failures == []
-    assert "Below 1.0, but chance explains it: LSTM" in text
+def test_the_plain_median_decides():
+    assert least.verdict([suite_of(*[0.97] * 9, *[1.02] * 6)])[1] == [
+        "slower than FP32: LSTM, training, batch 4, bfloat16: 0.97x (0.97-1.02), below 1.0 in 9 of 15 rounds"]
+    assert least.verdict([suite_of(*[0.97] * 7, *[1.02] * 8)])[1] == []
 
 
 def test_a_row_without_a_ratio_is_a_failure_and_one_without_time_is_not():
     suite = suite_of(1.2)
     suite["results"].append({"network": "vgg16", "batch_size": 1, "comparisons": [], "failures": {"amp": "it broke"}})
     suite["skipped"].append(["encoder", 16])
-    text, failures = _least.verdict([suite])
+    text, failures = least.verdict([suite])
     assert failures == ["not compared with FP32: VGG-16, training, batch 1: it broke"]
     assert "Not measured, the time was over: encoder, training, batch 16" in text
 
 
 def test_the_benchmark_fails_after_everything_is_written(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "PARTS", {"training": ("Training", lambda args, end: suite_of(*[0.5] * 15), str, 1.0)})
+    part = bench.Part("Training", lambda args, end: suite_of(*[0.5] * 15), str, share=1.0)
+    monkeypatch.setattr(bench, "PARTS", {"training": part})
     monkeypatch.setattr(bench, "_PLOTTED", ())
-    assert bench.main(["--output", str(tmp_path)]) == 1
+    assert cli.main(bench.run, ["--output", str(tmp_path)]) == 1
     assert "slower than FP32: LSTM, training, batch 4" in capsys.readouterr().err
     written = (tmp_path / "bench.md").read_text()
     assert "Least ratio of gluon_amp to MXNet FP32 of 1 rows: LSTM" in written
     assert "| training | LSTM | 4 | bfloat16 | 1.00 s | **0.50x** (0.50-0.50) |" in written
-    assert bench.main(["--output", str(tmp_path), "--small"]) == 0  # tiny networks prove nothing
+    assert cli.main(bench.run, ["--output", str(tmp_path), "--small"]) == 0  # tiny networks prove nothing
 
 
 def test_a_run_divides_its_time():
     plan = Plan(budget=60.0)
-    assert _suite.share_of(plan, float("inf"), [1.0] * 3) is plan
-    assert _suite.share_of(plan, 0.0, [1.0] * 3) is None
-    assert _suite.share_of(plan, 300.0, [3.0, 1.0, 1.0]).budget == 180.0
-    share = _suite.share_of(plan, 300.0, [1.0] * 3)
-    assert (share.budget, share.limit, set(share.keep)) == (60.0, 200.0, {"fp32", "amp"})
-    ends = bench._ends(["inference", "passes"], 100.0, 540.0)
-    assert ends == pytest.approx({"inference": 440.0, "passes": 640.0})
+    assert suites.share_of(plan, float("inf"), [1.0] * 3) is plan
+    assert suites.share_of(plan, 0.0, [1.0] * 3) is None
+    assert suites.share_of(plan, 300.0, [3.0, 1.0, 1.0]).limit == pytest.approx(234.0)
+    share = suites.share_of(plan, 300.0, [1.0] * 3)
+    assert (share.budget, share.limit, set(share.keep)) == (60.0, 130.0, {"fp32", "amp"})
+    for total in (100.0, 1200.0, 7200.0):
+        slots = bench.slots(list(bench.PARTS), total)
+        assert sum(slots.values()) == pytest.approx(total)
+        assert slots["training"] + slots["inference"] > 0.6 * total
+    assert slots["primitives"] == 100.0
+    assert bench.slots(["step_costs"], 1000.0) == {"step_costs": 60.0}
 
 
 def test_only_the_largest_batch_is_compiled_unless_asked_for():
-    suite = _suite.Suite("training", {"resnet50": (2, 4)})
-    args = _suite.parser(suite, None).parse_args([])
-    assert _suite._of_row(["amp", "torch", "torch-compiled"], args, False) == ["amp", "torch"]
-    assert _suite._of_row(["amp", "torch", "torch-compiled"], args, True) == ["amp", "torch", "torch-compiled"]
+    suite = suites.Suite("training", {"resnet50": (2, 4)})
+    args = suites.parser(suite, None).parse_args([])
+    assert suites._of_row(["amp", "torch", "torch-compiled"], args, False) == ["amp", "torch"]
+    assert suites._of_row(["amp", "torch", "torch-compiled"], args, True) == ["amp", "torch", "torch-compiled"]
     args.compare = "torch-compiled"
-    assert _suite._of_row(["torch-compiled"], args, False) == ["torch-compiled"]
+    assert suites._of_row(["torch-compiled"], args, False) == ["torch-compiled"]
+
+
+def test_what_compiles_does_so_before_the_rows_as_far_as_there_is_time(fakes, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(suites, "command", lambda _, name, __: fakes.command(name, 0.1))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    suite = suites.Suite("training", {"resnet50": (2,), "lstm": (2,)})
+    args = suites.parser(suite, None).parse_args(["--small", "--threads", "1", "--rounds", "1", "--steps", "1",
+                                                  "--warmup", "1", "--compare", "amp,torch-compiled"])
+    now = [0.0]
+    monkeypatch.setattr(suites, "monotonic", lambda: now[0])
+    monkeypatch.setattr(suites, "compare", lambda *given: now.__setitem__(0, now[0] + 15.0) or compare(*given))
+    record = suites.run(suite, args, end=100.0)
+    slow, quick = record["results"]
+    assert slow["failures"] == {"torch-compiled": "not compiled: the time for compilation was over"}
+    assert quick["failures"] == {}
+    assert fakes.lines[:2] == ["torch-compiled 1", "torch-compiled stop"]
 
 
 def test_rows_without_time_are_skipped(pretend, monkeypatch, capsys):
-    suite = _suite.Suite("training", {"resnet50": (2, 4)})
-    args = _suite.parser(suite, None).parse_args(["--small", "--threads", "1", "--rounds", "1", "--steps", "1",
+    suite = suites.Suite("training", {"resnet50": (2, 4)})
+    args = suites.parser(suite, None).parse_args(["--small", "--threads", "1", "--rounds", "1", "--steps", "1",
                                                   "--compare", "fp32,amp"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     moments = iter([0.0, 200.0])
-    monkeypatch.setattr(_suite, "monotonic", lambda: next(moments))
-    record = _suite.run(suite, args, end=100.0)
+    monkeypatch.setattr(suites, "monotonic", lambda: next(moments))
+    record = suites.run(suite, args, end=100.0)
     assert [each["batch_size"] for each in record["results"]] == [2]
     assert record["skipped"] == [["resnet50", 4]]
 
 
 def test_the_fastest_of_pytorch_is_named(fakes, monkeypatch):  # noqa: F811
     seconds = {"fp32": 0.4, "amp": 0.2, "torch": 0.3, "torch-compiled": 0.1}
-    monkeypatch.setattr(_suite, "command", lambda _, name, __: fakes.command(name, seconds[name]))
+    monkeypatch.setattr(suites, "command", lambda _, name, __: fakes.command(name, seconds[name]))
     record = json.loads(json.dumps(measured(*seconds).as_dict()))
-    assert _tables.fastest_peer(record) == "torch-compiled"
+    assert tables.fastest_peer(record) == "torch-compiled"
     suite = {"workload": "training", "results": [record], "settings": {"threads": 1}}
-    assert "| fastest PyTorch |\n" in _tables.suite(suite)
+    assert "| fastest PyTorch |\n" in tables.suite(suite)
     monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
-    section = _tables.machine_section(_machine.describe(), {"mxnet": "1.9.1"}, [suite], 120.0)
+    section = tables.machine_section(machine.describe(), {"mxnet": "1.9.1"}, [suite], 120.0)
     assert section.startswith("### AVX2\n")
     assert "imitated by `DNNL_MAX_CPU_ISA=AVX2`" in section
     assert "| **0.50x** (0.50-0.50) | PyTorch FP32, compiled |" in section
 
 
 def test_the_sections_of_machines_go_into_the_page(tmp_path, monkeypatch, capsys):
-    record = {"machine": _machine.describe(), "versions": {}, "seconds": 60.0, "parts": {"training": suite_of(1.5)}}
+    record = {"machine": machine.describe(), "versions": {}, "seconds": 60.0, "parts": {"training": suite_of(1.5)}}
     (tmp_path / "bench.json").write_text(json.dumps(record))
     page = tmp_path / "README.md"
     page.write_text(f"before\n{machines.BEGIN}\nold\n{machines.END}\nafter\n")
     monkeypatch.setattr(machines, "README", page)
-    assert machines.main([str(tmp_path), "--write"]) == 0
+    assert cli.main(machines.run, [str(tmp_path), "--write"]) == 0
     text = page.read_text()
     assert "old" not in text
     assert "| **1.50x** (1.50-1.50) |" in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert machines.main([str(tmp_path / "nowhere")]) == 2
+    assert cli.main(machines.run, [str(tmp_path / "nowhere")]) == 2
     assert machines.BEGIN in (ROOT / "benchmarks" / "README.md").read_text()
 
 
 def test_the_table_of_passes(fakes, monkeypatch, capsys):  # noqa: F811
     seconds = {"amp": 0.2, "amp~fuse": 0.4, "amp~fold_batch_norm": 0.1}
     trouble = {"amp~fold_batch_norm": "refuse"}
-    monkeypatch.setattr(_suite, "command", lambda _, name, __: fakes.command(name, seconds[name],
+    monkeypatch.setattr(suites, "command", lambda _, name, __: fakes.command(name, seconds[name],
                                                                             trouble.get(name, "none")))
-    assert passes.main(["--passes", "fuse,fold_batch_norm", "--networks", "densenet121", "--rounds", "1", "--small",
-                        "--warmup", "1", "--steps", "1"]) == 0
+    assert cli.main(passes.run, ["--passes", "fuse,fold_batch_norm", "--networks", "densenet121", "--rounds", "1",
+                                 "--small", "--warmup", "1", "--steps", "1"]) == 0
     text = capsys.readouterr().out
     assert "| pass | network | off | on | off / on (lowest to highest) |" in text
     assert "|---|---|---|---|---|\n| `fold_batch_norm` | DenseNet-121, inference, batch 8, " in text
@@ -450,11 +451,12 @@ def test_a_child_that_refuses_says_who_it_is(fakes):  # noqa: F811
 
 
 def test_the_report_of_everything_is_written_after_every_part(tmp_path, monkeypatch, capsys):
-    parts = {"one": ("First", lambda args, end: {"figure": 1}, lambda part: f"figure {part['figure']}\n", 0.5),
-             "two": ("Second", lambda args, end: 1 / 0, str, 0.5)}
+    figure = {"figure": 1}
+    parts = {"one": bench.Part("First", lambda args, end: figure, lambda part: f"figure {part['figure']}\n", 9.0),
+             "two": bench.Part("Second", lambda args, end: 1 / 0, str, share=0.5)}
     monkeypatch.setattr(bench, "PARTS", parts)
     with pytest.raises(ZeroDivisionError):
-        bench.main(["--output", str(tmp_path / "out"), "--only", "one,two"])
+        cli.main(bench.run, ["--output", str(tmp_path / "out"), "--only", "one,two"])
     assert json.loads((tmp_path / "out" / "bench.json").read_text())["parts"] == {"one": {"figure": 1}}
     assert "## First\n\nfigure 1\n" in (tmp_path / "out" / "bench.md").read_text()
 
@@ -464,11 +466,12 @@ def test_results_measured_earlier_are_kept(tmp_path, monkeypatch, capsys):
         return {"results": [{"network": "lstm", "batch_size": size, "at": len(batch_sizes)} for size in batch_sizes]}
 
     answers = [part(1, 8), part(8)]
-    monkeypatch.setattr(bench, "PARTS", {"training": ("Training", lambda args, end: answers.pop(0), str, 1.0)})
+    measured_part = bench.Part("Training", lambda args, end: answers.pop(0), str, share=1.0)
+    monkeypatch.setattr(bench, "PARTS", {"training": measured_part})
     monkeypatch.setattr(bench, "_suites", lambda parts: [])
     monkeypatch.setattr(bench, "_PLOTTED", ())
     for _ in range(2):
-        assert bench.main(["--output", str(tmp_path), "--add"]) == 0
+        assert cli.main(bench.run, ["--output", str(tmp_path), "--add"]) == 0
     results = json.loads((tmp_path / "bench.json").read_text())["parts"]["training"]["results"]
     assert [(each["batch_size"], each["at"]) for each in results] == [(1, 2), (8, 1)]
 
@@ -476,7 +479,7 @@ def test_results_measured_earlier_are_kept(tmp_path, monkeypatch, capsys):
 def test_a_part_that_fails_fails_the_benchmark(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "_HERE", tmp_path)
     (tmp_path / "step_costs.py").write_text("raise SystemExit(3)")
-    assert bench.main(["--output", str(tmp_path / "out"), "--only", "step_costs"]) == 1
+    assert cli.main(bench.run, ["--output", str(tmp_path / "out"), "--only", "step_costs"]) == 1
     assert "step_costs: ended with exit code 3" in capsys.readouterr().err
 
 
@@ -503,8 +506,9 @@ def test_optimised_fp32_computes_what_fp32_does(tmp_path):
     assert set(fp32["latency"]) == {"p50", "p90", "p99"}
 
 
-def test_a_large_graph_is_measured(capsys):
-    assert large_graph.main(["--layers", "2,4", "--rounds", "1"]) == 0
+def test_a_large_graph_is_measured(monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert cli.main(large_graph.run, ["--layers", "2,4", "--rounds", "1"]) == 0
     assert "| 4 | " in capsys.readouterr().out
 
 
@@ -557,34 +561,34 @@ def test_the_primitives_of_a_step_fill_most_of_it(tmp_path):
     assert record["ceilings"]["bf16"] > 0
 
 
-needs_torch = pytest.mark.skipif(_commands.peer_python("torch") is None, reason="no interpreter with PyTorch")
+needs_torch = pytest.mark.skipif(commands.peer_python("torch") is None, reason="no interpreter with PyTorch")
 
 SHAPES = """
 import json, sys
-sys.path.insert(0, "benchmarks")
-import _tasks, _torch_networks
+from benchmarks.networks import tasks, torch_networks
 network = sys.argv[1]
-net = _torch_networks.SSD() if network == "ssd512" else _torch_networks.create(network, _tasks.size(network, True))
+net = torch_networks.SSD() if network == "ssd512" else torch_networks.create(network, tasks.size(network, True))
 print(json.dumps(sorted(list(each.shape) for each in net.parameters())))
 """
 
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.parametrize("network", training.SUITE.batch_sizes)
+@pytest.mark.parametrize("network", suites.TRAINING.batch_sizes)
 def test_the_networks_of_both_frameworks_have_the_same_parameters(network):
     import gluon_amp  # noqa: F401 - before mxnet
 
     # isort: split
     import mxnet as mx
-    from _networks import create
 
-    numbers = _tasks.size(network, small=True)
+    from benchmarks.networks.gluon_networks import create
+
+    numbers = tasks.size(network, small=True)
     net = create(network, numbers, 0)
-    batch = _tasks.batch({**numbers, "side": 64} if network == "ssd512" else numbers, 2, 0)
+    batch = tasks.batch({**numbers, "side": 64} if network == "ssd512" else numbers, 2, 0)
     net(*(mx.nd.array(each, dtype=each.dtype) for each in batch.inputs))
     theirs = sorted(list(each.shape) for each in net.collect_params().values() if each.grad_req != "null")
-    command = [_commands.peer_python("torch"), "-c", SHAPES, network]
+    command = [commands.peer_python("torch"), "-c", SHAPES, network]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert json.loads(run.stdout) == theirs, run.stderr
 

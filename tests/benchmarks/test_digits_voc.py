@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any, Callable
@@ -11,16 +10,12 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-for module in ("PIL", "sklearn", "tqdm"):
-    pytest.importorskip(module)
+pytest.importorskip("sklearn")
+Image = pytest.importorskip("PIL.Image")
 
-from PIL import Image  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import make_digits_voc  # noqa: E402
-from _voc_directory import check_directory  # noqa: E402
+from benchmarks import make_digits_voc  # noqa: E402
+from benchmarks.voc import digits  # noqa: E402
+from benchmarks.voc.directory import check_directory  # noqa: E402
 
 IMAGES, VAL, SIZE = 12, 6, 96
 
@@ -28,7 +23,7 @@ IMAGES, VAL, SIZE = 12, 6, 96
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a small directory of digits that no test changes."""
-    return make_digits_voc.make(tmp_path_factory.mktemp("voc") / "digits", IMAGES, VAL, SIZE, seed=3)
+    return digits.make(tmp_path_factory.mktemp("voc") / "digits", IMAGES, VAL, SIZE, seed=3)
 
 
 @pytest.fixture
@@ -57,7 +52,7 @@ class TestMake:
         assert parts == {"JPEGImages": IMAGES + VAL, "Annotations": IMAGES + VAL, "ImageSets": 1}
         assert len(annotations(made, "train")) == IMAGES
         assert len(annotations(made, "val")) == VAL
-        assert (made / "labels.txt").read_text().split() == list(make_digits_voc.CLASSES)
+        assert (made / "labels.txt").read_text().split() == list(digits.CLASSES)
 
     def test_annotations_fit_their_images(self, made: Path) -> None:
         for name in ("train", "val"):
@@ -73,18 +68,18 @@ class TestMake:
 
     def test_boxes_cover_the_ink(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Painting a digit changes pixels inside its box, at each of the four borders, and nowhere else."""
-        blend, painted = make_digits_voc._blend, []
+        blend, painted = digits._blend, []
 
         def spy(canvas: np.ndarray, *arguments: Any) -> None:
             before = canvas.copy()
             blend(canvas, *arguments)
             painted.append(np.abs(canvas - before).max(axis=2))
 
-        monkeypatch.setattr(make_digits_voc, "_blend", spy)
+        monkeypatch.setattr(digits, "_blend", spy)
         for seed in range(10):
             random_state = np.random.default_rng(seed)
-            scans = make_digits_voc.scan_order(load_digits(), np.arange(100), random_state)
-            _, placed = make_digits_voc.compose(SIZE, scans, random_state)
+            scans = digits.scan_order(load_digits(), np.arange(100), random_state)
+            _, placed = digits.compose(SIZE, scans, random_state)
             for digit, change in zip(placed, painted[-len(placed) :]):
                 left, top, right, bottom = digit.box
                 inside = change[top:bottom, left:right].copy()
@@ -96,7 +91,7 @@ class TestMake:
     def test_box_is_tight(self) -> None:
         opacity = np.zeros((8, 8))
         opacity[1:7, 3:5] = 1.0
-        ink = make_digits_voc._scale(opacity, 128, np.random.default_rng(0))
+        ink = digits._scale(opacity, 128, np.random.default_rng(0))
         assert ink[0].max() > 0.3
         assert ink[-1].max() > 0.3
         assert ink[:, 0].max() > 0.3
@@ -108,7 +103,7 @@ class TestMake:
         for name in ("train", "val"):
             for root in annotations(made, name).values():
                 for entry in root.iter("object"):
-                    label = make_digits_voc.CLASSES[target[int(entry.findtext("sample") or "")]]
+                    label = digits.CLASSES[target[int(entry.findtext("sample") or "")]]
                     assert entry.findtext("name") == label
 
     def test_train_and_val_share_no_scan(self, made: Path) -> None:
@@ -125,51 +120,51 @@ class TestMake:
         assert not used["train"] & used["val"]
 
     def test_split_is_disjoint_and_complete(self) -> None:
-        train, val = make_digits_voc.split_samples(1797, seed=5)
+        train, val = digits.split_samples(1797, seed=5)
         assert sorted([*train, *val]) == list(range(1797))
 
     def test_digits_hardly_overlap(self) -> None:
-        scans = make_digits_voc.scan_order(load_digits(), np.arange(100), np.random.default_rng(0))
+        scans = digits.scan_order(load_digits(), np.arange(100), np.random.default_rng(0))
         for seed in range(20):
-            _, placed = make_digits_voc.compose(SIZE, scans, np.random.default_rng(seed))
+            _, placed = digits.compose(SIZE, scans, np.random.default_rng(seed))
             for number, one in enumerate(placed):
                 for other in placed[:number]:
-                    assert make_digits_voc._overlap(one.box, other.box) <= 0.02
+                    assert digits._overlap(one.box, other.box) <= 0.02
 
     def test_same_seed_gives_the_same_bytes(self, made: Path, tmp_path: Path) -> None:
-        again = make_digits_voc.make(tmp_path / "again", IMAGES, VAL, SIZE, seed=3)
+        again = digits.make(tmp_path / "again", IMAGES, VAL, SIZE, seed=3)
         assert contents(again) == contents(made)
 
     def test_another_seed_gives_other_images(self, made: Path, tmp_path: Path) -> None:
-        other = make_digits_voc.make(tmp_path / "other", IMAGES, VAL, SIZE, seed=4)
+        other = digits.make(tmp_path / "other", IMAGES, VAL, SIZE, seed=4)
         assert contents(other) != contents(made)
 
     def test_reuses_the_same_settings_only(self, made: Path) -> None:
         before = (made / "settings.json").stat().st_mtime_ns
-        make_digits_voc.make(made, IMAGES, VAL, SIZE, seed=3)
+        digits.make(made, IMAGES, VAL, SIZE, seed=3)
         assert (made / "settings.json").stat().st_mtime_ns == before
         with pytest.raises(FileExistsError, match=r"other settings: expected .*'seed': 4"):
-            make_digits_voc.make(made, IMAGES, VAL, SIZE, seed=4)
+            digits.make(made, IMAGES, VAL, SIZE, seed=4)
 
     def test_touches_no_foreign_directory(self, tmp_path: Path) -> None:
         (tmp_path / "precious.txt").write_text("mine")
         with pytest.raises(FileExistsError, match="no digits directory"):
-            make_digits_voc.make(tmp_path, IMAGES, VAL, SIZE)
+            digits.make(tmp_path, IMAGES, VAL, SIZE)
         assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
     def test_fills_an_empty_directory(self, tmp_path: Path) -> None:
-        make_digits_voc.make(tmp_path / "empty", 1, 1, 64)
+        digits.make(tmp_path / "empty", 1, 1, 64)
         shutil.rmtree(tmp_path / "empty")
         (tmp_path / "empty").mkdir()
-        assert (make_digits_voc.make(tmp_path / "empty", 1, 1, 64) / "VOC2007").is_dir()
+        assert (digits.make(tmp_path / "empty", 1, 1, 64) / "VOC2007").is_dir()
 
     def test_failure_leaves_nothing_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any) -> None:
             raise OSError("disk full")
 
-        monkeypatch.setattr(make_digits_voc, "_annotation", fail)
+        monkeypatch.setattr(digits, "_annotation", fail)
         with pytest.raises(OSError, match="disk full"):
-            make_digits_voc.make(tmp_path / "digits", 2, 1, 64)
+            digits.make(tmp_path / "digits", 2, 1, 64)
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize(
@@ -177,7 +172,7 @@ class TestMake:
     )
     def test_refuses_bad_settings(self, tmp_path: Path, setting: str, value: float) -> None:
         with pytest.raises(ValueError, match=f"expected {setting} >= "):
-            make_digits_voc.make(tmp_path / "digits", **{setting: value})
+            digits.make(tmp_path / "digits", **{setting: value})
         assert list(tmp_path.iterdir()) == []
 
     def test_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,15 +183,15 @@ class TestMake:
         assert "other settings" in capsys.readouterr().err
 
     def test_gluoncv_reads_the_directory(self, made: Path) -> None:
-        detection = pytest.importorskip("_voc_samples").VOCDetection
-        kind = type("Digits", (detection,), {"CLASSES": make_digits_voc.CLASSES})
+        detection = pytest.importorskip("benchmarks.voc.samples").VOCDetection
+        kind = type("Digits", (detection,), {"CLASSES": digits.CLASSES})
         dataset = kind(root=str(made), splits=((2007, "train"),))
         assert len(dataset) == IMAGES
         for number, root in enumerate(annotations(made, "train").values()):
             image, label = dataset[number]
             assert image.shape == (SIZE, SIZE, 3)
             assert (label[:, :4] + 1).tolist() == [box(entry) for entry in root.iter("object")]
-            names = [make_digits_voc.CLASSES[int(index)] for index in label[:, 4]]
+            names = [digits.CLASSES[int(index)] for index in label[:, 4]]
             assert names == [entry.findtext("name") for entry in root.iter("object")]
 
 
@@ -284,14 +279,14 @@ class TestCheckDirectory:
         for path in (made, made / "VOC2007"):
             found = check_directory(path)
             assert found.root == made / "VOC2007"
-            assert found.classes == make_digits_voc.CLASSES
+            assert found.classes == digits.CLASSES
             assert found.images == {"train": IMAGES, "val": VAL}
 
     def test_takes_the_classes_from_the_annotations(self, broken: Path) -> None:
         (broken.parent / "labels.txt").unlink()
         classes = check_directory(broken).classes
         assert list(classes) == sorted(classes)
-        assert set(classes) <= set(make_digits_voc.CLASSES)
+        assert set(classes) <= set(digits.CLASSES)
 
     @pytest.mark.parametrize("name", BREAKAGES)
     def test_names_what_is_broken(self, broken: Path, name: str) -> None:

@@ -7,7 +7,6 @@ import json
 import math
 import random
 import re
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-for module in ("PIL", "rich", "sklearn", "tqdm"):
+for module in ("PIL", "sklearn"):
     pytest.importorskip(module)
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import _turns  # noqa: E402
-import digits  # noqa: E402
-import make_digits_voc  # noqa: E402
-from _children import Child  # noqa: E402
-from _errors import Refused  # noqa: E402
-from _stats import spread  # noqa: E402
+from benchmarks import digits  # noqa: E402
+from benchmarks.harness import cli  # noqa: E402
+from benchmarks.harness.children import Child  # noqa: E402
+from benchmarks.harness.errors import Refused  # noqa: E402
+from benchmarks.harness.stats import spread  # noqa: E402
+from benchmarks.voc import turns  # noqa: E402
 
 IMAGES, VAL, SIZE = 12, 6, 96
 
@@ -34,7 +30,7 @@ IMAGES, VAL, SIZE = 12, 6, 96
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a small directory of digits that no test changes."""
-    return make_digits_voc.make(tmp_path_factory.mktemp("voc") / "digits", IMAGES, VAL, SIZE, seed=3)
+    return digits.make(tmp_path_factory.mktemp("voc") / "digits", IMAGES, VAL, SIZE, seed=3)
 
 
 def run_result(mean_ap: float, loss: float = 1.0, weights: str = "abc", converted: float = 0.0, steps: int = 600,
@@ -92,8 +88,8 @@ class TestDigits:
     def test_says_what_a_machine_shows_that_stays_in_fp32(self) -> None:
         def said(**given: Any) -> str:
             run = run_result(0.9, **given)
-            choice = _turns.Choice(600, 128, 600, math.inf, 0.0, "as asked for")
-            return digits.verdict(run, _turns.Outcome((run, run), spread([1.1, 1.0, 1.2]), choice))
+            choice = turns.Choice(600, 128, 600, math.inf, 0.0, "as asked for")
+            return digits.verdict(run, turns.Outcome((run, run), spread([1.1, 1.0, 1.2]), choice))
 
         assert said() == "gluon_amp trained in bfloat16, 1.10x (1.00-1.20 over 3 turns) as fast as FP32"
         assert "gluon_amp keeps FP32 on this machine, so both runs trained in FP32" in said(dtype="float32")
@@ -109,16 +105,17 @@ class TestDigits:
         pytest.importorskip("matplotlib")
         asked = []
 
-        def train(halves: Any, *given: Any) -> _turns.Outcome:
+        def train(halves: Any, *given: Any) -> turns.Outcome:
             asked.extend([[half.name for half in halves], *given[:3]])
-            return _turns.Outcome((run_result(0.9), run_result(0.7)), spread([1.3]),
-                                  _turns.Choice(600, 128, 600, math.inf, 0.0, "as asked for"))
+            return turns.Outcome((run_result(0.9), run_result(0.7)), spread([1.3]),
+                                  turns.Choice(600, 128, 600, math.inf, 0.0, "as asked for"))
 
-        monkeypatch.setattr(_turns, "train", train)
+        monkeypatch.setattr(turns, "train", train)
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")  # put back after the test: the benchmark sets it
         monkeypatch.setattr(digits, "Child", lambda command: contextlib.nullcontext(command))
         files = [str(tmp_path / name) for name in ("out.json", "out.png")]
         arguments = ["--data", str(made), "--steps", "2", "--threads", "1"]
-        assert digits.main([*arguments, "--json", files[0], "--plot", files[1]]) == 1
+        assert cli.main(digits.run, [*arguments, "--json", files[0], "--plot", files[1]]) == 1
         captured = capsys.readouterr()
         assert "-20.00 points" in captured.out
         assert "1.30x" in captured.out
@@ -137,21 +134,21 @@ class TestDigits:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--steps", "0"], "--steps: expected at least 1"),
-            (["--seed", "-1"], "--seed: expected at least 0"),
-            (["--threads", "x"], "invalid int value"),
+            (["--steps", "0"], "--steps: expected an integer of at least 1"),
+            (["--seed", "-1"], "--seed: expected an integer of at least 0"),
+            (["--threads", "x"], "--threads: expected an integer of at least 1, received x"),
             (["--json", "no/such/folder/out.json"], "its folder does not exist"),
         ],
     )
     def test_refuses_bad_arguments(
         self, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert digits.main(arguments) == 2
+        assert cli.main(digits.run, arguments) == 2
         assert message in capsys.readouterr().err
 
 
 class Half:
-    """Speaks the protocol of `_voc_worker`, and takes its seconds on a fake clock."""
+    """Speaks the protocol of `worker`, and takes its seconds on a fake clock."""
 
     def __init__(self, name: str, clock: list[float], step: float, image: float = 0.01):
         self.name, self.clock, self.step, self.image, self.timeout = name, clock, step, image, math.inf
@@ -161,46 +158,43 @@ class Half:
     def ready(self) -> dict[str, Any]:
         return {"about": {"dtype": "float32", "images": 600}}
 
-    def ask(self, command: dict[str, Any], event: str) -> dict[str, Any]:
-        given = dict(command)
-        name = given.pop("command")
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         before = self.clock[0]
-        answer = getattr(self, name)(**given)
+        answer = getattr(self, command)(**arguments)
         assert self.clock[0] - before <= self.timeout
-        assert answer["event"] == event
         return answer
 
     def probe(self, data_shape: int, steps: int, images: int) -> dict[str, Any]:
         self.clock[0] += 2.0 + steps * self.step
-        return {"event": "probed", "startup": 2.0, "step": self.step, "image": self.image}
+        return {"startup": 2.0, "step": self.step, "image": self.image}
 
     def begin(self, steps: int, data_shape: int) -> dict[str, Any]:
         self.clock[0] += 2.0
         self.shape = data_shape
-        return {"event": "begun"}
+        return {}
 
     def run(self, steps: int, progress: list[float]) -> dict[str, Any]:
         self.clock[0] += steps * self.step
         self.steps += steps
         self.progress += progress
-        return {"event": "ran", "seconds": [self.step] * steps}
+        return {"seconds": [self.step] * steps}
 
     def finish(self, images: int) -> dict[str, Any]:
         self.clock[0] += 2.0 + images * self.image
-        return {"event": "finished", "result": {"settings": {"steps": self.steps}}}
+        return {"result": {"settings": {"steps": self.steps}}}
 
 
 class TestTurns:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         clock = [0.0]
-        monkeypatch.setattr(_turns, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(turns, "monotonic", lambda: clock[0])
         return clock
 
     def train(self, clock: list[float], steps: tuple[float, float], wanted: int | None = None) -> tuple[Any, Any, Any]:
         halves = [Half(name, clock, step) for name, step in zip(("FP32", "AMP"), steps)]
         said: list[str] = []
-        outcome = _turns.train(halves, wanted, None, math.inf if wanted else 320.0, said.append)  # type: ignore[arg-type]
+        outcome = turns.train(halves, wanted, None, math.inf if wanted else 320.0, said.append)  # type: ignore[arg-type]
         return halves, outcome, said
 
     @pytest.mark.parametrize(("steps", "done", "side"), [
@@ -248,7 +242,7 @@ class TestTurns:
 @pytest.fixture(scope="module")
 def voc() -> Any:
     pytest.importorskip("gluoncv")
-    import voc as module
+    from benchmarks.voc import training as module
 
     return module
 
@@ -270,7 +264,7 @@ def loaded(voc: Any, dataset: Any, transform: Any) -> list[list[np.ndarray]]:
 
 class TestTraining:
     def test_samples_depend_on_seed_and_number_alone(self, voc: Any) -> None:
-        from _voc_samples import TrainingSamples
+        from benchmarks.voc.samples import TrainingSamples
 
         def transform(image: int, label: int) -> tuple[int, int, float, float]:
             return image, label, random.random(), float(np.random.uniform())
@@ -370,7 +364,7 @@ class TestTraining:
         assert not voc.gluon_amp.is_active()
 
     def test_checks_the_directory_first(self, tmp_path: Path, voc: Any) -> None:
-        data = make_digits_voc.make(tmp_path / "digits", 1, 1, 64)
+        data = digits.make(tmp_path / "digits", 1, 1, 64)
         (data / "VOC2007" / "ImageSets" / "Main" / "val.txt").unlink()
         with pytest.raises(FileNotFoundError, match=r"val\.txt"):
             voc.train(data, amp=True, progress=False)
@@ -402,12 +396,12 @@ class TestTraining:
         given = {"data_dir": str(made), "amp": False, "dtype": None, "batch_size": 2, "seed": 0}
         with Child(digits.command("FP32", given, threads=1)) as child:
             assert child.ready()["about"] == {"dtype": "float32", "images": VAL}
-            probed = child.ask({"command": "probe", "data_shape": 64, "steps": 2, "images": 2}, "probed")
+            probed = child.ask("probe", data_shape=64, steps=2, images=2)
             assert min(probed["startup"], probed["step"], probed["image"]) > 0
-            child.ask({"command": "begin", "data_shape": 64, "steps": 4}, "begun")
+            child.ask("begin", steps=4, data_shape=64)
             for progress in ([0.0, 0.5], [0.5, 1.0]):
-                child.ask({"command": "run", "steps": 2, "progress": progress}, "ran")
-            result = child.ask({"command": "finish", "images": VAL}, "finished")["result"]
+                child.ask("run", steps=2, progress=progress)
+            result = child.ask("finish", images=VAL)["result"]
         assert result["settings"]["steps"] == 4
         assert result["converted_dtype"] in ("bfloat16", "float32")
         whole = voc.train(made, steps=4, batch_size=2, data_shape=64, progress=False)
@@ -418,12 +412,12 @@ class TestTraining:
     @pytest.mark.bf16
     def test_both_precisions_learn_the_digits(self, tmp_path: Path, voc: Any) -> None:
         """The whole benchmark, shortened."""
-        data = make_digits_voc.make(tmp_path / "digits", images=800, val=200)
+        data = digits.make(tmp_path / "digits", images=800, val=200)
         given = {"data_dir": str(data), "batch_size": 16, "seed": 0, "dtype": None}
         with contextlib.ExitStack() as stack:
             halves = [stack.enter_context(Child(digits.command(str(amp), {**given, "amp": amp}, threads=2)))
                       for amp in (False, True)]
-            runs = _turns.train(halves, 200, None, math.inf, print).runs
+            runs = turns.train(halves, 200, None, math.inf, print).runs
         assert all(run["mean_ap"] > 0.35 for run in runs)
         assert abs(digits.points(*runs)) < 10  # so early in training it moves fast
         assert digits.final_loss(runs[1], "total") == pytest.approx(digits.final_loss(runs[0], "total"), rel=0.15)

@@ -1,0 +1,1 @@
+"""The benchmarked networks, with their data and their training."""

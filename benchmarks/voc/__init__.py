@@ -1,0 +1,1 @@
+"""Training and evaluation of an SSD on a directory in Pascal VOC's format."""
