@@ -18,11 +18,15 @@ TORCH_VENV := .venv-torch
 TORCH_READY := $(TORCH_VENV)/.ready
 IPEX_VENV := .venv-ipex
 NATIVE_TESTS := tests/native
+# The CUDA build of MXNet and NVIDIA's libraries, 4.5 GB: kept outside of the tree, and made once.
+GPU_VENV := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gluon_amp/venv-cu112
+GPU_DISK := 6
+GPU_PATIENCE := 480
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv horovod ssd digits bench ipex test test-all test-machines lint native-check wheel notebooks docs clean
+.PHONY: help venv horovod ssd digits bench ipex test test-all test-machines gpu-venv test-gpu lint native-check wheel notebooks docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +67,12 @@ test-all: $(READY)  ## run all tests
 
 test-machines: $(READY)  ## run what depends on the CPU as on one with AVX2, with AVX512, and on this one
 	$(RUN) tools/run_machines.py $(ARGS)
+
+gpu-venv:  ## make the environment of `make test-gpu`: 2 GB to download, 6 GB of disk
+	@PYTHON='$(PYTHON)' tools/make_gpu_venv.sh '$(GPU_VENV)' $(GPU_DISK) $(GPU_PATIENCE)
+
+test-gpu: gpu-venv  ## run MXNet's CUDA build on a GPU that computes nothing: dispatch is verified, numbers never
+	$(GPU_VENV)/bin/python tests/nullgpu/device.py python -m pytest tests/nullgpu $(ARGS)
 
 lint: $(READY)  ## check style and types
 	$(RUN) -m ruff check .

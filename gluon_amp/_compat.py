@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import logging
 import re
+import struct
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -40,25 +41,39 @@ CUDA_HINT = "With a CUDA GPU install mxnet-cu112==1.9.1 instead."
 
 NUMPY_ALIASES = {"bool": bool, "object": object, "int": int, "float": float, "complex": complex, "str": str}
 
-# A library comes after those it needs. cuDNN opens its parts by name when they are first
-# used, which only finds them when they are loaded already or on the system's search path.
-CUDA_LIBRARIES = (
-    "libcudart.so.11.0",
-    "libnvrtc-builtins.so.11.*",
-    "libnvrtc.so.11.2",
-    "libcublasLt.so.11",
-    "libcublas.so.11",
-    "libcufft.so.10",
-    "libcurand.so.10",
-    "libcusolver.so.11",
-    "libnccl.so.2",
-    "libcudnn_ops_infer.so.8",
-    "libcudnn_ops_train.so.8",
-    "libcudnn_cnn_infer.so.8",
-    "libcudnn_cnn_train.so.8",
-    "libcudnn_adv_infer.so.8",
-    "libcudnn_adv_train.so.8",
-    "libcudnn.so.8",
+# Of NVIDIA's libraries: where pip has them, for CUDA 11.
+CUDA_PACKAGES = {
+    "libcudart.so.11.0": "nvidia-cuda-runtime-cu11>=11.7,<12",
+    "libnvrtc.so.11.2": "nvidia-cuda-nvrtc-cu11>=11.7,<12",
+    "libnvToolsExt.so.1": "nvidia-nvtx-cu11>=11.7,<12",
+    "libcublas.so.11": "nvidia-cublas-cu11>=11.10,<12",
+    "libcufft.so.10": "nvidia-cufft-cu11>=10.7,<11",
+    "libcurand.so.10": "nvidia-curand-cu11>=10.2,<11",
+    "libcusolver.so.11": "nvidia-cusolver-cu11>=11.4,<12",
+    "libnccl.so.2": "nvidia-nccl-cu11>=2.13,<3",
+    "libcudnn.so.8": "nvidia-cudnn-cu11>=8.5,<9",
+}
+# What those open by name when they first use it. That only finds what is loaded already or on the system's search path.
+OPENED_BY_NAME = {
+    "libnvrtc.so.11.2": ("libnvrtc-builtins.so.11.*",),
+    "libcudnn.so.8": (
+        "libcudnn_ops_infer.so.8",
+        "libcudnn_ops_train.so.8",
+        "libcudnn_cnn_infer.so.8",
+        "libcudnn_cnn_train.so.8",
+        "libcudnn_adv_infer.so.8",
+        "libcudnn_adv_train.so.8",
+    ),
+}
+DRIVER = "libcuda.so.1"
+# Kinds of segments, and of entries in the dynamic one, of an ELF file.
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_NEEDED, _DT_STRTAB, _DT_STRSZ = 1, 5, 10
+NO_DRIVER = (
+    "MXNet's CUDA build needs the library of NVIDIA's driver, {driver}, even on the CPU: {error}.\n"
+    "On a machine with a GPU install NVIDIA's driver; start a container with `docker run --gpus all`. Without a GPU, "
+    "as on a login node or while an image is built, use the CPU build:\n"
+    "python -m pip uninstall -y {build} && python -m pip install mxnet==1.9.1"
 )
 
 
@@ -83,8 +98,11 @@ def prepare() -> None:
     check_mxnet(found)
     check_distutils()
     add_numpy_aliases(importlib.import_module("numpy"))
-    if uses_cuda(found):
-        preload_cuda_libraries(sys.path)
+    library = mxnet_library() if "loaded mxnet" not in found else None
+    if library is not None:
+        needed = needed_libraries(library)
+        if DRIVER in needed:
+            load_cuda(needed, sys.path, next((name for name in found if name.startswith("mxnet-cu")), "mxnet"))
 
 
 def check_python(version: Tuple[int, ...]) -> None:
@@ -239,38 +257,113 @@ def add_numpy_aliases(numpy: ModuleType) -> List[str]:
     return absent
 
 
-def uses_cuda(found: Mapping[str, str]) -> bool:
-    """Return whether one of the installed distributions is a CUDA build."""
-    return any(name.startswith("mxnet-cu") for name in found)
+def mxnet_library() -> Optional[Path]:
+    """Return the libmxnet.so beside the MXNet that ``import mxnet`` finds, None without one."""
+    spec = importlib.util.find_spec("mxnet")
+    path = None if spec is None or spec.origin is None else Path(spec.origin).parent / "libmxnet.so"
+    return path if path is not None and path.is_file() else None
 
 
-def preload_cuda_libraries(
-    roots: Iterable[str], load: Optional[Callable[[str], object]] = None
+def needed_libraries(library: Path) -> List[str]:
+    """Return the libraries that a 64-bit ELF file says it needs (``readelf -d``); none for other files."""
+    with open(library, "rb") as file:
+        header = file.read(64)
+        if header[:6] != b"\x7fELF\x02\x01":
+            return []
+        start, (size, count) = struct.unpack_from("<Q", header, 32)[0], struct.unpack_from("<HH", header, 54)
+        file.seek(start)
+        table = file.read(size * count)
+        segments = [struct.unpack_from("<IIQQQQ", table, size * number) for number in range(count)]
+        dynamic = next((segment for segment in segments if segment[0] == _PT_DYNAMIC), None)
+        if dynamic is None:
+            return []
+        file.seek(dynamic[2])
+        entries = list(struct.iter_unpack("<qQ", file.read(dynamic[5] // 16 * 16)))
+        strings = dict(entries)[_DT_STRTAB]
+        within = next(each for each in segments if each[0] == _PT_LOAD and each[3] <= strings < each[3] + each[5])
+        file.seek(strings - within[3] + within[2])
+        names = file.read(dict(entries)[_DT_STRSZ])
+    return [names[value:names.index(b"\0", value)].decode() for tag, value in entries if tag == _DT_NEEDED]
+
+
+def load_cuda(
+    needed: Iterable[str], roots: Iterable[str], build: str, load: Optional[Callable[[str], object]] = None
 ) -> List[Path]:
-    """Load the CUDA libraries of the nvidia-*-cu11 packages, so that MXNet needs no system CUDA.
+    """Load what a CUDA build of MXNet needs from the nvidia-*-cu11 packages, so that it needs no system CUDA.
 
-    Those that no package provides are left for the system's CUDA to serve.
+    What no package provides is left for the system's CUDA to serve.
 
     Parameters
     ----------
+    needed : iterable of str
+        Names of the libraries that libmxnet.so needs.
     roots : iterable of str
         Directories to search for ``nvidia/*/lib``, usually ``sys.path``.
+    build : str
+        The distribution that MXNet comes from, for messages.
     load : callable, optional
-        Loads the library at a path; ``ctypes.CDLL`` with ``RTLD_GLOBAL`` by default.
+        Loads the library at a path, or of a name; ``ctypes.CDLL`` with ``RTLD_GLOBAL`` by default.
 
     Returns
     -------
     list of pathlib.Path
-        The libraries loaded, in order.
+        The libraries loaded from packages, in order.
+
+    Raises
+    ------
+    ImportError
+        The driver's library cannot be loaded, or one that a package provides is nowhere: MXNet could not be imported.
     """
     load = _load_globally if load is None else load
-    directories = [path for root in roots for path in sorted(Path(root).glob("nvidia/*/lib"))]
-    loaded = []
-    for pattern in CUDA_LIBRARIES:
-        path = _first_match(directories, pattern)
-        if path is not None and _try_to_load(path, load):
-            loaded.append(path)
+    needed = list(needed)
+    if DRIVER in needed:
+        try:
+            load(DRIVER)
+        except OSError as error:
+            raise ImportError(NO_DRIVER.format(driver=DRIVER, error=error, build=build)) from error
+    directories = cuda_directories(roots)
+    loaded: List[Path] = []
+    for name in needed:
+        if name in CUDA_PACKAGES:
+            _load_library(name, directories, load, loaded)
     return loaded
+
+
+def cuda_directories(roots: Iterable[str]) -> List[Path]:
+    """Return the directories of libraries of the nvidia-* packages."""
+    return [path for root in roots for path in sorted(Path(root).glob("nvidia/*/lib"))]
+
+
+def _load_library(
+    name: str, directories: List[Path], load: Callable[[str], object], loaded: List[Path]
+) -> None:
+    """Load a library of a package after those that it needs; add them to ``loaded``."""
+    path = _first_match(directories, name)
+    if path is None:
+        if name in CUDA_PACKAGES:
+            _expect_on_system(name, load)
+        return
+    if path in loaded:
+        return
+    for other in needed_libraries(path):
+        _load_library(other, directories, load, loaded)
+    for pattern in OPENED_BY_NAME.get(name, ()):
+        part = _first_match(directories, pattern)
+        if part is not None:
+            _load_library(part.name, directories, load, loaded)
+    if path not in loaded and _try_to_load(path, load):
+        loaded.append(path)
+
+
+def _expect_on_system(name: str, load: Callable[[str], object]) -> None:
+    try:
+        load(name)
+    except OSError as error:
+        raise ImportError(
+            f"MXNet's CUDA build needs {name}, which neither a package nor the system provides ({error}).\n"
+            f'Run: python -m pip install "{CUDA_PACKAGES[name]}", or install gluon_amp with the extra cu112, which '
+            "brings all such libraries"
+        ) from error
 
 
 def _first_match(directories: Iterable[Path], pattern: str) -> Optional[Path]:

@@ -4,7 +4,6 @@ Nothing here imports MXNet: a data type is its name (``'bfloat16'``) everywhere 
 """
 from __future__ import annotations
 
-import ctypes
 import os
 from typing import Mapping, NamedTuple
 
@@ -188,37 +187,14 @@ def cpu_support(isa: str | None = None) -> Support:
                    cost="oneDNN emulates bfloat16, about 2x slower than FP32" if runs_bfloat16 else "")
 
 
-_COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
-
-
-def cuda_compute_capability(device_id: int = 0) -> tuple | None:
-    """Ask the CUDA driver for a device's compute capability; None without driver or device.
-
-    Examples
-    --------
-    >>> cuda_compute_capability(10_000) is None
-    True
-    """
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    device, value = ctypes.c_int(), ctypes.c_int()
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGet(ctypes.byref(device), device_id) != 0:
-        return None
-    found = []
-    for attribute in (_COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR):
-        if cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) != 0:
-            return None
-        found.append(value.value)
-    return tuple(found)
-
-
-_TENSOR_CORES = 8  # the multiple of channels that they need in float16
+_GPU_RANGE = "5.0 to 8.9"
 
 
 def cuda_support(capability: tuple | None) -> Support:
     """Say which type MXNet's published CUDA wheels run in on a device of this compute capability.
+
+    cuDNN pads channels to the multiple of 8 that Tensor Cores take, itself and from 7.3 on, wherever it is told to use
+    them, as MXNet tells it for float16. Below 7.0 there are no Tensor Cores to pad for.
 
     Examples
     --------
@@ -228,10 +204,10 @@ def cuda_support(capability: tuple | None) -> Support:
     'float32'
     """
     if capability is None:
-        return Support(FLOAT16, True, "the GPU's compute capability is unknown: float16 is assumed to work",
-                       channel_multiple=_TENSOR_CORES)
+        return Support(FLOAT16, True, "the GPU's compute capability is unknown: float16 is assumed to work")
     name = f"compute capability {capability[0]}.{capability[1]}"
     if not (5, 0) <= capability < (9, 0):
-        return Support(FLOAT32, True, f"the GPU has {name}, and MXNet's wheels hold kernels for 5.0 to 8.9 only")
+        return Support(FLOAT32, True, f"the GPU has {name}, and MXNet's wheels hold kernels for {_GPU_RANGE} only, so "
+                                      "that no operator runs there in any type")
     cores = "Tensor Cores" if capability >= (7, 0) else "no Tensor Cores: memory traffic is halved, not arithmetic"
-    return Support(FLOAT16, True, f"the GPU has {name} ({cores})", channel_multiple=_TENSOR_CORES)
+    return Support(FLOAT16, True, f"the GPU has {name} ({cores})")

@@ -77,8 +77,8 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     example = as_example(data) or []
     arrays = flat(example)
     device = arrays[0].context if arrays else mx.context.current_context()
-    kind = "gpu" if device.device_type == "gpu" else "cpu"
-    policy = device_policies({kind: support(kind, device.device_id)})[kind]
+    kind = f"gpu({device.device_id})" if device.device_type == "gpu" else "cpu"
+    policy = device_policies({kind: support(device.device_type, device.device_id)})[kind]
     if not policy.lowers:
         _logger.info("There is nothing to measure: the %s runs in float32, because %s", kind, policy.reason)
     graph = _analysed(net, example, arrays)
@@ -87,7 +87,7 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     times = {name: time_in_both(node.op, node.attrs, [entry.shape or () for entry in node.inputs], policy.target_dtype,
                                 training, rounds, device)
              for name, node in tqdm(found.items(), desc="tune", unit="operator", disable=not progress)}
-    tuning = Tuning(machine(), times)
+    tuning = Tuning(machine(kind, policy.target_dtype), times)
     tuning.save(default_cache() if cache is None else cache)
     return tuning
 

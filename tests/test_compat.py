@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -211,61 +212,77 @@ class TestNumPyAliases:
             assert numpy.zeros(1, dtype=numpy.float).dtype == numpy.float64
 
 
+NEEDS = {
+    "libcudnn.so.8": ["libc.so.6"],
+    "libcudnn_cnn_infer.so.8": ["libcudnn_ops_infer.so.8"],
+    "libcusolver.so.11": ["libcublas.so.11", "libcublasLt.so.11"],
+    "libcublas.so.11": ["libcublasLt.so.11"],
+}
+PARTS = ("libcublasLt.so.11", "libnvrtc-builtins.so.11.8", *_compat.OPENED_BY_NAME["libcudnn.so.8"])
+
+
 class TestCudaLibraries:
     @pytest.fixture
-    def roots(self, tmp_path):
-        """Return two roots: all libraries are spread over the second, the first has none."""
-        libraries = [name.replace("*", "8") for name in _compat.CUDA_LIBRARIES]
-        for number, name in enumerate(libraries):
-            folder = tmp_path / "second" / "nvidia" / f"part{len(libraries) - number:02}" / "lib"
+    def roots(self, tmp_path, monkeypatch):
+        """Return roots: all libraries are spread over the last; what they need is in NEEDS."""
+        for number, name in enumerate((*_compat.CUDA_PACKAGES, *PARTS)):
+            folder = tmp_path / "second" / "nvidia" / f"part{99 - number}" / "lib"
             folder.mkdir(parents=True)
             (folder / name).touch()
         (tmp_path / "first" / "nvidia" / "cudnn" / "lib").mkdir(parents=True)
+        monkeypatch.setattr(_compat, "needed_libraries", lambda path: NEEDS.get(path.name, []))
         return [str(tmp_path / "first"), str(tmp_path / "absent"), str(tmp_path / "second")]
 
     def test_loaded_after_what_they_need(self, roots):
         paths = []
-        loaded = _compat.preload_cuda_libraries(roots, paths.append)
-        names = [Path(path).name for path in paths]
-        assert [str(path) for path in loaded] == paths
-        assert len(names) == len(_compat.CUDA_LIBRARIES)
+        needed = ["libc.so.6", "libcuda.so.1", *reversed(list(_compat.CUDA_PACKAGES))]
+        loaded = _compat.load_cuda(needed, roots, "mxnet-cu112", paths.append)
+        assert paths[0] == "libcuda.so.1"
+        assert [str(path) for path in loaded] == paths[1:]
+        names = [path.name for path in loaded]
+        assert sorted(names) == sorted((*_compat.CUDA_PACKAGES, *PARTS))
         order = {name: names.index(name) for name in names}
         assert order["libnvrtc-builtins.so.11.8"] < order["libnvrtc.so.11.2"]
         assert order["libcublasLt.so.11"] < order["libcublas.so.11"] < order["libcusolver.so.11"]
-        assert order["libcublas.so.11"] < order["libcudnn_ops_infer.so.8"] < order["libcudnn.so.8"]
-        assert names[-1] == "libcudnn.so.8"
+        assert order["libcudnn_ops_infer.so.8"] < order["libcudnn_cnn_infer.so.8"] < order["libcudnn.so.8"]
 
-    def test_what_mxnet_links_to_is_covered(self):
-        assert {
-            "libcudnn.so.8",
-            "libcublas.so.11",
-            "libcudart.so.11.0",
-            "libcufft.so.10",
-            "libcusolver.so.11",
-            "libcurand.so.10",
-            "libnvrtc.so.11.2",
-            "libnccl.so.2",
-        } <= set(_compat.CUDA_LIBRARIES)
+    def test_what_the_library_does_not_need_is_left_alone(self, roots):
+        loaded = _compat.load_cuda(["libcufft.so.10", "libgomp.so.1"], roots, "mxnet-cu112", lambda path: None)
+        assert [path.name for path in loaded] == ["libcufft.so.10"]
 
-    def test_absent_ones_are_skipped_in_silence(self, tmp_path, caplog):
-        folder = tmp_path / "nvidia" / "cublas" / "lib"
-        folder.mkdir(parents=True)
-        (folder / "libcublas.so.11").touch()
-        (folder / "libcublas.so.12").touch()
-        paths = []
-        _compat.preload_cuda_libraries([str(tmp_path)], paths.append)
-        assert paths == [str(folder / "libcublas.so.11")]
-        assert not caplog.records
+    def test_every_package_is_in_the_extra(self):
+        extra = (REPOSITORY / "pyproject.toml").read_text().split("cu112 = [")[1].split("]")[0]
+        assert [name for name in _compat.CUDA_PACKAGES.values() if f'"{name}"' not in extra] == []
 
     def test_broken_one_is_reported_and_the_rest_loaded(self, roots, caplog):
         def load(path):
             if "cufft" in path:
                 raise OSError("file too short")
 
-        loaded = _compat.preload_cuda_libraries(roots, load)
-        assert len(loaded) == len(_compat.CUDA_LIBRARIES) - 1
+        loaded = _compat.load_cuda(_compat.CUDA_PACKAGES, roots, "mxnet-cu112", load)
+        assert len(loaded) == len(_compat.CUDA_PACKAGES) + len(PARTS) - 1
         assert "libcufft.so.10" in caplog.text
         assert "file too short" in caplog.text
+
+    def test_the_system_serves_what_no_package_provides(self, tmp_path):
+        asked = []
+        assert _compat.load_cuda(["libnvToolsExt.so.1"], [str(tmp_path)], "mxnet-cu112", asked.append) == []
+        assert asked == ["libnvToolsExt.so.1"]
+
+    def test_what_is_nowhere_is_named_with_its_package(self, tmp_path):
+        with pytest.raises(ImportError, match=r"needs libnvToolsExt\.so\.1, which neither") as caught:
+            _compat.load_cuda(["libnvToolsExt.so.1"], [str(tmp_path)], "mxnet-cu112", self.refuse)
+        assert 'python -m pip install "nvidia-nvtx-cu11>=11.7,<12"' in str(caught.value)
+
+    def test_no_driver(self):
+        with pytest.raises(ImportError, match=r"NVIDIA's driver, libcuda\.so\.1") as caught:
+            _compat.load_cuda(["libcuda.so.1"], [], "mxnet-cu112", self.refuse)
+        for way_out in ("install NVIDIA's driver", "--gpus all", "pip uninstall -y mxnet-cu112",
+                        "pip install mxnet==1.9.1"):
+            assert way_out in str(caught.value)
+
+    def refuse(self, name):
+        raise OSError(f"{name}: cannot open shared object file")
 
     def test_the_loader_makes_symbols_global(self, monkeypatch):
         calls = []
@@ -273,13 +290,33 @@ class TestCudaLibraries:
         _compat._load_globally("lib.so")
         assert calls == [("lib.so", _compat.ctypes.RTLD_GLOBAL)]
 
-    @pytest.mark.parametrize(("build", "expected"), [("mxnet", 0), ("mxnet-cu112", 1), ("mxnet-cu117", 1)])
-    def test_only_for_cuda_builds(self, build, expected, monkeypatch):
-        searched = []
-        monkeypatch.setattr(_compat, "find_mxnet", lambda: {build: "1.9.1"})
-        monkeypatch.setattr(_compat, "preload_cuda_libraries", searched.append)
+    @pytest.mark.parametrize("needs_cuda", [False, True])
+    def test_only_for_cuda_builds(self, needs_cuda, monkeypatch):
+        loaded = []
+        needed = ["libc.so.6", *(["libcuda.so.1"] if needs_cuda else [])]
+        monkeypatch.setattr(_compat, "find_mxnet", lambda: {"mxnet-cu117": "1.9.1"})
+        monkeypatch.setattr(_compat, "needed_libraries", lambda path: needed)
+        monkeypatch.setattr(_compat, "load_cuda", lambda *arguments: loaded.append(arguments))
         _compat.prepare()
-        assert searched == [sys.path] * expected
+        assert loaded == ([(needed, sys.path, "mxnet-cu117")] if needs_cuda else [])
+
+
+class TestNeededLibraries:
+    def test_of_libmxnet(self):
+        library = _compat.mxnet_library()
+        readelf = shutil.which("readelf")
+        if library is None or readelf is None:
+            pytest.skip("needs libmxnet.so and readelf, to compare with")
+        told = subprocess.run([readelf, "-d", str(library)], capture_output=True, text=True, check=True).stdout
+        expected = [line.split("[")[1].rstrip("]") for line in told.splitlines() if "(NEEDED)" in line]
+        assert _compat.needed_libraries(library) == expected
+        assert expected
+
+    def test_of_other_files(self, tmp_path):
+        for number, content in enumerate((b"", b"not a library", b"\x7fELF\x01\x01" + bytes(100))):
+            file = tmp_path / str(number)
+            file.write_bytes(content)
+            assert _compat.needed_libraries(file) == []
 
 
 class TestPrepareInAnotherProcess:
@@ -314,17 +351,6 @@ class TestPrepareInAnotherProcess:
         add_distribution(tmp_path, "numpy", "2.1.0")
         done = isolated(PREPARE, tmp_path)
         assert "found NumPy 2.1.0." in done.stderr
-
-    def test_loads_cuda_libraries_for_the_cuda_build_only(self, site):
-        library = site / "nvidia" / "cudnn" / "lib" / "libcudnn.so.8"
-        library.parent.mkdir(parents=True)
-        library.write_text("not a library")
-        add_distribution(site, "mxnet", "1.9.1")
-        assert isolated(PREPARE, site).stderr == ""
-        add_distribution(site, "mxnet-cu112", "1.9.1", module="mxnet")
-        done = isolated(PREPARE, site)
-        assert done.returncode == 0
-        assert f"Could not load {library}" in done.stderr
 
     @pytest.mark.parametrize(("version", "found"), [("2.0.0b1", "mxnet 2.0.0b1"), (None, "no MXNet")])
     def test_import_of_the_package(self, site, version, found):

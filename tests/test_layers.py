@@ -19,6 +19,7 @@ LAYERS = {
     "__init__": "the public names",
     "cli": "the command gluon-amp",
     "debug": "report, explain, trace_overflow, compare, search_exclusions, preflight, advise, monitor",
+    "selftest": "what `gluon-amp check` runs",
     "tune": "measure operators on this machine",
     "convert": "conversion for inference",
     "audit": "the operator checker",
@@ -43,6 +44,7 @@ LAYERS = {
     "elsewhere": "names of Apex, torch and MXNet, and ours for them",
     "errors": "exceptions, and their wording",
     "files": "files that are written whole or not at all",
+    "_cuda": "the CUDA driver and its run-time compiler, asked directly",
     "_isa": "the instructions that oneDNN uses",
     "_compat": "what MXNet needs of newer versions of NumPy",
 }
@@ -51,12 +53,13 @@ INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
               "console", "recording", "__init__"],
     "runtime": ["functions", "autocast", "hooks", "graph_applier", "executors", "observers", "plans", "state",
-                "exclusions", "eager_applier", "eager_native", "devices", "__init__"],
+                "exclusions", "eager_applier", "eager_native", "gpus",
+                "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "attrs"],
 }
-FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files", "_isa",
-                 "_compat"}
+FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files", "_cuda",
+                 "_isa", "_compat"}
 # Replacing names of MXNet is what hooks are; recordings replace some more while they last.
 MAY_USE_PRIVATE_NAMES = {("_mxnet",), ("runtime",), ("debug", "recording")}
 

@@ -14,6 +14,7 @@ from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import PolicyError
 from gluon_amp.rules.measurements import signature
 from gluon_amp.runtime import devices
+from gluon_amp.runtime.autocast import tuned
 from gluon_amp.runtime.devices import machine
 
 pytestmark = pytest.mark.machine
@@ -28,11 +29,11 @@ def net():
     return made
 
 
-def measured(slow=(), fast=()):
+def measured(slow=(), fast=(), dtype="bfloat16"):
     """Times by number of inputs and units, for a batch of 4."""
     def entry(units, inputs):
         return signature("FullyConnected", {**DENSE, "num_hidden": str(units)}, (4, inputs))
-    return amp.Tuning(machine(), {**{entry(*each): (1.0, 3.0) for each in slow}, **{entry(*each): (3.0, 1.0)
+    return amp.Tuning(machine("cpu", dtype), {**{entry(*each): (1.0, 3.0) for each in slow}, **{entry(*each): (3.0, 1.0)
                                                                                    for each in fast}})
 
 
@@ -93,7 +94,7 @@ class TestUse:
         with pytest.raises(FileNotFoundError, match=r"tuning\.json"):
             amp.init(tuning=True)
         assert not amp.is_active()
-        measured(slow=[(32, 16)]).save(tmp_path / "gluon_amp" / "tuning.json")
+        measured(slow=[(32, 16)], dtype=None).save(tmp_path / "gluon_amp" / "tuning.json")
         amp.init(tuning=True)
         amp.deinit()
         amp.init(tuning=tmp_path / "gluon_amp" / "tuning.json")
@@ -105,3 +106,12 @@ class TestUse:
             with pytest.raises(PolicyError, match="another"):
                 amp.init(tuning=tuning)
         assert not amp.is_active()
+
+    def test_devices_and_types_have_measurements_of_their_own(self, tmp_path):
+        own, other = measured(slow=[(32, 16)]), measured(slow=[(32, 32)], dtype="float16")
+        assert own.machine != other.machine
+        for tuning in (own, other):
+            tuning.save(tmp_path / "t.json")
+        policies = tuned({"cpu": amp.Policy("bfloat16")}, tmp_path / "t.json")
+        assert policies["cpu"].slow == own.slow
+        assert machine("gpu(1)", "float16") not in (own.machine, other.machine)

@@ -13,8 +13,9 @@ from typing import Any, Iterator
 import mxnet as mx
 import numpy as np
 
-from .. import _isa, native
-from ..dtypes import FLOAT32, cpu_isa, cuda_compute_capability, cuda_support
+from .. import _compat, _cuda, _isa, native
+from .._mxnet import gpus
+from ..dtypes import FLOAT32, cpu_isa, cuda_support
 from ..runtime.devices import device_supports, verdict
 from .words import filled, print_facts
 
@@ -29,10 +30,17 @@ _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--library-path", action="store_true",
+                        help="print the line for a shell that lets `import mxnet` find the CUDA libraries of pip's "
+                             "packages without gluon_amp")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what was found."""
+    if args.library_path:
+        print(f"export LD_LIBRARY_PATH={os.pathsep.join(map(str, _compat.cuda_directories(sys.path)))}"
+              "${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
+        return 0
     found = environment()
     if args.json:
         print(json.dumps(found, indent=2))
@@ -55,7 +63,7 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "threads", (f"OMP_NUM_THREADS={found['threads']}" if found["threads"] else
                       "OMP_NUM_THREADS is not set: MXNet takes half of the logical processors")
     yield "GPUs", "; ".join(_gpu_text(gpu) for gpu in found["gpus"]) or "none that this build of MXNet can use"
-    for name, state in found["native"].items():
+    for name, state in found["native_operators"].items():
         yield f"C++ operators, {name}", state
     yield "MXNet's build", ", ".join(found["features"])
 
@@ -84,8 +92,8 @@ def environment() -> dict[str, Any]:
         "native_operators": {library.name: library.missing or "loaded" for library in native.load()},
         "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
         "threads": os.environ.get("OMP_NUM_THREADS"), "processors": os.cpu_count(),
-        "gpus": [_gpu(index) for index in range(mx.context.num_gpus())],
-        "native": {library.name: library.missing or "loaded" for library in native.load()},
+        "gpus": [_gpu(index) for index in range(gpus.count())],
+        "gpu_driver": _cuda_versions(),
         "features": sorted(name for name, feature in mx.runtime.Features().items() if feature.enabled),
         "chosen": {device: {"dtype": support.dtype, "native": support.native, "reason": support.reason}
                    for device, support in supports.items()},
@@ -102,7 +110,16 @@ def _onednn() -> list[str]:
             if line.startswith(prefix) and "gpu" not in line and "template" not in line]
 
 
+def _cuda_versions() -> dict[str, Any] | None:
+    """Return what is known of the driver and the run-time compiler; None where MXNet is built without CUDA."""
+    driver, compiler = _cuda.driver_version(), _cuda.nvrtc_version()
+    if driver is None and compiler is None:
+        return None
+    return {"driver": driver, "nvrtc": compiler, "problem": gpus.problem() or _cuda.fusion_problem(driver, compiler)}
+
+
 def _gpu(index: int) -> dict[str, Any]:
-    capability = cuda_compute_capability(index)
+    capability = _cuda.compute_capability(index)
     support = cuda_support(capability)
-    return {"compute_capability": capability, "has_kernels": support.dtype != FLOAT32, "reason": support.reason}
+    return {"name": _cuda.device_name(index), "compute_capability": capability,
+            "has_kernels": support.dtype != FLOAT32, "reason": support.reason}

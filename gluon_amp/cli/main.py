@@ -15,7 +15,7 @@ from ..errors import AmpError
 __all__ = ["COMMANDS", "main"]
 
 # Modules of this package, in the order of the help text.
-COMMANDS = ("run", "env", "convert", "info", "compare", "report", "advise", "launch")
+COMMANDS = ("run", "env", "convert", "info", "compare", "report", "advise", "check", "launch")
 
 USAGE_ERROR, FAILURE = 2, 1
 

@@ -73,8 +73,8 @@ def switch_on(level: str, options: Options, networks: Sequence[Block],
         init(disable_passes=disabled_passes)
     else:
         state = _cast_state(options, disabled_passes)
-        weights = LowWeights(networks, options, {device: policy.target_dtype
-                                                 for device, policy in state.policies.items() if policy.lowers})
+        dtypes = {device: policy.target_dtype for device, policy in state.policies.items() if policy.lowers}
+        weights = LowWeights(networks, options, dtypes, state.key)
         weights.round()
     if state is not None or options.cast_model_outputs is not None:
         hooks.install()

@@ -5,7 +5,7 @@ low-precision type compute the same; a cast of such an array to the type is exac
 """
 from __future__ import annotations
 
-from typing import Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -29,11 +29,14 @@ class LowWeights:
     options : Options
         ``master_weights`` and ``keep_batchnorm_fp32`` say which.
     dtypes : mapping of str to str
-        The type for each kind of device.
+        The type for each device.
+    key : callable
+        What the types call a device (:meth:`.runtime.state.State.key`).
     """
 
-    def __init__(self, networks: Sequence[Block], options: Options, dtypes: dict[str, str]):
-        self._dtypes = dtypes
+    def __init__(self, networks: Sequence[Block], options: Options, dtypes: dict[str, str],
+                 key: Callable[[mx.Context], str]):
+        self._dtypes, self._key = dtypes, key
         parameters = {id(parameter): parameter for net in networks for parameter in net.collect_params().values()}
         normalizing = {id(parameter) for net in networks for parameter in batch_norm_parameters(net)}
         self._trained: dict[int, gluon.Parameter] = {}
@@ -62,6 +65,6 @@ class LowWeights:
     def _round(self, arrays: Iterable[mx.nd.NDArray]) -> None:
         with autograd.pause():
             for array in arrays:
-                dtype = self._dtypes.get("gpu" if array.context.device_type == "gpu" else "cpu")
+                dtype = self._dtypes.get(self._key(array.context))
                 if dtype is not None:
                     round_in_place(array, dtype)

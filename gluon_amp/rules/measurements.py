@@ -41,7 +41,8 @@ class Tuning:
     Attributes
     ----------
     machine : str
-        CPU, instruction set, number of threads and MXNet version: measurements hold for equal ones only.
+        CPU, instruction set and number of threads, or GPU and driver; MXNet version; low-precision type. Measurements
+        hold for equal ones only.
     milliseconds : mapping of str to (float, float)
         An operator's :func:`signature` to its time in FP32 and in low precision.
 
@@ -86,11 +87,25 @@ class Tuning:
         OSError
             The file cannot be read.
         """
-        known = _read(path)
-        if machine not in known:
+        found = {tuning.machine: tuning for tuning in cls.load_all(path)}
+        if machine not in found:
             raise PolicyError(f"{os.fspath(path)!r} has no measurements of this machine ({machine}): call "
-                              f"amp.tune(net, data) on it. It has those of: {'; '.join(known) or 'none'}")
-        return cls(machine, {name: (float(pair[0]), float(pair[1])) for name, pair in known[machine].items()})
+                              f"amp.tune(net, data) on it. It has those of: {'; '.join(found) or 'none'}")
+        return found[machine]
+
+    @classmethod
+    def load_all(cls, path: str | os.PathLike) -> list[Tuning]:
+        """Read the measurements of every machine, device and type from a file.
+
+        Raises
+        ------
+        PolicyError
+            The file is no file of measurements.
+        OSError
+            The file cannot be read.
+        """
+        return [cls(machine, {name: (float(pair[0]), float(pair[1])) for name, pair in entries.items()})
+                for machine, entries in _read(path).items()]
 
 
 def _read(path: str | os.PathLike) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from contextlib import ContextDecorator, ExitStack
 from dataclasses import replace
 from typing import Any, Iterable, Mapping, Sequence
 
+from mxnet import Context
 from mxnet.gluon import Block
 
 from .. import checks, passes
@@ -17,7 +18,7 @@ from ..errors import DTypeError, PolicyError, StateError, expected
 from ..graph.attrs import REGION_ON
 from ..rules import ConditionalOp, Policy, make_policy
 from ..rules.measurements import Tuning, default_cache
-from . import hooks
+from . import gpus, hooks
 from .devices import announce, choose, device_supports, machine, warn_if_slow
 from .eager_applier import outermost
 from .state import State, controller, region
@@ -107,6 +108,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
                 else policies_of(policy))
     state = State(policies)
     hooks.install()
+    gpus.prepare(policies)
     controller.state, controller.arguments = state, arguments
     announce(chosen, requested, rewrites(policies))
 
@@ -131,6 +133,7 @@ def deinit() -> None:
     >>> amp.deinit()
     """
     hooks.uninstall()
+    gpus.restore()
     controller.reset()
 
 
@@ -153,13 +156,14 @@ def is_active() -> bool:
 _DEVICES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "cpu_pinned": "cpu", "cpu_shared": "cpu"}
 
 
-def active_dtype(device_type: str = "cpu") -> str | None:
-    """Name the low-precision type in use for arrays on a kind of device; None for FP32.
+def active_dtype(device_type: str | Context = "cpu") -> str | None:
+    """Name the low-precision type in use for arrays on a device; None for FP32, and for a GPU where there is none.
 
     Parameters
     ----------
-    device_type : str
-        ``'cpu'`` or ``'gpu'``, as in ``Context.device_type``; ``'cuda'`` is the GPU.
+    device_type : str or Context
+        ``'cpu'`` or ``'gpu'``, as in ``Context.device_type``; ``'cuda'`` is the GPU. One device, as ``mx.gpu(1)``,
+        where GPUs differ.
 
     Raises
     ------
@@ -172,11 +176,12 @@ def active_dtype(device_type: str = "cpu") -> str | None:
     >>> amp.active_dtype('cpu') is None
     True
     """
-    kind = _DEVICES.get(device_type)
+    kind = device_type.device_type if isinstance(device_type, Context) else _DEVICES.get(device_type)
     if kind is None:
-        raise ValueError(expected(f"one of {', '.join(map(repr, _DEVICES))}", "device_type", device_type))
+        raise ValueError(expected(f"one of {', '.join(map(repr, _DEVICES))}, or a Context", "device_type", device_type))
+    context = device_type if isinstance(device_type, Context) else Context(kind)
     state = controller.current()
-    policy = state.policy(kind) if state is not None and state.enabled else None
+    policy = state.policy(state.key(context)) if state is not None and state.enabled else None
     return policy.target_dtype if policy is not None and policy.lowers else None
 
 
@@ -306,14 +311,16 @@ def exclude(*targets: Block | type | str) -> None:
 def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[str] = frozenset(),
                     **lists: Any) -> dict[str, Policy]:
     """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
+    if all(found.dtype == FLOAT32 for found in chosen.values()):
+        # Lists that would be refused on another machine are refused here.
+        make_policy(BFLOAT16, registered_operators(), parameters=parameters_of, custom_ops=controller.custom_ops,
+                    **lists)
     return {device: replace(_policy(found, lists), disabled_passes=disabled_passes) for device, found in chosen.items()}
 
 
 def _policy(found: Support, lists: Mapping[str, Any]) -> Policy:
     known, custom_ops = registered_operators(), controller.custom_ops
     if found.dtype == FLOAT32:
-        # Lists that would be refused on another machine are refused here.
-        make_policy(BFLOAT16, known, parameters=parameters_of, custom_ops=custom_ops, **lists)
         return Policy(FLOAT32, reason=found.reason, channel_multiple=found.channel_multiple)
     policy = make_policy(found.dtype, known, parameters=parameters_of, custom_ops=custom_ops, imitated=found.imitated,
                          **lists)
@@ -353,9 +360,19 @@ def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | b
     """
     if tuning is None or tuning is False:
         return dict(policies)
-    if not isinstance(tuning, Tuning):
-        tuning = Tuning.load(default_cache() if tuning is True else tuning, machine())
-    if tuning.machine != machine():
-        raise PolicyError(f"the measurements are of another machine ({tuning.machine}), this is {machine()}: call "
-                          "amp.tune(net, data) here")
-    return {device: replace(policy, slow=tuning.slow) for device, policy in policies.items()}
+    machines = {device: machine(device, policy.target_dtype) for device, policy in policies.items()}
+    if isinstance(tuning, Tuning):
+        return _slowed(policies, machines, [tuning])
+    path = default_cache() if tuning is True else tuning
+    return _slowed(policies, machines, Tuning.load_all(path))
+
+
+def _slowed(policies: Mapping[str, Policy], machines: Mapping[str, str],
+            measured: Sequence[Tuning]) -> dict[str, Policy]:
+    """Give each policy what was measured of its device and type."""
+    known = {tuning.machine: tuning.slow for tuning in measured}
+    if not known.keys() & set(machines.values()):
+        raise PolicyError(f"the measurements are of another machine ({'; '.join(known) or 'none'}), this is "
+                          f"{'; '.join(machines.values())}: call amp.tune(net, data) here")
+    return {device: replace(policy, slow=known.get(machines.get(device, ""), frozenset()))
+            for device, policy in policies.items()}

@@ -10,7 +10,8 @@ from typing import Mapping
 
 import mxnet as mx
 
-from .. import _isa
+from .. import _cuda, _isa
+from .._mxnet import gpus
 from .._mxnet.timing import time_in_both
 from ..dtypes import (
     BFLOAT16,
@@ -20,7 +21,6 @@ from ..dtypes import (
     Support,
     cpu_isa,
     cpu_support,
-    cuda_compute_capability,
     cuda_support,
 )
 from ..errors import DTypeError
@@ -42,7 +42,7 @@ _CONVOLUTION = {"kernel": "(3, 3)", "pad": "(1, 1)", "num_filter": "128", "no_bi
 def support(device_type: str, device_id: int = 0) -> Support:
     """Say which type a kind of device runs in."""
     if device_type == "gpu":
-        return cuda_support(cuda_compute_capability(device_id))
+        return cuda_support(_cuda.compute_capability(device_id))
     found, lost = cpu_support(), lost_amx()
     if lost is None or found.dtype == FLOAT32:
         return found
@@ -51,8 +51,18 @@ def support(device_type: str, device_id: int = 0) -> Support:
 
 
 def device_supports() -> dict[str, Support]:
-    """Say which type each kind of device of this machine runs in."""
-    return {name: support(name) for name in (["cpu", "gpu"] if mx.context.num_gpus() else ["cpu"])}
+    """Say which type each kind of device of this machine runs in.
+
+    A GPU that runs another type than the first one has an entry of its own, as ``'gpu(1)'``.
+    """
+    found = {"cpu": support("cpu")}
+    for number in range(gpus.count()):
+        own = support("gpu", number)
+        if number == 0:
+            found["gpu"] = own
+        elif own.dtype != found["gpu"].dtype:
+            found[f"gpu({number})"] = own
+    return found
 
 
 def lost_amx() -> str | None:
@@ -73,10 +83,31 @@ def _amx_runs() -> bool:
     return fp32 > _AMX_GAIN * low
 
 
-def machine() -> str:
-    """Describe what measurements of operators hold for: CPU, instruction set, threads and MXNet version."""
-    threads = os.environ.get("OMP_NUM_THREADS", "default")
-    return f"{_isa.cpu_name()}, {cpu_isa()}, OMP_NUM_THREADS={threads}, MXNet {mx.__version__}"
+def machine(device: str = "cpu", dtype: str | None = None) -> str:
+    """Describe what measurements of operators hold for: device, type, and MXNet version; of a CPU also its threads.
+
+    Parameters
+    ----------
+    device : str
+        ``'cpu'``, ``'gpu'`` or ``'gpu(1)'``.
+    dtype : str, optional
+        The type that was compared with FP32; the one that the device takes by itself when None.
+    """
+    if device.startswith("gpu"):
+        number = int(device[4:-1] or 0)
+        capability = _cuda.compute_capability(number)
+        own = cuda_support(capability).dtype
+        what = f"{_cuda.device_name(number)}, compute capability {_dotted(capability)}, driver for CUDA " \
+               f"{_dotted(_cuda.driver_version())}"
+    else:
+        own = support("cpu").dtype
+        threads = os.environ.get("OMP_NUM_THREADS", "default")
+        what = f"{_isa.cpu_name()}, {cpu_isa()}, OMP_NUM_THREADS={threads}"
+    return f"{what}, MXNet {mx.__version__}, {dtype or own}"
+
+
+def _dotted(version: tuple[int, int] | None) -> str:
+    return "unknown" if version is None else f"{version[0]}.{version[1]}"
 
 
 def choose(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:
@@ -119,9 +150,15 @@ def verdict(found: Mapping[str, Support]) -> str:
 def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str) -> None:
     """Log what runs where, and warn where a device cannot be used, or a type that was named is slow."""
     warn_if_slow(chosen)
+    broken = gpus.problem()
+    if broken:
+        warn_once(f"NVIDIA's driver does not work, so that there are no GPUs and AMP runs on the CPU: {broken}")
     for name, found in chosen.items():
-        if requested is None and found.dtype == FLOAT32 and name == "gpu":
-            warn_once(f"AMP stays in FP32 on the GPU: {found.reason}")
+        if found.dtype == FLOAT32 and name.startswith("gpu") and requested is None:
+            warn_once(f"AMP stays in FP32 on the {_for_people(name)}: {found.reason}. Use another device")
+        if found.dtype == FLOAT32 and name.startswith("gpu") and requested == BFLOAT16:
+            warn_once(f"AMP stays in FP32 on the {_for_people(name)}, which MXNet has no bfloat16 kernels for: "
+                      "bfloat16 was asked for. amp.init() without a type runs each device in its best one")
         if requested is None and found.dtype == FLOAT32 and name == "cpu" and lost_amx():
             warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {found.reason}. "
                       f"{_AMX_REMEDIES[_isa.outcome()]}")
@@ -148,6 +185,10 @@ def _depth_of_caller() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == package:
         frame, level = frame.f_back, level + 1
     return level
+
+
+def _for_people(device: str) -> str:
+    return "GPU" if device == "gpu" else device.upper()
 
 
 def _reasons(supports: Mapping[str, Support]) -> str:

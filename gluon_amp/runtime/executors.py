@@ -25,7 +25,7 @@ class Planner:
 
     def plan(self, shapes: Sequence[tuple[int, ...]]) -> Plan:
         """Return the plan for shapes of the inputs: the one made before where it does not depend on the difference."""
-        kept = self.traced.kept(self.state, self.inputs.device_type, self.inputs.names, shapes)
+        kept = self.traced.kept(self.state, self.inputs.device, self.inputs.names, shapes)
         if kept not in self._plans:
             self._plans[kept] = make_plan(self.state, self.traced, self.inputs._replace(shapes=tuple(shapes)))
         return self._plans[kept]

@@ -118,14 +118,14 @@ class RewritingCachedOp:
 
     def traced_graph(self, args: Sequence[NDArray]) -> Graph:
         """Return the graph as the program made it, likewise."""
-        return self.traced.analysed(self.inputs(args)._replace(low=frozenset()))
+        return self.traced.analysed(self._inputs(args, "cpu")._replace(low=frozenset()))
 
-    def inputs(self, args: Sequence[NDArray]) -> Inputs:
+    def _inputs(self, args: Sequence[NDArray], device: str) -> Inputs:
         """Describe the arguments of a call."""
         dtypes = tuple(dtype_name(array.dtype) for array in args)
         low = frozenset(self.names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
         return Inputs(self.names, dtypes, tuple(array.shape for array in args),
-                      args[0].context.device_type if args else "cpu", self._guarded(args), low, _are_dense(args))
+                      device, self._guarded(args), low, _are_dense(args))
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
@@ -150,16 +150,16 @@ class RewritingCachedOp:
         if variants is None:
             variants = self._variants[state] = _Variants()
         dtypes = tuple(dtype_name(array.dtype) for array in args)
-        device_type = args[0].context.device_type if args else "cpu"
-        shapes = (device_type, *(args[i].shape for i in self._data_positions))
+        device = state.key(args[0].context) if args else "cpu"
+        shapes = (device, *(args[i].shape for i in self._data_positions))
         kept = variants.kept.get(shapes)
         if kept is None:
-            kept = self.traced.kept(state, device_type, self.names, [array.shape for array in args])
+            kept = self.traced.kept(state, device, self.names, [array.shape for array in args])
             _add(variants.kept, shapes, kept, _MOST_SHAPES)
-        key = (dtypes, device_type, self._guarded(args), kept, _are_dense(args))
+        key = (dtypes, device, self._guarded(args), kept, _are_dense(args))
         variant = variants.made.get(key)
         if variant is None:
-            plan = make_plan(state, self.traced, self.inputs(args))
+            plan = make_plan(state, self.traced, self._inputs(args, device))
             operation = self._stock() if plan.symbol is None else StockCachedOp(plan.symbol, self.flags)
             variant = _Variant(plan, operation)
             _add(variants.made, key, variant, _MOST_VARIANTS)

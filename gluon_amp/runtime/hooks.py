@@ -263,7 +263,7 @@ def _make_bind(original: Callable) -> Callable:
         arrays = {**_by_name(args, symbol.list_arguments()), **_by_name(aux_states, symbol.list_auxiliary_states())}
         dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in arrays.items()}
-        planner = Planner(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req), original)
+        planner = Planner(state, Traced(symbol), _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req), original)
         try:
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
@@ -283,7 +283,8 @@ def _make_simple_bind(original: Callable) -> Callable:
         try:
             dtypes = _inferred_dtypes(symbol, type_dict or {})
             shapes = _inferred_shapes(symbol, kwargs)
-            planner = Planner(state, Traced(symbol), _inputs(symbol, ctx, dtypes, shapes, grad_req), original_bind())
+            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)
+            planner = Planner(state, Traced(symbol), inputs, original_bind())
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
             original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
@@ -302,14 +303,14 @@ def original_bind() -> Callable:
     return next(replaced, mx.sym.Symbol.bind)
 
 
-def _inputs(symbol: mx.sym.Symbol, ctx: mx.Context, dtypes: dict[str, str | None],
+def _inputs(symbol: mx.sym.Symbol, device: str, dtypes: dict[str, str | None],
             shapes: dict[str, tuple[int, ...]], grad_req: Any) -> Inputs:
     names = tuple(symbol.list_inputs())
     arguments = symbol.list_arguments()
     requests = _by_name([grad_req] * len(arguments) if isinstance(grad_req, str) else grad_req, arguments)
     guarded = frozenset(name for name, request in requests.items() if request == "add")
     return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
-                  ctx.device_type, guarded)
+                  device, guarded)
 
 
 def _by_name(values: Any, names: list[str]) -> dict[str, Any]:

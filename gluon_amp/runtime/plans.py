@@ -36,8 +36,8 @@ class Inputs(NamedTuple):
         Their data types.
     shapes : tuple of tuple of int
         Their shapes; empty where unknown.
-    device_type : str
-        ``'cpu'`` or ``'gpu'``.
+    device : str
+        What :meth:`.state.State.key` calls the device.
     guarded : frozenset of str
         The inputs whose gradient is accumulated.
     low : frozenset of str
@@ -49,7 +49,7 @@ class Inputs(NamedTuple):
     names: tuple[str, ...]
     dtypes: tuple[str | None, ...]
     shapes: tuple[tuple[int, ...], ...]
-    device_type: str
+    device: str
     guarded: frozenset[str]
     low: frozenset[str] = frozenset()
     dense: bool = False
@@ -110,9 +110,9 @@ class Traced:
     def _written(self) -> list[str]:
         return self.symbol.list_auxiliary_states()
 
-    def kept(self, state: State, device_type: str, names: Sequence[str], shapes: Shapes) -> frozenset[str]:
+    def kept(self, state: State, device: str, names: Sequence[str], shapes: Shapes) -> frozenset[str]:
         """Name the operators that shapes keep in FP32: all of the shapes that a plan depends on."""
-        policy = _policy_for(self, state, device_type, low=False)
+        policy = _policy_for(self, state, device, low=False)
         if policy is None:
             return frozenset()
         ops = frozenset(node.op for node in self.graph.operators() if policy.depends_on_shape(node.op))
@@ -219,7 +219,7 @@ def _remedy(node: Node) -> str:
 
 def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
     """Plan how a symbol runs under a setting."""
-    policy = _policy_for(traced, state, inputs.device_type, bool(inputs.low))
+    policy = _policy_for(traced, state, inputs.device, bool(inputs.low))
     if policy is None:
         return Plan(traced, inputs._replace(low=frozenset()))
     graph = traced.analysed(inputs)
@@ -239,14 +239,14 @@ def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
     An executor infers shapes of parameters from those of data, also later, when it is reshaped; MXNet ends the process
     when an operator of a library has an input of unknown shape then.
     """
-    if not inputs.dense or inputs.device_type == "gpu" or any(node.op == _MAKES_SPARSE for node in graph.operators()):
+    if not inputs.dense or inputs.device != "cpu" or any(node.op == _MAKES_SPARSE for node in graph.operators()):
         return frozenset()
     return frozenset().union(*(library.operators for library in native.load()))
 
 
-def _policy_for(traced: Traced, state: State, device_type: str, low: bool) -> Policy | None:
+def _policy_for(traced: Traced, state: State, device: str, low: bool) -> Policy | None:
     """Return the policy to rewrite a symbol by, None where nothing in it can change."""
     idle = not state.enabled and not low and not traced.is_marked
-    policy = None if idle or traced.is_converted else state.policy(device_type)
+    policy = None if idle or traced.is_converted else state.policy(device)
     # A user who hands bfloat16 to a network that runs in FP32 gets what MXNet makes of it.
     return None if policy is not None and low and not policy.lowers else policy

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, 
 import mxnet as mx
 from mxnet.gluon import Block, Trainer
 
+from .._mxnet import gpus
 from .._mxnet.arrays import cast_arrays, first_array
 from ..graph.attrs import REGION, REGION_OFF, REGION_ON
 from ..rules import Policy
@@ -30,7 +31,8 @@ class State:
     Parameters
     ----------
     policies : mapping of str to Policy
-        Kind of device (``'cpu'``, ``'gpu'``) to the policy for its arrays.
+        Kind of device (``'cpu'``, ``'gpu'``) to the policy for its arrays; a GPU that differs from the others has its
+        own, as ``'gpu(1)'``.
     enabled : bool
         False when only what was traced inside autocast regions is to run in low precision.
     """
@@ -42,7 +44,8 @@ class State:
         self._disabled: State | None = None
         self._eager = {device: EagerPolicy(policy, enabled) for device, policy in policies.items() if policy.lowers}
         # Without a GPU every array takes the same policy, which saves asking for its device at every call.
-        self._by_device = bool(mx.context.num_gpus())
+        self._by_device = bool(gpus.count())
+        self._apart = frozenset(int(device[4:-1]) for device in policies if device.startswith("gpu("))
         self.eager_anywhere = None if self._by_device else self._eager.get("cpu")
 
     def __hash__(self) -> int:
@@ -68,16 +71,28 @@ class State:
         """Whether anything runs in low precision, on any device."""
         return any(policy.lowers for policy in self.policies.values())
 
-    def policy(self, device_type: str) -> Policy | None:
-        """Return the policy for arrays on a device, None where they stay in FP32."""
-        return self.policies.get("gpu" if device_type == "gpu" else "cpu")
+    def key(self, context: mx.Context) -> str:
+        """Return the name of a device that policies are kept under."""
+        if context.device_type != "gpu":
+            return "cpu"
+        return f"gpu({context.device_id})" if context.device_id in self._apart else "gpu"
+
+    def policy(self, device: str) -> Policy | None:
+        """Return the policy for arrays on a device, None where they stay in FP32.
+
+        Parameters
+        ----------
+        device : str
+            A kind of device, or one of :meth:`key`.
+        """
+        return self.policies.get(device if device.startswith("gpu") else "cpu")
 
     def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
         """Return the policy for an imperative call with these inputs."""
         if not (self._by_device and self._eager):
             return self.eager_anywhere
         array = first_array(inputs)
-        return None if array is None else self._eager.get("gpu" if array.context.device_type == "gpu" else "cpu")
+        return None if array is None else self._eager.get(self.key(array.context))
 
 
 class Network(NamedTuple):

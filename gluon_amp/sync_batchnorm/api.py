@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from .. import checks, parallel
-from .._mxnet import batch_norms
+from .._mxnet import batch_norms, gpus
 from .._mxnet.batch_norms import CustomBatchNorm, MXNetSyncBatchNorm
 from .._mxnet.blocks import descendants
 from .._mxnet.symbols import dtype_name
@@ -135,7 +135,7 @@ def _count(contexts: list[mx.Context], num_devices: int | None) -> int:
 def _refuse_few_resources(count: int, contexts: list[mx.Context]) -> None:
     """Refuse CPU contexts that share scratch memory: an operator that waits for another context would block it."""
     copies = int(os.environ.get("MXNET_CPU_TEMP_COPY", "4"))
-    on_cpus = any(context.device_type != "gpu" for context in contexts) or not mx.context.num_gpus()
+    on_cpus = any(context.device_type != "gpu" for context in contexts) or not gpus.count()
     if count > 1 and on_cpus and copies < LEAST_COPIES:
         raise StateError("convert_sync_batchnorm: on several CPU contexts the operators of a step need scratch memory "
                          f"of their own, or they block each other. Set MXNET_CPU_TEMP_COPY={LEAST_COPIES} (received "

@@ -64,7 +64,8 @@ def test_what_is_unknown_counts_nothing(shapes):
 
 def test_every_operator_of_the_matrix_groups_is_counted():
     expected = {"Convolution", "FullyConnected", "Deconvolution", "RNN", *layers.ATTENTION, *layers.ONEDNN_SUBGRAPHS,
-                *layers.DEFORMABLE_CONVOLUTIONS,                *arithmetic.MATRIX_PRODUCTS, *arithmetic.GEMM}
+                *layers.DEFORMABLE_CONVOLUTIONS, *arithmetic.PLAIN_PRODUCTS, *arithmetic.BATCHED_PRODUCTS,
+                "_npi_einsum", *arithmetic.GEMM}
     assert set(MATRIX_OPERATORS) == expected
 
 

@@ -243,7 +243,8 @@ class Report:
     def _operator_lines(self) -> Iterator[dict[str, str]]:
         for row in self.operators:
             observed = str(row.observed) if row.observed in (None, row.planned) else f"[red]{row.observed}[/red]"
-            yield {"operator": row.name, "kind": f"{row.op} (C++)" if row.native else row.op, "block": row.path or row.block, "planned": str(row.planned),
+            yield {"operator": row.name, "kind": f"{row.op} (C++)" if row.native else row.op,
+                   "block": row.path or row.block, "planned": str(row.planned),
                    "observed": observed, **self._shares([row]), "rule": row.rule, "reason": row.reason}
 
     def _group_lines(self, by: str) -> Iterator[dict[str, str]]:

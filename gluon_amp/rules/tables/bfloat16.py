@@ -69,8 +69,8 @@ LAYERS: Rows = (
 )
 
 ARITHMETIC: Rows = (
-    ((*arithmetic.MATRIX_PRODUCTS, *arithmetic.GEMM, *arithmetic.LINEAR_ALGEBRA, "khatri_rao",
-      *arithmetic.TRANSFORMS), _NO_KERNEL),
+    ((*arithmetic.PLAIN_PRODUCTS, *arithmetic.BATCHED_PRODUCTS, "_npi_einsum", *arithmetic.GEMM,
+      *arithmetic.LINEAR_ALGEBRA, "khatri_rao", *arithmetic.TRANSFORMS), _NO_KERNEL),
     ((*arithmetic.ABSOLUTE, "clip", *arithmetic.NEGATION), _MOVES),
     ((*arithmetic.SIGNS, *arithmetic.ROUNDING, *arithmetic.SCALAR_SELECTION, *arithmetic.SELECTION,
       *arithmetic.EXTREMES, *arithmetic.SCALAR_COMPARISONS, *arithmetic.COMPARISONS, *arithmetic.PREDICATES,

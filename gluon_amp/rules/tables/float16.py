@@ -10,7 +10,17 @@ from .groups import arithmetic, layers, shapes, system
 from .kept import KEPT
 from .rows import Rows, as_table
 
-_TENSOR_CORES = Rule(LOWER, note="matrix product: Tensor Cores take float16 and accumulate in FP32")
+# Which library call an operator ends in, and in which type it adds up, was read off MXNet's sources and off what the
+# CUDA wheel sends to a device. cuBLAS 11 uses Tensor Cores for float16 wherever it can, from 7.0 on.
+_CONVOLUTION = Rule(LOWER, note="cuDNN convolves float16 on Tensor Cores and adds up in FP32")
+_DENSE = Rule(LOWER, note="cublasGemmEx on float16, for Tensor Cores; it adds up in FP32")
+_PRODUCT = Rule(LOWER, note="cublasSgemmEx on float16, for Tensor Cores; it adds up in FP32")
+_ATTENTION = Rule(LOWER, note="cublasGemmStridedBatchedEx on float16, for Tensor Cores; it adds up in FP32")
+_ADDS_IN_FLOAT16 = Rule(FP32, note="MXNet calls cublasHgemmStridedBatched for it, which adds up in float16: products "
+                                   "lose digits, and overflow above 65504")
+_NO_TENSOR_CORES = Rule(FP32, note="MXNet forbids it Tensor Cores in float16; cuDNN may use them for FP32 data")
+_OWN_KERNEL = Rule(FP32, note="MXNet's own kernel, without Tensor Cores: nothing is gained")
+_SPARSE_GRADIENT = Rule(FP32, note="its gradient is sparse, and sparse tensors are never cast")
 _ELEMENTWISE = Rule(NEUTRAL, note="bound by memory: follows its data")
 _MOVES = Rule(NEUTRAL, note="moves data only: any precision is exact")
 _SHAPED = Rule(NEUTRAL, note="moves data only; of the other tensor it reads the shape")
@@ -34,7 +44,10 @@ _SUBGRAPHS = Rule(FP32, safe=False, note="its subgraph was built for the precisi
 _INTEGERS = Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")
 
 LAYERS: Rows = (
-    (("Convolution", "Deconvolution", "FullyConnected", "RNN", *layers.ATTENTION), _TENSOR_CORES),
+    (("Convolution", "Deconvolution"), _CONVOLUTION),
+    ("FullyConnected", _DENSE),
+    (layers.ATTENTION, _ATTENTION),
+    ("RNN", _NO_TENSOR_CORES),
     (layers.ONEDNN_SUBGRAPHS, Rule(FP32, safe=False, note="exists on the CPU only")),
     (layers.DEFORMABLE_CONVOLUTIONS, _COORDINATES),
     (layers.BATCH_NORMS,
@@ -50,7 +63,8 @@ LAYERS: Rows = (
      _ELEMENTWISE),
     (layers.OLD_LAYERS, Rule(FP32, note="superseded: its float16 kernels are not kept up")),
     ((*layers.SOFTMAX, *layers.OTHER_SOFTMAX, *layers.LOSS_OUTPUTS, *layers.LOSSES), _LOSS),
-    (layers.EMBEDDINGS,
+    ("_contrib_SparseEmbedding", _SPARSE_GRADIENT),
+    ("Embedding",
      Rule(NEUTRAL, fp32_inputs=(0,), note="reads rows of its weight, in the weight's precision; indices stay FP32")),
     (layers.SEQUENCES, _INDEXED),
     ((*layers.BOXES, *layers.REGIONS), _BOXES),
@@ -58,7 +72,9 @@ LAYERS: Rows = (
 )
 
 ARITHMETIC: Rows = (
-    (arithmetic.MATRIX_PRODUCTS, _TENSOR_CORES),
+    (arithmetic.PLAIN_PRODUCTS, _PRODUCT),
+    (arithmetic.BATCHED_PRODUCTS, _ADDS_IN_FLOAT16),
+    ("_npi_einsum", _OWN_KERNEL),
     ((*arithmetic.GEMM, *arithmetic.LINEAR_ALGEBRA, "khatri_rao"), _NO_KERNEL),
     ((*arithmetic.BOUNDED, *arithmetic.SCALAR_ARITHMETIC, "_npi_true_divide_scalar"), _ELEMENTWISE),
     ((*arithmetic.ABSOLUTE, "clip", *arithmetic.NEGATION, *arithmetic.SIGNS, *arithmetic.ROUNDING,

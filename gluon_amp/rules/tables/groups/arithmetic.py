@@ -1,10 +1,10 @@
 """Arithmetic: elementwise functions, reductions, matrix products, linear algebra."""
 from __future__ import annotations
 
-# Matrix products.
-MATRIX_PRODUCTS = (
-    "dot", "batch_dot", "_np_dot", "_npi_matmul", "_npi_tensordot", "_npi_tensordot_int_axes", "_npi_einsum",
-)
+# Products of two matrices.
+PLAIN_PRODUCTS = ("dot", "_np_dot", "_npi_tensordot", "_npi_tensordot_int_axes")
+# Products of two stacks of matrices.
+BATCHED_PRODUCTS = ("batch_dot", "_npi_matmul")
 # Matrix products of the linear algebra package.
 GEMM = ("_linalg_gemm", "_linalg_gemm2")
 # Factorisations, inverses, triangular products and what goes with them.

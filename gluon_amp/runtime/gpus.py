@@ -1,0 +1,54 @@
+"""What has to be set for GPUs as long as AMP is on, in MXNet's environment variables."""
+from __future__ import annotations
+
+import os
+from typing import Mapping
+
+from .. import _cuda
+from ..dtypes import FLOAT16
+from ..rules import FP32, Policy
+from ..rules.tables.groups import arithmetic, layers
+from .devices import warn_once
+
+__all__ = ["prepare", "restore"]
+
+SAFE_ACCUMULATION = "MXNET_SAFE_ACCUMULATION"  # 1: sums of float16 values are kept in FP32, those of FP32 in float64
+# MXNet's own kernels of these add up in the type of their data, unless the variable is set.
+_SUMMING = (*layers.SOFTMAX, *layers.NORMS, "softmin", *arithmetic.SUMS, *arithmetic.NUMPY_SUMS,
+            *arithmetic.NORMS_OF_TENSORS)
+_set: set[str] = set()  # by this module
+
+
+def prepare(policies: Mapping[str, Policy]) -> None:
+    """Make what policies ask of GPUs run, and say so; :func:`restore` undoes it.
+
+    MXNet reads both variables whenever it needs them: the one for fusion as it sets a graph up, the other at each call.
+    What runs before keeps what it had.
+    """
+    on_gpus = [policy for device, policy in policies.items() if device.startswith("gpu")]
+    if not on_gpus:
+        return
+    problem = _cuda.fusion_problem(_cuda.driver_version(), _cuda.nvrtc_version())
+    if problem and os.environ.get(_cuda.NO_FUSION) != "0":
+        _put(_cuda.NO_FUSION, "0")
+        warn_once(f"{_cuda.NO_FUSION}=0 is set, so that elementwise operators on the GPU are not fused: {problem}, in "
+                  f"FP32 as well. Update NVIDIA's driver, or set {_cuda.NO_FUSION}=0 yourself for networks without AMP")
+    if SAFE_ACCUMULATION not in os.environ and any(map(_sums_in_float16, on_gpus)):
+        _put(SAFE_ACCUMULATION, "1")
+
+
+def restore() -> None:
+    """Take back what :func:`prepare` set."""
+    while _set:
+        os.environ.pop(_set.pop(), None)
+
+
+def _put(name: str, value: str) -> None:
+    if name not in os.environ:
+        _set.add(name)
+    os.environ[name] = value
+
+
+def _sums_in_float16(policy: Policy) -> bool:
+    """Whether a user's list, or a level, lets an operator that adds up run in float16."""
+    return policy.target_dtype == FLOAT16 and any(policy.decide(op, {}).rule != FP32 for op in _SUMMING)

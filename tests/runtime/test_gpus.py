@@ -1,0 +1,162 @@
+"""What is decided for GPUs, on a machine that need not have any: drivers that do not fit or work, GPUs that differ."""
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+import mxnet as mx
+import pytest
+
+import gluon_amp as amp
+from gluon_amp import _cuda
+from gluon_amp._mxnet import gpus as mxnet_gpus
+from gluon_amp.dtypes import cpu_support, cuda_support
+from gluon_amp.rules import Policy
+from gluon_amp.runtime import devices, gpus
+from gluon_amp.runtime.state import State, controller
+
+AMPERE, HOPPER, KEPLER, PASCAL = (8, 0), (9, 0), (3, 7), (6, 1)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Let this package believe in GPUs of these capabilities, and in a driver and a run-time compiler."""
+    def told(*capabilities, driver=(12, 2), compiler=(11, 8)):
+        monkeypatch.setattr(mxnet_gpus, "count", lambda: len(capabilities))
+        monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support("AVX512_CORE_BF16"))
+        monkeypatch.setattr(devices, "_warned", set())
+        monkeypatch.setattr(_cuda, "compute_capability", lambda number=0: capabilities[number])
+        monkeypatch.setattr(_cuda, "driver_version", lambda: driver)
+        monkeypatch.setattr(_cuda, "nvrtc_version", lambda: compiler)
+        for name in (_cuda.NO_FUSION, gpus.SAFE_ACCUMULATION):
+            monkeypatch.delenv(name, raising=False)
+    yield told
+    amp.deinit()
+
+
+def warned(action):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        action()
+    return [str(each.message) for each in caught]
+
+
+class TestDriver:
+    @pytest.mark.parametrize(("driver", "compiler", "fits"), [
+        ((11, 2), (11, 8), False), ((11, 8), (11, 8), True), ((12, 4), (11, 8), True), ((10, 2), (11, 2), False),
+        (None, (11, 8), True), ((11, 2), None, True)])
+    def test_one_older_than_the_compiler_refuses_what_that_makes(self, driver, compiler, fits):
+        problem = _cuda.fusion_problem(driver, compiler)
+        assert (problem is None) == fits
+        assert fits or f"CUDA {driver[0]}.{driver[1]}" in problem
+
+    def test_fusion_is_switched_off_as_long_as_amp_is_on_and_one_warning_says_so(self, told):
+        told(AMPERE, driver=(11, 4))
+        found = [text for text in warned(amp.init) if "MXNET_USE_FUSION" in text]
+        assert len(found) == 1
+        assert "driver knows CUDA 11.4" in found[0]
+        assert os.environ["MXNET_USE_FUSION"] == "0"
+        amp.deinit()
+        assert "MXNET_USE_FUSION" not in os.environ
+        assert [text for text in warned(amp.init) if "MXNET_USE_FUSION" in text] == []
+
+    def test_who_has_switched_it_off_hears_nothing(self, told, monkeypatch):
+        told(AMPERE, driver=(11, 4))
+        monkeypatch.setenv("MXNET_USE_FUSION", "0")
+        assert warned(amp.init) == []
+        amp.deinit()
+        assert os.environ["MXNET_USE_FUSION"] == "0"
+
+    def test_one_that_does_not_work_leaves_the_cpu_usable(self, told, monkeypatch):
+        def fail():
+            raise mx.MXNetError("Traceback:\n  File base.h\nMXNetError: Check failed:  CUDA: unknown error")
+
+        told()
+        monkeypatch.undo()
+        monkeypatch.setattr(mx.context, "num_gpus", fail)
+        monkeypatch.setattr(devices, "_warned", set())
+        found = warned(amp.init)
+        assert [text for text in found if "driver does not work" in text and text.endswith("unknown error")]
+        assert amp.is_active()
+        assert amp.active_dtype("gpu") is None
+        assert mx.nd.ones(2).sum().asscalar() == 2
+
+
+class TestMessages:
+    @pytest.mark.parametrize("capability", [HOPPER, KEPLER])
+    def test_a_gpu_without_kernels_beside_a_good_cpu(self, told, capability):
+        told(capability)
+        found = warned(amp.init)
+        assert len(found) == 1
+        assert "on the GPU: the GPU has compute capability" in found[0]
+        assert "no operator runs there in any type. Use another device" in found[0]
+        assert (amp.active_dtype("cpu"), amp.active_dtype("gpu")) == ("bfloat16", None)
+
+    def test_bfloat16_with_a_gpu(self, told):
+        told(AMPERE)
+        found = warned(lambda: amp.init("bfloat16"))
+        assert len(found) == 1
+        assert "MXNet has no bfloat16 kernels for: bfloat16 was asked for" in found[0]
+        assert amp.active_dtype("gpu") is None
+
+    def test_active_dtype_knows_its_devices(self, told):
+        told(AMPERE)
+        amp.init()
+        assert amp.active_dtype("gpu") == amp.active_dtype(mx.gpu(0)) == "float16"
+        with pytest.raises(ValueError, match=r"expected one of 'cpu', .* or a Context, received device_type='tpu'"):
+            amp.active_dtype("tpu")
+
+
+class TestGpusThatDiffer:
+    def test_each_decides_for_itself(self, told):
+        told(AMPERE, PASCAL, HOPPER)
+        found = warned(amp.init)
+        assert [text for text in found if "on the GPU(2): the GPU has compute capability 9.0" in text]
+        assert [amp.active_dtype(mx.gpu(number)) for number in range(3)] == ["float16", "float16", None]
+        assert sorted(controller.state.policies) == ["cpu", "gpu", "gpu(2)"]
+
+    def test_the_first_may_be_the_lesser_one(self, told):
+        told(HOPPER, AMPERE)
+        warned(amp.init)
+        assert [amp.active_dtype(mx.gpu(number)) for number in range(2)] == [None, "float16"]
+
+    def test_states_name_devices_as_their_policies_do(self):
+        state = State({"cpu": Policy("bfloat16"), "gpu": Policy("float16"), "gpu(1)": Policy("float32")})
+        contexts = mx.cpu(3), mx.gpu(0), mx.gpu(1), mx.gpu(2)
+        assert [state.key(each) for each in contexts] == ["cpu", "gpu", "gpu(1)", "gpu"]
+        assert not state.policy("gpu(1)").lowers
+
+
+class TestSums:
+    """MXNet's kernels add float16 values up in float16 unless MXNET_SAFE_ACCUMULATION is set."""
+
+    def test_none_is_in_float16_by_itself(self, told):
+        told(AMPERE)
+        amp.init()
+        assert gpus.SAFE_ACCUMULATION not in os.environ
+
+    @pytest.mark.parametrize("op", ["softmax", "LayerNorm", "sum"])
+    def test_a_list_that_puts_one_there_sets_the_variable(self, told, op):
+        told(AMPERE)
+        amp.init("float16", target_precision_ops=["FullyConnected", op])
+        assert os.environ[gpus.SAFE_ACCUMULATION] == "1"
+        amp.deinit()
+        assert gpus.SAFE_ACCUMULATION not in os.environ
+
+    def test_the_users_own_setting_stays(self, told, monkeypatch):
+        told(AMPERE)
+        monkeypatch.setenv(gpus.SAFE_ACCUMULATION, "0")
+        amp.init("float16", target_precision_ops=["softmax"])
+        assert os.environ[gpus.SAFE_ACCUMULATION] == "0"
+
+
+@pytest.mark.parametrize("capability", [(5, 2), (6, 1), (7, 0), (8, 6)])
+def test_channels_are_not_padded_for_a_gpu(capability):
+    # Below 7.0 there are no Tensor Cores; from there on cuDNN pads where it gains.
+    assert cuda_support(capability).channel_multiple == 1
+
+
+def test_loaded_libraries_are_those_of_this_process():
+    found = _cuda.loaded_libraries()
+    assert [path for path in found if path.endswith("libmxnet.so")] if sys.platform == "linux" else True
