@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -27,6 +27,7 @@ from fuzz_programs import EXACT, FLOAT, Program, generate
 import gluon_amp as amp
 
 DTYPES = {"ways": ("bfloat16", "float16"), "conversion": ("float32", "bfloat16"), "first_call": ("bfloat16",)}
+ENDED = "the process ended"
 
 
 def failure(program: Program, check: str, dtype: str) -> str | None:
@@ -43,16 +44,32 @@ def failure(program: Program, check: str, dtype: str) -> str | None:
     return None
 
 
+def failure_apart(program: Program, check: str, dtype: str) -> str | None:
+    """Return what is wrong with a program, which runs in a process of its own: that it ended the process, perhaps."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        with os.fdopen(writer, "w") as pipe:
+            pipe.write(json.dumps(failure(program, check, dtype)))
+        os._exit(0)  # without the handlers of the process that this one was forked from
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    return json.loads(text) if text else f"{ENDED} with {os.waitstatus_to_exitcode(status)}"
+
+
 def shrink(program: Program, check: str, dtype: str, seconds: float = 120) -> Program:
     """Return a smaller program that fails as well, as small as can be found in the time."""
     until = time.monotonic() + seconds
-    going, kind = True, _kind(failure(program, check, dtype))
+    going, kind = True, _kind(failure_apart(program, check, dtype))
     while going and time.monotonic() < until:
         going = False
         for smaller in program.smaller():
             if time.monotonic() > until:
                 break
-            if _kind(failure(smaller, check, dtype)) == kind:
+            if _kind(failure_apart(smaller, check, dtype)) == kind:
                 program, going = smaller, True
                 break
     return program
@@ -63,29 +80,29 @@ def _kind(message: str | None) -> str | None:
     return message and message.split(",")[0].split(":")[0]
 
 
-def run(seed: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Try one seed."""
-    found = []
-    program = generate(seed, arguments.steps, EXACT if seed % 4 == 3 else FLOAT)
+def program_of(seed: int, arguments: argparse.Namespace) -> Program:
+    """Return the program of a seed."""
+    return generate(seed, arguments.steps, EXACT if seed % 4 == 3 else FLOAT)
+
+
+def run(seed: int, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Try one seed; tell of every check before it begins, as it may end the process, and of what it finds."""
+    program = program_of(seed, arguments)
     try:
         check_stock(program)
     except Wrong as error:
-        return [{"seed": seed, "stock_is_wrong": str(error)}]
-    print(json.dumps({"stock": seed}), flush=True)
+        yield {"seed": seed, "stock_is_wrong": str(error)}
+        return
     for check in arguments.checks:
         for dtype in arguments.dtypes or DTYPES[check]:
+            yield {"trying": (check, dtype)}
             message = failure(program, check, dtype)
             if message is not None:
-                small = shrink(program, check, dtype, arguments.shrink)
-                found.append({"seed": seed, "check": check, "dtype": dtype, "message": message,
-                              "small": failure(small, check, dtype) or message, "source": small.source(),
-                              "script": full_source(small, check, dtype), "excluded": small.excluded})
-    return found
+                yield {"seed": seed, "check": check, "dtype": dtype, "message": message}
 
 
 def work(arguments: argparse.Namespace) -> int:
     """Try seeds one after the other; a line of JSON tells of each."""
-    warnings.simplefilter("ignore")
     until = time.monotonic() + 60 * arguments.minutes
     for seed in range(arguments.first, arguments.first + arguments.count):
         if time.monotonic() > until:
@@ -97,43 +114,60 @@ def work(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def work_on_failure(arguments: argparse.Namespace) -> int:
+    """Print the smallest program that fails as one seed does; nothing runs in this process itself."""
+    (check,), (dtype,) = arguments.checks, arguments.dtypes
+    small = shrink(program_of(arguments.first, arguments), check, dtype, arguments.shrink)
+    print(f"   smaller: {failure_apart(small, check, dtype)}; excluded: {small.excluded}\n{small.source()}\n--\n"
+          f"{full_source(small, check, dtype)}", flush=True)
+    return 0
+
+
 def supervise(arguments: argparse.Namespace) -> int:
     """Run :func:`work` in a process of its own, again behind a seed that ended it."""
     counts: Counter[str] = Counter()
     first, last = arguments.first, arguments.first + arguments.count
     until = time.monotonic() + 60 * arguments.minutes
     while first < last and time.monotonic() < until:
-        left = (until - time.monotonic()) / 60
-        command = [sys.executable, os.path.abspath(__file__), "--worker", "--first", str(first), "--count",
-                   str(last - first), "--minutes", str(left), "--steps", str(arguments.steps), "--shrink",
-                   str(arguments.shrink), "--checks", *arguments.checks]
-        command += ["--dtypes", *arguments.dtypes] if arguments.dtypes else []
-        begun = survived = None
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        begun, trying = None, None
+        process = subprocess.Popen(command(arguments, "work", first, last - first, (until - time.monotonic()) / 60),
+                                   stdout=subprocess.PIPE, text=True)
         for line in process.stdout or ():
             found = json.loads(line) if line.startswith("{") else {}
-            begun, survived = found.get("begun", begun), found.get("stock", survived)
+            begun = found.get("begun", begun)
+            trying = None if "begun" in found else found.get("trying", trying)
             counts["programs"] += "done" in found
             counts["wrong in MXNet alone"] += "stock_is_wrong" in found
             if "message" in found:
                 counts["findings"] += 1
-                report(found)
+                report(found["seed"], found["check"], found["dtype"], found["message"], arguments)
         if process.wait() == 0:
             break
-        whose = "crashes" if survived == begun else "crashes of MXNet alone"
-        counts[whose] += 1
-        print(f"== seed {begun}: the process ended with {process.returncode} ({whose})", flush=True)
+        if trying is None:
+            counts["crashes of MXNet alone"] += 1
+            print(f"== seed {begun}: {ENDED} with {process.returncode}, of MXNet alone", flush=True)
+        else:
+            counts["crashes"] += 1
+            report(begun, *trying, f"{ENDED} with {process.returncode}", arguments)
         first = (first if begun is None else begun) + 1
     print(f"{counts['programs']} programs, {counts['findings']} findings, {counts['crashes']} crashes, "
           f"{counts['crashes of MXNet alone']} of MXNet alone, which is wrong in {counts['wrong in MXNet alone']}")
     return 1 if counts["findings"] or counts["crashes"] else 0
 
 
-def report(found: dict[str, Any]) -> None:
-    """Print one finding."""
-    print(f"== seed {found['seed']}, {found['check']}, {found['dtype']}: {found['message']}\n"
-          f"   smaller: {found['small']}; excluded: {found['excluded']}\n{found['source']}\n--\n{found['script']}",
-          flush=True)
+def command(arguments: argparse.Namespace, role: str, first: int, count: int, minutes: float) -> list[str]:
+    """Return the command line of a process that does part of the work."""
+    made = [sys.executable, os.path.abspath(__file__), "--role", role, "--first", str(first), "--count", str(count),
+            "--minutes", str(minutes), "--steps", str(arguments.steps), "--shrink", str(arguments.shrink), "--checks",
+            *arguments.checks]
+    return made + (["--dtypes", *arguments.dtypes] if arguments.dtypes else [])
+
+
+def report(seed: int, check: str, dtype: str, message: str, arguments: argparse.Namespace) -> None:
+    """Print one finding, with the smallest program that shows it."""
+    print(f"== seed {seed}, {check}, {dtype}: {message}", flush=True)
+    narrowed = argparse.Namespace(**{**vars(arguments), "checks": [check], "dtypes": [dtype]})
+    subprocess.run(command(narrowed, "shrink", seed, 1, arguments.minutes), check=False)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -146,10 +180,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shrink", type=float, default=90, help="seconds to look for a smaller program")
     parser.add_argument("--checks", nargs="+", choices=sorted(CHECKS), default=list(CHECKS))
     parser.add_argument("--dtypes", nargs="+", help="instead of those that suit each check")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=sorted(ROLES), default="supervise", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
+ROLES = {"supervise": supervise, "work": work, "shrink": work_on_failure}
+
 if __name__ == "__main__":
+    warnings.simplefilter("ignore")
     options = parse(None)
-    sys.exit(work(options) if options.worker else supervise(options))
+    sys.exit(ROLES[options.role](options))

@@ -28,6 +28,7 @@ from ..errors import PolicyError
 from ..graph.attrs import TYPE_FLAGS
 from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Decision, Policy, precision
 from ..rules.decision import SWITCHED_OFF
+from .zero_gradients import make_saving_invoke
 
 __all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release", "returns_fp32",
            "run_lowered", "twins"]
@@ -55,6 +56,8 @@ class Frame(threading.local):
         differentiated.
     excluded : set of int
         The ids of the blocks that are excluded in the outermost block's call.
+    parts : dict
+        The ids of the blocks inside networks that were given to ``initialize``, where the outermost block is none.
     """
 
     def __init__(self) -> None:
@@ -62,6 +65,7 @@ class Frame(threading.local):
         self.hybrid_blocks = 0
         self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] | None = None
         self.excluded: set[int] = set()
+        self.parts: dict[int, Any] = {}
 
 
 frame = Frame()
@@ -172,6 +176,8 @@ def _dtypes(rule: Decision, flags: list[int], low: int) -> list[int] | None:
 def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPolicy | None],
                 is_on: Callable[[], bool]) -> Invoke:
     """Make the function that takes the place of MXNet's ``_imperative_invoke``."""
+    original = make_saving_invoke(original)
+
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:
         policy = current(inputs)

@@ -11,6 +11,7 @@ from mxnet.gluon import Block, Trainer
 
 from .._mxnet import gpus
 from .._mxnet.arrays import cast_arrays, first_array
+from .._mxnet.blocks import subtrees
 from ..graph.attrs import REGION, REGION_OFF, REGION_ON
 from ..rules import Policy
 from .eager_applier import EagerPolicy, frame
@@ -191,10 +192,24 @@ class _Controller:
         """Return the region that a block's call is to run in, None for the one around it."""
         if self.exclusions and self._is_excluded(block):
             return self.off()
-        network = self.networks.get(block) if self.networks else None
+        network = self._network(block) if self.networks else None
         if network is None or network.state is None or self._is_switched_off():
             return None
         return region(network.state)
+
+    def _network(self, block: Block) -> Network | None:
+        """Return the network that a block is; outside of all regions, also the one that it is a part of."""
+        if not frame.blocks:
+            frame.parts = self._parts(block)
+        found = self.networks.get(block)
+        return frame.parts.get(id(block)) if found is None and not self.regions.stack else found
+
+    def _parts(self, outermost: Block) -> dict[int, Network]:
+        """Map the ids of the blocks inside networks to them: containers may be iterated, and not called."""
+        if outermost in self.networks:
+            return {}
+        return {part: network for net, network in self.networks.items() if network.state is not None
+                for part in subtrees(net, lambda _: True)}
 
     def results(self, block: Block, value: Any) -> Any:
         """Return a block's results, in the type that its network is to give."""
@@ -248,6 +263,8 @@ class _Controller:
         """Trace a block in the body, by a call of it or not: what it excludes is known to the blocks inside."""
         if self.exclusions and not frame.blocks:
             frame.excluded = self.exclusions.inside(block)
+        if self.networks and not frame.blocks:
+            frame.parts = self._parts(block)
         frame.blocks += 1
         try:
             yield

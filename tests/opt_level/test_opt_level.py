@@ -77,6 +77,60 @@ def test_levels_compute_what_they_say(level, hybridized):
     assert least <= relative(expected, found.asnumpy()) <= most
 
 
+class Iterating(nn.HybridBlock):
+    """A block that calls the layers of a container, and not the container."""
+
+    def __init__(self, container):
+        super().__init__(prefix="iterating_")
+        self.container = container
+
+    def hybrid_forward(self, F, x):
+        for layer in self.container:
+            x = layer(x)
+        return x * 1
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_the_layers_of_a_container_run_as_it_would_when_they_are_called_instead(hybridized):
+    made = net()
+    around = Iterating(made)
+    plain = around(data()).asnumpy()
+    around.hybridize(hybridized)
+    amp.initialize(made, opt_level="O2", cast_model_type="bfloat16", verbosity=0)
+    called, iterated = made(data()), around(data())
+    looped = data()
+    for layer in made:
+        looped = layer(looped)
+    assert called.dtype == iterated.dtype == looped.dtype == np.float32
+    for found in (iterated, looped):
+        assert 1e-5 <= relative(plain, found.asnumpy()) <= 0.03
+    assert relative(called.asnumpy(), iterated.asnumpy()) < 5e-3
+    with amp.autocast(enabled=False):
+        assert relative(plain, around(data()).asnumpy()) < 1e-5
+    made.add(nn.Dense(16, in_units=8))
+    made[-1].initialize(mx.init.Xavier())
+    x = mx.nd.array(np.random.RandomState(3).normal(size=(4, 8)))
+    with amp.autocast(enabled=False):
+        expected = made[-1](x).asnumpy()
+    assert 1e-5 <= relative(expected, made[-1](x).asnumpy()) <= 0.03
+
+
+@pytest.mark.bf16
+def test_gradients_through_the_layers_of_a_container():
+    made = net()
+    around = Iterating(made)
+    found = []
+    for level in (None, "O2"):
+        if level:
+            amp.initialize(made, opt_level=level, cast_model_type="bfloat16", verbosity=0)
+        with autograd.record():
+            loss = (around(data()) ** 2).sum()
+        loss.backward()
+        found.append(made[0].weight.grad().asnumpy())
+    assert 1e-5 <= relative(*found) <= 0.1
+
+
 def test_o1_is_init():
     made = net()
     made.hybridize()

@@ -1,6 +1,7 @@
 """A bounded part of tools/fuzz.py: fixed seeds, small programs."""
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
+import fuzz
 from fuzz_checks import CHECKS
 from fuzz_programs import EXACT, FLOAT, generate
 
@@ -28,3 +30,17 @@ def test_ways_to_run(seed, mode):
 @pytest.mark.parametrize("seed", [1, 4])
 def test_the_first_call(seed):
     CHECKS["first_call"](generate(seed, 12, FLOAT), "bfloat16")
+
+
+def test_programs_that_end_the_process_are_shrunk(monkeypatch):
+    monkeypatch.setitem(CHECKS, "deadly", lambda program, dtype: "F.tanh" in program.source() and os.abort())
+    program = next(made for made in map(generate, range(20)) if "F.tanh" in made.source())
+    small = fuzz.shrink(program, "deadly", "float32", seconds=60)
+    assert len(small.steps) < len(program.steps) // 3
+    assert "F.tanh" in small.source()
+    assert fuzz.failure_apart(small, "deadly", "float32") == "the process ended with -6"
+
+
+def test_what_is_wrong_with_a_program_comes_out_of_its_process(monkeypatch):
+    monkeypatch.setitem(CHECKS, "picky", lambda program, dtype: [][int(dtype)])
+    assert fuzz.failure_apart(generate(1), "picky", "0") == "IndexError in test_fuzz.py: list index out of range"
