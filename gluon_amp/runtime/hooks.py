@@ -171,6 +171,9 @@ def _make_block_call(original: Callable) -> Callable:
             return controller.results(block, _call_in_frame(original, block, args))
         with region:
             result = _call_in_frame(original, block, args)
+            policy = controller.eager(args)
+        if policy is not None and controller.eager(args) is None and not any(is_low(value, policy) for value in args):
+            result = release(result, policy, original_invoke())  # AMP is for the network alone: FP32 code reads this
         return controller.results(block, result)
     return call
 
