@@ -305,6 +305,28 @@ def test_parameters_that_wait_for_their_shape(low):
     assert [row.op for row in found.operators] == ["FullyConnected", "BatchNorm"]
 
 
+class Decoding(HybridBlock):
+    """A block that does more in inference, as detection networks, and whose trace holds one of the two."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.layer = nn.Dense(4)
+
+    def hybrid_forward(self, F, x):
+        y = self.layer(x)
+        return y if autograd.is_training() else F.sort(F.exp(y))
+
+
+@pytest.mark.parametrize("active", [True, False])
+def test_what_gives_parameters_their_shape_leaves_no_trace(low, active):
+    net = Decoding()
+    net.initialize()
+    net.hybridize(active)
+    found = amp.report(net, mx.nd.ones((2, 3)), train=True)
+    assert [row.op for row in found.operators] == ["FullyConnected"]
+
+
 def test_dict_and_tables(low):
     net, data = ready(Attention(), NETWORKS["attention"][1])
     found = amp.report(net, data, time=True)
