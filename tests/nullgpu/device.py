@@ -175,4 +175,4 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     path = sysconfig.get_path("scripts")
     command = shutil.which(sys.argv[1], path=path + os.pathsep + os.environ["PATH"]) or sys.argv[1]
-    os.execve(command, [command, *sys.argv[2:]], environment())
+    os.execve(command, [command, *sys.argv[2:]], environment(devices=2))
