@@ -26,6 +26,7 @@ from peers_expectations import EXPLAINED, FILES, LEFT_OUT
 
 TOOLS = Path(__file__).resolve().parent
 PASSED, FAILED, SKIPPED, DIED, TOO_LONG = "passed", "failed", "skipped", "died", "took too long"
+STEP = 0.2  # seconds between looks at a process
 STOCK, MODES = "stock", ("install", "float32", "bfloat16", "float16")
 
 
@@ -142,18 +143,20 @@ def _run_process(tests: Path, name: str, mode: str, keyword: str, timeout: float
         if running is not None:
             return {running: Outcome(*(ended or (DIED, f"the process ended with code {process.returncode}")))}
         if process.returncode not in (0, 1, 5) and not events.read_text():
-            raise SystemExit(f"peers: {name} does not start ({mode}):\n{output.read_text()[-3000:]}")
+            why = f", killed after {ended[1]}" if ended else ""
+            raise SystemExit(f"peers: {name} does not start ({mode}{why}):\n{output.read_text()[-3000:]}")
         return None
 
 
 def _watch(process: subprocess.Popen, events: Path, timeout: float) -> tuple[str, str] | None:
     """Wait for a process; kill it when no test ends for some time, and say so."""
-    size, since = 0, time.monotonic()
+    size, quiet = 0, 0.0
     while process.poll() is None:
-        time.sleep(0.2)
+        time.sleep(STEP)
+        quiet += STEP  # rather than a clock's time: both processes may have been stopped meanwhile
         if events.stat().st_size != size:
-            size, since = events.stat().st_size, time.monotonic()
-        elif time.monotonic() - since > timeout + 60 * (size == 0):
+            size, quiet = events.stat().st_size, 0.0
+        elif quiet > timeout + 60 * (size == 0):
             process.kill()
             process.wait()
             return TOO_LONG, f"more than {timeout:g} s"
