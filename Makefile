@@ -35,7 +35,7 @@ help:  ## show this list
 venv: $(READY)  ## make or update the virtual environment
 
 $(READY): pyproject.toml setup.py $(wildcard gluon_amp/native/src/*) tools/make_venv.sh tools/find_python.sh tools/check_libs.py
-	@VENV='$(VENV)' PYTHON='$(PYTHON)' tools/make_venv.sh '$(MXNET),bench,docs,test'
+	@VENV='$(VENV)' PYTHON='$(PYTHON)' tools/make_venv.sh '$(MXNET),native,bench,docs,test'
 	@touch $@
 
 horovod: $(READY)  ## build Horovod into the environment: needs g++ and cmake, takes a few minutes

@@ -106,13 +106,7 @@ def prepare() -> None:
 
 
 def check_python(version: Tuple[int, ...]) -> None:
-    """Raise ImportError unless MXNet 1.9.1 runs on this Python.
-
-    Parameters
-    ----------
-    version : tuple of int
-        Major, minor and micro version.
-    """
+    """Raise ImportError unless MXNet 1.9.1 runs on this Python."""
     if PYTHON_MIN <= tuple(version[:2]) <= PYTHON_MAX:
         return
     raise ImportError(
@@ -131,15 +125,7 @@ def numpy_version() -> Optional[str]:
 
 
 def check_numpy(version: Optional[str], python: Tuple[int, ...]) -> None:
-    """Raise ImportError unless MXNet 1.9.1 works with this NumPy.
-
-    Parameters
-    ----------
-    version : str or None
-        NumPy's version, None when it is not installed.
-    python : tuple of int
-        Python's version: which NumPy to advise depends on it.
-    """
+    """Raise ImportError unless MXNet 1.9.1 works with this NumPy."""
     if version is not None and int(version.split(".")[0]) < 2:
         return
     wanted = "numpy>=1.26,<2" if tuple(python[:2]) >= (3, 12) else "numpy<1.24"
@@ -154,21 +140,7 @@ def find_mxnet(
     version_of: Optional[Callable[[str], Optional[str]]] = None,
     modules: Optional[Mapping[str, Any]] = None,
 ) -> Dict[str, str]:
-    """Return the MXNet builds that are loaded or installed, without importing one.
-
-    Parameters
-    ----------
-    version_of : callable, optional
-        Version of the distribution of a given name, None when it is not installed.
-    modules : mapping, optional
-        Loaded modules, ``sys.modules`` by default.
-
-    Returns
-    -------
-    dict of str to str
-        Version by name: of the module in memory (``'loaded mxnet'``) and of each distribution,
-        or of the source tree on ``sys.path`` when there is no distribution.
-    """
+    """Return the MXNet builds that are loaded or installed, without importing one."""
     version_of = distribution_version if version_of is None else version_of
     loaded = (sys.modules if modules is None else modules).get("mxnet")
     installed = {name: version_of(name) for name in MXNET_DISTRIBUTIONS}
@@ -203,13 +175,7 @@ def source_tree_version() -> Optional[str]:
 
 
 def check_mxnet(found: Mapping[str, str]) -> None:
-    """Raise ImportError unless there is an MXNet and every one is of the 1.9 series.
-
-    Parameters
-    ----------
-    found : mapping of str to str
-        As :func:`find_mxnet` returns it.
-    """
+    """Raise ImportError unless there is an MXNet and every one is of the 1.9 series."""
     if not found:
         raise ImportError(
             f"gluon_amp needs MXNet 1.9.1, found no MXNet.\nRun: {INSTALL_MXNET}\n{CUDA_HINT}"
@@ -238,18 +204,7 @@ def check_distutils() -> None:
 
 
 def add_numpy_aliases(numpy: ModuleType) -> List[str]:
-    """Set ``np.bool`` and the like where NumPy no longer has them; MXNet 1.9.1 uses them.
-
-    Parameters
-    ----------
-    numpy : module
-        NumPy, or a stand-in.
-
-    Returns
-    -------
-    list of str
-        The names that were set.
-    """
+    """Set ``np.bool`` and the like where NumPy no longer has them; MXNet 1.9.1 uses them."""
     # Not hasattr: NumPy 1.20 to 1.23 answer it with a DeprecationWarning for each name.
     absent = [name for name in NUMPY_ALIASES if name not in vars(numpy)]
     for name in absent:
@@ -292,27 +247,6 @@ def load_cuda(
     """Load what a CUDA build of MXNet needs from the nvidia-*-cu11 packages, so that it needs no system CUDA.
 
     What no package provides is left for the system's CUDA to serve.
-
-    Parameters
-    ----------
-    needed : iterable of str
-        Names of the libraries that libmxnet.so needs.
-    roots : iterable of str
-        Directories to search for ``nvidia/*/lib``, usually ``sys.path``.
-    build : str
-        The distribution that MXNet comes from, for messages.
-    load : callable, optional
-        Loads the library at a path, or of a name; ``ctypes.CDLL`` with ``RTLD_GLOBAL`` by default.
-
-    Returns
-    -------
-    list of pathlib.Path
-        The libraries loaded from packages, in order.
-
-    Raises
-    ------
-    ImportError
-        The driver's library cannot be loaded, or one that a package provides is nowhere: MXNet could not be imported.
     """
     load = _load_globally if load is None else load
     needed = list(needed)

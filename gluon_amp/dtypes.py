@@ -30,26 +30,6 @@ _SPELLINGS = {"float16": FLOAT16, "fp16": FLOAT16, "half": FLOAT16, "bfloat16": 
 def normalize(dtype: object, name: str = "target_dtype", or_float32: bool = False) -> str:
     """Turn any accepted spelling of a type into its name.
 
-    Parameters
-    ----------
-    dtype : str, numpy.dtype or type
-        ``'float16'``, ``'fp16'``, ``'half'``, ``'bfloat16'``, ``'bf16'`` in capitals or not; ``np.float16``, MXNet's
-        structured bfloat16 type, or a type of that name from another package.
-    name : str
-        The argument's name, for the error message.
-    or_float32 : bool
-        Whether ``'float32'``, ``'fp32'`` and ``np.float32`` are accepted too.
-
-    Returns
-    -------
-    str
-        ``'float16'``, ``'bfloat16'`` or ``'float32'``.
-
-    Raises
-    ------
-    DTypeError
-        For every other value.
-
     Examples
     --------
     >>> normalize(np.float16), normalize('BF16'), normalize('fp32', or_float32=True)
@@ -75,37 +55,21 @@ def _spelling(dtype: object) -> str:
 
 
 class Support(NamedTuple):
-    """The type that a device runs in, and why.
+    """The type that a device runs in, and why."""
 
-    Attributes
-    ----------
-    dtype : str
-        ``'bfloat16'`` or ``'float16'`` where the device has instructions for it, ``'float32'`` where low precision
-        would be slower.
-    native : bool
-        False when the type is emulated or imitated, slower than FP32.
-    reason : str
-        One clause for the log, reports and error messages.
-    on_request : str or None
-        A low-precision type that the device runs only when a user names it, slower than FP32.
-    imitated : bool
-        True when the engine has no kernels for the type, and this package imitates it on FP32 ones.
-    channel_multiple : int
-        The multiple of channels that the fast convolution kernels need; 1 where it does not matter.
-    amx : bool
-        Whether the kernels use AMX tiles.
-    cost : str
-        One clause on what the type on request costs.
-    """
-
+    # ``'bfloat16'`` or ``'float16'`` where the device has instructions for it, ``'float32'`` where low precision would
+    # be slower
     dtype: str
-    native: bool
-    reason: str
+    native: bool  # False when the type is emulated or imitated, slower than FP32
+    reason: str  # one clause for the log, reports and error messages
+    # A low-precision type that the device runs only when a user names it, slower than FP32
     on_request: str | None = None
+    # True when the engine has no kernels for the type, and this package imitates it on FP32 ones
     imitated: bool = False
+    # the multiple of channels that the fast convolution kernels need; 1 where it does not matter
     channel_multiple: int = 1
-    amx: bool = False
-    cost: str = ""
+    amx: bool = False  # whether the kernels use AMX tiles
+    cost: str = ""  # one clause on what the type on request costs
 
     def requested(self, dtype: str) -> Support | None:
         """Return how the device runs a type that a user names; None when it does not."""
@@ -137,20 +101,6 @@ _ISA_FLAGS = ((_isa.AMX, ("amx_bf16", "amx_tile")), ("AVX512_CORE_BF16", ("avx51
 
 def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None, amx: bool | None = None) -> str:
     """Name the instruction set that oneDNN will use on this CPU.
-
-    Parameters
-    ----------
-    cpuinfo : str, optional
-        Text in the form of ``/proc/cpuinfo``; read from the machine when None.
-    environ : mapping, optional
-        The environment; ``DNNL_MAX_CPU_ISA`` lowers the answer as it lowers oneDNN's own choice.
-    amx : bool, optional
-        Whether this process may use AMX tiles; asked of :mod:`gluon_amp._isa` when None.
-
-    Returns
-    -------
-    str
-        One of oneDNN's names, such as ``'AVX512_CORE_BF16'``.
 
     Examples
     --------

@@ -36,25 +36,14 @@ _SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of a self-test.
+    """One line of a self-test."""
 
-    Attributes
-    ----------
-    section, name : str
-        What was looked at.
-    verdict : str
-        ``'ok'``, ``'wrong'``, ``'error'``, ``'skipped'`` or ``'info'``.
-    detail : str
-        For people.
-    data : mapping
-        For programs; what JSON can hold.
-    """
-
+    # what was looked at
     section: str
     name: str
-    verdict: str
-    detail: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
+    verdict: str  # ``'ok'``, ``'wrong'``, ``'error'``, ``'skipped'`` or ``'info'``
+    detail: str = ""  # for people
+    data: Mapping[str, Any] = field(default_factory=dict)  # for programs; what JSON can hold
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -63,13 +52,6 @@ class Finding:
 
 def check(device: mx.Context, sections: Sequence[str] = ()) -> Iterator[Finding]:
     """Run the self-test on a device, and yield what each part finds as it comes.
-
-    Parameters
-    ----------
-    device : Context
-        Where to run.
-    sections : sequence of str
-        Some of :data:`SECTIONS`; all when empty.
 
     Examples
     --------

@@ -63,13 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def converted(args: argparse.Namespace, model: Any) -> Any:
-    """Convert a network as the arguments say.
-
-    Raises
-    ------
-    GraphError
-        It is converted already, or its files do not belong together.
-    """
+    """Convert a network as the arguments say."""
     refuse_converted(args, model)
     shapes = data_shapes(args)
     with named_errors(args.symbol, args.params):

@@ -73,14 +73,7 @@ def _gpu_text(gpu: dict[str, Any]) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Describe the machine and MXNet's build.
-
-    Returns
-    -------
-    dict
-        Strings, lists and dicts that JSON can hold. ``verdict`` says in a sentence what ``init()`` does here,
-        ``chosen`` maps each kind of device to the data type that it uses on it and the reason.
-    """
+    """Describe the machine and MXNet's build."""
     flags, supports = _isa.cpu_flags(), device_supports()
     return {
         "verdict": f"amp.init() runs {verdict(supports)}.",
@@ -101,7 +94,7 @@ def environment() -> dict[str, Any]:
 
 
 def _onednn() -> list[str]:
-    """Return what oneDNN says of itself with its first operator: version, threads and instruction set."""
+    """Return what oneDNN reports at its first operator: version, threads and instruction set."""
     environ = {**os.environ, "DNNL_VERBOSE": "1"}
     child = subprocess.run([sys.executable, "-c", _FIRST_OPERATOR], env=environ, capture_output=True, text=True,
                            check=False)

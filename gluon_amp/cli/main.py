@@ -38,16 +38,6 @@ Python, by amp.init()."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments without the program's name; the process's own when None.
-
-    Returns
-    -------
-    int
-        The exit code: 0 for success, 1 for a failure that is reported on standard error, 2 for wrong usage.
-
     Examples
     --------
     >>> main(['env', '--json']) == 0  # doctest: +ELLIPSIS

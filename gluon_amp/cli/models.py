@@ -1,4 +1,4 @@
-"""What the commands on model files share: arguments, names of files, and blocks that run them."""
+"""Shared by the commands on model files: arguments, names of files, and blocks that run them."""
 from __future__ import annotations
 
 import argparse
@@ -25,7 +25,7 @@ Model = Any  # (Symbol, dict of parameters, dict of auxiliary states)
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, what: str = "the FP32 network") -> None:
-    """Declare the files of a network and what is known of its data."""
+    """Declare the arguments for a network's files and its data."""
     parser.add_argument("symbol", metavar="SYMBOL.json", help=f"{what}, as export() or save_checkpoint() wrote it")
     parser.add_argument("params", metavar="PARAMS", help="its parameters")
     parser.add_argument("--data", metavar="NAME:SHAPE", type=data_shape, action="append", default=[],
@@ -47,11 +47,6 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
 
 def data_shape(text: str) -> tuple[str, tuple[int, ...]]:
     """Read ``name:1,3,224,224``.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        For text of another form.
 
     Examples
     --------
@@ -112,13 +107,7 @@ def inputs_of(model: Model) -> list[str]:
 
 
 def read_model(args: argparse.Namespace) -> Model:
-    """Read the network that the arguments name.
-
-    Raises
-    ------
-    GraphError, OSError
-        As :func:`gluon_amp.convert.files.load_model`.
-    """
+    """Read the network that the arguments name."""
     return load_model(args.symbol, args.params)
 
 

@@ -28,20 +28,7 @@ class _Channels(NamedTuple):
 
 
 def misfits(graph: Graph, shapes: Shapes) -> dict[str, list[tuple[str, Sequence[int], str]]]:
-    """Return, by the name of a layer, its parameters that do not fit the channels of its data.
-
-    Parameters
-    ----------
-    graph : Graph
-        The network; nothing of it needs to be analysed.
-    shapes : mapping of str to sequence of int
-        Of the parameters.
-
-    Returns
-    -------
-    dict of str to list of (str, sequence of int, str)
-        Parameter, its shape, and what is needed. What cannot be told is left out.
-    """
+    """Return, by the name of a layer, its parameters that do not fit the channels of its data."""
     known: dict[tuple[int, int], _Channels] = {}
     found: dict[str, list[tuple[str, Sequence[int], str]]] = defaultdict(list)
     for node in graph.operators():

@@ -90,28 +90,7 @@ def conversion_of(graph: Graph) -> Conversion | None:
 def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping[str, str],
             shapes: Mapping[str, tuple[int, ...]], *, on_cpu: bool = True,
             cast_outputs: bool = True) -> tuple[mx.sym.Symbol, Conversion]:
-    """Convert a symbol; the caller's is left as it is.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        In FP32. One that was converted before to the same type is returned as it is.
-    weights : Weights
-        The parameters, changed with the symbol.
-    policy : Policy
-        Decides each operator's precision, and which passes are off.
-    dtypes, shapes : mapping
-        Of inputs, by name, where they are known; other inputs are FP32.
-    on_cpu : bool
-        Whether the network will run on a CPU.
-    cast_outputs : bool
-        Whether outputs are cast back to FP32.
-
-    Raises
-    ------
-    GraphError
-        MXNet finds the symbol and its parameters inconsistent, or the symbol was converted to another type.
-    """
+    """Convert a symbol; the caller's is left as it is."""
     graph = to_graph(symbol)
     earlier = conversion_of(graph)
     if earlier is not None:
@@ -158,7 +137,7 @@ def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[
 
 
 def _note_types(graph: Graph, weights: Any) -> None:
-    """Say on every parameter that is in low precision already that it is: behind a cast MXNet cannot infer it."""
+    """Write the type on every parameter in low precision, because MXNet cannot infer it behind a cast."""
     types = weights.dtypes()
     for node in graph.variables():
         if types.get(node.name) in LOW_PRECISION:

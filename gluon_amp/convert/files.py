@@ -17,29 +17,7 @@ Arrays = Mapping[str, mx.nd.NDArray]
 
 def save_model(prefix: str | os.PathLike, epoch: int, symbol: mx.sym.Symbol, arg_params: Arrays,
                aux_params: Arrays) -> tuple[str, str]:
-    """Write ``prefix-symbol.json`` and ``prefix-NNNN.params``, casts included; both or neither.
-
-    Parameters
-    ----------
-    prefix : path
-        Beginning of both names.
-    epoch : int
-        The number in the second name.
-    symbol : Symbol
-        The network.
-    arg_params, aux_params : mapping of str to NDArray
-        Its parameters and auxiliary states.
-
-    Returns
-    -------
-    (str, str)
-        The files.
-
-    Raises
-    ------
-    OSError
-        The directory does not exist or cannot be written to.
-    """
+    """Write ``prefix-symbol.json`` and ``prefix-NNNN.params``, casts included; both or neither."""
     files = f"{os.fspath(prefix)}-symbol.json", f"{os.fspath(prefix)}-{epoch:04d}.params"
     arrays = {**{f"arg:{name}": array.as_nd_ndarray() for name, array in arg_params.items()},
               **{f"aux:{name}": array.as_nd_ndarray() for name, array in aux_params.items()}}
@@ -52,25 +30,7 @@ def save_model(prefix: str | os.PathLike, epoch: int, symbol: mx.sym.Symbol, arg
 def load_model(symbol_file: str | os.PathLike,
                params_file: str | os.PathLike) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray],
                                                         dict[str, mx.nd.NDArray]]:
-    """Read a symbol and its parameters.
-
-    Parameters
-    ----------
-    symbol_file, params_file : path
-        As :func:`save_model`, ``HybridBlock.export`` or ``mx.model.save_checkpoint`` wrote them.
-
-    Returns
-    -------
-    (Symbol, dict, dict)
-        The network, its parameters and its auxiliary states.
-
-    Raises
-    ------
-    OSError
-        A file cannot be read.
-    GraphError
-        A file does not hold what it should.
-    """
+    """Read a symbol and its parameters."""
     symbol = load_symbol_file(symbol_file)
     named = {key.split(":", 1)[1] if key.startswith(("arg:", "aux:")) else key: array
              for key, array in load_arrays(params_file).items()}

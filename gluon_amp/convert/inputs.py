@@ -24,7 +24,7 @@ _PARAMETERS = {"Convolution": (1, 2), "Deconvolution": (1, 2), "FullyConnected":
 
 def traced_block(block: HybridBlock, example: Sequence[Any] | None,
                  is_excluded: Callable[[Block], bool] | None = None) -> blocks.Traced:
-    """Trace a block, and see to it that its parameters have values."""
+    """Trace a block, and check that its parameters have values."""
     try:
         with kept_in_place():  # for the marks of symbol blocks
             traced = blocks.trace(block, example, is_excluded)
@@ -59,7 +59,7 @@ def flat(value: Any) -> list[Any]:
 
 
 def check_names(names: Iterable[str], known: Collection[str], argument: str) -> None:
-    """Raise GraphError for a name that is no input of a symbol."""
+    """Raise GraphError unless a symbol has an input of that name."""
     for name in names:
         if name not in known:
             raise GraphError(f"{argument}: the symbol has no input {name!r}.{closest(name, known)}")
@@ -67,17 +67,7 @@ def check_names(names: Iterable[str], known: Collection[str], argument: str) -> 
 
 def check_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray],
                      data_names: Sequence[str] | None) -> None:
-    """Raise GraphError unless the parameters are those of the symbol.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        The network.
-    arrays : mapping of str to NDArray
-        Its parameters and auxiliary states; others may be among them.
-    data_names : sequence of str, optional
-        The inputs that are data. With None those are that are no parameter and are not read as one.
-    """
+    """Raise GraphError unless the parameters are those of the symbol."""
     graph = to_graph(symbol)
     needed = (set(symbol.list_inputs()) if data_names is not None
               else {*_read_as_parameters(graph), *symbol.list_auxiliary_states()})

@@ -30,21 +30,11 @@ class Role(Enum):
 
 
 class Entry(NamedTuple):
-    """One output of a node, as an operator reads it.
+    """One output of a node, as an operator reads it."""
 
-    Attributes
-    ----------
-    node : Node
-        The producer.
-    output : int
-        Which of the producer's outputs.
-    version : int
-        nnvm's version of a mutable variable; copied, never interpreted.
-    """
-
-    node: Node
-    output: int = 0
-    version: int = 0
+    node: Node  # the producer
+    output: int = 0  # which of the producer's outputs
+    version: int = 0  # nnvm's version of a mutable variable; copied, never interpreted
 
     @property
     def key(self) -> tuple[int, int]:
@@ -70,49 +60,25 @@ class Entry(NamedTuple):
 
 @dataclass(eq=False)
 class Node:
-    """An operator or a variable of a graph.
+    """An operator or a variable of a graph."""
 
-    Attributes
-    ----------
-    op : str
-        Registered operator name, ``'null'`` for a variable.
-    name : str
-        The user's name of the node.
-    attrs : dict of str to str
-        Operator parameters and symbol attributes, all strings.
-    inputs : list of Entry
-        What it reads, in the operator's order.
-    num_outputs : int
-        All outputs, hidden ones included.
-    extra : dict
-        JSON fields that are carried along unread (``subgraphs`` of control flow operators).
-    dtypes, shapes : list
-        Per output, written by the analysis; empty until then.
-    planned : list
-        Per output, the data types that the assignment pass decided on; empty until then. A node without a decision
-        reads its inputs in the first of them.
-    decision : Decision or None
-        The policy's decision for this operator, written by the assignment pass.
-    role : Role
-        Who put the node there.
-    replaced : str
-        The program's operator, where a pass has put another one in its place; empty otherwise.
-    stands_for : str
-        The program's node whose result this one gives, where a pass has changed what that one computes.
-    """
-
-    op: str
-    name: str
-    attrs: dict[str, str] = field(default_factory=dict)
-    inputs: list[Entry] = field(default_factory=list)
-    num_outputs: int = 1
+    op: str  # registered operator name, ``'null'`` for a variable
+    name: str  # the user's name of the node
+    attrs: dict[str, str] = field(default_factory=dict)  # operator parameters and symbol attributes, all strings
+    inputs: list[Entry] = field(default_factory=list)  # what it reads, in the operator's order
+    num_outputs: int = 1  # all outputs, hidden ones included
+    # JSON fields that are carried along unread (``subgraphs`` of control flow operators)
     extra: dict[str, Any] = field(default_factory=dict)
+    # per output, written by the analysis; empty until then
     dtypes: list[str | None] = field(default_factory=list)
     shapes: list[tuple[int, ...] | None] = field(default_factory=list)
+    # per output, the data types that the assignment pass decided on; empty until then. A node without a decision reads
+    # its inputs in the first of them.
     planned: list[str | None] = field(default_factory=list)
-    decision: Any = None
-    role: Role = Role.OWN
-    replaced: str = ""
+    decision: Any = None  # the policy's decision for this operator, written by the assignment pass
+    role: Role = Role.OWN  # who put the node there
+    replaced: str = ""  # the program's operator, where a pass has put another one in its place; empty otherwise
+    # the program's node whose result this one gives, where a pass has changed what that one computes
     stands_for: str = ""
 
     @property
@@ -153,13 +119,7 @@ class Graph:
 
     @classmethod
     def from_json(cls, text: str) -> Graph:
-        """Read a graph from the text that ``Symbol.tojson`` writes.
-
-        Raises
-        ------
-        GraphError
-            When the text is not JSON or not a symbol; the message says where.
-        """
+        """Read a graph from the text that ``Symbol.tojson`` writes."""
         try:
             raw = json.loads(text, strict=False)  # MXNet writes control characters as they are
             rows = raw.get("node_row_ptr")
@@ -193,13 +153,7 @@ class Graph:
                        "node_row_ptr": rows, "heads": [triple(head) for head in self.heads], "attrs": self.attrs})
 
     def nodes(self) -> list[Node]:
-        """All nodes in nnvm's own order (depth first, inputs before their reader).
-
-        Raises
-        ------
-        GraphError
-            When the graph has a cycle; the message names a node on it.
-        """
+        """All nodes in nnvm's own order (depth first, inputs before their reader)."""
         order: list[Node] = []
         state: dict[int, bool] = {}  # False: being visited, True: done
         for head in self.heads:

@@ -334,15 +334,7 @@ def rewrites(policies: Mapping[str, Policy]) -> str:
 
 
 def policies_of(policy: Policy) -> dict[str, Policy]:
-    """Fit a policy to the devices of this machine that run its type.
-
-    Raises
-    ------
-    DTypeError
-        None of them does.
-    PolicyError
-        It switches off a pass that there is not, or that is required.
-    """
+    """Fit a policy to the devices of this machine that run its type."""
     passes.checked(policy.disabled_passes, "policy.disabled_passes")
     chosen = choose(policy.target_dtype, device_supports())
     return {device: replace(_policy(found, {}), disabled_passes=policy.disabled_passes) if found.dtype == FLOAT32 else
@@ -351,13 +343,7 @@ def policies_of(policy: Policy) -> dict[str, Policy]:
 
 
 def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | bool | None) -> dict[str, Policy]:
-    """Give policies the measurements of this machine that the user named.
-
-    Raises
-    ------
-    PolicyError
-        They are of another machine, or the file holds none.
-    """
+    """Give policies the measurements of this machine that the user named."""
     if tuning is None or tuning is False:
         return dict(policies)
     machines = {device: machine(device, policy.target_dtype) for device, policy in policies.items()}

@@ -1,4 +1,4 @@
-"""What each kind of device of this machine runs in, and why: the choice that ``init`` and the conversions make."""
+"""The type that each kind of device of this machine runs, and why: the choice of ``init`` and the conversions."""
 from __future__ import annotations
 
 import logging
@@ -66,7 +66,7 @@ def device_supports() -> dict[str, Support]:
 
 
 def lost_amx() -> str | None:
-    """Say why oneDNN does not use the CPU's AMX tiles; None where it does, or where there is nothing to lose."""
+    """Return why oneDNN does not use the CPU's AMX tiles; None where it does, or where that costs no speed."""
     outcome = _isa.outcome()
     if outcome == _isa.REFUSED:
         return "this CPU has AMX tiles, which the operating system does not let this process use"
@@ -77,22 +77,14 @@ def lost_amx() -> str | None:
 
 @lru_cache(maxsize=1)
 def _amx_runs() -> bool:
-    """Time one small convolution both ways: oneDNN does not tell which instructions it settled on."""
+    """Time one small convolution in both types: oneDNN does not say which instructions it uses."""
     fp32, low = time_in_both("Convolution", _CONVOLUTION, [(1, 128, 14, 14), (128, 128, 3, 3)], BFLOAT16,
                              training=False, rounds=3, device=mx.cpu())
     return fp32 > _AMX_GAIN * low
 
 
 def machine(device: str = "cpu", dtype: str | None = None) -> str:
-    """Describe what measurements of operators hold for: device, type, and MXNet version; of a CPU also its threads.
-
-    Parameters
-    ----------
-    device : str
-        ``'cpu'``, ``'gpu'`` or ``'gpu(1)'``.
-    dtype : str, optional
-        The type that was compared with FP32; the one that the device takes by itself when None.
-    """
+    """Describe what measurements of operators hold for: device, type, and MXNet version; of a CPU also its threads."""
     if device.startswith("gpu"):
         number = int(device[4:-1] or 0)
         capability = _cuda.compute_capability(number)
@@ -114,11 +106,6 @@ def choose(requested: str | None, supports: Mapping[str, Support]) -> dict[str, 
     """Return how every kind of device runs: in its own best type, or in the one that the user named.
 
     Devices that do not run the named type stay in FP32.
-
-    Raises
-    ------
-    DTypeError
-        No device runs the type that was named.
     """
     if requested is None:
         return dict(supports)

@@ -68,7 +68,7 @@ frame = Frame()
 
 
 def returns_fp32(arguments: Sequence[Any]) -> bool:
-    """Whether the block that is being called returns FP32: it is the outermost one and was given FP32."""
+    """Tell whether the block that is being called returns FP32: it is the outermost one and was given FP32."""
     given = [_NAMES.get(_flag(array)) for array in arguments
              if isinstance(array, NDArray) and not isinstance(array, BaseSparseNDArray)]
     return frame.hybrid_blocks <= 1 and not {FLOAT16, BFLOAT16}.intersection(given)

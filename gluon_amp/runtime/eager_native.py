@@ -40,15 +40,7 @@ def _kernels() -> Mapping[int, _Kernel]:
 
 
 def make_native_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
-    """Make a function that runs what gains from it in C++, and all else by MXNet's ``_imperative_invoke``.
-
-    Parameters
-    ----------
-    original : callable
-        MXNet's function.
-    is_on : callable
-        Whether calls of the current thread may run in C++.
-    """
+    """Make a function that runs what gains from it in C++, and all else by MXNet's ``_imperative_invoke``."""
     identity = handle_of("_copy")
 
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,

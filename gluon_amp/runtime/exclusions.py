@@ -16,7 +16,7 @@ __all__ = ["Exclusions", "is_target"]
 
 
 def is_target(block: Block, target: Block | type | str) -> bool:
-    """Whether a block is, or is named by, what a user excludes."""
+    """Tell whether a block is, or is named by, what a user excludes."""
     if isinstance(target, str):
         return fnmatch.fnmatchcase(block.name, target)
     return isinstance(block, target) if isinstance(target, type) else block is target
@@ -45,7 +45,7 @@ class Exclusions:
         self._ran.clear()
 
     def match(self, block: Block) -> bool:
-        """Whether a block is excluded by itself."""
+        """Tell whether a block is excluded by itself."""
         return any(is_target(block, target) for target in self._targets)
 
     def inside(self, outermost: Block, is_traced: bool = False) -> set[int]:
@@ -76,7 +76,7 @@ class Exclusions:
 
 
 def _may_run_later(target: Any) -> bool:
-    """Whether there is a block, of a network that has not run yet, that a target is about."""
+    """Tell whether there is a block, of a network that has not run yet, that a target is about."""
     return isinstance(target, Block) or any(is_target(block, target) for block in _living_blocks())
 
 

@@ -50,5 +50,5 @@ def _put(name: str, value: str) -> None:
 
 
 def _sums_in_float16(policy: Policy) -> bool:
-    """Whether a user's list, or a level, lets an operator that adds up run in float16."""
+    """Tell whether a user's list, or a level, lets an operator that adds up run in float16."""
     return policy.target_dtype == FLOAT16 and any(policy.decide(op, {}).rule != FP32 for op in _SUMMING)

@@ -1,4 +1,4 @@
-"""A cached op that runs what was planned for the setting in force when it is called.
+"""A cached op that runs the plan for the setting in force when it is called.
 
 ``HybridBlock._build_cache`` instantiates ``mxnet.ndarray.CachedOp`` with the traced symbol. The class here takes
 that place: it keeps the symbol as traced, and makes one stock cached op for each way of running it.

@@ -51,12 +51,12 @@ _ABSENT = object()
 
 
 def installed() -> bool:
-    """Whether the replacements are in place."""
+    """Tell whether the replacements are in place."""
     return bool(_originals)
 
 
 def install() -> None:
-    """Put the replacements in place; all or none. Does nothing when they are."""
+    """Install all replacements or none; do nothing when they are installed."""
     with _lock:
         if _originals:
             return
@@ -73,7 +73,7 @@ def install() -> None:
 
 @contextmanager
 def kept_in_place() -> Iterator[None]:
-    """Put the replacements in place for the body, unless they are; leave those that were."""
+    """Install the replacements for the body, unless they are installed already."""
     were_installed = installed()
     install()
     try:
@@ -101,7 +101,7 @@ def _restore() -> None:
 
 @contextmanager
 def invoke_replaced() -> Iterator[tuple[Callable, Callable[[Callable, Callable], None]]]:
-    """Give MXNet's invoke function, and a function that puts another in its place for the body.
+    """Give MXNet's invoke function, and a function that replaces it for the body.
 
     That one takes the new function, and one that wraps what AMP makes of it.
     """

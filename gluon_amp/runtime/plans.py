@@ -1,4 +1,4 @@
-"""What a graph becomes under a setting: made once, and read by everything that asks about it."""
+"""The rewritten form of a graph under a setting, made once and read by reports and error messages."""
 from __future__ import annotations
 
 import os
@@ -26,36 +26,19 @@ Shapes = Sequence[Sequence[int]]
 
 
 class Inputs(NamedTuple):
-    """What is known of a symbol's inputs when it is about to run.
+    """A symbol's inputs at a call: their types, shapes and device."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        Arguments and auxiliary states, in order.
-    dtypes : tuple of str
-        Their data types.
-    shapes : tuple of tuple of int
-        Their shapes; empty where unknown.
-    device : str
-        What :meth:`.state.State.key` calls the device.
-    guarded : frozenset of str
-        The inputs whose gradient is accumulated.
-    low : frozenset of str
-        The data inputs that arrive in bfloat16 from a block around, standing for FP32 ones.
-    dense : bool
-        Whether all of them are at hand, as dense arrays.
-    """
-
-    names: tuple[str, ...]
-    dtypes: tuple[str | None, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    device: str
-    guarded: frozenset[str]
+    names: tuple[str, ...]  # arguments and auxiliary states, in order
+    dtypes: tuple[str | None, ...]  # their data types
+    shapes: tuple[tuple[int, ...], ...]  # their shapes; empty where unknown
+    device: str  # what :meth:`.state.State.key` calls the device
+    guarded: frozenset[str]  # the inputs whose gradient is accumulated
+    # the data inputs that arrive in bfloat16 from a block around, standing for FP32 ones
     low: frozenset[str] = frozenset()
-    dense: bool = False
+    dense: bool = False  # whether all of them are at hand, as dense arrays
 
     def types(self) -> dict[str, str]:
-        """Return data types by name: what a block around hands over in bfloat16 stands for FP32 data."""
+        """Return data types by name; data that an outer block passes in bfloat16 counts as FP32."""
         return {name: FLOAT32 if name in self.low else dtype for name, dtype in zip(self.names, self.dtypes) if dtype}
 
 
@@ -79,12 +62,12 @@ class Traced:
 
     @cached_property
     def is_marked(self) -> bool:
-        """Whether some of its operators were traced inside an autocast region."""
+        """Tell whether some of its operators were traced inside an autocast region."""
         return any(REGION in node.attrs for node in self.graph.nodes())
 
     @cached_property
     def is_converted(self) -> bool:
-        """Whether it, or a part of it, was converted for inference, and has its casts already."""
+        """Tell whether it, or a part of it, was converted for inference, and has its casts already."""
         return any(CONVERSION in node.attrs for node in self.graph.nodes())
 
     @cached_property
@@ -127,7 +110,7 @@ class Traced:
 
 
 class _Probe:
-    """Infers the shapes of what some kinds of operators read, and no others: many times faster than an analysis."""
+    """Infers only the shapes that some kinds of operators read, which is many times faster than an analysis."""
 
     def __init__(self, traced: Traced, ops: frozenset[str]):
         self.nodes = [node for node in traced.graph.operators() if node.op in ops and node.inputs]
@@ -149,27 +132,14 @@ class _Probe:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a graph becomes under a setting.
+    """What a graph becomes under a setting."""
 
-    Attributes
-    ----------
-    traced : Traced
-        The symbol that it was made for.
-    inputs : Inputs
-        What was known of its inputs.
-    policy : Policy or None
-        What decided; None where nothing in it can change.
-    rewritten : Graph or None
-        Every operator with its decision, types, and shapes for ``inputs``; None without a policy.
-    symbol : Symbol or None
-        What is to run; None to run the symbol as traced.
-    """
-
-    traced: Traced
-    inputs: Inputs
-    policy: Policy | None = None
+    traced: Traced  # the symbol that it was made for
+    inputs: Inputs  # what was known of its inputs
+    policy: Policy | None = None  # what decided; None where nothing in it can change
+    # every operator with its decision, types, and shapes for ``inputs``; None without a policy
     rewritten: Graph | None = None
-    symbol: mx.sym.Symbol | None = None
+    symbol: mx.sym.Symbol | None = None  # what is to run; None to run the symbol as traced
 
     @cached_property
     def graph(self) -> Graph:
@@ -198,7 +168,7 @@ class Plan:
         return graph
 
     def explain(self, message: str) -> str:
-        """Say what AMP did to the operator that an error message of MXNet is about."""
+        """Describe what AMP did to the operator that an error message of MXNet names."""
         remedy = "To see whether AMP is the cause run it inside `with amp.autocast(enabled=False):`"
         named = re.search(r"Error in operator (\S+?):", message)
         node = next((node for node in self.graph.operators() if named and node.name == named[1]), None)

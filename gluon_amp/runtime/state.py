@@ -78,13 +78,7 @@ class State:
         return f"gpu({context.device_id})" if context.device_id in self._apart else "gpu"
 
     def policy(self, device: str) -> Policy | None:
-        """Return the policy for arrays on a device, None where they stay in FP32.
-
-        Parameters
-        ----------
-        device : str
-            A kind of device, or one of :meth:`key`.
-        """
+        """Return the policy for arrays on a device, None where they stay in FP32."""
         return self.policies.get(device if device.startswith("gpu") else "cpu")
 
     def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
@@ -96,18 +90,10 @@ class State:
 
 
 class Network(NamedTuple):
-    """How a network given to ``initialize`` runs.
+    """How a network given to ``initialize`` runs."""
 
-    Attributes
-    ----------
-    state : State or None
-        In force inside its calls; None for the one around.
-    output_dtype : str or None
-        The type of its floating-point results; None to leave them as they are.
-    """
-
-    state: State | None
-    output_dtype: str | None = None
+    state: State | None  # in force inside its calls; None for the one around
+    output_dtype: str | None = None  # the type of its floating-point results; None to leave them as they are
 
 
 class Level(Protocol):
@@ -117,7 +103,7 @@ class Level(Protocol):
         """Give a trainer the loss scalers of the level."""
 
     def updated(self, trainer: Trainer) -> None:
-        """Take note that a trainer has updated its parameters, or skipped that."""
+        """Note that a trainer has updated its parameters, or skipped the update."""
 
 
 class _Regions(threading.local):
@@ -150,7 +136,7 @@ class _Controller:
         return stack[-1] if stack else self.state
 
     def is_on(self) -> bool:
-        """Whether anything is in force in this thread, on any device and in any precision."""
+        """Tell whether anything is in force in this thread, on any device and in any precision."""
         return self.current() is not None
 
     def rewriter(self, traced: Traced | None = None) -> State | None:
@@ -165,7 +151,7 @@ class _Controller:
         return current
 
     def remembered(self, settings: Any, make: Callable[[], State]) -> State:
-        """Return the state of some settings: the one made before, as long as it is among those made last."""
+        """Return the state of some settings; a recent equal one is used again."""
         state = self.states.get(settings)
         if state is None:
             state = self.states[settings] = make()
@@ -182,7 +168,7 @@ class _Controller:
         return current.eager_anywhere or current.eager(inputs)
 
     def runs_natively(self) -> bool:
-        """Whether imperative calls of this thread may run operators in C++, as those in graphs do."""
+        """Tell whether imperative calls of this thread may run operators in C++, as those in graphs do."""
         state = self.current()
         policy = None if state is None or not state.enabled else state.policy("cpu")
         return policy is not None and not policy.imitated and NATIVE_OPERATORS not in policy.disabled_passes
@@ -202,7 +188,7 @@ class _Controller:
         return value if network is None or network.output_dtype is None else cast_arrays(value, network.output_dtype)
 
     def updated(self, trainer: Trainer) -> None:
-        """Take note that a trainer has updated its parameters, or skipped that."""
+        """Note that a trainer has updated its parameters, or skipped the update."""
         if self.level is not None:
             self.level.updated(trainer)
 
@@ -216,7 +202,7 @@ class _Controller:
         return region(current.disabled() if current else None, REGION_OFF)
 
     def epoch(self) -> int:
-        """Return a number for what blocks are traced under, 0 for nothing: under others they are traced again."""
+        """Return a number for the setting that blocks are traced under, 0 for none; a new number traces them again."""
         return self.changes if self.exclusions or self.networks else 0
 
     def exclude(self, targets: Sequence[Any]) -> None:

@@ -210,9 +210,9 @@ def test_wrong_jobs(change, message):
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), [
-    (["-n", "0", "x.py"], 2, "expected a number of at least 1, received 0"),
+    (["-n", "0", "x.py"], 2, "expected a whole number from 1 on, received '0'"),
     (["-n", "2", "--engine", "mpi", "x.py"], 2, "invalid choice: 'mpi'"),
-    (["-n", "2"], 1, "expected a script"),
+    (["-n", "2"], 1, "expected a Python script"),
 ])
 def test_wrong_command_lines(arguments, code, message, capfd):
     with pytest.raises(SystemExit) as caught:
