@@ -98,7 +98,8 @@ def test_it_survives_a_round_trip():
     for again in (from_graph(to_graph(partitioned), partitioned), load_symbol(partitioned.tojson())):
         assert again.list_inputs() == partitioned.list_inputs()
         assert again.infer_shape(data=SHAPE) == network().infer_shape(data=SHAPE)
-        assert [node.op for node in to_graph(again).operators()] == [node.op for node in to_graph(network()).operators()]
+        ops, expected = ([node.op for node in to_graph(symbol).operators()] for symbol in (again, network()))
+        assert ops == expected
 
 
 @pytest.mark.bf16
