@@ -37,3 +37,8 @@ LEFT_OUT = {
 
 # Tests that fail with AMP only, by file and name, and why they may.
 EXPLAINED: dict[tuple[str, str], str] = {}
+
+# The same, in low precision only.
+_DEEP = ("four recurrent layers with weights of deviation 1 are ill-conditioned: in stock FP32, weights moved by a "
+         "rounding to bfloat16 change gradients by up to 65 % (GRU)")
+ROUNDED = {("unittest/test_gluon_rnn.py", name): _DEEP for name in ("test_fused_lstm_layer", "test_fused_gru_layer")}
