@@ -56,7 +56,7 @@ INSIDE = {
                 "exclusions", "eager_applier", "zero_gradients", "eager_native", "gpus",
                 "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
-    "graph": ["__init__", "edit", "graph", "attrs"],
+    "graph": ["__init__", "subgraphs", "edit", "graph", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files", "_cuda",
                  "_isa", "_compat"}

@@ -22,7 +22,23 @@ FILES = {
 LEFT_OUT = {
     ("mkl/test_contrib_amp.py", 'fp32_ops=["elemwise_add"]'):
         "fp32_ops adds to the tables, so that an operator may be named that MXNet has in another list",
+    ("mkl/test_contrib_amp.py", 'assert mod._arg_params["stage2_unit1_conv2_weight"].dtype == np.float32'):
+        "convert_model stores parameters in low precision unless it is told not to",
+    ("mkl/test_contrib_amp.py", 'assert params["stage2_unit1_conv2_weight"].dtype == np.float32'):
+        "as before: convert_hybrid_block, too",
+    ("mkl/test_contrib_amp.py", 'assert arg_params["fullyconnected_weight"].dtype == bfloat16'):
+        "an operator that the given target_dtype_ops leave out runs in FP32, whatever its data comes in",
+    # The next two are variables that the test types float32 and expects in bfloat16.
+    ("mkl/test_contrib_amp.py", "simple_bind(ctx=mx.cpu(), data2=(1, 2), data=(1, 2))"):
+        "amp_multicast computes in the widest type of its inputs: casting the FP32 one would change the results",
+    ("mkl/test_contrib_amp.py", "final_res = amp.convert_symbol(out8"):
+        "as before: amp_multicast reads the variable in FP32",
 }
 
 # Tests that fail with AMP only, by file and name, and why they may.
 EXPLAINED: dict[tuple[str, str], str] = {}
+
+# The same, in low precision only.
+_DEEP = ("four recurrent layers with weights of deviation 1 are ill-conditioned: in stock FP32, weights moved by a "
+         "rounding to bfloat16 change gradients by up to 65 % (GRU)")
+ROUNDED = {("unittest/test_gluon_rnn.py", name): _DEEP for name in ("test_fused_lstm_layer", "test_fused_gru_layer")}

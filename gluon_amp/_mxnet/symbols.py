@@ -12,7 +12,7 @@ from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from ..dtypes import BFLOAT16, BFLOAT16_DTYPE
 from ..errors import GraphError
-from ..graph import Entry, Graph, Node
+from ..graph import Entry, Graph, Node, inline_cached_ops
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
@@ -33,8 +33,8 @@ def dtype_name(dtype: Any) -> str | None:
 
 
 def to_graph(symbol: mx.sym.Symbol) -> Graph:
-    """Read a symbol as a graph, casts of earlier conversions included."""
-    return Graph.from_json(symbol.tojson(remove_amp_cast=False))
+    """Read a symbol as a graph, casts of earlier conversions included, and the operators of its subgraphs inlined."""
+    return inline_cached_ops(Graph.from_json(symbol.tojson(remove_amp_cast=False)))
 
 
 def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
@@ -61,26 +61,34 @@ def make_symbol_creator(original: Callable) -> Callable:
 
 
 class _LastingCasts:
-    """A symbol whose files keep their casts: without them it does not run, or not as it was converted.
-
-    ``save_checkpoint`` and ``Symbol.save`` remove casts unless they are told not to.
-    """
+    """A symbol whose files keep their casts: ``save_checkpoint`` and ``Symbol.save`` remove casts by default."""
 
     __slots__ = ()
-
-    def tojson(self, remove_amp_cast: bool = False) -> str:
-        """Return the symbol as JSON text, casts included."""
-        return super().tojson(remove_amp_cast=False)  # type: ignore[misc]
 
     def save(self, fname: Any, remove_amp_cast: bool = False) -> None:
         """Write the symbol to a file, casts included."""
         super().save(fname, remove_amp_cast=False)  # type: ignore[misc]
 
+    def __getstate__(self) -> dict[str, str]:
+        return {"handle": self.tojson(remove_amp_cast=False)}  # type: ignore[attr-defined]
+
     def __copy__(self) -> mx.sym.Symbol:
         return self.__deepcopy__(None)
 
     def __deepcopy__(self, memo: Any) -> mx.sym.Symbol:
-        return with_lasting_casts(super().__deepcopy__(memo))  # type: ignore[misc]
+        copied = super().__deepcopy__(memo)  # type: ignore[misc]
+        copied.__class__ = type(self)
+        return copied
+
+
+class _NeededCasts(_LastingCasts):
+    """A symbol that came with its parameters, with which it does not run, or not as it was converted, without casts."""
+
+    __slots__ = ()
+
+    def tojson(self, remove_amp_cast: bool = False) -> str:
+        """Return the symbol as JSON text, casts included. ``Block.save`` reads it."""
+        return super().tojson(remove_amp_cast=False)  # type: ignore[misc]
 
 
 class _ConvertedSymbol(_LastingCasts, mx.sym.Symbol):
@@ -91,9 +99,19 @@ class _ConvertedNumpySymbol(_LastingCasts, NumpySymbol):
     __slots__ = ()
 
 
-def with_lasting_casts(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Let a symbol that is the caller's own keep its casts in files; return it."""
-    symbol.__class__ = _ConvertedNumpySymbol if isinstance(symbol, NumpySymbol) else _ConvertedSymbol
+class _ConvertedModelSymbol(_NeededCasts, mx.sym.Symbol):
+    __slots__ = ()
+
+
+class _ConvertedNumpyModelSymbol(_NeededCasts, NumpySymbol):
+    __slots__ = ()
+
+
+def with_lasting_casts(symbol: mx.sym.Symbol, needed: bool) -> mx.sym.Symbol:
+    """Let a symbol that is the caller's own keep its casts in files, and where they are needed in all text."""
+    legacy, numpy = ((_ConvertedModelSymbol, _ConvertedNumpyModelSymbol) if needed
+                     else (_ConvertedSymbol, _ConvertedNumpySymbol))
+    symbol.__class__ = numpy if isinstance(symbol, NumpySymbol) else legacy
     return symbol
 
 
@@ -197,7 +215,7 @@ def _known(shape: Shape) -> Shape:
 def load_symbol(text: str) -> mx.sym.Symbol:
     """Make a symbol of JSON text."""
     # MXNet's own reader trusts the numbers in the text, down to reading beyond its arrays: check them first.
-    graph = Graph.from_json(text)
+    graph = inline_cached_ops(Graph.from_json(text))
     try:
         return mx.sym.load_json(graph.to_json())
     except mx.MXNetError as error:

@@ -11,6 +11,7 @@ import mxnet as mx
 from .. import passes
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import analyse, first_line, from_graph, fuse, to_graph, with_lasting_casts
+from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT32, FLOAT64, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import CAST, Entry, Graph, Node, Readers, cast, redirect, unique_name
@@ -113,7 +114,8 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping
     name_outputs(graph, outputs, lambda: from_graph(graph, symbol).list_outputs())
     for head in graph.heads:
         head.node.attrs = {**head.node.attrs, CONVERSION: record.to_json()}
-    return with_lasting_casts(from_graph(graph, symbol)), record
+    needs_casts = not isinstance(weights, NamesOnly) or policy.runs("cast_params_offline")
+    return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
 
 
 def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[str, str],

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from .edit import CAST, Readers, cast, cast_nodes, operator, redirect, unique_name
 from .graph import VARIABLE, Entry, Graph, Node, Role
+from .subgraphs import inline_cached_ops
 
-__all__ = ["CAST", "VARIABLE", "Entry", "Graph", "Node", "Readers", "Role", "cast", "cast_nodes", "operator",
-           "redirect", "unique_name"]
+__all__ = ["CAST", "VARIABLE", "Entry", "Graph", "Node", "Readers", "Role", "cast", "cast_nodes",
+           "inline_cached_ops", "operator", "redirect", "unique_name"]

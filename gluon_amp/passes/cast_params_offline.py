@@ -1,8 +1,8 @@
 """Compute once, offline, what a rewrite does to parameters: casts, and the zero filters of channel alignment."""
 from __future__ import annotations
 
-from ..dtypes import LOW_PRECISION
-from ..graph import VARIABLE, Entry, Graph, Node, Readers, Role, redirect
+from ..dtypes import FLOAT32, LOW_PRECISION
+from ..graph import CAST, VARIABLE, Entry, Graph, Node, Readers, Role, redirect
 from ..graph.attrs import DTYPE, TYPE_FLAGS
 from .context import Context, Weights
 
@@ -26,7 +26,7 @@ def run(graph: Graph, context: Context) -> int:
             weights.rename(node.name, variable.name)
             moved[Entry(node).key] = Entry(variable)
     redirect(graph, moved)
-    return len(moved)
+    return len(moved) + _store_what_the_program_casts(graph, weights, context.target)
 
 
 def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
@@ -40,6 +40,23 @@ def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
             weights.compute(node.name, node.op, node.attrs, [found[id(entry.node)] for entry in node.inputs])
             found[id(node)] = node.name
     return found
+
+
+def _store_what_the_program_casts(graph: Graph, weights: Weights, target: str) -> int:
+    """Store parameters in low precision that only the program's own casts to it read; return how many.
+
+    The casts stay, and do nothing: they may be outputs.
+    """
+    readers, count = Readers(graph), 0
+    for node in graph.variables():
+        reading = readers.of(Entry(node))
+        if (node.name in weights and node.dtypes == [FLOAT32] and reading and not readers.is_head(Entry(node))
+                and all(reader.op == CAST and reader.dtypes == [target] for reader in reading)):
+            weights.compute(reading[0].name, CAST, {"dtype": target}, [node.name])
+            weights.rename(reading[0].name, node.name)
+            node.dtypes, node.attrs = [target], {**node.attrs, DTYPE: str(TYPE_FLAGS[target])}
+            count += 1
+    return count
 
 
 def _variable(node: Node, readers: Readers) -> Node:

@@ -70,6 +70,11 @@ class Traced:
         """Tell whether it, or a part of it, was converted for inference, and has its casts already."""
         return any(CONVERSION in node.attrs for node in self.graph.nodes())
 
+    @cached_property
+    def keeps_inputs(self) -> bool:
+        """Whether its graph has its inputs, in order: partitions may have some that no operator reads."""
+        return [node.name for node in self.graph.variables()] == self.symbol.list_inputs()
+
     def analysed(self, inputs: Inputs) -> Graph:
         """Return a graph of one's own with the types and shapes of all tensors.
 
@@ -217,6 +222,6 @@ def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
 def _policy_for(traced: Traced, state: State, device: str, low: bool) -> Policy | None:
     """Return the policy to rewrite a symbol by, None where nothing in it can change."""
     idle = not state.enabled and not low and not traced.is_marked
-    policy = None if idle or traced.is_converted else state.policy(device)
+    policy = None if idle or traced.is_converted or not traced.keeps_inputs else state.policy(device)
     # A user who hands bfloat16 to a network that runs in FP32 gets what MXNet makes of it.
     return None if policy is not None and low and not policy.lowers else policy

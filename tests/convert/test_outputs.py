@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import collections
+import copy
 import json
+import pickle
 import subprocess
 import sys
 
@@ -146,11 +148,30 @@ class TestSymbolAlone:
     def test_it_is_a_graph_of_casts(self):
         symbol = network()
         converted = amp.convert_symbol(symbol, "float16", device=mx.gpu(0))
-        ops = collections.Counter(node["op"] for node in json.loads(converted.tojson())["nodes"])
+        text = converted.tojson(remove_amp_cast=False)
+        ops = collections.Counter(node["op"] for node in json.loads(text)["nodes"])
         plain = collections.Counter(node["op"] for node in json.loads(symbol.tojson())["nodes"])
         casts = ops.pop("amp_cast")
         assert casts > 3
         assert ops == plain
+
+    def test_its_text_drops_casts_as_mxnets_does_and_its_files_keep_them(self, tmp_path):
+        symbol = network()
+        converted = amp.convert_symbol(symbol, "float16", device=mx.gpu(0))
+        assert mx.test_utils.same_symbol_structure(converted, symbol)
+        assert len(json.loads(converted.tojson())["nodes"]) == len(json.loads(symbol.tojson())["nodes"])
+        mx.model.save_checkpoint(str(tmp_path / "net"), 0, converted, {}, {})
+        casts = converted.tojson(remove_amp_cast=False).count("amp_cast")
+        assert (tmp_path / "net-symbol.json").read_text().count("amp_cast") == casts
+        assert pickle.loads(pickle.dumps(converted)).tojson(remove_amp_cast=False).count("amp_cast") == casts
+        for again in (copy.copy(converted), copy.deepcopy(converted)):
+            again.save(str(tmp_path / "again.json"), remove_amp_cast=True)
+            assert (tmp_path / "again.json").read_text().count("amp_cast") == casts
+
+    def test_its_text_keeps_casts_where_its_variables_are_in_low_precision(self):
+        symbol = network()
+        options = {"data_names": ["data", "softmax_label"], "device": mx.gpu(0), "cast_optional_params": True}
+        assert "amp_cast" in amp.convert_symbol(symbol, "float16", **options).tojson()
 
     @pytest.mark.bf16
     def test_it_is_portable_unless_more_is_asked_for(self):
@@ -181,6 +202,29 @@ class TestSymbolAlone:
         converted = amp.convert_symbol(typed, cast_optional_params=True, **GPU)
         assert converted.attr_dict()["w"]["__dtype__"] == "2"
         assert converted.attr_dict()["data"]["__dtype__"] == "0"
+
+    @pytest.mark.bf16
+    @pytest.mark.parametrize(("casts", "low"), [(["bfloat16", "bfloat16"], True), (["bfloat16", "float32"], False),
+                                                (["bfloat16", None], False)], ids=str)
+    def test_a_variable_that_the_programs_own_casts_read_is_stored_in_their_type(self, casts, low):
+        weight = mx.sym.var("weight")
+        reads = [weight if dtype is None else mx.sym.amp_cast(weight, dtype=BFLOAT16 if dtype == "bfloat16" else dtype)
+                 for dtype in casts]
+        symbol = mx.sym.Group(reads)
+        values = mx.nd.random.normal(shape=(3, 4))
+        expected = run(symbol, {"weight": values}, {})
+        for offline in (True, False):
+            converted = amp.convert_symbol(symbol, "bfloat16", data_names=[], cast_optional_params=offline)
+            assert converted.list_outputs() == symbol.list_outputs()
+            executor = converted.simple_bind(mx.cpu(), weight=(3, 4))
+            assert (executor.arg_dict["weight"].dtype == BFLOAT16) == (low and offline)
+            executor.copy_params_from({"weight": values})
+            for one, other in zip(expected, executor.forward()):
+                assert one.dtype == other.dtype
+                np.testing.assert_array_equal(one, other.asnumpy())
+        model, args, _ = amp.convert_model(symbol, {"weight": values}, {}, "bfloat16")
+        assert (args["weight"].dtype == BFLOAT16) == low
+        assert "amp_cast" in model.tojson()
 
 
 @pytest.mark.bf16
