@@ -12,7 +12,7 @@ readers meet, or accumulate in the program's array, an identity in between does 
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Callable, Mapping, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, Role, operator, unique_name
@@ -67,7 +67,9 @@ def _always(node: Node, readers: Readers) -> bool:
 
 
 def _is_simple_rnn(node: Node, readers: Readers) -> bool:
-    return (node.attrs.get("mode") in _GATES and not is_set(node.attrs, "use_sequence_length")
+    # Dropout between layers stays MXNet's: the same seed has to drop the same values as in FP32.
+    drops = float(node.attrs.get("p", 0)) and integer(node.attrs, "num_layers", 1) > 1
+    return (not drops and node.attrs.get("mode") in _GATES and not is_set(node.attrs, "use_sequence_length")
             and all(node.attrs.get(name, "None") == "None" for name in _UNSUPPORTED_IN_RNN))
 
 
@@ -93,7 +95,7 @@ def run(graph: Graph, context: Context) -> int:
         node.inputs = [_guarded(entry, readers, names, context) for entry in node.inputs]
         node.replaced, node.op = node.op, each.op
         if node.replaced == "RNN":
-            _fit_rnn(node, names, context)
+            _fit_rnn(node)
         else:
             node.num_outputs = 1
             node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
@@ -113,15 +115,8 @@ def _guarded(entry: Entry, readers: Readers, names: set[str], context: Context) 
     accumulates = entry.node.is_variable and entry.node.name in context.guarded
     if not accumulates and len(readers.of(entry)) == 1 and not readers.is_head(entry):
         return entry
-    return _inserted("_copy", f"{entry.node.name}_native", [entry], names, context, Role.GUARD)
-
-
-def _inserted(op: str, name: str, inputs: list[Entry], names: set[str], context: Context, role: Role = Role.HELPER,
-              **attrs: object) -> Entry:
-    """Make an operator that runs in the precision that the policy gives it."""
-    (source,) = inputs
-    made = operator(op, unique_name(name, names), inputs, source, role, **attrs)
-    made.dtypes, made.decision = [FLOAT32], context.policy.decide(op, made.attrs, source.shape)
+    made = operator("_copy", unique_name(f"{entry.node.name}_native", names), [entry], entry, Role.GUARD)
+    made.dtypes, made.decision = [FLOAT32], context.policy.decide("_copy", made.attrs, entry.shape)
     if data_precision(made, context) == context.target:
         lower_outputs(made, context)
     return Entry(made)
@@ -152,31 +147,9 @@ def _parameter_shapes(node: Node) -> list[tuple[int, ...]]:
     return [*weights, *[(rows,)] * len(weights)]
 
 
-def _fit_rnn(node: Node, names: set[str], context: Context) -> None:
-    """Give a recurrent layer the masks of its dropout, and all outputs: states, and what backward needs."""
-    masks = _masks(node, names, context)
-    node.inputs = [*node.inputs, *masks]
-    node.attrs = {**node.attrs, "masks": str(bool(masks))}
+def _fit_rnn(node: Node) -> None:
+    """Give a recurrent layer all outputs: states, and what backward needs."""
+    node.attrs = {**node.attrs, "masks": "False"}
     node.num_outputs = 4 if node.attrs["mode"] == "lstm" else 3
-    states = node.inputs[len(node.inputs) - len(masks) - 1].shape
     node.dtypes, node.planned = [FLOAT32] * node.num_outputs, []
-    node.shapes = [node.shapes[0], *[states] * (node.num_outputs - 2), None]
-
-
-def _masks(node: Node, names: set[str], context: Context) -> list[Entry]:
-    """Return what the values between layers are multiplied by: MXNet's Dropout of ones, of any length and batch."""
-    share, layers = float(node.attrs.get("p", 0)), integer(node.attrs, "num_layers", 1)
-    if not share or layers == 1:
-        return []
-    length, batch, width = node.shapes[0] or (0, 0, 0)
-
-    def add(op: str, source: Entry, last: int, outputs: int = 1, **attrs: Any) -> Entry:
-        made = _inserted(op, f"{node.name}_mask", [source], names, context, **attrs)
-        shape = (length, batch, last)
-        made.node.num_outputs, made.node.shapes = outputs, [shape] * outputs
-        made.node.dtypes, made.node.planned = made.node.dtypes * outputs, made.node.planned * outputs
-        return made
-
-    ones = add("ones_like", add("slice_axis", node.inputs[0], 1, axis=2, begin=0, end=1), 1)
-    ones = add("broadcast_axis", ones, width, axis=2, size=width)
-    return [add("Dropout", ones, width, outputs=2, p=share) for _ in range(layers - 1)]
+    node.shapes = [node.shapes[0], *[node.inputs[-1].shape] * (node.num_outputs - 2), None]
