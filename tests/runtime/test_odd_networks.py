@@ -9,9 +9,12 @@ from odd_networks import CASES, Case
 
 import gluon_amp as amp
 
-pytestmark = [pytest.mark.machine, pytest.mark.bf16, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.machine, pytest.mark.filterwarnings("ignore")]
 
 WAYS = {"eager": None, "hybridized": {}, "static": {"static_alloc": True, "static_shape": True}}
+# FP32 is rewritten too, on every machine; what is summed in another order differs in the last places.
+CLOSE = {"float32": (1e-4, 1e-4), "bfloat16": (0.03, 0.06)}
+dtypes = pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
 NO_STATIC_SHAPE = {"foreach", "while_loop", "cond", "foreach_outside"}
 
 
@@ -65,28 +68,32 @@ def check(what, expected, found, tolerance):
         assert error <= tolerance, (what, number, error)
 
 
+@dtypes
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
-def test_training(name, way):
+def test_training(name, way, dtype):
     if name == "cond" and way != "eager":
         pytest.skip("MXNet's own gradients of a traced cond are garbage")
+    if (name, way, dtype) == ("itself", "hybridized", "float32"):
+        pytest.skip("MXNet does not differentiate a traced graph that returns its inputs as they are")
     net, data = make(name)
     outputs, slopes = run(net, data)
     _, summed = run(make(name)[0], data, passes=2)
     net, _ = make(name)
     if WAYS[way] is not None:
         net.hybridize(**({} if name in NO_STATIC_SHAPE else WAYS[way]))
-    amp.init("bfloat16")
+    amp.init(dtype)
+    near, steep = CLOSE[dtype]
     for _ in range(2):
         found, gradients = run(net, data)
     if "norm_twice" not in name:
-        check("outputs", outputs, found, 0.03)
-    check("gradients", list(slopes.values()), list(gradients.values()), 0.06)
+        check("outputs", outputs, found, near)
+    check("gradients", list(slopes.values()), list(gradients.values()), steep)
     _, gradients = run(net, data, passes=2)
-    check("accumulated", list(summed.values()), list(gradients.values()), 0.06)
+    check("accumulated", list(summed.values()), list(gradients.values()), steep)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@dtypes
 @pytest.mark.parametrize("name", CASES)
 def test_conversion(name, dtype):
     net, data = make(name)
