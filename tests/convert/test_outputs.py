@@ -239,6 +239,7 @@ def test_a_list_of_low_operators_is_obeyed_for_every_channel_count(channels):
     assert relative(*(run(symbol, args, aux, data=data) + run(converted, new_args, {}, data=data))) < 0.02
 
 
+@pytest.mark.bf16
 def test_but_not_where_the_kernel_is_not_sound():
     symbol = mx.sym.Convolution(mx.sym.var("data"), num_filter=8, kernel=(3, 3), layout="NHWC", name="conv")
     args = {"conv_weight": mx.nd.ones((8, 3, 3, 16)), "conv_bias": mx.nd.zeros(8)}
@@ -246,7 +247,7 @@ def test_but_not_where_the_kernel_is_not_sound():
     assert new_args["conv_weight"].dtype == np.float32
 
 
-@pytest.mark.parametrize("target", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("target", [pytest.param("bfloat16", marks=pytest.mark.bf16), "float16", "float32"])
 def test_float64_networks_stay_float64(target):
     class Net(HybridBlock):
         def __init__(self):
