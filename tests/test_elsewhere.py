@@ -66,6 +66,7 @@ def test_arguments_from_elsewhere_are_answered(call, answer):
         call()
 
 
+@pytest.mark.bf16
 def test_every_spelling_of_a_type_reaches_what_takes_types():
     with amp.autocast(dtype="BF16"):
         assert amp.is_active()
