@@ -79,6 +79,7 @@ lint: $(READY)  ## check style and types
 	$(RUN) -m mypy gluon_amp
 
 native-check: $(READY)  ## run the tests of the C++ operators with the compiler's checks of memory and undefined behaviour
+	$(RUN) -m pip install --quiet wheel
 	CFLAGS='-g -Werror $(SANITIZE)' LDFLAGS='$(SANITIZE)' $(RUN) -W ignore setup.py --quiet build_ext --force \
 		--build-temp build/native-check --build-lib build/native-check
 	GLUON_AMP_NATIVE='$(CURDIR)/build/native-check/gluon_amp/native' ASAN_OPTIONS=detect_leaks=0 \
