@@ -16,7 +16,7 @@ SAFE_ACCUMULATION = "MXNET_SAFE_ACCUMULATION"  # 1: sums of float16 values are k
 # MXNet's own kernels of these add up in the type of their data, unless the variable is set.
 _SUMMING = (*layers.SOFTMAX, *layers.NORMS, "softmin", *arithmetic.SUMS, *arithmetic.NUMPY_SUMS,
             *arithmetic.NORMS_OF_TENSORS)
-_set: set[str] = set()  # by this module
+_before: dict[str, str | None] = {}  # what variables that this module has set were
 
 
 def prepare(policies: Mapping[str, Policy]) -> None:
@@ -39,13 +39,16 @@ def prepare(policies: Mapping[str, Policy]) -> None:
 
 def restore() -> None:
     """Take back what :func:`prepare` set."""
-    while _set:
-        os.environ.pop(_set.pop(), None)
+    for name, value in _before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _before.clear()
 
 
 def _put(name: str, value: str) -> None:
-    if name not in os.environ:
-        _set.add(name)
+    _before.setdefault(name, os.environ.get(name))
     os.environ[name] = value
 
 

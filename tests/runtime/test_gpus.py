@@ -68,6 +68,14 @@ class TestDriver:
         amp.deinit()
         assert os.environ["MXNET_USE_FUSION"] == "0"
 
+    def test_who_has_switched_it_on_gets_that_back(self, told, monkeypatch):
+        told(AMPERE, driver=(11, 4))
+        monkeypatch.setenv("MXNET_USE_FUSION", "1")
+        warned(amp.init)
+        assert os.environ["MXNET_USE_FUSION"] == "0"
+        amp.deinit()
+        assert os.environ["MXNET_USE_FUSION"] == "1"
+
     def test_one_that_does_not_work_leaves_the_cpu_usable(self, told, monkeypatch):
         def fail():
             raise mx.MXNetError("Traceback:\n  File base.h\nMXNetError: Check failed:  CUDA: unknown error")
