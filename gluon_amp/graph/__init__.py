@@ -1,9 +1,9 @@
 """Symbol graphs, their attributes, and edits of them. No MXNet."""
 from __future__ import annotations
 
-from .edit import CAST, Readers, cast, cast_nodes, operator, redirect, unique_name
+from .edit import CAST, Readers, cast, cast_nodes, named_by, operator, redirect, unique_name
 from .graph import VARIABLE, Entry, Graph, Node, Role
 from .subgraphs import inline_cached_ops
 
 __all__ = ["CAST", "VARIABLE", "Entry", "Graph", "Node", "Readers", "Role", "cast", "cast_nodes",
-           "inline_cached_ops", "operator", "redirect", "unique_name"]
+           "inline_cached_ops", "named_by", "operator", "redirect", "unique_name"]

@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Iterator
 
 from .graph import Entry, Graph, Node, Role
 
-__all__ = ["CAST", "Readers", "cast", "cast_nodes", "operator", "redirect", "unique_name"]
+__all__ = ["CAST", "Readers", "cast", "cast_nodes", "named_by", "operator", "redirect", "unique_name"]
 
 CAST = "amp_cast"
 
@@ -23,6 +24,19 @@ def unique_name(base: str, taken: set[str]) -> str:
         name, count = f"{base}{count}", count + 1
     taken.add(name)
     return name
+
+
+def named_by(tensor: str) -> Iterator[str]:
+    """Yield the names that the node of a tensor may have: the engine appends that of the output, or of the input.
+
+    Examples
+    --------
+    >>> list(named_by('fc_fwd_output'))
+    ['fc_fwd', 'fc']
+    """
+    while "_" in tensor:
+        tensor = tensor.rpartition("_")[0]
+        yield tensor
 
 
 def operator(op: str, name: str, inputs: list[Entry], like: Entry, role: Role = Role.HELPER, **attrs: object) -> Node:

@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..graph import Node, Role
+from ..graph import Node, Role, named_by
 from .plans import Plan
 
 __all__ = ["executor_callback", "operator_callback"]
@@ -65,13 +65,8 @@ class _Observer:
         return _handed_over(array, name, self.ops.get(known.name, known.op), is_own)
 
     def _owner(self, name: str) -> Node | None:
-        """Return the node that a tensor belongs to: the engine appends the name of the output, or of the input."""
-        end = len(name)
-        while end > 0:
-            if name[:end] in self.nodes:
-                return self.nodes[name[:end]]
-            end = name.rfind("_", 0, end)
-        return None
+        """Return the node that a tensor belongs to; a variable's tensor has its very name."""
+        return next((self.nodes[each] for each in (name, *named_by(name)) if each in self.nodes), None)
 
 
 def _handed_over(array: NDArray, name: bytes, op: str, is_own: bool) -> _Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from mxnet.gluon import Block
 
 from ...dtypes import FLOAT32
-from ...graph import Entry, Graph, Node, Role
+from ...graph import Entry, Graph, Node, Role, named_by
 from ...rules import KEEP, Policy, precision
 from ..recording.engine import Output
 from ..recording.events import FLOATS
@@ -73,12 +73,7 @@ def _pairs(traced: Graph, ran: Sequence[Ran]) -> Iterator[tuple[Node, Ran]]:
 
 def _node_name(output: Output, known: Mapping[tuple[str, str], Any]) -> str:
     """Return the longest prefix of an output's name that is the name of a node."""
-    name = output.name
-    while "_" in name:
-        name = name.rpartition("_")[0]
-        if (output.op, name) in known:
-            return name
-    return ""
+    return next((name for name in named_by(output.name) if (output.op, name) in known), "")
 
 
 def _add_backward(outputs: Sequence[Output], by_name: Mapping[tuple[str, str], list[Ran]], captured: Captured) -> None:
