@@ -98,6 +98,14 @@ def gradients(net, data, passes=1, scale=1):
             if parameter.grad_req != "null"}
 
 
+def accumulated(net, data, passes):
+    """Gradients added up over several passes, as `gradients` gives those of one."""
+    for parameter in net.collect_params().values():
+        if parameter.grad_req != "null":
+            parameter.grad_req = "add"
+    return gradients(net, data, passes)
+
+
 def outputs_of(net, data):
     result = net(data)
     return [output.asnumpy() for output in (result if isinstance(result, (list, tuple)) else [result])]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from networks import BF16_EPS, conv_net, gradients, ready, relative, worst
+from networks import BF16_EPS, accumulated, conv_net, gradients, ready, relative, worst
 
 import gluon_amp as amp
 from gluon_amp import passes
@@ -39,10 +39,7 @@ class TestHybridized:
         net, data = ready(conv_net(), SHAPE, **flags)
         amp.init("bfloat16")
         single = gradients(net, data)
-        for parameter in net.collect_params().values():
-            if parameter.grad_req != "null":
-                parameter.grad_req = "add"
-        tripled = gradients(net, data, passes=3)
+        tripled = accumulated(net, data, passes=3)
         assert worst({name: 3 * value for name, value in single.items()}, tripled)[0] < 2 * BF16_EPS
 
     def test_accumulated_gradients_of_the_data_are_kept(self, flags):
