@@ -29,9 +29,9 @@ ROUNDS = 5
 
 def compiled(headers: str, folder: str) -> Path:
     """Compile the stage and return the program."""
-    from gluon_amp.native.loader import _onednn_files
+    from gluon_amp.native.loader import onednn_files
 
-    library = next(_onednn_files(), None)
+    library = next(onednn_files(), None)
     if library is None or not (Path(headers) / "dnnl.hpp").exists():
         raise UsageError(f"expected oneDNN 3.2's library, which onednn-cpu-gomp brings, and dnnl.hpp in {headers}")
     program = Path(folder) / "stage"

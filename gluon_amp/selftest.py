@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -98,10 +99,18 @@ def _fusion(device: mx.Context, found: Support) -> Iterator[Finding]:
     yield _compared("fusion", "elementwise operators", net(mx.nd.array(values)).asnumpy(), wanted, 1e-5)
 
 
+def _low_type(found: Support) -> str | None:
+    return found.dtype if found.dtype != FLOAT32 else found.on_request
+
+
+def _nothing_low(section: str, found: Support) -> Finding:
+    return Finding(section, "all", SKIPPED, f"nothing runs in low precision here: {found.reason}")
+
+
 def _operators(device: mx.Context, found: Support) -> Iterator[Finding]:
-    low = found.dtype if found.dtype != FLOAT32 else found.on_request
+    low = _low_type(found)
     if low is None:
-        yield Finding("operators", "all", SKIPPED, f"nothing runs in low precision here: {found.reason}")
+        yield _nothing_low("operators", found)
         return
     policy = Policy(low)
     names = [name for name in sampled_operators() if _low_condition(name, policy) is not None]
@@ -234,9 +243,9 @@ _NETWORKS = {"convolutional": _convolutional, "dense": _dense, "recurrent": _rec
 
 
 def _timing(device: mx.Context, found: Support) -> Iterator[Finding]:
-    low = found.dtype if found.dtype != FLOAT32 else found.on_request
+    low = _low_type(found)
     if low is None:
-        yield Finding("timing", "all", SKIPPED, f"nothing runs in low precision here: {found.reason}")
+        yield _nothing_low("timing", found)
         return
     for name, (op, attrs, shapes) in _KERNELS.items():
         timer = partial(time_in_both, op, attrs, shapes, low, True, 5, device)
@@ -256,8 +265,6 @@ def _timed(name: str, low: str, timer: Callable[[], tuple[float, float]]) -> Fin
 
 def _time_detector(device: mx.Context, low: str) -> tuple[float, float]:
     """Time a training step of a small detector, both ways in turns."""
-    import time
-
     net = nn.HybridSequential()
     for channels in (32, 64, 128):
         net.add(nn.Conv2D(channels, 3, strides=2, padding=1), nn.BatchNorm(), nn.Activation("relu"))

@@ -16,7 +16,7 @@ from mxnet.base import MXNetError
 
 from .._mxnet.libraries import load_library
 
-__all__ = ["Library", "is_available", "load"]
+__all__ = ["Library", "is_available", "load", "onednn_files"]
 
 VARIABLE = "GLUON_AMP_NATIVE"
 _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_sgd", "_gluon_amp_sgd_momentum",
@@ -83,7 +83,7 @@ def _load_onednn(core: Library) -> Library:
     """Load oneDNN for the core library alone, because MXNet has another version."""
     missing = core.missing
     if not missing:
-        path = next(_onednn_files(), None)
+        path = next(onednn_files(), None)
         try:
             ctypes.CDLL(str(path or _ONEDNN_FILE), mode=os.RTLD_LOCAL)
         except OSError as error:
@@ -91,7 +91,7 @@ def _load_onednn(core: Library) -> Library:
     return Library("onednn", frozenset() if missing else _ONEDNN, missing)
 
 
-def _onednn_files() -> Iterator[Path]:
+def onednn_files() -> Iterator[Path]:
     """Find the library of the oneDNN package, which lies outside of the folders of Python packages."""
     try:
         files = metadata.files(_ONEDNN_PACKAGE) or []

@@ -211,11 +211,9 @@ def _widened(original: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: i
     if not users or not {0, low}.intersection(flags):
         return inputs
     widened = list(inputs)
-    for i in users:  # not by amp_cast, which loses gradients that accumulate
-        if flags[i] == TYPE_FLAGS[FLOAT16]:
-            widened[i] = original(handle_of("Cast"), [inputs[i]], ["dtype"], [FLOAT32], None, is_np_op, False)
-        else:
-            widened[i] = original(handle_of("amp_cast"), [inputs[i]], ["dtype"], [FLOAT32], None, is_np_op, False)
+    for i in users:  # amp_cast loses gradients that accumulate, and Cast does not know bfloat16
+        op = "Cast" if flags[i] == TYPE_FLAGS[FLOAT16] else "amp_cast"
+        widened[i] = original(handle_of(op), [inputs[i]], ["dtype"], [FLOAT32], None, is_np_op, False)
     return widened
 
 
