@@ -27,7 +27,8 @@ from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import PolicyError
 from ..graph.attrs import TYPE_FLAGS
 from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Decision, Policy, precision
-from ..rules.decision import SWITCHED_OFF
+from ..rules.decision import FOR_SECOND_GRADIENTS, SWITCHED_OFF
+from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
 from .zero_gradients import make_saving_invoke
 
 __all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release", "returns_fp32",
@@ -58,6 +59,8 @@ class Frame(threading.local):
         The ids of the blocks that are excluded in the outermost block's call.
     parts : dict
         The ids of the blocks inside networks that were given to ``initialize``, where the outermost block is none.
+    data_gradients : bool
+        Whether gradients with respect to the data of the outermost block's call are recorded.
     """
 
     def __init__(self) -> None:
@@ -66,6 +69,7 @@ class Frame(threading.local):
         self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] | None = None
         self.excluded: set[int] = set()
         self.parts: dict[int, Any] = {}
+        self.data_gradients = False
 
 
 frame = Frame()
@@ -231,6 +235,9 @@ class _Call(NamedTuple):
             handle = self.policy.twins[handle]
             operator = self.policy.operators[handle]
         rule = self.policy.decide(operator, inputs, keys, values)
+        if (rule.rule == LOWER and operator.name in TWICE_DIFFERENTIABLE
+                and (frame.data_gradients or not frame.blocks and are_recorded(inputs[:1]))):
+            rule = FOR_SECOND_GRADIENTS
         if rule.rule != KEEP and _LOW.difference((self.policy.flag,)).intersection(flags):
             inputs = _widened(self.original, inputs, self.is_np_op, self.policy.flag)
             flags = [_flag(array) for array in inputs]
