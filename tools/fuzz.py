@@ -28,7 +28,8 @@ from fuzz_programs import EXACT, FLOAT, Program
 
 import gluon_amp as amp
 
-DTYPES = {"ways": ("bfloat16", "float16", "float32"), "conversion": ("float32", "bfloat16"), "first_call": ("bfloat16",),
+DTYPES = {"ways": ("bfloat16", "float16", "float32"), "conversion": ("float32", "bfloat16"),
+          "first_call": ("bfloat16",),
           "executor": ("bfloat16", "float32"), "symbols": ("bfloat16", "float32"), "imported": ("bfloat16",)}
 ENDED = "the process ended"
 

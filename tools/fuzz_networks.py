@@ -15,8 +15,8 @@ from mxnet import autograd, gluon
 from gluon_amp.passes.native_operators import REPLACEMENTS
 from gluon_amp.runtime import eager_native
 
-__all__ = ["SHAPES", "WAYS", "Wrong", "apply_amp", "check_stock", "compare", "cotangent", "data", "gradients", "hybridize",
-           "native_operators", "network", "outputs", "reset_statistics", "tolerances"]
+__all__ = ["SHAPES", "WAYS", "Wrong", "apply_amp", "check_stock", "compare", "cotangent", "data", "gradients",
+           "hybridize", "native_operators", "network", "outputs", "reset_statistics", "tolerances"]
 
 WAYS: dict[str, dict[str, Any] | None] = {"eager": None, "hybridized": {}, "static": {"static_alloc": True},
                                           "static shape": {"static_alloc": True, "static_shape": True},
@@ -100,7 +100,7 @@ def outputs(net: Callable, arguments: Sequence[mx.nd.NDArray]) -> list[np.ndarra
 
 def gradients(net: gluon.HybridBlock, arguments: Sequence[mx.nd.NDArray], exact: bool, passes: int = 1
               ) -> dict[str, np.ndarray]:
-    """Differentiate a sum of the outputs with fixed weights, with respect to parameters and data; add up over passes."""
+    """Differentiate a weighted sum of the outputs with respect to parameters and data; add up over passes."""
     found = {name: one for name, one in net.collect_params().items() if one.grad_req != "null"}
     for one in found.values():
         one.grad_req = "add" if passes > 1 else "write"

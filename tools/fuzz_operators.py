@@ -196,19 +196,19 @@ def _recurrent(make: _Maker) -> None:
             f"state_size={size}, num_layers={layers}, mode='{mode}', bidirectional={directions == 2}")
     if make.random.random() < 0.5:
         text = f"F.swapaxes({call}), 0, 1)"
-    else:
-        text = (f"F.swapaxes(F.broadcast_add((r := {call}, state_outputs=True))[0], F.slice_axis(F.concat(r[1], r[1], "
-                f"dim=2), axis=0, begin=0, end=1)), 0, 1)" if directions == 2 else
-                f"F.swapaxes(F.broadcast_add((r := {call}, state_outputs=True))[0], F.slice_axis(r[1], axis=0, begin=0, "
-                "end=1)), 0, 1)")
+    else:  # the states are read, too
+        last = "F.concat(r[1], r[1], dim=2)" if directions == 2 else "r[1]"
+        text = (f"F.swapaxes(F.broadcast_add((r := {call}, state_outputs=True))[0], "
+                f"F.slice_axis({last}, axis=0, begin=0, end=1)), 0, 1)")
     make.add((source,), text, kind._replace(channels=size * directions), *weights, *biases)
 
 
 def _positions(make: _Maker) -> None:
     source = make.pick("seq")
     kind = make.kinds[source]
-    lookup = make.random.choice(("F.Embedding(F.contrib.arange_like({0}, axis=1), <0>, input_dim=200, output_dim=%d)"
-                                 % kind.channels, "F.take(<0>, F.contrib.arange_like({0}, axis=1))"))
+    lookup = make.random.choice((
+        f"F.Embedding(F.contrib.arange_like({{0}}, axis=1), <0>, input_dim=200, output_dim={kind.channels})",
+        "F.take(<0>, F.contrib.arange_like({0}, axis=1))"))
     make.add((source,), f"F.broadcast_add({{0}}, F.expand_dims({lookup}, axis=0))", kind,
              make.weight("e", (200, kind.channels)))
 
@@ -252,8 +252,8 @@ def _product(make: _Maker) -> None:
     out = make.random.choice(CHANNELS)
     shape = (out, kind.channels) if kind.name == "flat" else (kind.channels, out)
     text = ("F.dot({0}, <0>, transpose_b=True)" if kind.name == "flat" else
-            "F.linalg_gemm2(F.expand_dims({0}, axis=1), F.broadcast_like(F.reshape(<0>, (1, 1, %d, %d)), F.expand_dims("
-            "{0}, axis=1), lhs_axes=(0,), rhs_axes=(0,)))" % shape)
+            f"F.linalg_gemm2(F.expand_dims({{0}}, axis=1), F.broadcast_like(F.reshape(<0>, {(1, 1, *shape)}), "
+            "F.expand_dims({0}, axis=1), lhs_axes=(0,), rhs_axes=(0,)))")
     if kind.name == "seq":
         text = f"F.squeeze({text}, axis=1)"
     make.bounded(make.add((source,), text, kind._replace(channels=out), make.weight("w", shape)))
@@ -280,9 +280,9 @@ def _group_norm(make: _Maker) -> None:
 def _sequence_batch_norm(make: _Maker) -> None:
     source = make.pick(make.random.choice(("seq", "flat")))
     channels = make.kinds[source].channels
-    make.add((source,), "F.BatchNorm({0}, <0>, <1>, <2>, <3>, fix_gamma=%s, axis=%s)" % (
-        make.random.random() < 0.5, -1 if make.kinds[source].name == "seq" else 1), make.kinds[source],
-        *(make.weight(role, (channels,)) for role in ("gamma", "beta", "mean", "var")))
+    fixed, axis = make.random.random() < 0.5, -1 if make.kinds[source].name == "seq" else 1
+    make.add((source,), f"F.BatchNorm({{0}}, <0>, <1>, <2>, <3>, fix_gamma={fixed}, axis={axis})", make.kinds[source],
+             *(make.weight(role, (channels,)) for role in ("gamma", "beta", "mean", "var")))
 
 
 _COMMON = [_convolution, _convolution, _convolution, _dense, _dense, _to_flat, _to_sequence, _concat, _slice, _pooling,
@@ -293,25 +293,31 @@ _COMMON = [_convolution, _convolution, _convolution, _dense, _dense, _to_flat, _
                    "end=2), axis=0)", "F.slice_like({0}, {1})", "F.reshape_like({0}, {1})"),
            _unary("F.relu({0})", "F.Activation({0}, act_type='relu')", "F.clip({0}, a_min=0, a_max=6)"),
            _unary("F.abs({0})", "-{0}", "F.identity({0})", "F.Dropout({0}, p=0.0)", "F.clip({0}, a_min=-2, a_max=2)",
-                  "F.BlockGrad(F.slice_axis({0}, axis=0, begin=0, end=None))", "F.flip({0}, axis=1)", "F.cast(F.cast({0}, dtype='float64') * 0.5, dtype='float32') "
-                  "* 2", "F.cast(F.cast({0}, dtype='float16') * 2, dtype='float32') * 0.5"),
+                  "F.BlockGrad(F.slice_axis({0}, axis=0, begin=0, end=None))", "F.flip({0}, axis=1)",
+                  "F.cast(F.cast({0}, dtype='float64') * 0.5, dtype='float32') * 2",
+                  "F.cast(F.cast({0}, dtype='float16') * 2, dtype='float32') * 0.5"),
            _unary("F.depth_to_space(F.space_to_depth({0}, block_size=2), block_size=2)",
                   "F.slice({0}, begin=(None, None, 1, 1), end=(None, None, None, None)).pad(mode='constant', "
                   "pad_width=(0, 0, 0, 0, 1, 0, 1, 0))", "F.broadcast_sub({0}, F.max({0}, axis=1, keepdims=True))",
                   "F.SwapAxis(F.SwapAxis({0}, dim1=1, dim2=2), dim1=1, dim2=2)", kinds=("map",)),
            _unary("F.SequenceReverse({0})", "F.expand_dims({0}, axis=1).squeeze(axis=1)",
                   "F.broadcast_add(F.sum(F.tile({0}, reps=(1, 1, 2)), axis=2, keepdims=True) * 0, {0})",
-                  "F.repeat({0}, repeats=2, axis=1).slice(begin=(None, 1, None), end=(None, None, None), step=(1, 2, 1))", kinds=("seq",))]
+                  "F.slice(F.repeat({0}, repeats=2, axis=1), begin=(None, 1, None), end=(None, None, None), "
+                  "step=(1, 2, 1))", kinds=("seq",))]
 _EXACT = [_binary("F.maximum({0}, {1})")]
 _INEXACT = [_batch_norm, _batch_norm, _norm, _norm, _scaled, _excite, _attention, _attention, _recurrent, _recurrent,
             _positions, _heads, _group_norm, _sequence_batch_norm, _binary("{0} * F.tanh({1})"),
-            _binary("F.elemwise_mul(F.sigmoid({0}), {1})", "{0} / (F.abs({1}) + 1)", "F.broadcast_hypot({0}, F.abs({1}) + 1) * 0.5"),
-            _unary(*(f"F.Activation({{0}}, act_type='{kind}')" for kind in ("sigmoid", "tanh", "softrelu", "softsign"))),
+            _binary("F.elemwise_mul(F.sigmoid({0}), {1})", "{0} / (F.abs({1}) + 1)",
+                    "F.broadcast_hypot({0}, F.abs({1}) + 1) * 0.5"),
+            _unary(*(f"F.Activation({{0}}, act_type='{kind}')"
+                     for kind in ("sigmoid", "tanh", "softrelu", "softsign"))),
             _unary("F.LeakyReLU({0}, act_type='leaky', slope=0.1)", "F.LeakyReLU({0}, act_type='elu', slope=0.5)",
                    "F.LeakyReLU({0}, act_type='gelu')", "F.LeakyReLU({0}, act_type='selu')"),
             _unary("{0} * 0.5", "{0} + 0.5", "F.tanh({0})", "F.exp(-F.abs({0}))", "F.square(F.tanh({0}))",
-                   "F.sqrt(F.abs({0}) + 1)", "F.sigmoid({0})", "F.erf({0})", "F.log(F.abs({0}) + 1)", "F.log1p(F.abs({0}))",
-                   "F.smooth_l1({0}, scalar=1)", "F.arctan({0})", "F.rsqrt(F.square({0}) + 1)", "F.cbrt(F.abs({0}) + 1)",
+                   "F.sqrt(F.abs({0}) + 1)", "F.sigmoid({0})", "F.erf({0})", "F.log(F.abs({0}) + 1)",
+                   "F.log1p(F.abs({0}))",
+                   "F.smooth_l1({0}, scalar=1)", "F.arctan({0})", "F.rsqrt(F.square({0}) + 1)",
+                   "F.cbrt(F.abs({0}) + 1)",
                    "F.hard_sigmoid({0})", "F.softsign({0})", "F.contrib.div_sqrt_dim({0})",
                    "F.broadcast_div({0}, F.sum(F.abs({0}), axis=1, keepdims=True) + 1) * 4",
                    "F.broadcast_sub({0}, F.mean({0}, axis=1, keepdims=True))",

@@ -95,7 +95,7 @@ def check_executor(program: Program, dtype: str) -> None:
 
 def _predict(symbol: mx.sym.Symbol, arguments: Mapping[str, Any], auxiliary: Mapping[str, Any],
              feeds: Sequence[Mapping[str, mx.nd.NDArray]]) -> list[list[np.ndarray]]:
-    """Run a symbol by a module that is told the shapes of data, as deployed models are; without MXNet's faulty fusion."""
+    """Run a symbol by a module that is told the shapes of data, as deployed models are, without MXNet's fusion."""
     module = mx.mod.Module(symbol, data_names=sorted(feeds[0]), label_names=None)
     with environment("MXNET_SUBGRAPH_BACKEND", "NONE"):
         module.bind([(name, feeds[0][name].shape) for name in sorted(feeds[0])], for_training=False)

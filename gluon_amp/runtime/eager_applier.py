@@ -236,7 +236,7 @@ class _Call(NamedTuple):
             operator = self.policy.operators[handle]
         rule = self.policy.decide(operator, inputs, keys, values)
         if (rule.rule == LOWER and operator.name in TWICE_DIFFERENTIABLE
-                and (frame.data_gradients or not frame.blocks and are_recorded(inputs[:1]))):
+                and (frame.data_gradients or (not frame.blocks and are_recorded(inputs[:1])))):
             rule = FOR_SECOND_GRADIENTS
         if rule.rule != KEEP and _LOW.difference((self.policy.flag,)).intersection(flags):
             inputs = _widened(self.original, inputs, self.is_np_op, self.policy.flag)

@@ -100,7 +100,7 @@ class RewritingCachedOp:
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""
         state = controller.rewriter(self.traced)
-        unchanged = state is None or frame.data_gradients and self._gives_second_gradients(args)
+        unchanged = state is None or (frame.data_gradients and self._gives_second_gradients(args))
         variant = None if unchanged else self._variant(state, args)  # type: ignore[arg-type]
         operation = self._stock() if variant is None else variant.operation
         if self._hook:

@@ -282,6 +282,17 @@ def test_float64_networks_stay_float64(target):
         assert {parameter.dtype for parameter in converted.collect_params().values()} == {np.float64}
 
 
+@pytest.mark.parametrize("target", ["float16", "float32"])
+def test_float64_networks_whose_first_layer_has_a_bias_and_no_dense_layer_behind(target):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=4), nn.BatchNorm(in_channels=8))
+    net.initialize(mx.init.Xavier())
+    net.cast("float64")
+    data = mx.nd.random.normal(shape=(2, 4, 6, 6)).astype("float64")
+    expected = net(data).asnumpy()
+    assert relative(expected, amp.convert_hybrid_block(net, target)(data).asnumpy()) < 1e-12
+
+
 class TestParametersOfAnotherNetwork:
     def model(self, channels=16, hidden=8):
         x = normalised(layer(layer(mx.sym.var("data")), "second", 24))
