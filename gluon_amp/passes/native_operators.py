@@ -20,7 +20,7 @@ from ..graph.attrs import integer, is_set
 from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
 
-__all__ = ["REPLACEMENTS", "is_needed", "run"]
+__all__ = ["NATIVE", "REPLACEMENTS", "is_needed", "run"]
 
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 _NARROW = 16  # values in a row of a normalisation, below which its sums cannot be vectorised
@@ -81,6 +81,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, _is_simple_rnn),
 }
+NATIVE = frozenset(each.op for each in REPLACEMENTS.values())
 
 
 def run(graph: Graph, context: Context) -> int:
@@ -95,7 +96,7 @@ def run(graph: Graph, context: Context) -> int:
         node.inputs = [_guarded(entry, readers, names, context) for entry in node.inputs]
         node.replaced, node.op = node.op, each.op
         if node.replaced == "RNN":
-            _fit_rnn(node)
+            _fit_rnn(node, context)
         else:
             node.num_outputs = 1
             node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
@@ -112,6 +113,8 @@ def _gains(node: Node, replacement: Replacement) -> bool:
 
 def _guarded(entry: Entry, readers: Readers, names: set[str], context: Context) -> Entry:
     """Return the tensor behind an identity where its gradient may be a sum."""
+    if not context.recorded:
+        return entry
     accumulates = entry.node.is_variable and entry.node.name in context.guarded
     if not accumulates and len(readers.of(entry)) == 1 and not readers.is_head(entry):
         return entry
@@ -147,9 +150,10 @@ def _parameter_shapes(node: Node) -> list[tuple[int, ...]]:
     return [*weights, *[(rows,)] * len(weights)]
 
 
-def _fit_rnn(node: Node) -> None:
+def _fit_rnn(node: Node, context: Context) -> None:
     """Give a recurrent layer all outputs: states, and what backward needs."""
-    node.attrs = {**node.attrs, "masks": "False"}
-    node.num_outputs = 4 if node.attrs["mode"] == "lstm" else 3
+    node.attrs = {**node.attrs, "masks": "False", "training": str(context.recorded)}
+    states = 2 if node.attrs["mode"] == "lstm" else 1
+    node.num_outputs = 1 + states + context.recorded
     node.dtypes, node.planned = [FLOAT32] * node.num_outputs, []
-    node.shapes = [node.shapes[0], *[node.inputs[-1].shape] * (node.num_outputs - 2), None]
+    node.shapes = [node.shapes[0], *[node.inputs[-1].shape] * states, *[None] * context.recorded]

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
+from mxnet.base import MXNetError
 from mxnet.executor import Executor
 
 from .observers import executor_callback
@@ -48,6 +49,8 @@ class PlannedExecutor(Executor):
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
         """Return an executor for other shapes that shares memory with this one, as MXNet's does."""
+        if self.plan.is_native:
+            kwargs = self._all_shapes(kwargs, partial_shaping)
         made = super().reshape(partial_shaping, allow_up_sizing, **kwargs)
         symbol = self.planner.traced.symbol
         arrays = {**dict(zip(symbol.list_arguments(), made.arg_arrays)),
@@ -61,6 +64,21 @@ class PlannedExecutor(Executor):
         if self._callback is not None:
             made.set_monitor_callback(self._callback, self._monitor_all)
         return made
+
+    def _all_shapes(self, given: Mapping[str, tuple[int, ...]], may_change: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all inputs, which MXNet cannot infer from operators of a library."""
+        symbol = self.planner.traced.symbol
+        arguments, _, auxiliary = symbol.infer_shape(**given)
+        if arguments is None:
+            raise MXNetError(f"expected shapes from which those of all inputs follow, received {dict(given)}")
+        names = symbol.list_arguments() + symbol.list_auxiliary_states()
+        found = dict(zip(names, [*arguments, *auxiliary]))
+        changed = [name for name, array in zip(names, [*self.arg_arrays, *self.aux_arrays])
+                   if name not in given and found[name] != array.shape]
+        if changed and not may_change:
+            raise MXNetError(f"the shape of {', '.join(changed)} changes, which was not given: give it, or "
+                             "partial_shaping=True")
+        return {**found, **given}
 
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
         """Call a function with the name and handle of every output of the user's symbol, in the user's types."""

@@ -20,20 +20,21 @@ import functools
 import threading
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, Callable, ContextManager, Iterator
+from typing import Any, Callable, ContextManager, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.ndarray import register
+from mxnet.ndarray.sparse import BaseSparseNDArray
 from mxnet.symbol import register as symbol_register
 
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, make_symbol_creator, outermost_trace
 from ..dtypes import FLOAT32
-from ..graph.attrs import DTYPE
+from ..graph.attrs import DTYPE, STORAGE
 from .eager_applier import frame, is_low, make_invoke, release
 from .eager_native import make_native_invoke
 from .executors import PlannedExecutor, Planner
@@ -266,7 +267,11 @@ def _make_bind(original: Callable) -> Callable:
         arrays = {**_by_name(args, symbol.list_arguments()), **_by_name(aux_states, symbol.list_auxiliary_states())}
         dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in arrays.items()}
-        planner = Planner(state, Traced(symbol), _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req), original)
+        dense = not any(isinstance(array, BaseSparseNDArray)
+                        for array in (*arrays.values(), *_by_name(args_grad, symbol.list_arguments()).values()))
+        inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req, dense)
+        planner = Planner(state, Traced(symbol), inputs._replace(recorded=inputs.recorded and bool(args_grad)),
+                          original)
         try:
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
@@ -286,7 +291,7 @@ def _make_simple_bind(original: Callable) -> Callable:
         try:
             dtypes = _inferred_dtypes(symbol, type_dict or {})
             shapes = _inferred_shapes(symbol, kwargs)
-            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)
+            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req, not _has_sparse(symbol, rest, kwargs))
             planner = Planner(state, Traced(symbol), inputs, original_bind())
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
@@ -295,6 +300,8 @@ def _make_simple_bind(original: Callable) -> Callable:
         if plan.symbol is not None:
             # Behind a cast MXNet cannot infer the type of a variable: say it.
             type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
+            if plan.is_native:
+                kwargs = {**kwargs, **shapes}  # MXNet cannot infer them from operators of a library
         executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)
         return PlannedExecutor.of(executor, planner, plan)
     return simple_bind
@@ -307,13 +314,20 @@ def original_bind() -> Callable:
 
 
 def _inputs(symbol: mx.sym.Symbol, device: str, dtypes: dict[str, str | None],
-            shapes: dict[str, tuple[int, ...]], grad_req: Any) -> Inputs:
+            shapes: dict[str, tuple[int, ...]], grad_req: Any, dense: bool) -> Inputs:
     names = tuple(symbol.list_inputs())
     arguments = symbol.list_arguments()
     requests = _by_name([grad_req] * len(arguments) if isinstance(grad_req, str) else grad_req, arguments)
     guarded = frozenset(name for name, request in requests.items() if request == "add")
     return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
-                  device, guarded)
+                  device, guarded, dense=dense and all(name in shapes for name in names),
+                  recorded=any(request != "null" for request in requests.values()))
+
+
+def _has_sparse(symbol: mx.sym.Symbol, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether ``simple_bind`` is asked for sparse arrays."""
+    asked = rest[0] if rest else kwargs.get("stype_dict")
+    return bool(asked) or any(STORAGE in attrs for attrs in symbol.attr_dict().values())
 
 
 def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
