@@ -13,7 +13,7 @@ from mxnet.gluon import SymbolBlock
 from .._mxnet.blocks import load_parameters
 from .._mxnet.symbols import to_graph
 from ..convert.convert import Conversion, conversion_of
-from ..convert.files import load_model
+from ..convert.model_files import load_model
 from ..dtypes import normalize
 from ..errors import AmpError, DTypeError, GraphError
 from ..passes import list_passes
@@ -46,17 +46,11 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def data_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Read ``name:1,3,224,224``.
-
-    Examples
-    --------
-    >>> data_shape('data:1,3,8,8')
-    ('data', (1, 3, 8, 8))
-    """
-    found = re.fullmatch(r"(.+):([1-9]\d*(?:,[1-9]\d*)*)", text)
-    if found is None:
+    """Read ``name:1,3,224,224``."""
+    match = re.fullmatch(r"(.+):([1-9]\d*(?:,[1-9]\d*)*)", text)
+    if match is None:
         raise argparse.ArgumentTypeError(f"expected a name and a shape, as in data:1,3,224,224, received {text!r}")
-    return found[1], tuple(map(int, found[2].split(",")))
+    return match[1], tuple(map(int, match[2].split(",")))
 
 
 def dtype_name(text: str) -> str:
@@ -153,5 +147,5 @@ def base_name(symbol_file: str) -> str:
 
 def epoch_of(params_file: str) -> int:
     """Return the number in the name of a parameter file, 0 without one."""
-    found = re.search(r"-(\d{4,})\.params$", params_file)
-    return int(found[1]) if found else 0
+    match = re.search(r"-(\d{4,})\.params$", params_file)
+    return int(match[1]) if match else 0

@@ -6,7 +6,8 @@ import textwrap
 from typing import Any, Iterable
 
 from ..convert.convert import Conversion
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..convert.options import drawback
+from ..dtypes import FLOAT16, FLOAT32, FOREIGN_BFLOAT16
 from ..runtime.devices import device_supports
 
 __all__ = ["counted", "done", "filled", "print_facts", "runs_here"]
@@ -50,10 +51,7 @@ def runs_here(dtype: str) -> str | None:
         return None
     if dtype == FLOAT16:
         return "this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
-    found = supports["cpu"].requested(BFLOAT16)
-    if found is None:
-        return f"this machine cannot run a bfloat16 network: {supports['cpu'].reason}"
-    return f"this machine runs a bfloat16 network slower than FP32: {found.reason}"
+    return drawback(dtype, supports["cpu"].requested(dtype) or FOREIGN_BFLOAT16, supports["cpu"])
 
 
 def filled(text: str, indent: int = 0) -> str:
