@@ -21,6 +21,8 @@ from ..passes import list_passes
 __all__ = ["add_conversion_arguments", "add_file_arguments", "count", "data_shape", "data_shapes", "inputs_of",
            "named_errors", "read_model", "record_of", "refuse_converted", "required_shapes", "runnable", "split_names"]
 
+_PARAMETERS = ("_weight", "_bias", "_gamma", "_beta", "_running_mean", "_running_var")  # how Gluon's names end
+
 Model = Any  # (Symbol, dict of parameters, dict of auxiliary states)
 
 
@@ -86,11 +88,20 @@ def required_shapes(args: argparse.Namespace, model: Model) -> dict[str, tuple[i
     if unknown is not None:
         raise GraphError(f"{args.symbol}: the network has no input {unknown!r}, only {', '.join(inputs)}")
     missing = [name for name in inputs if name not in shapes]
+    unread = [name for name in {**model[1], **model[2]} if name not in model[0].list_inputs()]
+    lacking = [name for name in missing if name.endswith(_PARAMETERS)]
+    if lacking and unread:
+        raise GraphError(f"{args.symbol} and {args.params} do not belong together: the parameters lack "
+                         f"{_some(lacking)}, which the network reads, and hold {_some(unread)}, which it does not")
     if missing or not shapes:
         options = " ".join(f"--data {name}:1,3,224,224" for name in missing or ["data"])
         raise GraphError(f"{args.symbol}: expected the shape of every input. Add {options}, with the network's own "
                          "shape")
     return shapes
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
 
 
 def inputs_of(model: Model) -> list[str]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from typing import Any, Iterable
 
@@ -10,7 +11,7 @@ from ..convert.options import drawback
 from ..dtypes import FLOAT16, FLOAT32, FOREIGN_BFLOAT16
 from ..runtime.devices import device_supports
 
-__all__ = ["counted", "done", "filled", "print_facts", "runs_here"]
+__all__ = ["complain", "counted", "done", "filled", "print_facts", "runs_here"]
 
 # Of one and of several.
 _STEPS = {
@@ -57,6 +58,14 @@ def runs_here(dtype: str) -> str | None:
 def filled(text: str, indent: int = 0) -> str:
     """Break a text into lines as wide as the terminal."""
     return textwrap.fill(text, max(30, shutil.get_terminal_size().columns), subsequent_indent=" " * indent)
+
+
+def complain(text: str) -> None:
+    """Print to standard error: as wide as the terminal, and as it is to files, where lines are searched for."""
+    if sys.stderr.isatty():
+        text = "\n".join(textwrap.fill(line, shutil.get_terminal_size().columns, break_long_words=False,
+                                       break_on_hyphens=False) for line in text.splitlines())
+    print(text, file=sys.stderr)
 
 
 def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
