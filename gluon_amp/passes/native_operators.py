@@ -11,6 +11,7 @@ readers meet, or accumulate in the program's array, an identity in between does 
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Callable, Mapping, NamedTuple
 
@@ -36,6 +37,11 @@ def _values(node: Node) -> int:
     return prod(node.inputs[0].shape or ())
 
 
+def _dense_operations(node: Node) -> int:
+    """Return the multiplications and additions of a dense layer."""
+    return 2 * prod(node.shapes[0] or ()) * (node.inputs[1].shape or (0,))[-1]
+
+
 def _operations(node: Node) -> int:
     """Return the multiplications and additions of a product of matrices."""
     matrix = node.inputs[0].shape or ()
@@ -51,6 +57,7 @@ class Replacement(NamedTuple):
     fits: Callable[[Node, Readers], bool]  # takes a node and says whether the operator computes the same
     # takes a node of known shapes; of what the least is meant. The values of its data by default.
     work: Callable[[Node], int] = _values
+    fp32_inputs: tuple[int, ...] = ()  # those that stay FP32 where the data is in low precision
 
 
 def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
@@ -66,6 +73,11 @@ def _always(node: Node, readers: Readers) -> bool:
     return True
 
 
+def _is_inner_layer(node: Node, readers: Readers) -> bool:
+    """Whether the gradient of the data is of use: the operator in C++ always computes it."""
+    return not node.inputs[0].node.is_variable
+
+
 def _is_simple_rnn(node: Node, readers: Readers) -> bool:
     # Dropout between layers stays MXNet's: the same seed has to drop the same values as in FP32.
     drops = float(node.attrs.get("p", 0)) and integer(node.attrs, "num_layers", 1) > 1
@@ -79,6 +91,8 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm),
     "clip": Replacement("_gluon_amp_clip", (FLOAT32,), 16384, _always),
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
+    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 4_000_000, _is_inner_layer,
+                                  _dense_operations, fp32_inputs=(1, 2)),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, _is_simple_rnn),
 }
 NATIVE = frozenset(each.op for each in REPLACEMENTS.values())
@@ -95,6 +109,8 @@ def run(graph: Graph, context: Context) -> int:
             _separate_parameters(node)
         node.inputs = [_guarded(entry, readers, names, context) for entry in node.inputs]
         node.replaced, node.op = node.op, each.op
+        if each.fp32_inputs and Entry(node).dtype != FLOAT32:
+            node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
         if node.replaced == "RNN":
             _fit_rnn(node, context)
         else:
