@@ -18,8 +18,8 @@ from ..elsewhere import answers
 from ..rules import ConditionalOp
 from ..runtime.devices import require_bfloat16
 from .convert import Conversion, convert, with_fp32_parameters
-from .files import save_model, split
 from .inputs import as_example, flat, traced_block
+from .model_files import save_model, split
 from .options import TARGET_DTYPE, Names, Options, Tuned
 
 __all__ = ["ConvertedBlock", "convert_hybrid_block"]

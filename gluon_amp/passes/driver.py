@@ -57,7 +57,7 @@ class Pass:
     required: str = ""  # why it cannot be switched off; empty for one that can
     applies: Callable[[Context], bool] = _lowers  # whether it is for graphs of a context
     is_step: bool = False  # whether the ``optimize`` argument of the conversions lists it
-    is_last: bool = False  # whether it leaves a graph of which no types, shapes and decisions are known
+    is_last: bool = False  # whether types, shapes and decisions are unknown after it
 
 
 PASSES: tuple[Pass, ...] = (
@@ -65,7 +65,7 @@ PASSES: tuple[Pass, ...] = (
          where=(INFERENCE,), applies=_always, is_step=True),
     Pass("fold_batch_norm", "BatchNorm is folded into the convolution or dense layer before it", fold_batch_norm.run,
          where=(INFERENCE,), applies=_always, is_step=True),
-    Pass("shape_operands", "operands of which only the shape is read are not computed", shape_operands.run,
+    Pass("shape_operands", "operands that are read for their shape only are not computed", shape_operands.run,
          applies=_always),
     Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
@@ -120,13 +120,7 @@ def rewrite(graph: Graph, policy: Policy, **settings: Any) -> dict[str, int]:
 
 
 def checked(names: Iterable[str] | None, argument: str = "disable_passes") -> frozenset[str]:
-    """Return the passes to switch off.
-
-    Examples
-    --------
-    >>> checked(['align_channels'])
-    frozenset({'align_channels'})
-    """
+    """Return the passes to switch off."""
     if names is None:
         return frozenset()
     given = [] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)

@@ -18,7 +18,9 @@ from ..passes.widen import widen
 from ..rules import Policy
 from .state import State
 
-__all__ = ["Inputs", "Plan", "Traced", "make_plan"]
+__all__ = ["MOST_PLANS", "Inputs", "Plan", "Traced", "make_plan"]
+
+MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other operators in FP32
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
 _MAKES_SPARSE = "cast_storage"
@@ -43,13 +45,7 @@ class Inputs(NamedTuple):
 
 
 class Traced:
-    """A symbol as traced, read once.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        Left as it is.
-    """
+    """A symbol as traced, read once."""
 
     def __init__(self, symbol: mx.sym.Symbol):
         self.symbol = symbol
@@ -76,10 +72,8 @@ class Traced:
         return [node.name for node in self.graph.variables()] == self.symbol.list_inputs()
 
     def analysed(self, inputs: Inputs) -> Graph:
-        """Return a graph of one's own with the types and shapes of all tensors.
-
-        Where a user's float16 meets FP32, which MXNet refuses, it holds casts to FP32 that the symbol does not.
-        """
+        """Return a graph of one's own with the types and shapes of all tensors."""
+        # Where a user's float16 meets FP32, which MXNet refuses, the graph holds casts to FP32 that the symbol lacks.
         graph, types = self.graph.copy(), inputs.types()
         shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
         try:
@@ -99,7 +93,7 @@ class Traced:
         return self.symbol.list_auxiliary_states()
 
     def kept(self, state: State, device: str, names: Sequence[str], shapes: Shapes) -> frozenset[str]:
-        """Name the operators that shapes keep in FP32: all of the shapes that a plan depends on."""
+        """Name the operators that shapes keep in FP32: a plan depends on nothing else of the shapes."""
         policy = _policy_for(self, state, device, low=False)
         if policy is None:
             return frozenset()
@@ -123,11 +117,11 @@ class _Probe:
         if self.symbol is None:
             return frozenset()
         try:
-            found = infer_shapes(self.symbol, shapes)
+            shapes_read = infer_shapes(self.symbol, shapes)
         except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
             return frozenset()
         return frozenset(node.name for node in self.nodes
-                         if policy.kept_for(node.op, node.attrs, found[self.order[node.inputs[0].key]]))
+                         if policy.kept_for(node.op, node.attrs, shapes_read[self.order[node.inputs[0].key]]))
 
 
 @dataclass(frozen=True)
@@ -152,7 +146,7 @@ class Plan:
         return self.traced.symbol if self.symbol is None else self.symbol
 
     def at(self, shapes: tuple[tuple[int, ...], ...]) -> Graph:
-        """Return the graph with shapes for others of the inputs: one plan serves calls of several shapes."""
+        """Return the graph with its shapes for other shapes of the inputs: one plan serves several."""
         if shapes == self.inputs.shapes:
             return self.graph
         inputs = self.inputs._replace(shapes=shapes)
@@ -161,10 +155,10 @@ class Plan:
         graph = self.rewritten.copy()
         nodes = graph.nodes()
         entries = [Entry(node, output) for node in nodes for output in range(node.num_outputs)]
-        found = iter(infer_shapes(from_graph(Graph(entries, graph.attrs), self.traced.symbol),
-                                  dict(zip(inputs.names, shapes))))
+        inferred = iter(infer_shapes(from_graph(Graph(entries, graph.attrs), self.traced.symbol),
+                                     dict(zip(inputs.names, shapes))))
         for node in nodes:
-            node.shapes = [next(found) for _ in range(node.num_outputs)]
+            node.shapes = [next(inferred) for _ in range(node.num_outputs)]
         return graph
 
     def explain(self, message: str) -> str:
@@ -209,11 +203,9 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
 
 
 def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
-    """Return the operators in C++ for a graph: they take dense arrays, on a CPU, of known shapes.
-
-    An executor infers shapes of parameters from those of data, also later, when it is reshaped; MXNet ends the process
-    when an operator of a library has an input of unknown shape then.
-    """
+    """Return the operators in C++ for a graph: they take dense arrays, on a CPU, of known shapes."""
+    # An executor infers shapes of parameters from those of data, also later, when it is reshaped; MXNet ends the
+    # process when an operator of a library has an input of unknown shape then.
     if not inputs.dense or inputs.device != "cpu" or any(node.op == _MAKES_SPARSE for node in graph.operators()):
         return frozenset()
     return frozenset().union(*(library.operators for library in native.load()))
