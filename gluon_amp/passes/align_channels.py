@@ -42,7 +42,11 @@ def run(graph: Graph, context: Context) -> int:
     padded = {Entry(node).key: _pad(node, extra, names, context) for node in nodes
               for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, readers, context)}
     redirect(graph, padded)
-    return len(padded)
+    import os
+    widened = [] if os.environ.get("N3_NOPAD") else [node for node in nodes if _missing_inputs(node, context)]
+    for node in widened:
+        _widen(node, _missing_inputs(node, context), names)
+    return len(padded) + len(widened)
 
 
 def _missing_channels(node: Node, context: Context) -> int | None:
@@ -61,6 +65,46 @@ def _missing_channels(node: Node, context: Context) -> int | None:
     if weight is None or 0 in weight or weight[0] < least:
         return None
     return -weight[0] % multiple or None
+
+
+def _missing_inputs(node: Node, context: Context) -> int:
+    """Return how many input channels to add; 0 when the node is to be left alone.
+
+    Without them a bfloat16 convolution runs as a matrix product and leaves its output in plain layout, for which
+    oneDNN has a slow kernel of BatchNorm only. With AMX such convolutions are as fast, and the cost is the copy's.
+    """
+    if (not context.policy.training or context.target != BFLOAT16 or context.policy.amx or node.op != "Convolution"
+            or Entry(node).dtype != BFLOAT16 or integer(node.attrs, "num_group", 1) != 1):
+        return 0
+    data, weight = node.inputs[0].shape, node.inputs[1].shape
+    multiple = context.policy.channel_multiple or MULTIPLE[BFLOAT16]
+    if data is None or weight is None or not all((*data, *weight)) or len(data) != 4 or data[1] < multiple:
+        return 0
+    return -data[1] % multiple
+
+
+def _widen(node: Node, extra: int, names: set[str]) -> None:
+    """Append channels of zeros to a convolution's data, and to its weight."""
+    data, weight = node.inputs[:2]
+    if weight.node.is_variable:
+        weight.node.attrs = {**weight.node.attrs, SHAPE: str(weight.shape)}
+    joined = _with_zeros(data, extra, names)
+    # Whatever lies between: MXNet cannot split a gradient in blocks of channels.
+    plain = operator("slice_axis", unique_name(f"{node.name}_plain", names), [joined], joined, axis=1, begin=0,
+                     end=data.shape[1] + extra)
+    node.inputs = [Entry(plain), _with_zeros(weight, extra, names), *node.inputs[2:]]
+
+
+def _with_zeros(entry: Entry, extra: int, names: set[str]) -> Entry:
+    """Append zeros on the second axis."""
+    first, second, *rest = entry.shape or ()
+    zeros = operator("_zeros", unique_name(f"{entry.node.name}_zeros", names), [], entry,
+                     shape=(first, extra, *rest), dtype=entry.dtype)
+    zeros.shapes = [(first, extra, *rest)]
+    joined = operator("Concat", unique_name(f"{entry.node.name}_widened", names), [entry, Entry(zeros)], entry,
+                      dim=1, num_args=2)
+    joined.shapes = [(first, second + extra, *rest)]
+    return Entry(joined)
 
 
 def _gains_in_fp32(node: Node) -> bool:

@@ -77,7 +77,7 @@ def _is_simple_rnn(node: Node, readers: Readers) -> bool:
 # takes longer than with MXNet's operators.
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm),
-    "clip": Replacement("_gluon_amp_clip", (FLOAT32,), 16384, _always),
+    "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384, _always),
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, _is_simple_rnn),
 }
@@ -87,7 +87,8 @@ def run(graph: Graph, context: Context) -> int:
     """Replace what runs faster in C++; return how many operators."""
     nodes = graph.nodes()
     names, readers = {node.name for node in nodes}, Readers(graph)
-    found = [(node, each) for node in nodes for each in [REPLACEMENTS.get(node.op)]
+    import os
+    found = [(node, each) for node in nodes for each in [REPLACEMENTS.get(node.op)] if not (os.environ.get("N3_NOCLIP") and node.op=="clip" and Entry(node).dtype==BFLOAT16)
              if each is not None and each.op in context.native and _gains(node, each) and each.fits(node, readers)]
     for node, each in found:
         if node.op == "RNN":
