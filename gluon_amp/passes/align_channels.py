@@ -1,9 +1,11 @@
-"""Pad convolutions' output channels to the multiple that the fast kernels need.
+"""Pad convolutions' channels to the multiple that the fast kernels need.
 
 oneDNN falls back to slow kernels for bfloat16 convolutions whose channel counts are not multiples of 16 (of 32 where it
 uses AMX tiles), and in FP32 to a matrix product of copied windows where they are not multiples of 8.
 Zero filters are appended to the weight inside the graph and the extra outputs are sliced off, so parameters,
-gradients and files keep the user's shapes, and the values are exact.
+gradients and files keep the user's shapes, and the values are exact. Input channels are padded in bfloat16 training
+without AMX: such a convolution runs as a matrix product and leaves its output in plain layout, for which oneDNN's
+BatchNorm takes ten times as long.
 """
 from __future__ import annotations
 
@@ -42,10 +44,9 @@ def run(graph: Graph, context: Context) -> int:
     padded = {Entry(node).key: _pad(node, extra, names, context) for node in nodes
               for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, readers, context)}
     redirect(graph, padded)
-    import os
-    widened = [] if os.environ.get("N3_NOPAD") else [node for node in nodes if _missing_inputs(node, context)]
-    for node in widened:
-        _widen(node, _missing_inputs(node, context), names)
+    widened = [(node, extra) for node in nodes for extra in [_missing_inputs(node, context)] if extra]
+    for node, extra in widened:
+        _widen(node, extra, names)
     return len(padded) + len(widened)
 
 
@@ -68,11 +69,7 @@ def _missing_channels(node: Node, context: Context) -> int | None:
 
 
 def _missing_inputs(node: Node, context: Context) -> int:
-    """Return how many input channels to add; 0 when the node is to be left alone.
-
-    Without them a bfloat16 convolution runs as a matrix product and leaves its output in plain layout, for which
-    oneDNN has a slow kernel of BatchNorm only. With AMX such convolutions are as fast, and the cost is the copy's.
-    """
+    """Return how many input channels to add; 0 when the node is to be left alone. With AMX none were measured."""
     if (not context.policy.training or context.target != BFLOAT16 or context.policy.amx or node.op != "Convolution"
             or Entry(node).dtype != BFLOAT16 or integer(node.attrs, "num_group", 1) != 1):
         return 0
@@ -86,12 +83,12 @@ def _missing_inputs(node: Node, context: Context) -> int:
 def _widen(node: Node, extra: int, names: set[str]) -> None:
     """Append channels of zeros to a convolution's data, and to its weight."""
     data, weight = node.inputs[:2]
-    if weight.node.is_variable:
+    if weight.node.is_variable:  # as in _appended
         weight.node.attrs = {**weight.node.attrs, SHAPE: str(weight.shape)}
     joined = _with_zeros(data, extra, names)
-    # Whatever lies between: MXNet cannot split a gradient in blocks of channels.
+    # MXNet cannot split a gradient in blocks of 16 channels: behind this it is plain.
     plain = operator("slice_axis", unique_name(f"{node.name}_plain", names), [joined], joined, axis=1, begin=0,
-                     end=data.shape[1] + extra)
+                     end=(joined.shape or ())[1])
     node.inputs = [Entry(plain), _with_zeros(weight, extra, names), *node.inputs[2:]]
 
 

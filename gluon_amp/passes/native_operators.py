@@ -3,8 +3,8 @@
 MXNet's LayerNorm takes ten times as long as need be, mostly backward, its clip branches for every element, and its
 products of many small matrices and recurrent layers use neither all threads nor the widest instructions. The operators
 of :mod:`gluon_amp.native` take their place where they compute the same in FP32, whatever the rest of the graph runs in.
-The program's own symbol, from which files are written, keeps MXNet's operators. In bfloat16 clip stays: a rectifier
-before it (:mod:`~gluon_amp.passes.native_activations`) trains MobileNet v2 a tenth faster than the one in C++.
+The program's own symbol, from which files are written, keeps MXNet's operators. clip runs in bfloat16, too: between
+convolutions that saves the casts that MXNet's needs.
 
 MXNet does not tell operators of libraries that a gradient is to be added to what is there. Where gradients of several
 readers meet, or accumulate in the program's array, an identity in between does that.
@@ -87,8 +87,7 @@ def run(graph: Graph, context: Context) -> int:
     """Replace what runs faster in C++; return how many operators."""
     nodes = graph.nodes()
     names, readers = {node.name for node in nodes}, Readers(graph)
-    import os
-    found = [(node, each) for node in nodes for each in [REPLACEMENTS.get(node.op)] if not (os.environ.get("N3_NOCLIP") and node.op=="clip" and Entry(node).dtype==BFLOAT16)
+    found = [(node, each) for node in nodes for each in [REPLACEMENTS.get(node.op)]
              if each is not None and each.op in context.native and _gains(node, each) and each.fits(node, readers)]
     for node, each in found:
         if node.op == "RNN":
