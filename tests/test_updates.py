@@ -99,7 +99,9 @@ def bertadam():
 def test_adam_with_decoupled_weight_decay_is_gluonnlps(options, contexts, bertadam):
     def run(ours):
         net = network(contexts, layers=30)
-        return train(net, trainer_of(net, options, ours, "bertadam"))
+        trainer = trainer_of(net, options, ours, "bertadam")
+        trainer.optimizer.aggregate_num = 1  # MXNet's operator for several weights loses four digits of the variance
+        return train(net, trainer)
     assert_same(run(True), run(False))
 
 
