@@ -3,8 +3,8 @@
 MXNet's LayerNorm takes ten times as long as need be, mostly backward, its clip branches for every element, and its
 products of many small matrices and recurrent layers use neither all threads nor the widest instructions. The operators
 of :mod:`gluon_amp.native` take their place where they compute the same in FP32, whatever the rest of the graph runs in.
-The program's own symbol, from which files are written, keeps MXNet's operators. In bfloat16 clip stays: a rectifier
-before it (:mod:`~gluon_amp.passes.native_activations`) trains MobileNet v2 a tenth faster than the one in C++.
+The program's own symbol, from which files are written, keeps MXNet's operators. clip runs in bfloat16, too: between
+convolutions that saves the casts that MXNet's needs.
 
 MXNet does not tell operators of libraries that a gradient is to be added to what is there. Where gradients of several
 readers meet, or accumulate in the program's array, an identity in between does that.
@@ -95,7 +95,7 @@ def _is_simple_rnn(node: Node, readers: Readers) -> bool:
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
                              rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
-    "clip": Replacement("_gluon_amp_clip", (FLOAT32,), 16384, _always),
+    "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384, _always),
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
     "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 4_000_000, _is_inner_layer,
                                   _dense_operations, fp32_inputs=(1, 2)),
