@@ -16,7 +16,7 @@ from .. import _isa
 from ..dtypes import FLOAT32, LOW_PRECISION, Support
 from ..errors import expected
 from ..rules import FP32, Cause
-from ..runtime.devices import device_supports
+from ..runtime.devices import support
 from .report import Report, report
 from .report.flops import MATRIX_OPERATORS
 from .report.rows import OperatorRow
@@ -66,8 +66,7 @@ def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool
         found = net
     else:
         found = report(net, data, train=train, time=time)
-    supports = device_supports()
-    situation = Situation(found, supports.get(found.device_type, supports["cpu"]), _has_unused_amx(),
+    situation = Situation(found, support(found.device_type, found.device_id), _has_unused_amx(),
                           os.environ.get("OMP_NUM_THREADS"), os.cpu_count() or 1)
     return advices(situation)
 
