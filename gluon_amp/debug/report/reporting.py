@@ -240,12 +240,15 @@ class Report:
             raise ValueError(expected("'operator', 'block' or 'op'", "by", by))
         table = Table(title=self.summary, title_justify="left", caption_justify="left")
         lines = self._operator_lines() if by == "operator" else self._group_lines(by)
-        left_out = _DETAILS[:3 if width is not None and width < _NARROW else 0]
+        left_out = {name for limit, names in _LEFT_OUT for name in names if width is not None and width < limit}
+        if "reason" in left_out and by == "operator":
+            table.caption = "amp.explain(), --json or a wider terminal gives the reasons"
         for number, line in enumerate(lines):
             shown = {name: value for name, value in line.items() if name not in left_out}
             if not number:
                 for name in shown:
-                    table.add_column(name, overflow="fold", justify="right" if name in _NUMBERS else "left")
+                    table.add_column(name, overflow="fold", no_wrap=name in _NUMBERS,
+                                     justify="right" if name in _NUMBERS else "left")
             table.add_row(*shown.values())
         return table
 
@@ -303,8 +306,8 @@ class Report:
         return self.summary
 
 
-_NARROW = 150  # columns that a line of all details takes
-_DETAILS = ("rule", "planned", "converted")  # what can be done without, where the observed precision is shown
+# What a terminal of fewer columns does without: the observed precision is shown.
+_LEFT_OUT = ((150, ("rule", "planned", "converted")), (100, ("reason",)))
 _NUMBERS = {"arithmetic", "casts", "converted", "time", "operators", "in low precision"}
 _GROUPS: dict[str, Callable[[OperatorRow], str]] = {"block": lambda row: row.path or row.block,
                                                     "op": lambda row: row.op}
