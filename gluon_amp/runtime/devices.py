@@ -10,7 +10,7 @@ from typing import Mapping
 
 import mxnet as mx
 
-from .. import _cuda, _isa
+from .. import _cuda, _isa, native
 from .._mxnet import gpus
 from .._mxnet.timing import time_in_both
 from ..dtypes import (
@@ -147,6 +147,9 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
             warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}. "
                       f"{_AMX_REMEDIES[_isa.outcome()]}")
     _logger.info("AMP runs %s. Switched on: %s", verdict(chosen), rewrites)
+    missing = next((library.missing for library in native.load() if library.missing), "") if "cpu" in chosen else ""
+    if missing:
+        _logger.info("The CPU does without some operators in C++, which make networks faster: %s", missing)
 
 
 def warn_if_slow(chosen: Mapping[str, Support]) -> None:
