@@ -23,7 +23,7 @@ LAYERS = {
     "tune": "measure operators on this machine",
     "convert": "conversion for inference",
     "audit": "the operator checker",
-    "compatibility": "install: standing in for mxnet.contrib.amp",
+    "stand_in": "install: standing in for mxnet.contrib.amp",
     "estimator": "event handlers for gluon.contrib.estimator",
     "grad_scaler": "torch's GradScaler",
     "checkpoint": "state_dict, save_states and their counterparts",
@@ -52,9 +52,9 @@ LAYERS = {
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
               "console", "recording", "__init__"],
-    "runtime": ["functions", "autocast", "hooks", "graph_applier", "executors", "observers", "plans", "state",
-                "exclusions", "eager_applier", "second_gradients", "zero_gradients", "eager_native", "gpus",
-                "devices", "__init__"],
+    "runtime": ["functions", "autocast", "policies", "hooks", "graph_applier", "executors", "observers", "plans",
+                "state", "exclusions", "eager_applier", "second_gradients", "zero_gradients", "eager_native", "gpus",
+                "recent", "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "subgraphs", "edit", "graph", "attrs"],
 }

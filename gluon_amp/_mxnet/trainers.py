@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
-from mxnet import autograd, gluon, nd
+from mxnet import Context, autograd, cpu, gluon, nd
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from ..errors import StateError, expected
 from . import finite
 
-__all__ = ["attach", "attached", "device_type", "discard_gradients", "divide_rescaling", "gradient_norm",
+__all__ = ["attach", "attached", "contexts", "discard_gradients", "divide_rescaling", "gradient_norm",
            "gradients_are_finite", "has_gradients", "is_initialized", "is_scaled_by_hand", "load_optimizer_states",
            "master_arrays", "named_gradients", "non_finite_parameters", "optimizer_arrays", "optimizer_states",
            "parameters", "reduces_over_processes", "scale_gradients", "update_locally", "zero"]
@@ -34,9 +34,9 @@ def attached(trainer: gluon.Trainer) -> Any:
     return getattr(trainer, _ATTRIBUTE, None)
 
 
-def device_type(trainer: gluon.Trainer) -> str:
-    """Return the kind of device that the trainer's parameters are on."""
-    return trainer._contexts[0].device_type if trainer._contexts else "cpu"
+def contexts(trainer: gluon.Trainer) -> list[Context]:
+    """Return the devices that the trainer's parameters are on: a CPU where it has none."""
+    return list(trainer._contexts or [cpu()])
 
 
 def update_locally(trainer: gluon.Trainer) -> None:
@@ -70,10 +70,8 @@ def _kvstore_states(trainer: gluon.Trainer) -> bytes | None:
 
 
 def reduces_over_processes(trainer: gluon.Trainer) -> bool:
-    """Tell whether the trainer reduces gradients over several processes; known after its first reduction.
-
-    Trainers that reduce gradients in their own way, as Horovod's does, are taken to.
-    """
+    """Tell whether the trainer reduces gradients over several processes; known after its first reduction."""
+    # A trainer that reduces gradients in its own way, as Horovod's does, counts as one that does.
     store = trainer._kvstore
     own = getattr(trainer._allreduce_grads, "__func__", None) is not gluon.Trainer._allreduce_grads
     return own or (store is not None and store.num_workers > 1)
@@ -137,10 +135,8 @@ def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
 
 
 def discard_gradients(trainer: gluon.Trainer) -> None:
-    """Zero gradients and mark them as used, so that an inf does not outlive its step.
-
-    It would where gradients accumulate, and where the next step does not use the layer.
-    """
+    """Zero gradients and mark them as used, so that an inf does not outlive its step."""
+    # Otherwise it stays where gradients accumulate, and where the next step does not use the layer.
     for parameter in trainer._params:
         if parameter.grad_req == "null" or parameter._grad is None:
             continue
@@ -209,11 +205,11 @@ def optimizer_states(trainer: gluon.Trainer) -> tuple[dict[int, Any], Optimizer]
 def load_optimizer_states(trainer: gluon.Trainer, read: Callable[[], Any]) -> Callable[[], None]:
     """Read what :func:`optimizer_states` returned, once per context; return a function that gives it to the trainer."""
     updaters = _ready_updaters(trainer)
-    found = [_states_and_optimizer(read(), trainer) for _ in updaters]
+    contents = [_states_and_optimizer(read(), trainer) for _ in updaters]
 
     def hand_over() -> None:
-        optimizer = found[0][1] or updaters[0].optimizer
-        for updater, (states, _) in zip(updaters, found):
+        optimizer = contents[0][1] or updaters[0].optimizer
+        for updater, (states, _) in zip(updaters, contents):
             updater.states, updater.optimizer = states, optimizer
             updater.states_synced = dict.fromkeys(states, False)
         trainer._optimizer = optimizer

@@ -16,8 +16,8 @@ from ..errors import GraphError, StateError
 from ..graph.attrs import DTYPE
 from ..rules import ConditionalOp
 from .convert import convert
-from .files import split
 from .inputs import check_names, check_parameters
+from .model_files import split
 from .options import STEPS, TARGET_DTYPE, Names, Options, Tuned
 
 __all__ = ["convert_bucketing_module", "convert_model", "convert_symbol"]
@@ -96,7 +96,7 @@ def _converted(sym: mx.sym.Symbol, weights: Any, options: Options, example: Mapp
     dtypes = {name: dtype_name(value.dtype) for name, value in example.items() if hasattr(value, "dtype")}
     shapes = {name: tuple(getattr(value, "shape", value)) for name, value in example.items()}
     device = options.devices[0] if options.devices else mx.context.current_context()
-    return convert(sym, weights, options.policy(to_graph(sym), device), dtypes, shapes,  # type: ignore[arg-type]
+    return convert(sym, weights, options.policy(to_graph(sym), [device]), dtypes, shapes,  # type: ignore[arg-type]
                    on_cpu=device.device_type != "gpu", cast_outputs=options.cast_outputs)[0]
 
 
@@ -239,11 +239,11 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
 
 
 def _merged(parameters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for arrays in parameters:
         for name, array in arrays.items():
-            earlier = found.setdefault(name, array)
+            earlier = merged.setdefault(name, array)
             if (earlier.dtype, earlier.shape) != (array.dtype, array.shape):
                 raise GraphError(f"the buckets do not agree on the parameter {name!r}. Convert with "
                                  "cast_params_offline=False and without 'align_channels' in optimize")
-    return found
+    return merged

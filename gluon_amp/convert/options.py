@@ -17,11 +17,11 @@ from ..graph import Graph
 from ..graph.attrs import REGION, REGION_OFF
 from ..rules import Policy
 from ..rules.measurements import Tuning
-from ..runtime.autocast import device_policies, tuned
-from ..runtime.devices import device_supports, warn_once
+from ..runtime.devices import device_supports, of_device, warn_once
 from ..runtime.exclusions import is_target
+from ..runtime.policies import device_policies, tuned
 
-__all__ = ["STEPS", "TARGET_DTYPE", "Exclusions", "Names", "Options", "Tuned", "disabled_passes"]
+__all__ = ["STEPS", "TARGET_DTYPE", "Exclusions", "Names", "Options", "Tuned", "disabled_passes", "drawback"]
 
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
@@ -47,7 +47,7 @@ class Options:
              excluded_sym_names: Any, cast_optional_params: bool | None, *, exclude: Any, optimize: Any, device: Any,
              cast_params_offline: bool | None, cast_outputs: bool, tuning: Any, disable_passes: Any,
              ctx: Any = None) -> Options:
-        """Read the arguments of :func:`gluon_amp.convert_hybrid_block`, which says what they mean and may raise."""
+        """Read the arguments of :func:`gluon_amp.convert_hybrid_block`, which describes them and their errors."""
         if isinstance(excluded_sym_names, str):
             raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
         lists = {"target_precision_ops": target_dtype_ops, "fp32_ops": fp32_ops,
@@ -57,10 +57,11 @@ class Options:
         return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names), devices,
                    disabled_passes(optimize, offline, disable_passes), cast_outputs, tuning)
 
-    def policy(self, graph: Graph, device: mx.Context, block: Block | None = None) -> Policy:
-        """Return the policy for a network on a device."""
-        kind = "gpu" if device.device_type == "gpu" else "cpu"
-        policies = device_policies({kind: _chosen(self.target_dtype, kind)}, **self.lists)
+    def policy(self, graph: Graph, devices: Sequence[mx.Context], block: Block | None = None) -> Policy:
+        """Return the policy for a network on devices of one kind."""
+        device = _one_kind(self.target_dtype, devices)
+        kind = f"gpu({device.device_id})" if device.device_type == "gpu" else "cpu"
+        policies = device_policies({kind: _chosen(self.target_dtype, device)}, **self.lists)
         return replace(tuned(policies, self.tuning)[kind], excluded=self.exclude.nodes(graph, block), training=False,
                        disabled_passes=self.disabled_passes)
 
@@ -86,18 +87,35 @@ def _devices(value: mx.Context | Sequence[mx.Context] | None) -> tuple[mx.Contex
     return (value,) if isinstance(value, mx.Context) else tuple(value)
 
 
-def _chosen(target: str | None, kind: str) -> Support:
-    """Return how a kind of device runs a type, which need not be one that this machine's device runs."""
-    here = device_supports().get(kind) or cuda_support(None)
+def _one_kind(target: str | None, devices: Sequence[mx.Context]) -> mx.Context:
+    """Return the first device; raise DTypeError where another runs another type, or other graphs."""
+    kinds = {device: (device.device_type == "gpu", _chosen(target, device).dtype) for device in devices}
+    if len(set(kinds.values())) > 1:
+        told = ", ".join(f"{device} ({dtype})" for device, (_, dtype) in kinds.items())
+        raise DTypeError(f"expected devices that run one converted network, received {told}: convert it for each by "
+                         "itself, with device=")
+    return devices[0]
+
+
+def _chosen(target: str | None, device: mx.Context) -> Support:
+    """Return how a device runs a type, which need not be one that this machine's device runs."""
+    kind = "gpu" if device.device_type == "gpu" else "cpu"
+    here = of_device(device, device_supports()) or cuda_support(None)
     chosen = here if target is None else here.requested(target) or _foreign(target, kind)
     if chosen is None:
         raise DTypeError(f"expected a type that a {kind.upper()} runs, received {target!r}: MXNet has no {target} "
                          "kernels for it. Leave the type out to get the best one")
-    if chosen is FOREIGN_BFLOAT16:
-        warn_once(f"the {target} network cannot run on this machine, where {here.reason}: {chosen.reason}")
-    elif not chosen.native:
-        warn_once(f"the {target} network will be slower than FP32 on this machine: {chosen.reason}")
+    warning = drawback(str(target), chosen, here)
+    if warning is not None:
+        warn_once(warning)
     return chosen
+
+
+def drawback(dtype: str, chosen: Support, here: Support) -> str | None:
+    """Say that this machine runs a network slower than FP32, or not at all; None where it does well."""
+    if chosen is FOREIGN_BFLOAT16:
+        return f"the {dtype} network cannot run on this machine, where {here.reason}: {chosen.reason}"
+    return None if chosen.native else f"the {dtype} network will be slower than FP32 on this machine: {chosen.reason}"
 
 
 def _foreign(target: str, device_type: str) -> Support | None:
@@ -109,13 +127,7 @@ def _foreign(target: str, device_type: str) -> Support | None:
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,
                     disable_passes: Iterable[str] | None = None) -> frozenset[str]:
-    """Name the passes that are off, by the three arguments that switch passes off.
-
-    Examples
-    --------
-    >>> sorted(disabled_passes(['fuse'], True, ['shape_operands']))
-    ['align_channels', 'drop_training', 'fold_batch_norm', 'shape_operands']
-    """
+    """Name the passes that are off, by the three arguments that switch passes off."""
     disabled = passes.checked(disable_passes)
     if cast_params_offline and _OFFLINE in disabled:
         raise PolicyError(f"disable_passes: {_OFFLINE!r} is switched off, and asked for by {_OFFLINE}=True")

@@ -15,7 +15,7 @@ from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION
 from ..elsewhere import answers
 from ..errors import StateError, expected
 from ..loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
-from ..runtime.devices import choose, device_supports
+from ..runtime.devices import choose, device_supports, of_device
 from ..runtime.state import controller
 from ..trainer_scaler import UnscaledTrainer
 from .levels import Disabled, Enabled, PlainFP32, switch_on
@@ -68,8 +68,8 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     keep_batchnorm_fp32 : bool, optional
         O2 and O3: whether scale, shift and running statistics of BatchNorm stay FP32.
     master_weights : bool, optional
-        O2 and O3: whether the optimizer updates FP32 weights, of which the network uses copies in low precision. False
-        rounds weights, and what the optimizer keeps, to low precision after every update.
+        O2 and O3: whether the optimizer updates FP32 weights, and the network uses copies of them in low precision.
+        False rounds weights, and what the optimizer keeps, to low precision after every update.
     loss_scale : float, 'dynamic' or LossScaler, optional
         A number is a scale that never changes.
     cast_model_type : dtype, optional
@@ -139,19 +139,19 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
 
 
 def _items(name: str, value: Any, kind: type[Item], what: str) -> list[Item]:
-    found = list(value) if isinstance(value, (list, tuple)) else [value]
-    wrong = [item for item in found if not isinstance(item, kind)]
-    if wrong or not found:
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    wrong = [item for item in items if not isinstance(item, kind)]
+    if wrong or not items:
         raise TypeError(expected(f"{what} or a list of them", name, wrong[0] if wrong else value))
-    return found
+    return items
 
 
 def _scaled_where_needed(options: Options, several: Sequence[gluon.Trainer]) -> Options:
     """Leave losses as they are, as ``init_trainer`` does, unless a trainer's device, or any device, runs float16."""
     named = options.cast_model_type if options.cast_model_type in LOW_PRECISION else None
     chosen = choose(named, device_supports())
-    kinds = {trainers.device_type(trainer) for trainer in several} & set(chosen) or set(chosen)
-    runs_float16 = any(chosen[kind].dtype == FLOAT16 for kind in kinds)
+    found = [of_device(context, chosen) for trainer in several for context in trainers.contexts(trainer)]
+    runs_float16 = any(each.dtype == FLOAT16 for each in list(filter(None, found)) or chosen.values())
     return options if runs_float16 else replace(options, loss_scale=1.0)
 
 

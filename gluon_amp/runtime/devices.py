@@ -10,7 +10,7 @@ from typing import Mapping
 
 import mxnet as mx
 
-from .. import _cuda, _isa
+from .. import _cuda, _isa, native
 from .._mxnet import gpus
 from .._mxnet.timing import time_in_both
 from ..dtypes import (
@@ -25,8 +25,8 @@ from ..dtypes import (
 )
 from ..errors import DTypeError
 
-__all__ = ["announce", "choose", "device_supports", "lost_amx", "machine", "require_bfloat16", "support", "verdict",
-           "warn_if_slow", "warn_once"]
+__all__ = ["announce", "choose", "device_supports", "lost_amx", "machine", "of_device", "require_bfloat16", "support",
+           "verdict", "warn_if_slow", "warn_once"]
 
 _logger = logging.getLogger("gluon_amp")
 _warned: set[str] = set()
@@ -43,26 +43,30 @@ def support(device_type: str, device_id: int = 0) -> Support:
     """Say which type a kind of device runs in."""
     if device_type == "gpu":
         return cuda_support(_cuda.compute_capability(device_id))
-    found, lost = cpu_support(), lost_amx()
-    if lost is None or found.dtype == FLOAT32:
-        return found
+    own, lost = cpu_support(), lost_amx()
+    if lost is None or own.dtype == FLOAT32:
+        return own
     return Support(FLOAT32, True, lost, on_request=BFLOAT16, channel_multiple=16,
                    cost="bfloat16 is slower than FP32 without them")
 
 
 def device_supports() -> dict[str, Support]:
-    """Say which type each kind of device of this machine runs in.
-
-    A GPU that runs another type than the first one has an entry of its own, as ``'gpu(1)'``.
-    """
-    found = {"cpu": support("cpu")}
+    """Say which type each kind of device of this machine runs in."""
+    # A GPU of another kind than the first one has an entry of its own, as ``'gpu(1)'``: it may run another type, and
+    # what was measured of the one does not hold for the other.
+    supports, names = {"cpu": support("cpu")}, {}
     for number in range(gpus.count()):
-        own = support("gpu", number)
+        own, names[number] = support("gpu", number), _cuda.device_name(number)
         if number == 0:
-            found["gpu"] = own
-        elif own.dtype != found["gpu"].dtype:
-            found[f"gpu({number})"] = own
-    return found
+            supports["gpu"] = own
+        elif (own, names[number]) != (supports["gpu"], names[0]):
+            supports[f"gpu({number})"] = own
+    return supports
+
+
+def of_device(device: mx.Context, by_device: Mapping[str, Support]) -> Support | None:
+    """Look a device up in what :func:`device_supports` gives; None where there is nothing for its kind."""
+    return by_device.get(str(device)) or by_device.get("gpu" if device.device_type == "gpu" else "cpu")
 
 
 def lost_amx() -> str | None:
@@ -89,8 +93,8 @@ def machine(device: str = "cpu", dtype: str | None = None) -> str:
         number = int(device[4:-1] or 0)
         capability = _cuda.compute_capability(number)
         own = cuda_support(capability).dtype
-        what = f"{_cuda.device_name(number)}, compute capability {_dotted(capability)}, driver for CUDA " \
-               f"{_dotted(_cuda.driver_version())}"
+        what = f"{_cuda.device_name(number)}, compute capability {_cuda.dotted(capability)}, driver for CUDA " \
+               f"{_cuda.dotted(_cuda.driver_version())}"
     else:
         own = support("cpu").dtype
         threads = os.environ.get("OMP_NUM_THREADS", "default")
@@ -98,18 +102,13 @@ def machine(device: str = "cpu", dtype: str | None = None) -> str:
     return f"{what}, MXNet {mx.__version__}, {dtype or own}"
 
 
-def _dotted(version: tuple[int, int] | None) -> str:
-    return "unknown" if version is None else f"{version[0]}.{version[1]}"
-
-
 def choose(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:
-    """Return how every kind of device runs: in its own best type, or in the one that the user named.
-
-    Devices that do not run the named type stay in FP32.
-    """
+    """Return how every kind of device runs: in its own best type, or in the one that the user named."""
+    # Devices that do not run the named type stay in FP32.
     if requested is None:
         return dict(supports)
-    able = {name: each for name, found in supports.items() for each in [found.requested(requested)] if each}
+    asked = {name: own.requested(requested) for name, own in supports.items()}
+    able = {name: each for name, each in asked.items() if each is not None}
     if not able and requested == FLOAT16 and "gpu" not in supports:
         able = {"cpu": IMITATED_FLOAT16}
     if not able:
@@ -123,15 +122,18 @@ def choose(requested: str | None, supports: Mapping[str, Support]) -> dict[str, 
 @lru_cache(maxsize=1)
 def require_bfloat16() -> None:
     """Raise DTypeError where this CPU cannot run bfloat16, not even emulated."""
-    found = support("cpu")
-    if found.requested(BFLOAT16) is None:
-        raise DTypeError(f"expected a CPU with AVX512 to run a bfloat16 network, but {found.reason}. Export the "
+    own = support("cpu")
+    if own.requested(BFLOAT16) is None:
+        raise DTypeError(f"expected a CPU with AVX512 to run a bfloat16 network, but {own.reason}. Export the "
                          "network and run it on another machine, or convert it without a type, or to 'float32'")
 
 
-def verdict(found: Mapping[str, Support]) -> str:
+def verdict(supports: Mapping[str, Support]) -> str:
     """Say in a sentence what runs where, and why."""
-    return "; ".join(f"{each.dtype} on the {name}, because {each.reason}" for name, each in found.items())
+    alike: dict[Support, list[str]] = {}
+    for name, each in supports.items():
+        alike.setdefault(each, []).append(name)
+    return "; ".join(f"{each.dtype} on the {', '.join(names)}, because {each.reason}" for each, names in alike.items())
 
 
 def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str) -> None:
@@ -140,23 +142,26 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
     broken = gpus.problem()
     if broken:
         warn_once(f"NVIDIA's driver does not work, so that there are no GPUs and AMP runs on the CPU: {broken}")
-    for name, found in chosen.items():
-        if found.dtype == FLOAT32 and name.startswith("gpu") and requested is None:
-            warn_once(f"AMP stays in FP32 on the {_for_people(name)}: {found.reason}. Use another device")
-        if found.dtype == FLOAT32 and name.startswith("gpu") and requested == BFLOAT16:
+    for name, own in chosen.items():
+        if own.dtype == FLOAT32 and name.startswith("gpu") and requested is None:
+            warn_once(f"AMP stays in FP32 on the {_for_people(name)}: {own.reason}. Use another device")
+        if own.dtype == FLOAT32 and name.startswith("gpu") and requested == BFLOAT16:
             warn_once(f"AMP stays in FP32 on the {_for_people(name)}, which MXNet has no bfloat16 kernels for: "
                       "bfloat16 was asked for. amp.init() without a type runs each device in its best one")
-        if requested is None and found.dtype == FLOAT32 and name == "cpu" and lost_amx():
-            warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {found.reason}. "
+        if requested is None and own.dtype == FLOAT32 and name == "cpu" and lost_amx():
+            warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}. "
                       f"{_AMX_REMEDIES[_isa.outcome()]}")
     _logger.info("AMP runs %s. Switched on: %s", verdict(chosen), rewrites)
+    missing = next((library.missing for library in native.load() if library.missing), "") if "cpu" in chosen else ""
+    if missing:
+        _logger.info("The CPU does without some operators in C++, which make networks faster: %s", missing)
 
 
 def warn_if_slow(chosen: Mapping[str, Support]) -> None:
     """Warn of a type that a device runs, but slower than FP32."""
-    for name, found in chosen.items():
-        if not found.native:
-            warn_once(f"AMP will be slow on the {name}: {found.reason}")
+    for name, each in chosen.items():
+        if not each.native:
+            warn_once(f"AMP will be slow on the {name}: {each.reason}")
 
 
 def warn_once(text: str) -> None:
@@ -179,4 +184,4 @@ def _for_people(device: str) -> str:
 
 
 def _reasons(supports: Mapping[str, Support]) -> str:
-    return "; ".join(f"{name}: {found.reason}" for name, found in supports.items())
+    return "; ".join(f"{name}: {each.reason}" for name, each in supports.items())
