@@ -34,6 +34,10 @@ class TestTable:
         files = {path.stem for path in Path(passes.__file__).parent.glob("*.py")} - HELPERS
         assert files == {each.name for each in passes.PASSES}
 
+    def test_the_page_of_the_design_has_every_pass(self):
+        page = (Path(passes.__file__).parents[2] / "docs" / "design.md").read_text()
+        assert [each.name for each in passes.PASSES if f"`{each.name}`" not in page] == []
+
     def test_every_file_says_what_it_is_for(self):
         for path in Path(passes.__file__).parent.glob("*.py"):
             assert ast.get_docstring(ast.parse(path.read_text())), path
