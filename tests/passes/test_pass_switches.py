@@ -22,7 +22,7 @@ from gluon_amp.rules import Policy
 
 OPTIONAL = list(amp.list_passes())
 REQUIRED = [each.name for each in passes.PASSES if each.required]
-HELPERS = {"__init__", "context", "driver", "placement", "widen"}
+HELPERS = {"__init__", "context", "driver", "native_attention", "native_recurrent", "placement", "widen"}
 
 
 def data(channels=16):
