@@ -2,6 +2,9 @@
 
 import glob
 import os
+import re
+import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -11,12 +14,25 @@ try:
 except ImportError:  # before setuptools 70.1
     from wheel.bdist_wheel import bdist_wheel
 
+OLDEST_PIP = (19, 3)  # knows manylinux2014 wheels; an older one would compile SciPy, and not find MXNet
+
 SOURCES = "gluon_amp/native/src"
 # No fused multiplications and additions: results are to have the bits that MXNet's operators give.
 COMPILE = ["-std=c++17", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
            "-fvisibility=hidden", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow"]
 # Names are bound within the library: libmxnet.so has C++ symbols of its own.
 LINK = ["-fopenmp", "-ldl", "-Wl,-Bsymbolic,-z,defs", f"-Wl,--version-script={SOURCES}/exports.map"]
+
+
+def check_pip():
+    """Stop a pip that cannot install what this package needs, in place of the errors that would follow."""
+    program = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    if program.parts[-4:-1] != ("pip", "_vendor", "pep517"):  # where a pip as old as that builds from
+        return
+    found = re.search(r'__version__ = "((\d+)\.(\d+).*)"', (program.parents[2] / "__init__.py").read_text())
+    if found and (int(found[2]), int(found[3])) < OLDEST_PIP:
+        raise SystemExit(f"gluon_amp needs pip 19.3 or newer, found {found[1]}.\n"
+                         "Run: python -m pip install --upgrade pip")
 
 
 class BuildLibraries(build_ext):
@@ -45,4 +61,5 @@ def library(name, folder):
                      optional=True)  # without a compiler everything else works
 
 
+check_pip()
 setup(ext_modules=[library("_core", SOURCES)], cmdclass={"build_ext": BuildLibraries, "bdist_wheel": AnyPython3Wheel})

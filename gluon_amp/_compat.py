@@ -192,10 +192,8 @@ def check_mxnet(found: Mapping[str, str]) -> None:
 
 
 def check_distutils() -> None:
-    """Raise ImportError when distutils is missing: MXNet 1.9.1 imports it.
-
-    Python 3.12 has no distutils of its own; setuptools provides it.
-    """
+    """Raise ImportError when distutils is missing: MXNet 1.9.1 imports it."""
+    # Python 3.12 has no distutils of its own; setuptools provides it.
     if importlib.util.find_spec("distutils") is None:
         raise ImportError(
             f"MXNet 1.9.1 imports distutils, which Python {_dotted(sys.version_info[:3])} "
@@ -244,10 +242,8 @@ def needed_libraries(library: Path) -> List[str]:
 def load_cuda(
     needed: Iterable[str], roots: Iterable[str], build: str, load: Optional[Callable[[str], object]] = None
 ) -> List[Path]:
-    """Load what a CUDA build of MXNet needs from the nvidia-*-cu11 packages, so that it needs no system CUDA.
-
-    What no package provides is left for the system's CUDA to serve.
-    """
+    """Load what a CUDA build of MXNet needs from the nvidia-*-cu11 packages, so that it needs no system CUDA."""
+    # What no package provides is left for the system's CUDA to serve.
     load = _load_globally if load is None else load
     needed = list(needed)
     if DRIVER in needed:

@@ -19,10 +19,10 @@ _TOLD = re.compile(r"lib(mxnet|cuda|cudart|nvrtc|nvrtc-builtins|nvToolsExt|cubla
 
 def driver_version() -> tuple[int, int] | None:
     """Return the newest CUDA version that the driver knows; None without a driver that works."""
-    cuda, found = _driver(), ctypes.c_int()
-    if cuda is None or cuda.cuDriverGetVersion(ctypes.byref(found)) != 0 or found.value <= 0:
+    cuda, version = _driver(), ctypes.c_int()
+    if cuda is None or cuda.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value <= 0:
         return None
-    return found.value // 1000, found.value % 1000 // 10
+    return version.value // 1000, version.value % 1000 // 10
 
 
 def nvrtc_version() -> tuple[int, int] | None:
@@ -38,15 +38,7 @@ def nvrtc_version() -> tuple[int, int] | None:
 
 
 def fusion_problem(driver: tuple[int, int] | None, nvrtc: tuple[int, int] | None) -> str | None:
-    """Say why the operators that MXNet compiles at run time cannot run; None where they can, or nothing is known.
-
-    Examples
-    --------
-    >>> fusion_problem((11, 4), (11, 8))
-    'the driver knows CUDA 11.4, and the run-time compiler (NVRTC) is of CUDA 11.8: the driver refuses what it compiles'
-    >>> fusion_problem((12, 2), (11, 8)) is None
-    True
-    """
+    """Say why the operators that MXNet compiles at run time cannot run; None where they can, or nothing is known."""
     if driver is None or nvrtc is None or driver >= nvrtc:
         return None
     return (f"the driver knows CUDA {driver[0]}.{driver[1]}, and the run-time compiler (NVRTC) is of CUDA "
@@ -54,15 +46,9 @@ def fusion_problem(driver: tuple[int, int] | None, nvrtc: tuple[int, int] | None
 
 
 def compute_capability(device_id: int = 0) -> tuple[int, int] | None:
-    """Ask the driver for a device's compute capability; None without driver or device.
-
-    Examples
-    --------
-    >>> compute_capability(10_000) is None
-    True
-    """
-    found = [_attribute(attribute, device_id) for attribute in (_MAJOR, _MINOR)]
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
+    """Ask the driver for a device's compute capability; None without driver or device."""
+    numbers = [_attribute(attribute, device_id) for attribute in (_MAJOR, _MINOR)]
+    return None if numbers[0] is None or numbers[1] is None else (numbers[0], numbers[1])
 
 
 def device_name(device_id: int = 0) -> str | None:

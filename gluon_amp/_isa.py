@@ -56,10 +56,8 @@ def outcome() -> str | None:
 
 
 def settle(run_operator: Callable[[], object]) -> None:
-    """Make oneDNN read the setting now and take it out of the environment again.
-
-    A child process would inherit it, but not the right to the tiles.
-    """
+    """Make oneDNN read the setting now and take it out of the environment again."""
+    # A child process would inherit it, but not the right to the tiles.
     while _settings:
         try:
             run_operator()
@@ -74,13 +72,7 @@ def cpu_flags(cpuinfo: str | None = None) -> set[str]:
 
 
 def cpu_name(cpuinfo: str | None = None) -> str:
-    """Return the CPU's name, as Linux gives it.
-
-    Examples
-    --------
-    >>> cpu_name("model name : Some CPU @ 3 GHz")
-    'Some CPU @ 3 GHz'
-    """
+    """Return the CPU's name, as Linux gives it."""
     lines = (cpuinfo if cpuinfo is not None else _cpuinfo()).splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
 

@@ -18,7 +18,7 @@ from .files import replacing
 from .loss_scaler import LossScaler, ScalerState
 from .trainer_scaler import TrainerScaler, UnscaledTrainer, attached_scalers
 
-__all__ = ["load_state_dict", "load_states", "save_states", "scalers_of", "state_dict"]
+__all__ = ["load_state_dict", "load_states", "refuse_other_number", "save_states", "scalers_of", "state_dict"]
 
 _MAGIC = b"gluon_amp trainer states 2\n"
 _PICKLED = b"gluon_amp trainer states 1\n"  # as versions before wrote them
@@ -147,8 +147,8 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Se
     with open(fname, "rb") as file:
         content = file.read()
     try:
-        found, read = _parsed(content, known_classes(*classes, *_classes_of(trainer)))
-        for state in found:
+        states, read = _parsed(content, known_classes(*classes, *_classes_of(trainer)))
+        for state in states:
             ScalerState.of(state)
         hand_over = trainers.load_optimizer_states(trainer, read)
     except StateError:
@@ -156,12 +156,18 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Se
     except Exception as error:  # pickles and arrays of damaged files raise anything
         raise ValueError(f"{os.fspath(fname)!r} holds no trainer states ({type(error).__name__}: {error}). Expected a "
                          "file written by amp.save_states or Trainer.save_states") from error
-    if scalers and found and len(scalers) != len(found):
-        raise StateError(f"{os.fspath(fname)!r} holds the states of {len(found)} loss scalers, the trainer has "
-                         f"{len(scalers)}: give amp.initialize the same num_losses")
+    if scalers and states:
+        refuse_other_number(scalers, states, fname)
     hand_over()
-    if scalers and found:
-        _load(scalers, found)
+    if scalers and states:
+        _load(scalers, states)
+
+
+def refuse_other_number(scalers: Sequence[LossScaler], states: Sequence[Any], fname: str | os.PathLike) -> None:
+    """Raise StateError unless a file holds as many states as a trainer has scalers."""
+    if len(scalers) != len(states):
+        raise StateError(f"{os.fspath(fname)!r} holds the states of {len(states)} loss scalers, the trainer has "
+                         f"{len(scalers)}: give amp.initialize the same num_losses")
 
 
 def _classes_of(trainer: gluon.Trainer) -> list[type]:
@@ -177,13 +183,13 @@ def _parsed(content: bytes, classes: Collection[type]) -> tuple[list[Any], Calla
         if content.startswith(magic):
             header, _, states = content[len(magic):].partition(b"\n")
             raw = json.loads(header) or []
-            found = raw if isinstance(raw, list) else [raw]
-            return found, partial(optimizer_states.read if magic == _MAGIC else unpickle, states, classes)
+            states_of_scalers = raw if isinstance(raw, list) else [raw]
+            return states_of_scalers, partial(optimizer_states.read if magic == _MAGIC else unpickle, states, classes)
     return [], partial(unpickle, content, classes)
 
 
 def scalers_of(trainer: gluon.Trainer) -> list[LossScaler]:
     """Return the loss scalers of a trainer, none for one without AMP."""
     checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
-    found = trainers.attached(trainer)
-    return found.scalers if isinstance(found, TrainerScaler) and not isinstance(found, UnscaledTrainer) else []
+    attached = trainers.attached(trainer)
+    return attached.scalers if isinstance(attached, TrainerScaler) and not isinstance(attached, UnscaledTrainer) else []

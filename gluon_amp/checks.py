@@ -11,13 +11,7 @@ __all__ = ["above_zero", "finite_above_zero", "instance", "is_number", "true_or_
 
 
 def is_number(value: object) -> bool:
-    """Tell whether a value is a real number of Python or NumPy, and not a bool.
-
-    Examples
-    --------
-    >>> is_number(2), is_number(True), is_number('2')
-    (True, False, False)
-    """
+    """Tell whether a value is a real number of Python or NumPy, and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -43,7 +37,7 @@ def finite_above_zero(name: str, value: Any) -> float:
 
 
 def true_or_false(name: str, value: Any) -> bool:
-    """Return True or False; nothing else is taken for either."""
+    """Return True or False; raise TypeError for anything else."""
     if not isinstance(value, bool):
         raise TypeError(expected("True or False", name, value))
     return value

@@ -115,7 +115,7 @@ def _change(module: ModuleType, names: Mapping[str, Any]) -> None:
 
 
 def _list_modules() -> dict[str, ModuleType]:
-    """Return what stands in for ``mxnet.contrib.amp.lists`` and its modules, by the rest of their names."""
+    """Return the stand-ins for ``mxnet.contrib.amp.lists`` and its modules, by the ends of their names."""
     parent = ModuleType(f"{_NAME}.lists", "The operator tables as the lists of mxnet.contrib.amp.")
     modules = {".lists": parent}
     for dtype, (name, prefix) in _LISTS.items():
@@ -127,7 +127,7 @@ def _list_modules() -> dict[str, ModuleType]:
 
 
 def _lists_of(dtype: str, prefix: str) -> dict[str, Any]:
-    found = {
+    lists = {
         f"{prefix}_FUNCS": views.list_lp16_ops(dtype),
         f"{prefix}_FP32_FUNCS": views.list_lp16_fp32_ops(dtype),
         "FP32_FUNCS": views.list_fp32_ops(dtype),
@@ -136,4 +136,4 @@ def _lists_of(dtype: str, prefix: str) -> dict[str, Any]:
         "LOSS_OUTPUT_FUNCTIONS": views.list_loss_output_functions(dtype),
     }
     inputs = views.list_lp16_use_fp32_params(dtype)
-    return found if inputs is None else {**found, f"{prefix}_USE_FP32_PARAMS": inputs}
+    return lists if inputs is None else {**lists, f"{prefix}_USE_FP32_PARAMS": inputs}

@@ -28,13 +28,7 @@ _SPELLINGS = {"float16": FLOAT16, "fp16": FLOAT16, "half": FLOAT16, "bfloat16": 
 
 
 def normalize(dtype: object, name: str = "target_dtype", or_float32: bool = False) -> str:
-    """Turn any accepted spelling of a type into its name.
-
-    Examples
-    --------
-    >>> normalize(np.float16), normalize('BF16'), normalize('fp32', or_float32=True)
-    ('float16', 'bfloat16', 'float32')
-    """
+    """Turn any accepted spelling of a type into its name."""
     known = _SPELLINGS.get(_spelling(dtype))
     if known == FLOAT32 and not or_float32:
         known = None
@@ -100,13 +94,7 @@ _ISA_FLAGS = ((_isa.AMX, ("amx_bf16", "amx_tile")), ("AVX512_CORE_BF16", ("avx51
 
 
 def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None, amx: bool | None = None) -> str:
-    """Name the instruction set that oneDNN will use on this CPU.
-
-    Examples
-    --------
-    >>> cpu_isa("flags : fpu avx avx2", environ={})
-    'AVX2'
-    """
+    """Name the instruction set that oneDNN will use on this CPU."""
     environ = os.environ if environ is None else environ
     amx = _isa.granted() if amx is None else amx
     flags = _isa.cpu_flags(cpuinfo)
@@ -118,13 +106,7 @@ def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None
 
 
 def cpu_support(isa: str | None = None) -> Support:
-    """Say which type this CPU runs in through MXNet's oneDNN, and why.
-
-    Examples
-    --------
-    >>> cpu_support('AVX512_CORE_BF16').dtype, cpu_support('AVX512_CORE').dtype
-    ('bfloat16', 'float32')
-    """
+    """Say which type this CPU runs in through MXNet's oneDNN, and why."""
     isa = cpu_isa() if isa is None else isa
     level = _ISA_LEVELS.index(isa)
     if level >= _ISA_LEVELS.index("AVX512_CORE_BF16"):
@@ -141,18 +123,9 @@ _GPU_RANGE = "5.0 to 8.9"
 
 
 def cuda_support(capability: tuple | None) -> Support:
-    """Say which type MXNet's published CUDA wheels run in on a device of this compute capability.
-
-    cuDNN pads channels to the multiple of 8 that Tensor Cores take, itself and from 7.3 on, wherever it is told to use
-    them, as MXNet tells it for float16. Below 7.0 there are no Tensor Cores to pad for.
-
-    Examples
-    --------
-    >>> cuda_support((7, 5)).dtype
-    'float16'
-    >>> cuda_support((9, 0)).dtype
-    'float32'
-    """
+    """Say which type MXNet's published CUDA wheels run in on a device of this compute capability."""
+    # cuDNN pads channels to the multiple of 8 that Tensor Cores take, itself and from 7.3 on, wherever it is told to
+    # use them, as MXNet tells it for float16. Below 7.0 there are no Tensor Cores to pad for.
     if capability is None:
         return Support(FLOAT16, True, "the GPU's compute capability is unknown: float16 is assumed to work")
     name = f"compute capability {capability[0]}.{capability[1]}"

@@ -47,13 +47,7 @@ _ANSWERS: Mapping[str, str] = {
 
 
 def answer(name: str, known: Iterable[str]) -> str:
-    """Word the error for a name that this package does not have.
-
-    Examples
-    --------
-    >>> answer('disable_casts', ())
-    "module 'gluon_amp' has no attribute 'disable_casts': write with amp.autocast(enabled=False):"
-    """
+    """Word the error for a name that this package does not have."""
     text = f"module 'gluon_amp' has no attribute {name!r}"
     if name in _ANSWERS:
         return f"{text}: write {_ANSWERS[name]}"
@@ -61,7 +55,7 @@ def answer(name: str, known: Iterable[str]) -> str:
 
 
 def answers(**texts: str) -> Callable[[Function], Function]:
-    """Make a function answer arguments that it is given elsewhere, by name, with what to do here."""
+    """Make a function answer arguments of its counterparts in other packages with what to write here."""
     def decorate(function: Function) -> Function:
         called = function.__qualname__.split(".")[0]
 

@@ -31,24 +31,12 @@ class StateError(AmpError, RuntimeError):
 
 
 def closest(name: str, candidates: Iterable[str], count: int = 3) -> str:
-    """Word a suggestion of the closest known names.
-
-    Examples
-    --------
-    >>> closest('Convolutoin', ['Convolution', 'Pooling'])
-    " Did you mean 'Convolution'?"
-    """
+    """Word a suggestion of the closest known names."""
     lowered = {candidate.lower(): candidate for candidate in candidates}
-    found = [lowered[key] for key in difflib.get_close_matches(name.lower(), lowered, count)]
-    return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+    names = [lowered[key] for key in difflib.get_close_matches(name.lower(), lowered, count)]
+    return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 
 def expected(what: str, name: str, value: object) -> str:
-    """Word "expected X, received name=value (of type T)".
-
-    Examples
-    --------
-    >>> expected("a number above 0", "scale", -1)
-    'expected a number above 0, received scale=-1 (of type int)'
-    """
+    """Word "expected X, received name=value (of type T)"."""
     return f"expected {what}, received {name}={value!r} (of type {type(value).__name__})"

@@ -11,8 +11,7 @@ from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 
 from . import checks
 from ._mxnet.estimators import CheckpointEvents, data_and_labels
-from .checkpoint import scalers_of
-from .errors import StateError
+from .checkpoint import refuse_other_number, scalers_of
 from .files import replacing
 from .loss_scaler import LossScaler
 from .runtime.autocast import autocast
@@ -161,8 +160,6 @@ class AmpCheckpointHandler(CheckpointEvents):
             return
         with open(stem + _SUFFIX) as file:
             states = json.load(file)
-        if len(states) != len(scalers):
-            raise StateError(f"{stem + _SUFFIX!r} holds the states of {len(states)} loss scalers, the trainer has "
-                             f"{len(scalers)}: give amp.initialize the same num_losses")
+        refuse_other_number(scalers, states, stem + _SUFFIX)
         for scaler, state in zip(scalers, states):
             scaler.load_state_dict(state)

@@ -11,19 +11,8 @@ __all__ = ["replacing"]
 
 @contextmanager
 def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
-    """Give temporary files to write, which replace ``paths`` together when the body succeeds.
-
-    Of a symbolic link the file that it points to is replaced.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / 'note.txt'
-    >>> with replacing(path) as (temporary,):
-    ...     size = pathlib.Path(temporary).write_text('kept')
-    >>> path.read_text()
-    'kept'
-    """
+    """Give temporary files to write, which replace ``paths`` together when the body succeeds."""
+    # A symbolic link stays: the file that it points to is replaced.
     temporary: list[str] = []
     targets = [os.path.realpath(os.fspath(path)) for path in paths]
     try:

@@ -17,7 +17,7 @@ from .training import Loss, scaled
 
 __all__ = ["GradScaler"]
 
-# torch has no bounds but those of float32.
+# torch's only bounds are those of float32.
 _LEAST, _MOST = 2.0 ** -126, 2.0 ** 127
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 _UNSCALED, _STEPPED = "unscaled", "stepped"
@@ -138,8 +138,8 @@ class GradScaler:
         if not self._enabled:
             return outputs
         self._losses += len(losses)
-        found = [scaled(loss, self._scaler.loss_scale) for loss in losses]
-        return found if several else found[0]
+        scaled_losses = [scaled(loss, self._scaler.loss_scale) for loss in losses]
+        return scaled_losses if several else scaled_losses[0]
 
     def unscale_(self, trainer: gluon.Trainer) -> None:
         """Divide the scale out of a trainer's gradients now, to read or clip them before :meth:`step`.

@@ -93,9 +93,9 @@ class LossScaler:
             Those without gradients are passed over.
         """
         gradients = (array for parameter in params if parameter.grad_req != "null" for array in parameter.list_grad())
-        found = not all(np.isfinite(array.asnumpy()).all() for array in gradients)
-        self.update(found)
-        return found
+        found_inf = not all(np.isfinite(array.asnumpy()).all() for array in gradients)
+        self.update(found_inf)
+        return found_inf
 
     # The names under which scripts read, and set, what MXNet's own scaler holds.
 

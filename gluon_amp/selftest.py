@@ -12,14 +12,14 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import HybridBlock, nn, rnn
 
-from . import _cuda, _isa
+from . import _cuda
 from ._mxnet import gpus
 from ._mxnet.timing import time_in_both
 from .audit.judge import Judge, message_of
 from .audit.modes import Mode
 from .audit.processes import NORMALLY, isolated
 from .audit.samples import sampled_operators, samples_of
-from .dtypes import FLOAT32, Support, cpu_isa
+from .dtypes import FLOAT32, Support
 from .rules import LOWER, NEUTRAL, WIDEST, Policy
 from .runtime.autocast import autocast, deinit, init
 from .runtime.devices import support
@@ -59,34 +59,29 @@ def check(device: mx.Context, sections: Sequence[str] = ()) -> Iterator[Finding]
     >>> [found.verdict for found in check(mx.cpu(), ['overflow'])]
     ['ok', 'ok']
     """
-    found = support("gpu" if device.device_type == "gpu" else "cpu", device.device_id)
+    runs = support("gpu" if device.device_type == "gpu" else "cpu", device.device_id)
     for name in sections or SECTIONS:
         try:
             with device:
-                yield from SECTIONS[name](device, found)
+                yield from SECTIONS[name](device, runs)
         except Exception as error:  # one part that fails must not hide the others
             yield Finding(name, name, ERROR, message_of(error))
         finally:
             deinit()
 
 
-def _versions(device: mx.Context, found: Support) -> Iterator[Finding]:
-    driver, compiler = _cuda.driver_version(), _cuda.nvrtc_version()
-    data = {"python": platform.python_version(), "mxnet": mx.__version__, "numpy": np.__version__,
-            "cpu": _isa.cpu_name(), "isa": cpu_isa(), "libraries": _cuda.loaded_libraries(),
-            "driver": driver, "nvrtc": compiler}
+def _versions(device: mx.Context, runs: Support) -> Iterator[Finding]:
     yield Finding("versions", "software", INFO, f"MXNet {mx.__version__}, NumPy {np.__version__}, Python "
-                  f"{platform.python_version()}; the JSON file names all libraries", data)
-    yield Finding("versions", "device", INFO, f"{device}: {found.dtype}, because {found.reason}",
-                  {"device": str(device), "dtype": found.dtype, "reason": found.reason,
-                   "name": _cuda.device_name(device.device_id) if device.device_type == "gpu" else _isa.cpu_name(),
-                   "capability": _cuda.compute_capability(device.device_id)})
+                  f"{platform.python_version()}; the JSON file names all libraries",
+                  {"libraries": _cuda.loaded_libraries()})
+    yield Finding("versions", "device", INFO, f"{device}: {runs.dtype}, because {runs.reason}")
     if device.device_type == "gpu":
+        driver, compiler = _cuda.driver_version(), _cuda.nvrtc_version()
         problem = gpus.problem() or _cuda.fusion_problem(driver, compiler)
         yield Finding("versions", "driver", WRONG if problem else OK, problem or f"driver {driver}, NVRTC {compiler}")
 
 
-def _fusion(device: mx.Context, found: Support) -> Iterator[Finding]:
+def _fusion(device: mx.Context, runs: Support) -> Iterator[Finding]:
     """Run elementwise operators that MXNet compiles into one kernel on a GPU."""
     class Chain(HybridBlock):
         def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -99,18 +94,18 @@ def _fusion(device: mx.Context, found: Support) -> Iterator[Finding]:
     yield _compared("fusion", "elementwise operators", net(mx.nd.array(values)).asnumpy(), wanted, 1e-5)
 
 
-def _low_type(found: Support) -> str | None:
-    return found.dtype if found.dtype != FLOAT32 else found.on_request
+def _low_type(runs: Support) -> str | None:
+    return runs.dtype if runs.dtype != FLOAT32 else runs.on_request
 
 
-def _nothing_low(section: str, found: Support) -> Finding:
-    return Finding(section, "all", SKIPPED, f"nothing runs in low precision here: {found.reason}")
+def _nothing_low(section: str, runs: Support) -> Finding:
+    return Finding(section, "all", SKIPPED, f"nothing runs in low precision here: {runs.reason}")
 
 
-def _operators(device: mx.Context, found: Support) -> Iterator[Finding]:
-    low = _low_type(found)
+def _operators(device: mx.Context, runs: Support) -> Iterator[Finding]:
+    low = _low_type(runs)
     if low is None:
-        yield _nothing_low("operators", found)
+        yield _nothing_low("operators", runs)
         return
     policy = Policy(low)
     names = [name for name in sampled_operators() if _low_condition(name, policy) is not None]
@@ -151,11 +146,11 @@ def _low_condition(name: str, policy: Policy) -> Any:
                  in (LOWER, NEUTRAL, WIDEST)), None)
 
 
-def _overflow(device: mx.Context, found: Support) -> Iterator[Finding]:
+def _overflow(device: mx.Context, runs: Support) -> Iterator[Finding]:
     """Let a gradient overflow, and look at the update that must not happen; then at one that must."""
     net = nn.Dense(4, in_units=4)
     net.initialize()
-    init(None if found.dtype == FLOAT32 else found.dtype)
+    init(None if runs.dtype == FLOAT32 else runs.dtype)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
     init_trainer(trainer)
     for value, changes in ((np.inf, False), (1.0, True)):
@@ -172,13 +167,13 @@ def _overflow(device: mx.Context, found: Support) -> Iterator[Finding]:
                       f"the weight {'changed' if changed else 'stayed'}")
 
 
-def _training(device: mx.Context, found: Support) -> Iterator[Finding]:
+def _training(device: mx.Context, runs: Support) -> Iterator[Finding]:
     for name, make in _NETWORKS.items():
         losses = {}
         for mixed in (False, True):
             mx.random.seed(1)
             np.random.seed(1)
-            wanted, losses[mixed] = _train(make, mixed, found)
+            wanted, losses[mixed] = _train(make, mixed, runs)
             deinit()
         (first, *_, plain), (*_, low) = losses[False], losses[True]
         near = np.isfinite(low) and abs(low - plain) <= _LOSS_DISTANCE * abs(wanted)
@@ -188,7 +183,7 @@ def _training(device: mx.Context, found: Support) -> Iterator[Finding]:
                       f"first is {wanted:.3g}", {"fp32": losses[False], "amp": losses[True], "cpu": wanted})
 
 
-def _train(make: Callable[[], tuple[HybridBlock, Any]], mixed: bool, found: Support) -> tuple[float, list[float]]:
+def _train(make: Callable[[], tuple[HybridBlock, Any]], mixed: bool, runs: Support) -> tuple[float, list[float]]:
     """Return the first loss that the CPU gives in FP32, and the losses of some steps."""
     net, shape = make()
     random, function = np.random.RandomState(3), gluon.loss.SoftmaxCrossEntropyLoss()
@@ -201,7 +196,7 @@ def _train(make: Callable[[], tuple[HybridBlock, Any]], mixed: bool, found: Supp
     net.hybridize(static_alloc=True)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9})
     if mixed:
-        init(None if found.dtype == FLOAT32 else found.dtype)
+        init(None if runs.dtype == FLOAT32 else runs.dtype)
         init_trainer(trainer)
     losses = []
     for _ in range(_STEPS):
@@ -242,10 +237,10 @@ def _recurrent() -> tuple[HybridBlock, Any]:
 _NETWORKS = {"convolutional": _convolutional, "dense": _dense, "recurrent": _recurrent}
 
 
-def _timing(device: mx.Context, found: Support) -> Iterator[Finding]:
-    low = _low_type(found)
+def _timing(device: mx.Context, runs: Support) -> Iterator[Finding]:
+    low = _low_type(runs)
     if low is None:
-        yield _nothing_low("timing", found)
+        yield _nothing_low("timing", runs)
         return
     for name, (op, attrs, shapes) in _KERNELS.items():
         timer = partial(time_in_both, op, attrs, shapes, low, True, 5, device)

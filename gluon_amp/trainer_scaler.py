@@ -11,13 +11,13 @@ from typing import Any, Callable, Iterator, Sequence
 
 from mxnet import gluon
 
-from . import native
-from ._mxnet import trainers, updates
+from . import checks, native
+from ._mxnet import trainers, updaters
 from .errors import StateError, expected
 from .loss_scaler import LossScaler, StaticLossScaler
 from .parallel import Reduction, distribute
 
-__all__ = ["TrainerScaler", "UnscaledTrainer", "attach", "attached_scalers", "stand_by"]
+__all__ = ["TrainerScaler", "UnscaledTrainer", "attach", "attached_scalers", "attached_to", "stand_by"]
 
 _logger = logging.getLogger("gluon_amp")
 
@@ -30,35 +30,15 @@ def _of_first_scaler(name: str) -> property:
 
 
 class TrainerScaler:
-    """Connects one trainer with its loss scalers; lives on the trainer as ``trainer._amp_loss_scaler``.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        Whose gradients these are.
-    scalers : LossScaler or sequence of LossScaler
-        One per loss; other trainers may share them.
-    warn_after : int
-        Skipped steps in a row after which to warn.
-
-    Attributes
-    ----------
-    scalers : list of LossScaler
-        Hold the scales.
-    state : str
-        What the trainer's gradients are: ``READY`` (none scaled yet), ``SCALED`` or ``UNSCALED``.
-    listeners : list of callable
-        Told at every step whether it will be skipped, while the gradients are still there.
-    reduction : Reduction or None
-        How the gradients become those of all processes; None for a trainer of this process alone.
-    """
+    """Connects one trainer with its loss scalers; lives on the trainer as ``trainer._amp_loss_scaler``."""
 
     def __init__(self, trainer: gluon.Trainer, scalers: LossScaler | Sequence[LossScaler], warn_after: int = 20):
         self.trainer = trainer
         self.scalers = [scalers] if isinstance(scalers, LossScaler) else list(scalers)
-        self.state = READY
-        self.reduction: Reduction | None = None
-        self.warn_after = warn_after
+        self.state = READY  # READY while no gradient at hand carries a scale, SCALED or UNSCALED
+        self.reduction: Reduction | None = None  # None for a trainer of this process alone
+        self.warn_after = warn_after  # skipped steps in a row
+        # told at every step whether it will be skipped, while the gradients are still there
         self.listeners: list[Callable[[bool], None]] = []
         self.applied = self.scaler.loss_scale  # the scale of the losses whose gradients are at hand
         self._scaled: set[int] = set()  # the losses scaled since the last step
@@ -253,12 +233,10 @@ class UnscaledTrainer(TrainerScaler):
 
 def attach(trainer: gluon.Trainer, scaler: TrainerScaler, allreduce_always_fp32: bool = False,
            gradient_predivide_factor: float = 1.0) -> None:
-    """Put a scaler on its trainer, which updates locally, and remember it for :func:`attached_scalers`.
-
-    The other parameters are those of :func:`gluon_amp.parallel.distribute`.
-    """
+    """Put a scaler on its trainer, which updates locally, and remember it for :func:`attached_scalers`."""
+    # The other parameters are those of :func:`gluon_amp.parallel.distribute`.
     scaler.reduction = distribute(trainer, allreduce_always_fp32, gradient_predivide_factor)
-    updates.speed_up(trainer, native.update if native.is_available("_gluon_amp_adam") else None)
+    updaters.speed_up(trainer, native.update if native.is_available("_gluon_amp_adam") else None)
     stand_by(trainer, scaler)
 
 
@@ -270,8 +248,17 @@ def stand_by(trainer: gluon.Trainer, scaler: TrainerScaler) -> None:
         _attached_scalers.append(weakref.ref(scaler))
 
 
+def attached_to(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
+    """Return what connects a trainer with its scalers; raise StateError for one without."""
+    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    scaler = trainers.attached(trainer)
+    if not isinstance(scaler, TrainerScaler):
+        raise StateError(f"{caller}: the trainer has no loss scaler; call amp.init_trainer(trainer) first")
+    return scaler
+
+
 def attached_scalers() -> list[TrainerScaler]:
     """Return what connects the living trainers with their scalers, in the order of ``init_trainer``."""
     gc.collect()  # a trainer and its parameters refer to each other: without this, dead ones would count by chance
-    found = [reference() for reference in _attached_scalers]
-    return [item for item in found if item is not None]
+    living = [reference() for reference in _attached_scalers]
+    return [item for item in living if item is not None]

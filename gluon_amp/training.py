@@ -16,7 +16,7 @@ from .errors import StateError, expected
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from .runtime.autocast import active_dtype, is_active
 from .runtime.state import controller
-from .trainer_scaler import TrainerScaler, attach
+from .trainer_scaler import TrainerScaler, attach, attached_to
 
 __all__ = ["clip_global_norm", "get_loss_scaler", "init_trainer", "master_params", "scale_loss", "scaled", "unscale"]
 
@@ -102,14 +102,6 @@ def _make_scaler(value: LossScaler | float | str | None, dtype: str | None) -> L
     raise TypeError(expected("a LossScaler, a number, 'dynamic' or None", "loss_scaler", value))
 
 
-def _attached(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
-    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
-    found = trainers.attached(trainer)
-    if not isinstance(found, TrainerScaler):
-        raise StateError(f"{caller}: the trainer has no loss scaler; call amp.init_trainer(trainer) first")
-    return found
-
-
 def get_loss_scaler(trainer: gluon.Trainer, loss_id: int = 0) -> LossScaler:
     """Return the loss scaler of a trainer: its scale, and how many steps were skipped.
 
@@ -146,7 +138,7 @@ def get_loss_scaler(trainer: gluon.Trainer, loss_id: int = 0) -> LossScaler:
     (128.0, 0)
     >>> amp.deinit()
     """
-    return _attached(trainer, "get_loss_scaler").scaler_of(loss_id)
+    return attached_to(trainer, "get_loss_scaler").scaler_of(loss_id)
 
 
 @contextmanager
@@ -200,7 +192,7 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], los
         yield loss
         return
     several = trainer if isinstance(trainer, (list, tuple)) else [trainer]
-    items = [_attached(one, "scale_loss") for one in several]
+    items = [attached_to(one, "scale_loss") for one in several]
     with ExitStack() as stack:
         scales = {stack.enter_context(item.scaling(loss_id)) for item in items}
         if len(scales) != 1:
@@ -240,7 +232,7 @@ def unscale(trainer: gluon.Trainer) -> None:
         gluon.utils.clip_global_norm(gradients, max_norm)
         trainer.update(batch_size)
     """
-    _attached(trainer, "unscale").unscale()
+    attached_to(trainer, "unscale").unscale()
 
 
 def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
@@ -275,7 +267,7 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
         trainer.update(batch_size)
     """
     checks.above_zero("max_norm", max_norm)
-    return _attached(trainer, "clip_global_norm").clip(max_norm)
+    return attached_to(trainer, "clip_global_norm").clip(max_norm)
 
 
 def master_params(trainer: gluon.Trainer) -> Iterator[NDArray]:

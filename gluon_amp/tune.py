@@ -17,8 +17,8 @@ from .convert.inputs import as_example, flat, traced_block
 from .graph import Graph, Node
 from .rules import LOWER, Policy
 from .rules.measurements import Tuning, default_cache, signature
-from .runtime.autocast import device_policies
 from .runtime.devices import machine, support
+from .runtime.policies import device_policies
 
 __all__ = ["tune"]
 
@@ -82,11 +82,11 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     if not policy.lowers:
         _logger.info("There is nothing to measure: the %s runs in float32, because %s", kind, policy.reason)
     graph = _analysed(net, example, arrays)
-    found = {signature(node.op, node.attrs, node.inputs[0].shape or ()): node for node in graph.operators()
+    nodes = {signature(node.op, node.attrs, node.inputs[0].shape or ()): node for node in graph.operators()
              if _is_measurable(node, policy)}
     times = {name: time_in_both(node.op, node.attrs, [entry.shape or () for entry in node.inputs], policy.target_dtype,
                                 training, rounds, device)
-             for name, node in tqdm(found.items(), desc="tune", unit="operator", disable=not progress)}
+             for name, node in tqdm(nodes.items(), desc="tune", unit="operator", disable=not progress)}
     tuning = Tuning(machine(kind, policy.target_dtype), times)
     tuning.save(default_cache() if cache is None else cache)
     return tuning

@@ -360,3 +360,17 @@ class TestPrepareInAnotherProcess:
         assert done.stderr.splitlines()[-3].startswith("ImportError: gluon_amp needs MXNet 1.9.1")
         assert f"found {found}." in done.stderr
         assert "RuntimeError" not in done.stderr
+
+
+@pytest.mark.parametrize(("version", "refused"), [("19.2.3", True), ("19.3", False), ("20.0.2", False), ("9.0", True)])
+def test_a_pip_that_does_not_know_the_wheels_is_told_so(version, refused, tmp_path):
+    """Pips up to 20 build by a script of theirs, which runs setup.py in its own process."""
+    script = tmp_path / "pip" / "_vendor" / "pep517" / "_in_process.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(f"import runpy; runpy.run_path({str(REPOSITORY / 'setup.py')!r})")
+    (tmp_path / "pip" / "__init__.py").write_text(f'__version__ = "{version}"')
+    done = subprocess.run([sys.executable, "-W", "ignore", script, "--version"], cwd=REPOSITORY, capture_output=True,
+                          text=True, check=False)
+    assert ("Run: python -m pip install --upgrade pip" in done.stderr) is refused
+    assert done.returncode == refused
+    assert refused or done.stdout.split()[-1] == gluon_amp.__version__

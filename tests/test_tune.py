@@ -14,8 +14,8 @@ from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import PolicyError
 from gluon_amp.rules.measurements import signature
 from gluon_amp.runtime import devices
-from gluon_amp.runtime.autocast import tuned
 from gluon_amp.runtime.devices import machine
+from gluon_amp.runtime.policies import tuned
 
 pytestmark = pytest.mark.machine
 DENSE = {"flatten": "True", "no_bias": "False"}

@@ -63,4 +63,4 @@ def _read(path: Path, name: str) -> bytes:
         with zipfile.ZipFile(path) as archive:
             return archive.read(name)  # checks that it is whole
     except (zipfile.BadZipFile, KeyError) as error:
-        raise ValueError(f"{path} is no checkpoint of main_amp.py, or damaged: {error}") from error
+        raise ValueError(f"{path} is not a checkpoint of main_amp.py, or damaged: {error}") from error

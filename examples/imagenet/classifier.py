@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+from difflib import get_close_matches
 
 import gluon_amp  # noqa: F401  before mxnet
 
@@ -19,9 +20,18 @@ def make_network(args: argparse.Namespace, classes: int, ctx: mx.Context) -> Hyb
     net.collect_params().reset_ctx(ctx)  # the zoos load weights to the CPU
     net(mx.nd.zeros((1, 3, args.image_size, args.image_size), ctx=ctx))  # gives every weight its shape
     if isinstance(args.pretrained, str):
-        net.load_parameters(args.pretrained, ctx=ctx)
+        _load(net, args, ctx)
     net.hybridize(static_alloc=True, static_shape=True)
     return net
+
+
+def _load(net: HybridBlock, args: argparse.Namespace, ctx: mx.Context) -> None:
+    try:
+        net.load_parameters(args.pretrained, ctx=ctx)
+    except (AssertionError, ValueError, mx.MXNetError) as error:  # MXNet's words for files of another network, or none
+        reason = str(error).strip().splitlines()[-1]
+        raise ValueError(f"{args.pretrained}: expected weights of {args.arch}, as net.save_parameters writes them: "
+                         f"{reason}") from error
 
 
 def _from_zoo(name: str, classes: int, pretrained: bool) -> HybridBlock:
@@ -33,5 +43,14 @@ def _from_zoo(name: str, classes: int, pretrained: bool) -> HybridBlock:
         try:
             from gluoncv.model_zoo import get_model
         except ImportError:
-            raise ValueError(f"{unknown}\nGluonCV has more networks: pip install gluoncv") from unknown
+            raise ValueError(f"{_not_in(str(unknown), name)}. GluonCV has more: pip install gluoncv") from unknown
+    try:
         return get_model(name, **options)
+    except ValueError as unknown:
+        raise ValueError(_not_in(str(unknown), name)) from unknown
+
+
+def _not_in(message: str, name: str) -> str:
+    """Say that a zoo, whose message lists all that it has, does not have a network."""
+    closest = get_close_matches(name, message.split(), cutoff=0)
+    return f"expected a network of the zoo, received --arch {name}; the closest names are {', '.join(closest)}"

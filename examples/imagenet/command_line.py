@@ -4,10 +4,21 @@ from __future__ import annotations
 import argparse
 import random
 from pathlib import Path
-from typing import Sequence
+from typing import Callable, Sequence
 
 EPOCHS, SYNTHETIC_EPOCHS = 90, 1
 SEEDS = 2 ** 24  # FP32, in which processes tell each other theirs, holds them exactly
+
+# Options, the condition on their values, and how it is worded.
+_LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (("batch_size", "image_size", "print_freq", "epochs", "steps", "prof", "classes"), lambda value: value >= 1,
+     "a number of at least 1"),
+    (("workers", "start_epoch", "warmup_epochs", "wd"), lambda value: value >= 0, "a number of at least 0"),
+    (("lr",), lambda value: value > 0, "a number above 0"),
+    (("momentum",), lambda value: 0 <= value < 1, "a number from 0 to below 1"),
+    (("min_area",), lambda value: 0 < value <= 1, "a number above 0, and 1 at most"),
+    (("seed",), lambda value: 0 <= value < SEEDS, f"a seed from 0 to {SEEDS - 1}"),
+)
 
 DESCRIPTION = """Train a network of MXNet's or GluonCV's zoo on ImageNet, in FP32 or mixed precision.
 
@@ -22,23 +33,38 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for add in (_add_data, _add_network, _add_optimization, _add_precision, _add_run):
         add(parser)
     args = parser.parse_args(arguments)
-    if not (args.data or args.synthetic):
-        parser.error("expected a directory with train and val, or --synthetic")
-    if args.data and not Path(args.data).is_dir():
-        parser.error(f"expected a directory with train and val, received {args.data}, which is none")
-    if args.resume not in (None, "auto") and not Path(args.resume).is_file():
-        parser.error(f"expected a checkpoint, or auto, received --resume {args.resume}, which is no file")
+    problem = next(filter(None, (_problem_of_paths(args), _problem_of_numbers(args))), None)
+    if problem:
+        parser.error(problem)
     if args.epochs is None:
         args.epochs = SYNTHETIC_EPOCHS if args.synthetic else EPOCHS
-    for name in ("batch_size", "image_size", "print_freq", "epochs", "steps", "prof"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f"expected a number of at least 1, received --{name.replace('_', '-')} {value}")
-    if args.seed is not None and not 0 <= args.seed < SEEDS:
-        parser.error(f"expected a seed from 0 to {SEEDS - 1}, received --seed {args.seed}")
     if args.deterministic and args.seed is None:
         args.seed = 0
     return args
+
+
+def _problem_of_paths(args: argparse.Namespace) -> str | None:
+    if bool(args.data) == args.synthetic:
+        received = f"{args.data} and --synthetic" if args.data else "neither"
+        return f"expected a directory with train and val, or --synthetic, received {received}"
+    if args.data and not Path(args.data).is_dir():
+        return f"expected a directory with train and val, received {args.data}, which is not a directory"
+    files = {"--resume": None if args.resume == "auto" else args.resume,
+             "--pretrained": None if args.pretrained is True else args.pretrained}
+    for option, path in files.items():
+        if path is not None and not Path(path).is_file():
+            kinds = "a checkpoint, or auto" if option == "--resume" else "a file of weights"
+            return f"expected {kinds}, received {option} {path}, which is not a file"
+    return None
+
+
+def _problem_of_numbers(args: argparse.Namespace) -> str | None:
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    for names, holds, expected in _LIMITS:
+        for name in names:
+            if name in given and not holds(given[name]):
+                return f"expected {expected}, received --{name.replace('_', '-')} {given[name]}"
+    return None
 
 
 def random_seed() -> int:
@@ -88,7 +114,7 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("precision, handed through to amp.initialize")
     group.add_argument("--opt-level", type=str.upper, choices=("O0", "O1", "O2", "O3"), default="O1",
                        help="(default: %(default)s)")
-    group.add_argument("--keep-batchnorm-fp32", metavar="BOOL", help="for O2 and O3")
+    group.add_argument("--keep-batchnorm-fp32", type=str.capitalize, choices=("True", "False"), help="for O2 and O3")
     group.add_argument("--loss-scale", type=_loss_scale, metavar="SCALE", help="a number above 0, or dynamic")
 
 

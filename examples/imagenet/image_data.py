@@ -111,7 +111,7 @@ class Augmented(Dataset):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, Any]:
         epoch, number = divmod(index, len(self))
-        image, label = self.source[number]
+        image, label = _read(self.source, number)
         args = self.args
         random.seed(f"{args.seed} {epoch} {number}")  # MXNet crops by Python's generator
         size, areas = (args.image_size, args.image_size), (args.min_area, 1.0)
@@ -130,9 +130,21 @@ class Centered(Dataset):
         return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, Any]:
-        image, label = self.source[index]
+        image, label = _read(self.source, index)
         resized = mx.image.resize_short(image, self.size * 256 // 224)
         return normalized(mx.image.center_crop(resized, (self.size, self.size))[0].asnumpy()), np.float32(label)
+
+
+class UnreadableImage(ValueError):
+    """A file of the data that no image can be read from."""
+
+
+def _read(source: Dataset, number: int) -> tuple[mx.nd.NDArray, Any]:
+    try:
+        return source[number]
+    except mx.MXNetError as error:
+        place = source.items[number][0] if hasattr(source, "items") else f"record {number}"
+        raise UnreadableImage(f"{place}: expected an image, as JPEG or PNG") from error
 
 
 def normalized(pixels: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ import command_line
 import mxnet as mx
 from classifier import make_network
 from epochs import average_statistics, train_epoch, train_step, validate
-from image_data import Data, open_data
+from image_data import Data, UnreadableImage, open_data
 from mxnet import gluon
 
 WARM_UP_STEPS = 2  # before profiling
@@ -29,6 +29,7 @@ def main() -> None:
         os.environ["MXNET_EXEC_BULK_EXEC_TRAIN"] = "0"  # operators run one by one: else many share a line of the table
     ctx = connect()
     try:
+        latest(args).parent.mkdir(parents=True, exist_ok=True)
         progress = begin(args)
         data = open_data(args)
         net, trainer = prepare(args, data, ctx)
@@ -38,6 +39,15 @@ def main() -> None:
         raise SystemExit(f"main_amp.py: error: {error}") from error
     if args.resume:
         say(f"Resuming from {args.resume}, after {progress['epoch']} of {args.epochs} epochs")
+    try:
+        work(args, net, trainer, data, ctx, progress)
+    except UnreadableImage as error:
+        raise SystemExit(f"main_amp.py: error: {error}") from error
+
+
+def work(args: argparse.Namespace, net: gluon.Block, trainer: gluon.Trainer, data: Data, ctx: mx.Context,
+         progress: dict[str, Any]) -> None:
+    """Do what the command line asks for."""
     if args.evaluate:
         validate(args, net, data, ctx)
     elif args.prof:
@@ -95,7 +105,6 @@ def prepare(args: argparse.Namespace, data: Data, ctx: mx.Context) -> tuple[gluo
 def train(args: argparse.Namespace, net: gluon.Block, trainer: gluon.Trainer, data: Data, ctx: mx.Context,
           progress: dict[str, Any]) -> None:
     """Train epoch by epoch, with a checkpoint after each."""
-    latest(args).parent.mkdir(parents=True, exist_ok=True)
     if progress["epoch"] >= args.epochs:
         say(f"All {args.epochs} epochs are done: nothing is left to train. Give more with --epochs")
     for epoch in range(progress["epoch"], args.epochs):
@@ -117,7 +126,6 @@ def latest(args: argparse.Namespace) -> Path:
 
 def profile(args: argparse.Namespace, net: gluon.Block, trainer: gluon.Trainer, data: Data, ctx: mx.Context) -> None:
     """Print the time of every operator over some steps, and write a timeline for chrome://tracing."""
-    latest(args).parent.mkdir(parents=True, exist_ok=True)
     mx.profiler.set_config(profile_symbolic=True, profile_imperative=True, aggregate_stats=True,
                            filename=str(latest(args).with_name(f"profile{amp.parallel.rank() or ''}.json")))
     batches = chain.from_iterable(repeat(data.train))  # over and over, if there are few

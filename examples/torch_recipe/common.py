@@ -108,17 +108,25 @@ def _peak_memory() -> str:
     return f", at most {kilobytes / 1024:.0f} MB in memory" if kilobytes else ""
 
 
+def at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, received {number}")
+    return number
+
+
 def run(sections: Sections, description: str | None) -> None:
     """Run the sections named on the command line, or all, each from a clean state."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"one of {', '.join(sections)} (default: all)")
     parser.add_argument("--kind", choices=KINDS, default="conv", help="the kind of layers (default: %(default)s)")
-    parser.add_argument("--size", type=int, default=128, help="channels, or units, of every layer; try multiples of "
-                        "16, and others (default: %(default)s)")
-    parser.add_argument("--layers", type=int, default=3, help="(default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=32, help="(default: %(default)s)")
-    parser.add_argument("--batches", type=int, default=5, help="batches an epoch (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=2, help="epochs where time is measured (default: %(default)s)")
+    parser.add_argument("--size", type=at_least_one, default=128, help="channels, or units, of every layer; try "
+                        "multiples of 16, and others (default: %(default)s)")
+    parser.add_argument("--layers", type=at_least_one, default=3, help="(default: %(default)s)")
+    parser.add_argument("--batch-size", type=at_least_one, default=32, help="(default: %(default)s)")
+    parser.add_argument("--batches", type=at_least_one, default=5, help="batches an epoch (default: %(default)s)")
+    parser.add_argument("--epochs", type=at_least_one, default=2,
+                        help="epochs where time is measured (default: %(default)s)")
     options = parser.parse_args()
     unknown = [name for name in options.sections if name not in sections]
     if unknown:

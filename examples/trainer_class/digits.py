@@ -20,10 +20,18 @@ except ImportError:
 
 VALIDATION = 360  # samples
 
+
+def at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, received {number}")
+    return number
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--epochs", type=int, default=5, help="(default: %(default)s)")
-    options.add_argument("--batch-size", type=int, default=64, help="(default: %(default)s)")
+    options.add_argument("--epochs", type=at_least_one, default=5, help="(default: %(default)s)")
+    options.add_argument("--batch-size", type=at_least_one, default=64, help="(default: %(default)s)")
     options.add_argument("--lr", type=float, default=0.1, help="learning rate (default: %(default)s)")
     options.add_argument("--no-amp", action="store_true", help="train in FP32")
     return options
@@ -34,6 +42,9 @@ def loaders(batch_size: int) -> tuple[data.DataLoader, data.DataLoader]:
     images, labels = load_digits(return_X_y=True) if load_digits else made_up_digits()
     images = np.kron(images.reshape(-1, 1, 8, 8) / 16, np.ones((2, 2))).astype("float32")
     order = np.random.RandomState(0).permutation(len(images))
+    if batch_size > len(order) - VALIDATION:
+        raise SystemExit(f"error: expected at most the {len(order) - VALIDATION} images for training in a batch, "
+                         f"received --batch-size {batch_size}")
     train, validation = (data.ArrayDataset(images[part], labels[part].astype("float32"))
                          for part in (order[VALIDATION:], order[:VALIDATION]))
     return (data.DataLoader(train, batch_size, shuffle=True, last_batch="discard"),

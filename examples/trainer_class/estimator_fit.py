@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import gluon_amp as amp  # before mxnet
 
@@ -31,6 +32,8 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--checkpoints", metavar="DIRECTORY", help="save after every epoch, and resume")
     args = options.parse_args()
+    if args.checkpoints and Path(args.checkpoints).is_file():
+        options.error(f"expected a directory, received --checkpoints {args.checkpoints}, which is a file")
     train_loader, validation_loader = loaders(args.batch_size)
     net = network()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": args.lr, "momentum": 0.9})

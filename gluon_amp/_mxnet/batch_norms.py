@@ -42,8 +42,8 @@ def batch_norm_parameters(net: Block) -> Iterator[gluon.Parameter]:
 
 
 def _nodes(block: SymbolBlock) -> list[Any]:
-    found = (*BATCH_NORMS, "_contrib_SyncBatchNorm")
-    return [node for node in to_graph(graph_of(block)[1]).operators() if node.op in found]
+    kinds = (*BATCH_NORMS, "_contrib_SyncBatchNorm")
+    return [node for node in to_graph(graph_of(block)[1]).operators() if node.op in kinds]
 
 
 def is_plain(block: _BatchNorm) -> bool:
@@ -80,11 +80,9 @@ class CustomBatchNorm(_BatchNorm):
 
 
 def _plain(F: Any, x: Any) -> Any:
-    """Return a copy in plain layout, and let its gradient arrive in plain layout.
-
-    On the CPU a custom operator finds garbage in what oneDNN's operators leave in layouts of their own, and behind
-    operators that may work in place.
-    """
+    """Return a copy in plain layout, and let its gradient arrive in plain layout."""
+    # On the CPU a custom operator finds garbage in what oneDNN's operators leave in layouts of their own, and behind
+    # operators that may work in place.
     return F.slice(x, begin=(0,), end=(None,))
 
 

@@ -12,7 +12,7 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from ..graph.attrs import REGION, REGION_OFF
 from .symbols import current_mark, marked, outermost_trace, to_graph
 
-__all__ = ["Traced", "block_tree", "descendants", "flags_of", "graph_of", "load_parameters",
+__all__ = ["Traced", "block_tree", "cache_flags", "descendants", "flags_of", "graph_of", "load_parameters",
            "make_symbol_block_forward", "parameters_of", "set_formats", "subtrees", "trace", "untouched_parameters"]
 
 
@@ -124,17 +124,17 @@ def make_symbol_block_forward(original: Callable) -> Callable:
 
 def subtrees(block: Block, is_top: Callable[[Block], bool]) -> set[int]:
     """Return the ids of all blocks in a tree that are, or are inside of, a block that ``is_top`` picks."""
-    found: set[int] = set()
+    inside: set[int] = set()
     outside: set[int] = set()
     pending = [(block, False)]
     while pending:
         current, is_inside = pending.pop()
-        if id(current) in found or (not is_inside and id(current) in outside):
+        if id(current) in inside or (not is_inside and id(current) in outside):
             continue
         is_inside = is_inside or is_top(current)
-        (found if is_inside else outside).add(id(current))
+        (inside if is_inside else outside).add(id(current))
         pending.extend((child, is_inside) for child in current._children.values())
-    return found
+    return inside
 
 
 def descendants(block: Block) -> Iterator[Block]:
@@ -143,16 +143,7 @@ def descendants(block: Block) -> Iterator[Block]:
 
 
 def block_tree(block: Block, path: str = "") -> Iterator[tuple[str, Block]]:
-    """Yield a block and all blocks inside it, with the attributes and indices that lead there.
-
-    Examples
-    --------
-    >>> from mxnet.gluon import nn
-    >>> net = nn.HybridSequential()
-    >>> net.add(nn.Dense(2))
-    >>> [path for path, _ in block_tree(net)]
-    ['', '0']
-    """
+    """Yield a block and all blocks inside it, with the attributes and indices that lead there."""
     yield path, block
     for name, child in block._children.items():
         yield from block_tree(child, f"{path}.{name}" if path else str(name))
@@ -167,19 +158,27 @@ def symbol_block_nodes(block: Block) -> set[str]:
 
 def parameters_of(block: HybridBlock, names: Sequence[str]) -> dict[str, mx.nd.NDArray]:
     """Return a block's parameters by name; the mean over its contexts, as ``export`` writes them."""
-    found = block.collect_params()
-    return {name: found[name]._reduce() for name in names if name in found}
+    parameters = block.collect_params()
+    return {name: parameters[name]._reduce() for name in names if name in parameters}
 
 
 def untouched_parameters(block: HybridBlock, names: Sequence[str]) -> list[str]:
     """Name the parameters that hold no values yet."""
-    found = block.collect_params()
-    return [name for name in names if name in found and found[name]._data is None]
+    parameters = block.collect_params()
+    return [name for name in names if name in parameters and parameters[name]._data is None]
 
 
 def flags_of(block: HybridBlock) -> dict[str, Any]:
     """Return how a block was hybridized, empty when it was not."""
     return dict(block._flags) if block._active else {}
+
+
+def cache_flags(block: HybridBlock) -> list[tuple[str, Any]]:
+    """Return the flags that a block's cached op was made with."""
+    positions: dict[bool, list[int]] = {True: [], False: []}
+    for position, (is_data, _) in enumerate(block._cached_op_args):
+        positions[is_data].append(position)
+    return [("data_indices", positions[True]), ("param_indices", positions[False]), *block._flags]
 
 
 def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], devices: Sequence[mx.Context]) -> None:

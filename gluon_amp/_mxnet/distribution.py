@@ -23,10 +23,8 @@ def store_of(trainer: gluon.Trainer) -> str | KVStoreBase | None:
 
 
 def use_store(trainer: gluon.Trainer, store: KVStoreBase) -> None:
-    """Make the trainer use a KVStore instead of the one that it has.
-
-    MXNet refuses row-sparse gradients on other stores than its own; whoever calls this reduces them by other means.
-    """
+    """Make the trainer use a KVStore instead of the one that it has."""
+    # MXNet refuses row-sparse gradients on other stores than its own; whoever calls this reduces them by other means.
     trainer._kvstore_params["kvstore"] = store
     trainer._contains_sparse_grad = False
     if trainer._kv_initialized:

@@ -20,12 +20,10 @@ _WIDTHS = range(2048, 63, -1)  # of rows that oneDNN adds up with all threads
 
 
 def are_finite(arrays: Iterable[NDArray]) -> bool:
-    """Tell whether all values are finite.
-
-    On a CPU a finite sum proves that its terms are, and takes a fraction of the time of MXNet's exact check; one that
-    is not finite may come from large finite values, so that the exact check decides. A GPU runs the exact check at the
-    speed of memory: each is asked once, whatever the number of arrays.
-    """
+    """Tell whether all values are finite."""
+    # On a CPU a finite sum proves that its terms are, and takes a fraction of the time of MXNet's exact check; one that
+    # is not finite may come from large finite values, so that the exact check decides. A GPU runs the exact check at
+    # the speed of memory: each is asked once, whatever the number of arrays.
     chunks = list(_chunks(arrays))
     with autograd.pause():
         if any(_on_gpu(chunk) for chunk in chunks):
@@ -34,7 +32,7 @@ def are_finite(arrays: Iterable[NDArray]) -> bool:
             others = [array for chunk in chunks if not _on_gpu(chunk) for array in chunk]
             return all(bool(answer.asscalar()) for answer in answers) and are_finite(others)
         sums = [_sums(chunk, _sum_of_rows) for chunk in chunks]
-        return all(_have_finite_values(found) or all_finite(chunk) for found, chunk in zip(sums, chunks))
+        return all(_have_finite_values(of_chunk) or all_finite(chunk) for of_chunk, chunk in zip(sums, chunks))
 
 
 def all_finite(arrays: list[NDArray]) -> bool:

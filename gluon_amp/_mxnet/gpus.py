@@ -1,4 +1,4 @@
-"""How many GPUs MXNet finds, also where it fails to tell."""
+"""The number of GPUs that MXNet finds, and the error of a driver that does not work."""
 from __future__ import annotations
 
 import mxnet as mx

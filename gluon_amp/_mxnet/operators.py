@@ -14,12 +14,10 @@ _OWN = ("_gluon_amp_", "_backward__gluon_amp_")
 
 @lru_cache(maxsize=1)
 def registered_operators() -> Mapping[str, str]:
-    """Map every name of an operator of MXNet, aliases included, to the name it is registered under.
-
-    The operators in C++ of this package are left out: they take the place of others after these were decided on.
-    Symbol JSON holds registered names only, users write aliases as well; MXNet offers no public way from one to
-    the other.
-    """
+    """Map every name of an operator of MXNet, aliases included, to the name it is registered under."""
+    # The operators in C++ of this package are left out: they take the place of others after these were decided on.
+    # Symbol JSON holds registered names only, users write aliases as well; MXNet offers no public way from one to the
+    # other.
     size, array = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
     check_call(_LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(array)))
     names = [py_str(array[i]) for i in range(size.value)]
@@ -42,13 +40,7 @@ def handle_of(name: str) -> int:
 
 @lru_cache(maxsize=None)
 def parameters_of(name: str) -> Mapping[str, str]:
-    """Return the parameters of an operator, inputs among them, each with what MXNet's documentation says of its type.
-
-    Examples
-    --------
-    >>> parameters_of('Activation')['act_type']
-    "{'relu', 'sigmoid', 'softrelu', 'softsign', 'tanh'}, required"
-    """
+    """Return the parameters of an operator, inputs among them, each with what MXNet says of its type."""
     texts = [ctypes.c_char_p() for _ in range(4)]  # name, description, what counts the inputs, result
     count = ctypes.c_uint()
     lists = [ctypes.POINTER(ctypes.c_char_p)() for _ in range(3)]  # names, types, descriptions

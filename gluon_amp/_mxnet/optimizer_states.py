@@ -20,16 +20,10 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def known_classes(*more: type) -> frozenset[type]:
-    """Return the classes of objects that a file may hold: optimizers, schedulers of learning rates, and others given.
-
-    Parameters
-    ----------
-    *more : type
-        Classes of the user's own.
-    """
-    registered = (found for found in Optimizer.opt_registry.values() if isinstance(found, type))
-    schedulers = (found for found in vars(mx.lr_scheduler).values()
-                  if isinstance(found, type) and issubclass(found, LRScheduler))
+    """Return the classes of objects that a file may hold: optimizers, schedulers, and others given."""
+    registered = (each for each in Optimizer.opt_registry.values() if isinstance(each, type))
+    schedulers = (each for each in vars(mx.lr_scheduler).values()
+                  if isinstance(each, type) and issubclass(each, LRScheduler))
     return frozenset((*registered, *schedulers, *more))
 
 
@@ -128,8 +122,8 @@ class _Reader:
         dtype = np.dtype(tree["dtype"])
         if dtype.kind not in "biuf":
             raise ValueError(f"a file may hold arrays of numbers, not of {dtype}")
-        found = np.frombuffer(self.arrays[tree["numbers"]], dtype).reshape(tree["shape"]).copy()
-        return found[()] if tree["scalar"] else found
+        numbers = np.frombuffer(self.arrays[tree["numbers"]], dtype).reshape(tree["shape"]).copy()
+        return numbers[()] if tree["scalar"] else numbers
 
     def _list(self, tree: Mapping[str, Any], number: int) -> list:
         made = self._seen[number] = []

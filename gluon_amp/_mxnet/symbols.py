@@ -44,10 +44,8 @@ def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
 
 
 def make_symbol_creator(original: Callable) -> Callable:
-    """Make the function that replaces MXNet's ``_symbol_creator``; custom operators get no marks.
-
-    MXNet calls the user's ``CustomOpProp`` with all attributes, and does not survive the ``TypeError``.
-    """
+    """Make the function that replaces MXNet's ``_symbol_creator``; custom operators get no marks."""
+    # MXNet calls the user's ``CustomOpProp`` with all attributes, and does not survive the ``TypeError``.
     custom = handle_of("Custom")
 
     @functools.wraps(original)
@@ -82,7 +80,7 @@ class _LastingCasts:
 
 
 class _NeededCasts(_LastingCasts):
-    """A symbol that came with its parameters, with which it does not run, or not as it was converted, without casts."""
+    """A symbol that was converted with its parameters: without its casts it would not run as it was converted."""
 
     __slots__ = ()
 
@@ -108,7 +106,7 @@ class _ConvertedNumpyModelSymbol(_NeededCasts, NumpySymbol):
 
 
 def with_lasting_casts(symbol: mx.sym.Symbol, needed: bool) -> mx.sym.Symbol:
-    """Let a symbol that is the caller's own keep its casts in files, and where they are needed in all text."""
+    """Let a symbol keep its casts in files, and in all text where it needs them; it is changed in place."""
     legacy, numpy = ((_ConvertedModelSymbol, _ConvertedNumpyModelSymbol) if needed
                      else (_ConvertedSymbol, _ConvertedNumpySymbol))
     symbol.__class__ = numpy if isinstance(symbol, NumpySymbol) else legacy
@@ -163,8 +161,8 @@ def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
     with _typed_variables(nodes, dtypes):
         everything = from_graph(Graph(entries, graph.attrs), symbol)
     types = _infer(everything.infer_type_partial, {name: dtype for name, dtype in dtypes.items() if dtype != BFLOAT16})
-    found = _inferred_shapes(everything, nodes, dict(shapes or {}))
-    known_types, known_shapes = iter(types or [None] * len(entries)), iter(found or [None] * len(entries))
+    inferred = _inferred_shapes(everything, nodes, dict(shapes or {}))
+    known_types, known_shapes = iter(types or [None] * len(entries)), iter(inferred or [None] * len(entries))
     for node in nodes:
         node.dtypes = [dtype_name(next(known_types)) for _ in range(node.num_outputs)]
         node.shapes = [_known(next(known_shapes)) for _ in range(node.num_outputs)]
@@ -203,8 +201,8 @@ def infer_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]) -> 
     """Return the shapes of a symbol's outputs for shapes of its inputs, None where they are unknown."""
     inputs = set(symbol.list_inputs())
     known = {name: tuple(shape) for name, shape in shapes.items() if name in inputs and shape}
-    found = _infer(symbol.infer_shape_partial, known) or [None] * len(symbol.list_outputs())
-    return [_known(shape) for shape in found]
+    inferred = _infer(symbol.infer_shape_partial, known) or [None] * len(symbol.list_outputs())
+    return [_known(shape) for shape in inferred]
 
 
 def _known(shape: Shape) -> Shape:

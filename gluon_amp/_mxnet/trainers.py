@@ -70,10 +70,8 @@ def _kvstore_states(trainer: gluon.Trainer) -> bytes | None:
 
 
 def reduces_over_processes(trainer: gluon.Trainer) -> bool:
-    """Tell whether the trainer reduces gradients over several processes; known after its first reduction.
-
-    Trainers that reduce gradients in their own way, as Horovod's does, are taken to.
-    """
+    """Tell whether the trainer reduces gradients over several processes; known after its first reduction."""
+    # A trainer that reduces gradients in its own way, as Horovod's does, counts as one that does.
     store = trainer._kvstore
     own = getattr(trainer._allreduce_grads, "__func__", None) is not gluon.Trainer._allreduce_grads
     return own or (store is not None and store.num_workers > 1)
@@ -137,10 +135,8 @@ def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
 
 
 def discard_gradients(trainer: gluon.Trainer) -> None:
-    """Zero gradients and mark them as used, so that an inf does not outlive its step.
-
-    It would where gradients accumulate, and where the next step does not use the layer.
-    """
+    """Zero gradients and mark them as used, so that an inf does not outlive its step."""
+    # Otherwise it stays where gradients accumulate, and where the next step does not use the layer.
     for parameter in trainer._params:
         if parameter.grad_req == "null" or parameter._grad is None:
             continue
@@ -209,11 +205,11 @@ def optimizer_states(trainer: gluon.Trainer) -> tuple[dict[int, Any], Optimizer]
 def load_optimizer_states(trainer: gluon.Trainer, read: Callable[[], Any]) -> Callable[[], None]:
     """Read what :func:`optimizer_states` returned, once per context; return a function that gives it to the trainer."""
     updaters = _ready_updaters(trainer)
-    found = [_states_and_optimizer(read(), trainer) for _ in updaters]
+    contents = [_states_and_optimizer(read(), trainer) for _ in updaters]
 
     def hand_over() -> None:
-        optimizer = found[0][1] or updaters[0].optimizer
-        for updater, (states, _) in zip(updaters, found):
+        optimizer = contents[0][1] or updaters[0].optimizer
+        for updater, (states, _) in zip(updaters, contents):
             updater.states, updater.optimizer = states, optimizer
             updater.states_synced = dict.fromkeys(states, False)
         trainer._optimizer = optimizer

@@ -20,7 +20,7 @@ _ALLOWED: tuple[Any, ...] = (
     mx.nd.NDArray, mx.np.ndarray, CSRNDArray, RowSparseNDArray, mx.Context, np.ndarray, np.dtype,
     collections.OrderedDict, collections.defaultdict, set, frozenset, bytearray, complex, slice, object, dict, list,
     tuple, int, float, bool, str, bytes)
-# Functions that pickles call to make arrays and objects; they make nothing but what is in the list above.
+# Functions that pickles call to make arrays and objects; they can only make what is in the list above.
 _MAKERS = {("numpy.core.multiarray", "_reconstruct"), ("numpy.core.multiarray", "scalar"),
            ("numpy._core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "scalar"),
            ("numpy.core.numeric", "_frombuffer"), ("numpy._core.numeric", "_frombuffer")}
@@ -41,13 +41,13 @@ class _Unpickler(pickle.Unpickler):
         module = module.replace("numpy._core", "numpy.core") if (module, name) in _MAKERS else module
         if (module, name) in _MAKERS:
             return super().find_class(module, name)
-        found = self._classes.get((module, name), _FUNCTIONS.get((module, name)))
-        if found is None:
+        allowed = self._classes.get((module, name), _FUNCTIONS.get((module, name)))
+        if allowed is None:
             raise pickle.UnpicklingError(
                 f"it refers to {module}.{name}, which is not an optimizer, scheduler or array of MXNet or NumPy. "
                 "A file can run any code through such a name. If it is a class of your own and you trust the file, "
                 "name it in classes=[...]")
-        return found
+        return allowed
 
 
 def unpickle(content: bytes, classes: Iterable[type] = ()) -> Any:

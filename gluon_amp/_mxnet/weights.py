@@ -15,13 +15,7 @@ __all__ = ["NDArrayWeights", "NamesOnly"]
 
 
 class NDArrayWeights:
-    """Parameters by name; see :class:`gluon_amp.passes.weights.Weights`.
-
-    Parameters
-    ----------
-    arrays : mapping of str to NDArray
-        The trained values, which are not written to.
-    """
+    """Parameters by name; see :class:`gluon_amp.passes.weights.Weights`."""
 
     def __init__(self, arrays: Mapping[str, mx.nd.NDArray]):
         self.arrays = dict(arrays)
@@ -64,13 +58,7 @@ class NDArrayWeights:
 
 
 class NamesOnly:
-    """Parameters of a symbol whose values are not known: only their types can change.
-
-    Parameters
-    ----------
-    names : collection of str
-        The parameters, all FP32.
-    """
+    """Parameters of a symbol whose values are not known: only their types can change."""
 
     def __init__(self, names: Collection[str]):
         self._dtypes: dict[str, str | None] = dict.fromkeys(names, FLOAT32)

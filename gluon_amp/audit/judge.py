@@ -101,13 +101,7 @@ def _drain() -> None:
 
 
 def message_of(error: Exception) -> str:
-    r"""Return the line of an engine's message that says what is wrong, without paths and addresses.
-
-    Examples
-    --------
-    >>> message_of(ValueError("Traceback (most recent call last):\n  File \"a/src/b.cc\", line 1\nMXNetError: no"))
-    'MXNetError: no'
-    """
+    r"""Return the line of an engine's message that says what is wrong, without paths and addresses."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("Traceback", "Stack trace", "File ", "[bt]"))]
     telling = [line for line in lines if "Error in operator" in line or "Check failed" in line or "could not" in line]

@@ -87,13 +87,7 @@ def _remarks(result: dict) -> Iterator[str]:
 
 
 def _short(modes: Iterable[str]) -> str:
-    """Name a set of modes by the fields they have in common, with how many they are.
-
-    Examples
-    --------
-    >>> _short(["eager/blocked/write", "cached/blocked/write"])
-    'blocked, write (2 modes)'
-    """
+    """Name a set of modes by the fields they have in common, with how many they are."""
     fields = list(zip(*(mode.split("/") for mode in modes)))
     count = len(fields[0])
     common = ", ".join(field[0] for field in fields if len(set(field)) == 1)

@@ -33,10 +33,8 @@ class Outcome(NamedTuple):
 
 
 def malloc_checks() -> dict[str, str]:
-    """Environment in which glibc overwrites freed memory and checks every block when it is freed.
-
-    Since glibc 2.34 the checks live in a library of their own, which may not be installed.
-    """
+    """Environment in which glibc overwrites freed memory and checks every block when it is freed."""
+    # Since glibc 2.34 the checks live in a library of their own, which may not be installed.
     library = next((path for path in _MALLOC_DEBUG if Path(path).exists()), None)
     environment = {"MALLOC_PERTURB_": "165", "MALLOC_CHECK_": "3", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
     return {**environment, "LD_PRELOAD": library} if library else environment

@@ -22,21 +22,7 @@ _RUNS = 2  # the second run of a CachedOp reuses its buffers
 
 
 class Program:
-    """A graph around a sample's operator, and what its variables hold.
-
-    Parameters
-    ----------
-    item : Sample
-        Operator, attributes and inputs.
-    mode : Mode
-        Way of running, layout and gradients.
-    dtype, rounding : str
-        The type that the operator runs in, and the type that its inputs are rounded to.
-    context : mxnet.Context
-        Device.
-    types : list of str
-        Types of the operator's visible outputs in FP32.
-    """
+    """A graph around a sample's operator, and what its variables hold."""
 
     def __init__(self, item: Sample, mode: Mode, dtype: str, rounding: str, context: mx.Context, types: list[str]):
         self._item, self._mode, self._dtype, self._rounding, self._context = item, mode, dtype, rounding, context

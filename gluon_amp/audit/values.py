@@ -20,13 +20,7 @@ Shape = tuple
 
 
 def round_to(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Round FP32 numbers to the nearest of ``dtype``, ties to even; the result is FP32.
-
-    Examples
-    --------
-    >>> float(round_to(np.array([1.005], np.float32), 'bfloat16')[0])
-    1.0078125
-    """
+    """Round FP32 numbers to the nearest of ``dtype``, ties to even; the result is FP32."""
     array = np.asarray(array, np.float32)
     if dtype == FLOAT16:
         return array.astype(np.float16).astype(np.float32)

@@ -24,16 +24,9 @@ class Result(NamedTuple):
 
 
 def error_of(actual: np.ndarray, desired: np.ndarray) -> float:
-    """Return the largest error of an element, relative to the element plus the tensor's root mean square.
-
-    Small elements are thus judged by the tensor's scale and large ones by their own. NaN and infinities must agree;
-    where they or the shapes do not, the error is infinite.
-
-    Examples
-    --------
-    >>> error_of(np.array([1.0, 3.0]), np.array([1.0, 1.0]))
-    1.0
-    """
+    """Return the largest error of an element, relative to the element plus the tensor's root mean square."""
+    # Small elements are thus judged by the tensor's scale and large ones by their own. NaN and infinities must agree;
+    # where they or the shapes do not, the error is infinite.
     if actual.shape != desired.shape:
         return float("inf")
     actual, desired = actual.astype(np.float64), desired.astype(np.float64)
@@ -48,15 +41,8 @@ def error_of(actual: np.ndarray, desired: np.ndarray) -> float:
 
 
 def bias_of(actual: np.ndarray, desired: np.ndarray) -> float:
-    """Return the mean relative change of magnitude, 0 for tensors too small to tell.
-
-    Rounding to nearest gives almost 0, truncation to bfloat16 about -0.003.
-
-    Examples
-    --------
-    >>> bias_of(np.full(100, 0.5), np.ones(100))
-    -0.5
-    """
+    """Return the mean relative change of magnitude, 0 for tensors too small to tell."""
+    # Rounding to nearest gives almost 0, truncation to bfloat16 about -0.003.
     if actual.shape != desired.shape or desired.size < 64:
         return 0.0
     finite = np.isfinite(desired) & np.isfinite(actual)
@@ -76,16 +62,10 @@ def judge(actual: Mapping[str, np.ndarray], desired: Mapping[str, np.ndarray], l
 
 
 def overall(verdicts: Mapping[str, str], fp32: Mapping[str, str]) -> str:
-    """Return the worst verdict of all modes.
-
-    Errors that FP32 gives as well do not count. Neither does ``addlow``, unless it ends the process: AMP keeps gradient
-    buffers in FP32, and where two inputs get the very same gradient it is the engine's copy that does not add.
-
-    Examples
-    --------
-    >>> overall({"eager/plain/write": "ok", "eager/plain/addlow": "wrong"}, {"eager/plain/addlow": "wrong"})
-    'ok'
-    """
+    """Return the worst verdict of all modes."""
+    # Errors that FP32 gives as well do not count. Neither does ``addlow``, unless it ends the process: AMP keeps
+    # gradient buffers in FP32, and where two inputs get the very same gradient it is the engine's copy that does not
+    # add.
     own = [verdict for mode, verdict in verdicts.items()
            if verdict == CRASH or not (mode.endswith("/addlow") or (verdict == ERROR and mode in fp32))]
     return min(own or verdicts.values(), key=(*BAD, OK, UNUSABLE).index)

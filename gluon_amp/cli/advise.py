@@ -19,6 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Advise, and print."""
-    found = advise(reported(args, time=True))
-    print(json.dumps(found.to_dict(), indent=2) if args.json else found)
+    advice = advise(reported(args, time=True))
+    print(json.dumps(advice.to_dict(), indent=2) if args.json else advice)
     return 0

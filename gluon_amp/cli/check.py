@@ -34,18 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the self-test; return 1 when something is wrong."""
     device, console = _device(args.device), Console(highlight=False)
-    found = []
+    lines = []
     for line in check(device, args.only):
-        found.append(line)
+        lines.append(line)
         console.print(f"{line.verdict:8} {line.section}: {line.name}  {line.detail}", markup=False, soft_wrap=True,
                       style=_STYLES.get(line.verdict, "dim"))
-    counts = Counter(line.verdict for line in found)
+    counts = Counter(line.verdict for line in lines)
     failed = sum(counts[verdict] for verdict in FAILED)
-    verdict = f"{failed} of {len(found)} lines are wrong" if failed else "everything that was tested is right"
+    verdict = f"{failed} of {len(lines)} lines are wrong" if failed else "everything that was tested is right"
     console.print(f"{device}: {verdict} ({', '.join(f'{count} {name}' for name, count in sorted(counts.items()))})")
     if args.json:
         report = {"format": _FORMAT, "device": str(device), "verdict": verdict, "failed": failed,
-                  "environment": environment(), "findings": [line.to_dict() for line in found]}
+                  "environment": environment(), "findings": [line.to_dict() for line in lines]}
         with replacing(args.json) as (temporary,), open(temporary, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)
     return 1 if failed else 0

@@ -11,7 +11,7 @@ from typing import Any, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from ..convert.files import load_model
+from ..convert.model_files import load_model
 from ..dtypes import FLOAT32
 from ..errors import GraphError
 from .convert import converted
@@ -177,8 +177,8 @@ def _image(path: Path, sample: Sequence[int], args: argparse.Namespace) -> mx.nd
 
 
 def _outputs(block: Any, batch: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
-    found = block(*batch)
-    return [array.asnumpy() for array in (found if isinstance(found, (list, tuple)) else [found])]
+    outputs = block(*batch)
+    return [array.asnumpy() for array in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
 
 
 def _errors(before: Any, after: Any, batches: Sequence[Sequence[mx.nd.NDArray]]) -> dict[str, Any]:
@@ -186,8 +186,8 @@ def _errors(before: Any, after: Any, batches: Sequence[Sequence[mx.nd.NDArray]])
     largest = total = scale = squares = norm = 0.0
     values = agreed = samples = 0
     for batch in batches:
-        expected, found = _outputs(before, batch), _outputs(after, batch)
-        for one, other in zip(expected, found):
+        expected, actual = _outputs(before, batch), _outputs(after, batch)
+        for one, other in zip(expected, actual):
             if one.shape != other.shape:
                 raise GraphError(f"the networks are not related: one gives {one.shape}, the other {other.shape}")
             difference = np.abs(one.astype(np.float64) - other)
@@ -196,7 +196,7 @@ def _errors(before: Any, after: Any, batches: Sequence[Sequence[mx.nd.NDArray]])
             squares += float((difference ** 2).sum())
             norm += float((one.astype(np.float64) ** 2).sum())
         if expected[0].ndim == 2:
-            agreed += int((expected[0].argmax(1) == found[0].argmax(1)).sum())
+            agreed += int((expected[0].argmax(1) == actual[0].argmax(1)).sum())
             samples += len(expected[0])
     relative = (squares / norm) ** 0.5 if norm else float(bool(squares))
     return {"batches": len(batches), "relative_error": relative, "max_error": largest,

@@ -11,7 +11,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from ..convert import convert_model
-from ..convert.files import save_model
+from ..convert.model_files import save_model
 from ..errors import GraphError
 from .models import (
     add_conversion_arguments,

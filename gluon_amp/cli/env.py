@@ -41,31 +41,31 @@ def run(args: argparse.Namespace) -> int:
         print(f"export LD_LIBRARY_PATH={os.pathsep.join(map(str, _compat.cuda_directories(sys.path)))}"
               "${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
         return 0
-    found = environment()
+    machine = environment()
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(machine, indent=2))
         return 0
-    print(filled(found["verdict"]) + "\n")
-    print_facts(_facts(found))
+    print(filled(machine["verdict"]) + "\n")
+    print_facts(_facts(machine))
     return 0
 
 
-def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what people look for, in their words."""
-    yield "versions", (f"gluon_amp {found['gluon_amp']}, MXNet {found['mxnet']}, NumPy {found['numpy']}, "
-                       f"Python {found['python']}")
-    yield "CPU", f"{found['cpu']}, {found['processors']} logical processors"
-    yield "its instructions", ", ".join(found["instruction_sets"]) or "none that matter here"
-    yield "oneDNN uses", found["onednn_isa"] + (f", limited by {_isa.VARIABLE}" if found["max_cpu_isa"] else "")
-    if found["onednn"]:
-        yield "oneDNN says", "; ".join(found["onednn"])
-    yield "AMX tiles", found["amx"]
-    yield "threads", (f"OMP_NUM_THREADS={found['threads']}" if found["threads"] else
+    yield "versions", (f"gluon_amp {machine['gluon_amp']}, MXNet {machine['mxnet']}, NumPy {machine['numpy']}, "
+                       f"Python {machine['python']}")
+    yield "CPU", f"{machine['cpu']}, {machine['processors']} logical processors"
+    yield "its instructions", ", ".join(machine["instruction_sets"]) or "none that matter here"
+    yield "oneDNN uses", machine["onednn_isa"] + (f", limited by {_isa.VARIABLE}" if machine["max_cpu_isa"] else "")
+    if machine["onednn"]:
+        yield "oneDNN says", "; ".join(machine["onednn"])
+    yield "AMX tiles", machine["amx"]
+    yield "threads", (f"OMP_NUM_THREADS={machine['threads']}" if machine["threads"] else
                       "OMP_NUM_THREADS is not set: MXNet takes half of the logical processors")
-    yield "GPUs", "; ".join(_gpu_text(gpu) for gpu in found["gpus"]) or "none that this build of MXNet can use"
-    for name, state in found["native_operators"].items():
+    yield "GPUs", "; ".join(_gpu_text(gpu) for gpu in machine["gpus"]) or "none that this build of MXNet can use"
+    for name, state in machine["native_operators"].items():
         yield f"C++ operators, {name}", state
-    yield "MXNet's build", ", ".join(found["features"])
+    yield "MXNet's build", ", ".join(machine["features"])
 
 
 def _gpu_text(gpu: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .._mxnet.symbols import dtype_name, to_graph
 from ..convert.convert import conversion_of
-from ..convert.files import load_arrays, load_symbol_file
+from ..convert.model_files import load_arrays, load_symbol_file
 from .words import counted, done, filled, runs_here
 
 NAME = "info"
@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the file and print what it is."""
     describe = _parameters if args.file.endswith(".params") else _symbol
-    found, lines = describe(args.file)
+    content, lines = describe(args.file)
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(content, indent=2))
     else:
         print("\n".join([filled(f"{args.file}: {lines[0]}"), *(filled(f"  {line}", 4) for line in lines[1:])]))
     return 0

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import sys
 import warnings
 from importlib import import_module, metadata
 from typing import Sequence
@@ -11,6 +10,7 @@ from typing import Sequence
 import mxnet as mx
 
 from ..errors import AmpError
+from .words import complain
 
 __all__ = ["COMMANDS", "main"]
 
@@ -53,14 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             if not getattr(arguments, "keeps_warnings", False):
                 warnings.simplefilter("always", UserWarning)
-                warnings.showwarning = lambda message, *_, **__: print(
-                    f"gluon-amp {arguments.command}: warning: {message}", file=sys.stderr)
+                warnings.showwarning = lambda message, *_, **__: complain(
+                    f"gluon-amp {arguments.command}: warning: {message}")
             return arguments.run(arguments)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
     except AmpError as error:
         reason = str(error)
-    print(f"gluon-amp {arguments.command}: {reason}", file=sys.stderr)
+    complain(f"gluon-amp {arguments.command}: {reason}")
     return FAILURE
 
 

@@ -13,13 +13,15 @@ from mxnet.gluon import SymbolBlock
 from .._mxnet.blocks import load_parameters
 from .._mxnet.symbols import to_graph
 from ..convert.convert import Conversion, conversion_of
-from ..convert.files import load_model
+from ..convert.model_files import load_model
 from ..dtypes import normalize
 from ..errors import AmpError, DTypeError, GraphError
 from ..passes import list_passes
 
 __all__ = ["add_conversion_arguments", "add_file_arguments", "count", "data_shape", "data_shapes", "inputs_of",
            "named_errors", "read_model", "record_of", "refuse_converted", "required_shapes", "runnable", "split_names"]
+
+_PARAMETERS = ("_weight", "_bias", "_gamma", "_beta", "_running_mean", "_running_var")  # how Gluon's names end
 
 Model = Any  # (Symbol, dict of parameters, dict of auxiliary states)
 
@@ -46,17 +48,11 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def data_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Read ``name:1,3,224,224``.
-
-    Examples
-    --------
-    >>> data_shape('data:1,3,8,8')
-    ('data', (1, 3, 8, 8))
-    """
-    found = re.fullmatch(r"(.+):([1-9]\d*(?:,[1-9]\d*)*)", text)
-    if found is None:
+    """Read ``name:1,3,224,224``."""
+    match = re.fullmatch(r"(.+):([1-9]\d*(?:,[1-9]\d*)*)", text)
+    if match is None:
         raise argparse.ArgumentTypeError(f"expected a name and a shape, as in data:1,3,224,224, received {text!r}")
-    return found[1], tuple(map(int, found[2].split(",")))
+    return match[1], tuple(map(int, match[2].split(",")))
 
 
 def dtype_name(text: str) -> str:
@@ -92,11 +88,20 @@ def required_shapes(args: argparse.Namespace, model: Model) -> dict[str, tuple[i
     if unknown is not None:
         raise GraphError(f"{args.symbol}: the network has no input {unknown!r}, only {', '.join(inputs)}")
     missing = [name for name in inputs if name not in shapes]
+    unread = [name for name in {**model[1], **model[2]} if name not in model[0].list_inputs()]
+    lacking = [name for name in missing if name.endswith(_PARAMETERS)]
+    if lacking and unread:
+        raise GraphError(f"{args.symbol} and {args.params} do not belong together: the parameters lack "
+                         f"{_some(lacking)}, which the network reads, and hold {_some(unread)}, which it does not")
     if missing or not shapes:
         options = " ".join(f"--data {name}:1,3,224,224" for name in missing or ["data"])
         raise GraphError(f"{args.symbol}: expected the shape of every input. Add {options}, with the network's own "
                          "shape")
     return shapes
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
 
 
 def inputs_of(model: Model) -> list[str]:
@@ -153,5 +158,5 @@ def base_name(symbol_file: str) -> str:
 
 def epoch_of(params_file: str) -> int:
     """Return the number in the name of a parameter file, 0 without one."""
-    found = re.search(r"-(\d{4,})\.params$", params_file)
-    return int(found[1]) if found else 0
+    match = re.search(r"-(\d{4,})\.params$", params_file)
+    return int(match[1]) if match else 0

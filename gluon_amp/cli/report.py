@@ -24,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Report, and print."""
-    found = reported(args, time=args.time)
+    made = reported(args, time=args.time)
     if args.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(made.to_dict(), indent=2))
     else:
-        found.print(args.by)
+        made.print(args.by)
     return 0
 
 

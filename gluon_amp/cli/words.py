@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from typing import Any, Iterable
 
 from ..convert.convert import Conversion
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..convert.options import drawback
+from ..dtypes import FLOAT16, FLOAT32, FOREIGN_BFLOAT16
 from ..runtime.devices import device_supports
 
-__all__ = ["counted", "done", "filled", "print_facts", "runs_here"]
+__all__ = ["complain", "counted", "done", "filled", "print_facts", "runs_here"]
 
 # Of one and of several.
 _STEPS = {
@@ -50,15 +52,20 @@ def runs_here(dtype: str) -> str | None:
         return None
     if dtype == FLOAT16:
         return "this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
-    found = supports["cpu"].requested(BFLOAT16)
-    if found is None:
-        return f"this machine cannot run a bfloat16 network: {supports['cpu'].reason}"
-    return f"this machine runs a bfloat16 network slower than FP32: {found.reason}"
+    return drawback(dtype, supports["cpu"].requested(dtype) or FOREIGN_BFLOAT16, supports["cpu"])
 
 
 def filled(text: str, indent: int = 0) -> str:
     """Break a text into lines as wide as the terminal."""
     return textwrap.fill(text, max(30, shutil.get_terminal_size().columns), subsequent_indent=" " * indent)
+
+
+def complain(text: str) -> None:
+    """Print to standard error: as wide as the terminal, and as it is to files, where lines are searched for."""
+    if sys.stderr.isatty():
+        text = "\n".join(textwrap.fill(line, shutil.get_terminal_size().columns, break_long_words=False,
+                                       break_on_hyphens=False) for line in text.splitlines())
+    print(text, file=sys.stderr)
 
 
 def print_facts(facts: Iterable[tuple[str, Any]]) -> None:

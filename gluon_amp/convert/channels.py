@@ -30,15 +30,15 @@ class _Channels(NamedTuple):
 def misfits(graph: Graph, shapes: Shapes) -> dict[str, list[tuple[str, Sequence[int], str]]]:
     """Return, by the name of a layer, its parameters that do not fit the channels of its data."""
     known: dict[tuple[int, int], _Channels] = {}
-    found: dict[str, list[tuple[str, Sequence[int], str]]] = defaultdict(list)
+    wrong_of: dict[str, list[tuple[str, Sequence[int], str]]] = defaultdict(list)
     for node in graph.operators():
         data = known.get(node.inputs[0].key) if node.inputs else None
         if data is not None:
-            found[node.name].extend(_of_layer(node, data, shapes))
+            wrong_of[node.name].extend(_of_layer(node, data, shapes))
         made = _result(node, [known.get(entry.key) for entry in node.inputs])
         if made is not None:
             known[Entry(node).key] = made
-    return {name: wrong for name, wrong in found.items() if wrong}
+    return {name: wrong for name, wrong in wrong_of.items() if wrong}
 
 
 def _result(node: Node, inputs: Sequence[_Channels | None]) -> _Channels | None:

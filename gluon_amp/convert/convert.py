@@ -82,9 +82,9 @@ class Conversion:
 
 def conversion_of(graph: Graph) -> Conversion | None:
     """Return the record that a converted graph carries, None for one that was not converted."""
-    found: Sequence[str] = [head.node.attrs[CONVERSION] for head in graph.heads
-                            if CONVERSION in head.node.attrs]
-    return Conversion.from_json(found[0]) if found else None
+    records: Sequence[str] = [head.node.attrs[CONVERSION] for head in graph.heads
+                              if CONVERSION in head.node.attrs]
+    return Conversion.from_json(records[0]) if records else None
 
 
 def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping[str, str],
@@ -145,7 +145,7 @@ def _note_types(graph: Graph, weights: Any) -> None:
 
 
 def _say_types(graph: Graph, data: Collection[str]) -> None:
-    """Say on FP32 variables that are read through casts only that they are: ``simple_bind`` could not infer it."""
+    """Write the type on FP32 variables that only casts read: ``simple_bind`` could not infer it."""
     readers = Readers(graph)
     for node in graph.variables():
         reading = readers.of(Entry(node))

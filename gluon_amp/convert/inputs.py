@@ -80,8 +80,8 @@ def check_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray],
                          f"{closest(missing[0], arrays)}")
     fitted = channels.misfits(graph, {name: array.shape for name, array in arrays.items()})
     for node in graph.operators():
-        for name, found, expected in (*_wrong_shapes(node, arrays), *fitted.get(node.name, ())):
-            raise GraphError(f"the parameter {name!r} has shape {tuple(found)}, the operator {node.name!r} ({node.op}) "
+        for name, shape, expected in (*_wrong_shapes(node, arrays), *fitted.get(node.name, ())):
+            raise GraphError(f"the parameter {name!r} has shape {tuple(shape)}, the operator {node.name!r} ({node.op}) "
                              f"needs {expected}: the symbol and the parameters do not belong together")
 
 
@@ -93,7 +93,7 @@ def _read_as_parameters(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_shapes(node: Node, arrays: Mapping[str, mx.nd.NDArray]) -> Iterator[tuple[str, Shape, str]]:
-    """Yield each parameter of a layer that its attributes do not allow, its shape, and what they do."""
+    """Yield the parameters of a layer whose shapes do not fit its attributes: name, shape, and the shape that would."""
     wanted = _SHAPES.get(node.op)
     if wanted is None:
         return
@@ -103,8 +103,8 @@ def _wrong_shapes(node: Node, arrays: Mapping[str, mx.nd.NDArray]) -> Iterator[t
             yield entry.node.name, array.shape, str(shape).replace("None", "any")
 
 
-def _fits(found: Shape, wanted: tuple[int | None, ...]) -> bool:
-    return len(found) == len(wanted) and all(size is None or size == other for other, size in zip(found, wanted))
+def _fits(actual: Shape, wanted: tuple[int | None, ...]) -> bool:
+    return len(actual) == len(wanted) and all(size is None or size == other for other, size in zip(actual, wanted))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

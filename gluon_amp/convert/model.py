@@ -16,8 +16,8 @@ from ..errors import GraphError, StateError
 from ..graph.attrs import DTYPE
 from ..rules import ConditionalOp
 from .convert import convert
-from .files import split
 from .inputs import check_names, check_parameters
+from .model_files import split
 from .options import STEPS, TARGET_DTYPE, Names, Options, Tuned
 
 __all__ = ["convert_bucketing_module", "convert_model", "convert_symbol"]
@@ -239,11 +239,11 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
 
 
 def _merged(parameters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for arrays in parameters:
         for name, array in arrays.items():
-            earlier = found.setdefault(name, array)
+            earlier = merged.setdefault(name, array)
             if (earlier.dtype, earlier.shape) != (array.dtype, array.shape):
                 raise GraphError(f"the buckets do not agree on the parameter {name!r}. Convert with "
                                  "cast_params_offline=False and without 'align_channels' in optimize")
-    return found
+    return merged

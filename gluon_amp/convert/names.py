@@ -12,12 +12,12 @@ _ONE = "_output"  # what MXNet appends to the name of a node with one output
 _JOINT = "amp_multicast"  # gives tensors of one type as they are, under the names of an operator with several outputs
 
 
-def name_outputs(graph: Graph, wanted: Sequence[str], found: Callable[[], Sequence[str]]) -> None:
+def name_outputs(graph: Graph, wanted: Sequence[str], current: Callable[[], Sequence[str]]) -> None:
     """Give the outputs of a graph the names they had, where another operator gives them now."""
     names = {node.name for node in graph.nodes()}
     joined: dict[str, Node] = {}
     for _ in range(2):  # a node that makes room for another may have given an output a name
-        for position, (name, other) in enumerate(zip(wanted, found())):
+        for position, (name, other) in enumerate(zip(wanted, current())):
             several = re.fullmatch(rf"(.+){_ONE}(\d+)", name)
             if name != other and name.endswith(_ONE):
                 graph.heads[position] = _carried(graph, position, name[:-len(_ONE)], names)
@@ -26,7 +26,7 @@ def name_outputs(graph: Graph, wanted: Sequence[str], found: Callable[[], Sequen
 
 
 def _carried(graph: Graph, position: int, name: str, names: set[str]) -> Entry:
-    """Return an output under a name: of its own node, or of an identity where that gives other outputs too."""
+    """Return an output under a name; behind a node that gives other outputs too an identity gets it."""
     head = graph.heads[position]
     node = head.node
     others = [other for place, other in enumerate(graph.heads) if place != position and other.node is node]
@@ -39,7 +39,7 @@ def _carried(graph: Graph, position: int, name: str, names: set[str]) -> Entry:
 
 def _carried_jointly(graph: Graph, position: int, name: str, output: int, joined: dict[str, Node],
                      names: set[str]) -> Entry:
-    """Return an output under the name that one of several outputs of a node has."""
+    """Return an output under a name like those of a node with several outputs."""
     head = graph.heads[position]
     if name not in joined:
         count = max([output + 1, *(node.num_outputs for node in graph.nodes() if node.name == name)])
@@ -51,7 +51,7 @@ def _carried_jointly(graph: Graph, position: int, name: str, output: int, joined
 
 
 def _make_room(graph: Graph, name: str, owner: Node, names: set[str]) -> None:
-    """Give other nodes of a name another one, unless it is one of several outputs of theirs that users know by it."""
+    """Rename other nodes that have a name; one whose several outputs users know by it keeps it."""
     known = {id(head.node) for head in graph.heads if head.node.num_outputs > 1}
     for node in graph.nodes():
         if node.name == name and node is not owner and not node.is_variable and id(node) not in known:

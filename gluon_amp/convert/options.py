@@ -17,11 +17,11 @@ from ..graph import Graph
 from ..graph.attrs import REGION, REGION_OFF
 from ..rules import Policy
 from ..rules.measurements import Tuning
-from ..runtime.autocast import device_policies, tuned
 from ..runtime.devices import device_supports, warn_once
 from ..runtime.exclusions import is_target
+from ..runtime.policies import device_policies, tuned
 
-__all__ = ["STEPS", "TARGET_DTYPE", "Exclusions", "Names", "Options", "Tuned", "disabled_passes"]
+__all__ = ["STEPS", "TARGET_DTYPE", "Exclusions", "Names", "Options", "Tuned", "disabled_passes", "drawback"]
 
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
@@ -47,7 +47,7 @@ class Options:
              excluded_sym_names: Any, cast_optional_params: bool | None, *, exclude: Any, optimize: Any, device: Any,
              cast_params_offline: bool | None, cast_outputs: bool, tuning: Any, disable_passes: Any,
              ctx: Any = None) -> Options:
-        """Read the arguments of :func:`gluon_amp.convert_hybrid_block`, which says what they mean and may raise."""
+        """Read the arguments of :func:`gluon_amp.convert_hybrid_block`, which describes them and their errors."""
         if isinstance(excluded_sym_names, str):
             raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
         lists = {"target_precision_ops": target_dtype_ops, "fp32_ops": fp32_ops,
@@ -93,11 +93,17 @@ def _chosen(target: str | None, kind: str) -> Support:
     if chosen is None:
         raise DTypeError(f"expected a type that a {kind.upper()} runs, received {target!r}: MXNet has no {target} "
                          "kernels for it. Leave the type out to get the best one")
-    if chosen is FOREIGN_BFLOAT16:
-        warn_once(f"the {target} network cannot run on this machine, where {here.reason}: {chosen.reason}")
-    elif not chosen.native:
-        warn_once(f"the {target} network will be slower than FP32 on this machine: {chosen.reason}")
+    warning = drawback(str(target), chosen, here)
+    if warning is not None:
+        warn_once(warning)
     return chosen
+
+
+def drawback(dtype: str, chosen: Support, here: Support) -> str | None:
+    """Say that this machine runs a network slower than FP32, or not at all; None where it does well."""
+    if chosen is FOREIGN_BFLOAT16:
+        return f"the {dtype} network cannot run on this machine, where {here.reason}: {chosen.reason}"
+    return None if chosen.native else f"the {dtype} network will be slower than FP32 on this machine: {chosen.reason}"
 
 
 def _foreign(target: str, device_type: str) -> Support | None:
@@ -109,13 +115,7 @@ def _foreign(target: str, device_type: str) -> Support | None:
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,
                     disable_passes: Iterable[str] | None = None) -> frozenset[str]:
-    """Name the passes that are off, by the three arguments that switch passes off.
-
-    Examples
-    --------
-    >>> sorted(disabled_passes(['fuse'], True, ['shape_operands']))
-    ['align_channels', 'drop_training', 'fold_batch_norm', 'shape_operands']
-    """
+    """Name the passes that are off, by the three arguments that switch passes off."""
     disabled = passes.checked(disable_passes)
     if cast_params_offline and _OFFLINE in disabled:
         raise PolicyError(f"disable_passes: {_OFFLINE!r} is switched off, and asked for by {_OFFLINE}=True")

@@ -65,12 +65,12 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     if not isinstance(name, str):
         raise TypeError(expected("the name of an operator, block or parameter", "name", name))
     operators, inserted = _rows(net, data)
-    found = _named(name, operators)
-    extras = tuple(row for row in inserted if fnmatch.fnmatchcase(row.name, name)) if not found else ()
-    if not (found or extras):
+    rows = _named(name, operators)
+    extras = tuple(row for row in inserted if fnmatch.fnmatchcase(row.name, name)) if not rows else ()
+    if not (rows or extras):
         known = [text for row in operators for text in (row.name, row.block, row.path)]
         raise GraphError(f"the network has no operator, block or parameter {name!r} that ran.{closest(name, known)}")
-    return Explanation(name, tuple(_explained(row, operators) for row in found), extras)
+    return Explanation(name, tuple(_explained(row, operators) for row in rows), extras)
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[Inserted
     if isinstance(net, Report):
         return net.operators, net.inserted
     if data is not None:
-        found = report(net, data)
-        return found.operators, found.inserted
+        reported = report(net, data)
+        return reported.operators, reported.inserted
     if not isinstance(net, Block):
         raise TypeError(expected("a Gluon block, or data to run a symbol with", "net", net))
     state = controller.rewriter()
@@ -158,7 +158,7 @@ def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:
         lambda row: bool(name) and (row.block == name or row.path == name or row.path.startswith(f"{name}.")),
         lambda row: any(read.name == name and read.operator is None for read in row.inputs),
         lambda row: fnmatch.fnmatchcase(row.name, name))
-    return next((found for matched in matches for found in [[row for row in rows if matched(row)]] if found), [])
+    return next((chosen for fits in matches for chosen in [[row for row in rows if fits(row)]] if chosen), [])
 
 
 def _explained(row: OperatorRow, rows: Sequence[OperatorRow]) -> OperatorExplanation:

@@ -18,7 +18,7 @@ from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError
-from ..trainer_scaler import TrainerScaler
+from ..trainer_scaler import TrainerScaler, attached_to
 from .formats import FORMATS
 
 __all__ = ["DriftMonitor", "DriftRow"]
@@ -107,7 +107,7 @@ class DriftMonitor:
                  first_step: int = 1):
         for name, value, least in (("every", every, 1), ("keep", keep, 1), ("first_step", first_step, 0)):
             checks.whole(name, value, least)
-        scaler = _scaler_of(trainer)
+        scaler = attached_to(trainer, "DriftMonitor")
         # The scaler keeps the monitor: a cycle would keep both in use until Python looks for cycles.
         self._scaler = weakref.ref(scaler)
         self._every = every
@@ -151,14 +151,6 @@ class DriftMonitor:
         self.close()
 
 
-def _scaler_of(trainer: Any) -> TrainerScaler:
-    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
-    found = trainers.attached(trainer)
-    if not isinstance(found, TrainerScaler):
-        raise StateError("DriftMonitor: the trainer has no loss scaler; call amp.init_trainer(trainer) first")
-    return found
-
-
 def _measured(scaler: TrainerScaler, overflowed: bool) -> DriftRow:
     trainer, carried = scaler.trainer, scaler.carried
     with autograd.pause():
@@ -177,8 +169,8 @@ def _measured(scaler: TrainerScaler, overflowed: bool) -> DriftRow:
 
 def _largest(arrays: Iterable[NDArray]) -> float:
     """Return the largest absolute value; NaN when there is one."""
-    found = [float(nd.max(nd.abs(array)).asscalar()) for array in map(_plain, arrays)]
-    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+    maxima = [float(nd.max(nd.abs(array)).asscalar()) for array in map(_plain, arrays)]
+    return math.nan if any(map(math.isnan, maxima)) else max(maxima, default=0.0)
 
 
 def _plain(array: NDArray) -> NDArray:
@@ -202,27 +194,19 @@ class Sink(Protocol):
 
 
 class CsvSink:
-    """A CSV file with a line per row. One that exists is continued when it has the same columns.
-
-    Parameters
-    ----------
-    path : path
-        The file.
-    columns : sequence of str
-        Names of the numbers, after ``step``.
-    """
+    """A CSV file with a line per row. One that exists is continued when it has the same columns."""
 
     def __init__(self, path: str | os.PathLike, columns: Sequence[str]):
         header = ["step", *columns]
-        found = Path(path)
-        continued = found.exists() and found.stat().st_size > 0
+        target = Path(path)
+        continued = target.exists() and target.stat().st_size > 0
         if continued:
-            with found.open(newline="", encoding="utf-8") as file:
+            with target.open(newline="", encoding="utf-8") as file:
                 before = next(csv.reader(file))
             if before != header:
-                raise StateError(f"{found} exists with the columns {before}, expected {header}: give another path, or "
+                raise StateError(f"{target} exists with the columns {before}, expected {header}: give another path, or "
                                  "remove it")
-        self._file = found.open("a", newline="", encoding="utf-8")
+        self._file = target.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, header)
         if not continued:
             self._writer.writeheader()
@@ -238,15 +222,7 @@ class CsvSink:
 
 
 class TensorBoardSink:
-    """Scalars for TensorBoard, written by tensorboardX.
-
-    Parameters
-    ----------
-    logdir : path
-        The directory of the run.
-    prefix : str
-        What the names of all scalars begin with.
-    """
+    """Scalars for TensorBoard, written by tensorboardX."""
 
     def __init__(self, logdir: str | os.PathLike, prefix: str):
         try:

@@ -138,9 +138,9 @@ class Preflight:
     @property
     def problems(self) -> tuple[ParameterRow, ...]:
         """The parameters that are read in low precision and do not fit, those with most such values first."""
-        found = [row for row in self.parameters if row.is_lowered and not row.fits]
-        return tuple(sorted(found, key=lambda row: -(row.losses.overflowed + row.losses.not_finite
-                                                     + row.losses.flushed / row.losses.count)))
+        misfits = [row for row in self.parameters if row.is_lowered and not row.fits]
+        return tuple(sorted(misfits, key=lambda row: -(row.losses.overflowed + row.losses.not_finite
+                                                       + row.losses.flushed / row.losses.count)))
 
     @property
     def summary(self) -> str:
@@ -167,9 +167,9 @@ class Preflight:
         rows = [*self.problems, *(row for row in self.parameters
                                   if row.is_lowered and row.fits and row.losses.subnormal)]
         for row in rows:
-            found = row.losses
-            table.add_row(row.name, str(found.count), f"{found.largest:.4g}", str(found.overflowed),
-                          str(found.flushed), str(found.subnormal), str(found.not_finite))
+            lost = row.losses
+            table.add_row(row.name, str(lost.count), f"{lost.largest:.4g}", str(lost.overflowed),
+                          str(lost.flushed), str(lost.subnormal), str(lost.not_finite))
         return table
 
     def __rich__(self) -> Table:
@@ -179,11 +179,11 @@ class Preflight:
         return self.summary
 
 
-def _faults(found: Losses) -> str:
-    verbs = ((found.overflowed, "overflows", "overflow"), (found.flushed, "becomes zero", "become zero"),
-             (found.not_finite, "is not finite", "are not finite"))
+def _faults(lost: Losses) -> str:
+    verbs = ((lost.overflowed, "overflows", "overflow"), (lost.flushed, "becomes zero", "become zero"),
+             (lost.not_finite, "is not finite", "are not finite"))
     told = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in verbs if count)
-    return f"of {found.count} values {told}"
+    return f"of {lost.count} values {told}"
 
 
 @dataclass(frozen=True)
@@ -295,5 +295,5 @@ def _norms(source: Any) -> list[float]:
 
 
 def _flushed(gradients: Sequence[np.ndarray], target: str, scale: float) -> float:
-    found = [losses(values * scale, FORMATS[target]) for values in gradients]
-    return sum(item.flushed for item in found) / sum(item.count for item in found)
+    counts = [losses(values * scale, FORMATS[target]) for values in gradients]
+    return sum(item.flushed for item in counts) / sum(item.count for item in counts)

@@ -6,13 +6,13 @@ from typing import Mapping
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-__all__ = ["CHANNELS_LAST", "CONVERSION", "DTYPE", "REGION", "REGION_OFF", "REGION_ON", "SHAPE", "TYPE_FLAGS",
-           "integer", "integers", "is_channels_last", "is_set", "parameters"]
+__all__ = ["CHANNELS_LAST", "CONVERSION", "DTYPE", "REGION", "REGION_OFF", "REGION_ON", "SHAPE", "STORAGE",
+           "TYPE_FLAGS", "integer", "integers", "is_channels_last", "is_set", "parameters"]
 
 Attrs = Mapping[str, str]
 
-# Attributes of symbols rather than of operators: the type and shape of a variable, and what this package notes.
-DTYPE, SHAPE = "__dtype__", "__shape__"
+# Attributes of symbols rather than of operators: type, shape and storage of a variable, and what this package notes.
+DTYPE, SHAPE, STORAGE = "__dtype__", "__shape__", "__storage_type__"
 REGION = "__amp__"  # on operators traced inside an autocast region: one of these two, or a data type
 REGION_ON, REGION_OFF = "on", "off"
 CONVERSION = "__gluon_amp__"  # on the nodes that give the outputs: how the symbol was converted for inference
@@ -24,46 +24,22 @@ CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 
 
 def parameters(attrs: Attrs) -> dict[str, str]:
-    """Return the operator's own parameters, without the attributes of its symbol.
-
-    Examples
-    --------
-    >>> parameters({'num_hidden': '8', '__amp__': 'on'})
-    {'num_hidden': '8'}
-    """
+    """Return the operator's own parameters, without the attributes of its symbol."""
     return {name: value for name, value in attrs.items() if not name.startswith("__")}
 
 
 def integers(attrs: Attrs, name: str) -> list[int]:
-    """Return the numbers of a tuple, or the one number; none where the parameter is not given.
-
-    Examples
-    --------
-    >>> integers({'kernel': '(3, 3)'}, 'kernel'), integers({}, 'kernel')
-    ([3, 3], [])
-    """
+    """Return the numbers of a tuple, or the one number; none where the parameter is not given."""
     return [int(number) for number in re.findall(r"\d+", str(attrs.get(name, "")))]
 
 
 def integer(attrs: Attrs, name: str, default: int) -> int:
-    """Return a whole number.
-
-    Examples
-    --------
-    >>> integer({'num_group': '2'}, 'num_group', 1), integer({}, 'axis', 1)
-    (2, 1)
-    """
+    """Return a whole number."""
     return int(attrs.get(name, default))
 
 
 def is_set(attrs: Attrs, name: str, default: bool = False) -> bool:
-    """Return a parameter that is true or false.
-
-    Examples
-    --------
-    >>> is_set({'no_bias': 'True'}, 'no_bias'), is_set({}, 'fix_gamma', default=True)
-    (True, True)
-    """
+    """Return a parameter that is true or false."""
     return str(attrs.get(name, default)) in ("True", "true", "1")
 
 

@@ -12,13 +12,7 @@ CAST = "amp_cast"
 
 
 def unique_name(base: str, taken: set[str]) -> str:
-    """Return ``base``, numbered when it is in ``taken`` already, and note it there.
-
-    Examples
-    --------
-    >>> unique_name('fc_cast', {'fc_cast'})
-    'fc_cast1'
-    """
+    """Return ``base``, numbered when it is in ``taken`` already, and note it there."""
     name, count = base, 1
     while name in taken:
         name, count = f"{base}{count}", count + 1
@@ -27,13 +21,7 @@ def unique_name(base: str, taken: set[str]) -> str:
 
 
 def named_by(tensor: str) -> Iterator[str]:
-    """Yield the names that the node of a tensor may have: the engine appends that of the output, or of the input.
-
-    Examples
-    --------
-    >>> list(named_by('fc_fwd_output'))
-    ['fc_fwd', 'fc']
-    """
+    """Yield the possible names of a tensor's node: the engine appends the name of the output or input."""
     while "_" in tensor:
         tensor = tensor.rpartition("_")[0]
         yield tensor
@@ -58,13 +46,7 @@ def cast_nodes(graph: Graph) -> list[Node]:
 
 
 class Readers:
-    """The operators that read each tensor, and the graph's outputs.
-
-    Parameters
-    ----------
-    graph : Graph
-        Must not change while this is in use.
-    """
+    """The operators that read each tensor, and the graph's outputs."""
 
     def __init__(self, graph: Graph):
         self._operators: dict[tuple[int, int], list[Node]] = defaultdict(list)

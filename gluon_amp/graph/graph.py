@@ -96,22 +96,7 @@ class Node:
 
 
 class Graph:
-    """A symbol graph.
-
-    Parameters
-    ----------
-    heads : list of Entry
-        The graph's outputs.
-    attrs : dict
-        Graph attributes of the JSON (``mxnet_version``), carried along.
-
-    Examples
-    --------
-    >>> text = ('{"nodes": [{"op": "null", "name": "x", "inputs": []}], "arg_nodes": [0],'
-    ...         ' "node_row_ptr": [0, 1], "heads": [[0, 0, 0]]}')
-    >>> Graph.from_json(text).variables()
-    [Node(null 'x')]
-    """
+    """A symbol graph."""
 
     def __init__(self, heads: list[Entry], attrs: dict[str, Any] | None = None):
         self.heads = heads
@@ -208,10 +193,10 @@ def _dumps(value: Any) -> str:
     return _ESCAPE.sub(_known_escape, json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _known_escape(found: re.Match[str]) -> str:
-    if found[1]:
-        return chr(int(found[1], 16))
-    return {"b": "\b", "f": "\f"}.get(found[2], found[0])
+def _known_escape(match: re.Match[str]) -> str:
+    if match[1]:
+        return chr(int(match[1], 16))
+    return {"b": "\b", "f": "\f"}.get(match[2], match[0])
 
 
 def _num_outputs(rows: Any, number: int) -> int:

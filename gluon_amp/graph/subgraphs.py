@@ -13,11 +13,9 @@ _SUBGRAPHS = "subgraphs"
 
 
 def inline_cached_ops(graph: Graph) -> Graph:
-    """Replace every ``_CachedOp`` by the operators that it runs; return the graph.
-
-    MXNet's own partitioners make them. Their text holds what they run, but MXNet does not make it out of the text
-    again: a symbol that is read with such a node fails in every use.
-    """
+    """Replace every ``_CachedOp`` by the operators that it runs; return the graph."""
+    # MXNet's own partitioners make such nodes. Their text holds what they run, but MXNet does not make it out of the
+    # text again: a symbol that is read with such a node fails in every use.
     for node in graph.operators():
         if node.op == _CACHED_OP and _SUBGRAPHS in node.extra:
             redirect(graph, {Entry(node, output).key: head for output, head in enumerate(_heads_of(node))})

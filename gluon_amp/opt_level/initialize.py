@@ -68,8 +68,8 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     keep_batchnorm_fp32 : bool, optional
         O2 and O3: whether scale, shift and running statistics of BatchNorm stay FP32.
     master_weights : bool, optional
-        O2 and O3: whether the optimizer updates FP32 weights, of which the network uses copies in low precision. False
-        rounds weights, and what the optimizer keeps, to low precision after every update.
+        O2 and O3: whether the optimizer updates FP32 weights, and the network uses copies of them in low precision.
+        False rounds weights, and what the optimizer keeps, to low precision after every update.
     loss_scale : float, 'dynamic' or LossScaler, optional
         A number is a scale that never changes.
     cast_model_type : dtype, optional
@@ -139,11 +139,11 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
 
 
 def _items(name: str, value: Any, kind: type[Item], what: str) -> list[Item]:
-    found = list(value) if isinstance(value, (list, tuple)) else [value]
-    wrong = [item for item in found if not isinstance(item, kind)]
-    if wrong or not found:
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    wrong = [item for item in items if not isinstance(item, kind)]
+    if wrong or not items:
         raise TypeError(expected(f"{what} or a list of them", name, wrong[0] if wrong else value))
-    return found
+    return items
 
 
 def _scaled_where_needed(options: Options, several: Sequence[gluon.Trainer]) -> Options:

@@ -12,19 +12,20 @@ from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32
 from ..loss_scaler import LossScaler
 from ..runtime import hooks
-from ..runtime.autocast import device_policies, init, rewrites
+from ..runtime.autocast import init
 from ..runtime.devices import announce, choose, device_supports
+from ..runtime.policies import device_policies, rewrites
 from ..runtime.state import Network, State, controller
 from ..trainer_scaler import TrainerScaler, UnscaledTrainer, attach, stand_by
+from .cast_network import cast_network
 from .low_weights import LowWeights
 from .options import LOW, Options
-from .policies import cast_network
 
 __all__ = ["Disabled", "Enabled", "PlainFP32", "switch_on"]
 
 
 class Disabled:
-    """Leaves trainers as they are; ``scale_loss`` knows them."""
+    """Leaves trainers as they are; ``scale_loss`` gives their losses back unscaled."""
 
     def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
         """Let losses be scaled by 1."""

@@ -20,19 +20,7 @@ __all__ = ["LowWeights"]
 
 
 class LowWeights:
-    """The parameters of networks that are to hold values of a low-precision type.
-
-    Parameters
-    ----------
-    networks : sequence of Block
-        Whose parameters these are.
-    options : Options
-        ``master_weights`` and ``keep_batchnorm_fp32`` say which.
-    dtypes : mapping of str to str
-        The type for each device.
-    key : callable
-        What the types call a device (:meth:`.runtime.state.State.key`).
-    """
+    """The parameters of networks that are to hold values of a low-precision type."""
 
     def __init__(self, networks: Sequence[Block], options: Options, dtypes: dict[str, str],
                  key: Callable[[mx.Context], str]):

@@ -41,13 +41,7 @@ _TRUTH = {"true": True, "false": False}
 
 
 def as_bool(name: str, value: object) -> bool:
-    """Read a bool, or its name as a command line gives it.
-
-    Examples
-    --------
-    >>> as_bool('enabled', 'False')
-    False
-    """
+    """Read a bool, or its name as a command line gives it."""
     truth = _TRUTH.get(value.lower()) if isinstance(value, str) else value
     if isinstance(truth, bool):
         return truth
@@ -74,13 +68,7 @@ _READERS: Mapping[str, Callable[[str, object], Any]] = {
 
 
 def resolve(opt_level: object, overrides: Mapping[str, object]) -> tuple[str, Options]:
-    """Return a level's name, and its options with the overrides that are not None.
-
-    Examples
-    --------
-    >>> resolve('O1', {'loss_scale': '128.0'})[1].loss_scale
-    128.0
-    """
+    """Return a level's name, and its options with the overrides that are not None."""
     level = _level(opt_level)
     given = {name: _READERS[name](name, value) for name, value in overrides.items() if value is not None}
     for name, value in given.items():
@@ -115,13 +103,7 @@ def _contradiction(level: str, name: str, value: object) -> str | None:
 
 
 def describe(options: Options) -> str:
-    """Return the options, one a line.
-
-    Examples
-    --------
-    >>> print(describe(LEVELS['O0'][1]).splitlines()[0])
-      cast_model_type      float32
-    """
+    """Return the options, one a line."""
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     return "\n".join(f"  {name:<20} {_shown(value)}" for name, value in values.items())
 

@@ -73,12 +73,11 @@ class LocalGroup(Group):
 
 
 class StoreGroup(Group):
-    """Workers of a KVStore that sums: MXNet's ``dist_sync`` and ``dist_device_sync``, or a registered one.
+    """Workers of a KVStore that sums: MXNet's ``dist_sync`` and ``dist_device_sync``, or a registered one."""
 
-    A key of MXNet's store keeps its shape and type, so every combination of name, shape and type has a key of its own.
-    The store hands first values out behind a barrier that does not look at keys: all workers must make the same keys in
-    the same order, from one thread at a time.
-    """
+    # A key of MXNet's store keeps its shape and type, so every combination of name, shape and type has a key of its
+    # own. The store hands first values out behind a barrier that does not look at keys: all workers must make the same
+    # keys in the same order, from one thread at a time.
 
     engine = "kvstore"
 
@@ -119,12 +118,10 @@ class StoreGroup(Group):
         return nd.concat(*blocks, dim=0)[:array.size].reshape(array.shape)
 
     def broadcast(self, name: str, value: NDArray, out: Sequence[NDArray]) -> None:
-        """See :meth:`Group.broadcast`.
-
-        Waits: MXNet orders neither the pull of a first value and the first push under its key, nor the workers among
-        each other, so that a sum might arrive in the place of the value. It also waits for operators that may be making
-        keys of their own in other threads.
-        """
+        """See :meth:`Group.broadcast`."""
+        # Waits: MXNet orders neither the pull of a first value and the first push under its key, nor the workers among
+        # each other, so that a sum might arrive in the place of the value. It also waits for operators that may be
+        # making keys of their own in other threads.
         nd.waitall()
         result = value.copy()
         with self._lock:
@@ -164,13 +161,7 @@ def _blocks(array: NDArray) -> list[NDArray]:
 
 
 class HorovodGroup(Group):
-    """Workers of Horovod, all or those of a process set.
-
-    Parameters
-    ----------
-    process_set : horovod.mxnet.ProcessSet, optional
-        All processes when left out.
-    """
+    """Workers of Horovod, all or those of a process set."""
 
     engine = "horovod"
 

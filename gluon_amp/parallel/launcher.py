@@ -33,15 +33,12 @@ class Job:
 
 
 def launch(job: Job) -> int:
-    """Run a job to its end.
-
-    The output of every process is forwarded line by line, behind the rank of the worker. SIGUSR1 and SIGUSR2 are
-    passed on to the workers; SIGINT, SIGTERM and SIGHUP are, too, and end the job. When one process fails, the others
-    are ended. No process outlives the launcher, even when that is killed.
-
-    Workers find their rank and number as the engine tells them, how often the job was restarted in
-    ``GLUON_AMP_RESTARTS``, and in ``OMP_NUM_THREADS``, unless it is set already, their share of the processors.
-    """
+    """Run a job to its end."""
+    # The output of every process is forwarded line by line, behind the rank of the worker. SIGUSR1 and SIGUSR2 are
+    # passed on to the workers; SIGINT, SIGTERM and SIGHUP are, too, and end the job. When one process fails, the others
+    # are ended. No process outlives the launcher, even when that is killed.
+    # Workers find their rank and number as the engine tells them, how often the job was restarted in
+    # ``GLUON_AMP_RESTARTS``, and in ``OMP_NUM_THREADS``, unless it is set already, their share of the processors.
     _check(job)
     for restart in range(job.max_restarts + 1):
         environ = {"OMP_NUM_THREADS": str(_threads_each(job.workers)), **os.environ, RESTARTS: str(restart)}

@@ -68,39 +68,18 @@ def _check_name(name: str) -> None:
 
 
 class Reduction:
-    """Replaces a trainer's own reduction, and calls it with arrays that the engine can add.
+    """Replaces a trainer's own reduction, and calls it with arrays that the engine can add."""
 
-    Gradients that no backward pass wrote since the last step count as zero, and as written when another process wrote
-    them: so a step updates the same parameters in every process, as one process would on the joint batch. Row-sparse
-    gradients are added up over the rows that occur in any process.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        Whose reduction this takes over.
-    group : Group
-        The processes.
-    name : str
-        Of the trainer, the same in every process.
-    always_fp32 : bool
-        Whether float16 gradients are added up in FP32.
-    factor : float
-        What gradients are divided by before.
-
-    Attributes
-    ----------
-    divided : float
-        What the gradients at hand were divided by; 1 when they are not reduced.
-    num_bytes : int
-        Size of what this process handed to the engine in the last reduction.
-    """
+    # Gradients that no backward pass wrote since the last step count as zero, and as written when another process wrote
+    # them: so a step updates the same parameters in every process, as one process would on the joint batch. Row-sparse
+    # gradients are added up over the rows that occur in any process.
 
     def __init__(self, trainer: gluon.Trainer, group: Group, name: str, always_fp32: bool, factor: float):
         self.group = group
-        self.divided = 1.0
-        self.num_bytes = 0
+        self.divided = 1.0  # what the gradients at hand were divided by
+        self.num_bytes = 0  # that this process handed to the engine in the last reduction
         self._trainer = trainer
-        self._name = name
+        self._name = name  # the same in every process
         self._lifted = (FLOAT16, BFLOAT16) if always_fp32 else (BFLOAT16,)  # types that are added up in FP32
         self._factor = factor
         self._written: list[bool] | None = None  # by parameter, when the gradients at hand are reduced
@@ -147,10 +126,10 @@ class Reduction:
     def _reduce_rows(self, name: str, arrays: Sequence[NDArray]) -> None:
         """Reduce a row-sparse gradient: first which rows occur anywhere, then those rows."""
         first = arrays[0]
-        found = np.zeros(first.shape[0], "float32")
+        occurs = np.zeros(first.shape[0], "float32")
         for array in arrays:
-            found[array.indices.asnumpy()] = 1
-        rows = np.flatnonzero(self._sum(f"{name}.rows", nd.array(found, ctx=first.context)).asnumpy())
+            occurs[array.indices.asnumpy()] = 1
+        rows = np.flatnonzero(self._sum(f"{name}.rows", nd.array(occurs, ctx=first.context)).asnumpy())
         if not rows.size:
             return
         index = nd.array(rows, ctx=first.context, dtype="int64")
@@ -182,11 +161,11 @@ class Reduction:
         with controller.off(), autograd.pause():
             vector = nd.array([not finite, exponent, exponent ** 2, *flags], dtype="float64")
             self.group.sum(f"{self._name}.decision", [vector])
-            infinite, total, squares, *found = vector.asnumpy()
+            infinite, total, squares, *counts = vector.asnumpy()
         self._check_scales(scale, total / self.group.size, squares / self.group.size)
-        distribution.mark_fresh(self._trainer, [flag > 0 for flag in found[losses:]])
+        distribution.mark_fresh(self._trainer, [flag > 0 for flag in counts[losses:]])
         self._written, self.divided = None, 1.0
-        return infinite == 0, {loss for loss in range(losses) if found[loss] > 0}
+        return infinite == 0, {loss for loss in range(losses) if counts[loss] > 0}
 
     def _check_scales(self, scale: float, mean: float, mean_square: float) -> None:
         if mean_square - mean ** 2 > _SAME_EXPONENT * max(1.0, mean_square):

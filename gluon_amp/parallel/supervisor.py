@@ -71,7 +71,7 @@ class Process:
         self._threads.append(thread)
 
     def _watch(self, ended: Any) -> None:
-        """Wait for the end, and kill what the process leaves behind while its group's number is still its own."""
+        """Wait for the end, and kill what the process leaves behind before another group can get its number."""
         os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
         self.send(signal.SIGKILL)
         returned = self._child.wait()
@@ -105,17 +105,7 @@ class Result(NamedTuple):
 
 
 class Supervisor:
-    """Runs processes once.
-
-    Parameters
-    ----------
-    processes : sequence of Process
-        In the order in which they start.
-    grace : float
-        Seconds between asking processes to end and killing them.
-    timeout : float, optional
-        Seconds after which all processes are ended.
-    """
+    """Runs processes once."""
 
     def __init__(self, processes: Sequence[Process], grace: float, timeout: float | None = None):
         self._processes = processes
@@ -207,7 +197,7 @@ _output_lock = threading.Lock()
 
 
 def _forward(source: IO[bytes], target: IO[str], prefix: str) -> None:
-    """Copy lines, also those that a progress bar ends with a carriage return, behind a prefix."""
+    """Copy lines with a prefix, also those that a progress bar ends with a carriage return."""
     with io.TextIOWrapper(source, encoding="utf-8", errors="replace") as lines:  # type: ignore[type-var]
         for line in lines:
             with _output_lock, contextlib.suppress(BrokenPipeError):

@@ -115,11 +115,9 @@ def _gains_in_fp32(node: Node) -> bool:
 
 
 def _is_normalised(node: Node, readers: Readers, context: Context) -> bool:
-    """Tell whether the cut would cost more than it gains: with AMX kernels, in training, before BatchNorm.
-
-    A cut leaves its output in plain layout, for which oneDNN has a slow kernel of BatchNorm only. Without AMX
-    odd channel counts fall back to kernels that are far slower.
-    """
+    """Tell whether the cut would cost more than it gains: with AMX kernels, in training, before BatchNorm."""
+    # A cut leaves its output in plain layout, for which oneDNN has a slow kernel of BatchNorm only. Without AMX odd
+    # channel counts fall back to kernels that are far slower.
     return (context.policy.amx and context.policy.training
             and any(reader.op in BATCH_NORMS for reader in readers.of(Entry(node))))
 

@@ -33,7 +33,7 @@ def _decide(node: Node, context: Context) -> Decision:
 
 
 def _data_shape(node: Node) -> tuple[int, ...] | None:
-    """Return the shape of a node's data; of a convolution whose data is unknown, as far as its weight tells."""
+    """Return the shape of a node's data; where it is unknown, what the weight of a convolution tells of it."""
     shape = node.inputs[0].shape if node.inputs else None
     weight = node.inputs[1].shape if node.op == "Convolution" and len(node.inputs) > 1 else None
     if shape is None and weight is not None:

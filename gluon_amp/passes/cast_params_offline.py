@@ -10,10 +10,8 @@ __all__ = ["run"]
 
 
 def run(graph: Graph, context: Context) -> int:
-    """Replace inserted operators that depend on parameters only by their results; return how many were stored.
-
-    A result takes the parameter's own name where nothing else reads that parameter.
-    """
+    """Replace inserted operators that depend on parameters only by their results; return how many were stored."""
+    # A result takes the parameter's own name where nothing else reads that parameter.
     weights = context.weights
     if weights is None:
         return 0
@@ -31,22 +29,20 @@ def run(graph: Graph, context: Context) -> int:
 
 def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
     """Compute what depends on parameters only; return each such node and the name of its value."""
-    found: dict[int, str] = {}
+    constants: dict[int, str] = {}
     for node in graph.nodes():
         if node.is_variable:
             if node.name in weights:
-                found[id(node)] = node.name
-        elif node.role is not Role.OWN and all(id(entry.node) in found for entry in node.inputs):
-            weights.compute(node.name, node.op, node.attrs, [found[id(entry.node)] for entry in node.inputs])
-            found[id(node)] = node.name
-    return found
+                constants[id(node)] = node.name
+        elif node.role is not Role.OWN and all(id(entry.node) in constants for entry in node.inputs):
+            weights.compute(node.name, node.op, node.attrs, [constants[id(entry.node)] for entry in node.inputs])
+            constants[id(node)] = node.name
+    return constants
 
 
 def _store_what_the_program_casts(graph: Graph, weights: Weights, target: str) -> int:
-    """Store parameters in low precision that only the program's own casts to it read; return how many.
-
-    The casts stay, and do nothing: they may be outputs.
-    """
+    """Store parameters in low precision where only the program's own casts to it read them; return how many."""
+    # The casts stay, and do nothing: they may be outputs.
     readers, count = Readers(graph), 0
     for node in graph.variables():
         reading = readers.of(Entry(node))

@@ -22,9 +22,9 @@ def is_needed(context: Context) -> bool:
 
 def run(graph: Graph, context: Context) -> int:
     """Dilate the pointwise convolutions that run in low precision; return how many."""
-    found = [node for node in graph.operators()
-             if node.op == "Convolution" and Entry(node).dtype == context.target and is_pointwise(node.attrs)]
-    for node in found:
+    convolutions = [node for node in graph.operators()
+                    if node.op == "Convolution" and Entry(node).dtype == context.target and is_pointwise(node.attrs)]
+    for node in convolutions:
         dimensions = len(integers(node.attrs, "kernel"))
         node.attrs = {**node.attrs, "dilate": str((2,) * dimensions)}
-    return len(found)
+    return len(convolutions)

@@ -33,7 +33,7 @@ from .context import Context
 
 __all__ = ["PASSES", "Pass", "checked", "finish", "list_passes", "pipeline_of", "rewrite", "run"]
 
-TRAINING, INFERENCE = "training", "inference"
+TRAINING, INFERENCE, CONVERTED = "training", "inference", "converted"
 BOTH = (TRAINING, INFERENCE)
 
 
@@ -52,12 +52,13 @@ class Pass:
     name: str  # what users switch it off by; that of its module
     summary: str  # what it does, in a line
     run: Callable[[Graph, Context], int]  # takes a graph and a Context, edits the graph, and says how much it did
-    # ``'training'``, which is everything under ``init`` and ``autocast``; ``'inference'``, which is conversion
+    # ``'training'``, which is everything under ``init`` and ``autocast``; ``'inference'``, which is conversion;
+    # ``'converted'``, which is what becomes of a converted graph when it runs: files do not hold that
     where: tuple[str, ...] = BOTH
     required: str = ""  # why it cannot be switched off; empty for one that can
     applies: Callable[[Context], bool] = _lowers  # whether it is for graphs of a context
     is_step: bool = False  # whether the ``optimize`` argument of the conversions lists it
-    is_last: bool = False  # whether it leaves a graph of which no types, shapes and decisions are known
+    is_last: bool = False  # whether types, shapes and decisions are unknown after it
 
 
 PASSES: tuple[Pass, ...] = (
@@ -65,12 +66,12 @@ PASSES: tuple[Pass, ...] = (
          where=(INFERENCE,), applies=_always, is_step=True),
     Pass("fold_batch_norm", "BatchNorm is folded into the convolution or dense layer before it", fold_batch_norm.run,
          where=(INFERENCE,), applies=_always, is_step=True),
-    Pass("shape_operands", "operands of which only the shape is read are not computed", shape_operands.run,
+    Pass("shape_operands", "operands that are read for their shape only are not computed", shape_operands.run,
          applies=_always),
     Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
     Pass("native_operators", "operators in C++ take the place of MXNet's slow ones on the CPU", native_operators.run,
-         where=(TRAINING,), applies=native_operators.is_needed),
+         where=(TRAINING, CONVERTED), applies=native_operators.is_needed),
     Pass("native_activations", "activations run oneDNN's kernels where those are faster", native_activations.run,
          applies=native_activations.is_needed),
     Pass("cut_casts", "operators that may run in either precision take what costs least, casts included",
@@ -83,7 +84,7 @@ PASSES: tuple[Pass, ...] = (
          required="without it operators would read types that they cannot run in"),
     Pass("dilate_pointwise", "pointwise convolutions avoid an AMX kernel that gives wrong results; without this "
          "pass they stay in FP32", dilate_pointwise.run, where=(INFERENCE,), applies=dilate_pointwise.is_needed),
-    Pass("verify", "the result is checked", verify.run, applies=verify.is_needed,
+    Pass("verify", "the result is checked", verify.run, where=(*BOTH, CONVERTED), applies=verify.is_needed,
          required="it runs only where it is asked for: with GLUON_AMP_VERIFY=1"),
     Pass("imitate", "a type that the device has no kernels for is imitated", imitate.run, applies=imitate.is_needed,
          required="without it the device would have to run a type that it has no kernels for"),
@@ -96,7 +97,7 @@ PASSES: tuple[Pass, ...] = (
 
 def pipeline_of(context: Context) -> tuple[Pass, ...]:
     """Return the passes for graphs of a context, in order."""
-    place = TRAINING if context.policy.training else INFERENCE
+    place = CONVERTED if context.converted else TRAINING if context.policy.training else INFERENCE
     return tuple(each for each in PASSES
                  if place in each.where and context.policy.runs(each.name) and each.applies(context))
 
@@ -120,13 +121,7 @@ def rewrite(graph: Graph, policy: Policy, **settings: Any) -> dict[str, int]:
 
 
 def checked(names: Iterable[str] | None, argument: str = "disable_passes") -> frozenset[str]:
-    """Return the passes to switch off.
-
-    Examples
-    --------
-    >>> checked(['align_channels'])
-    frozenset({'align_channels'})
-    """
+    """Return the passes to switch off."""
     if names is None:
         return frozenset()
     given = [] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)

@@ -20,10 +20,8 @@ _DEFAULT_EPS = 1e-3  # of MXNet's operator
 
 
 def run(graph: Graph, context: Context) -> int:
-    """Fold every BatchNorm that is the only reader of a layer with trained parameters; return how many.
-
-    One that is excluded is folded into a layer that is excluded as well only.
-    """
+    """Fold every BatchNorm that is the only reader of a layer with trained parameters; return how many."""
+    # An excluded BatchNorm is folded only into a layer that is excluded as well.
     weights = context.weights
     if weights is None:
         return 0
@@ -92,7 +90,7 @@ def _bias(layer: Node, values: np.ndarray, readers: Readers, weights: Weights, n
 
 
 def _written(entry: Entry, values: np.ndarray, readers: Readers, weights: Weights, names: set[str]) -> Entry:
-    """Give a parameter other values; one that others read as well is left alone and replaced by a new one."""
+    """Give a parameter other values; where other operators read it too, make a new one instead."""
     if len(readers.of(entry)) > 1:
         return _added(f"{entry.node.name}_folded", values, entry.dtype, weights, names)
     entry.node.dtypes = [_write(entry.node.name, values, entry.dtype, weights)]

@@ -30,12 +30,12 @@ def run(graph: Graph, context: Context) -> int:
     """Fold the stride of every low-precision convolution that is faster without; return how many."""
     nodes = graph.nodes()
     names = {node.name for node in nodes}
-    found = [node for node in nodes if node.op == "Convolution" and Entry(node).dtype == context.target
-             and node.inputs[1].dtype == FLOAT32 and node.inputs[1].shape
-             and can_fold_stride(node.attrs, node.inputs[1].shape[1])]
-    for node in found:
+    convolutions = [node for node in nodes if node.op == "Convolution" and Entry(node).dtype == context.target
+                    and node.inputs[1].dtype == FLOAT32 and node.inputs[1].shape
+                    and can_fold_stride(node.attrs, node.inputs[1].shape[1])]
+    for node in convolutions:
         _fold(node, context, names)
-    return len(found)
+    return len(convolutions)
 
 
 def _fold(node: Node, context: Context, names: set[str]) -> None:

@@ -31,10 +31,8 @@ def run(graph: Graph, context: Context) -> int:
 
 
 def _shield(graph: Graph) -> set[str]:
-    """Insert operators that stop the fusion where it must not happen; return their names.
-
-    Each reader gets one of its own, so that no fused operator has the same input twice.
-    """
+    """Insert operators that stop the fusion where it must not happen; return their names."""
+    # Each reader gets one of its own, so that no fused operator has the same input twice.
     names = {node.name for node in graph.nodes()}
     readers = Readers(graph)
     shields = set()

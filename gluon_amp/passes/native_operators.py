@@ -11,17 +11,22 @@ readers meet, or accumulate in the program's array, an identity in between does 
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Callable, Mapping, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, Role, operator, unique_name
 from ..graph.attrs import integer, is_set
+from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
 from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
+from .native_attention import Attention, find
 
-__all__ = ["REPLACEMENTS", "is_needed", "run"]
+__all__ = ["NATIVE", "REPLACEMENTS", "is_needed", "run"]
 
+_ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
+_WISHES = (Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED, Cause.EXCLUSION, Cause.REGION, Cause.OUTSIDE)
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 _NARROW = 16  # values in a row of a normalisation, below which its sums cannot be vectorised
 _UNSUPPORTED_IN_RNN = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
@@ -34,6 +39,11 @@ def is_needed(context: Context) -> bool:
 
 def _values(node: Node) -> int:
     return prod(node.inputs[0].shape or ())
+
+
+def _dense_operations(node: Node) -> int:
+    """Return the multiplications and additions of a dense layer."""
+    return 2 * prod(node.shapes[0] or ()) * (node.inputs[1].shape or (0,))[-1]
 
 
 def _operations(node: Node) -> int:
@@ -51,6 +61,8 @@ class Replacement(NamedTuple):
     fits: Callable[[Node, Readers], bool]  # takes a node and says whether the operator computes the same
     # takes a node of known shapes; of what the least is meant. The values of its data by default.
     work: Callable[[Node], int] = _values
+    fp32_inputs: tuple[int, ...] = ()  # those that stay FP32 where the data is in low precision
+    rule: Rule | None = None  # how its precision is decided, where MXNet's operator has no bfloat16 kernel
 
 
 def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
@@ -66,6 +78,11 @@ def _always(node: Node, readers: Readers) -> bool:
     return True
 
 
+def _is_inner_layer(node: Node, readers: Readers) -> bool:
+    """Whether the gradient of the data is of use: the operator in C++ always computes it."""
+    return not node.inputs[0].node.is_variable
+
+
 def _is_simple_rnn(node: Node, readers: Readers) -> bool:
     # Dropout between layers stays MXNet's: the same seed has to drop the same values as in FP32.
     drops = float(node.attrs.get("p", 0)) and integer(node.attrs, "num_layers", 1) > 1
@@ -76,30 +93,82 @@ def _is_simple_rnn(node: Node, readers: Readers) -> bool:
 # Measured on an AMD EPYC with AVX512-BF16, 2 threads, in cached ops with static shapes: below these forward or training
 # takes longer than with MXNet's operators.
 REPLACEMENTS: Mapping[str, Replacement] = {
-    "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm),
+    "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
+                             rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
     "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384, _always),
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
+    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 4_000_000, _is_inner_layer,
+                                  _dense_operations, fp32_inputs=(1, 2)),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, _is_simple_rnn),
 }
+NATIVE = frozenset(each.op for each in REPLACEMENTS.values())
 
 
 def run(graph: Graph, context: Context) -> int:
     """Replace what runs faster in C++; return how many operators."""
     nodes = graph.nodes()
     names, readers = {node.name for node in nodes}, Readers(graph)
+    fused = _fuse_attention(graph, readers, names, context)
     found = [(node, each) for node in nodes for each in [REPLACEMENTS.get(node.op)]
              if each is not None and each.op in context.native and _gains(node, each) and each.fits(node, readers)]
     for node, each in found:
+        if each.rule is not None and context.target == BFLOAT16 and node.decision.cause is Cause.TABLE:
+            node.decision = each.rule.decision
         if node.op == "RNN":
             _separate_parameters(node)
         node.inputs = [_guarded(entry, readers, names, context) for entry in node.inputs]
         node.replaced, node.op = node.op, each.op
+        if each.fp32_inputs and Entry(node).dtype != FLOAT32:
+            node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
         if node.replaced == "RNN":
-            _fit_rnn(node)
+            _fit_rnn(node, context)
         else:
             node.num_outputs = 1
             node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
+    if context.target == BFLOAT16:
+        _follow(graph, context)
+    return len(found) + fused
+
+
+def _follow(graph: Graph, context: Context) -> None:
+    """Let operators take the precision of their data again, after others have changed theirs."""
+    for node in graph.operators():
+        if node.decision is not None and node.decision.rule in (NEUTRAL, WIDEST):
+            node.planned = []
+            if data_precision(node, context) == context.target:
+                lower_outputs(node, context)
+
+
+def _fuse_attention(graph: Graph, readers: Readers, names: set[str], context: Context) -> int:
+    """Put one operator in the place of those that compute attention; return how many times."""
+    if _ATTENTION not in context.native:
+        return 0
+    found = [each for each in find(graph, readers) if _gains_as_one(each)]
+    for each in found:
+        node, bias = each.node, tuple(range(len(each.inputs)))[-1:] if each.attrs["bias"] else ()
+        node.decision = _decision_on(each, context, bias)
+        node.inputs = [_guarded(entry, readers, names, context) for entry in each.inputs]
+        node.replaced, node.op = node.op, _ATTENTION
+        symbol_attrs = {name: value for name, value in node.attrs.items() if name.startswith("__")}
+        node.attrs = {**symbol_attrs, **{name: str(value) for name, value in each.attrs.items()}}
+        node.dtypes = [FLOAT32]
+        node.planned = [context.target if node.decision.rule == LOWER else FLOAT32]
     return len(found)
+
+
+def _gains_as_one(found: Attention) -> bool:
+    known = all(entry.shape and entry.node.dtypes[entry.output] == FLOAT32 for entry in found.inputs)
+    return known and found.node.shapes[0] is not None and _operations(found.products[0]) >= _LEAST_ATTENTION
+
+
+def _decision_on(found: Attention, context: Context, fp32_inputs: tuple[int, ...]) -> Decision:
+    """Return low precision, unless nothing has it or the user wants FP32 of one of the operators."""
+    if not context.policy.lowers:
+        return found.softmax.decision
+    for node in (*found.products, found.softmax):
+        if node.decision.cause in _WISHES and node.decision.rule == FP32:
+            return replace(node.decision, fp32_inputs=())
+    return Decision(LOWER, Cause.TABLE, "attention in C++ keeps its scores in FP32", fp32_inputs)
 
 
 def _gains(node: Node, replacement: Replacement) -> bool:
@@ -112,6 +181,8 @@ def _gains(node: Node, replacement: Replacement) -> bool:
 
 def _guarded(entry: Entry, readers: Readers, names: set[str], context: Context) -> Entry:
     """Return the tensor behind an identity where its gradient may be a sum."""
+    if not context.recorded:
+        return entry
     accumulates = entry.node.is_variable and entry.node.name in context.guarded
     if not accumulates and len(readers.of(entry)) == 1 and not readers.is_head(entry):
         return entry
@@ -147,9 +218,10 @@ def _parameter_shapes(node: Node) -> list[tuple[int, ...]]:
     return [*weights, *[(rows,)] * len(weights)]
 
 
-def _fit_rnn(node: Node) -> None:
+def _fit_rnn(node: Node, context: Context) -> None:
     """Give a recurrent layer all outputs: states, and what backward needs."""
-    node.attrs = {**node.attrs, "masks": "False"}
-    node.num_outputs = 4 if node.attrs["mode"] == "lstm" else 3
+    node.attrs = {**node.attrs, "masks": "False", "training": str(context.recorded)}
+    states = 2 if node.attrs["mode"] == "lstm" else 1
+    node.num_outputs = 1 + states + context.recorded
     node.dtypes, node.planned = [FLOAT32] * node.num_outputs, []
-    node.shapes = [node.shapes[0], *[node.inputs[-1].shape] * (node.num_outputs - 2), None]
+    node.shapes = [node.shapes[0], *[node.inputs[-1].shape] * states, *[None] * context.recorded]

@@ -75,19 +75,17 @@ class Placement:
         return [low != (number in moved) for number, low in enumerate(self.low)]
 
     def gains(self) -> list[Gain]:
-        """Return the changes, for each connected part that gains by them.
-
-        Only operators that are connected with a cast, or with an operator that is slower as it is, are looked at.
-        """
+        """Return the changes, for each connected part that gains by them."""
+        # Only operators that are connected with a cast, or with an operator that is slower as it is, are looked at.
         parts = self._parts()
         members = [number for part in parts for number in part.operators]
         if not members:
             return []
         cut = self._cut(members, [tensor for part in parts for tensor in part.tensors])
-        found = [Gain([number for number in part.operators if cut[number] != self.low[number]],
+        gains = [Gain([number for number in part.operators if cut[number] != self.low[number]],
                       part.cost(self.kernels, self.low) - part.cost(self.kernels, cut)) for part in parts]
         # Costs are rounded to fit 32 bits: what is a gain only through that is none.
-        return [gain for gain, part in zip(found, parts)
+        return [gain for gain, part in zip(gains, parts)
                 if gain.saved > self.least_share * part.cost(self.kernels, self.low)]
 
     def _parts(self) -> list[_Part]:

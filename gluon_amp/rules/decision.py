@@ -100,14 +100,7 @@ EXCLUDED = Decision(FP32, Cause.EXCLUSION, "excluded by name")
 
 
 def precision(decision: Decision, types: Sequence[Any], fp32: Any, low: Any) -> Any:
-    """Return the precision that an operator's floating-point data takes; None when it has no such data.
-
-    Examples
-    --------
-    >>> widest = Rule(WIDEST).decision
-    >>> precision(widest, ['bfloat16', 'float32', 'int32'], 'float32', 'bfloat16')
-    'float32'
-    """
+    """Return the precision that an operator's floating-point data takes; None when it has no such data."""
     data = [kind for position, kind in enumerate(types)
             if kind in (fp32, low) and position not in decision.fp32_inputs]
     if not data:

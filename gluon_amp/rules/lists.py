@@ -19,14 +19,7 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
                 conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
                 custom_ops: Mapping[str, str] | None = None, imitated: bool = False,
                 parameters: Callable[[str], Mapping[str, str]] | None = None) -> Policy:
-    """Build a policy from operator lists as MXNet's ``amp.init`` takes them.
-
-    Examples
-    --------
-    >>> known = {'Convolution': 'Convolution'}
-    >>> make_policy('bfloat16', known, fp32_ops=['Convolution']).decide('Convolution', {}).rule
-    'FP32'
-    """
+    """Build a policy from operator lists as MXNet's ``amp.init`` takes them."""
     lower = _names("target_precision_ops", target_precision_ops, known_ops)
     forced = _names("fp32_ops", fp32_ops, known_ops)
     conditional = [_possible(condition, parameters) for condition in _conditions(conditional_fp32_ops, known_ops)]

@@ -18,13 +18,7 @@ _CLEARLY_SLOWER = 1.1
 
 
 def signature(op: str, attrs: Mapping[str, str], shape: Sequence[int]) -> str:
-    """Return a key that is equal for uses of an operator that cost the same.
-
-    Examples
-    --------
-    >>> signature('FullyConnected', {'num_hidden': '8', '__amp__': 'on'}, (2, 4))
-    'FullyConnected(num_hidden=8) on (2, 4)'
-    """
+    """Return a key that is equal for uses of an operator that cost the same."""
     told = ", ".join(f"{name}={value}" for name, value in sorted(parameters(attrs).items()))
     return f"{op}({told}) on {tuple(shape)}"
 
@@ -87,11 +81,11 @@ class Tuning:
         OSError
             The file cannot be read.
         """
-        found = {tuning.machine: tuning for tuning in cls.load_all(path)}
-        if machine not in found:
+        tunings = {tuning.machine: tuning for tuning in cls.load_all(path)}
+        if machine not in tunings:
             raise PolicyError(f"{os.fspath(path)!r} has no measurements of this machine ({machine}): call "
-                              f"amp.tune(net, data) on it. It has those of: {'; '.join(found) or 'none'}")
-        return found[machine]
+                              f"amp.tune(net, data) on it. It has those of: {'; '.join(tunings) or 'none'}")
+        return tunings[machine]
 
     @classmethod
     def load_all(cls, path: str | os.PathLike) -> list[Tuning]:

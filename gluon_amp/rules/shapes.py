@@ -45,15 +45,7 @@ class FewChannels:
 
 
 def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
-    """Tell whether a part of a convolution's filters meets padding only, as with small maps and wide padding.
-
-    Examples
-    --------
-    >>> has_idle_taps({'kernel': '(3, 3)', 'pad': '(1, 1)'}, (2, 16, 1, 1))
-    True
-    >>> has_idle_taps({'kernel': '(3, 3)', 'pad': '(1, 1)'}, (2, 16, 8, 8))
-    False
-    """
+    """Tell whether a part of a convolution's filters meets padding only, as with small maps and wide padding."""
     if is_channels_last(attrs):
         return False
     return any(_is_idle(*window) for window in _windows(attrs, shape))
@@ -79,19 +71,10 @@ _BLOCK = 16  # channels that oneDNN keeps side by side
 
 
 def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> bool:
-    """Tell whether the gradient of a pooling has an order of axes for which oneDNN has slow reference kernels only.
-
-    Where the result has height or width 1, its strides do not tell the order of that axis and of its neighbours any
-    more, and oneDNN takes the larger ones of the data for the outer ones. The neighbours are the blocks of channels
-    and, between AMX kernels, which keep channels innermost, the batch.
-
-    Examples
-    --------
-    >>> pools_out_of_order({'global_pool': 'True'}, (4, 2048, 7, 7), amx=True)
-    True
-    >>> pools_out_of_order({'global_pool': 'True'}, (4, 2048, 7, 7), amx=False)
-    False
-    """
+    """Tell whether the gradient of a pooling has an order of axes for which oneDNN has slow reference kernels only."""
+    # Where the result has height or width 1, its strides do not tell the order of that axis and of its neighbours any
+    # more, and oneDNN takes the larger ones of the data for the outer ones. The neighbours are the blocks of channels
+    # and, between AMX kernels, which keep channels innermost, the batch.
     if len(shape) != 4 or is_channels_last(attrs) or not all(shape):
         return False
     blocks = -(-shape[1] // _BLOCK)
@@ -105,17 +88,10 @@ _SMALL_MAP = 32
 
 
 def overruns_amx_tiles(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
-    """Tell whether oneDNN's AMX kernel for pointwise convolutions writes beyond its output.
-
-    It takes pixels in groups as large as a tile allows, two tiles at a time and those in pairs; with three groups in
-    all it stores a fourth (``jit_avx512_core_amx_1x1_conv_kernel`` of oneDNN 2.4.4; found with guard pages behind every
-    allocation, for all maps up to 33x33).
-
-    Examples
-    --------
-    >>> [size for size in range(1, 34) if overruns_amx_tiles({'kernel': '(1, 1)'}, (2, 64, size, size))]
-    [6]
-    """
+    """Tell whether oneDNN's AMX kernel for pointwise convolutions writes beyond its output."""
+    # The kernel takes pixels in groups as large as a tile allows, two tiles at a time and those in pairs; with three
+    # groups in all it stores a fourth (``jit_avx512_core_amx_1x1_conv_kernel`` of oneDNN 2.4.4; found with guard pages
+    # behind every allocation, for all maps up to 33x33).
     if not is_pointwise(attrs):
         return False
     *rows, columns = (1, *shape[2:])
@@ -136,15 +112,7 @@ _LEAST_FILTERS = 16
 
 
 def can_fold_stride(attrs: Mapping[str, str], channels: int) -> bool:
-    """Tell whether a convolution may run without its stride on four times the channels, and is faster so on AMX.
-
-    Examples
-    --------
-    >>> can_fold_stride({'kernel': '(7, 7)', 'stride': '(2, 2)', 'pad': '(3, 3)', 'num_filter': '64'}, 3)
-    True
-    >>> can_fold_stride({'kernel': '(3, 3)', 'pad': '(1, 1)', 'num_filter': '64'}, 3)
-    False
-    """
+    """Tell whether a convolution may run without its stride on four times the channels, and is faster so on AMX."""
     kernel, stride, pad, others = (integers(attrs, name) for name in ("kernel", "stride", "pad", "dilate"))
     square = stride == [2, 2] and len(set(kernel)) == 1 and len(set(pad)) <= 1 and len(kernel) == 2 and kernel[0] > 2
     plain = all(number == 1 for number in others) and integer(attrs, "num_group", 1) == 1

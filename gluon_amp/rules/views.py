@@ -18,7 +18,7 @@ __all__ = ["INPUT_NAMES", "list_conditional_fp32_ops", "list_fp32_ops", "list_lo
 _BATCH_NORM = ("data", "gamma", "beta", "moving_mean", "moving_var")
 _SEQUENCE = ("data", "sequence_length")
 
-# Names of the inputs of operators of which some stay FP32 in bfloat16.
+# The inputs of operators some of whose inputs stay FP32 in bfloat16.
 INPUT_NAMES = {
     "BatchNorm": _BATCH_NORM,
     "_contrib_BatchNormWithReLU": _BATCH_NORM,
@@ -58,20 +58,7 @@ def list_lp16_ops(target_dtype: object = FLOAT16) -> list[str]:
 def list_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
     """List the operators that run in FP32.
 
-    Parameters
-    ----------
-    target_dtype : {'float16', 'bfloat16'} or numpy dtype
-        The low-precision type.
-
-    Returns
-    -------
-    list of str
-        Registered names, sorted.
-
-    Raises
-    ------
-    DTypeError
-        When ``target_dtype`` is another type.
+    Parameter, result and error are those of :func:`list_lp16_ops`.
 
     Examples
     --------
@@ -84,20 +71,7 @@ def list_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
 def list_lp16_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
     """List the operators that run in the precision of their data, or take inputs as they come.
 
-    Parameters
-    ----------
-    target_dtype : {'float16', 'bfloat16'} or numpy dtype
-        The low-precision type.
-
-    Returns
-    -------
-    list of str
-        Registered names, sorted.
-
-    Raises
-    ------
-    DTypeError
-        When ``target_dtype`` is another type.
+    Parameter, result and error are those of :func:`list_lp16_ops`.
 
     Examples
     --------
@@ -139,20 +113,7 @@ def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str,
 def list_widest_type_cast(target_dtype: object = FLOAT16) -> list[str]:
     """List the operators whose floating-point inputs are all cast to the widest type among them.
 
-    Parameters
-    ----------
-    target_dtype : {'float16', 'bfloat16'} or numpy dtype
-        The low-precision type.
-
-    Returns
-    -------
-    list of str
-        Registered names, sorted.
-
-    Raises
-    ------
-    DTypeError
-        When ``target_dtype`` is another type.
+    Parameter, result and error are those of :func:`list_lp16_ops`.
 
     Examples
     --------

@@ -4,28 +4,25 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ContextDecorator, ExitStack
-from dataclasses import replace
 from typing import Any, Iterable, Mapping, Sequence
 
 from mxnet import Context
 from mxnet.gluon import Block
 
 from .. import checks, passes
-from .._mxnet.operators import parameters_of, registered_operators
-from ..dtypes import BFLOAT16, FLOAT32, Support, normalize
+from ..dtypes import FLOAT32, normalize
 from ..elsewhere import answers
 from ..errors import DTypeError, PolicyError, StateError, expected
 from ..graph.attrs import REGION_ON
-from ..rules import ConditionalOp, Policy, make_policy
-from ..rules.measurements import Tuning, default_cache
+from ..rules import ConditionalOp, Policy
+from ..rules.measurements import Tuning
 from . import gpus, hooks
-from .devices import announce, choose, device_supports, machine, warn_if_slow
+from .devices import announce, choose, device_supports, warn_if_slow
 from .eager_applier import outermost
+from .policies import device_policies, policies_of, rewrites, tuned
 from .state import State, controller, region
 
-__all__ = ["active_dtype", "autocast", "deinit", "device_policies", "exclude", "init", "is_active", "rewrites",
-           "tuned"]
-
+__all__ = ["active_dtype", "autocast", "deinit", "exclude", "init", "is_active"]
 
 _logger = logging.getLogger("gluon_amp")
 
@@ -306,59 +303,3 @@ def exclude(*targets: Block | type | str) -> None:
         if not (isinstance(target, (Block, str)) or (isinstance(target, type) and issubclass(target, Block))):
             raise TypeError(expected("a Block, a class of blocks or a name with wildcards", "target", target))
     controller.exclude(targets)
-
-
-def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[str] = frozenset(),
-                    **lists: Any) -> dict[str, Policy]:
-    """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
-    if all(found.dtype == FLOAT32 for found in chosen.values()):
-        # Lists that would be refused on another machine are refused here.
-        make_policy(BFLOAT16, registered_operators(), parameters=parameters_of, custom_ops=controller.custom_ops,
-                    **lists)
-    return {device: replace(_policy(found, lists), disabled_passes=disabled_passes) for device, found in chosen.items()}
-
-
-def _policy(found: Support, lists: Mapping[str, Any]) -> Policy:
-    known, custom_ops = registered_operators(), controller.custom_ops
-    if found.dtype == FLOAT32:
-        return Policy(FLOAT32, reason=found.reason, channel_multiple=found.channel_multiple)
-    policy = make_policy(found.dtype, known, parameters=parameters_of, custom_ops=custom_ops, imitated=found.imitated,
-                         **lists)
-    return replace(policy, channel_multiple=found.channel_multiple, amx=found.amx)
-
-
-def rewrites(policies: Mapping[str, Policy]) -> str:
-    """Name what makes networks faster under some policies, for people."""
-    used = {step.name for policy in policies.values() for step in passes.pipeline_of(passes.Context(policy))}
-    return ", ".join([name for name in passes.list_passes() if name in used] + ["faster updates"])
-
-
-def policies_of(policy: Policy) -> dict[str, Policy]:
-    """Fit a policy to the devices of this machine that run its type."""
-    passes.checked(policy.disabled_passes, "policy.disabled_passes")
-    chosen = choose(policy.target_dtype, device_supports())
-    return {device: replace(_policy(found, {}), disabled_passes=policy.disabled_passes) if found.dtype == FLOAT32 else
-            replace(policy, imitated=found.imitated, channel_multiple=found.channel_multiple, amx=found.amx)
-            for device, found in chosen.items()}
-
-
-def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | bool | None) -> dict[str, Policy]:
-    """Give policies the measurements of this machine that the user named."""
-    if tuning is None or tuning is False:
-        return dict(policies)
-    machines = {device: machine(device, policy.target_dtype) for device, policy in policies.items()}
-    if isinstance(tuning, Tuning):
-        return _slowed(policies, machines, [tuning])
-    path = default_cache() if tuning is True else tuning
-    return _slowed(policies, machines, Tuning.load_all(path))
-
-
-def _slowed(policies: Mapping[str, Policy], machines: Mapping[str, str],
-            measured: Sequence[Tuning]) -> dict[str, Policy]:
-    """Give each policy what was measured of its device and type."""
-    known = {tuning.machine: tuning.slow for tuning in measured}
-    if not known.keys() & set(machines.values()):
-        raise PolicyError(f"the measurements are of another machine ({'; '.join(known) or 'none'}), this is "
-                          f"{'; '.join(machines.values())}: call amp.tune(net, data) here")
-    return {device: replace(policy, slow=known.get(machines.get(device, ""), frozenset()))
-            for device, policy in policies.items()}

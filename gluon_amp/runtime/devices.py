@@ -43,26 +43,24 @@ def support(device_type: str, device_id: int = 0) -> Support:
     """Say which type a kind of device runs in."""
     if device_type == "gpu":
         return cuda_support(_cuda.compute_capability(device_id))
-    found, lost = cpu_support(), lost_amx()
-    if lost is None or found.dtype == FLOAT32:
-        return found
+    own, lost = cpu_support(), lost_amx()
+    if lost is None or own.dtype == FLOAT32:
+        return own
     return Support(FLOAT32, True, lost, on_request=BFLOAT16, channel_multiple=16,
                    cost="bfloat16 is slower than FP32 without them")
 
 
 def device_supports() -> dict[str, Support]:
-    """Say which type each kind of device of this machine runs in.
-
-    A GPU that runs another type than the first one has an entry of its own, as ``'gpu(1)'``.
-    """
-    found = {"cpu": support("cpu")}
+    """Say which type each kind of device of this machine runs in."""
+    # A GPU that runs another type than the first one has an entry of its own, as ``'gpu(1)'``.
+    supports = {"cpu": support("cpu")}
     for number in range(gpus.count()):
         own = support("gpu", number)
         if number == 0:
-            found["gpu"] = own
-        elif own.dtype != found["gpu"].dtype:
-            found[f"gpu({number})"] = own
-    return found
+            supports["gpu"] = own
+        elif own.dtype != supports["gpu"].dtype:
+            supports[f"gpu({number})"] = own
+    return supports
 
 
 def lost_amx() -> str | None:
@@ -103,13 +101,12 @@ def _dotted(version: tuple[int, int] | None) -> str:
 
 
 def choose(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:
-    """Return how every kind of device runs: in its own best type, or in the one that the user named.
-
-    Devices that do not run the named type stay in FP32.
-    """
+    """Return how every kind of device runs: in its own best type, or in the one that the user named."""
+    # Devices that do not run the named type stay in FP32.
     if requested is None:
         return dict(supports)
-    able = {name: each for name, found in supports.items() for each in [found.requested(requested)] if each}
+    asked = {name: own.requested(requested) for name, own in supports.items()}
+    able = {name: each for name, each in asked.items() if each is not None}
     if not able and requested == FLOAT16 and "gpu" not in supports:
         able = {"cpu": IMITATED_FLOAT16}
     if not able:
@@ -123,15 +120,15 @@ def choose(requested: str | None, supports: Mapping[str, Support]) -> dict[str, 
 @lru_cache(maxsize=1)
 def require_bfloat16() -> None:
     """Raise DTypeError where this CPU cannot run bfloat16, not even emulated."""
-    found = support("cpu")
-    if found.requested(BFLOAT16) is None:
-        raise DTypeError(f"expected a CPU with AVX512 to run a bfloat16 network, but {found.reason}. Export the "
+    own = support("cpu")
+    if own.requested(BFLOAT16) is None:
+        raise DTypeError(f"expected a CPU with AVX512 to run a bfloat16 network, but {own.reason}. Export the "
                          "network and run it on another machine, or convert it without a type, or to 'float32'")
 
 
-def verdict(found: Mapping[str, Support]) -> str:
+def verdict(supports: Mapping[str, Support]) -> str:
     """Say in a sentence what runs where, and why."""
-    return "; ".join(f"{each.dtype} on the {name}, because {each.reason}" for name, each in found.items())
+    return "; ".join(f"{each.dtype} on the {name}, because {each.reason}" for name, each in supports.items())
 
 
 def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str) -> None:
@@ -140,14 +137,14 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
     broken = gpus.problem()
     if broken:
         warn_once(f"NVIDIA's driver does not work, so that there are no GPUs and AMP runs on the CPU: {broken}")
-    for name, found in chosen.items():
-        if found.dtype == FLOAT32 and name.startswith("gpu") and requested is None:
-            warn_once(f"AMP stays in FP32 on the {_for_people(name)}: {found.reason}. Use another device")
-        if found.dtype == FLOAT32 and name.startswith("gpu") and requested == BFLOAT16:
+    for name, own in chosen.items():
+        if own.dtype == FLOAT32 and name.startswith("gpu") and requested is None:
+            warn_once(f"AMP stays in FP32 on the {_for_people(name)}: {own.reason}. Use another device")
+        if own.dtype == FLOAT32 and name.startswith("gpu") and requested == BFLOAT16:
             warn_once(f"AMP stays in FP32 on the {_for_people(name)}, which MXNet has no bfloat16 kernels for: "
                       "bfloat16 was asked for. amp.init() without a type runs each device in its best one")
-        if requested is None and found.dtype == FLOAT32 and name == "cpu" and lost_amx():
-            warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {found.reason}. "
+        if requested is None and own.dtype == FLOAT32 and name == "cpu" and lost_amx():
+            warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}. "
                       f"{_AMX_REMEDIES[_isa.outcome()]}")
     _logger.info("AMP runs %s. Switched on: %s", verdict(chosen), rewrites)
     missing = next((library.missing for library in native.load() if library.missing), "") if "cpu" in chosen else ""
@@ -157,9 +154,9 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
 
 def warn_if_slow(chosen: Mapping[str, Support]) -> None:
     """Warn of a type that a device runs, but slower than FP32."""
-    for name, found in chosen.items():
-        if not found.native:
-            warn_once(f"AMP will be slow on the {name}: {found.reason}")
+    for name, each in chosen.items():
+        if not each.native:
+            warn_once(f"AMP will be slow on the {name}: {each.reason}")
 
 
 def warn_once(text: str) -> None:
@@ -182,4 +179,4 @@ def _for_people(device: str) -> str:
 
 
 def _reasons(supports: Mapping[str, Support]) -> str:
-    return "; ".join(f"{name}: {found.reason}" for name, found in supports.items())
+    return "; ".join(f"{name}: {each.reason}" for name, each in supports.items())

@@ -44,28 +44,18 @@ _get_dtype = _LIB.MXNDArrayGetDType
 
 
 class Frame(threading.local):
-    """The current thread's calls of blocks.
-
-    Attributes
-    ----------
-    blocks, hybrid_blocks : int
-        How many calls of blocks, and of hybrid blocks, are under way.
-    casts : dict or None
-        Casts of parameters made since the outermost block that MXNet could trace was called, so that each is made once;
-        None outside of such a call. They must not live longer: two losses that share a recorded cast cannot both be
-        differentiated.
-    excluded : set of int
-        The ids of the blocks that are excluded in the outermost block's call.
-    parts : dict
-        The ids of the blocks inside networks that were given to ``initialize``, where the outermost block is none.
-    """
+    """The current thread's calls of blocks."""
 
     def __init__(self) -> None:
-        self.blocks = 0
-        self.hybrid_blocks = 0
+        self.blocks = 0  # how many calls of blocks are under way
+        self.hybrid_blocks = 0  # how many of them are of hybrid blocks
+        # Casts of parameters made since the outermost block that MXNet could trace was called, so that each is made
+        # once; None outside of such a call. They must not live longer: two losses that share a recorded cast cannot
+        # both be differentiated.
         self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] | None = None
-        self.excluded: set[int] = set()
-        self.parts: dict[int, Any] = {}
+        self.excluded: set[int] = set()  # ids of the blocks that are excluded in the outermost block's call
+        # the blocks inside networks that were given to ``initialize``, where the outermost block is none of those
+        self.parts: Mapping[Any, Any] = {}
 
 
 frame = Frame()
@@ -89,10 +79,9 @@ def outermost() -> Iterator[None]:
 
 
 class _Operator(NamedTuple):
-    """One operator under a policy; ``rule`` is None where it depends on the call.
+    """One operator under a policy; ``rule`` is None where it depends on the call."""
 
-    ``may_lower`` tells whether it can run in low precision when none of its inputs is.
-    """
+    # ``may_lower`` tells whether it can run in low precision when none of its inputs is.
 
     name: str
     rule: Decision | None
@@ -100,15 +89,7 @@ class _Operator(NamedTuple):
 
 
 class EagerPolicy:
-    """A policy prepared for imperative calls: operator handle to rule.
-
-    Parameters
-    ----------
-    policy : Policy
-        Decides the precision of each operator.
-    enabled : bool
-        False for a region without AMP: what enters it in low precision is cast up.
-    """
+    """A policy prepared for imperative calls: operator handle to rule."""
 
     def __init__(self, policy: Policy, enabled: bool = True):
         self.policy = policy
@@ -138,10 +119,8 @@ class EagerPolicy:
 
 @lru_cache(maxsize=1)
 def twins() -> Mapping[int, int]:
-    """Map handles of arithmetic on arrays to those on symbols.
-
-    ``x + y`` is broadcast_add of arrays but elemwise_add of symbols: equal shapes take the one of graphs.
-    """
+    """Map handles of arithmetic on arrays to those on symbols."""
+    # ``x + y`` is broadcast_add of arrays but elemwise_add of symbols: equal shapes take the one of graphs.
     return {handle_of(f"broadcast_{name}"): handle_of(f"elemwise_{name}") for name in _ARITHMETIC}
 
 

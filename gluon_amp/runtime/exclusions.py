@@ -49,15 +49,15 @@ class Exclusions:
         return any(is_target(block, target) for target in self._targets)
 
     def inside(self, outermost: Block, is_traced: bool = False) -> set[int]:
-        """Return the ids of the excluded blocks that a call may meet; of a block that is traced already, beside it."""
+        """Return the ids of the excluded blocks that a call may meet, without those inside a block that is traced."""
         if self._unseen:
             self._look_for_unseen(outermost)
-        found = set() if is_traced else subtrees(outermost, self.match)
+        excluded = set() if is_traced else subtrees(outermost, self.match)
         for target in self._targets:
             # What a container holds may be called by anything.
-            if isinstance(target, Block) and id(target) not in found:
-                found |= subtrees(target, lambda _: True)
-        return found
+            if isinstance(target, Block) and id(target) not in excluded:
+                excluded |= subtrees(target, lambda _: True)
+        return excluded
 
     def _look_for_unseen(self, outermost: Block) -> None:
         blocks = list(descendants(outermost))
@@ -76,9 +76,9 @@ class Exclusions:
 
 
 def _may_run_later(target: Any) -> bool:
-    """Tell whether there is a block, of a network that has not run yet, that a target is about."""
+    """Tell whether a target is about a block of a network that has not run yet."""
     return isinstance(target, Block) or any(is_target(block, target) for block in _living_blocks())
 
 
 def _living_blocks() -> Iterator[Block]:
-    return (found for found in gc.get_objects() if issubclass(type(found), Block) and "_prefix" in found.__dict__)
+    return (thing for thing in gc.get_objects() if issubclass(type(thing), Block) and "_prefix" in thing.__dict__)

@@ -1,16 +1,26 @@
-"""Executors of symbols run what was planned, for the shapes that they have now."""
+"""Symbols that are bound, as by Module: their executors run what was planned, for the shapes that they have now."""
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
-from typing import Any, Callable, Sequence
+from itertools import zip_longest
+from typing import Any, Callable, Mapping, Sequence
 
+import mxnet as mx
 from mxnet.executor import Executor
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from .._mxnet.symbols import dtype_name
+from ..dtypes import FLOAT32
+from ..graph.attrs import DTYPE, STORAGE
 from .observers import executor_callback
-from .plans import Inputs, Plan, Traced, make_plan
-from .state import State
+from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
+from .recent import remember
+from .state import State, controller
 
-__all__ = ["PlannedExecutor", "Planner"]
+__all__ = ["PlannedExecutor", "Planner", "make_bind", "make_simple_bind"]
+
+_stock_bind = mx.sym.Symbol.bind
 
 
 @dataclass
@@ -24,11 +34,11 @@ class Planner:
     _plans: dict[frozenset[str], Plan] = field(default_factory=dict)
 
     def plan(self, shapes: Sequence[tuple[int, ...]]) -> Plan:
-        """Return the plan for shapes of the inputs: the one made before where it does not depend on the difference."""
+        """Return the plan for shapes of the inputs; shapes that keep the same operators in FP32 share one."""
         kept = self.traced.kept(self.state, self.inputs.device, self.inputs.names, shapes)
-        if kept not in self._plans:
-            self._plans[kept] = make_plan(self.state, self.traced, self.inputs._replace(shapes=tuple(shapes)))
-        return self._plans[kept]
+        known = self._plans.get(kept)
+        return known or remember(self._plans, kept, make_plan(self.state, self.traced, self.inputs._replace(
+            shapes=tuple(shapes))), MOST_PLANS)
 
 
 class PlannedExecutor(Executor):
@@ -48,6 +58,8 @@ class PlannedExecutor(Executor):
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
         """Return an executor for other shapes that shares memory with this one, as MXNet's does."""
+        if self.plan.is_native:
+            kwargs = self._all_shapes(kwargs, partial_shaping)
         made = super().reshape(partial_shaping, allow_up_sizing, **kwargs)
         symbol = self.planner.traced.symbol
         arrays = {**dict(zip(symbol.list_arguments(), made.arg_arrays)),
@@ -62,8 +74,119 @@ class PlannedExecutor(Executor):
             made.set_monitor_callback(self._callback, self._monitor_all)
         return made
 
+    def _all_shapes(self, given: Mapping[str, tuple[int, ...]], may_change: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all inputs, which MXNet cannot infer from operators of a library."""
+        symbol = self.planner.traced.symbol
+        arguments, _, auxiliary = symbol.infer_shape(**given)
+        if arguments is None:
+            raise mx.MXNetError(f"expected shapes from which those of all inputs follow, received {dict(given)}")
+        names = symbol.list_arguments() + symbol.list_auxiliary_states()
+        inferred = dict(zip(names, [*arguments, *auxiliary]))
+        changed = [name for name, array in zip(names, [*self.arg_arrays, *self.aux_arrays])
+                   if name not in given and inferred[name] != array.shape]
+        if changed and not may_change:
+            raise mx.MXNetError(f"the shape of {', '.join(changed)} changes, which was not given: give it, or "
+                                "partial_shaping=True")
+        return {**inferred, **given}
+
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
         """Call a function with the name and handle of every output of the user's symbol, in the user's types."""
         self._callback = callback
         rewritten = self.plan.symbol is not None
         super().set_monitor_callback(executor_callback(self.plan, callback) if rewritten else callback, monitor_all)
+
+
+def make_bind(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Symbol.bind``."""
+    @functools.wraps(original)
+    def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
+             aux_states: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        given = (args, args_grad, grad_req, aux_states, *rest)
+        state = controller.rewriter()
+        if state is None or not isinstance(ctx, mx.Context):
+            return original(symbol, ctx, *given, **kwargs)
+        arrays = {**_by_name(args, symbol.list_arguments()), **_by_name(aux_states, symbol.list_auxiliary_states())}
+        dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        gradients = _by_name(args_grad, symbol.list_arguments())
+        dense = not any(isinstance(array, BaseSparseNDArray) for array in (*arrays.values(), *gradients.values()))
+        inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req, dense)
+        inputs = inputs._replace(recorded=inputs.recorded and bool(gradients))
+        planner = Planner(state, Traced(symbol), inputs, original)
+        try:
+            plan = planner.plan(planner.inputs.shapes)
+        except mx.MXNetError:
+            original(symbol, ctx, *given, **kwargs)  # says what is wrong with the arguments
+            raise
+        return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), planner, plan)
+    return bind
+
+
+def make_simple_bind(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Symbol.simple_bind``."""
+    @functools.wraps(original)
+    def simple_bind(symbol: mx.sym.Symbol, /, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
+                    *rest: Any, **kwargs: Any) -> Any:
+        state = controller.rewriter()
+        if state is None or not isinstance(ctx, mx.Context):
+            return original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)
+        try:
+            dtypes = _inferred_dtypes(symbol, type_dict or {})
+            shapes = _inferred_shapes(symbol, kwargs)
+            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req, not _has_sparse(symbol, rest, kwargs))
+            planner = Planner(state, Traced(symbol), inputs, _stock_bind)
+            plan = planner.plan(planner.inputs.shapes)
+        except mx.MXNetError:
+            original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
+            raise
+        if plan.symbol is not None:
+            # Behind a cast MXNet cannot infer the type of a variable: say it.
+            type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
+        if plan.is_native:
+            kwargs = {**kwargs, **shapes}  # MXNet cannot infer them from operators of a library
+        executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)
+        return PlannedExecutor.of(executor, planner, plan)
+    return simple_bind
+
+
+def _inputs(symbol: mx.sym.Symbol, device: str, dtypes: dict[str, str | None],
+            shapes: dict[str, tuple[int, ...]], grad_req: Any, dense: bool) -> Inputs:
+    names = tuple(symbol.list_inputs())
+    arguments = symbol.list_arguments()
+    requests = _by_name([grad_req] * len(arguments) if isinstance(grad_req, str) else grad_req, arguments)
+    guarded = frozenset(name for name, request in requests.items() if request == "add")
+    return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
+                  device, guarded, dense=dense and all(name in shapes for name in names),
+                  recorded=any(request != "null" for request in requests.values()))
+
+
+def _has_sparse(symbol: mx.sym.Symbol, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether ``simple_bind`` is asked for sparse arrays."""
+    asked = rest[0] if rest else kwargs.get("stype_dict")
+    return bool(asked) or any(STORAGE in attrs for attrs in symbol.attr_dict().values())
+
+
+def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
+    if values is None:
+        return {}
+    pairs = values.items() if isinstance(values, dict) else zip(names, values)
+    return {name: value for name, value in pairs if value is not None}
+
+
+def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: dict[str, Any]) -> dict[str, str | None]:
+    names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    try:
+        arguments, _, auxiliary = symbol.infer_type_partial(**type_dict)
+    except mx.MXNetError:  # some operators, such as Embedding, insist on knowing the types of their inputs
+        typed = {name for name, attrs in symbol.attr_dict().items() if attrs.get(DTYPE, "-1") != "-1"}
+        types = {**dict.fromkeys(set(names) - typed, FLOAT32), **type_dict}
+        arguments, _, auxiliary = symbol.infer_type_partial(**types)
+    inferred = map(dtype_name, [*(arguments or []), *(auxiliary or [])])
+    return {name: dtype or FLOAT32 for name, dtype in zip_longest(names, inferred)}  # simple_bind's own default
+
+
+def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    known = {name: shape for name, shape in given.items() if isinstance(shape, tuple)}
+    arguments, _, auxiliary = symbol.infer_shape_partial(**known)
+    names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    return {name: shape for name, shape in zip(names, [*(arguments or []), *(auxiliary or [])]) if shape}

@@ -18,14 +18,14 @@ from .._mxnet.symbols import dtype_name, input_names
 from ..dtypes import BFLOAT16
 from ..graph import Graph
 from .observers import operator_callback
-from .plans import Inputs, Plan, Traced, make_plan
+from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
+from .recent import remember
 from .state import State, controller
 
 __all__ = ["RewritingCachedOp"]
 
 # Networks may be fed thousands of different shapes, each of which may keep other operators in FP32.
 _MOST_SHAPES = 256
-_MOST_VARIANTS = 32
 
 
 class _Variant(NamedTuple):
@@ -36,26 +36,11 @@ class _Variant(NamedTuple):
 
 
 class _Variants:
-    """What a cached op has made for one setting.
-
-    Attributes
-    ----------
-    kept : dict
-        For shapes of the data, in the order in which they came: the operators that they keep in FP32.
-    made : dict
-        For everything that plans depend on: the variant.
-    """
+    """What a cached op has made for one setting."""
 
     def __init__(self) -> None:
-        self.kept: dict[Any, frozenset[str]] = {}
-        self.made: dict[Any, _Variant] = {}
-
-
-def _add(records: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Add a record, and drop the oldest where there are too many."""
-    records[key] = value
-    while len(records) > most:
-        records.pop(next(iter(records)), None)
+        self.kept: dict[Any, frozenset[str]] = {}  # by the shapes of the data: the operators that they keep in FP32
+        self.made: dict[Any, _Variant] = {}  # by everything that plans depend on
 
 
 def _are_dense(args: Sequence[NDArray]) -> bool:
@@ -63,26 +48,15 @@ def _are_dense(args: Sequence[NDArray]) -> bool:
 
 
 class RewritingCachedOp:
-    """Runs a traced symbol, as planned as long as AMP is active.
+    """Runs a traced symbol, as planned as long as AMP is active."""
 
-    Parameters
-    ----------
-    symbol : Symbol
-        The symbol as traced.
-    flags : sequence of (str, object)
-        The flags of MXNet's cached op.
-
-    Attributes
-    ----------
-    latest : Plan or None
-        What it ran under AMP last; None before its first call.
-    """
-
-    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]] = ()):
+    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]] = (),
+                 state: State | None = None):
         self.symbol = symbol
+        self.state = state  # to run under always, for a converted network; None for that in force at each call
         self.flags = flags
         self.accumulating: frozenset[str] = frozenset()
-        self.latest: Plan | None = None
+        self.latest: Plan | None = None  # what it ran under AMP last
         self.names = tuple(input_names(symbol))  # in the order of the arguments
         self.traced = Traced(symbol)
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
@@ -94,7 +68,7 @@ class RewritingCachedOp:
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""
-        state = controller.rewriter(self.traced)
+        state = self._current()
         variant = None if state is None else self._variant(state, args)
         operation = self._stock() if variant is None else variant.operation
         if self._hook:
@@ -108,7 +82,7 @@ class RewritingCachedOp:
 
     def plan(self, args: Sequence[NDArray]) -> Plan | None:
         """Return what a call with these arguments runs; None where AMP is off."""
-        state = controller.rewriter(self.traced)
+        state = self._current()
         return None if state is None else self._variant(state, args).plan
 
     def graph(self, args: Sequence[NDArray]) -> Graph:
@@ -120,12 +94,15 @@ class RewritingCachedOp:
         """Return the graph as the program made it, likewise."""
         return self.traced.analysed(self._inputs(args, "cpu")._replace(low=frozenset()))
 
+    def _current(self) -> State | None:
+        return controller.rewriter(self.traced) if self.state is None else self.state
+
     def _inputs(self, args: Sequence[NDArray], device: str) -> Inputs:
         """Describe the arguments of a call."""
         dtypes = tuple(dtype_name(array.dtype) for array in args)
         low = frozenset(self.names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
         return Inputs(self.names, dtypes, tuple(array.shape for array in args),
-                      device, self._guarded(args), low, _are_dense(args))
+                      device, self._guarded(args), low, _are_dense(args), self._is_recorded())
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
@@ -155,16 +132,18 @@ class RewritingCachedOp:
         kept = variants.kept.get(shapes)
         if kept is None:
             kept = self.traced.kept(state, device, self.names, [array.shape for array in args])
-            _add(variants.kept, shapes, kept, _MOST_SHAPES)
-        key = (dtypes, device, self._guarded(args), kept, _are_dense(args))
+            remember(variants.kept, shapes, kept, _MOST_SHAPES)
+        key = (dtypes, device, self._guarded(args), kept, _are_dense(args), self._is_recorded())
         variant = variants.made.get(key)
         if variant is None:
             plan = make_plan(state, self.traced, self._inputs(args, device))
             operation = self._stock() if plan.symbol is None else StockCachedOp(plan.symbol, self.flags)
-            variant = _Variant(plan, operation)
-            _add(variants.made, key, variant, _MOST_VARIANTS)
+            variant = remember(variants.made, key, _Variant(plan, operation), MOST_PLANS)
         self.latest = variant.plan
         return variant
+
+    def _is_recorded(self) -> bool:
+        return not self.traced.depends_on_recording or autograd.is_recording()
 
     def _guarded(self, args: Sequence[NDArray]) -> frozenset[str]:
         if not autograd.is_recording():

@@ -8,6 +8,7 @@
   ``grad_req`` of their parameters.
 - ``HybridBlock._get_graph``: a block is traced without the marks of regions around its call.
 - ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
+- ``Block.register_child``: networks given to ``initialize`` grow.
 - ``SymbolBlock.forward``: in another block's trace its operators carry the mark of the region around its call.
 - ``autograd.Function.__call__``: user code that expects what it was written for.
 - ``Trainer._update``: what the optimizer has written.
@@ -19,7 +20,6 @@ from __future__ import annotations
 import functools
 import threading
 from contextlib import contextmanager
-from itertools import zip_longest
 from typing import Any, Callable, ContextManager, Iterator
 
 import mxnet as mx
@@ -31,17 +31,14 @@ from mxnet.symbol import register as symbol_register
 
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import StockCachedOp
-from .._mxnet.symbols import dtype_name, make_symbol_creator, outermost_trace
-from ..dtypes import FLOAT32
-from ..graph.attrs import DTYPE
+from .._mxnet.symbols import make_symbol_creator, outermost_trace
 from .eager_applier import frame, is_low, make_invoke, release
 from .eager_native import make_native_invoke
-from .executors import PlannedExecutor, Planner
+from .executors import make_bind, make_simple_bind
 from .graph_applier import RewritingCachedOp
-from .plans import Inputs, Traced
 from .state import controller
 
-__all__ = ["install", "installed", "invoke_replaced", "kept_in_place", "original_invoke", "uninstall"]
+__all__ = ["install", "installed", "invoke_replaced", "kept_in_place", "uninstall"]
 
 
 _originals: list[tuple[Any, str, Any]] = []
@@ -101,10 +98,8 @@ def _restore() -> None:
 
 @contextmanager
 def invoke_replaced() -> Iterator[tuple[Callable, Callable[[Callable, Callable], None]]]:
-    """Give MXNet's invoke function, and a function that replaces it for the body.
-
-    That one takes the new function, and one that wraps what AMP makes of it.
-    """
+    """Give MXNet's invoke function, and a function that replaces it for the body."""
+    # The function takes the new invoke function, and one that wraps what AMP makes of it.
     position = next(i for i, (_, name, _) in enumerate(_originals) if name == "_imperative_invoke")
     owner, name, original = _originals[position]
     before = getattr(owner, name)
@@ -173,9 +168,17 @@ def _make_block_call(original: Callable) -> Callable:
             result = _call_in_frame(original, block, args)
             policy = controller.eager(args)
         if policy is not None and controller.eager(args) is None and not any(is_low(value, policy) for value in args):
-            result = release(result, policy, original_invoke())  # AMP is for the network alone: FP32 code reads this
+            result = release(result, policy, _uncast_invoke())  # AMP is for the network alone: FP32 code reads this
         return controller.results(block, result)
     return call
+
+
+def _make_register_child(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def register_child(block: Block, *args: Any, **kwargs: Any) -> None:
+        original(block, *args, **kwargs)
+        controller.children += 1
+    return register_child
 
 
 def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
@@ -199,10 +202,10 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
     # A user who hands low precision in gets it back.
     if policy is None or any(is_low(value, policy) for value in args):
         return result
-    return release(result, policy, original_invoke())
+    return release(result, policy, _uncast_invoke())
 
 
-def original_invoke() -> Callable:
+def _uncast_invoke() -> Callable:
     """Return MXNet's own way of running an operator, without casts."""
     replaced = (original for owner, name, original in _originals if name == "_imperative_invoke")
     return next(replaced, register._imperative_invoke)
@@ -216,7 +219,7 @@ def _make_function_call(original: Callable) -> Callable:
             return original(function, *inputs)
         # Not written for AMP: FP32 in, and no casts inside, forward and backward.
         function.backward = _within(controller.off, function.backward)
-        inputs = release(inputs, policy, original_invoke())
+        inputs = release(inputs, policy, _uncast_invoke())
         with controller.off():
             return original(function, *inputs)
     return call
@@ -235,7 +238,7 @@ def _make_tensordot(original: Callable) -> Callable:
     def tensordot(first: Any, second: Any, axes: Any) -> Any:
         policy = controller.eager((first, second))
         if policy is not None:
-            first, second = release((first, second), policy, original_invoke())
+            first, second = release((first, second), policy, _uncast_invoke())
         return original(first, second, axes)
     return tensordot
 
@@ -255,93 +258,6 @@ def _make_amp_loss_scale(original: Any) -> property:
     return property(amp_loss_scale, doc=amp_loss_scale.__doc__)
 
 
-def _make_bind(original: Callable) -> Callable:
-    @functools.wraps(original)
-    def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
-             aux_states: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        given = (args, args_grad, grad_req, aux_states, *rest)
-        state = controller.rewriter()
-        if state is None or not isinstance(ctx, mx.Context):
-            return original(symbol, ctx, *given, **kwargs)
-        arrays = {**_by_name(args, symbol.list_arguments()), **_by_name(aux_states, symbol.list_auxiliary_states())}
-        dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
-        shapes = {name: array.shape for name, array in arrays.items()}
-        planner = Planner(state, Traced(symbol), _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req), original)
-        try:
-            plan = planner.plan(planner.inputs.shapes)
-        except mx.MXNetError:
-            original(symbol, ctx, *given, **kwargs)  # says what is wrong with the arguments
-            raise
-        return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), planner, plan)
-    return bind
-
-
-def _make_simple_bind(original: Callable) -> Callable:
-    @functools.wraps(original)
-    def simple_bind(symbol: mx.sym.Symbol, /, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
-                    *rest: Any, **kwargs: Any) -> Any:
-        state = controller.rewriter()
-        if state is None or not isinstance(ctx, mx.Context):
-            return original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)
-        try:
-            dtypes = _inferred_dtypes(symbol, type_dict or {})
-            shapes = _inferred_shapes(symbol, kwargs)
-            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)
-            planner = Planner(state, Traced(symbol), inputs, original_bind())
-            plan = planner.plan(planner.inputs.shapes)
-        except mx.MXNetError:
-            original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
-            raise
-        if plan.symbol is not None:
-            # Behind a cast MXNet cannot infer the type of a variable: say it.
-            type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
-        executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)
-        return PlannedExecutor.of(executor, planner, plan)
-    return simple_bind
-
-
-def original_bind() -> Callable:
-    """Return MXNet's own ``Symbol.bind``."""
-    replaced = (original for owner, name, original in _originals if name == "bind")
-    return next(replaced, mx.sym.Symbol.bind)
-
-
-def _inputs(symbol: mx.sym.Symbol, device: str, dtypes: dict[str, str | None],
-            shapes: dict[str, tuple[int, ...]], grad_req: Any) -> Inputs:
-    names = tuple(symbol.list_inputs())
-    arguments = symbol.list_arguments()
-    requests = _by_name([grad_req] * len(arguments) if isinstance(grad_req, str) else grad_req, arguments)
-    guarded = frozenset(name for name, request in requests.items() if request == "add")
-    return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
-                  device, guarded)
-
-
-def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
-    if values is None:
-        return {}
-    pairs = values.items() if isinstance(values, dict) else zip(names, values)
-    return {name: value for name, value in pairs if value is not None}
-
-
-def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: dict[str, Any]) -> dict[str, str | None]:
-    names = symbol.list_arguments() + symbol.list_auxiliary_states()
-    try:
-        arguments, _, auxiliary = symbol.infer_type_partial(**type_dict)
-    except mx.MXNetError:  # some operators, such as Embedding, insist on knowing the types of their inputs
-        typed = {name for name, attrs in symbol.attr_dict().items() if attrs.get(DTYPE, "-1") != "-1"}
-        types = {**dict.fromkeys(set(names) - typed, FLOAT32), **type_dict}
-        arguments, _, auxiliary = symbol.infer_type_partial(**types)
-    found = map(dtype_name, [*(arguments or []), *(auxiliary or [])])
-    return {name: dtype or FLOAT32 for name, dtype in zip_longest(names, found)}  # simple_bind's own default
-
-
-def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    known = {name: shape for name, shape in given.items() if isinstance(shape, tuple)}
-    arguments, _, auxiliary = symbol.infer_shape_partial(**known)
-    names = symbol.list_arguments() + symbol.list_auxiliary_states()
-    return {name: shape for name, shape in zip(names, [*(arguments or []), *(auxiliary or [])]) if shape}
-
-
 _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (register, "_imperative_invoke",
      lambda original: make_invoke(make_native_invoke(original, controller.runs_natively), controller.eager,
@@ -352,10 +268,11 @@ _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (HybridBlock, "_call_cached_op", _make_call_cached_op),
     (HybridBlock, "_get_graph", _make_get_graph),
     (Block, "__call__", _make_block_call),
+    (Block, "register_child", _make_register_child),
     (SymbolBlock, "forward", lambda original: make_symbol_block_forward(original)),
     (autograd.Function, "__call__", _make_function_call),
     (Trainer, "_update", _make_update),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),
-    (mx.sym.Symbol, "bind", _make_bind),
-    (mx.sym.Symbol, "simple_bind", _make_simple_bind),
+    (mx.sym.Symbol, "bind", make_bind),
+    (mx.sym.Symbol, "simple_bind", make_simple_bind),
 )

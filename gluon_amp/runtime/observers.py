@@ -31,13 +31,7 @@ class _Tensor(NamedTuple):
 
 
 class _Observer:
-    """Translates what the engine reports of a rewritten graph.
-
-    Parameters
-    ----------
-    plan : Plan
-        What runs.
-    """
+    """Translates what the engine reports of a rewritten graph."""
 
     def __init__(self, plan: Plan):
         nodes = plan.graph.nodes()

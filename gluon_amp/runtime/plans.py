@@ -14,11 +14,14 @@ from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Role
 from ..graph.attrs import CONVERSION, REGION
+from ..passes.native_operators import NATIVE, REPLACEMENTS
 from ..passes.widen import widen
 from ..rules import Policy
 from .state import State
 
-__all__ = ["Inputs", "Plan", "Traced", "make_plan"]
+__all__ = ["MOST_PLANS", "Inputs", "Plan", "Traced", "make_plan"]
+
+MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other operators in FP32
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
 _MAKES_SPARSE = "cast_storage"
@@ -35,7 +38,8 @@ class Inputs(NamedTuple):
     guarded: frozenset[str]  # the inputs whose gradient is accumulated
     # the data inputs that arrive in bfloat16 from a block around, standing for FP32 ones
     low: frozenset[str] = frozenset()
-    dense: bool = False  # whether all of them are at hand, as dense arrays
+    dense: bool = False  # whether all of them are dense arrays, of known shapes
+    recorded: bool = True  # whether gradients may be asked for
 
     def types(self) -> dict[str, str]:
         """Return data types by name; data that an outer block passes in bfloat16 counts as FP32."""
@@ -43,13 +47,7 @@ class Inputs(NamedTuple):
 
 
 class Traced:
-    """A symbol as traced, read once.
-
-    Parameters
-    ----------
-    symbol : Symbol
-        Left as it is.
-    """
+    """A symbol as traced, read once."""
 
     def __init__(self, symbol: mx.sym.Symbol):
         self.symbol = symbol
@@ -71,15 +69,18 @@ class Traced:
         return any(CONVERSION in node.attrs for node in self.graph.nodes())
 
     @cached_property
+    def depends_on_recording(self) -> bool:
+        """Tell whether it runs otherwise where no gradients are asked for."""
+        return any(node.op in REPLACEMENTS for node in self.graph.operators())
+
+    @cached_property
     def keeps_inputs(self) -> bool:
         """Whether its graph has its inputs, in order: partitions may have some that no operator reads."""
         return [node.name for node in self.graph.variables()] == self.symbol.list_inputs()
 
     def analysed(self, inputs: Inputs) -> Graph:
-        """Return a graph of one's own with the types and shapes of all tensors.
-
-        Where a user's float16 meets FP32, which MXNet refuses, it holds casts to FP32 that the symbol does not.
-        """
+        """Return a graph of one's own with the types and shapes of all tensors."""
+        # Where a user's float16 meets FP32, which MXNet refuses, the graph holds casts to FP32 that the symbol lacks.
         graph, types = self.graph.copy(), inputs.types()
         shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
         try:
@@ -99,9 +100,9 @@ class Traced:
         return self.symbol.list_auxiliary_states()
 
     def kept(self, state: State, device: str, names: Sequence[str], shapes: Shapes) -> frozenset[str]:
-        """Name the operators that shapes keep in FP32: all of the shapes that a plan depends on."""
+        """Name the operators that shapes keep in FP32: a plan depends on nothing else of the shapes."""
         policy = _policy_for(self, state, device, low=False)
-        if policy is None:
+        if policy is None or self.is_converted:
             return frozenset()
         ops = frozenset(node.op for node in self.graph.operators() if policy.depends_on_shape(node.op))
         if ops not in self._probes:
@@ -123,11 +124,11 @@ class _Probe:
         if self.symbol is None:
             return frozenset()
         try:
-            found = infer_shapes(self.symbol, shapes)
+            shapes_read = infer_shapes(self.symbol, shapes)
         except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
             return frozenset()
         return frozenset(node.name for node in self.nodes
-                         if policy.kept_for(node.op, node.attrs, found[self.order[node.inputs[0].key]]))
+                         if policy.kept_for(node.op, node.attrs, shapes_read[self.order[node.inputs[0].key]]))
 
 
 @dataclass(frozen=True)
@@ -147,12 +148,17 @@ class Plan:
         return self.traced.analysed(self.inputs) if self.rewritten is None else self.rewritten
 
     @property
+    def is_native(self) -> bool:
+        """Whether operators in C++ are in it."""
+        return self.rewritten is not None and any(node.op in NATIVE for node in self.rewritten.operators())
+
+    @property
     def runs(self) -> mx.sym.Symbol:
         """The symbol that runs."""
         return self.traced.symbol if self.symbol is None else self.symbol
 
     def at(self, shapes: tuple[tuple[int, ...], ...]) -> Graph:
-        """Return the graph with shapes for others of the inputs: one plan serves calls of several shapes."""
+        """Return the graph with its shapes for other shapes of the inputs: one plan serves several."""
         if shapes == self.inputs.shapes:
             return self.graph
         inputs = self.inputs._replace(shapes=shapes)
@@ -161,10 +167,10 @@ class Plan:
         graph = self.rewritten.copy()
         nodes = graph.nodes()
         entries = [Entry(node, output) for node in nodes for output in range(node.num_outputs)]
-        found = iter(infer_shapes(from_graph(Graph(entries, graph.attrs), self.traced.symbol),
-                                  dict(zip(inputs.names, shapes))))
+        inferred = iter(infer_shapes(from_graph(Graph(entries, graph.attrs), self.traced.symbol),
+                                     dict(zip(inputs.names, shapes))))
         for node in nodes:
-            node.shapes = [next(found) for _ in range(node.num_outputs)]
+            node.shapes = [next(inferred) for _ in range(node.num_outputs)]
         return graph
 
     def explain(self, message: str) -> str:
@@ -195,25 +201,24 @@ def _remedy(node: Node) -> str:
 def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
     """Plan how a symbol runs under a setting."""
     policy = _policy_for(traced, state, inputs.device, bool(inputs.low))
+    if policy is None or traced.is_converted:
+        inputs = inputs._replace(low=frozenset())
     if policy is None:
-        return Plan(traced, inputs._replace(low=frozenset()))
+        return Plan(traced, inputs)
     graph = traced.analysed(inputs)
     is_widened = len(graph.nodes()) != len(traced.graph.nodes())
     for node in graph.variables():
         if node.name in inputs.low:
             node.planned = [BFLOAT16]
     counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled,
-                            native=_native(graph, inputs))
+                            native=_native(graph, inputs), recorded=inputs.recorded,
+                            converted=traced.is_converted)
     changed = is_widened or any(counts.values()) or (inputs.low and policy.lowers)
     return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
 
 
 def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
-    """Return the operators in C++ for a graph: they take dense arrays, on a CPU, of known shapes.
-
-    An executor infers shapes of parameters from those of data, also later, when it is reshaped; MXNet ends the process
-    when an operator of a library has an input of unknown shape then.
-    """
+    """Return the operators in C++ for a graph: they take dense arrays, on a CPU."""
     if not inputs.dense or inputs.device != "cpu" or any(node.op == _MAKES_SPARSE for node in graph.operators()):
         return frozenset()
     return frozenset().union(*(library.operators for library in native.load()))
@@ -222,6 +227,6 @@ def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
 def _policy_for(traced: Traced, state: State, device: str, low: bool) -> Policy | None:
     """Return the policy to rewrite a symbol by, None where nothing in it can change."""
     idle = not state.enabled and not low and not traced.is_marked
-    policy = None if idle or traced.is_converted or not traced.keeps_inputs else state.policy(device)
+    policy = None if idle or not traced.keeps_inputs else state.policy(device)
     # A user who hands bfloat16 to a network that runs in FP32 gets what MXNet makes of it.
     return None if policy is not None and low and not policy.lowers else policy

@@ -11,36 +11,28 @@ from mxnet.gluon import Block, Trainer
 
 from .._mxnet import gpus
 from .._mxnet.arrays import cast_arrays, first_array
-from .._mxnet.blocks import subtrees
+from .._mxnet.blocks import descendants
 from ..graph.attrs import REGION, REGION_OFF, REGION_ON
 from ..rules import Policy
 from .eager_applier import EagerPolicy, frame
 from .exclusions import Exclusions
+from .recent import remember
 
 if TYPE_CHECKING:
     from .plans import Traced
 
-__all__ = ["Level", "Network", "State", "controller", "region"]
+__all__ = ["Level", "Network", "State", "controller", "in_force", "region"]
 
 NATIVE_OPERATORS = "native_operators"  # the pass that puts operators in C++ into graphs
 _MOST_STATES = 16  # of regions with settings of their own
 
 
 class State:
-    """One way of running in mixed precision: a policy for each kind of device. Equal settings are equal states.
-
-    Parameters
-    ----------
-    policies : mapping of str to Policy
-        Kind of device (``'cpu'``, ``'gpu'``) to the policy for its arrays; a GPU that differs from the others has its
-        own, as ``'gpu(1)'``.
-    enabled : bool
-        False when only what was traced inside autocast regions is to run in low precision.
-    """
+    """One way of running in mixed precision: a policy for each kind of device. Equal settings are equal states."""
 
     def __init__(self, policies: Mapping[str, Policy], enabled: bool = True):
-        self.policies = policies
-        self.enabled = enabled
+        self.policies = policies  # by kind of device; a GPU that differs from the others has its own, as 'gpu(1)'
+        self.enabled = enabled  # False: only what was traced inside autocast regions runs in low precision
         self._hash = hash((frozenset(policies.items()), enabled))  # asked for at every call of a network
         self._disabled: State | None = None
         self._eager = {device: EagerPolicy(policy, enabled) for device, policy in policies.items() if policy.lowers}
@@ -97,6 +89,9 @@ class Network(NamedTuple):
     output_dtype: str | None = None  # the type of its floating-point results; None to leave them as they are
 
 
+Parts = Mapping[Block, Network]
+
+
 class Level(Protocol):
     """What ``initialize`` leaves behind for trainers."""
 
@@ -129,7 +124,9 @@ class _Controller:
         self.replaced: list[tuple[Any, str, Callable]] = []  # by register_float32_function and the like
         self.networks: weakref.WeakKeyDictionary[Block, Network] = weakref.WeakKeyDictionary()  # by initialize
         self.level: Level | None = None  # by initialize
-        self.changes = 0
+        self.changes = 0  # of exclusions and networks
+        self.children = 0  # how often a block got another child
+        self._known_parts: tuple[tuple[int, int], Parts] = ((0, 0), {})
 
     def current(self) -> State | None:
         """Return the state in force in this thread."""
@@ -141,10 +138,8 @@ class _Controller:
         return self.current() is not None
 
     def rewriter(self, traced: Traced | None = None) -> State | None:
-        """Return the state that graphs run under, None for MXNet's own way.
-
-        Parts of a graph that were traced in a region keep its setting outside of it.
-        """
+        """Return the state that graphs run under, None for MXNet's own way."""
+        # Parts of a graph that were traced in a region keep its setting outside of it.
         stack = self.regions.stack
         current = stack[-1] if stack else self.state
         if current is None and not stack and self.marked is not None and self.hooked:
@@ -155,9 +150,7 @@ class _Controller:
         """Return the state of some settings; a recent equal one is used again."""
         state = self.states.get(settings)
         if state is None:
-            state = self.states[settings] = make()
-            while len(self.states) > _MOST_STATES:
-                self.states.pop(next(iter(self.states)), None)
+            state = remember(self.states, settings, make(), _MOST_STATES)
         return state
 
     def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
@@ -187,15 +180,19 @@ class _Controller:
         """Return the network that a block is; outside of all regions, also the one that it is a part of."""
         if not frame.blocks:
             frame.parts = self._parts(block)
-        found = self.networks.get(block)
-        return frame.parts.get(id(block)) if found is None and not self.regions.stack else found
+        network = self.networks.get(block)
+        return frame.parts.get(block) if network is None and not self.regions.stack else network
 
-    def _parts(self, outermost: Block) -> dict[int, Network]:
-        """Map the ids of the blocks inside networks to them: containers may be iterated, and not called."""
+    def _parts(self, outermost: Block) -> Parts:
+        """Map the blocks inside networks to them: containers may be iterated, and not called."""
         if outermost in self.networks:
             return {}
-        return {part: network for net, network in self.networks.items() if network.state is not None
-                for part in subtrees(net, lambda _: True)}
+        now = self.changes, self.children
+        if self._known_parts[0] != now:  # networks may have thousands of blocks, and this is asked at every loss
+            self._known_parts = now, weakref.WeakKeyDictionary(
+                {part: network for net, network in self.networks.items() if network.state is not None
+                 for part in descendants(net)})
+        return self._known_parts[1]
 
     def results(self, block: Block, value: Any) -> Any:
         """Return a block's results, in the type that its network is to give."""
@@ -236,6 +233,7 @@ class _Controller:
         self.arguments = ()
         self.states.clear()
         self.networks.clear()
+        self._known_parts = ((0, 0), {})
         self.custom_ops.clear()
         while self.replaced:
             setattr(*self.replaced.pop())
@@ -246,7 +244,7 @@ class _Controller:
 
     @contextmanager
     def tracing(self, block: Block) -> Iterator[None]:
-        """Trace a block in the body, by a call of it or not: what it excludes is known to the blocks inside."""
+        """Trace a block in the body, by a call of it or not; the blocks inside know what is excluded."""
         if self.exclusions and not frame.blocks:
             frame.excluded = self.exclusions.inside(block)
         if self.networks and not frame.blocks:
@@ -267,12 +265,18 @@ controller = _Controller()
 
 
 @contextmanager
-def region(state: State | None, mark: str = REGION_ON) -> Iterator[None]:
-    """Run the body under a state, in this thread; operators traced in it carry the mark."""
+def in_force(state: State | None) -> Iterator[None]:
+    """Run the body under a state, None for FP32, in this thread; operators traced in it carry no mark."""
     stack = controller.regions.stack
     stack.append(state)
     try:
-        with mx.AttrScope(**{REGION: mark}):
-            yield
+        yield
     finally:
         stack.pop()
+
+
+@contextmanager
+def region(state: State | None, mark: str = REGION_ON) -> Iterator[None]:
+    """Run the body under a state, in this thread; operators traced in it carry the mark."""
+    with in_force(state), mx.AttrScope(**{REGION: mark}):
+        yield

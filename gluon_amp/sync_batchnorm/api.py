@@ -155,5 +155,5 @@ def _use_mxnet(blocks: list[Any], num_devices: int) -> None:
 
 
 def _kernel(block: Any, *names: str) -> dict[str, Any]:
-    found = batch_norms.settings(block)
-    return {name: found[name] for name in ("eps", "momentum", "fix_gamma", *names)}
+    own = batch_norms.settings(block)
+    return {name: own[name] for name in ("eps", "momentum", "fix_gamma", *names)}

@@ -16,17 +16,7 @@ PATIENCE = 600.0  # seconds to wait for the other contexts, which may have most 
 
 
 class Meeting:
-    """Where the contexts of a process add one vector each up, again and again; the last to come sums over processes.
-
-    Parameters
-    ----------
-    name : str
-        Tells the sums of different meetings apart, the same in all processes.
-    num_devices : int
-        How many contexts there are.
-    allreduce : callable, optional
-        ``allreduce(vector, name=name)`` returns the sum over processes.
-    """
+    """Where the contexts of a process add one vector each up, again and again; the last to come sums over processes."""
 
     def __init__(self, name: str, num_devices: int, allreduce: Allreduce | None):
         self.name = name

@@ -29,29 +29,13 @@ _USES_AT_ONCE = 8  # of one layer between forward and backward
 
 
 class Layer:
-    """What the operators of one block share.
-
-    Parameters
-    ----------
-    num_devices : int
-        How many contexts of this process take part.
-    allreduce : callable, optional
-        ``allreduce(vector, name=name)`` returns the sum over processes.
-    prepare : callable, optional
-        ``prepare(name, shape)`` is called before the first sum under a name, in the order of the network.
-
-    Attributes
-    ----------
-    key : str
-        Names the layer, alike in processes that convert the same networks in the same order.
-    mean, variance : Meeting
-        Where statistics are summed. MXNet runs a layer's uses in order, because each writes its running statistics.
-    gradients : list of Meeting
-        Where gradients are summed, in any order: the uses take them in turn.
-    """
+    """What the operators of one block share."""
 
     def __init__(self, num_devices: int, allreduce: Allreduce | None, prepare: Any = None):
+        # The same in all processes that convert the same networks in the same order.
         self.key = f"sync_batch_norm{next(_numbers)}"
+        # MXNet runs the uses of a layer in order, because each writes its running statistics. Their gradients come in
+        # any order: the uses take meetings in turn.
         self.mean, self.variance, *self.gradients = (
             Meeting(f"{self.key}.{part}", num_devices, allreduce)
             for part in ("mean", "variance", *(f"gradient{use}" for use in range(_USES_AT_ONCE))))
@@ -196,12 +180,12 @@ class _Operator(mx.operator.CustomOp):
     def _with_statistics_held(self, gradient: NDArray, *inputs: NDArray) -> list[NDArray]:
         """Return the gradients of data, scale and shift as if the statistics did not depend on the data."""
         variables = [array.detach() for array in inputs[:3]]
-        found = [mx.nd.zeros_like(array) for array in variables]
-        autograd.mark_variables(variables, found)
+        gradients = [mx.nd.zeros_like(array) for array in variables]
+        autograd.mark_variables(variables, gradients)
         with autograd.record():
             result = self._normalized(*variables, *inputs[3:])
         result.backward(gradient)
-        return found
+        return gradients
 
     def _share_of_statistics(self, gradients: Sequence[NDArray], data: NDArray, scale: NDArray, mean: NDArray,
                              variance: NDArray) -> NDArray:

@@ -74,6 +74,17 @@ def test_errors_name_what_is_wrong(argv, message, capsys):
     assert capsys.readouterr().err.startswith(f"gluon-amp {argv[0]}: {message}")
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_errors_fit_a_terminal_and_are_one_line_in_files(terminal, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    main(["info", "/a/rather/long/name/of/a/file/that/is/missing.json"])
+    lines = capsys.readouterr().err.splitlines()
+    assert " ".join(lines) == ("gluon-amp info: /a/rather/long/name/of/a/file/that/is/missing.json: No such file or "
+                               "directory")
+    assert len(lines) == (3 if terminal else 1)
+
+
 def test_launch_needs_a_script():
     with pytest.raises(SystemExit, match=r"launch: expected a Python script"):
         main(["launch", "-n", "2"])

@@ -205,6 +205,15 @@ class TestCompare:
         assert code == 1
         assert "no input 'dat', only data" in err
 
+    @pytest.mark.parametrize("command", ["compare", "report"])
+    def test_parameters_of_another_network_are_refused(self, folder, tmp_path, capsys, command):
+        symbol, _ = model(folder)
+        mx.nd.save(str(tmp_path / "other.params"), {"arg:other_weight": mx.nd.ones((1,))})
+        code, out, err = run(capsys, command, symbol, tmp_path / "other.params", "--data", "data:1,16,8,8")
+        assert (code, out) == (1, "")
+        assert f"{symbol} and {tmp_path / 'other.params'} do not belong together: the parameters lack small_" in err
+        assert "..., which the network reads, and hold other_weight, which it does not" in err
+
     def test_figures_have_units_and_a_verdict(self, folder, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "300")
         code, out, _ = run(capsys, "compare", *model(folder), "--data", "data:4,16,8,8", "--dtype", "fp32", "--batches",

@@ -28,13 +28,38 @@ SIZE = 32  # pixels of the digits' images
 TINY = ["--size", "16", "--batch-size", "8", "--batches", "3", "--epochs", "1"]
 
 
-def run(script, *arguments, command=(), cwd=None):
-    """Run an example; return what it printed."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, *command, str(EXAMPLES / script), *map(str, arguments)], cwd=cwd,
+def start(script, *arguments, command=(), cwd=None, path=()):
+    """Run an example to its end, with directories in front of all that is installed."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
+               "PYTHONPATH": os.pathsep.join(map(str, [*path, EXAMPLES.parent]))}
+    return subprocess.run([sys.executable, *command, str(EXAMPLES / script), *map(str, arguments)], cwd=cwd,
                           env=environ, capture_output=True, text=True, timeout=900)
+
+
+def run(script, *arguments, **options):
+    """Run an example; return what it printed."""
+    done = start(script, *arguments, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def refusal(script, *arguments, **options):
+    """Run an example that ends with an error message; return it."""
+    done = start(script, *arguments, **options)
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def without(tmp_path):
+    """Make a directory in which a package is missing, for the front of the path."""
+    def hide(name):
+        directory = tmp_path / f"without_{name}"
+        directory.mkdir()
+        (directory / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')")
+        return [directory]
+    return hide
 
 
 def numbers(pattern, text):
@@ -151,8 +176,41 @@ class TestTorchRecipe:
             assert (gradient * direction).sum() == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=5e-3)
 
     @pytest.mark.slow
-    def test_dense_layers(self):
-        assert "Outputs differ" in run("torch_recipe/recipe.py", *TINY, "--kind", "dense", "inference")
+    @pytest.mark.parametrize("script", ["recipe", "advanced"])
+    def test_dense_layers(self, script):
+        printed = run(f"torch_recipe/{script}.py", *TINY, "--kind", "dense")
+        assert len(re.findall(r"^-+$", printed, re.MULTILINE)) == len(import_sections(script))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("script", ["recipe", "advanced"])
+    def test_sections_run_alone_and_at_the_least_sizes(self, script):
+        least = ["--size", "1", "--batch-size", "2", "--batches", "2", "--epochs", "1", "--layers", "1"]
+        for section in import_sections(script):
+            assert run(f"torch_recipe/{script}.py", section, *least).startswith(f"\n{section}\n")
+
+    @pytest.mark.parametrize(("arguments", "message"), [
+        (["clip"], "expected sections out of default_precision, autocast, "),
+        (["--size", "0"], "argument --size: expected a number of at least 1, received 0"),
+        (["--batches", "-3"], "argument --batches: expected a number of at least 1, received -3"),
+        (["--epochs", "x"], "argument --epochs: invalid at_least_one value: 'x'"),
+    ])
+    def test_refuses_options(self, arguments, message):
+        assert message in refusal("torch_recipe/recipe.py", *arguments)
+
+
+def import_sections(script):
+    """Return the names of a script's sections, from its source."""
+    listed = re.search(r"for each in \(([^)]*)\)", (EXAMPLES / "torch_recipe" / f"{script}.py").read_text())
+    return re.findall(r"\w+", listed[1])
+
+
+@pytest.mark.slow
+class TestThreeLines:
+    @pytest.mark.parametrize("side", ["before", "after"])
+    def test_runs_as_it_is(self, side):
+        speeds = numbers(r"step \d: ([\d.]+) images a second", run(f"three_lines/{side}.py"))
+        assert len(speeds) == 5
+        assert min(speeds) > 0
 
 
 class TestTrainerClass:
@@ -176,6 +234,31 @@ class TestTrainerClass:
             printed = run("trainer_class/estimator_fit.py", "--epochs", epochs, "--checkpoints", tmp_path)
         assert "resumed from epoch 0" in printed
         assert numbers(r"Train finished .* training accuracy: ([\d.]+)", printed)[0] > 0.9
+
+
+    @pytest.mark.slow
+    def test_estimator_in_fp32(self, tmp_path):
+        for epochs in (1, 2):
+            printed = run("trainer_class/estimator_fit.py", "--no-amp", "--epochs", epochs, "--checkpoints", tmp_path)
+            assert "AMP" not in printed
+        assert "resumed from epoch 0" in printed
+        assert not list(tmp_path.glob("*.scaler"))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("option", [[], ["--no-amp"]])
+    @pytest.mark.parametrize("script", ["main", "estimator_fit"])
+    def test_train_without_scikit_learn(self, script, option, without):
+        printed = run(f"trainer_class/{script}.py", "--epochs", 1, *option, path=without("sklearn"))
+        assert "scikit-learn is not installed: training on made-up patterns. For digits: pip install " in printed
+        assert numbers(r"accuracy:? ([\d.]+)", printed)[-1] > 0.5
+
+    @pytest.mark.parametrize(("script", "arguments", "message"), [
+        ("main", ["--epochs", "0"], "argument --epochs: expected a number of at least 1, received 0"),
+        ("main", ["--batch-size", "5000"], "expected at most the 1437 images for training in a batch, received "),
+        ("estimator_fit", ["--checkpoints", __file__], "which is a file"),
+    ])
+    def test_refuses_options(self, script, arguments, message):
+        assert message in refusal(f"trainer_class/{script}.py", *arguments)
 
 
 FEW = ["-a", "mobilenetv2_0.25", "--image-size", SIZE, "-b", 16, "-j", 1, "-p", 1, "--steps", 2, "--warmup-epochs", 1]
@@ -290,14 +373,23 @@ class TestImagenet:
             assert len(found) == 2
 
     @pytest.mark.parametrize(("arguments", "message"), [
-        ([], "expected a directory with train and val, or --synthetic"),
+        ([], "expected a directory with train and val, or --synthetic, received neither"),
+        ([".", "--synthetic"], "received . and --synthetic"),
+        (["--synthetic", "-j", "-1"], "expected a number of at least 0, received --workers -1"),
+        (["--synthetic", "--start-epoch", "-1"], "expected a number of at least 0, received --start-epoch -1"),
+        (["--synthetic", "--classes", "0"], "expected a number of at least 1, received --classes 0"),
+        (["--synthetic", "--lr", "-1"], "expected a number above 0, received --lr -1.0"),
+        (["--synthetic", "--momentum", "1"], "expected a number from 0 to below 1, received --momentum 1.0"),
+        (["--synthetic", "--min-area", "3"], "expected a number above 0, and 1 at most, received --min-area 3.0"),
+        (["--synthetic", "--keep-batchnorm-fp32", "maybe"], "invalid choice: 'Maybe'"),
+        (["--synthetic", "--pretrained", "no.params"], "expected a file of weights, received --pretrained no.params"),
         (["--synthetic", "-b", "0"], "expected a number of at least 1, received --batch-size 0"),
         (["--synthetic", "--seed", "-1"], "expected a seed from 0"),
         (["no/such/folder"], "expected a directory with train and val, received no/such/folder"),
         (["--synthetic", "--opt-level", "O5"], "invalid choice: 'O5'"),
         (["--synthetic", "--loss-scale", "abc"], "expected a number above 0, or dynamic, received abc"),
         (["--synthetic", "--loss-scale", "-1"], "expected a number above 0, or dynamic, received -1"),
-        (["--synthetic", "--resume", "nothing.zip"], "received --resume nothing.zip, which is no file"),
+        (["--synthetic", "--resume", "nothing.zip"], "received --resume nothing.zip, which is not a file"),
     ])
     def test_refuses_options(self, module, capsys, arguments, message):
         with pytest.raises(SystemExit):
@@ -305,17 +397,36 @@ class TestImagenet:
         assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize(("arguments", "message"), [
-        (["-a", "resnet51"], "resnet51"),
+        (["-a", "resnet51"], "received --arch resnet51; the closest names are resnet"),
         (["--classes", "1"], "train: expected at most --classes 1 folders, found 10"),
+        pytest.param(["--pretrained", __file__], f"{__file__}: expected weights of mobilenetv2_0.25",
+                     marks=pytest.mark.slow),
+        pytest.param(["--output", __file__], "File exists", marks=pytest.mark.slow),
+        pytest.param(["--resume", __file__], "is not a checkpoint of main_amp.py, or damaged", marks=pytest.mark.slow),
+        pytest.param(["--opt-level", "O1", "--keep-batchnorm-fp32", "true"], "opt_level O1 with keep_batchnorm_fp32",
+                     marks=pytest.mark.slow),
     ])
-    def test_what_cannot_be_had_is_said_without_a_traceback(self, digits, arguments, message):
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
-        command = [sys.executable, EXAMPLES / "imagenet" / "main_amp.py", digits, *map(str, FEW), *arguments]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 1
-        assert "main_amp.py: error: " in done.stderr
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+    def test_what_cannot_be_had_is_said_without_a_traceback(self, digits, tmp_path, arguments, message):
+        said = refusal("imagenet/main_amp.py", digits, *FEW, *arguments, cwd=tmp_path)
+        assert "main_amp.py: error: " in said
+        assert message in said
+
+    @pytest.mark.slow
+    def test_without_gluoncv_its_networks_are_named_as_such(self, tmp_path, without):
+        options = {"cwd": tmp_path, "path": without("gluoncv")}
+        said = refusal("imagenet/main_amp.py", "--synthetic", *FEW, "-a", "cifar_resnet20_v1", **options)
+        assert "GluonCV has more: pip install gluoncv" in said
+        assert len(scores(imagenet("--synthetic", *FEW, "--classes", 5, **options))) == 3
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_a_file_that_is_not_an_image_is_named(self, tmp_path, workers):
+        for number in range(16):
+            for part in ("train", "val"):
+                (tmp_path / part / "a").mkdir(parents=True, exist_ok=True)
+                (tmp_path / part / "a" / f"{number}.jpg").write_text("no image")
+        said = refusal("imagenet/main_amp.py", tmp_path, *FEW, "-j", workers, cwd=tmp_path)
+        assert re.search(r"error: \S+train/a/\d+\.jpg: expected an image, as JPEG or PNG", said)
 
     def test_synthetic_is_short_unless_told_otherwise(self, module):
         parse = module("command_line").parse

@@ -12,9 +12,11 @@ from mxnet.gluon import nn
 from networks import relative
 
 import gluon_amp as amp
+from gluon_amp._mxnet.blocks import descendants
 from gluon_amp.dtypes import cpu_support, cuda_support
 from gluon_amp.errors import AmpError
 from gluon_amp.opt_level.options import LEVELS
+from gluon_amp.runtime import state
 
 pytestmark = pytest.mark.machine
 initialize_module = sys.modules["gluon_amp.opt_level.initialize"]  # its package gives the function under this name
@@ -114,6 +116,18 @@ def test_the_layers_of_a_container_run_as_it_would_when_they_are_called_instead(
     with amp.autocast(enabled=False):
         expected = made[-1](x).asnumpy()
     assert 1e-5 <= relative(expected, made[-1](x).asnumpy()) <= 0.03
+
+
+@pytest.mark.bf16
+def test_the_blocks_of_a_network_are_looked_up_once_for_all_losses(monkeypatch):
+    walks = []
+    monkeypatch.setattr(state, "descendants", lambda block: walks.append(block) or descendants(block))
+    made = net()
+    amp.initialize(made, opt_level="O2", cast_model_type="bfloat16", verbosity=0)
+    loss = gluon.loss.L2Loss()
+    for _ in range(3):
+        loss(made(data()), mx.nd.ones((4, 8)))
+    assert walks == [made]
 
 
 @pytest.mark.bf16

@@ -317,7 +317,7 @@ class TestNetworks:
         assert '"LayerNorm"' in text
 
     @pytest.mark.parametrize("simple", [True, False])
-    def test_executors_do_without(self, simple):
+    def test_executors_are_reshaped(self, simple):
         """Shapes of their parameters may be inferred again, which ends the process with operators of a library."""
         amp.init("float32")
         symbol = mx.sym.LayerNorm(mx.sym.var("x"), mx.sym.var("gamma"), mx.sym.var("beta"))

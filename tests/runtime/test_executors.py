@@ -13,6 +13,7 @@ from networks import BF16_EPS, relative
 
 import gluon_amp as amp
 from gluon_amp._mxnet.symbols import dtype_name
+from gluon_amp.runtime import executors
 
 pytestmark = pytest.mark.machine
 
@@ -112,6 +113,16 @@ class TestReshape:
         executor = bound(small_maps(), (2, 32, 8, 8), how=how)
         amp.deinit()
         assert low_layers(executor.reshape(data=(2, 32, 1, 1))) == {"fc"}
+
+
+@pytest.mark.bf16
+def test_the_plans_of_an_executor_are_bounded(monkeypatch):
+    monkeypatch.setattr(executors, "MOST_PLANS", 1)
+    amp.init("bfloat16")
+    executor = bound(small_maps(), (4, 32, 8, 8))
+    for size, expected in ((1, {"fc"}), (8, {"conv", "fc"}), (1, {"fc"})):
+        assert low_layers(executor.reshape(data=(4, 32, size, size))) == expected
+        assert len(executor.planner._plans) == 1
 
 
 @pytest.mark.bf16

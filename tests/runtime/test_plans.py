@@ -14,6 +14,7 @@ from gluon_amp.rules import Policy, Rule
 from gluon_amp.runtime import graph_applier, plans
 from gluon_amp.runtime.graph_applier import RewritingCachedOp
 from gluon_amp.runtime.plans import Traced
+from gluon_amp.runtime.recent import remember
 from gluon_amp.runtime.state import State, controller
 
 pytestmark = pytest.mark.filterwarnings("ignore:AMP will be slow")
@@ -134,7 +135,7 @@ class TestShapes:
         state = State({"cpu": Policy(CPU)})
         operation._variants[state] = made = graph_applier._Variants()
         for length in range(10_000):
-            graph_applier._add(made.kept, ("cpu", (1, length)), frozenset(), graph_applier._MOST_SHAPES)
+            remember(made.kept, ("cpu", (1, length)), frozenset(), graph_applier._MOST_SHAPES)
         assert len(made.kept) == graph_applier._MOST_SHAPES
         assert ("cpu", (1, 9_999)) in made.kept
         assert ("cpu", (1, 0)) not in made.kept

@@ -37,13 +37,7 @@ def sampled_operators() -> list[str]:
 
 
 def samples_of(op: str) -> tuple[Sample, ...]:
-    """All samples of an operator; empty when it has none.
-
-    Examples
-    --------
-    >>> samples_of('relu')[0].condition
-    'default'
-    """
+    """All samples of an operator; empty when it has none."""
     return tuple(_BY_OPERATOR.get(op, ()))
 
 

@@ -7,13 +7,7 @@ __all__ = ["is_backward", "reason_of"]
 
 
 def is_backward(op: str) -> bool:
-    """Tell whether an operator exists only as the gradient of another one, with which it runs.
-
-    Examples
-    --------
-    >>> is_backward('_backward_Convolution'), is_backward('_split_v2_backward'), is_backward('Convolution')
-    (True, True, False)
-    """
+    """Tell whether an operator exists only as the gradient of another one, with which it runs."""
     return "backward" in op
 
 
@@ -52,11 +46,5 @@ _PATTERNS = (
 
 
 def reason_of(op: str) -> str | None:
-    """Say why an operator is not run; None for those that should have samples.
-
-    Examples
-    --------
-    >>> reason_of('_zeros')
-    'creates an array: no data input'
-    """
+    """Say why an operator is not run; None for those that should have samples."""
     return next((reason for pattern, reason in _PATTERNS if re.match(pattern, op)), None)

@@ -70,12 +70,6 @@ def fixed(*shape: int, kind: str = "float32", values: str = "normal", aux: bool 
 
 def sample(op: str, inputs: Input | Sequence[Input], tolerance: float = 4.0, gradient: bool = True, note: str = "",
            **attrs: object) -> Sample:
-    """Make a sample; every further keyword is an operator parameter.
-
-    Examples
-    --------
-    >>> sample('clip', low(2, 3), a_min=0, a_max=1).condition
-    'a_min=0, a_max=1'
-    """
+    """Make a sample; every further keyword is an operator parameter."""
     every = (inputs,) if isinstance(inputs, Input) else tuple(inputs)
     return Sample(op, every, {key: str(value) for key, value in attrs.items()}, tolerance, gradient, note)

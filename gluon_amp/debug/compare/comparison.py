@@ -233,11 +233,11 @@ def _compared(fp32: Run, mixed: Run, state: State) -> Comparison:
     if eager is None:
         raise PolicyError("the policy is not for the device that the network is on")
     target = eager.target
-    found = {event.key: event for event in mixed.operators()}
+    in_mixed = {event.key: event for event in mixed.operators()}
     rounded = _rounded(mixed, target)
     rows = []
     for event in fp32.operators():
-        other = found.get(event.key)
+        other = in_mixed.get(event.key)
         if other is not None and any(map(is_float, event.outputs)):
             low = other.runs_in(target)
             alone = low and other.is_decided and event.repeatable
@@ -254,14 +254,14 @@ def _compared(fp32: Run, mixed: Run, state: State) -> Comparison:
 
 def _rounded(run: Run, target: str) -> dict[int, list[NDArray]]:
     """Return the outputs of operators in an imitated type, which compute in FP32, after their rounding."""
-    found: dict[int, list[NDArray]] = {}
+    rounded: dict[int, list[NDArray]] = {}
     for event in run.tape.events:
         source = event.sources[0] if event.sources else None
         if (event.is_inserted_cast and source is not None and source.event.runs_in(target)
                 and not source.event.inserted and dtype_of(event.outputs[0]) == target):
-            outputs = found.setdefault(id(source.event), list(source.event.outputs))
+            outputs = rounded.setdefault(id(source.event), list(source.event.outputs))
             outputs[source.output] = event.outputs[0]
-    return found
+    return rounded
 
 
 def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
@@ -274,6 +274,6 @@ def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
 
 
 def _parameter_gradients(fp32: Run, mixed: Run) -> Iterator[tuple[str, NDArray, NDArray]]:
-    found = mixed.tape.parameter_gradients
-    return ((fp32.names[key], gradient, found[key]) for key, gradient in fp32.tape.parameter_gradients.items()
-            if key in fp32.names and key in found)
+    in_mixed = mixed.tape.parameter_gradients
+    return ((fp32.names[key], gradient, in_mixed[key]) for key, gradient in fp32.tape.parameter_gradients.items()
+            if key in fp32.names and key in in_mixed)

@@ -23,7 +23,7 @@ class OperatorError:
     """The errors of one operator against FP32.
 
     Errors are relative: the 2-norm of the difference over that of FP32. They are infinite where FP32 is finite and low
-    precision is not, and where FP32 gives nothing but zeros and low precision something else.
+    precision is not, and where FP32 gives only zeros and low precision something else.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class OperatorError:
 
 
 def first_infinite(rows: Sequence[OperatorError], by: str) -> int | None:
-    """Return where an error first became infinite, in the order of its pass; what follows is not to blame."""
+    """Return the position of the first infinite error in the order of its pass: later ones follow from it."""
     infinite = [position for position, row in enumerate(rows) if np.isinf(getattr(row, by))]
     if not infinite:
         return None
@@ -76,9 +76,9 @@ def both_ways(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[Rerun, Rer
     return plain, tape.again(event, lambda op, inputs, attrs: run_lowered(op, inputs, attrs, policy, original_invoke))
 
 
-def difference(tape: Tape, expected_: Sequence[NDArray | None], other: Tape, found: Sequence[NDArray | None]) -> float:
+def difference(tape: Tape, expected_: Sequence[NDArray | None], other: Tape, actual: Sequence[NDArray | None]) -> float:
     """Return the relative error of several arrays together; NaN when there is none to compare."""
-    pairs = [(tape.values(a).astype("float64"), _cut(other.values(b), a.shape)) for a, b in zip(expected_, found)
+    pairs = [(tape.values(a).astype("float64"), _cut(other.values(b), a.shape)) for a, b in zip(expected_, actual)
              if a is not None and b is not None and is_float(a) and is_float(b)]
     return relative_error(pairs) if pairs else float("nan")
 
@@ -89,21 +89,15 @@ def _cut(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float = 0.0) -> float:
-    """Return the 2-norm of all differences over that of the first arrays, or over ``floor`` where that is larger.
-
-    Infinite where the second are not finite and the first are; what the first do not have finite does not count.
-
-    Examples
-    --------
-    >>> relative_error([(np.array([3.0, 4.0]), np.array([3.0, 4.5]))])
-    0.1
-    """
+    """Return the 2-norm of all differences over that of the first arrays, or over ``floor`` where that is larger."""
+    # What is not finite in the first arrays does not count; where only the second are not finite, the error is
+    # infinite.
     square_error = square_norm = 0.0
-    for expected_, found in pairs:
+    for expected_, actual in pairs:
         known = np.isfinite(expected_)
-        if not np.isfinite(found[known]).all():
+        if not np.isfinite(actual[known]).all():
             return float("inf")
-        square_error += float(((expected_[known] - found[known]) ** 2).sum())
+        square_error += float(((expected_[known] - actual[known]) ** 2).sum())
         square_norm += float((expected_[known] ** 2).sum())
     if not square_error:
         return 0.0

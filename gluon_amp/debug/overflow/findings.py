@@ -58,13 +58,7 @@ class Magnitude:
 
     @classmethod
     def of(cls, name: str, dtype: str, values: np.ndarray) -> Magnitude:
-        """Measure an array.
-
-        Examples
-        --------
-        >>> print(Magnitude.of('x', 'float32', np.array([1, -3, np.inf])))
-        x (float32): largest inf, 1 infinite of 3, finite ones up to 3
-        """
+        """Measure an array."""
         finite = np.isfinite(values)
         nan = int(np.isnan(values).sum())
         largest = float(np.abs(values[finite]).max()) if finite.any() else 0.0

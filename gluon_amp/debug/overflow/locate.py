@@ -77,10 +77,8 @@ class Locator:
         return self._blamed(FORWARD, event)
 
     def _swallowed(self) -> Culprit | None:
-        """Return the operator that overflowed without a trace in the outputs: oneDNN's relu turns NaN into 0.
-
-        Values that are not finite in FP32 either, such as masks of -inf, are no fault.
-        """
+        """Return the operator that overflowed without a trace in the outputs: oneDNN's relu turns NaN into 0."""
+        # Values that are not finite in FP32 either, such as masks of -inf, are no fault.
         for event in self.run.tape.events:
             if all(map(self.is_finite, event.outputs)) or not all(map(self.is_finite, event.inputs)):
                 continue
@@ -146,13 +144,13 @@ class Locator:
         events = [event for event in self.run.tape.events if not event.inserted and event.outputs]
         events = events[::-1] if phase == BACKWARD else events
         here = next((i for i, event in enumerate(events) if event is culprit), 0)
-        found = []
+        measured = []
         for event in events[max(here - count, 0):here + count + 1]:
             array = (next((g for g in event.gradients if g is not None), None) if phase == BACKWARD
                      else event.outputs[0])
             if array is not None:
-                found.append(self.measure(event.name, array))
-        return found
+                measured.append(self.measure(event.name, array))
+        return measured
 
     def measure(self, name: str, array: NDArray) -> Magnitude:
         """Return the magnitude of an array."""

@@ -20,7 +20,7 @@ from ...errors import StateError
 from ...runtime.eager_applier import returns_fp32
 from ...runtime.functions import custom_fwd
 from ...runtime.state import State, controller
-from ...trainer_scaler import TrainerScaler
+from ...trainer_scaler import attached_to
 from ..recording.events import Event, Rerun, is_float
 from ..recording.runs import Run, dtype_of, float_arrays, recorded_run, unchanged
 from .findings import Magnitude, OverflowReport
@@ -54,10 +54,9 @@ class _Call:
 
 
 class _Probe(autograd.Function):
-    """Passes an array on, and records the gradient that comes back.
+    """Passes an array on, and records the gradient that comes back."""
 
-    One array each: MXNet hands uninitialized memory to a function for those of its outputs that get no gradient.
-    """
+    # One array each: MXNet hands uninitialized memory to a function for those of its outputs that get no gradient.
 
     gradient: NDArray | None = None
 
@@ -201,11 +200,8 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
         tracer.close()
     """
     checks.instance("net", net, Block, "a Gluon block")
-    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    attached_to(trainer, "trace_overflow")
     checks.whole("limit", limit, 1, "a number above 0")
-    if not isinstance(trainers.attached(trainer), TrainerScaler):
-        raise StateError("trace_overflow: the trainer has no loss scaler, so it skips no steps; call "
-                         "amp.init_trainer(trainer) first")
     if "forward" in vars(net):
         raise StateError(f"trace_overflow: the block {net.name!r} is traced already; close() the other tracer first")
     return OverflowTracer(net, trainer, limit)

@@ -32,10 +32,9 @@ class Output(NamedTuple):
 
 
 class Stopwatch:
-    """Reads the time of operators off MXNet's profiler, one at a time; a context manager.
+    """Reads the time of operators off MXNet's profiler, one at a time; a context manager."""
 
-    The profiler belongs to the process: nothing else may use it meanwhile.
-    """
+    # The profiler belongs to the process: nothing else may use it meanwhile.
 
     def __enter__(self) -> Stopwatch:
         mx.nd.waitall()
@@ -51,16 +50,14 @@ class Stopwatch:
 
     def lap(self) -> float:
         """Return the milliseconds that operators took since the last call."""
-        found = json.loads(profiler.dumps(reset=True, format="json"))["Time"].get("operator", {})
-        return sum(entry["Total"] for name, entry in found.items() if name not in _MACHINERY)
+        times = json.loads(profiler.dumps(reset=True, format="json"))["Time"].get("operator", {})
+        return sum(entry["Total"] for name, entry in times.items() if name not in _MACHINERY)
 
 
 def run_observed(symbol: mx.sym.Symbol, args: Sequence[NDArray], heard: list[Output],
                  stopwatch: Stopwatch | None = None) -> tuple[Any, Any]:
-    """Run a symbol in a cached op of its own, and note every output that the engine reports, now and in its backward.
-
-    The cached op comes back with the result: it has to be kept until the backward pass is over.
-    """
+    """Run a symbol in a cached op of its own, and note every output that the engine reports, backward ones too."""
+    # The cached op comes back with the result: it has to be kept until the backward pass is over.
     def report(name: bytes, op: bytes, handle: int) -> None:
         array = NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)
         time = 0.0
@@ -79,4 +76,4 @@ def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
     operation = getattr(block, "_cached_op", None)
     if isinstance(operation, RewritingCachedOp) and operation.latest is not None:
         return [(block, operation)]
-    return [found for child in block._children.values() for found in prepared_operations(child)]
+    return [pair for child in block._children.values() for pair in prepared_operations(child)]

@@ -1,6 +1,6 @@
 """Tell a consumer about everything that the current thread runs: operators, graphs, and their blocks.
 
-While a recording lasts these names are replaced, beside those of ``hooks``; not one is otherwise:
+A recording replaces these names as long as it lasts, beside those of ``hooks``:
 
 - the invoke function, on both sides of AMP's: what the program calls, and what runs in the end, casts included,
 - ``RewritingCachedOp.__call__``: what a hybridized block's graph is called with,

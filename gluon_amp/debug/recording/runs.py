@@ -17,13 +17,13 @@ from ..._mxnet.symbols import dtype_name
 from ...dtypes import normalize
 from ...errors import DTypeError, StateError, expected
 from ...rules import Policy
-from ...runtime.autocast import device_policies, policies_of
 from ...runtime.devices import choose, device_supports, verdict, warn_if_slow
-from ...runtime.state import State, controller
+from ...runtime.policies import device_policies, policies_of
+from ...runtime.state import State, controller, in_force
 from .events import Event, is_float
 from .tape import Tape, taped
 
-__all__ = ["Run", "arguments_of", "dtype_of", "float_arrays", "in_force", "make_ready", "mixed_state",
+__all__ = ["Run", "arguments_of", "dtype_of", "float_arrays", "make_ready", "mixed_state",
            "parameter_names", "recorded_run", "unchanged"]
 
 
@@ -45,18 +45,18 @@ class Run:
 def arguments_of(data: Any) -> tuple:
     """Return the arguments of a network's call."""
     arguments = tuple(data) if isinstance(data, (list, tuple)) else (data,)
-    found: list[NDArray] = []
-    map_arrays(found.append, arguments)
-    if not found:
+    arrays: list[NDArray] = []
+    map_arrays(arrays.append, arguments)
+    if not arrays:
         raise TypeError(expected("an array, or a tuple with the arguments of the network's call", "data", data))
     return arguments
 
 
 def float_arrays(value: Any) -> list[NDArray]:
     """Return the floating-point arrays of nested lists, tuples and dicts."""
-    found: list[NDArray] = []
-    map_arrays(found.append, value)
-    return [array for array in found if is_float(array)]
+    arrays: list[NDArray] = []
+    map_arrays(arrays.append, value)
+    return [array for array in arrays if is_float(array)]
 
 
 def dtype_of(array: NDArray) -> str:
@@ -97,10 +97,12 @@ def _without_a_trace(net: Block) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(net: Block) -> Iterator[None]:
-    """Put the running statistics of a network, and all it does not train, back to what they are now."""
-    arrays = [array for parameter in net.collect_params().values() if parameter.grad_req == "null"
-              for array in parameter.list_data()]
+def unchanged(net: Block, gradients: bool = False) -> Iterator[None]:
+    """Put the running statistics of a network, all else it does not train, and gradients if wanted, back afterwards."""
+    parameters = net.collect_params().values()
+    arrays = [array for parameter in parameters if parameter.grad_req == "null" for array in parameter.list_data()]
+    if gradients:
+        arrays += [array for parameter in parameters if parameter.grad_req != "null" for array in parameter.list_grad()]
     saved = [array.copy() for array in arrays]
     try:
         yield
@@ -108,17 +110,6 @@ def unchanged(net: Block) -> Iterator[None]:
         mx.nd.waitall()
         for array, before in zip(arrays, saved):
             before.copyto(array)
-
-
-@contextmanager
-def in_force(state: State | None) -> Iterator[None]:
-    """Run the body under a state, None for FP32; what is traced in it is not marked, as in a user's region."""
-    stack = controller.regions.stack
-    stack.append(state)
-    try:
-        yield
-    finally:
-        stack.pop()
 
 
 def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:

@@ -102,22 +102,22 @@ class Tape:
 
     def _interpret(self, graph: Graph, arrays: Mapping[str, NDArray], around: Block | None) -> list[NDArray]:
         """Run a graph node by node."""
-        found: dict[tuple[int, int], NDArray] = {}
+        values: dict[tuple[int, int], NDArray] = {}
         context = next(iter(arrays.values())).context if arrays else mx.current_context()
         if id(around) not in self._owners:
             self._owners[id(around)] = Owners(around)
         owners = self._owners[id(around)]
         for node in graph.nodes():
             if node.is_variable:
-                found[Entry(node).key] = arrays[node.name]
+                values[Entry(node).key] = arrays[node.name]
                 continue
-            arguments = [found[entry.key] for entry in node.inputs]
+            arguments = [values[entry.key] for entry in node.inputs]
             block = owners.of(node.name) or around
             outputs = self._run(self._node(node, context), arguments, node.op, node.name,
                                 block.name if block is not None else "", node.attrs, node.role, node.decision,
                                 repeatable=not node.extra, in_graph=True)
-            found.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
-        return [found[head.key] for head in graph.heads]
+            values.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
+        return [values[head.key] for head in graph.heads]
 
     def _node(self, node: Node, context: mx.Context) -> Compute:
         if node.extra:  # operators with graphs inside, such as loops
@@ -155,10 +155,8 @@ class Tape:
         return _per_input(heads, event.inputs, event)
 
     def again(self, event: Event, run: Callable[..., Sequence[NDArray]] | None = None) -> Rerun:
-        """Run an operator once more, alone, in FP32 on its inputs before AMP's casts and its incoming gradients.
-
-        ``run`` takes its name, inputs and parameters; MXNet's kernel without it.
-        """
+        """Run an operator once more, alone, in FP32 on its inputs before AMP's casts and its incoming gradients."""
+        # ``run`` takes its name, inputs and parameters; MXNet's kernel without it.
         arrays = [self.in_fp32(event.original(position)[0]) for position in range(len(event.inputs))]
         inputs = [_leaf_of(array) if mark else array.copy() for array, mark in zip(arrays, event.marked)]
         attrs = parameters(event.attrs)
@@ -189,8 +187,8 @@ def _per_input(heads: Sequence[tuple[NDArray, NDArray]], inputs: Sequence[NDArra
                event: Event) -> list[NDArray | None]:
     """Return the gradient of each input, None where there is none, from outputs and their gradients."""
     leaves = [array for array, mark in zip(inputs, event.marked) if mark]
-    found = iter(_gradients_of(heads, leaves, event.training) if heads and leaves else [None] * len(leaves))
-    return [next(found) if mark else None for mark in event.marked]
+    gradients = iter(_gradients_of(heads, leaves, event.training) if heads and leaves else [None] * len(leaves))
+    return [next(gradients) if mark else None for mark in event.marked]
 
 
 def _gradients_of(heads: Sequence[tuple[NDArray, NDArray]], leaves: Sequence[NDArray],
@@ -198,13 +196,13 @@ def _gradients_of(heads: Sequence[tuple[NDArray, NDArray]], leaves: Sequence[NDA
     """Return the gradients of marked arrays; None for all where the operator has no gradient."""
     outputs, gradients = zip(*heads)
     try:
-        found = autograd.grad(list(outputs), list(leaves), head_grads=list(gradients), retain_graph=False,
-                              train_mode=training)
+        per_leaf = autograd.grad(list(outputs), list(leaves), head_grads=list(gradients), retain_graph=False,
+                                 train_mode=training)
     except mx.MXNetError as error:
         if "non-differentiable" not in str(error):
             raise
         return [None] * len(leaves)
-    return [array.tostype("default") if isinstance(array, BaseSparseNDArray) else array for array in found]
+    return [array.tostype("default") if isinstance(array, BaseSparseNDArray) else array for array in per_leaf]
 
 
 def _leaf_of(array: NDArray) -> NDArray:
@@ -215,10 +213,10 @@ def _leaf_of(array: NDArray) -> NDArray:
 
 
 def _made_from_nothing(node: Node, context: mx.Context) -> dict[str, str]:
-    """Return what an operator without inputs would get from the graph around it: device, and open shapes."""
+    """Return what an operator without inputs would get from the graph around it: the device, and an open shape."""
     shape = node.shapes[0] if node.shapes else None
-    found = {} if context.device_type == "cpu" else {"ctx": str(context)}
-    return {**found, "shape": str(shape)} if "shape" in node.attrs and shape else found
+    attrs = {} if context.device_type == "cpu" else {"ctx": str(context)}
+    return {**attrs, "shape": str(shape)} if "shape" in node.attrs and shape else attrs
 
 
 def _cached(node: Node) -> Compute:

@@ -1,14 +1,13 @@
 """Run a network once and note every operator: what was planned for it, and what the engine reports.
 
-Blocks run as they would without: hybridized ones as
-graphs, in a cached op of their own; others operator by operator. Parameters, running statistics and gradients are left
-as they were.
+Blocks run as they would without: hybridized ones as graphs, in a cached op of their own; others operator by operator.
+Parameters, running statistics and gradients are left as they were.
 """
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from statistics import median
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -27,7 +26,7 @@ from ..recording.runs import arguments_of, float_arrays, make_ready, parameter_n
 from .flops import flops
 from .match import judge_call, mark_imitation, matched
 from .ran import Captured, Ran, Recording
-from .symbols import call_symbol
+from .symbol_call import call_symbol
 
 __all__ = ["capture"]
 
@@ -38,7 +37,7 @@ def capture(target: Block | mx.sym.Symbol, data: Any, train: bool = False, time:
     """Run a network or symbol once, and note what runs, with times if wanted."""
     call = _call(target, data, train)
     names = parameter_names(target) if isinstance(target, Block) else {}
-    with _left_alone(target) if train and isinstance(target, Block) else nullcontext():
+    with unchanged(target, gradients=True) if train and isinstance(target, Block) else nullcontext():
         if not time:
             return _run(call, names, train, None)
         with Stopwatch() as stopwatch:
@@ -81,20 +80,6 @@ def _call(target: Any, data: Any, train: bool) -> Any:
     arguments = arguments_of(data)
     make_ready(target, arguments)
     return lambda: target(*arguments)
-
-
-@contextmanager
-def _left_alone(net: Block) -> Iterator[None]:
-    """Put running statistics and gradients back afterwards."""
-    gradients = [array for parameter in net.collect_params().values() if parameter.grad_req != "null"
-                 for array in parameter.list_grad()]
-    saved = [array.copy() for array in gradients]
-    try:
-        with unchanged(net):
-            yield
-    finally:
-        for array, before in zip(gradients, saved):
-            before.copyto(array)
 
 
 class _Listener:

@@ -31,15 +31,7 @@ class _UnknownShape(Exception):
 
 
 def flops(node: Node) -> int:
-    """Count the floating-point operations of an operator's forward pass.
-
-    Examples
-    --------
-    >>> from gluon_amp.graph import Entry
-    >>> x, w = (Node('null', name, shapes=[shape]) for name, shape in [('x', (4, 8)), ('w', (16, 8))])
-    >>> flops(Node('FullyConnected', 'fc', {}, [Entry(x), Entry(w)], shapes=[(4, 16)]))
-    1024
-    """
+    """Count the floating-point operations of an operator's forward pass."""
     if node.kind in _MOVES_DATA:
         return 0
     try:

@@ -104,12 +104,12 @@ def _judge(record: Ran, reported: Mapping[int, list[Output]], rounding: Ran | No
         record.observed = _first_dtype(reported.get(id(rounding), []))
         return
     record.planned = _of_data(node, Entry(node).dtype)
-    found = _first_dtype(reported.get(id(record), []))
-    record.observed = None if found is None else _of_data(node, found)
+    observed = _first_dtype(reported.get(id(record), []))
+    record.observed = None if observed is None else _of_data(node, observed)
 
 
 def mark_imitation(ran: Sequence[Ran]) -> None:
-    """Tell whether a cast imitates a type: it then stands between an operator and its own imitation."""
+    """Mark the casts that imitate a type: they surround an operator that computes in FP32 in its place."""
     by_node = {id(record.node): record for record in ran}
     for record in ran:
         if record.in_graph:
@@ -133,7 +133,7 @@ def _first_dtype(outputs: Sequence[Output]) -> str | None:
 
 
 def _of_data(node: Node, dtype: str | None) -> str | None:
-    """Return the type of a node's floating-point data: that of its output, or of an input where that is an integer."""
+    """Return the type of a node's floating-point data: of its output, or of an input where the output is an integer."""
     if dtype in FLOATS:
         return dtype
     return next((entry.dtype for entry in node.inputs if entry.dtype in FLOATS), dtype)
@@ -161,9 +161,9 @@ def judge_call(ran: Ran, before: Sequence[Recording | Ran]) -> None:
 
 def _of_call(call: int, before: Sequence[Recording | Ran]) -> list[Ran]:
     """Return what ran for the same call of the program."""
-    found: list[Ran] = []
+    same: list[Ran] = []
     for record in reversed(before):
         if not (isinstance(record, Ran) and call and record.call == call):
             break
-        found.insert(0, record)
-    return found
+        same.insert(0, record)
+    return same

@@ -256,14 +256,14 @@ class Report:
             yield {by: name, "operators": str(len(rows)), "in low precision": str(low), **self._shares(rows)}
 
     def _shares(self, rows: Sequence[OperatorRow]) -> dict[str, str]:
-        found = {"arithmetic": f"{_share(sum(row.flops for row in rows), self.flops):.1%}",
+        cells = {"arithmetic": f"{_share(sum(row.flops for row in rows), self.flops):.1%}",
                  "casts": "", "converted": ""}
         if any(row.casts for row in rows):
-            found["casts"] = str(sum(row.casts for row in rows))
-            found["converted"] = _bytes(sum(row.bytes_converted for row in rows))
+            cells["casts"] = str(sum(row.casts for row in rows))
+            cells["converted"] = _bytes(sum(row.bytes_converted for row in rows))
         if self.timed:
-            found["time"] = f"{_share(sum(row.milliseconds for row in rows), self.milliseconds):.1%}"
-        return found
+            cells["time"] = f"{_share(sum(row.milliseconds for row in rows), self.milliseconds):.1%}"
+        return cells
 
     def print(self, by: str = "operator") -> None:
         """Print :meth:`table`."""

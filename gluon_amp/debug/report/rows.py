@@ -219,7 +219,7 @@ def _owner(cast: Node, own: Sequence[Ran], index: dict[int, int], inserted: set[
 
 
 def _passes(entry: Entry, cast: Node, inserted: set[int]) -> bool:
-    """Tell whether a tensor comes through a cast, with nothing but AMP's own operators behind it."""
+    """Tell whether a tensor comes through a cast, and after it only through operators that AMP inserted."""
     while id(entry.node) in inserted:
         if entry.node is cast:
             return True

@@ -10,15 +10,8 @@ Condition = Callable[[Sequence[Item]], bool]
 
 
 def shortest_prefix(order: Sequence[Item], holds: Condition) -> list[Item]:
-    """Return the prefix of ``order`` for which a condition holds, but not for the prefix that is one shorter.
-
-    The condition must hold for the whole and not for nothing. It is asked about log2 of the length times.
-
-    Examples
-    --------
-    >>> shortest_prefix('abcdefgh', lambda found: 'e' in found)
-    ['a', 'b', 'c', 'd', 'e']
-    """
+    """Return the prefix of ``order`` for which a condition holds, but not for the prefix that is one shorter."""
+    # The condition must hold for all items, and must not hold for none. It is asked about log2 of the length times.
     too_short, enough = 0, len(order)
     while enough - too_short > 1:
         middle = (too_short + enough) // 2
@@ -29,17 +22,10 @@ def shortest_prefix(order: Sequence[Item], holds: Condition) -> list[Item]:
     return list(order[:enough])
 
 
-def pruned(found: Sequence[Item], holds: Condition) -> list[Item]:
-    """Remove items, the last first and in ever smaller pieces, as long as the condition holds.
-
-    No single item of the result can be removed, if the condition holds for every superset of a set that it holds for.
-
-    Examples
-    --------
-    >>> pruned('abcdefgh', lambda found: 'b' in found and 'g' in found)
-    ['b', 'g']
-    """
-    kept, size = list(found), max(len(found) // 2, 1)
+def pruned(items: Sequence[Item], holds: Condition) -> list[Item]:
+    """Remove items, the last first and in ever smaller pieces, as long as the condition holds."""
+    # No single item of the result can be removed, where a condition that holds for some items also holds for more.
+    kept, size = list(items), max(len(items) // 2, 1)
     while kept:
         start = len(kept)
         while start > 0:

@@ -1,64 +1,14 @@
 // Products of many small matrices, as MXNet's batch_dot and linalg_gemm2 compute them: over equal leading dimensions,
 // either matrix transposed, the product times alpha.
 #include <algorithm>
-#include <cstring>
-#include <utility>
 
 #include "families.h"
-#include "onednn.h"
 #include "operator.h"
+#include "product.h"
 
 namespace gluon_amp {
 
 namespace {
-
-using onednn::Dims;
-
-// A pile of row-major matrices, maybe read as transposed ones.
-struct Matrices {
-  Matrices(const Tensor& tensor, bool transposed)
-      : data(tensor.data), type(tensor.type), rows(tensor.dim(-2)), columns(tensor.dim(-1)), strides{0, columns, 1} {
-    strides[0] = rows * columns;
-    count = 1;
-    for (int i = 0; i < tensor.ndim - 2; ++i) count *= tensor.shape[i];
-    if (transposed) {
-      std::swap(rows, columns);
-      std::swap(strides[1], strides[2]);
-    }
-  }
-
-  onednn::Desc desc() const { return {{count, rows, columns}, onednn::data_type_of(type), strides}; }
-
-  void* data;
-  int type;
-  int64_t count, rows, columns;
-  Dims strides;
-};
-
-void multiply(const Matrices& a, const Matrices& b, const Matrices& product, float alpha) {
-  const int64_t values = product.count * product.rows * product.columns;
-  if (!values) return;
-  if (!a.columns) {
-    std::memset(product.data, 0, values * (product.type == kBfloat16 ? 2 : 4));
-    return;
-  }
-  Dims key{product.type, a.count, a.rows, a.columns, b.columns, a.strides[1], b.strides[1]};
-  int64_t alpha_bits = 0;
-  std::memcpy(&alpha_bits, &alpha, sizeof(alpha));
-  key.push_back(alpha_bits);
-  const onednn::Desc left = a.desc(), right = b.desc(), out = product.desc();
-  const auto primitive = onednn::cached<onednn::Primitive>(key, [&] {
-    return onednn::Primitive(
-        "a product of matrices",
-        [&](onednn::PrimitiveDesc** desc, const onednn::Attr* attr) {
-          return onednn::functions().matmul_primitive_desc_create(desc, onednn::engine(), left, right, nullptr, out,
-                                                                  attr);
-        },
-        alpha);
-  });
-  primitive->run(
-      {{onednn::kSrc, left, a.data}, {onednn::kWeightsLayer, right, b.data}, {onednn::kDst, out, product.data}});
-}
 
 struct Settings {
   explicit Settings(const Attributes& attributes)
@@ -71,21 +21,22 @@ struct Settings {
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  multiply({inputs[0], s.transposed_a}, {inputs[1], s.transposed_b}, {outputs[0], false}, s.alpha);
+  const Matrices a(inputs[0]), b(inputs[1]);
+  multiply(a.transposed_if(s.transposed_a), b.transposed_if(s.transposed_b), Matrices(outputs[0]), s.alpha);
 }
 
-// With C = A B: A' = C' B^T and B' = A^T C'; where A or B is read as transposed, so is its gradient.
+// With C = A B: A' = C' B^T and B' = A^T C'; the gradient of a matrix that is read as transposed is, too.
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  const Tensor &grad = inputs[0], &a = inputs[1], &b = inputs[2];
+  const Matrices grad(inputs[0]), a(inputs[1]), b(inputs[2]), a_grad(outputs[0]), b_grad(outputs[1]);
   if (s.transposed_a)
-    multiply({b, s.transposed_b}, {grad, true}, {outputs[0], false}, s.alpha);
+    multiply(b.transposed_if(s.transposed_b), grad.transposed(), a_grad, s.alpha);
   else
-    multiply({grad, false}, {b, !s.transposed_b}, {outputs[0], false}, s.alpha);
+    multiply(grad, b.transposed_if(!s.transposed_b), a_grad, s.alpha);
   if (s.transposed_b)
-    multiply({grad, true}, {a, s.transposed_a}, {outputs[1], false}, s.alpha);
+    multiply(grad.transposed(), a.transposed_if(s.transposed_a), b_grad, s.alpha);
   else
-    multiply({a, !s.transposed_a}, {grad, false}, {outputs[1], false}, s.alpha);
+    multiply(a.transposed_if(!s.transposed_a), grad, b_grad, s.alpha);
 }
 
 void types(const Attributes&, Types& inputs, Types& outputs) {

@@ -9,6 +9,6 @@ extern const Operator layer_norm;
 extern const Operator clip;
 extern const Operator sgd, sgd_momentum, nag, adam, adamw, lamb;
 // These need oneDNN when they run.
-extern const Operator batch_dot, rnn;
+extern const Operator attention, batch_dot, dense, rnn;
 
 }  // namespace gluon_amp

@@ -6,7 +6,7 @@ namespace gluon_amp {
 
 const std::vector<const Operator*>& operators() {
   static const std::vector<const Operator*> all{&layer_norm, &clip,  &sgd,  &sgd_momentum, &nag,
-                                                &adam,       &adamw, &lamb, &batch_dot,    &rnn};
+                                                &adam,       &adamw, &lamb, &attention, &batch_dot,    &dense, &rnn};
   return all;
 }
 

@@ -80,6 +80,7 @@ struct Functions {
   int (*primitive_attr_destroy)(Attr*);
   int (*post_ops_create)(PostOps**);
   int (*post_ops_append_eltwise)(PostOps*, int algorithm, float alpha, float beta);
+  int (*post_ops_append_sum)(PostOps*, float scale, int32_t zero_point, int type);
   int (*post_ops_destroy)(PostOps*);
   Md (*primitive_desc_query_md)(const PrimitiveDesc*, int what, int index);
   int (*primitive_desc_destroy)(PrimitiveDesc*);
@@ -88,6 +89,10 @@ struct Functions {
   int (*primitive_execute)(const PrimitiveHandle*, Stream*, int count, const Argument*);
   int (*reorder_primitive_desc_create)(PrimitiveDesc**, Md from, Engine*, Md to, Engine*, const Attr*);
   int (*matmul_primitive_desc_create)(PrimitiveDesc**, Engine*, Md, Md, Md bias, Md, const Attr*);
+  int (*inner_product_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, Md, Md, Md bias, Md,
+                                                     const Attr*);
+  int (*inner_product_backward_weights_primitive_desc_create)(PrimitiveDesc**, Engine*, Md, Md, Md bias, Md,
+                                                              const PrimitiveDesc*, const Attr*);
   int (*lstm_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md,
                                             Md peephole, Md projection, Md, Md, Md, Md, unsigned flags, const Attr*);
   int (*lstm_backward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md, Md,
@@ -140,8 +145,9 @@ size_t bytes(Md desc);
 // A primitive and its description. It never changes and holds no memory for results: threads may share it.
 class Primitive {
  public:
-  // The function makes the description. `scale` multiplies the result.
-  Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale = 1);
+  // The function makes the description. `scale` multiplies the result; with `adds` it is added to what is there.
+  Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale = 1,
+            bool adds = false);
   Md query(Query what, int index = 0) const;
   const PrimitiveDesc* desc() const { return desc_.get(); }
   void run(std::initializer_list<Array> arrays) const;

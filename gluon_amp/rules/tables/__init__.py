@@ -17,11 +17,5 @@ _TABLES: Mapping[str, Table] = {BFLOAT16: bfloat16.TABLE, FLOAT16: float16.TABLE
 
 
 def table(target_dtype: str) -> Table:
-    """Return the operator table of a target type: operator name to its rules, in order of precedence.
-
-    Examples
-    --------
-    >>> [rule.rule for rule in table('float16')['Convolution']]
-    ['LOWER']
-    """
+    """Return the operator table of a target type: operator name to its rules, in order of precedence."""
     return _TABLES[target_dtype]

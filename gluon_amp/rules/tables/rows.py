@@ -13,14 +13,7 @@ Table = Mapping[str, Tuple[Rule, ...]]
 
 
 def as_table(*rows: tuple[Any, ...]) -> Table:
-    """Return ``{name: (Rule, ...)}``.
-
-    Examples
-    --------
-    >>> table = as_table(('sin', Rule('FP32')), (('cos', 'tan'), Rule('NEUTRAL')))
-    >>> list(table), table['tan'][0].rule
-    (['sin', 'cos', 'tan'], 'NEUTRAL')
-    """
+    """Return ``{name: (Rule, ...)}``."""
     found: dict[str, tuple[Rule, ...]] = {}
     for names, *rules in rows:
         for name in (names,) if isinstance(names, str) else names:

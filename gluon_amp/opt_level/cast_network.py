@@ -14,13 +14,7 @@ _SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 
 
 def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
-    """Return the policy for a network that is cast as a whole: operators with a correct kernel follow their data.
-
-    Examples
-    --------
-    >>> Policy('bfloat16').decide('softmax', {}).rule, cast_network(Policy('bfloat16')).decide('softmax', {}).rule
-    ('FP32', 'WIDEST')
-    """
+    """Return the policy for a network that is cast as a whole: operators with a correct kernel follow their data."""
     known = table(policy.target_dtype)
     followers = {name: tuple(map(_follower, known[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
     rounding = {name: tuple(replace(rule, rounded_inputs=_SCALE_AND_SHIFT) for rule in known[name])

@@ -1,165 +1,25 @@
-"""``amp.advise``: in words, what holds mixed precision back on this machine.
-
-One check per cause, in the order in which to think of them.
-"""
+"""One check per cause, in the order in which to think of them."""
 from __future__ import annotations
 
-import os
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
-import mxnet as mx
-from mxnet.gluon import Block
+from ...dtypes import FLOAT32, LOW_PRECISION
+from ...rules import Cause
+from ..report import Report
+from ..report.flops import MATRIX_OPERATORS
+from ..report.rows import OperatorRow
+from .situation import Advice, Situation
 
-from .. import _isa
-from ..dtypes import FLOAT32, LOW_PRECISION, Support
-from ..errors import expected
-from ..rules import FP32, Cause
-from ..runtime.devices import device_supports
-from .report import Report, report
-from .report.flops import MATRIX_OPERATORS
-from .report.rows import OperatorRow
+__all__ = ["CHECKS"]
 
-__all__ = ["Advice", "Advices", "advise"]
+Check = Callable[[Situation], Optional[Advice]]
 
 # Parts of arithmetic or time below which there is nothing worth saying.
 _WORTH_SAYING = 0.02
 _MUCH = 0.1
 _SMALL_BATCH = 4
 
-
-def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool = False, time: bool = True) -> Advices:
-    """List what keeps the network from running faster: the machine, the settings, or the network itself.
-
-    Parameters
-    ----------
-    net : Block, Symbol or Report
-        The network, or what :func:`gluon_amp.report` returned for it.
-    data : NDArray or sequence of them
-        As :func:`gluon_amp.report` takes it. Not needed for a report.
-    train, time : bool
-        As in :func:`gluon_amp.report`. Without times the advice does not say where the time goes.
-
-    Returns
-    -------
-    Advices
-        Print it. Empty when nothing is known to hold the network back.
-
-    Raises
-    ------
-    TypeError, StateError, GraphError
-        As in :func:`gluon_amp.report`.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> net = mx.gluon.nn.Dense(4, in_units=8)
-    >>> net.initialize()
-    >>> print(amp.advise(net, mx.nd.ones((2, 8)), time=False))
-    1. AMP is off: everything runs as the program says. ...
-    """
-    if isinstance(net, Report):
-        if data is not None:
-            raise TypeError(expected("no data beside a report", "data", data))
-        found = net
-    else:
-        found = report(net, data, train=train, time=time)
-    supports = device_supports()
-    situation = Situation(found, supports.get(found.device_type, supports["cpu"]), _has_unused_amx(),
-                          os.environ.get("OMP_NUM_THREADS"), os.cpu_count() or 1)
-    return advices(situation)
-
-
-def advices(situation: Situation) -> Advices:
-    """Run all checks; sort advice by the share of the network that it concerns, general advice first."""
-    found = [advice for check in CHECKS for advice in [check(situation)] if advice is not None]
-    return Advices(tuple(sorted(found, key=lambda advice: -2.0 if advice.share is None else -advice.share)))
-
-
-def _has_unused_amx() -> bool:
-    return "amx_bf16" in _isa.cpu_flags() and not _isa.granted()
-
-
-@dataclass(frozen=True)
-class Advices:
-    """What :func:`gluon_amp.advise` found; print it.
-
-    Attributes
-    ----------
-    items : tuple of Advice
-        The most important first.
-    """
-
-    items: tuple[Advice, ...]
-
-    def __iter__(self) -> Iterator[Advice]:
-        return iter(self.items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """The topics, in the same order."""
-        return tuple(item.topic for item in self.items)
-
-    def to_dict(self) -> list[dict[str, Any]]:
-        """Return everything as dicts, lists, strings and numbers."""
-        return [asdict(item) for item in self.items]
-
-    def __str__(self) -> str:
-        if not self.items:
-            return "Nothing is known to hold this network back"
-        return "\n".join(f"{number}. {item.text}" for number, item in enumerate(self.items, 1))
-
-
-@dataclass(frozen=True)
-class Advice:
-    """One thing that holds speed back.
-
-    Attributes
-    ----------
-    topic : str
-        A word or two, to select by.
-    text : str
-        What it is, and what to do.
-    share : float or None
-        The part of the arithmetic or of the time that it is about, 0 to 1; None where it is about everything.
-    operators : tuple of str
-        The operators meant.
-    """
-
-    topic: str
-    text: str
-    share: float | None = None
-    operators: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class Situation(NamedTuple):
-    """What checks look at."""
-
-    report: Report
-    support: Support  # what the device runs
-    unused_amx: bool  # whether the CPU has AMX tiles that this process may not use
-    threads: str | None  # OMP_NUM_THREADS
-    processors: int  # logical ones
-
-    def share(self, rows: Iterable[OperatorRow]) -> float:
-        """Return the part of the arithmetic that is in some operators."""
-        return sum(row.flops for row in rows) / self.report.flops if self.report.flops else 0.0
-
-    def in_fp32(self, *causes: Cause) -> list[OperatorRow]:
-        """Return the operators that AMP keeps in FP32 for one of the given causes."""
-        return [row for row in self.report.operators
-                if row.rule == FP32 and row.precision == FLOAT32 and row.cause in causes]
-
-
-Check = Callable[[Situation], Optional[Advice]]
 
 def _kinds(rows: Sequence[OperatorRow]) -> str:
     """Name the kinds of some operators, the ones with most arithmetic first."""

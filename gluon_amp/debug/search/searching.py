@@ -19,11 +19,11 @@ from ...rules import Policy
 from ...rules.measurements import Tuning, signature
 from ...runtime import hooks
 from ...runtime.eager_applier import EagerPolicy
-from ...runtime.state import State
+from ...runtime.state import State, in_force
 from ..compare.comparison import Runner
 from ..compare.differences import SEED, both_ways, relative_error
 from ..recording.events import Event
-from ..recording.runs import arguments_of, float_arrays, in_force, make_ready, mixed_state, unchanged
+from ..recording.runs import arguments_of, float_arrays, make_ready, mixed_state, unchanged
 from ..recording.tape import Tape
 from ..report.flops import flops
 from .subsets import pruned, shortest_prefix
@@ -239,26 +239,25 @@ def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool
     if not lowered:
         raise StateError("no operator runs in low precision as part of a graph, so none can be excluded by name: call "
                          "net.hybridize() first")
-    found: dict[str, _Candidate] = {}
+    candidates: dict[str, _Candidate] = {}
     for event in fp32.operators():
         if event.key in lowered:
-            before = found.get(event.name, _Candidate(0.0, 0.0))
+            before = candidates.get(event.name, _Candidate(0.0, 0.0))
             error = _error_caused(event, fp32.tape, eager) if event.repeatable else 0.0
-            found[event.name] = _Candidate(before.error + error, before.cost + _cost(event, tuning))
-    return sorted(found, key=lambda name: (-found[name].error / found[name].cost, -found[name].error))
+            candidates[event.name] = _Candidate(before.error + error, before.cost + _cost(event, tuning))
+    return sorted(candidates, key=lambda name: (-candidates[name].error / candidates[name].cost,
+                                                -candidates[name].error))
 
 
 def _error_caused(event: Event, tape: Tape, policy: EagerPolicy | None) -> float:
-    """Estimate the square of the error that an operator's rounding causes in the network's outputs.
-
-    Gradients of the outputs times random numbers say how much each value of the operator's output matters; rounding
-    errors of different values are taken to be independent.
-    """
+    """Estimate the square of the error that an operator's rounding causes in the network's outputs."""
+    # Gradients of the outputs times random numbers say how much each value of the operator's output matters; rounding
+    # errors of different values are taken to be independent.
     plain, low = both_ways(event, tape, policy)  # type: ignore[arg-type]
     total = 0.0
-    for expected_, found, gradient in zip(plain.outputs, low.outputs, event.gradients):
+    for expected_, rounded, gradient in zip(plain.outputs, low.outputs, event.gradients):
         if gradient is not None:
-            change = tape.values(found).astype("float64") - tape.values(expected_)
+            change = tape.values(rounded).astype("float64") - tape.values(expected_)
             total += float(((change * tape.values(gradient)) ** 2).sum())
     return total if math.isfinite(total) else math.inf
 

@@ -53,5 +53,5 @@ def _inferred(symbol: mx.sym.Symbol, data: Mapping[str, Any]) -> tuple[dict[str,
                          "shapes of more inputs")
     types = {name: value.dtype for name, value in data.items() if isinstance(value, NDArray)}
     kinds = symbol.infer_type_partial(**{name: kind for name, kind in types.items() if dtype_name(kind) != BFLOAT16})
-    found = zip(names, [*(kinds[0] or []), *(kinds[2] or [])])
-    return shapes, {name: dtype_name(kind) or FLOAT32 for name, kind in found}
+    inferred = zip(names, [*(kinds[0] or []), *(kinds[2] or [])])
+    return shapes, {name: dtype_name(kind) or FLOAT32 for name, kind in inferred}
