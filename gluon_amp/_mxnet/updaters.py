@@ -90,7 +90,7 @@ class _CpuUpdater(Updater):
             if kind == "nag":
                 options["momentum"] = max(options["momentum"], 0.0)
             if kind == "adamw":
-                options["etas"], lrs = list(lrs), (1.0,) * len(lrs)
+                lrs, options["etas"] = (1.0,) * len(lrs), list(lrs)
             if kind == "lamb":
                 options["steps"] = list(counts)
                 options.update((bound, getattr(optimizer, bound)) for bound in _BOUNDS if getattr(optimizer, bound))

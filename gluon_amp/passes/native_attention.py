@@ -6,7 +6,7 @@ to the positions of values in two arrays of other sizes than the network's, not 
 from __future__ import annotations
 
 from math import prod
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -157,7 +157,7 @@ def _projections(bases: Sequence[Entry], readers: Readers) -> tuple[str, list[En
     return "separate", list(bases)
 
 
-def _does(moves: Sequence[Node], shape, wanted) -> bool:
+def _does(moves: Sequence[Node], shape: Callable[..., tuple[int, ...]], wanted: Callable[[Any], Any]) -> bool:
     """Whether operators put values where a function does, at several sizes."""
     for sizes in _SIZES:
         x = np.arange(prod(shape(*sizes))).reshape(shape(*sizes))

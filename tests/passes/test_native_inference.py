@@ -215,7 +215,8 @@ class TestExecutors:
             outputs = executor.forward(is_train=grad_req == "write")
             if grad_req == "write":
                 executor.backward([mx.nd.ones(out.shape) for out in outputs])
-            return [array.asnumpy() for array in [*outputs, *(executor.grad_arrays or [])] if array is not None], executor
+            arrays = [array for array in [*outputs, *(executor.grad_arrays or [])] if array is not None]
+            return [array.asnumpy() for array in arrays], executor
 
         for grad_req in ("write", "null"):
             expected, _ = results(grad_req)
@@ -230,7 +231,7 @@ class TestExecutors:
 
 @requires_core
 class TestConverted:
-    TYPES = ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)]
+    TYPES = ("float32", pytest.param("bfloat16", marks=pytest.mark.bf16))
 
     @pytest.fixture
     def net(self):
