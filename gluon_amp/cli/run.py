@@ -7,9 +7,9 @@ import runpy
 import sys
 import traceback
 
-from ..compatibility import install, uninstall
 from ..errors import AmpError, StateError
 from ..runtime.autocast import deinit, init
+from ..stand_in import install, uninstall
 from .models import dtype_name
 
 NAME = "run"
