@@ -23,7 +23,7 @@ LAYERS = {
     "tune": "measure operators on this machine",
     "convert": "conversion for inference",
     "audit": "the operator checker",
-    "compatibility": "install: standing in for mxnet.contrib.amp",
+    "stand_in": "install: standing in for mxnet.contrib.amp",
     "estimator": "event handlers for gluon.contrib.estimator",
     "grad_scaler": "torch's GradScaler",
     "checkpoint": "state_dict, save_states and their counterparts",

@@ -12,7 +12,7 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from ..graph.attrs import REGION, REGION_OFF
 from .symbols import current_mark, marked, outermost_trace, to_graph
 
-__all__ = ["Traced", "block_tree", "descendants", "flags_of", "graph_of", "load_parameters",
+__all__ = ["Traced", "block_tree", "cache_flags", "descendants", "flags_of", "graph_of", "load_parameters",
            "make_symbol_block_forward", "parameters_of", "set_formats", "subtrees", "trace", "untouched_parameters"]
 
 
@@ -171,6 +171,14 @@ def untouched_parameters(block: HybridBlock, names: Sequence[str]) -> list[str]:
 def flags_of(block: HybridBlock) -> dict[str, Any]:
     """Return how a block was hybridized, empty when it was not."""
     return dict(block._flags) if block._active else {}
+
+
+def cache_flags(block: HybridBlock) -> list[tuple[str, Any]]:
+    """Return the flags that a block's cached op was made with."""
+    positions: dict[bool, list[int]] = {True: [], False: []}
+    for position, (is_data, _) in enumerate(block._cached_op_args):
+        positions[is_data].append(position)
+    return [("data_indices", positions[True]), ("param_indices", positions[False]), *block._flags]
 
 
 def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], devices: Sequence[mx.Context]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from typing import Any, Iterable, Sequence
 
 import mxnet as mx
@@ -15,8 +16,10 @@ from .._mxnet.symbols import NumpySymbol, dtype_name, to_graph
 from .._mxnet.weights import NDArrayWeights
 from ..dtypes import BFLOAT16, FLOAT32
 from ..elsewhere import answers
-from ..rules import ConditionalOp
+from ..rules import ConditionalOp, Policy
 from ..runtime.devices import require_bfloat16
+from ..runtime.graph_applier import RewritingCachedOp
+from ..runtime.state import State
 from .convert import Conversion, convert, with_fp32_parameters
 from .inputs import as_example, flat, traced_block
 from .model_files import save_model, split
@@ -36,12 +39,14 @@ class ConvertedBlock(SymbolBlock):
         What was done.
     """
 
-    def __init__(self, outputs: mx.sym.Symbol, inputs: Sequence[mx.sym.Symbol], conversion: Conversion):
+    def __init__(self, outputs: mx.sym.Symbol, inputs: Sequence[mx.sym.Symbol], conversion: Conversion,
+                 state: State | None = None):
         with warnings.catch_warnings():
             # MXNet asks for the type of the data, which any call may bring in another.
             warnings.simplefilter("ignore", UserWarning)
             super().__init__(outputs, inputs)
         self.conversion = conversion
+        self._state = state
 
     def forward(self, x: Any, *args: Any) -> Any:
         """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32.
@@ -54,6 +59,14 @@ class ConvertedBlock(SymbolBlock):
         if self.conversion.target_dtype == BFLOAT16 and x.context.device_type != "gpu":
             require_bfloat16()
         return super().forward(*cast_arrays((x, *args), FLOAT32))
+
+    def _build_cache(self, *args: Any) -> None:
+        """Let what runs, and no file, hold operators in C++."""
+        super()._build_cache(*args)
+        if self._state is not None:
+            operation = RewritingCachedOp(blocks.graph_of(self)[1], blocks.cache_flags(self), self._state)
+            operation.accumulating = frozenset(self.collect_params())  # as they may
+            self._cached_op = operation
 
     def export(self, path: str | os.PathLike, epoch: int = 0, remove_amp_cast: bool = False) -> tuple[str, str]:
         """Write ``path-symbol.json`` and ``path-NNNN.params``, which MXNet loads and runs without this package.
@@ -181,7 +194,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     traced = traced_block(block, example, options.exclude.match)
     inputs = [data.name for data in traced.inputs]
     devices = options.devices or _devices_of(block)
-    policy = options.policy(to_graph(traced.symbol), devices[0], block)
+    policy = options.policy(to_graph(traced.symbol), devices, block)
     weights = NDArrayWeights(blocks.parameters_of(block, [name for name in traced.symbol.list_inputs()
                                                           if name not in inputs]))
     known = dict(zip(inputs, flat(example)))
@@ -189,11 +202,16 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
                              {name: dtype_name(array.dtype) for name, array in known.items()},  # type: ignore[misc]
                              {name: array.shape for name, array in known.items()},
                              on_cpu=devices[0].device_type != "gpu", cast_outputs=options.cast_outputs)
-    made = ConvertedBlock(symbol, traced.inputs, record)
+    made = ConvertedBlock(symbol, traced.inputs, record, _running(policy, devices[0]))
     blocks.set_formats(made, traced.formats)
     blocks.load_parameters(made, weights.arrays, devices)
     made.hybridize(**{"static_alloc": True, "static_shape": True, **blocks.flags_of(block)})
     return made
+
+
+def _running(policy: Policy, device: mx.Context) -> State | None:
+    """Return the setting that a converted network runs under, None where MXNet runs it as it is."""
+    return None if device.device_type == "gpu" else State({"cpu": replace(policy, excluded=frozenset())})
 
 
 def _devices_of(block: HybridBlock) -> list[mx.Context]:

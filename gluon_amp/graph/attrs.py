@@ -6,13 +6,13 @@ from typing import Mapping
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-__all__ = ["CHANNELS_LAST", "CONVERSION", "DTYPE", "REGION", "REGION_OFF", "REGION_ON", "SHAPE", "TYPE_FLAGS",
-           "integer", "integers", "is_channels_last", "is_set", "parameters"]
+__all__ = ["CHANNELS_LAST", "CONVERSION", "DTYPE", "REGION", "REGION_OFF", "REGION_ON", "SHAPE", "STORAGE",
+           "TYPE_FLAGS", "integer", "integers", "is_channels_last", "is_set", "parameters"]
 
 Attrs = Mapping[str, str]
 
-# Attributes of symbols rather than of operators: the type and shape of a variable, and what this package notes.
-DTYPE, SHAPE = "__dtype__", "__shape__"
+# Attributes of symbols rather than of operators: type, shape and storage of a variable, and what this package notes.
+DTYPE, SHAPE, STORAGE = "__dtype__", "__shape__", "__storage_type__"
 REGION = "__amp__"  # on operators traced inside an autocast region: one of these two, or a data type
 REGION_ON, REGION_OFF = "on", "off"
 CONVERSION = "__gluon_amp__"  # on the nodes that give the outputs: how the symbol was converted for inference

@@ -33,7 +33,7 @@ from .context import Context
 
 __all__ = ["PASSES", "Pass", "checked", "finish", "list_passes", "pipeline_of", "rewrite", "run"]
 
-TRAINING, INFERENCE = "training", "inference"
+TRAINING, INFERENCE, CONVERTED = "training", "inference", "converted"
 BOTH = (TRAINING, INFERENCE)
 
 
@@ -52,7 +52,8 @@ class Pass:
     name: str  # what users switch it off by; that of its module
     summary: str  # what it does, in a line
     run: Callable[[Graph, Context], int]  # takes a graph and a Context, edits the graph, and says how much it did
-    # ``'training'``, which is everything under ``init`` and ``autocast``; ``'inference'``, which is conversion
+    # ``'training'``, which is everything under ``init`` and ``autocast``; ``'inference'``, which is conversion;
+    # ``'converted'``, which is what becomes of a converted graph when it runs: files do not hold that
     where: tuple[str, ...] = BOTH
     required: str = ""  # why it cannot be switched off; empty for one that can
     applies: Callable[[Context], bool] = _lowers  # whether it is for graphs of a context
@@ -70,7 +71,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
     Pass("native_operators", "operators in C++ take the place of MXNet's slow ones on the CPU", native_operators.run,
-         where=(TRAINING,), applies=native_operators.is_needed),
+         where=(TRAINING, CONVERTED), applies=native_operators.is_needed),
     Pass("native_activations", "activations run oneDNN's kernels where those are faster", native_activations.run,
          applies=native_activations.is_needed),
     Pass("cut_casts", "operators that may run in either precision take what costs least, casts included",
@@ -83,7 +84,7 @@ PASSES: tuple[Pass, ...] = (
          required="without it operators would read types that they cannot run in"),
     Pass("dilate_pointwise", "pointwise convolutions avoid an AMX kernel that gives wrong results; without this "
          "pass they stay in FP32", dilate_pointwise.run, where=(INFERENCE,), applies=dilate_pointwise.is_needed),
-    Pass("verify", "the result is checked", verify.run, applies=verify.is_needed,
+    Pass("verify", "the result is checked", verify.run, where=(*BOTH, CONVERTED), applies=verify.is_needed,
          required="it runs only where it is asked for: with GLUON_AMP_VERIFY=1"),
     Pass("imitate", "a type that the device has no kernels for is imitated", imitate.run, applies=imitate.is_needed,
          required="without it the device would have to run a type that it has no kernels for"),
@@ -96,7 +97,7 @@ PASSES: tuple[Pass, ...] = (
 
 def pipeline_of(context: Context) -> tuple[Pass, ...]:
     """Return the passes for graphs of a context, in order."""
-    place = TRAINING if context.policy.training else INFERENCE
+    place = CONVERTED if context.converted else TRAINING if context.policy.training else INFERENCE
     return tuple(each for each in PASSES
                  if place in each.where and context.policy.runs(each.name) and each.applies(context))
 

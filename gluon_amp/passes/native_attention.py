@@ -6,7 +6,7 @@ puts the values of two arrays of other sizes than the network's, not by how it i
 from __future__ import annotations
 
 from math import prod
-from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -159,8 +159,7 @@ def _projections(bases: Sequence[Entry], readers: Readers) -> tuple[str, list[En
     return "separate", list(bases)
 
 
-def _does(moves: Sequence[Node], shape: Callable[[int, int], tuple[int, ...]],
-          wanted: Callable[[np.ndarray], np.ndarray]) -> bool:
+def _does(moves: Sequence[Node], shape: Callable[..., tuple[int, ...]], wanted: Callable[[Any], Any]) -> bool:
     """Whether operators put values where a function does, at several sizes."""
     for sizes in _SIZES:
         x = np.arange(prod(shape(*sizes))).reshape(shape(*sizes))

@@ -3,8 +3,8 @@
 MXNet's LayerNorm takes ten times as long as need be, mostly backward, its clip branches for every element, and its
 products of many small matrices and recurrent layers use neither all threads nor the widest instructions. The operators
 of :mod:`gluon_amp.native` take their place where they compute the same in FP32, whatever the rest of the graph runs in.
-The program's own symbol, from which files are written, keeps MXNet's operators. In bfloat16 clip stays: a rectifier
-before it (:mod:`~gluon_amp.passes.native_activations`) trains MobileNet v2 a tenth faster than the one in C++.
+The program's own symbol, from which files are written, keeps MXNet's operators. clip runs in bfloat16, too: between
+convolutions that saves the casts that MXNet's needs.
 
 Dense layers and attention (:mod:`~gluon_amp.passes.native_attention`) run in either type, LayerNorm in that of its
 data.
@@ -26,7 +26,7 @@ from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
 from .native_attention import Attention, find
 
-__all__ = ["REPLACEMENTS", "is_needed", "run"]
+__all__ = ["NATIVE", "REPLACEMENTS", "is_needed", "run"]
 
 _ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
 _WISHES = (Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED, Cause.EXCLUSION, Cause.REGION, Cause.OUTSIDE)
@@ -100,12 +100,13 @@ def _is_simple_rnn(node: Node, readers: Readers) -> bool:
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
                              rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
-    "clip": Replacement("_gluon_amp_clip", (FLOAT32,), 16384, _always),
+    "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384, _always),
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
     "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 100_000_000, _is_inner_layer,
                                   _dense_operations, fp32_inputs=(1, 2)),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, _is_simple_rnn),
 }
+NATIVE = frozenset(each.op for each in REPLACEMENTS.values())
 
 
 def run(graph: Graph, context: Context) -> int:
@@ -125,7 +126,7 @@ def run(graph: Graph, context: Context) -> int:
         if each.fp32_inputs and Entry(node).dtype != FLOAT32:
             node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
         if node.replaced == "RNN":
-            _fit_rnn(node)
+            _fit_rnn(node, context)
         else:
             node.num_outputs = 1
             node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
@@ -186,6 +187,8 @@ def _gains(node: Node, replacement: Replacement) -> bool:
 
 def _guarded(entry: Entry, readers: Readers, names: set[str], context: Context) -> Entry:
     """Return the tensor behind an identity where its gradient may be a sum."""
+    if not context.recorded:
+        return entry
     accumulates = entry.node.is_variable and entry.node.name in context.guarded
     if not accumulates and len(readers.of(entry)) == 1 and not readers.is_head(entry):
         return entry
@@ -221,9 +224,10 @@ def _parameter_shapes(node: Node) -> list[tuple[int, ...]]:
     return [*weights, *[(rows,)] * len(weights)]
 
 
-def _fit_rnn(node: Node) -> None:
+def _fit_rnn(node: Node, context: Context) -> None:
     """Give a recurrent layer all outputs: states, and what backward needs."""
-    node.attrs = {**node.attrs, "masks": "False"}
-    node.num_outputs = 4 if node.attrs["mode"] == "lstm" else 3
+    node.attrs = {**node.attrs, "masks": "False", "training": str(context.recorded)}
+    states = 2 if node.attrs["mode"] == "lstm" else 1
+    node.num_outputs = 1 + states + context.recorded
     node.dtypes, node.planned = [FLOAT32] * node.num_outputs, []
-    node.shapes = [node.shapes[0], *[node.inputs[-1].shape] * (node.num_outputs - 2), None]
+    node.shapes = [node.shapes[0], *[node.inputs[-1].shape] * states, *[None] * context.recorded]

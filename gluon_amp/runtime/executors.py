@@ -4,14 +4,15 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.executor import Executor
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32
-from ..graph.attrs import DTYPE
+from ..graph.attrs import DTYPE, STORAGE
 from .observers import executor_callback
 from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
 from .recent import remember
@@ -57,6 +58,8 @@ class PlannedExecutor(Executor):
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
         """Return an executor for other shapes that shares memory with this one, as MXNet's does."""
+        if self.plan.is_native:
+            kwargs = self._all_shapes(kwargs, partial_shaping)
         made = super().reshape(partial_shaping, allow_up_sizing, **kwargs)
         symbol = self.planner.traced.symbol
         arrays = {**dict(zip(symbol.list_arguments(), made.arg_arrays)),
@@ -70,6 +73,21 @@ class PlannedExecutor(Executor):
         if self._callback is not None:
             made.set_monitor_callback(self._callback, self._monitor_all)
         return made
+
+    def _all_shapes(self, given: Mapping[str, tuple[int, ...]], may_change: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all inputs, which MXNet cannot infer from operators of a library."""
+        symbol = self.planner.traced.symbol
+        arguments, _, auxiliary = symbol.infer_shape(**given)
+        if arguments is None:
+            raise mx.MXNetError(f"expected shapes from which those of all inputs follow, received {dict(given)}")
+        names = symbol.list_arguments() + symbol.list_auxiliary_states()
+        inferred = dict(zip(names, [*arguments, *auxiliary]))
+        changed = [name for name, array in zip(names, [*self.arg_arrays, *self.aux_arrays])
+                   if name not in given and inferred[name] != array.shape]
+        if changed and not may_change:
+            raise mx.MXNetError(f"the shape of {', '.join(changed)} changes, which was not given: give it, or "
+                                "partial_shaping=True")
+        return {**inferred, **given}
 
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
         """Call a function with the name and handle of every output of the user's symbol, in the user's types."""
@@ -90,7 +108,11 @@ def make_bind(original: Callable) -> Callable:
         arrays = {**_by_name(args, symbol.list_arguments()), **_by_name(aux_states, symbol.list_auxiliary_states())}
         dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in arrays.items()}
-        planner = Planner(state, Traced(symbol), _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req), original)
+        gradients = _by_name(args_grad, symbol.list_arguments())
+        dense = not any(isinstance(array, BaseSparseNDArray) for array in (*arrays.values(), *gradients.values()))
+        inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req, dense)
+        inputs = inputs._replace(recorded=inputs.recorded and bool(gradients))
+        planner = Planner(state, Traced(symbol), inputs, original)
         try:
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
@@ -111,7 +133,7 @@ def make_simple_bind(original: Callable) -> Callable:
         try:
             dtypes = _inferred_dtypes(symbol, type_dict or {})
             shapes = _inferred_shapes(symbol, kwargs)
-            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req)
+            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req, not _has_sparse(symbol, rest, kwargs))
             planner = Planner(state, Traced(symbol), inputs, _stock_bind)
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
@@ -120,19 +142,28 @@ def make_simple_bind(original: Callable) -> Callable:
         if plan.symbol is not None:
             # Behind a cast MXNet cannot infer the type of a variable: say it.
             type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
+        if plan.is_native:
+            kwargs = {**kwargs, **shapes}  # MXNet cannot infer them from operators of a library
         executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)
         return PlannedExecutor.of(executor, planner, plan)
     return simple_bind
 
 
 def _inputs(symbol: mx.sym.Symbol, device: str, dtypes: dict[str, str | None],
-            shapes: dict[str, tuple[int, ...]], grad_req: Any) -> Inputs:
+            shapes: dict[str, tuple[int, ...]], grad_req: Any, dense: bool) -> Inputs:
     names = tuple(symbol.list_inputs())
     arguments = symbol.list_arguments()
     requests = _by_name([grad_req] * len(arguments) if isinstance(grad_req, str) else grad_req, arguments)
     guarded = frozenset(name for name, request in requests.items() if request == "add")
     return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
-                  device, guarded)
+                  device, guarded, dense=dense and all(name in shapes for name in names),
+                  recorded=any(request != "null" for request in requests.values()))
+
+
+def _has_sparse(symbol: mx.sym.Symbol, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether ``simple_bind`` is asked for sparse arrays."""
+    asked = rest[0] if rest else kwargs.get("stype_dict")
+    return bool(asked) or any(STORAGE in attrs for attrs in symbol.attr_dict().values())
 
 
 def _by_name(values: Any, names: list[str]) -> dict[str, Any]:

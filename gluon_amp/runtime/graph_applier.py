@@ -50,8 +50,10 @@ def _are_dense(args: Sequence[NDArray]) -> bool:
 class RewritingCachedOp:
     """Runs a traced symbol, as planned as long as AMP is active."""
 
-    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]] = ()):
+    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]] = (),
+                 state: State | None = None):
         self.symbol = symbol
+        self.state = state  # to run under always, for a converted network; None for that in force at each call
         self.flags = flags
         self.accumulating: frozenset[str] = frozenset()
         self.latest: Plan | None = None  # what it ran under AMP last
@@ -66,7 +68,7 @@ class RewritingCachedOp:
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""
-        state = controller.rewriter(self.traced)
+        state = self._current()
         variant = None if state is None else self._variant(state, args)
         operation = self._stock() if variant is None else variant.operation
         if self._hook:
@@ -80,7 +82,7 @@ class RewritingCachedOp:
 
     def plan(self, args: Sequence[NDArray]) -> Plan | None:
         """Return what a call with these arguments runs; None where AMP is off."""
-        state = controller.rewriter(self.traced)
+        state = self._current()
         return None if state is None else self._variant(state, args).plan
 
     def graph(self, args: Sequence[NDArray]) -> Graph:
@@ -92,12 +94,15 @@ class RewritingCachedOp:
         """Return the graph as the program made it, likewise."""
         return self.traced.analysed(self._inputs(args, "cpu")._replace(low=frozenset()))
 
+    def _current(self) -> State | None:
+        return controller.rewriter(self.traced) if self.state is None else self.state
+
     def _inputs(self, args: Sequence[NDArray], device: str) -> Inputs:
         """Describe the arguments of a call."""
         dtypes = tuple(dtype_name(array.dtype) for array in args)
         low = frozenset(self.names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
         return Inputs(self.names, dtypes, tuple(array.shape for array in args),
-                      device, self._guarded(args), low, _are_dense(args))
+                      device, self._guarded(args), low, _are_dense(args), self._is_recorded())
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
@@ -128,7 +133,7 @@ class RewritingCachedOp:
         if kept is None:
             kept = self.traced.kept(state, device, self.names, [array.shape for array in args])
             remember(variants.kept, shapes, kept, _MOST_SHAPES)
-        key = (dtypes, device, self._guarded(args), kept, _are_dense(args))
+        key = (dtypes, device, self._guarded(args), kept, _are_dense(args), self._is_recorded())
         variant = variants.made.get(key)
         if variant is None:
             plan = make_plan(state, self.traced, self._inputs(args, device))
@@ -136,6 +141,9 @@ class RewritingCachedOp:
             variant = remember(variants.made, key, _Variant(plan, operation), MOST_PLANS)
         self.latest = variant.plan
         return variant
+
+    def _is_recorded(self) -> bool:
+        return not self.traced.depends_on_recording or autograd.is_recording()
 
     def _guarded(self, args: Sequence[NDArray]) -> frozenset[str]:
         if not autograd.is_recording():

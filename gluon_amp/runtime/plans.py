@@ -14,6 +14,7 @@ from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Role
 from ..graph.attrs import CONVERSION, REGION
+from ..passes.native_operators import NATIVE, REPLACEMENTS
 from ..passes.widen import widen
 from ..rules import Policy
 from .state import State
@@ -37,7 +38,8 @@ class Inputs(NamedTuple):
     guarded: frozenset[str]  # the inputs whose gradient is accumulated
     # the data inputs that arrive in bfloat16 from a block around, standing for FP32 ones
     low: frozenset[str] = frozenset()
-    dense: bool = False  # whether all of them are at hand, as dense arrays
+    dense: bool = False  # whether all of them are dense arrays, of known shapes
+    recorded: bool = True  # whether gradients may be asked for
 
     def types(self) -> dict[str, str]:
         """Return data types by name; data that an outer block passes in bfloat16 counts as FP32."""
@@ -65,6 +67,11 @@ class Traced:
     def is_converted(self) -> bool:
         """Tell whether it, or a part of it, was converted for inference, and has its casts already."""
         return any(CONVERSION in node.attrs for node in self.graph.nodes())
+
+    @cached_property
+    def depends_on_recording(self) -> bool:
+        """Tell whether it runs otherwise where no gradients are asked for."""
+        return any(node.op in REPLACEMENTS for node in self.graph.operators())
 
     @cached_property
     def keeps_inputs(self) -> bool:
@@ -95,7 +102,7 @@ class Traced:
     def kept(self, state: State, device: str, names: Sequence[str], shapes: Shapes) -> frozenset[str]:
         """Name the operators that shapes keep in FP32: a plan depends on nothing else of the shapes."""
         policy = _policy_for(self, state, device, low=False)
-        if policy is None:
+        if policy is None or self.is_converted:
             return frozenset()
         ops = frozenset(node.op for node in self.graph.operators() if policy.depends_on_shape(node.op))
         if ops not in self._probes:
@@ -139,6 +146,11 @@ class Plan:
     def graph(self) -> Graph:
         """The graph that runs. Not to be edited."""
         return self.traced.analysed(self.inputs) if self.rewritten is None else self.rewritten
+
+    @property
+    def is_native(self) -> bool:
+        """Whether operators in C++ are in it."""
+        return self.rewritten is not None and any(node.op in NATIVE for node in self.rewritten.operators())
 
     @property
     def runs(self) -> mx.sym.Symbol:
@@ -189,23 +201,24 @@ def _remedy(node: Node) -> str:
 def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
     """Plan how a symbol runs under a setting."""
     policy = _policy_for(traced, state, inputs.device, bool(inputs.low))
+    if policy is None or traced.is_converted:
+        inputs = inputs._replace(low=frozenset())
     if policy is None:
-        return Plan(traced, inputs._replace(low=frozenset()))
+        return Plan(traced, inputs)
     graph = traced.analysed(inputs)
     is_widened = len(graph.nodes()) != len(traced.graph.nodes())
     for node in graph.variables():
         if node.name in inputs.low:
             node.planned = [BFLOAT16]
     counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled,
-                            native=_native(graph, inputs))
+                            native=_native(graph, inputs), recorded=inputs.recorded,
+                            converted=traced.is_converted)
     changed = is_widened or any(counts.values()) or (inputs.low and policy.lowers)
     return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
 
 
 def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
-    """Return the operators in C++ for a graph: they take dense arrays, on a CPU, of known shapes."""
-    # An executor infers shapes of parameters from those of data, also later, when it is reshaped; MXNet ends the
-    # process when an operator of a library has an input of unknown shape then.
+    """Return the operators in C++ for a graph: they take dense arrays, on a CPU."""
     if not inputs.dense or inputs.device != "cpu" or any(node.op == _MAKES_SPARSE for node in graph.operators()):
         return frozenset()
     return frozenset().union(*(library.operators for library in native.load()))
@@ -214,6 +227,6 @@ def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
 def _policy_for(traced: Traced, state: State, device: str, low: bool) -> Policy | None:
     """Return the policy to rewrite a symbol by, None where nothing in it can change."""
     idle = not state.enabled and not low and not traced.is_marked
-    policy = None if idle or traced.is_converted or not traced.keeps_inputs else state.policy(device)
+    policy = None if idle or not traced.keeps_inputs else state.policy(device)
     # A user who hands bfloat16 to a network that runs in FP32 gets what MXNet makes of it.
     return None if policy is not None and low and not policy.lowers else policy

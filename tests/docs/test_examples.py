@@ -184,7 +184,7 @@ class TestTorchRecipe:
     @pytest.mark.slow
     @pytest.mark.parametrize("script", ["recipe", "advanced"])
     def test_sections_run_alone_and_at_the_least_sizes(self, script):
-        least = ["--size", "1", "--batch-size", "2", "--batches", "2", "--epochs", "1", "--layers", "1"]
+        least = ["--size", "1", "--batch-size", "1", "--batches", "2", "--epochs", "1", "--layers", "1"]
         for section in import_sections(script):
             assert run(f"torch_recipe/{script}.py", section, *least).startswith(f"\n{section}\n")
 

@@ -120,7 +120,7 @@ def test_rnn_in_bfloat16(mode):
     wanted = with_gradients(lambda *arrays: every_output(nd.RNN(*arrays, state_outputs=True, **options)), inputs,
                             out_grad)
     attrs = {name: str(value) for name, value in {**options, "dtype": "bfloat16"}.items()}
-    low = [array if index in (1, 3) else bfloat16(array) for index, array in enumerate(inputs)]
+    low = [bfloat16(inputs[0]), *inputs[1:]]
     received = with_gradients(lambda *arrays: every_output(invoke("_gluon_amp_rnn", arrays, attrs)[:outputs]), low,
                               out_grad)
     for one, other in zip(received, wanted):

@@ -97,11 +97,12 @@ class TestGraphs:
         assert lines(limited(variable("x", BIG))) == ["limit: _gluon_amp_clip(x) -> float32", "out: limit"]
         assert lines(limited(variable("x", (9,)), (9,)))[0] == "limit: clip(x) -> float32"
 
-    def test_clip_in_bfloat16_has_a_rectifier_instead(self):
+    def test_clip_in_bfloat16_runs_between_convolutions_without_casts(self):
         norm = batch_norm("bn", conv("c", variable("data", (2, 16, 8, 8)), 256, 16))
         norm.shapes = [(2, 256, 8, 8)] * 3
         result = lines(conv("d", limited(Entry(norm), (2, 256, 8, 8)), 32, 256), target="bfloat16")
-        assert not any("_gluon_amp" in line for line in result)
+        assert "limit: _gluon_amp_clip(bn) -> bfloat16" in result
+        assert "d: Convolution(limit, d_weight_bfloat16) -> bfloat16" in result
 
     def test_products(self):
         assert lines(product())[0] == "dot: _gluon_amp_batch_dot(a, b) -> float32"
@@ -316,7 +317,7 @@ class TestNetworks:
         assert '"LayerNorm"' in text
 
     @pytest.mark.parametrize("simple", [True, False])
-    def test_executors_do_without(self, simple):
+    def test_executors_are_reshaped(self, simple):
         """Shapes of their parameters may be inferred again, which ends the process with operators of a library."""
         amp.init("float32")
         symbol = mx.sym.LayerNorm(mx.sym.var("x"), mx.sym.var("gamma"), mx.sym.var("beta"))

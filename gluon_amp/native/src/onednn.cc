@@ -7,7 +7,7 @@ namespace gluon_amp::onednn {
 namespace {
 
 constexpr char kLibrary[] = "libdnnl.so.3";
-constexpr int kCpu = 1, kDefaultFlags = 1, kUserScratchpad = 1;
+constexpr int kCpu = 1, kDefaultFlags = 1, kUserScratchpad = 1, kSameType = 0;
 
 Functions look_up() {
   void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
@@ -33,6 +33,7 @@ Functions look_up() {
   LOOK_UP(primitive_attr_destroy);
   LOOK_UP(post_ops_create);
   LOOK_UP(post_ops_append_eltwise);
+  LOOK_UP(post_ops_append_sum);
   LOOK_UP(post_ops_destroy);
   LOOK_UP(primitive_desc_query_md);
   LOOK_UP(primitive_desc_destroy);
@@ -63,19 +64,20 @@ Dims row_major(const Dims& dims) {
 
 using AttrPointer = std::unique_ptr<Attr, int (*)(Attr*)>;
 
-AttrPointer make_attr(float scale) {
+AttrPointer make_attr(float scale, bool adds) {
   const Functions& f = functions();
   Attr* attr = nullptr;
   check(f.primitive_attr_create(&attr), "attributes");
   AttrPointer owned(attr, f.primitive_attr_destroy);
   // oneDNN's own scratchpad belongs to a thread, and MXNet runs an operator on any.
   check(f.primitive_attr_set_scratchpad_mode(attr, kUserScratchpad), "a scratchpad mode");
-  if (scale != 1) {
+  if (scale != 1 || adds) {
     PostOps* ops = nullptr;
     check(f.post_ops_create(&ops), "operations after another");
     const std::unique_ptr<PostOps, int (*)(PostOps*)> owned_ops(ops, f.post_ops_destroy);
-    check(f.post_ops_append_eltwise(ops, kLinear, scale, 0), "a scale");
-    check(f.primitive_attr_set_post_ops(attr, ops), "a scale");
+    if (scale != 1) check(f.post_ops_append_eltwise(ops, kLinear, scale, 0), "a scale");
+    if (adds) check(f.post_ops_append_sum(ops, 1, 0, kSameType), "a sum");
+    check(f.primitive_attr_set_post_ops(attr, ops), "operations after another");
   }
   return owned;
 }
@@ -121,9 +123,9 @@ Desc Desc::any(const Dims& dims, DataType type) {
 
 size_t bytes(Md desc) { return functions().memory_desc_get_size(desc); }
 
-Primitive::Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale) {
+Primitive::Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale, bool adds) {
   const Functions& f = functions();
-  const AttrPointer attr = make_attr(scale);
+  const AttrPointer attr = make_attr(scale, adds);
   PrimitiveDesc* desc = nullptr;
   check(make(&desc, attr.get()), what);
   desc_.reset(desc, f.primitive_desc_destroy);

@@ -80,6 +80,7 @@ struct Functions {
   int (*primitive_attr_destroy)(Attr*);
   int (*post_ops_create)(PostOps**);
   int (*post_ops_append_eltwise)(PostOps*, int algorithm, float alpha, float beta);
+  int (*post_ops_append_sum)(PostOps*, float scale, int32_t zero_point, int type);
   int (*post_ops_destroy)(PostOps*);
   Md (*primitive_desc_query_md)(const PrimitiveDesc*, int what, int index);
   int (*primitive_desc_destroy)(PrimitiveDesc*);
@@ -144,8 +145,9 @@ size_t bytes(Md desc);
 // A primitive and its description. It never changes and holds no memory for results: threads may share it.
 class Primitive {
  public:
-  // The function makes the description. `scale` multiplies the result.
-  Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale = 1);
+  // The function makes the description. `scale` multiplies the result; with `adds` it is added to what is there.
+  Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale = 1,
+            bool adds = false);
   Md query(Query what, int index = 0) const;
   const PrimitiveDesc* desc() const { return desc_.get(); }
   void run(std::initializer_list<Array> arrays) const;

@@ -1,15 +1,16 @@
 // LSTM, GRU and plain RNNs as MXNet's RNN takes them: layers, both directions, states in and out. The parameters come in
 // one vector, or, with separate=True, in an array each, in the order that they have in the vector: joining them takes
-// longer than a layer on few sequences. Data and states may be bfloat16; parameters, LSTM's cells and the parameters'
-// gradient are float32.
+// longer than a layer on few sequences. Data and output may be bfloat16; everything else is float32.
 //
 // Between layers the values are multiplied by masks that are inputs: MXNet's Dropout of ones makes them, which knows
 // whether this is training. When training, the last output keeps what backward needs.
 #include <algorithm>
 #include <cstring>
 
+#include "buffer.h"
 #include "families.h"
 #include "operator.h"
+#include "rnn_bfloat16.h"
 #include "rnn_layer.h"
 #include "vector.h"
 
@@ -27,28 +28,10 @@ VECTORIZED void to_bfloat16(const float* from, bfloat16* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store(from[i], &to[i]);
 }
 
-template <class T, class Mask>
-void multiply(const T* values, const Mask* mask, T* products, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) store(to_float(values[i]) * to_float(mask[i]), &products[i]);
+template <class T>
+void multiply(const T* values, const float* mask, T* products, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) store(to_float(values[i]) * mask[i], &products[i]);
 }
-
-constexpr size_t kAlignment = 64;
-size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-// Memory for what lives during a call.
-class Buffer {
- public:
-  explicit Buffer(size_t bytes) : memory_(new char[bytes + kAlignment]), data_(memory_.get()) {
-    size_t room = bytes + kAlignment;
-    std::align(kAlignment, bytes, data_, room);
-  }
-  void* data() const { return data_; }
-  float* floats() const { return static_cast<float*>(data_); }
-
- private:
-  std::unique_ptr<char[]> memory_;
-  void* data_;
-};
 
 struct Settings {
   explicit Settings(const Attributes& attributes)
@@ -121,11 +104,6 @@ int64_t product(const std::vector<int64_t>& shape) {
   return count;
 }
 
-// Where a layer's parameters lie: for each direction those of the data and those of the state.
-struct Parameters {
-  std::vector<float*> weights, biases;
-};
-
 std::vector<float*> places_of(const Settings& s, const Tensor& data, const Tensor* parameters) {
   std::vector<float*> places;
   float* next = s.separate ? nullptr : parameters->as<float>();
@@ -147,10 +125,10 @@ void for_each_gate(const LayerShape& s, const Parameters& p, bool of_state, cons
   }
 }
 
-onednn::Desc plain_weights(const LayerShape& s, bool of_state, onednn::DataType type) {
+onednn::Desc plain_weights(const LayerShape& s, bool of_state) {
   const int64_t inputs = of_state ? s.states : s.inputs, outputs = s.states, gates = s.gates();
   return {{1, s.directions, inputs, gates, outputs},
-          type,
+          onednn::kF32,
           {s.directions * gates * outputs * inputs, gates * outputs * inputs, 1, outputs * inputs, inputs}};
 }
 
@@ -159,24 +137,20 @@ bool same_order(const LayerShape& s) { return s.directions == 1 && s.cell != Cel
 // Weights as a primitive wants them.
 Buffer packed_weights(const LayerShape& s, const Parameters& p, bool of_state, onednn::Md wanted) {
   Buffer packed(onednn::bytes(wanted));
-  const onednn::Desc plain = plain_weights(s, of_state, onednn::data_type_of(s.type));
-  if (same_order(s) && s.type == kFloat32) {
+  const onednn::Desc plain = plain_weights(s, of_state);
+  if (same_order(s)) {
     reorder(plain, p.weights[of_state], wanted, packed.data());
     return packed;
   }
   const Buffer staged(onednn::bytes(plain));
-  for_each_gate(s, p, of_state, [&](const float* from, int64_t to, int64_t count) {
-    if (s.type == kBfloat16)
-      to_bfloat16(from, static_cast<bfloat16*>(staged.data()) + to, count);
-    else
-      std::copy_n(from, count, staged.floats() + to);
-  });
+  for_each_gate(s, p, of_state,
+                [&](const float* from, int64_t to, int64_t count) { std::copy_n(from, count, staged.floats() + to); });
   reorder(plain, staged.data(), wanted, packed.data());
   return packed;
 }
 
 void unpack_gradient(const LayerShape& s, const Parameters& p, bool of_state, onednn::Md desc, const Buffer& packed) {
-  const onednn::Desc plain = plain_weights(s, of_state, onednn::kF32);
+  const onednn::Desc plain = plain_weights(s, of_state);
   if (same_order(s)) {
     reorder(desc, packed.data(), plain, p.weights[of_state]);
     return;
@@ -217,9 +191,11 @@ class Call {
     size_t offset = 0;
     for (int i = 0; i < settings.layers; ++i) {
       shapes_.push_back(settings.layer(i, data.dim(0), data.dim(1), data.dim(2)));
-      layers_.push_back(layer_of(shapes_[i]));
+      const bool low = settings.type == kBfloat16;
+      layers_.push_back(low ? nullptr : layer_of(shapes_[i]));
       workspaces_.push_back(offset);
-      offset += settings.training ? aligned(layers_[i]->workspace_bytes()) : 0;
+      if (settings.training)
+        offset += aligned(low ? low_workspace_bytes(shapes_[i]) : layers_[i]->workspace_bytes());
       outputs_.push_back(offset);
       offset += i + 1 < settings.layers ? 2 * aligned(shapes_[i].outputs() * settings.item()) : 0;
     }
@@ -251,150 +227,182 @@ class Call {
   size_t workspace_size_;
 };
 
-// A piece of an array that begins at an element; null where there is no array.
-char* at(const Tensor* tensor, size_t element, size_t item) {
-  return tensor ? static_cast<char*>(tensor->data) + element * item : nullptr;
-}
+// A piece of an array of states that begins at an element; null where there is no array.
+float* at(const Tensor* tensor, size_t element) { return tensor ? tensor->as<float>() + element : nullptr; }
 
 void apply_mask(const Settings& s, const Tensor& mask, const void* values, void* products) {
-  const int64_t count = mask.size();
   if (s.type == kBfloat16)
-    multiply(static_cast<const bfloat16*>(values), mask.as<bfloat16>(), static_cast<bfloat16*>(products), count);
+    multiply(static_cast<const bfloat16*>(values), mask.as<float>(), static_cast<bfloat16*>(products), mask.size());
   else
-    multiply(static_cast<const float*>(values), mask.as<float>(), static_cast<float*>(products), count);
+    multiply(static_cast<const float*>(values), mask.as<float>(), static_cast<float*>(products), mask.size());
+}
+
+// What a layer reads and writes; states begin at those of the layer.
+struct LayerArrays {
+  const void* data;
+  const float *states, *cells;
+  void* out;
+  float *last_states, *last_cells;
+  void* workspace;
+};
+
+struct LayerGradients {
+  const float *out, *last_states, *last_cells;  // what comes
+  float *data, *states, *cells;                 // what goes
+};
+
+void forward_layer(const LayerShape& shape, const Layer& layer, const Parameters& parameters, const LayerArrays& a) {
+  const onednn::Md layer_weights = layer.forward.query(onednn::kWeights, 0);
+  const onednn::Md state_weights = layer.forward.query(onednn::kWeights, 1);
+  const Buffer weights = packed_weights(shape, parameters, false, layer_weights);
+  const Buffer recurrent = packed_weights(shape, parameters, true, state_weights);
+  const Buffer biases = packed_biases(shape, parameters);
+  layer.forward.run({{onednn::kSrc, layer.descs.data, a.data},
+                     {onednn::kSrcIter, layer.descs.states, a.states},
+                     {onednn::kSrcIterC, layer.descs.states, a.cells},
+                     {onednn::kWeightsLayer, layer_weights, weights.data()},
+                     {onednn::kWeightsIter, state_weights, recurrent.data()},
+                     {onednn::kBias, layer.descs.biases, biases.data()},
+                     {onednn::kDst, layer.descs.out, a.out},
+                     {onednn::kDstIter, layer.descs.states, a.last_states},
+                     {onednn::kDstIterC, layer.descs.states, a.last_cells},
+                     {onednn::kWorkspaceData, layer.forward.query(onednn::kWorkspace), a.workspace}});
+}
+
+void backward_layer(const LayerShape& shape, const Layer& layer, const Parameters& parameters, const LayerArrays& a,
+                    const Parameters& parameter_grads, const LayerGradients& g) {
+  const LayerDescs& d = layer.descs;
+  const onednn::Md layer_weights = layer.backward->query(onednn::kWeights, 0);
+  const onednn::Md state_weights = layer.backward->query(onednn::kWeights, 1);
+  const onednn::Md layer_grads = layer.backward->query(onednn::kDiffWeights, 0);
+  const onednn::Md recurrent_grads = layer.backward->query(onednn::kDiffWeights, 1);
+  const Buffer weights = packed_weights(shape, parameters, false, layer_weights);
+  const Buffer recurrent = packed_weights(shape, parameters, true, state_weights);
+  const Buffer biases = packed_biases(shape, parameters);
+  const Buffer weights_grad(onednn::bytes(layer_grads)), recurrent_grad(onednn::bytes(recurrent_grads));
+  const Buffer biases_grad(onednn::bytes(d.biases));
+  // oneDNN adds these three to what is there.
+  std::memset(weights_grad.data(), 0, onednn::bytes(layer_grads));
+  std::memset(recurrent_grad.data(), 0, onednn::bytes(recurrent_grads));
+  std::memset(biases_grad.data(), 0, onednn::bytes(d.biases));
+  layer.backward->run({{onednn::kSrc, d.data, a.data},
+                       {onednn::kSrcIter, d.states, a.states},
+                       {onednn::kSrcIterC, d.states, a.cells},
+                       {onednn::kWeightsLayer, layer_weights, weights.data()},
+                       {onednn::kWeightsIter, state_weights, recurrent.data()},
+                       {onednn::kBias, d.biases, biases.data()},
+                       {onednn::kDst, d.out, a.out},
+                       {onednn::kDstIter, d.states, a.last_states},
+                       {onednn::kDstIterC, d.states, a.last_cells},
+                       {onednn::kWorkspaceData, layer.forward.query(onednn::kWorkspace), a.workspace},
+                       {onednn::kDiffSrc, d.data, g.data},
+                       {onednn::kDiffSrcIter, d.states, g.states},
+                       {onednn::kDiffSrcIterC, d.states, g.cells},
+                       {onednn::kDiffWeightsLayer, layer_grads, weights_grad.data()},
+                       {onednn::kDiffWeightsIter, recurrent_grads, recurrent_grad.data()},
+                       {onednn::kDiffBias, d.biases, biases_grad.data()},
+                       {onednn::kDiffDst, d.out, g.out},
+                       {onednn::kDiffDstIter, d.states, g.last_states},
+                       {onednn::kDiffDstIterC, d.states, g.last_cells}});
+  unpack_gradient(shape, parameter_grads, false, layer_grads, weights_grad);
+  unpack_gradient(shape, parameter_grads, true, recurrent_grads, recurrent_grad);
+  for_each_bias(shape, parameter_grads, biases_grad.floats(),
+                [](float& data, float& state, float first, const float* second) {
+                  data = first;
+                  state = second ? *second : first;
+                });
+}
+
+LowArrays low(const LayerArrays& a) {
+  return {static_cast<const bfloat16*>(a.data), a.states,     a.cells, static_cast<bfloat16*>(a.out), a.last_states,
+          a.last_cells,                         static_cast<float*>(a.workspace)};
+}
+
+// The arrays of layer i. The operator's inputs and outputs are `in` and `out`.
+LayerArrays arrays_of(const Settings& s, const Call& call, int i, const Tensor* in, const Tensor* out, char* base) {
+  const size_t offset = call.state_offset(i);
+  const int state = s.state();
+  return {i ? call.masked_output(base, i - 1) : in[0].data,
+          at(&in[state], offset),
+          at(s.lstm() ? &in[state + 1] : nullptr, offset),
+          i + 1 == s.layers ? out[0].data : call.kept_output(base, i),
+          at(&out[1], offset),
+          at(s.lstm() ? &out[2] : nullptr, offset),
+          s.training ? call.workspace(base, i) : nullptr};
 }
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  const Tensor &data = inputs[0], &state = inputs[s.state()], &out = outputs[0], &last_state = outputs[1];
-  const Tensor *cell = s.lstm() ? &inputs[s.state() + 1] : nullptr, *last_cell = s.lstm() ? &outputs[2] : nullptr;
-  if (!data.size() || !out.size()) return;
-  const Call call(s, data);
-  const std::vector<float*> places = places_of(s, data, &inputs[1]);
+  if (!inputs[0].size() || !outputs[0].size()) return;
+  const Call call(s, inputs[0]);
+  const std::vector<float*> places = places_of(s, inputs[0], &inputs[1]);
   const Buffer own(s.training ? 0 : call.workspace_size());
   char* base = static_cast<char*>(s.training ? outputs.back().data : own.data());
-  const void* source = data.data;
   for (int i = 0; i < s.layers; ++i) {
-    const Layer& layer = call.layer(i);
-    const bool last = i + 1 == s.layers;
-    const onednn::Md layer_weights = layer.forward.query(onednn::kWeights, 0);
-    const onednn::Md state_weights = layer.forward.query(onednn::kWeights, 1);
-    const Parameters parameters = call.parameters(i, places);
-    const Buffer weights = packed_weights(call.shape(i), parameters, false, layer_weights);
-    const Buffer recurrent = packed_weights(call.shape(i), parameters, true, state_weights);
-    const Buffer biases = packed_biases(call.shape(i), parameters);
-    void* target = last ? out.data : call.kept_output(base, i);
-    const size_t offset = call.state_offset(i);
-    layer.forward.run({{onednn::kSrc, layer.descs.data, source},
-                       {onednn::kSrcIter, layer.descs.states, at(&state, offset, s.item())},
-                       {onednn::kSrcIterC, layer.descs.cells, at(cell, offset, 4)},
-                       {onednn::kWeightsLayer, layer_weights, weights.data()},
-                       {onednn::kWeightsIter, state_weights, recurrent.data()},
-                       {onednn::kBias, layer.descs.biases, biases.data()},
-                       {onednn::kDst, layer.descs.out, target},
-                       {onednn::kDstIter, layer.descs.states, at(&last_state, offset, s.item())},
-                       {onednn::kDstIterC, layer.descs.cells, at(last_cell, offset, 4)},
-                       {onednn::kWorkspaceData, layer.forward.query(onednn::kWorkspace),
-                        s.training ? call.workspace(base, i) : nullptr}});
-    if (!last && s.masked) apply_mask(s, inputs[s.first_mask() + i], target, call.masked_output(base, i));
-    source = last ? nullptr : call.masked_output(base, i);
+    const LayerArrays arrays = arrays_of(s, call, i, inputs.data(), outputs.data(), base);
+    if (s.type == kBfloat16)
+      low_forward(call.shape(i), call.parameters(i, places), low(arrays));
+    else
+      forward_layer(call.shape(i), call.layer(i), call.parameters(i, places), arrays);
+    if (i + 1 < s.layers && s.masked)
+      apply_mask(s, inputs[s.first_mask() + i], arrays.out, call.masked_output(base, i));
   }
 }
 
-// Gradients of an array as float32, which oneDNN takes and gives.
-Buffer as_floats(const void* values, int64_t count, int type) {
-  Buffer floats(count * sizeof(float));
-  if (type == kBfloat16)
-    to_floats(static_cast<const bfloat16*>(values), floats.floats(), count);
+// Gradients of an array as float32.
+Buffer as_floats(const Tensor& values) {
+  Buffer floats(values.size() * sizeof(float));
+  if (values.type == kBfloat16)
+    to_floats(values.as<bfloat16>(), floats.floats(), values.size());
   else
-    std::copy_n(static_cast<const float*>(values), count, floats.floats());
+    std::copy_n(values.as<float>(), values.size(), floats.floats());
   return floats;
 }
 
-void from_floats(const float* floats, int64_t count, int type, void* values) {
-  if (type == kBfloat16)
-    to_bfloat16(floats, static_cast<bfloat16*>(values), count);
-  else
-    std::copy_n(floats, count, static_cast<float*>(values));
-}
+void clear(const Tensor& array) { std::memset(array.data, 0, array.size() * (array.type == kBfloat16 ? 2 : 4)); }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
   if (!s.training) fail("expected training=True for a gradient, received training=False");
-  const Tensor* grads = inputs.data();
-  const Tensor* in = grads + s.outputs();
-  const Tensor* out = in + s.inputs();
-  const int at_state = s.state();
-  const Tensor *cell = s.lstm() ? &in[at_state + 1] : nullptr, *last_cell = s.lstm() ? &out[2] : nullptr;
+  const Tensor *grads = inputs.data(), *in = grads + s.outputs(), *out = in + s.inputs();
   if (!in[0].size() || !out[0].size()) {
-    for (const Tensor& grad : outputs) std::memset(grad.data, 0, grad.size() * (grad.type == kBfloat16 ? 2 : 4));
+    std::for_each(outputs.begin(), outputs.end(), clear);
     return;
   }
   const Call call(s, in[0]);
   const std::vector<float*> places = places_of(s, in[0], &in[1]), grad_places = places_of(s, in[0], &outputs[1]);
   char* base = static_cast<char*>(out[s.outputs() - 1].data);
-  const Buffer state_grads = as_floats(grads[1].data, grads[1].size(), s.type);
-  const Buffer first_grads(outputs[at_state].size() * sizeof(float));
-  Buffer out_grad = as_floats(grads[0].data, grads[0].size(), s.type);
+  const int state = s.state();
+  Buffer out_grad = as_floats(grads[0]);
   for (int i = s.layers; i-- > 0;) {
-    const Layer& layer = call.layer(i);
     const LayerShape& shape = call.shape(i);
-    const LayerDescs& d = layer.descs;
-    const LayerDescs& g = layer.gradients;
-    const onednn::Md layer_weights = layer.backward->query(onednn::kWeights, 0);
-    const onednn::Md state_weights = layer.backward->query(onednn::kWeights, 1);
-    const onednn::Md layer_grads = layer.backward->query(onednn::kDiffWeights, 0);
-    const onednn::Md recurrent_grads = layer.backward->query(onednn::kDiffWeights, 1);
-    const Parameters parameters = call.parameters(i, places), parameter_grads = call.parameters(i, grad_places);
-    const Buffer weights = packed_weights(shape, parameters, false, layer_weights);
-    const Buffer recurrent = packed_weights(shape, parameters, true, state_weights);
-    const Buffer biases = packed_biases(shape, parameters);
-    const Buffer weights_grad(onednn::bytes(layer_grads)), recurrent_grad(onednn::bytes(recurrent_grads));
-    const Buffer biases_grad(onednn::bytes(g.biases));
-    Buffer data_grad(onednn::bytes(g.data));
-    // oneDNN adds these three to what is there.
-    std::memset(weights_grad.data(), 0, onednn::bytes(layer_grads));
-    std::memset(recurrent_grad.data(), 0, onednn::bytes(recurrent_grads));
-    std::memset(biases_grad.data(), 0, onednn::bytes(g.biases));
     const size_t offset = call.state_offset(i);
-    const bool last = i + 1 == s.layers;
-    layer.backward->run({{onednn::kSrc, d.data, i ? call.masked_output(base, i - 1) : in[0].data},
-                         {onednn::kSrcIter, d.states, at(&in[at_state], offset, s.item())},
-                         {onednn::kSrcIterC, d.cells, at(cell, offset, 4)},
-                         {onednn::kWeightsLayer, layer_weights, weights.data()},
-                         {onednn::kWeightsIter, state_weights, recurrent.data()},
-                         {onednn::kBias, d.biases, biases.data()},
-                         {onednn::kDst, d.out, last ? out[0].data : call.kept_output(base, i)},
-                         {onednn::kDstIter, d.states, at(&out[1], offset, s.item())},
-                         {onednn::kDstIterC, d.cells, at(last_cell, offset, 4)},
-                         {onednn::kWorkspaceData, layer.forward.query(onednn::kWorkspace), call.workspace(base, i)},
-                         {onednn::kDiffSrc, g.data, data_grad.data()},
-                         {onednn::kDiffSrcIter, g.states, first_grads.floats() + offset},
-                         {onednn::kDiffSrcIterC, g.cells, s.lstm() ? at(&outputs[at_state + 1], offset, 4) : nullptr},
-                         {onednn::kDiffWeightsLayer, layer_grads, weights_grad.data()},
-                         {onednn::kDiffWeightsIter, recurrent_grads, recurrent_grad.data()},
-                         {onednn::kDiffBias, g.biases, biases_grad.data()},
-                         {onednn::kDiffDst, g.out, out_grad.data()},
-                         {onednn::kDiffDstIter, g.states, state_grads.floats() + offset},
-                         {onednn::kDiffDstIterC, g.cells, s.lstm() ? at(&grads[2], offset, 4) : nullptr}});
-    unpack_gradient(shape, parameter_grads, false, layer_grads, weights_grad);
-    unpack_gradient(shape, parameter_grads, true, recurrent_grads, recurrent_grad);
-    for_each_bias(shape, parameter_grads, biases_grad.floats(),
-                  [](float& data, float& state, float first, const float* second) {
-                    data = first;
-                    state = second ? *second : first;
-                  });
+    const Parameters parameters = call.parameters(i, places), parameter_grads = call.parameters(i, grad_places);
+    const LayerArrays arrays = arrays_of(s, call, i, in, out, base);
+    Buffer data_grad(shape.steps * shape.batch * shape.inputs * sizeof(float));
+    const LayerGradients gradients{out_grad.floats(),
+                                   at(&grads[1], offset),
+                                   at(s.lstm() ? &grads[2] : nullptr, offset),
+                                   data_grad.floats(),
+                                   at(&outputs[state], offset),
+                                   at(s.lstm() ? &outputs[state + 1] : nullptr, offset)};
+    if (s.type == kBfloat16)
+      low_backward(shape, parameters, low(arrays), parameter_grads,
+                   {gradients.out, gradients.last_states, gradients.last_cells, gradients.data, gradients.states,
+                    gradients.cells});
+    else
+      backward_layer(shape, call.layer(i), parameters, arrays, parameter_grads, gradients);
     if (i && s.masked) {
-      const Tensor& mask = in[s.first_mask() + i - 1];
-      const Tensor& mask_grad = outputs[s.first_mask() + i - 1];
-      const Buffer factors = as_floats(mask.data, mask.size(), s.type);
-      std::memset(mask_grad.data, 0, mask_grad.size() * s.item());  // masks are not learned
-      multiply(data_grad.floats(), factors.floats(), data_grad.floats(), mask.size());
+      multiply(data_grad.floats(), in[s.first_mask() + i - 1].as<float>(), data_grad.floats(),
+               in[s.first_mask() + i - 1].size());
+      clear(outputs[s.first_mask() + i - 1]);  // masks are not learned
     }
     out_grad = std::move(data_grad);
   }
-  from_floats(out_grad.floats(), outputs[0].size(), s.type, outputs[0].data);
-  from_floats(first_grads.floats(), outputs[at_state].size(), s.type, outputs[at_state].data);
+  if (s.type == kBfloat16)
+    to_bfloat16(out_grad.floats(), outputs[0].as<bfloat16>(), outputs[0].size());
+  else
+    std::copy_n(out_grad.floats(), outputs[0].size(), outputs[0].as<float>());
 }
 
 Arity arity(const Attributes& attributes) {
@@ -405,10 +413,10 @@ Arity arity(const Attributes& attributes) {
 void types(const Attributes& attributes, Types& inputs, Types& outputs) {
   const Settings s(attributes);
   for (int i = 0; i < s.inputs(); ++i) {
-    const bool parameter = 0 < i && i < s.state(), cell = s.lstm() && i == s.state() + 1;
-    expect_type(inputs[i], parameter || cell ? +kFloat32 : s.type, parameter ? "parameters" : "an input");
+    const bool parameter = 0 < i && i < s.state();
+    expect_type(inputs[i], i ? +kFloat32 : s.type, parameter ? "parameters" : "an input");
   }
-  for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = i < 2 ? s.type : +kFloat32;
+  for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = i ? +kFloat32 : s.type;
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {

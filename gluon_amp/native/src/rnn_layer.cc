@@ -22,9 +22,9 @@ Primitive make_forward(const LayerShape& shape, const LayerDescs& d) {
     const int prop = shape.training ? onednn::kForwardTraining : onednn::kForwardInference;
     const int direction = direction_of(shape);
     if (shape.cell == Cell::kLstm)
-      return f.lstm_forward_primitive_desc_create(desc, onednn::engine(), prop, direction, d.data, d.states, d.cells,
+      return f.lstm_forward_primitive_desc_create(desc, onednn::engine(), prop, direction, d.data, d.states, d.states,
                                                   d.layer_weights, d.state_weights, nullptr, nullptr, d.biases, d.out,
-                                                  d.states, d.cells, 0, attr);
+                                                  d.states, d.states, 0, attr);
     if (shape.cell == Cell::kGru)
       return f.lbr_gru_forward_primitive_desc_create(desc, onednn::engine(), prop, direction, d.data, d.states,
                                                      d.layer_weights, d.state_weights, d.biases, d.out, d.states, 0,
@@ -35,44 +35,41 @@ Primitive make_forward(const LayerShape& shape, const LayerDescs& d) {
   });
 }
 
-Primitive make_backward(const LayerShape& shape, const LayerDescs& d, const LayerDescs& g, const Primitive& forward) {
+Primitive make_backward(const LayerShape& shape, const LayerDescs& d, const Primitive& forward) {
   return Primitive("an RNN's gradient", [&](PrimitiveDesc** desc, const Attr* attr) {
     const onednn::Functions& f = onednn::functions();
     const int direction = direction_of(shape);
     if (shape.cell == Cell::kLstm)
       return f.lstm_backward_primitive_desc_create(desc, onednn::engine(), onednn::kBackward, direction, d.data,
-                                                   d.states, d.cells, d.layer_weights, d.state_weights, nullptr,
-                                                   nullptr, d.biases, d.out, d.states, d.cells, g.data, g.states,
-                                                   g.cells, g.layer_weights, g.state_weights, nullptr, nullptr,
-                                                   g.biases, g.out, g.states, g.cells, 0, forward.desc(), attr);
+                                                   d.states, d.states, d.layer_weights, d.state_weights, nullptr,
+                                                   nullptr, d.biases, d.out, d.states, d.states, d.data, d.states,
+                                                   d.states, d.layer_weights, d.state_weights, nullptr, nullptr,
+                                                   d.biases, d.out, d.states, d.states, 0, forward.desc(), attr);
     if (shape.cell == Cell::kGru)
       return f.lbr_gru_backward_primitive_desc_create(desc, onednn::engine(), onednn::kBackward, direction, d.data,
                                                       d.states, d.layer_weights, d.state_weights, d.biases, d.out,
-                                                      d.states, g.data, g.states, g.layer_weights, g.state_weights,
-                                                      g.biases, g.out, g.states, 0, forward.desc(), attr);
+                                                      d.states, d.data, d.states, d.layer_weights, d.state_weights,
+                                                      d.biases, d.out, d.states, 0, forward.desc(), attr);
     return f.vanilla_rnn_backward_primitive_desc_create(
         desc, onednn::engine(), onednn::kBackward, activation_of(shape), direction, d.data, d.states, d.layer_weights,
-        d.state_weights, d.biases, d.out, d.states, g.data, g.states, g.layer_weights, g.state_weights, g.biases, g.out,
-        g.states, 0, 0, 0, forward.desc(), attr);
+        d.state_weights, d.biases, d.out, d.states, d.data, d.states, d.layer_weights, d.state_weights, d.biases, d.out,
+        d.states, 0, 0, 0, forward.desc(), attr);
   });
 }
 
 }  // namespace
 
-LayerDescs::LayerDescs(const LayerShape& s, onednn::DataType type)
-    : data({s.steps, s.batch, s.inputs}, type),
-      states({1, s.directions, s.batch, s.states}, type),
-      cells({1, s.directions, s.batch, s.states}, onednn::kF32),
-      layer_weights(onednn::Desc::any({1, s.directions, s.inputs, s.gates(), s.states}, type)),
-      state_weights(onednn::Desc::any({1, s.directions, s.states, s.gates(), s.states}, type)),
+LayerDescs::LayerDescs(const LayerShape& s)
+    : data({s.steps, s.batch, s.inputs}, onednn::kF32),
+      states({1, s.directions, s.batch, s.states}, onednn::kF32),
+      layer_weights(onednn::Desc::any({1, s.directions, s.inputs, s.gates(), s.states}, onednn::kF32)),
+      state_weights(onednn::Desc::any({1, s.directions, s.states, s.gates(), s.states}, onednn::kF32)),
       biases({1, s.directions, s.biases(), s.states}, onednn::kF32),
-      out({s.steps, s.batch, s.directions * s.states}, type) {}
+      out({s.steps, s.batch, s.directions * s.states}, onednn::kF32) {}
 
 Layer::Layer(const LayerShape& shape)
-    : descs(shape, onednn::data_type_of(shape.type)),
-      gradients(shape, onednn::kF32),
-      forward(make_forward(shape, descs)) {
-  if (shape.training) backward = std::make_shared<const Primitive>(make_backward(shape, descs, gradients, forward));
+    : descs(shape), forward(make_forward(shape, descs)) {
+  if (shape.training) backward = std::make_shared<const Primitive>(make_backward(shape, descs, forward));
 }
 
 size_t Layer::workspace_bytes() const { return onednn::bytes(forward.query(onednn::kWorkspace)); }

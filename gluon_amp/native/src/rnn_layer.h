@@ -1,4 +1,4 @@
-// One layer of an RNN by oneDNN, in one direction or both.
+// One layer of an RNN in float32 by oneDNN, in one direction or both.
 #pragma once
 
 #include "onednn.h"
@@ -6,6 +6,11 @@
 namespace gluon_amp {
 
 enum class Cell { kRelu, kTanh, kLstm, kGru };
+
+// Where a layer's parameters lie: for each direction those of the data and those of the state.
+struct Parameters {
+  std::vector<float*> weights, biases;
+};
 
 struct LayerShape {
   Cell cell;
@@ -25,14 +30,14 @@ struct LayerShape {
 
 // Descriptions of a layer's arrays, in oneDNN's dimensions: layers, directions, inputs, gates, outputs.
 struct LayerDescs {
-  LayerDescs(const LayerShape& shape, onednn::DataType type);
-  onednn::Desc data, states, cells, layer_weights, state_weights, biases, out;
+  explicit LayerDescs(const LayerShape& shape);
+  onednn::Desc data, states, layer_weights, state_weights, biases, out;
 };
 
 // The primitives of a layer, and where its arrays lie.
 struct Layer {
   explicit Layer(const LayerShape& shape);
-  LayerDescs descs, gradients;  // gradients are float32
+  LayerDescs descs;  // and of their gradients
   onednn::Primitive forward;
   std::shared_ptr<const onednn::Primitive> backward;  // when training
   size_t workspace_bytes() const;

@@ -1,0 +1,334 @@
+"""Operators in C++ in inference: hybridized networks, executors and converted networks, whose files stay MXNet's."""
+from __future__ import annotations
+
+import pickle
+
+import mxnet as mx
+import numpy as np
+import pytest
+from graphs import describe, graph, op, variable
+from mxnet import autograd
+from mxnet.gluon import SymbolBlock, nn, rnn
+from native_cases import assert_close, requires_core
+from test_native_operators import ALL, BIG, FLAGS, data, layer_norm, network, recurrent
+
+import gluon_amp as amp
+from gluon_amp import native, passes
+from gluon_amp.debug.recording.engine import prepared_operations
+from gluon_amp.rules import Policy
+
+requires_rnn = pytest.mark.skipif(not native.is_available("_gluon_amp_rnn"), reason=native.load()[1].missing)
+
+
+def latest(net):
+    ((_, operation),) = prepared_operations(net)
+    return operation.latest.graph.operators()
+
+
+def kinds(net):
+    return {node.op for node in latest(net)}
+
+
+class TestGraphs:
+    def test_no_gradient_needs_no_guard(self):
+        x = variable("x", BIG)
+        result = graph(op("elemwise_add", "sum", x, layer_norm(x), shape=BIG))
+        passes.rewrite(result, Policy("float32"), guarded=frozenset({"gamma"}), native=ALL, recorded=False)
+        assert "ln: _gluon_amp_layer_norm(x, gamma, beta) -> float32" in describe(result)
+
+    @pytest.mark.parametrize(("mode", "outputs"), [("lstm", 3), ("gru", 2)])
+    def test_recurrent_layers_keep_nothing_for_a_gradient(self, mode, outputs):
+        result = graph(recurrent(mode))
+        passes.rewrite(result, Policy("float32"), native=ALL, recorded=False, check=True)
+        (node,) = result.operators()
+        assert (node.op, node.attrs["training"], node.num_outputs) == ("_gluon_amp_rnn", "False", outputs)
+        assert len(node.shapes) == len(node.dtypes) == outputs
+
+    def test_of_converted_graphs_nothing_else_changes(self):
+        """Such as casts: it has its own."""
+        dense = op("FullyConnected", "dense", variable("x", BIG), variable("w", (64, 64)), shape=BIG, num_hidden=64)
+        result = graph(layer_norm(dense))
+        counts = passes.rewrite(result, Policy("bfloat16", training=False), native=ALL, converted=True, check=True)
+        assert counts == {"native_operators": 1, "verify": 0}
+        assert describe(result)[-2] == "ln: _gluon_amp_layer_norm(dense, gamma, beta) -> float32"
+
+
+@requires_core
+class TestHybridized:
+    @pytest.mark.parametrize("flags", FLAGS, ids=["dynamic", "static memory", "static"])
+    def test_training_and_inference_in_turns(self, flags):
+        def results():
+            net = network(**flags)
+            found = []
+            for seed in range(3):
+                with autograd.record():
+                    out = net(data(seed))
+                out.backward()
+                found += [out.asnumpy(), net(data(seed)).asnumpy(), net.lstm.l0_i2h_weight.grad().asnumpy()]
+            return found, net
+
+        expected, _ = results()
+        amp.init("float32")
+        received, net = results()
+        for one, other in zip(received, expected):
+            assert_close(one, other, 2e-6)
+        assert "_gluon_amp_layer_norm" in kinds(net)
+
+    @requires_rnn
+    def test_recurrent_layers_keep_nothing_for_a_gradient(self):
+        amp.init("float32")
+        net = network(static_alloc=False)
+        for recorded in (True, False, True):
+            with autograd.record() if recorded else autograd.pause():
+                net(data(1))
+            (layer,) = [node for node in latest(net) if node.kind == "RNN"]
+            assert layer.attrs["training"] == str(recorded)
+
+    @requires_rnn
+    def test_gradients_outside_of_training_mode(self):
+        def gradient():
+            net = network()
+            with autograd.record(train_mode=False):
+                out = net(data(1))
+            out.backward()
+            return net.lstm.l0_i2h_weight.grad().asnumpy()
+
+        expected = gradient()
+        amp.init("float32")
+        assert_close(gradient(), expected, 2e-6)
+
+
+def small_symbol():
+    x = mx.sym.LayerNorm(mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=64, name="fc"), name="ln")
+    return mx.sym.LinearRegressionOutput(mx.sym.clip(x, -1, 1, name="limit"), mx.sym.var("label"), name="out")
+
+
+def values(symbol, batch, inputs=16):
+    random = np.random.RandomState(1)
+    shapes, _, _ = symbol.infer_shape(x=(batch, inputs))
+    return {name: mx.nd.array(random.normal(size=shape)) for name, shape in zip(symbol.list_arguments(), shapes)}
+
+
+@requires_core
+class TestExecutors:
+    @pytest.mark.parametrize("grad_req", ["write", "add", "null"])
+    @pytest.mark.parametrize("simple", [True, False])
+    def test_values_and_gradients(self, simple, grad_req):
+        symbol = small_symbol()
+        arrays = values(symbol, 300)
+
+        def results():
+            if simple:
+                executor = symbol.simple_bind(mx.cpu(), grad_req, x=(300, 16))
+                executor.copy_params_from(arrays)
+            else:
+                grads = {name: mx.nd.zeros(array.shape) for name, array in arrays.items()}
+                executor = symbol.bind(mx.cpu(), arrays, None if grad_req == "null" else grads, grad_req)
+            found = []
+            for _ in range(2):
+                found.append(executor.forward(is_train=grad_req != "null")[0].asnumpy())
+                if grad_req != "null":
+                    executor.backward()
+            return [*found, *(grad.asnumpy() for grad in executor.grad_arrays or [] if grad is not None)], executor
+
+        expected, _ = results()
+        amp.init("float32")
+        received, executor = results()
+        assert executor.plan.is_native
+        assert len(received) == len(expected)
+        for one, other in zip(received, expected):
+            assert_close(one, other, 2e-6)
+
+    @pytest.mark.parametrize("simple", [True, False])
+    def test_reshaped(self, simple):
+        """MXNet infers shapes of parameters again, which would end the process with operators of a library."""
+        symbol = small_symbol()
+        arrays = values(symbol, 300)
+
+        def results():
+            if simple:
+                executor = symbol.simple_bind(mx.cpu(), "null", x=(300, 16), label=(300, 64))
+                executor.copy_params_from(arrays)
+            else:
+                executor = symbol.bind(mx.cpu(), arrays)
+            found = []
+            for batch in (200, 40, 300, 500):
+                executor = executor.reshape(allow_up_sizing=True, x=(batch, 16), label=(batch, 64))
+                executor.arg_dict["x"][:] = values(symbol, batch)["x"]
+                found.append(executor.forward()[0].asnumpy())
+            return found
+
+        expected = results()
+        amp.init("float32")
+        for one, other in zip(results(), expected):
+            assert_close(one, other, 2e-6)
+
+    def test_a_shape_that_was_not_given_and_changes(self):
+        symbol = small_symbol()
+        amp.init("float32")
+        executor = symbol.simple_bind(mx.cpu(), x=(300, 16))
+        with pytest.raises(mx.MXNetError, match="label changes, which was not given"):
+            executor.reshape(x=(200, 16))
+        assert executor.reshape(partial_shaping=True, x=(200, 16)).forward()[0].shape == (200, 64)
+        with pytest.raises(mx.MXNetError):
+            executor.reshape(x=(200, 17))
+
+    def test_sparse_arrays_keep_mxnets_operators(self):
+        symbol = mx.sym.clip(mx.sym.var("x", stype="row_sparse"), -1, 1)
+        amp.init("float32")
+        executor = symbol.simple_bind(mx.cpu(), x=(300, 100))
+        assert not executor.plan.is_native
+        dense = mx.nd.ones((300, 100)) * 9
+        for array in (dense, dense.tostype("row_sparse")):
+            executor = mx.sym.clip(mx.sym.var("x"), -1, 6).bind(mx.cpu(), {"x": array})
+            assert executor.plan.is_native == (array is dense)
+            assert executor.forward()[0].asnumpy().max() == 6
+
+    def test_a_module_trains_and_predicts(self):
+        symbol = small_symbol()
+        random = np.random.RandomState(0)
+        inputs, labels = random.normal(size=(90, 16)), random.normal(size=(90, 64))
+
+        def results():
+            mx.random.seed(1)
+            module = mx.mod.Module(symbol, ["x"], ["label"])
+            module.fit(mx.io.NDArrayIter({"x": inputs}, {"label": labels}, 40, last_batch_handle="discard"),
+                       eval_metric="mse", num_epoch=2, initializer=mx.init.Xavier())
+            batch = mx.io.DataBatch([mx.nd.array(inputs[:50])], [mx.nd.array(labels[:50])])
+            module.forward(batch, is_train=False)  # another shape: reshapes
+            return module.get_outputs()[0].asnumpy()
+
+        expected = results()
+        amp.init("float32")
+        assert_close(results(), expected, 1e-5)
+
+    @requires_rnn
+    def test_recurrent_layers(self):
+        symbol = mx.sym.RNN(mx.sym.var("x"), mx.sym.var("w"), mx.sym.var("h"), mx.sym.var("c"), state_size=32,
+                            num_layers=2, mode="lstm", state_outputs=True, name="rnn")
+        shapes = {"x": (7, 20, 16)}
+
+        def results(grad_req):
+            executor = symbol.simple_bind(mx.cpu(), grad_req, **shapes)
+            for array in executor.arg_arrays:
+                array[:] = mx.nd.array(np.random.RandomState(len(array)).normal(0, 0.2, array.shape))
+            outputs = executor.forward(is_train=grad_req == "write")
+            if grad_req == "write":
+                executor.backward([mx.nd.ones(out.shape) for out in outputs])
+            arrays = [array for array in [*outputs, *(executor.grad_arrays or [])] if array is not None]
+            return [array.asnumpy() for array in arrays], executor
+
+        for grad_req in ("write", "null"):
+            expected, _ = results(grad_req)
+            amp.init("float32")
+            received, executor = results(grad_req)
+            assert executor.plan.is_native
+            assert len(received) == len(expected)
+            for one, other in zip(received, expected):
+                assert_close(one, other, 2e-6)
+            amp.deinit()
+
+
+@requires_core
+class TestConverted:
+    TYPES = ("float32", pytest.param("bfloat16", marks=pytest.mark.bf16))
+
+    @pytest.fixture
+    def net(self):
+        net = network()
+        net(data(0))
+        return net
+
+    @pytest.mark.parametrize("target", TYPES)
+    def test_values(self, net, target):
+        converted = amp.convert_hybrid_block(net, target)
+        plain = amp.convert_hybrid_block(net, target, disable_passes=["native_operators"])
+        for batch in (40, 24, 1):
+            one, other = converted(data(1, batch=batch)).asnumpy(), plain(data(1, batch=batch)).asnumpy()
+            assert_close(one, other, 1e-5 if target == "float32" else 0.05)
+        assert "_gluon_amp_layer_norm" in kinds(converted)
+        assert not any(kind.startswith("_gluon_amp") for kind in kinds(plain))
+
+    @pytest.mark.parametrize("target", TYPES)
+    def test_files_hold_mxnets_operators(self, net, target, tmp_path):
+        converted = amp.convert_hybrid_block(net, target)
+        expected = converted(data(1)).asnumpy()
+        files = converted.export(str(tmp_path / "net"))
+        converted.save(str(tmp_path / "saved"))
+        texts = [path.read_text() for path in [tmp_path / "net-symbol.json", *tmp_path.glob("saved*.json")]]
+        texts.append(converted._cached_graph[1].tojson())
+        texts.append(pickle.dumps(converted._cached_graph[1]).decode("latin1"))
+        assert len(texts) >= 4
+        assert not any('"_gluon_amp_' in text for text in texts)
+        stock = SymbolBlock.imports(files[0], ["data"], files[1])
+        assert_close(stock(data(1)).asnumpy(), expected, 1e-5 if target == "float32" else 0.05)
+
+    def test_imported_ones_run_natively_under_amp_only(self, net, tmp_path):
+        files = amp.convert_hybrid_block(net, "float32").export(str(tmp_path / "net"))
+        stock = SymbolBlock.imports(files[0], ["data"], files[1])
+        stock.hybridize()
+        expected = stock(data(1)).asnumpy()
+        amp.init("float32")
+        assert_close(stock(data(1)).asnumpy(), expected, 2e-6)
+        assert "_gluon_amp_layer_norm" in kinds(stock)
+        amp.deinit()
+        amp.init("float32", disable_passes=["native_operators"])
+        np.testing.assert_array_equal(stock(data(1)).asnumpy(), expected)
+
+    def test_symbols_and_models_hold_mxnets_operators(self, net):
+        net.hybridize()
+        net(data(0))
+        symbol = net._cached_graph[1]
+        arrays = {name: parameter.data() for name, parameter in net.collect_params().items()}
+        converted, _, _ = amp.convert_model(symbol, arrays, {}, "float32", data_names=["data"])
+        for each in (converted, amp.convert_symbol(symbol, "float32", data_names=["data"])):
+            assert '"_gluon_amp_' not in each.tojson()
+
+    def test_gradients(self, net):
+        """Such as those of an input, with accumulation."""
+        def gradients(**options):
+            converted = amp.convert_hybrid_block(net, "float32", optimize="none", **options)
+            converted.collect_params().setattr("grad_req", "add")
+            x = data(1)
+            x.attach_grad("add")
+            for _ in range(2):
+                with autograd.record():
+                    out = converted(x)
+                out.backward()
+            return [x.grad.asnumpy(), *(p.grad().asnumpy() for p in converted.collect_params().values())]
+
+        for one, other in zip(gradients(), gradients(disable_passes=["native_operators"])):
+            assert_close(one, other, 1e-5)
+
+    def test_within_another_network_and_under_amp(self, net):
+        x = data(1)
+        converted = amp.convert_hybrid_block(net, "float32")
+        expected = converted(x).asnumpy()
+        outer = nn.HybridSequential()
+        outer.add(converted, nn.HybridLambda("relu"))
+        for hybrid in (False, True):
+            outer.hybridize(hybrid)
+            for on in (False, True):
+                if on:
+                    amp.init("float32")
+                assert_close(outer(x).asnumpy(), np.maximum(expected, 0), 1e-5)
+                assert_close(converted(x).asnumpy(), expected, 1e-5)
+                amp.deinit()
+
+    def test_a_report_says_which_ran(self, net):
+        found = amp.report(amp.convert_hybrid_block(net, "float32"), data(1))
+        ran = [row for row in found.operators if row.native]
+        assert {row.op for row in ran} >= {"LayerNorm", "clip"}
+        assert f"{len(ran)} of the operators ran in C++" in found.summary
+
+    def test_states_of_recurrent_layers(self):
+        layer = rnn.GRU(24, 2, input_size=16, bidirectional=True)
+        layer.initialize(mx.init.Normal(0.3))
+        x, state = data(1), mx.nd.ones((4, 40, 24))
+        layer.hybridize()
+        out, states = layer(x, [state])
+        expected = [out.asnumpy(), states[0].asnumpy()]
+        converted = amp.convert_hybrid_block(layer, "float32", data_example=[x, [state]])
+        out, states = converted(x, [state])
+        for one, other in zip([out, states[0]], expected):
+            assert_close(one.asnumpy(), other, 1e-5)
