@@ -106,7 +106,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
                                   _dense_operations, fp32_inputs=(1, 2)),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, _is_simple_rnn),
 }
-NATIVE = frozenset(each.op for each in REPLACEMENTS.values())
+NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION}
 
 
 def run(graph: Graph, context: Context) -> int:
@@ -117,13 +117,14 @@ def run(graph: Graph, context: Context) -> int:
     found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
              if each is not None and each.op in context.native and _gains(node, each) and each.fits(node, readers)]
     for node, each in found:
-        if each.rule is not None and context.target == BFLOAT16 and node.decision.cause is Cause.TABLE:
+        is_free = node.decision is not None and node.decision.cause is Cause.TABLE
+        if each.rule is not None and context.target == BFLOAT16 and is_free:
             node.decision = each.rule.decision
         if node.op == "RNN":
             _separate_parameters(node)
         node.inputs = [_guarded(entry, readers, names, context) for entry in node.inputs]
         node.replaced, node.op = node.op, each.op
-        if each.fp32_inputs and Entry(node).dtype != FLOAT32:
+        if each.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
             node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
         if node.replaced == "RNN":
             _fit_rnn(node, context)
@@ -152,13 +153,15 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context) -> int:
     found = [each for each in find(graph, readers) if _gains_as_one(each)]
     for each in found:
         node, bias = each.node, tuple(range(len(each.inputs)))[-1:] if each.attrs["bias"] else ()
-        node.decision = _decision_on(each, context, bias)
+        # A graph that was converted has its casts already, and no decisions.
+        node.decision = None if context.converted else _decision_on(each, context, bias)
         node.inputs = [_guarded(entry, readers, names, context) for entry in each.inputs]
         node.replaced, node.op = node.op, _ATTENTION
         symbol_attrs = {name: value for name, value in node.attrs.items() if name.startswith("__")}
         node.attrs = {**symbol_attrs, **{name: str(value) for name, value in each.attrs.items()}}
         node.dtypes = [FLOAT32]
-        node.planned = [context.target if node.decision.rule == LOWER else FLOAT32]
+        is_low = node.decision is not None and node.decision.rule == LOWER
+        node.planned = [context.target if is_low else FLOAT32]
     return len(found)
 
 
