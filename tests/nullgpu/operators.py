@@ -14,12 +14,18 @@ from gluon_amp.rules import LOWER, NEUTRAL, WIDEST, Policy
 POLICY = Policy("float16")
 
 
-def dispatch(op: str, dtype: str = "float16") -> list[tuple[str, str]]:
+def conditions(op: str) -> list[str]:
+    """Name the samples of an operator that the table may run in float16."""
+    return [item.condition for item in samples_of(op)
+            if POLICY.decide(op, item.attrs).rule in (LOWER, NEUTRAL, WIDEST)]
+
+
+def dispatch(op: str, dtype: str = "float16", only: str | None = None) -> list[tuple[str, str]]:
     """Return the conditions under which MXNet refuses an operator with inputs as the table has them, and its words."""
     failed = []
     for item in samples_of(op):
         decision = POLICY.decide(op, item.attrs)
-        if decision.rule not in (LOWER, NEUTRAL, WIDEST):
+        if item.condition not in (conditions(op) if only is None else [only]):
             continue
         kept = decision.fp32_inputs if dtype == "float16" else range(len(item.inputs))
         try:

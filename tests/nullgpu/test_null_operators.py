@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("mxnet")
 
-from operators import POLICY, dispatch
+from operators import POLICY, conditions, dispatch
 
 from gluon_amp.audit.processes import NORMALLY, isolated
 from gluon_amp.audit.samples import samples_of
@@ -17,23 +17,32 @@ LOW = sorted(name for name, rules in float16.TABLE.items() if any(rule.rule in R
 SAMPLED = [op for op in LOW if any(POLICY.decide(op, item.attrs).rule in RULES for item in samples_of(op))]
 
 
+# What FP32 does not run either, so that nothing is lost by float16: rrelu ends the process on a CPU as well.
+NOT_ON_A_GPU = {"_contrib_BatchNormWithReLU": "is not implemented for GPU", "LeakyReLU": "SIGSEGV",
+                **dict.fromkeys(("_npi_copysign_scalar", "_npi_rcopysign_scalar"), "Number of inputs to operator")}
+
+
 def test_the_table_is_covered():
-    assert sorted(set(LOW) - set(SAMPLED)) == ["_shuffle"]  # random, and without samples
+    assert sorted(set(LOW) - set(SAMPLED)) == []
 
 
 @pytest.mark.parametrize("start", range(0, len(SAMPLED), 20))
 def test_every_low_operator_dispatches_forward_and_backward(start):
-    failed = {op: ended for op in SAMPLED[start:start + 20] for ended in [_ended(op)] if ended}
-    assert failed == {}
+    failed = {op: found for op in SAMPLED[start:start + 20] for found in [_failures(op)] if found}
+    unexpected = {op: found for op, found in failed.items()
+                  if not all(NOT_ON_A_GPU.get(op, "nothing of the kind") in said for said in found.values())}
+    assert unexpected == {}
 
 
-def _ended(op):
-    """Return what went wrong with an operator in float16 that goes well in FP32."""
+def test_of_leaky_relu_rrelu_alone_is_not_run():
+    assert [condition.split(",")[0] for condition in _failures("LeakyReLU")] == ["act_type=rrelu"]
+
+
+def _failures(op):
+    """Return what went wrong with an operator, by the condition; those of one that ends its process one by one."""
     outcome = isolated(dispatch, (op,), 60.0)
-    if outcome.ended == NORMALLY and not outcome.value:
-        return None
-    control = isolated(dispatch, (op, "float32"), 60.0)
-    if outcome.ended != NORMALLY:
-        return None if control.ended == outcome.ended else (outcome.ended, outcome.said[-300:])
-    refused = dict(control.value or ())
-    return [each for each in outcome.value if each[0] not in refused]
+    if outcome.ended == NORMALLY:
+        return dict(outcome.value)
+    ended = {condition: isolated(dispatch, (op, "float16", condition), 60.0) for condition in conditions(op)}
+    return {condition: f"{each.ended} {each.value} {each.said[-300:]}" for condition, each in ended.items()
+            if each.ended != NORMALLY or each.value}

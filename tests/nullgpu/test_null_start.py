@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import device
 import pytest
@@ -47,6 +48,18 @@ class TestImport:
         done = device.run("import gluon_amp, mxnet; print(mxnet.context.num_gpus())")
         assert done.stdout == "1\n", done.stderr
 
+    def test_mxnet_first_finds_nothing(self, tmp_path):
+        done = without_device("import mxnet", LD_LIBRARY_PATH=str(device.stub(tmp_path).parent))
+        assert "cannot open shared object file" in done.stderr
+
+    def test_mxnet_alone_with_the_line_of_the_documentation(self):
+        text = (device.ROOT / "docs" / "gpu.md").read_text()
+        line = next(line for line in text.splitlines() if line.startswith("export LD_LIBRARY_PATH="))
+        environ = {**device.environment(), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        script = f'{line}\nexec python -c "import mxnet; print(mxnet.context.num_gpus())"'
+        done = subprocess.run(["sh", "-c", script], env=environ, capture_output=True, text=True, check=False)
+        assert done.stdout == "1\n", done.stderr
+
     def test_mxnet_alone_with_the_line_that_the_command_prints(self):
         told = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "env", "--library-path"],
                               env=device.environment(), capture_output=True, text=True, check=True).stdout
@@ -57,10 +70,19 @@ class TestImport:
 
 
 class TestDrivers:
-    def test_one_that_does_not_work_leaves_the_cpu(self):
-        done = device.run(INIT, broken=999)
-        assert "NVIDIA's driver does not work" in done.stdout, done.stderr
-        assert "active None 3.0" in done.stdout
+    @pytest.mark.parametrize(("code", "said"), [
+        (999, "null GPU error (CUDA error 999)"), (804, "null GPU error (CUDA error 804)"),
+        (35, "CUDA driver version is insufficient for CUDA runtime version (CUDA error 35)")])
+    def test_one_that_does_not_work_leaves_the_cpu(self, code, said):
+        done = device.run(INIT, broken=code)
+        assert "NVIDIA's driver does not work, so that there are no GPUs and AMP runs on the CPU" in done.stdout
+        assert said in done.stdout
+        assert "active None 3.0" in done.stdout, done.stderr
+
+    def test_a_machine_without_a_gpu_hears_nothing(self):
+        done = device.run(INIT, broken=100)
+        assert "driver" not in done.stdout
+        assert "active None 3.0" in done.stdout, done.stderr
 
     def test_one_that_is_too_old_for_fused_operators_is_known_at_init(self):
         done = device.run(NET, driver=11040)

@@ -94,7 +94,7 @@ ARITHMETIC: Rows = (
 SHAPES: Rows = (
     ((*shapes.IDENTITIES, *shapes.RESHAPES, *shapes.FLATTENING, "transpose", "SwapAxis", *shapes.MOVED_AXES,
       *shapes.REVERSALS, *shapes.BLOCKS, *shapes.SPLITS, "slice_axis", "slice", *shapes.REPETITIONS,
-      "_npi_broadcast_to", "Pad", "_npi_pad", *shapes.DIAGONALS, *shapes.PATCHES, "_shuffle",
+      "_npi_broadcast_to", "Pad", "_npi_pad", *shapes.DIAGONALS, *shapes.PATCHES,
       *shapes.FILLED_LIKE), _MOVES),
     (("slice_like", "reshape_like", "broadcast_like"), _SHAPED),
     ((*shapes.JOINS, "_rnn_param_concat"), _MIXES),
@@ -102,7 +102,7 @@ SHAPES: Rows = (
     (shapes.NUMPY_WHERE_SCALAR, Rule(NEUTRAL, fp32_inputs=(0,), note=_MOVES.note)),
     (("pick", "take", *shapes.GATHERS), _INDEXED),
     (shapes.SCATTERS, Rule(WIDEST, fp32_inputs=(1,), note=_INDEXED.note)),
-    ("Crop", _NO_KERNEL),
+    (("Crop", "_shuffle"), _NO_KERNEL),
     ((*shapes.SORTING, *shapes.ARGMAX, *shapes.INDICES, "_contrib_arange_like"), _POSITIONS),
     ((*shapes.INSERTIONS, "_npi_full_like"), _RARE),
     (shapes.SHAPES, Rule(NEUTRAL, note="reads shapes, or which elements are zero: any precision is exact")),
