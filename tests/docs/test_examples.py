@@ -255,7 +255,7 @@ class TestTrainerClass:
     def test_train_without_scikit_learn(self, script, option, without):
         printed = run(f"trainer_class/{script}.py", "--epochs", 1, *option, path=without("sklearn"))
         assert "scikit-learn is not installed: training on made-up patterns. For digits: pip install " in printed
-        assert numbers(r"accuracy:? ([\d.]+)", printed)[-1] > 0.5
+        assert numbers(r"accuracy:? ([\d.]+)", printed)[-1] > 0.25  # one epoch; 0.1 by guessing
 
     @pytest.mark.parametrize(("script", "arguments", "message"), [
         ("main", ["--epochs", "0"], "argument --epochs: expected a number of at least 1, received 0"),
