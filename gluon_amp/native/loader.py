@@ -26,7 +26,7 @@ _ONEDNN = frozenset({"_gluon_amp_attention", "_gluon_amp_batch_dot", "_gluon_amp
                      "_gluon_amp_rnn"})
 _ONEDNN_PACKAGE, _ONEDNN_FILE = "onednn-cpu-gomp", "libdnnl.so.3"
 _INSTALL = f"pip install {_ONEDNN_PACKAGE}==2023.2.0, which gluon_amp[native] asks for"
-# Of a 64-bit ELF file: where its segments are listed, the size of an entry and their number; of an entry: where, how long.
+# Of a 64-bit ELF file: where its segments are listed, the size of an entry, their number. Of an entry: offset, length.
 _ELF_HEADER, _ELF_SEGMENT = struct.Struct("<32xQ14xHH"), struct.Struct("<8xQ16xQ")
 _lock = threading.Lock()
 
