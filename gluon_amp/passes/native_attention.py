@@ -1,7 +1,7 @@
 """Find attention of several heads: products, softmax, and all that splits projections into heads and joins them again.
 
-One operator in C++ does all of that, and reads heads where they lie. What splits and joins is recognised by what it does
-to the positions of values in two arrays of other sizes than the network's, not by how it is written.
+One operator in C++ does all of that, and reads heads where they lie. What splits and joins is recognised by where it
+puts the values of two arrays of other sizes than the network's, not by how it is written.
 """
 from __future__ import annotations
 
@@ -84,6 +84,8 @@ def _around(product: Node, readers: Readers) -> Attention | None:
         return None
     attrs = {"heads": count, "scale": repr(scale * heads[0].scale * heads[1].scale), "bias": bias is not None}
     layout, projections = _projections([each.base for each in heads], readers)
+    if bias is not None and layout != "joined":  # inputs of the graph would come in another order
+        return None
     added = () if bias is None else (bias.node.inputs[0],)
     return Attention(last, (first, product), softmax, (*projections, *added), {**attrs, "layout": layout})
 
@@ -112,11 +114,10 @@ def _factor(node: Node) -> float:
 
 
 def _bias_of(addition: Node) -> tuple[Entry | None, Entry | None]:
-    """Return the repeated bias and the scores of a sum."""
-    for bias, scores in (addition.inputs, addition.inputs[::-1]):
-        if bias.node.op == "repeat" and len(bias.node.inputs[0].shape or ()) == 3:
-            return bias, scores
-    return None, None
+    """Return the repeated bias and the scores of a sum; in another order the graph's inputs would have another one."""
+    scores, bias = addition.inputs
+    is_bias = bias.node.op == "repeat" and len(bias.node.inputs[0].shape or ()) == 3
+    return (bias, scores) if is_bias else (None, None)
 
 
 def _is_for(repeat: Node, heads: int) -> bool:
@@ -137,7 +138,8 @@ def _heads(entry: Entry, readers: Readers) -> _Heads:
 
 def _joined(product: Node, heads: int, units: int, readers: Readers) -> Node | None:
     """Return the node that gives (batch, length, units) from heads, if that is what follows a product."""
-    node, moves = product, list[Node]()
+    node = product
+    moves: list[Node] = []
     while _is_inner(Entry(node), readers) and readers.of(Entry(node))[0].op in _MOVES and len(moves) < len(_MOVES) + 1:
         node = readers.of(Entry(node))[0]
         moves.append(node)

@@ -6,6 +6,9 @@ of :mod:`gluon_amp.native` take their place where they compute the same in FP32,
 The program's own symbol, from which files are written, keeps MXNet's operators. clip runs in bfloat16, too: between
 convolutions that saves the casts that MXNet's needs.
 
+Dense layers and attention (:mod:`~gluon_amp.passes.native_attention`) run in either type, LayerNorm in that of its
+data.
+
 MXNet does not tell operators of libraries that a gradient is to be added to what is there. Where gradients of several
 readers meet, or accumulate in the program's array, an identity in between does that.
 """
@@ -91,34 +94,37 @@ def _is_simple_rnn(node: Node, readers: Readers) -> bool:
 
 
 # Measured on an AMD EPYC with AVX512-BF16, 2 threads, in cached ops with static shapes: below these forward or training
-# takes longer than with MXNet's operators.
+# takes longer than with MXNet's operators. Dense layers and attention were measured in whole steps of an encoder, 768
+# units, 128 tokens: dense layers gain 13% (batch 4) and 2% (batch 16) of a step in bfloat16, 3% in FP32 (batch 4),
+# attention 14% and 7% (batch 4).
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
                              rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
     "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384, _always),
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
-    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 4_000_000, _is_inner_layer,
+    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 100_000_000, _is_inner_layer,
                                   _dense_operations, fp32_inputs=(1, 2)),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, _is_simple_rnn),
 }
-NATIVE = frozenset(each.op for each in REPLACEMENTS.values())
+NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION}
 
 
 def run(graph: Graph, context: Context) -> int:
     """Replace what runs faster in C++; return how many operators."""
-    nodes = graph.nodes()
-    names, readers = {node.name for node in nodes}, Readers(graph)
-    fused = _fuse_attention(graph, readers, names, context)
-    found = [(node, each) for node in nodes for each in [REPLACEMENTS.get(node.op)]
+    names = {node.name for node in graph.nodes()}
+    fused = _fuse_attention(graph, names, context)
+    readers = Readers(graph)
+    found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
              if each is not None and each.op in context.native and _gains(node, each) and each.fits(node, readers)]
     for node, each in found:
-        if each.rule is not None and context.target == BFLOAT16 and node.decision.cause is Cause.TABLE:
+        is_free = node.decision is not None and node.decision.cause is Cause.TABLE
+        if each.rule is not None and context.target == BFLOAT16 and is_free:
             node.decision = each.rule.decision
         if node.op == "RNN":
             _separate_parameters(node)
         node.inputs = [_guarded(entry, readers, names, context) for entry in node.inputs]
         node.replaced, node.op = node.op, each.op
-        if each.fp32_inputs and Entry(node).dtype != FLOAT32:
+        if each.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
             node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
         if node.replaced == "RNN":
             _fit_rnn(node, context)
@@ -139,20 +145,23 @@ def _follow(graph: Graph, context: Context) -> None:
                 lower_outputs(node, context)
 
 
-def _fuse_attention(graph: Graph, readers: Readers, names: set[str], context: Context) -> int:
+def _fuse_attention(graph: Graph, names: set[str], context: Context) -> int:
     """Put one operator in the place of those that compute attention; return how many times."""
     if _ATTENTION not in context.native:
         return 0
+    readers = Readers(graph)
     found = [each for each in find(graph, readers) if _gains_as_one(each)]
     for each in found:
         node, bias = each.node, tuple(range(len(each.inputs)))[-1:] if each.attrs["bias"] else ()
-        node.decision = _decision_on(each, context, bias)
+        # A graph that was converted has its casts already, and no decisions.
+        node.decision = None if context.converted else _decision_on(each, context, bias)
         node.inputs = [_guarded(entry, readers, names, context) for entry in each.inputs]
         node.replaced, node.op = node.op, _ATTENTION
         symbol_attrs = {name: value for name, value in node.attrs.items() if name.startswith("__")}
         node.attrs = {**symbol_attrs, **{name: str(value) for name, value in each.attrs.items()}}
         node.dtypes = [FLOAT32]
-        node.planned = [context.target if node.decision.rule == LOWER else FLOAT32]
+        is_low = node.decision is not None and node.decision.rule == LOWER
+        node.planned = [context.target if is_low else FLOAT32]
     return len(found)
 
 
