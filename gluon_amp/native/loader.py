@@ -5,6 +5,7 @@ import ctypes
 import functools
 import os
 import platform
+import struct
 import sys
 import threading
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ _ONEDNN = frozenset({"_gluon_amp_attention", "_gluon_amp_batch_dot", "_gluon_amp
                      "_gluon_amp_rnn"})
 _ONEDNN_PACKAGE, _ONEDNN_FILE = "onednn-cpu-gomp", "libdnnl.so.3"
 _INSTALL = f"pip install {_ONEDNN_PACKAGE}==2023.2.0, which gluon_amp[native] asks for"
+# Of a 64-bit ELF file: where its segments are listed, the size of an entry, their number. Of an entry: offset, length.
+_ELF_HEADER, _ELF_SEGMENT = struct.Struct("<32xQ14xHH"), struct.Struct("<8xQ16xQ")
 _lock = threading.Lock()
 
 
@@ -86,6 +89,8 @@ def _load_onednn(core: Library) -> Library:
     missing = core.missing
     if not missing:
         path = next(onednn_files(), None)
+        if path is not None and _is_cut_short(path):
+            return Library("onednn", frozenset(), f"{path} is cut short: {_INSTALL}")
         try:
             version = _onednn_version(ctypes.CDLL(str(path or _ONEDNN_FILE), mode=os.RTLD_LOCAL))
         except (OSError, AttributeError) as error:
@@ -120,7 +125,25 @@ def _obstacle(path: Path) -> str:
     if not path.exists():
         return (f"{path.name} was not built: no C++17 compiler with OpenMP was found when gluon_amp was installed. "
                 "Install one (such as the package g++) and install gluon_amp again")
+    if _is_cut_short(path):
+        return f"{path.name} is cut short: install gluon_amp again"
     return ""
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Tell whether a 64-bit library lacks the end of what would be mapped, which would end the process."""
+    length = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_ELF_HEADER.size)
+        if len(head) < _ELF_HEADER.size or head[:4] != b"\x7fELF":
+            return False  # the system says what is wrong
+        start, size, count = _ELF_HEADER.unpack(head)
+        file.seek(start)
+        table = file.read(size * count)
+    if len(table) < size * count:
+        return True
+    segments = (_ELF_SEGMENT.unpack_from(table, size * index) for index in range(count))
+    return any(offset + held > length for offset, held in segments)
 
 
 def _last_line(error: Exception) -> str:
