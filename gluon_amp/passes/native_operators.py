@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import Callable, Mapping, NamedTuple
+from typing import Callable, Collection, Mapping, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_set
+from ..rules import NEUTRAL, WIDEST
 from . import native_recurrent
+from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
 from .identities import behind_identity
 
@@ -92,10 +94,26 @@ NATIVE = frozenset(each.op for each in REPLACEMENTS.values())
 
 def run(graph: Graph, context: Context) -> int:
     """Replace what runs faster in C++; return how many operators."""
+    recurrent = _replace(graph, context, ["RNN"])
+    if recurrent and context.target == BFLOAT16 and not context.converted:
+        _follow(graph, context)  # what reads a layer's output, and keeps its precision
+    return recurrent + _replace(graph, context, [op for op in REPLACEMENTS if op != "RNN"])
+
+
+def _follow(graph: Graph, context: Context) -> None:
+    """Let operators take the precision of their data again, after others have changed theirs."""
+    for node in graph.operators():
+        if node.decision.rule in (NEUTRAL, WIDEST):
+            node.planned = []
+            if data_precision(node, context) == context.target:
+                lower_outputs(node, context)
+
+
+def _replace(graph: Graph, context: Context, ops: Collection[str]) -> int:
     nodes = graph.nodes()
     names, readers = {node.name for node in nodes}, Readers(graph)
-    found = [(node, each) for node in nodes for each in [REPLACEMENTS.get(node.op)]
-             if each is not None and each.op in context.native and _gains(node, each) and each.fits(node, readers)]
+    found = [(node, each) for node in nodes if node.op in ops for each in [REPLACEMENTS[node.op]]
+             if each.op in context.native and _gains(node, each) and each.fits(node, readers)]
     for node, each in found:
         if node.op == "RNN":
             native_recurrent.separate_parameters(node)

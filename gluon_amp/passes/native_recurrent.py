@@ -1,6 +1,8 @@
 """Recurrent layers in C++: whether a node may become one, and what it reads and gives then."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, operator, redirect, unique_name
 from ..graph.attrs import integer, is_set
@@ -71,7 +73,7 @@ def _is_lowered(node: Node, context: Context) -> bool:
     """Whether it runs in bfloat16, which MXNet has no kernel for."""
     if context.target != BFLOAT16 or (context.converted and context.policy.training):
         return False
-    decision = decide(node, context) if context.converted else node.decision
+    decision = decide(replace(node, op=node.kind), context) if context.converted else node.decision
     return decision.rule == FP32 and decision.cause is Cause.TABLE
 
 
