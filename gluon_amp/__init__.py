@@ -18,7 +18,6 @@ _isa.request()  # before oneDNN runs its first operator
 
 from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
 from .checkpoint import load_state_dict, load_states, save_states, state_dict
-from .compatibility import install, uninstall
 from .convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
 from .debug.advise import advise
 from .debug.compare import compare
@@ -55,6 +54,7 @@ from .runtime.functions import (
     register_low_precision_function,
     register_op,
 )
+from .stand_in import install, uninstall
 from .sync_batchnorm import convert_sync_batchnorm
 from .training import clip_global_norm, get_loss_scaler, init_trainer, master_params, scale_loss, unscale
 from .tune import tune

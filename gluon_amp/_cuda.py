@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["NO_FUSION", "compute_capability", "device_name", "driver_version", "fusion_problem", "loaded_libraries",
-           "nvrtc_version"]
+__all__ = ["NO_FUSION", "compute_capability", "device_name", "dotted", "driver_version", "fusion_problem",
+           "loaded_libraries", "nvrtc_version"]
 
 NO_FUSION = "MXNET_USE_FUSION"  # 0: MXNet compiles no operators at run time
 _DRIVER, _NVRTC = "libcuda.so.1", "libnvrtc.so.11.2"
@@ -41,8 +41,13 @@ def fusion_problem(driver: tuple[int, int] | None, nvrtc: tuple[int, int] | None
     """Say why the operators that MXNet compiles at run time cannot run; None where they can, or nothing is known."""
     if driver is None or nvrtc is None or driver >= nvrtc:
         return None
-    return (f"the driver knows CUDA {driver[0]}.{driver[1]}, and the run-time compiler (NVRTC) is of CUDA "
-            f"{nvrtc[0]}.{nvrtc[1]}: the driver refuses what it compiles")
+    return (f"the driver knows CUDA {dotted(driver)}, and the run-time compiler (NVRTC) is of CUDA {dotted(nvrtc)}: "
+            "the driver refuses what it compiles")
+
+
+def dotted(version: tuple[int, int] | None) -> str:
+    """Write a version, or a compute capability, as people do."""
+    return "unknown" if version is None else f"{version[0]}.{version[1]}"
 
 
 def compute_capability(device_id: int = 0) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ ALIASES: Mapping[str, str] = {
 
 _REGION = "with amp.autocast(): for a region, or amp.init() once for the process"
 _OFF = "with amp.autocast(enabled=False):"
-_PROMOTED = "operators with inputs of two types take the wider one by their own rule: leave it out"
+_PROMOTED = "the function without it: operators with inputs of two types run in the wider one"
 _SCALER = "amp.get_loss_scaler(trainer), which has loss_scale, num_skipped and step_was_skipped"
 _BATCH_NORM = "amp.convert_sync_batchnorm(net)"
 _LISTS = "amp.list_lp16_ops('bfloat16'), amp.list_fp32_ops('bfloat16') and the other amp.list_* functions"

@@ -33,6 +33,7 @@ _STEPS = 20
 _BATCH = 25  # operators that share a process: a GPU takes seconds to get ready in each
 _LOSS_DISTANCE = 0.1  # of the first loss: how far the last losses may be apart
 _SECONDS = 240.0
+_TRUSTED = "cpu(0)"  # a device that is broken agrees with itself
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,15 @@ def check(device: mx.Context, sections: Sequence[str] = ()) -> Iterator[Finding]
 
 def _versions(device: mx.Context, runs: Support) -> Iterator[Finding]:
     yield Finding("versions", "software", INFO, f"MXNet {mx.__version__}, NumPy {np.__version__}, Python "
-                  f"{platform.python_version()}; the JSON file names all libraries",
+                  f"{platform.python_version()}; --json FILE names the libraries that are loaded",
                   {"libraries": _cuda.loaded_libraries()})
     yield Finding("versions", "device", INFO, f"{device}: {runs.dtype}, because {runs.reason}")
     if device.device_type == "gpu":
         driver, compiler = _cuda.driver_version(), _cuda.nvrtc_version()
         problem = gpus.problem() or _cuda.fusion_problem(driver, compiler)
-        yield Finding("versions", "driver", WRONG if problem else OK, problem or f"driver {driver}, NVRTC {compiler}")
+        yield Finding("versions", "driver", WRONG if problem else OK,
+                      problem or
+                      f"CUDA {_cuda.dotted(driver)}; the run-time compiler (NVRTC) is of {_cuda.dotted(compiler)}")
 
 
 def _fusion(device: mx.Context, runs: Support) -> Iterator[Finding]:
@@ -131,7 +134,7 @@ def _judge(names: list[str], low: str, device: str) -> dict[str, tuple[str, str]
     policy, results = Policy(low), {}
     for name in names:
         item = _low_condition(name, policy)
-        judge = Judge(item, low, low, device)
+        judge = Judge(item, low, low, device, reference=_TRUSTED)
         grad = "write" if item.gradient else "infer"
         result = judge.run(Mode("plain", grad, "eager"))
         verdict = {"ok": OK, "wrong": WRONG, "not applicable": SKIPPED}.get(result.verdict, ERROR)
@@ -252,7 +255,8 @@ def _timed(name: str, low: str, timer: Callable[[], tuple[float, float]]) -> Fin
     try:
         fp32, lower = timer()
     except mx.MXNetError as error:
-        return Finding("timing", name, SKIPPED, f"it does not run in {low}: {message_of(error)}")
+        return Finding("timing", name, SKIPPED, f"MXNet does not run it in {low}, and AMP does not either",
+                       {"dtype": low, "error": message_of(error)})
     said = f"{fp32:.3g} ms in FP32, {lower:.3g} ms in {low}: {fp32 / lower:.2f} times as fast"
     return Finding("timing", name, INFO, said,
                    {"dtype": low, "milliseconds": {FLOAT32: fp32, low: lower}})

@@ -85,14 +85,14 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
     if controller.level is not None and loss_scaler is None:
         controller.level.attach(trainer, warn_after, **reduction)
         return
-    scaler = _make_scaler(loss_scaler, active_dtype(trainers.device_type(trainer)))
+    scaler = _make_scaler(loss_scaler, {active_dtype(context) for context in trainers.contexts(trainer)})
     trainers.update_locally(trainer)
     attach(trainer, TrainerScaler(trainer, scaler, warn_after), **reduction)
 
 
-def _make_scaler(value: LossScaler | float | str | None, dtype: str | None) -> LossScaler:
+def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]) -> LossScaler:
     if value is None:
-        return DynamicLossScaler() if dtype == FLOAT16 else StaticLossScaler(1.0)
+        return DynamicLossScaler() if FLOAT16 in dtypes else StaticLossScaler(1.0)
     if isinstance(value, LossScaler):
         return value
     if value == "dynamic":

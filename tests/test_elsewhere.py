@@ -21,7 +21,7 @@ def test_aliases_are_ours():
 
 @pytest.mark.parametrize(("name", "ours"), [
     ("Autocast", "amp.autocast()"), ("is_autocast_enabled", "amp.is_active()"), ("disable_casts", "enabled=False"),
-    ("_amp_state", "amp.get_loss_scaler(trainer)"), ("promote_function", "leave it out"),
+    ("_amp_state", "amp.get_loss_scaler(trainer)"), ("promote_function", "write the function without it"),
     ("lists", "amp.list_fp32_ops"), ("init_trainr", "Did you mean 'init_trainer'?"),
     ("Gradscaler", "Did you mean 'GradScaler'"),
 ])

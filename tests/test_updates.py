@@ -88,6 +88,51 @@ def test_adam_and_nag_are_mxnets(name, options, contexts):
     assert_same(run(True), run(False))
 
 
+@pytest.fixture
+def bertadam():
+    return pytest.importorskip("gluonnlp.optimizer", reason="GluonNLP is not installed").__name__
+
+
+@pytest.mark.parametrize("contexts", [CONTEXTS[:1], CONTEXTS], ids=["one", "two"])
+@pytest.mark.parametrize("options", [
+    {"learning_rate": 0.01}, {"learning_rate": 0.1, "wd": 0.01, "clip_gradient": 0.2}, {"decays": True, "wd": 0.001}])
+def test_adam_with_decoupled_weight_decay_is_gluonnlps(options, contexts, bertadam):
+    def run(ours):
+        net = network(contexts, layers=30)
+        trainer = trainer_of(net, options, ours, "bertadam")
+        trainer.optimizer.aggregate_num = 1  # MXNet's operator for several weights loses four digits of the variance
+        return train(net, trainer)
+    assert_same(run(True), run(False))
+
+
+@pytest.mark.parametrize("contexts", [CONTEXTS[:1], CONTEXTS], ids=["one", "two"])
+@pytest.mark.parametrize("options", [
+    {"learning_rate": 0.01}, {"learning_rate": 0.1, "wd": 0.01, "clip_gradient": 0.2}, {"decays": True, "wd": 0.001},
+    {"learning_rate": 0.01, "bias_correction": False, "lower_bound": 0.5},
+    {"learning_rate": 0.01, "lower_bound": 0.0, "upper_bound": 2.0}, {"upper_bound": 0.0}])
+def test_lamb_is_mxnets(options, contexts):
+    def run(ours):
+        net = network(contexts, layers=30)
+        return train(net, trainer_of(net, options, ours, "lamb"))
+    for one, other in zip(run(True), run(False)):  # norms are added up in another order
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "lamb", "bertadam"])
+def test_all_weights_are_updated_in_one_call(name, monkeypatch, request):
+    if name == "bertadam":
+        request.getfixturevalue("bertadam")
+    if not native.is_available("_gluon_amp_adam"):
+        pytest.skip("without the operators in C++")
+    calls = []
+    original = native.update
+    monkeypatch.setattr(native, "update", lambda kind, *args, **options: (
+        calls.append(kind), original(kind, *args, **options)))
+    net = network(CONTEXTS[:1], layers=5)
+    train(net, trainer_of(net, {"learning_rate": 0.1}, True, name), range(2))
+    assert calls == 2 * [{"bertadam": "adamw", "nag": "sgd"}.get(name, name)]
+
+
 @pytest.mark.parametrize("name", ["signum", "rmsprop", "adamax"])
 def test_other_optimizers_are_mxnets(name):
     def run(ours):

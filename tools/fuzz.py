@@ -21,12 +21,16 @@ from typing import Any, Iterator, Sequence
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from fuzz_checks import CHECKS, Wrong, check_stock, full_source
-from fuzz_programs import EXACT, FLOAT, Program, generate
+from fuzz_checks import CHECKS, full_source
+from fuzz_networks import Wrong, check_stock
+from fuzz_operators import generate
+from fuzz_programs import EXACT, FLOAT, Program
 
 import gluon_amp as amp
 
-DTYPES = {"ways": ("bfloat16", "float16"), "conversion": ("float32", "bfloat16"), "first_call": ("bfloat16",)}
+DTYPES = {"ways": ("bfloat16", "float16", "float32"), "conversion": ("float32", "bfloat16"),
+          "first_call": ("bfloat16",),
+          "executor": ("bfloat16", "float32"), "symbols": ("bfloat16", "float32"), "imported": ("bfloat16",)}
 ENDED = "the process ended"
 
 

@@ -25,11 +25,22 @@ FIRST, LATER = 0.05, 0.35  # how far losses may be from FP32's: that of the firs
 
 
 class Script(NamedTuple):
-    """A script below CHECKOUT/scripts, its arguments, and whether it knows AMP."""
+    """A script below CHECKOUT/scripts, its arguments, whether it knows AMP, and whether it reads COCO."""
 
     path: str
     arguments: str
     knows_amp: bool
+    reads_coco: bool = False
+
+
+class Settings(NamedTuple):
+    """Where the scripts and their data are, and how long they run."""
+
+    checkout: Path
+    home: Path
+    dtype: str = "bfloat16"  # for scripts that do not know AMP
+    steps: int = 4
+    timeout: float = 900  # seconds for one run
 
 
 SCRIPTS = {
@@ -47,7 +58,7 @@ SCRIPTS = {
                           "--kv-store local", True),
     "mask_rcnn": Script("instance/mask_rcnn/train_mask_rcnn.py",
                         "--network resnet18_v1b --use-fpn --batch-size 1 --gpus= -j 0 --epochs 1 --log-interval 1 "
-                        "--kv-store local", True),
+                        "--kv-store local", True, reads_coco=True),
     "center_net": Script("detection/center_net/train_center_net.py",
                          "--network resnet18_v1b --data-shape 256 --batch-size 2 --gpus= -j 0 --epochs 1 "
                          "--log-interval 1", False),
@@ -57,7 +68,7 @@ SCRIPTS = {
                            "--log-interval 1", False),
     "pose": Script("pose/simple_pose/train_simple_pose.py",
                    "--model simple_pose_resnet18_v1b --mode hybrid --batch-size 2 -j 0 --num-joints 17 --num-epochs 1 "
-                   "--lr 0.001 --input-size 128,96 --data-dir {data}/coco --log-interval 1", False),
+                   "--lr 0.001 --input-size 128,96 --data-dir {data}/coco --log-interval 1", False, reads_coco=True),
 }
 
 
@@ -76,43 +87,46 @@ def main() -> int:
     if missing:
         raise SystemExit(f"gluoncv_scripts: {arguments.checkout}/scripts lacks {', '.join(missing)}: expected a copy "
                          "of dmlc/gluon-cv, version 0.10")
-    failures = 0
     with tempfile.TemporaryDirectory(prefix="gluoncv-") as folder:
         from gluoncv_data import write_all
         write_all(Path(folder), 4 * arguments.steps)
-        for name in arguments.scripts:
-            failures += _check(name, arguments, Path(folder))
+        settings = Settings(arguments.checkout, Path(folder), arguments.dtype, arguments.steps, arguments.timeout)
+        failures = [name for name in arguments.scripts if not _check(name, settings)]
     return bool(failures)
 
 
-def _check(name: str, arguments: argparse.Namespace, home: Path) -> int:
-    script = SCRIPTS[name]
-    mode, flag = ("bare", " --amp") if script.knows_amp else (arguments.dtype, "")
+def _check(name: str, settings: Settings) -> bool:
     try:
-        stock = losses_of(script, "stock", "", arguments, home)
-        found = losses_of(script, mode, flag, arguments, home)
+        stock, found = both_losses(SCRIPTS[name], settings)
     except RuntimeError as error:
         print(f"{name}: FAILS\n{error}", flush=True)
-        return 1
+        return False
     verdict = compared(stock, found)
     print(f"{name}: {verdict or 'follows FP32'}\n  FP32 {_shown(stock)}\n  AMP  {_shown(found)}", flush=True)
-    return bool(verdict)
+    return not verdict
 
 
-def losses_of(script: Script, mode: str, flag: str, arguments: argparse.Namespace, home: Path) -> list[float]:
+def both_losses(script: Script, settings: Settings) -> tuple[list[float], list[float]]:
+    """Run a script stock and with AMP; return the losses of both."""
+    mode, flag = ("bare", " --amp") if script.knows_amp else (settings.dtype, "")
+    return losses_of(script, "stock", "", settings), losses_of(script, mode, flag, settings)
+
+
+def losses_of(script: Script, mode: str, flag: str, settings: Settings) -> list[float]:
     """Run a script in a process of its own; return the losses of its steps."""
+    home = settings.home
     with tempfile.TemporaryDirectory() as folder:
         noted = Path(folder) / "losses.json"
-        path = (arguments.checkout / "scripts" / script.path).resolve()
+        path = (settings.checkout / "scripts" / script.path).resolve()
         options = (script.arguments + flag).format(data=home / ".mxnet" / "datasets").split()
         environment = {**os.environ, "HOME": str(home), "MXNET_HOME": str(home / ".mxnet"), "MPLBACKEND": "agg",
                        "PYTHONPATH": os.pathsep.join([str(TOOLS), str(TOOLS.parent), os.environ.get("PYTHONPATH", "")])}
-        command = [sys.executable, str(TOOLS / "gluoncv_child.py"), str(noted), str(arguments.steps), mode, str(path)]
+        command = [sys.executable, str(TOOLS / "gluoncv_child.py"), str(noted), str(settings.steps), mode, str(path)]
         try:
             done = subprocess.run([*command, *options], cwd=folder, env=environment, capture_output=True, text=True,
-                                  timeout=arguments.timeout)
+                                  timeout=settings.timeout)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{script.path} ({mode}) took more than {arguments.timeout:g} s") from None
+            raise RuntimeError(f"{script.path} ({mode}) took more than {settings.timeout:g} s") from None
         if done.returncode:
             raise RuntimeError(f"{script.path} ({mode}) ended with {done.returncode}:\n{done.stderr[-3000:]}")
         losses = json.loads(noted.read_text())["losses"]

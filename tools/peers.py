@@ -21,7 +21,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from types import MappingProxyType
+from typing import Iterator, Mapping, NamedTuple
 
 from peers_expectations import EXPLAINED, FILES, LEFT_OUT, ROUNDED
 
@@ -29,6 +30,7 @@ TOOLS = Path(__file__).resolve().parent
 PASSED, FAILED, SKIPPED, DIED, TOO_LONG = "passed", "failed", "skipped", "died", "took too long"
 LOW = ("bfloat16", "float16")
 STEP = 0.2  # seconds between looks at a process
+START = 300  # seconds for importing what the tests need, on a busy machine
 STOCK, MODES = "stock", ("install", "float32", "bfloat16", "float16")
 
 
@@ -58,7 +60,9 @@ def main() -> int:
         _copy(arguments.checkout / "tests" / "python", tests, names)
         findings, everything = [], {}
         for name in names:
-            outcomes = {mode: run_file(tests, name, mode, arguments) for mode in [STOCK, *arguments.modes]}
+            outcomes = {STOCK: run_file(tests, name, STOCK, arguments)}
+            for mode in arguments.modes:
+                outcomes[mode] = run_file(tests, name, mode, arguments, outcomes[STOCK])
             everything[name] = outcomes
             new = list(compare(name, outcomes))
             print(_summary(name, outcomes), flush=True)
@@ -115,9 +119,13 @@ def without_statement(source: str, text: str) -> str:
     return "".join(lines)
 
 
-def run_file(tests: Path, name: str, mode: str, arguments: argparse.Namespace) -> dict[str, Outcome]:
-    """Run a file's tests, in another process behind each one that ends its process; return their outcomes."""
-    outcomes: dict[str, Outcome] = {}
+def run_file(tests: Path, name: str, mode: str, arguments: argparse.Namespace,
+             stock: Mapping[str, Outcome] = MappingProxyType({})) -> dict[str, Outcome]:
+    """Run a file's tests, in another process behind each one that ends its process; return their outcomes.
+
+    What ends its process stock is not run again.
+    """
+    outcomes = {test: outcome for test, outcome in stock.items() if outcome.result in (DIED, TOO_LONG)}
     keyword = arguments.keyword or FILES.get(name, "")
     while True:
         running = _run_process(tests, name, mode, keyword, arguments.timeout, outcomes)
@@ -158,7 +166,7 @@ def _watch(process: subprocess.Popen, events: Path, timeout: float) -> tuple[str
         quiet += STEP  # rather than a clock's time: both processes may have been stopped meanwhile
         if events.stat().st_size != size:
             size, quiet = events.stat().st_size, 0.0
-        elif quiet > timeout + 60 * (size == 0):
+        elif quiet > timeout + START * (size == 0):
             process.kill()
             process.wait()
             return TOO_LONG, f"more than {timeout:g} s"

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from difflib import get_close_matches
 
 import gluon_amp  # noqa: F401  before mxnet
@@ -52,5 +53,6 @@ def _from_zoo(name: str, classes: int, pretrained: bool) -> HybridBlock:
 
 def _not_in(message: str, name: str) -> str:
     """Say that a zoo, whose message lists all that it has, does not have a network."""
-    closest = get_close_matches(name, message.split(), cutoff=0)
+    known = [word for word in re.findall(r"[\w.]+", message) if word != name]
+    closest = get_close_matches(name, known, cutoff=0)
     return f"expected a network of the zoo, received --arch {name}; the closest names are {', '.join(closest)}"

@@ -26,6 +26,7 @@ def scaler() -> amp.LossScaler:
 def accumulation(options: argparse.Namespace, parts: int = 4) -> None:
     """Gradients of several small batches add up, all in the same scale; the step comes after the last."""
     net, (inputs, target) = make_model(options), make_data(options)[0]
+    parts = min(parts, len(inputs))  # none may be empty
     trainer, parameters = make_trainer(net), net.collect_params()
     parameters.setattr("grad_req", "add")
     amp.init()
@@ -156,6 +157,7 @@ def several_models(options: argparse.Namespace) -> None:
 def several_contexts(options: argparse.Namespace) -> None:
     """A batch split over devices: one decision about the step, and one loss scale, for all of them."""
     ctx = [mx.gpu(i) for i in range(mx.context.num_gpus())] or [mx.cpu(0), mx.cpu(1)]
+    ctx = ctx[:options.batch_size]  # a part of the batch for each
     net, single = make_model(options, ctx), make_model(options, ctx[:1])
     trainer, single_trainer = make_trainer(net), make_trainer(single)
     amp.init()

@@ -24,12 +24,6 @@ def sym_gen_of(module: BucketingModule) -> Callable:
     return module._sym_gen
 
 
-def data_names(module: BucketingModule, key: Any) -> tuple[list[str], list[str]]:
-    """Return the names of a bucket's data and labels."""
-    bucket = module._buckets[key]
-    return list(bucket._data_names), list(bucket._label_names or ())
-
-
 def rebuilt(module: BucketingModule, symbols: dict[Any, mx.sym.Symbol], sym_gen: Callable,
             arg_params: dict[str, mx.nd.NDArray], aux_params: dict[str, mx.nd.NDArray]) -> BucketingModule:
     """Make a module like another, with other symbols and parameters; bind it before it runs."""

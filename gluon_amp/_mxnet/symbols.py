@@ -70,13 +70,22 @@ class _LastingCasts:
     def __getstate__(self) -> dict[str, str]:
         return {"handle": self.tojson(remove_amp_cast=False)}  # type: ignore[attr-defined]
 
+    def __getitem__(self, index: Any) -> mx.sym.Symbol:
+        return self._alike(super().__getitem__(index))  # type: ignore[misc]
+
+    def get_internals(self) -> mx.sym.Symbol:
+        """Return all tensors of the graph."""
+        return self._alike(super().get_internals())  # type: ignore[misc]
+
+    def _alike(self, made: mx.sym.Symbol) -> mx.sym.Symbol:
+        made.__class__ = type(self)
+        return made
+
     def __copy__(self) -> mx.sym.Symbol:
         return self.__deepcopy__(None)
 
     def __deepcopy__(self, memo: Any) -> mx.sym.Symbol:
-        copied = super().__deepcopy__(memo)  # type: ignore[misc]
-        copied.__class__ = type(self)
-        return copied
+        return self._alike(super().__deepcopy__(memo))  # type: ignore[misc]
 
 
 class _NeededCasts(_LastingCasts):

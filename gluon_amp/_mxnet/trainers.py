@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
-from mxnet import autograd, gluon, nd
+from mxnet import Context, autograd, cpu, gluon, nd
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from ..errors import StateError, expected
 from . import finite
 
-__all__ = ["attach", "attached", "device_type", "discard_gradients", "divide_rescaling", "gradient_norm",
+__all__ = ["attach", "attached", "contexts", "discard_gradients", "divide_rescaling", "gradient_norm",
            "gradients_are_finite", "has_gradients", "is_initialized", "is_scaled_by_hand", "load_optimizer_states",
            "master_arrays", "named_gradients", "non_finite_parameters", "optimizer_arrays", "optimizer_states",
            "parameters", "reduces_over_processes", "scale_gradients", "update_locally", "zero"]
@@ -34,9 +34,9 @@ def attached(trainer: gluon.Trainer) -> Any:
     return getattr(trainer, _ATTRIBUTE, None)
 
 
-def device_type(trainer: gluon.Trainer) -> str:
-    """Return the kind of device that the trainer's parameters are on."""
-    return trainer._contexts[0].device_type if trainer._contexts else "cpu"
+def contexts(trainer: gluon.Trainer) -> list[Context]:
+    """Return the devices that the trainer's parameters are on: a CPU where it has none."""
+    return list(trainer._contexts or [cpu()])
 
 
 def update_locally(trainer: gluon.Trainer) -> None:

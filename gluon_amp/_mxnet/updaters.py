@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 import numpy as np
 from mxnet import gluon, nd
 from mxnet.ndarray import NDArray
-from mxnet.optimizer import NAG, SGD, Adam, Optimizer, Updater
+from mxnet.optimizer import LAMB, NAG, SGD, Adam, Optimizer, Updater
 
 __all__ = ["speed_up"]
 
@@ -52,7 +52,7 @@ class _CpuUpdater(Updater):
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights, given their indices and gradients."""
-        natively = self.native is not None and type(self.optimizer) in _NATIVE_RATES
+        natively = self.native is not None and _rule_of(self.optimizer) is not None
         if not (natively or type(self.optimizer) is SGD) or not isinstance(index, (list, tuple)):
             super().__call__(index, grad, weight)
             return
@@ -74,23 +74,30 @@ class _CpuUpdater(Updater):
     def _update_natively(self, updates: Sequence[Update]) -> None:
         """Update in one call the weights that have states, and in one those that have none."""
         optimizer = self.optimizer
+        rule = _rule_of(optimizer)
         calls: dict[str, list[tuple[Any, ...]]] = {}
         for index, grad, weight in updates:
             state = self._state(index, weight)
             states = state if isinstance(state, tuple) else () if state is None else (state,)
             optimizer._update_count(index)
-            kind, lr = _NATIVE_RATES[type(optimizer)](optimizer, index, bool(states))
+            kind, lr = rule(optimizer, index, bool(states))  # type: ignore[misc]
             calls.setdefault(kind, []).append((weight.as_nd_ndarray(), grad.as_nd_ndarray(), lr,
-                                               optimizer._get_wd(index), *(states if kind != "sgd" else ())))
-        options = {name: getattr(optimizer, name) for name in ("beta1", "beta2", "epsilon")
-                   if hasattr(optimizer, name)}
-        if optimizer.clip_gradient:
-            options["clip_gradient"] = optimizer.clip_gradient
+                                               optimizer._get_wd(index), optimizer._index_update_count[index],
+                                               *(states if kind != "sgd" else ())))
         for kind, rows in calls.items():
-            weights, grads, lrs, wds, *states_of_all = zip(*rows)
-            momentum = {"momentum": max(optimizer.momentum, 0.0)} if kind in ("sgd_momentum", "nag") else {}
+            weights, grads, lrs, wds, counts, *states_of_all = zip(*rows)
+            options = {name: getattr(optimizer, name) for name in _OPTIONS[kind]}
+            if kind == "nag":
+                options["momentum"] = max(options["momentum"], 0.0)
+            if kind == "adamw":
+                lrs, options["etas"] = (1.0,) * len(lrs), list(lrs)
+            if kind == "lamb":
+                options["steps"] = list(counts)
+                options.update((bound, getattr(optimizer, bound)) for bound in _BOUNDS if getattr(optimizer, bound))
+            if optimizer.clip_gradient:
+                options["clip_gradient"] = optimizer.clip_gradient
             self.native(kind, weights, grads, states_of_all, lrs, wds,  # type: ignore[misc]
-                        rescale_grad=optimizer.rescale_grad, **momentum, **options)
+                        rescale_grad=optimizer.rescale_grad, **options)
 
     def _way(self, update: Update) -> str:
         """Return how to update a weight; looked up again only for other arrays, because that is slow."""
@@ -155,5 +162,24 @@ def _adam(optimizer: Adam, index: int, has_state: bool) -> tuple[str, float]:
     return "adam", optimizer._get_lr(index) * (math.sqrt(1 - optimizer.beta2 ** step) / (1 - optimizer.beta1 ** step))
 
 
+def _as_it_is(kind: str) -> Callable[[Optimizer, int, bool], tuple[str, float]]:
+    return lambda optimizer, index, has_state: (kind, optimizer._get_lr(index))
+
+
+Rule = Callable[[Any, int, bool], Tuple[str, float]]
 # The operator that updates a weight, and its learning rate, after the optimizer has counted the update.
-_NATIVE_RATES: dict[type, Callable[[Any, int, bool], tuple[str, float]]] = {SGD: _sgd, NAG: _nag, Adam: _adam}
+_RULES: dict[type, Rule] = {SGD: _sgd, NAG: _nag, Adam: _adam, LAMB: _as_it_is("lamb")}
+# GluonNLP's Adam with decoupled weight decay, known by name: it need not be installed.
+_BERT_ADAM, _bert_adam = ("gluonnlp.optimizer.bert_adam", "BERTAdam"), _as_it_is("adamw")
+_BETAS = ("beta1", "beta2", "epsilon")
+_OPTIONS = {"sgd": (), "sgd_momentum": ("momentum",), "nag": ("momentum",), "adam": _BETAS, "adamw": _BETAS,
+            "lamb": (*_BETAS, "bias_correction")}
+_BOUNDS = ("lower_bound", "upper_bound")  # 0 means none, as to MXNet
+
+
+def _rule_of(optimizer: Optimizer) -> Rule | None:
+    kind = type(optimizer)
+    if (kind.__module__, kind.__name__) != _BERT_ADAM:
+        return _RULES.get(kind)
+    rescale = optimizer.rescale_grad  # an array once GluonNLP has updated some weights of the step
+    return _bert_adam if isinstance(rescale, float) and math.isfinite(rescale) and rescale else None

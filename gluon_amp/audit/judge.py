@@ -41,12 +41,20 @@ def run_samples(op: str, dtype: str, rounding: str, device: str,
     return results
 
 
-class Judge:
-    """Runs one sample in several modes and judges each against FP32 on the same rounded inputs."""
+def _context(device: str) -> mx.Context:
+    kind, _, number = device.rstrip(")").partition("(")
+    return mx.Context(kind, int(number or 0))
 
-    def __init__(self, item: Sample, dtype: str, rounding: str, device: str):
-        kind, _, number = device.rstrip(")").partition("(")
-        self.item, self.dtype, self.rounding, self.context = item, dtype, rounding, mx.Context(kind, int(number or 0))
+
+class Judge:
+    """Runs one sample in several modes and judges each against FP32 on the same rounded inputs.
+
+    FP32 runs on the same device, so that only the type differs, or on the one that ``reference`` names.
+    """
+
+    def __init__(self, item: Sample, dtype: str, rounding: str, device: str, reference: str | None = None):
+        self.item, self.dtype, self.rounding = item, dtype, rounding
+        self.context, self._trusted = _context(device), _context(reference or device)
         self._references: dict[bool, dict[str, np.ndarray]] = {}
         self._types: list[str] = []
 
@@ -57,7 +65,7 @@ class Judge:
             try:
                 desired = self._reference(mode)
                 failure = ERROR
-                actual = self._run(mode, self.dtype)
+                actual = self._run(mode, self.dtype, self.context)
             except Exception as error:
                 _drain()
                 return Result(failure, message_of(error), gradient=self.item.gradient)
@@ -71,27 +79,27 @@ class Judge:
             self._types = self._types or self._output_types()
             plain = Mode("plain", "write" if training else "infer", "eager")
             try:
-                self._references[training] = self._run(plain, FLOAT32)
+                self._references[training] = self._run(plain, FLOAT32, self._trusted)
             except mx.MXNetError as error:
                 if _NO_GRADIENT not in str(error):
                     raise
                 self.item = replace(self.item, gradient=False)
-                self._references[training] = self._run(plain, FLOAT32)
+                self._references[training] = self._run(plain, FLOAT32, self._trusted)
         runs = 2 if mode.grad in ("add", "addlow") else 1
         return {name: value * runs if name.startswith("gradient") else value
                 for name, value in self._references[training].items()}
 
     def _output_types(self) -> list[str]:
         """Run the bare operator in FP32 to learn the types of its outputs."""
-        arrays = [mx.nd.array(value, ctx=self.context, dtype=value.dtype)
+        arrays = [mx.nd.array(value, ctx=self._trusted, dtype=value.dtype)
                   for number, each in enumerate(self.item.inputs)
                   for value in [fill(each, self.rounding, f"{self.item.op} {number}")]]
         outputs = invoke(self.item.op, arrays, self.item.attrs)
         mx.nd.waitall()
         return [dtype_name(output.dtype) or "" for output in outputs]
 
-    def _run(self, mode: Mode, dtype: str) -> dict[str, np.ndarray]:
-        return Program(self.item, mode, dtype, self.rounding, self.context, self._types).run()
+    def _run(self, mode: Mode, dtype: str, context: mx.Context) -> dict[str, np.ndarray]:
+        return Program(self.item, mode, dtype, self.rounding, context, self._types).run()
 
 
 def _drain() -> None:

@@ -14,6 +14,7 @@ from ..errors import AmpError, expected
 from ..files import replacing
 from ..selftest import FAILED, INFO, OK, SECTIONS, check
 from .env import environment
+from .words import filled
 
 NAME = "check"
 HELP = "test kernels, overflow detection, training and speed on this machine; a few minutes"
@@ -37,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     lines = []
     for line in check(device, args.only):
         lines.append(line)
-        console.print(f"{line.verdict:8} {line.section}: {line.name}  {line.detail}", markup=False, soft_wrap=True,
-                      style=_STYLES.get(line.verdict, "dim"))
+        console.print(filled(f"{line.verdict:8} {line.section}: {line.name}  {line.detail}", 9), markup=False,
+                      soft_wrap=True, style=_STYLES.get(line.verdict, "dim"))
     counts = Counter(line.verdict for line in lines)
     failed = sum(counts[verdict] for verdict in FAILED)
     verdict = f"{failed} of {len(lines)} lines are wrong" if failed else "everything that was tested is right"

@@ -62,10 +62,15 @@ def _facts(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "AMX tiles", machine["amx"]
     yield "threads", (f"OMP_NUM_THREADS={machine['threads']}" if machine["threads"] else
                       "OMP_NUM_THREADS is not set: MXNet takes half of the logical processors")
-    yield "GPUs", "; ".join(_gpu_text(gpu) for gpu in machine["gpus"]) or "none that this build of MXNet can use"
+    yield "GPUs", "; ".join(_gpu_text(gpu) for gpu in machine["gpus"]) or _no_gpus()
     for name, state in machine["native_operators"].items():
         yield f"C++ operators, {name}", state
     yield "MXNet's build", ", ".join(machine["features"])
+
+
+def _no_gpus() -> str:
+    problem = gpus.problem()
+    return f"none: NVIDIA's driver does not work: {problem}" if problem else "none that this build of MXNet can use"
 
 
 def _gpu_text(gpu: dict[str, Any]) -> str:

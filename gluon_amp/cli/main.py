@@ -17,7 +17,7 @@ __all__ = ["COMMANDS", "main"]
 # Modules of this package, in the order of the help text.
 COMMANDS = ("run", "env", "convert", "info", "compare", "report", "advise", "check", "launch")
 
-USAGE_ERROR, FAILURE = 2, 1
+FAILURE = 1
 
 _EXAMPLES = """\
 examples:

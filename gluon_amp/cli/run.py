@@ -7,9 +7,9 @@ import runpy
 import sys
 import traceback
 
-from ..compatibility import install, uninstall
-from ..errors import AmpError
+from ..errors import AmpError, StateError
 from ..runtime.autocast import deinit, init
+from ..stand_in import install, uninstall
 from .models import dtype_name
 
 NAME = "run"
@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     command = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not command:
         raise SystemExit("gluon-amp run: expected a script, received nothing")
+    if not args.module and not os.path.exists(command[0]):  # a directory or a zip file may hold a program, too
+        raise StateError(f"the script {command[0]!r} does not exist: expected a Python file, or -m and a module")
     install()
     try:
         if not args.no_init:

@@ -193,7 +193,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     traced = traced_block(block, example, options.exclude.match)
     inputs = [data.name for data in traced.inputs]
     devices = options.devices or _devices_of(block)
-    policy = options.policy(to_graph(traced.symbol), devices[0], block)
+    policy = options.policy(to_graph(traced.symbol), devices, block)
     weights = NDArrayWeights(blocks.parameters_of(block, [name for name in traced.symbol.list_inputs()
                                                           if name not in inputs]))
     known = dict(zip(inputs, flat(example)))

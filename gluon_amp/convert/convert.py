@@ -130,7 +130,8 @@ def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[
         if FLOAT64 in known.values():  # its data is float64 as well
             analyse(symbol, graph, {name: dtype for name, dtype in known.items() if name in names}, sizes)
             known.update((node.name, FLOAT64) for node in variables if node.dtypes == [FLOAT64])
-        known = {**dict.fromkeys(untyped, FLOAT32), **known}
+        floats = {dtype for dtype in known.values() if dtype.startswith(("float", "bfloat"))}
+        known = {**dict.fromkeys(untyped, FLOAT64 if floats == {FLOAT64} else FLOAT32), **known}
         analyse(symbol, graph, {name: dtype for name, dtype in known.items() if name in names}, sizes)
     except mx.MXNetError as error:
         raise GraphError(f"the symbol does not fit its parameters or the example: {first_line(error)}") from error

@@ -96,7 +96,7 @@ def _converted(sym: mx.sym.Symbol, weights: Any, options: Options, example: Mapp
     dtypes = {name: dtype_name(value.dtype) for name, value in example.items() if hasattr(value, "dtype")}
     shapes = {name: tuple(getattr(value, "shape", value)) for name, value in example.items()}
     device = options.devices[0] if options.devices else mx.context.current_context()
-    return convert(sym, weights, options.policy(to_graph(sym), device), dtypes, shapes,  # type: ignore[arg-type]
+    return convert(sym, weights, options.policy(to_graph(sym), [device]), dtypes, shapes,  # type: ignore[arg-type]
                    on_cpu=device.device_type != "gpu", cast_outputs=options.cast_outputs)[0]
 
 

@@ -17,7 +17,7 @@ from ..graph import Graph
 from ..graph.attrs import REGION, REGION_OFF
 from ..rules import Policy
 from ..rules.measurements import Tuning
-from ..runtime.devices import device_supports, warn_once
+from ..runtime.devices import device_supports, of_device, warn_once
 from ..runtime.exclusions import is_target
 from ..runtime.policies import device_policies, tuned
 
@@ -57,10 +57,11 @@ class Options:
         return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names), devices,
                    disabled_passes(optimize, offline, disable_passes), cast_outputs, tuning)
 
-    def policy(self, graph: Graph, device: mx.Context, block: Block | None = None) -> Policy:
-        """Return the policy for a network on a device."""
-        kind = "gpu" if device.device_type == "gpu" else "cpu"
-        policies = device_policies({kind: _chosen(self.target_dtype, kind)}, **self.lists)
+    def policy(self, graph: Graph, devices: Sequence[mx.Context], block: Block | None = None) -> Policy:
+        """Return the policy for a network on devices of one kind."""
+        device = _one_kind(self.target_dtype, devices)
+        kind = f"gpu({device.device_id})" if device.device_type == "gpu" else "cpu"
+        policies = device_policies({kind: _chosen(self.target_dtype, device)}, **self.lists)
         return replace(tuned(policies, self.tuning)[kind], excluded=self.exclude.nodes(graph, block), training=False,
                        disabled_passes=self.disabled_passes)
 
@@ -86,9 +87,20 @@ def _devices(value: mx.Context | Sequence[mx.Context] | None) -> tuple[mx.Contex
     return (value,) if isinstance(value, mx.Context) else tuple(value)
 
 
-def _chosen(target: str | None, kind: str) -> Support:
-    """Return how a kind of device runs a type, which need not be one that this machine's device runs."""
-    here = device_supports().get(kind) or cuda_support(None)
+def _one_kind(target: str | None, devices: Sequence[mx.Context]) -> mx.Context:
+    """Return the first device; raise DTypeError where another runs another type, or other graphs."""
+    kinds = {device: (device.device_type == "gpu", _chosen(target, device).dtype) for device in devices}
+    if len(set(kinds.values())) > 1:
+        told = ", ".join(f"{device} ({dtype})" for device, (_, dtype) in kinds.items())
+        raise DTypeError(f"expected devices that run one converted network, received {told}: convert it for each by "
+                         "itself, with device=")
+    return devices[0]
+
+
+def _chosen(target: str | None, device: mx.Context) -> Support:
+    """Return how a device runs a type, which need not be one that this machine's device runs."""
+    kind = "gpu" if device.device_type == "gpu" else "cpu"
+    here = of_device(device, device_supports()) or cuda_support(None)
     chosen = here if target is None else here.requested(target) or _foreign(target, kind)
     if chosen is None:
         raise DTypeError(f"expected a type that a {kind.upper()} runs, received {target!r}: MXNet has no {target} "

@@ -10,8 +10,7 @@ from mxnet.gluon import Block
 
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError, StateError, closest, expected
-from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause
-from ..runtime.autocast import active_dtype
+from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
 from ..runtime.state import controller
 from .recording.engine import prepared_operations
 from .report import Report, report
@@ -64,13 +63,15 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     """
     if not isinstance(name, str):
         raise TypeError(expected("the name of an operator, block or parameter", "name", name))
-    operators, inserted = _rows(net, data)
+    operators, inserted, device = _rows(net, data)
     rows = _named(name, operators)
     extras = tuple(row for row in inserted if fnmatch.fnmatchcase(row.name, name)) if not rows else ()
     if not (rows or extras):
         known = [text for row in operators for text in (row.name, row.block, row.path)]
         raise GraphError(f"the network has no operator, block or parameter {name!r} that ran.{closest(name, known)}")
-    return Explanation(name, tuple(_explained(row, operators) for row in rows), extras)
+    state = controller.current()
+    policy = state.policy(device) if state is not None and state.enabled else None
+    return Explanation(name, tuple(_explained(row, operators, policy) for row in rows), extras)
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,13 @@ class Explanation:
         return "\n".join(texts)
 
 
-def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[InsertedRow]]:
+def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[InsertedRow], str]:
+    """Return what ran, what AMP inserted, and what policies call the device."""
+    if data is not None and not isinstance(net, Report):
+        net = report(net, data)
     if isinstance(net, Report):
-        return net.operators, net.inserted
-    if data is not None:
-        reported = report(net, data)
-        return reported.operators, reported.inserted
+        state = controller.current()
+        return net.operators, net.inserted, "cpu" if state is None else state.key(net.device)
     if not isinstance(net, Block):
         raise TypeError(expected("a Gluon block, or data to run a symbol with", "net", net))
     state = controller.rewriter()
@@ -148,8 +150,9 @@ def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[Inserted
         raise StateError("explain: there is no graph to explain, because the network has not been called under AMP "
                          "while hybridized. Give data to run it with: amp.explain(net, name, data)")
     plans = [(block, operation.latest) for block, operation in operations]
-    return make_rows([record for block, plan in plans if plan is not None
-                      for record in planned(block, plan.graph, plan.policy)], net)
+    operators, inserted = make_rows([record for block, plan in plans if plan is not None
+                                     for record in planned(block, plan.graph, plan.policy)], net)
+    return operators, inserted, next(plan.inputs.device for _, plan in plans if plan is not None)
 
 
 def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:
@@ -161,10 +164,10 @@ def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:
     return next((chosen for fits in matches for chosen in [[row for row in rows if fits(row)]] if chosen), [])
 
 
-def _explained(row: OperatorRow, rows: Sequence[OperatorRow]) -> OperatorExplanation:
-    target = next((other.precision for other in rows if _is_low(other)), active_dtype())
-    state = controller.current()
-    in_fp32 = state is not None and state.enabled and not state.lowers
+def _explained(row: OperatorRow, rows: Sequence[OperatorRow], policy: Policy | None) -> OperatorExplanation:
+    in_fp32 = policy is not None and not policy.lowers
+    target = next((other.precision for other in rows if _is_low(other)),
+                  None if policy is None or in_fp32 else policy.target_dtype)
     return OperatorExplanation(row, _why(row), tuple(_read(row)),
                                (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(_remedies(row, target)))
 

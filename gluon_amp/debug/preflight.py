@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import numpy as np
-from mxnet import autograd, gluon
+from mxnet import Context, autograd, cpu, gluon
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
@@ -41,7 +41,8 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
         As :func:`gluon_amp.report` takes it. The network is then run once under the settings in force, to tell the
         parameters that are read in low precision from those that stay FP32. Without it all are taken to be read so.
     target_dtype : {'float16', 'bfloat16'}, numpy dtype or None
-        The type. None takes the one in force, else the machine's.
+        The type. None takes the one in force on the device that the parameters are on, else that of its kind:
+        bfloat16 for a CPU, float16 for a GPU.
 
     Returns
     -------
@@ -64,7 +65,7 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
     >>> print(found.summary)
     1 of 1 parameters do not fit in float16: w (of 3 values 1 overflows, 1 becomes zero)
     """
-    target = normalize(target_dtype) if target_dtype is not None else active_dtype() or BFLOAT16
+    wanted = None if target_dtype is None else normalize(target_dtype)
     if isinstance(net, Mapping):
         if data is not None:
             raise TypeError(expected("no data beside a dict of parameters", "data", data))
@@ -72,6 +73,8 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
     else:
         lowered = None if data is None else _read_in_low_precision(net, data)
         arrays = _parameters(net)
+    device = next((array.context for array in arrays.values()), cpu())
+    target = wanted or active_dtype(device) or (FLOAT16 if device.device_type == "gpu" else BFLOAT16)
     rows = [ParameterRow(name, lowered is None or name in lowered, losses(_values(array), FORMATS[target]))
             for name, array in arrays.items() if dtype_name(array.dtype) in FLOATS]
     return Preflight(target, tuple(rows))
@@ -228,7 +231,7 @@ def suggest_scale(source: gluon.Trainer | Block | Sequence[float], *, target_dty
         as :class:`gluon_amp.DriftMonitor` records them: no gradient is larger than its norm. Norms that are not finite
         are left out.
     target_dtype : {'float16', 'bfloat16'}, numpy dtype or None
-        The type that gradients pass through. None takes the one in force, else float16.
+        The type that gradients pass through. None takes the one in force where the gradients are, else float16.
     headroom : float
         How many times larger than all observed gradients may later ones be, those of layers' outputs among them.
 
@@ -252,7 +255,7 @@ def suggest_scale(source: gluon.Trainer | Block | Sequence[float], *, target_dty
     """
     if not checks.is_number(headroom) or not 1 <= headroom < math.inf:
         raise ValueError(expected("a number from 1 on", "headroom", headroom))
-    target = normalize(target_dtype) if target_dtype is not None else active_dtype() or FLOAT16
+    target = normalize(target_dtype) if target_dtype is not None else active_dtype(_device_of(source)) or FLOAT16
     if isinstance(source, (gluon.Trainer, Block)):
         gradients = [values for values in _gradients(source) if np.isfinite(values).all()]
         largest = max((float(np.abs(values).max()) for values in gradients), default=0.0)
@@ -265,6 +268,14 @@ def suggest_scale(source: gluon.Trainer | Block | Sequence[float], *, target_dty
     if not gradients:
         return ScaleSuggestion(scale, target, largest)
     return ScaleSuggestion(scale, target, largest, _flushed(gradients, target, 1.0), _flushed(gradients, target, scale))
+
+
+def _device_of(source: Any) -> Context:
+    """Return where gradients are; the CPU for norms, which come from anywhere."""
+    if isinstance(source, gluon.Trainer):
+        return trainers.contexts(source)[0]
+    parameters = source.collect_params().values() if isinstance(source, Block) else ()
+    return next((parameter.list_ctx()[0] for parameter in parameters), cpu())
 
 
 def _scale(largest: float, target: str, headroom: float) -> float:

@@ -24,6 +24,7 @@ _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_sgd",
 _ONEDNN = frozenset({"_gluon_amp_attention", "_gluon_amp_batch_dot", "_gluon_amp_dense",
                      "_gluon_amp_rnn"})
 _ONEDNN_PACKAGE, _ONEDNN_FILE = "onednn-cpu-gomp", "libdnnl.so.3"
+_INSTALL = f"pip install {_ONEDNN_PACKAGE}==2023.2.0, which gluon_amp[native] asks for"
 _lock = threading.Lock()
 
 
@@ -86,10 +87,19 @@ def _load_onednn(core: Library) -> Library:
     if not missing:
         path = next(onednn_files(), None)
         try:
-            ctypes.CDLL(str(path or _ONEDNN_FILE), mode=os.RTLD_LOCAL)
-        except OSError as error:
-            missing = f"{error}: install gluon_amp[native] or {_ONEDNN_PACKAGE}"
+            version = _onednn_version(ctypes.CDLL(str(path or _ONEDNN_FILE), mode=os.RTLD_LOCAL))
+        except (OSError, AttributeError) as error:
+            missing = f"{error}: {_INSTALL}"
+        else:
+            if not (3, 2) <= version < (4, 0):
+                missing = f"expected oneDNN 3.2 or later 3, received {'.'.join(map(str, version))}: {_INSTALL}"
     return Library("onednn", frozenset() if missing else _ONEDNN, missing)
+
+
+def _onednn_version(library: ctypes.CDLL) -> tuple[int, int]:
+    library.dnnl_version.restype = ctypes.POINTER(ctypes.c_int)  # of a struct that begins with both
+    found = library.dnnl_version()
+    return found[0], found[1]
 
 
 def onednn_files() -> Iterator[Path]:

@@ -15,7 +15,7 @@ from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION
 from ..elsewhere import answers
 from ..errors import StateError, expected
 from ..loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
-from ..runtime.devices import choose, device_supports
+from ..runtime.devices import choose, device_supports, of_device
 from ..runtime.state import controller
 from ..trainer_scaler import UnscaledTrainer
 from .levels import Disabled, Enabled, PlainFP32, switch_on
@@ -150,8 +150,8 @@ def _scaled_where_needed(options: Options, several: Sequence[gluon.Trainer]) -> 
     """Leave losses as they are, as ``init_trainer`` does, unless a trainer's device, or any device, runs float16."""
     named = options.cast_model_type if options.cast_model_type in LOW_PRECISION else None
     chosen = choose(named, device_supports())
-    kinds = {trainers.device_type(trainer) for trainer in several} & set(chosen) or set(chosen)
-    runs_float16 = any(chosen[kind].dtype == FLOAT16 for kind in kinds)
+    found = [of_device(context, chosen) for trainer in several for context in trainers.contexts(trainer)]
+    runs_float16 = any(each.dtype == FLOAT16 for each in list(filter(None, found)) or chosen.values())
     return options if runs_float16 else replace(options, loss_scale=1.0)
 
 

@@ -1,9 +1,11 @@
-"""Pad convolutions' output channels to the multiple that the fast kernels need.
+"""Pad convolutions' channels to the multiple that the fast kernels need.
 
 oneDNN falls back to slow kernels for bfloat16 convolutions whose channel counts are not multiples of 16 (of 32 where it
 uses AMX tiles), and in FP32 to a matrix product of copied windows where they are not multiples of 8.
 Zero filters are appended to the weight inside the graph and the extra outputs are sliced off, so parameters,
-gradients and files keep the user's shapes, and the values are exact.
+gradients and files keep the user's shapes, and the values are exact. Input channels are padded in bfloat16 training
+without AMX: such a convolution runs as a matrix product and leaves its output in plain layout, for which oneDNN's
+BatchNorm takes ten times as long.
 """
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def run(graph: Graph, context: Context) -> int:
     padded = {Entry(node).key: _pad(node, extra, names, context) for node in nodes
               for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, readers, context)}
     redirect(graph, padded)
-    return len(padded)
+    widened = [(node, extra) for node in nodes for extra in [_missing_inputs(node, context)] if extra]
+    for node, extra in widened:
+        _widen(node, extra, names)
+    return len(padded) + len(widened)
 
 
 def _missing_channels(node: Node, context: Context) -> int | None:
@@ -61,6 +66,42 @@ def _missing_channels(node: Node, context: Context) -> int | None:
     if weight is None or 0 in weight or weight[0] < least:
         return None
     return -weight[0] % multiple or None
+
+
+def _missing_inputs(node: Node, context: Context) -> int:
+    """Return how many input channels to add; 0 when the node is to be left alone. With AMX none were measured."""
+    if (not context.policy.training or context.target != BFLOAT16 or context.policy.amx or node.op != "Convolution"
+            or Entry(node).dtype != BFLOAT16 or integer(node.attrs, "num_group", 1) != 1):
+        return 0
+    data, weight = node.inputs[0].shape, node.inputs[1].shape
+    multiple = context.policy.channel_multiple or MULTIPLE[BFLOAT16]
+    if data is None or weight is None or not all((*data, *weight)) or len(data) != 4 or data[1] < multiple:
+        return 0
+    return -data[1] % multiple
+
+
+def _widen(node: Node, extra: int, names: set[str]) -> None:
+    """Append channels of zeros to a convolution's data, and to its weight."""
+    data, weight = node.inputs[:2]
+    if weight.node.is_variable:  # as in _appended
+        weight.node.attrs = {**weight.node.attrs, SHAPE: str(weight.shape)}
+    joined = _with_zeros(data, extra, names)
+    # MXNet cannot split a gradient in blocks of 16 channels: behind this it is plain.
+    plain = operator("slice_axis", unique_name(f"{node.name}_plain", names), [joined], joined, axis=1, begin=0,
+                     end=(joined.shape or ())[1])
+    node.inputs = [Entry(plain), _with_zeros(weight, extra, names), *node.inputs[2:]]
+
+
+def _with_zeros(entry: Entry, extra: int, names: set[str]) -> Entry:
+    """Append zeros on the second axis."""
+    first, second, *rest = entry.shape or ()
+    zeros = operator("_zeros", unique_name(f"{entry.node.name}_zeros", names), [], entry,
+                     shape=(first, extra, *rest), dtype=entry.dtype)
+    zeros.shapes = [(first, extra, *rest)]
+    joined = operator("Concat", unique_name(f"{entry.node.name}_widened", names), [entry, Entry(zeros)], entry,
+                      dim=1, num_args=2)
+    joined.shapes = [(first, second + extra, *rest)]
+    return Entry(joined)
 
 
 def _gains_in_fp32(node: Node) -> bool:

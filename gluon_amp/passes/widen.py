@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Collection, Mapping
 
-from ..dtypes import FLOAT16, FLOAT32
+from ..dtypes import FLOAT16, FLOAT32, FLOAT64
 from ..graph import Entry, Graph, Node, operator, redirect, unique_name
 from ..graph.attrs import DTYPE, TYPE_FLAGS
 
@@ -22,7 +22,17 @@ def widen(graph: Graph, dtypes: Mapping[str, str], kept: Collection[str] = ()) -
     heads = list(graph.heads)
     redirect(graph, casts)
     graph.heads = heads  # outputs keep the types that they had
+    for node in nodes:
+        if node.op == "Deconvolution" and not node.inputs[1].node.is_variable:
+            _leave_onednn(graph, node, names)
     return len(half)
+
+
+def _leave_onednn(graph: Graph, node: Node, names: set[str]) -> None:
+    """Run a Deconvolution whose weight is cast in float64: the backward of oneDNN's ends the process there."""
+    node.inputs = [_cast(entry, names, FLOAT64) for entry in node.inputs]
+    result = Entry(node)
+    redirect(graph, {result.key: _cast(result, names)})
 
 
 def _is_half(node: Node, dtypes: Mapping[str, str]) -> bool:
@@ -30,7 +40,7 @@ def _is_half(node: Node, dtypes: Mapping[str, str]) -> bool:
     return given in _HALF
 
 
-def _cast(entry: Entry, names: set[str]) -> Entry:
+def _cast(entry: Entry, names: set[str], dtype: str = FLOAT32) -> Entry:
     # Not amp_cast, which loses gradients that accumulate.
-    name = unique_name(f"{entry.node.name}_float32", names)
-    return Entry(operator("Cast", name, [entry], entry, dtype=FLOAT32))
+    name = unique_name(f"{entry.node.name}_{dtype}", names)
+    return Entry(operator("Cast", name, [entry], entry, dtype=dtype))

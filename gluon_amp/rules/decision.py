@@ -6,8 +6,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Sequence
 
-__all__ = ["EXCLUDED", "FP32", "KEEP", "LOWER", "NEUTRAL", "OUTSIDE", "RULES", "SWITCHED_OFF", "WIDEST", "Cause",
-           "Decision", "Rule", "precision"]
+__all__ = ["EXCLUDED", "FOR_SECOND_GRADIENTS", "FP32", "KEEP", "LOWER", "NEUTRAL", "OUTSIDE", "RULES", "SWITCHED_OFF",
+           "WIDEST", "Cause", "Decision", "Rule", "precision"]
 
 LOWER = "LOWER"  # all floating-point inputs are cast to the target type
 FP32 = "FP32"  # all low-precision inputs are cast to FP32
@@ -96,6 +96,8 @@ class Decision:
 
 SWITCHED_OFF = Decision(FP32, Cause.REGION, "inside an autocast(enabled=False) region, or an excluded block")
 OUTSIDE = Decision(FP32, Cause.OUTSIDE, "outside of every autocast region")
+FOR_SECOND_GRADIENTS = Decision(FP32, Cause.TABLE, "gradients of the network's data are recorded, which may be "
+                                "differentiated again: MXNet can do so in FP32 only")
 EXCLUDED = Decision(FP32, Cause.EXCLUSION, "excluded by name")
 
 

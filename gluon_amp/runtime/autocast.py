@@ -4,6 +4,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ContextDecorator, ExitStack
+from dataclasses import replace
 from typing import Any, Iterable, Mapping, Sequence
 
 from mxnet import Context
@@ -249,7 +250,7 @@ class autocast(ContextDecorator):
         around = around if around is not None and around.enabled else controller.state
         wanted = self._dtype
         if around is not None and wanted in (None, *(policy.target_dtype for policy in around.policies.values())):
-            return around
+            return around if wanted is None else _of_one_type(around, wanted)
         disabled = around.disabled_passes if around is not None else frozenset()
         settings = wanted, disabled, frozenset(controller.custom_ops.items())
         return controller.remembered(settings, lambda: _region_state(wanted, disabled))
@@ -264,6 +265,19 @@ def _refuse_device_or_type(enabled: object) -> None:
     except DTypeError:
         remedy = "the device of the arrays decides, not an argument: amp.autocast(), or amp.autocast(dtype='float16')"
     raise TypeError(f"{expected('True or False', 'enabled', enabled)}: {remedy}")
+
+
+def _of_one_type(state: State, wanted: str) -> State:
+    """Return a state in which devices of another low-precision type run FP32, as under ``init`` with the type."""
+    others = [device for device, policy in state.policies.items() if policy.lowers and policy.target_dtype != wanted]
+    return controller.remembered((wanted, state), lambda: _kept_in_fp32(state, others, wanted)) if others else state
+
+
+def _kept_in_fp32(state: State, devices: Iterable[str], wanted: str) -> State:
+    chosen = choose(wanted, device_supports())
+    in_fp32 = device_policies({device: chosen[device] for device in devices})
+    return State({**state.policies, **{device: replace(policy, disabled_passes=state.policies[device].disabled_passes)
+                                       for device, policy in in_fp32.items()}})
 
 
 def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:

@@ -10,7 +10,7 @@ from typing import Mapping
 
 import mxnet as mx
 
-from .. import _cuda, _isa
+from .. import _cuda, _isa, native
 from .._mxnet import gpus
 from .._mxnet.timing import time_in_both
 from ..dtypes import (
@@ -25,8 +25,8 @@ from ..dtypes import (
 )
 from ..errors import DTypeError
 
-__all__ = ["announce", "choose", "device_supports", "lost_amx", "machine", "require_bfloat16", "support", "verdict",
-           "warn_if_slow", "warn_once"]
+__all__ = ["announce", "choose", "device_supports", "lost_amx", "machine", "of_device", "require_bfloat16", "support",
+           "verdict", "warn_if_slow", "warn_once"]
 
 _logger = logging.getLogger("gluon_amp")
 _warned: set[str] = set()
@@ -52,15 +52,21 @@ def support(device_type: str, device_id: int = 0) -> Support:
 
 def device_supports() -> dict[str, Support]:
     """Say which type each kind of device of this machine runs in."""
-    # A GPU that runs another type than the first one has an entry of its own, as ``'gpu(1)'``.
-    supports = {"cpu": support("cpu")}
+    # A GPU of another kind than the first one has an entry of its own, as ``'gpu(1)'``: it may run another type, and
+    # what was measured of the one does not hold for the other.
+    supports, names = {"cpu": support("cpu")}, {}
     for number in range(gpus.count()):
-        own = support("gpu", number)
+        own, names[number] = support("gpu", number), _cuda.device_name(number)
         if number == 0:
             supports["gpu"] = own
-        elif own.dtype != supports["gpu"].dtype:
+        elif (own, names[number]) != (supports["gpu"], names[0]):
             supports[f"gpu({number})"] = own
     return supports
+
+
+def of_device(device: mx.Context, by_device: Mapping[str, Support]) -> Support | None:
+    """Look a device up in what :func:`device_supports` gives; None where there is nothing for its kind."""
+    return by_device.get(str(device)) or by_device.get("gpu" if device.device_type == "gpu" else "cpu")
 
 
 def lost_amx() -> str | None:
@@ -87,17 +93,13 @@ def machine(device: str = "cpu", dtype: str | None = None) -> str:
         number = int(device[4:-1] or 0)
         capability = _cuda.compute_capability(number)
         own = cuda_support(capability).dtype
-        what = f"{_cuda.device_name(number)}, compute capability {_dotted(capability)}, driver for CUDA " \
-               f"{_dotted(_cuda.driver_version())}"
+        what = f"{_cuda.device_name(number)}, compute capability {_cuda.dotted(capability)}, driver for CUDA " \
+               f"{_cuda.dotted(_cuda.driver_version())}"
     else:
         own = support("cpu").dtype
         threads = os.environ.get("OMP_NUM_THREADS", "default")
         what = f"{_isa.cpu_name()}, {cpu_isa()}, OMP_NUM_THREADS={threads}"
     return f"{what}, MXNet {mx.__version__}, {dtype or own}"
-
-
-def _dotted(version: tuple[int, int] | None) -> str:
-    return "unknown" if version is None else f"{version[0]}.{version[1]}"
 
 
 def choose(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:
@@ -128,7 +130,10 @@ def require_bfloat16() -> None:
 
 def verdict(supports: Mapping[str, Support]) -> str:
     """Say in a sentence what runs where, and why."""
-    return "; ".join(f"{each.dtype} on the {name}, because {each.reason}" for name, each in supports.items())
+    alike: dict[Support, list[str]] = {}
+    for name, each in supports.items():
+        alike.setdefault(each, []).append(name)
+    return "; ".join(f"{each.dtype} on the {', '.join(names)}, because {each.reason}" for each, names in alike.items())
 
 
 def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str) -> None:
@@ -147,6 +152,9 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
             warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}. "
                       f"{_AMX_REMEDIES[_isa.outcome()]}")
     _logger.info("AMP runs %s. Switched on: %s", verdict(chosen), rewrites)
+    missing = next((library.missing for library in native.load() if library.missing), "") if "cpu" in chosen else ""
+    if missing:
+        _logger.info("The CPU does without some operators in C++, which make networks faster: %s", missing)
 
 
 def warn_if_slow(chosen: Mapping[str, Support]) -> None:

@@ -23,11 +23,12 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import map_arrays
 from .._mxnet.operators import handle_of, registered_operators
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..errors import PolicyError
 from ..graph.attrs import TYPE_FLAGS
 from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Decision, Policy, precision
-from ..rules.decision import SWITCHED_OFF
+from ..rules.decision import FOR_SECOND_GRADIENTS, SWITCHED_OFF
+from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
 from .zero_gradients import make_saving_invoke
 
 __all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release", "returns_fp32",
@@ -56,6 +57,7 @@ class Frame(threading.local):
         self.excluded: set[int] = set()  # ids of the blocks that are excluded in the outermost block's call
         # the blocks inside networks that were given to ``initialize``, where the outermost block is none of those
         self.parts: Mapping[Any, Any] = {}
+        self.data_gradients = False  # whether gradients of the data of the outermost block's call are recorded
 
 
 frame = Frame()
@@ -178,6 +180,8 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
             widened = _widened(original, inputs, is_np_op) if is_on() else inputs
             if widened is inputs:
                 raise
+            if out is None and _is_casts_deconvolution(handle, inputs, widened):
+                return _beside_onednn(original, handle, widened, keys, values, is_np_op, output_is_list)
             return original(handle, widened, keys, values, out, is_np_op, output_is_list)
     return invoke
 
@@ -196,6 +200,20 @@ def _widened(original: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: i
     return widened
 
 
+def _is_casts_deconvolution(handle: int, inputs: Sequence[NDArray], widened: Sequence[NDArray]) -> bool:
+    return handle == handle_of("Deconvolution") and widened[1] is not inputs[1]
+
+
+def _beside_onednn(original: Invoke, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any],
+                   is_np_op: bool, output_is_list: bool) -> Any:
+    """Run a Deconvolution in float64: the backward of oneDNN's ends the process where the weight is cast."""
+    def cast(array: NDArray, dtype: str) -> Any:
+        return original(handle_of("Cast"), [array], ["dtype"], [dtype], None, is_np_op, False)
+
+    wide = [cast(array, FLOAT64) for array in inputs]
+    return cast(original(handle, wide, keys, values, None, is_np_op, output_is_list), FLOAT32)
+
+
 class _Call(NamedTuple):
     """One imperative call that may need casts."""
 
@@ -210,9 +228,15 @@ class _Call(NamedTuple):
             handle = self.policy.twins[handle]
             operator = self.policy.operators[handle]
         rule = self.policy.decide(operator, inputs, keys, values)
+        if (rule.rule == LOWER and operator.name in TWICE_DIFFERENTIABLE
+                and (frame.data_gradients or (not frame.blocks and are_recorded(inputs[:1])))):
+            rule = FOR_SECOND_GRADIENTS
         if rule.rule != KEEP and _LOW.difference((self.policy.flag,)).intersection(flags):
-            inputs = _widened(self.original, inputs, self.is_np_op, self.policy.flag)
-            flags = [_flag(array) for array in inputs]
+            widened = _widened(self.original, inputs, self.is_np_op, self.policy.flag)
+            if out is None and _is_casts_deconvolution(handle, inputs, widened):
+                wide = [self.cast(array, FLOAT32) if is_low(array, self.policy) else array for array in widened]
+                return _beside_onednn(self.original, handle, wide, keys, values, self.is_np_op, output_is_list)
+            inputs, flags = widened, [_flag(array) for array in widened]
         wanted = _dtypes(rule, flags, self.policy.flag)
         changed = [i for i, flag in enumerate(flags) if wanted is not None and flag != wanted[i]]
         rounded = [i for i in rule.rounded_inputs if wanted is not None and flags[i] == 0]

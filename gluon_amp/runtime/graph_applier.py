@@ -5,6 +5,7 @@ that place: it keeps the symbol as traced, and makes one stock cached op for eac
 """
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple, Sequence
 from weakref import WeakKeyDictionary
 
@@ -14,18 +15,22 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.invoke import StockCachedOp
-from .._mxnet.symbols import dtype_name, input_names
-from ..dtypes import BFLOAT16
+from .._mxnet.symbols import dtype_name, input_names, to_graph
+from ..dtypes import BFLOAT16, LOW_PRECISION
 from ..graph import Graph
+from ..graph.attrs import is_set
+from .eager_applier import frame
 from .observers import operator_callback
 from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
 from .recent import remember
+from .second_gradients import TWICE_DIFFERENTIABLE
 from .state import State, controller
 
 __all__ = ["RewritingCachedOp"]
 
 # Networks may be fed thousands of different shapes, each of which may keep other operators in FP32.
 _MOST_SHAPES = 256
+_INLINE_LIMIT = 2  # MXNet's default
 
 
 class _Variant(NamedTuple):
@@ -69,6 +74,8 @@ class RewritingCachedOp:
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""
         state = self._current()
+        if frame.data_gradients and self.state is None and self._gives_second_gradients(args):
+            state = None
         variant = None if state is None else self._variant(state, args)
         operation = self._stock() if variant is None else variant.operation
         if self._hook:
@@ -79,6 +86,18 @@ class RewritingCachedOp:
             if variant is None or variant.plan.symbol is None:
                 raise
             raise type(error)(f"{error}\n{variant.plan.explain(str(error))}") from error
+
+    def _gives_second_gradients(self, args: Sequence[NDArray]) -> bool:
+        """Tell whether MXNet runs this operator by operator, as it does with few, and can differentiate it twice."""
+        return (self._is_inlined and autograd.is_recording()
+                and all(dtype_name(array.dtype) not in LOW_PRECISION for array in args))
+
+    @cached_property
+    def _is_inlined(self) -> bool:
+        flags = dict(self.flags)
+        operators = to_graph(self.symbol).operators()
+        return (not is_set(flags, "static_alloc") and len(operators) <= int(flags.get("inline_limit", _INLINE_LIMIT))
+                and any(node.op in TWICE_DIFFERENTIABLE for node in operators))
 
     def plan(self, args: Sequence[NDArray]) -> Plan | None:
         """Return what a call with these arguments runs; None where AMP is off."""

@@ -36,6 +36,7 @@ from .eager_applier import frame, is_low, make_invoke, release
 from .eager_native import make_native_invoke
 from .executors import make_bind, make_simple_bind
 from .graph_applier import RewritingCachedOp
+from .second_gradients import are_recorded
 from .state import controller
 
 __all__ = ["install", "installed", "invoke_replaced", "kept_in_place", "uninstall"]
@@ -183,7 +184,9 @@ def _make_register_child(original: Callable) -> Callable:
 
 def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
     hybrid = isinstance(block, HybridBlock)
-    casts = frame.casts
+    casts, data_gradients = frame.casts, frame.data_gradients
+    if not frame.blocks:
+        frame.data_gradients = are_recorded(args)
     if not hybrid or type(block).forward is not HybridBlock.forward:
         frame.casts = None  # users' Python code may write weights and run backward passes; what can be traced does not
     elif casts is None:
@@ -197,7 +200,7 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
         frame.hybrid_blocks -= hybrid
         if frame.casts is None and casts:
             casts.clear()
-        frame.casts = casts
+        frame.casts, frame.data_gradients = casts, data_gradients
     policy = controller.eager(args) if hybrid and not frame.hybrid_blocks else None
     # A user who hands low precision in gets it back.
     if policy is None or any(is_low(value, policy) for value in args):

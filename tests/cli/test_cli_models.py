@@ -326,6 +326,14 @@ class TestReportAndAdvise:
         assert code == 0
         assert max(map(len, out.splitlines())) <= 100
 
+    def test_a_narrow_terminal_gets_whole_words(self, folder, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
+        assert max(map(len, out.splitlines())) <= 80
+        assert all(word in out for word in ("arithmetic", "Convolution", "amp.explain(), --json or a wider terminal"))
+        _, out, _ = run(capsys, "advise", *model(folder), "--data", "data:2,16,8,8")
+        assert max(map(len, out.splitlines())) <= 80
+
     def test_a_converted_network_is_reported_as_it_is(self, folder, tmp_path, capsys):
         run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "float32")
         files = [tmp_path / "small-symbol.json", tmp_path / "small-0007.params"]

@@ -58,3 +58,10 @@ def test_a_script_is_needed():
     done = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     assert "expected a script" in done.stderr
+
+
+def test_a_script_that_does_not_exist_is_named(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run", tmp_path / "train.py"], capture_output=True,
+                          text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"gluon-amp run: the script '{tmp_path / 'train.py'}' does not exist: expected a ")

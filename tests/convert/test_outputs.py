@@ -168,6 +168,18 @@ class TestSymbolAlone:
             again.save(str(tmp_path / "again.json"), remove_amp_cast=True)
             assert (tmp_path / "again.json").read_text().count("amp_cast") == casts
 
+    @pytest.mark.parametrize("part", [lambda symbol: symbol.get_internals()["conv_output"], lambda symbol: symbol[0]])
+    def test_files_of_its_parts_keep_casts(self, tmp_path, part):
+        symbol = layer(mx.sym.var("data"))
+        args, _ = values(symbol, data=(1, 16, 8, 8))
+        for converted in (amp.convert_symbol(symbol, "float16", device=mx.gpu(0)),
+                          amp.convert_model(symbol, args, {}, "float16", device=mx.gpu(0))[0]):
+            taken = part(converted)
+            mx.model.save_checkpoint(str(tmp_path / "part"), 0, taken, {}, {})
+            casts = taken.tojson(remove_amp_cast=False).count("amp_cast")
+            assert casts
+            assert (tmp_path / "part-symbol.json").read_text().count("amp_cast") == casts
+
     def test_its_text_keeps_casts_where_its_variables_are_in_low_precision(self):
         symbol = network()
         options = {"data_names": ["data", "softmax_label"], "device": mx.gpu(0), "cast_optional_params": True}
@@ -268,6 +280,17 @@ def test_float64_networks_stay_float64(target):
         converted = amp.convert_hybrid_block(net, target, data_example=example)
         assert relative(expected, converted(data).asnumpy()) < 1e-12
         assert {parameter.dtype for parameter in converted.collect_params().values()} == {np.float64}
+
+
+@pytest.mark.parametrize("target", ["float16", "float32"])
+def test_float64_networks_whose_first_layer_has_a_bias_and_no_dense_layer_behind(target):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=4), nn.BatchNorm(in_channels=8))
+    net.initialize(mx.init.Xavier())
+    net.cast("float64")
+    data = mx.nd.random.normal(shape=(2, 4, 6, 6)).astype("float64")
+    expected = net(data).asnumpy()
+    assert relative(expected, amp.convert_hybrid_block(net, target)(data).asnumpy()) < 1e-12
 
 
 class TestParametersOfAnotherNetwork:

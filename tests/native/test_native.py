@@ -1,6 +1,7 @@
 """The libraries of C++ operators: what is loaded, why not, and what errors say."""
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -13,11 +14,13 @@ import pytest
 from mxnet import nd
 from native_cases import normal, replaced, requires_core, run
 
+import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import invoke
 from gluon_amp.native import loader
 
 ROOT = Path(__file__).parents[2]
+CORE = Path(native.__file__).parent / "_core.so"
 
 
 def script(text, **environment):
@@ -75,6 +78,57 @@ def test_library_of_something_else(tmp_path):
     other.write_bytes(Path(next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()
                                 if "libz" in line or "libm." in line or "libgomp" in line)).read_bytes())
     assert "does not load" in load_path(other).missing
+
+
+@requires_core
+@pytest.mark.parametrize(("change", "told"), [
+    (lambda data: data[:len(data) // 2], "file too short"),
+    (lambda data: data.replace(b"GLIBCXX_3.4.21", b"GLIBCXX_9.9.99"), "version `GLIBCXX_9.9.99' not found")],
+    ids=["truncated", "older libstdc++"])
+def test_damaged_library_or_older_system(change, told, tmp_path):
+    (tmp_path / "_core.so").write_bytes(change(CORE.read_bytes()))
+    said = script("import gluon_amp as amp; from gluon_amp import native; amp.init(); print(native.load()[0].missing)",
+                  GLUON_AMP_NATIVE=str(tmp_path))
+    assert said.startswith("_core.so does not load: ")
+    assert told in said
+
+
+@requires_core
+def test_another_mxnet_is_refused():
+    core = ctypes.CDLL(str(CORE))
+    assert (core.initialize(10901), core.initialize(20000)) == (1, 0)
+
+
+def loaded_onednn(monkeypatch, path):
+    monkeypatch.setattr(loader, "onednn_files", lambda: iter([path]))
+    return loader._load_onednn(loader.Library("core", frozenset({"one"})))
+
+
+def test_onednn_of_another_version(monkeypatch, tmp_path):
+    monkeypatch.setattr(loader, "_onednn_version", lambda library: (2, 7))
+    found = loaded_onednn(monkeypatch, libm())
+    assert found.operators == frozenset()
+    assert found.missing.startswith("expected oneDNN 3.2 or later 3, received 2.7: pip install onednn-cpu-gomp")
+
+
+def test_onednn_that_is_something_else(monkeypatch, tmp_path):
+    assert "dnnl_version" in loaded_onednn(monkeypatch, libm()).missing
+    (tmp_path / "libdnnl.so.3").write_bytes(b"not a library")
+    assert "pip install onednn-cpu-gomp" in loaded_onednn(monkeypatch, tmp_path / "libdnnl.so.3").missing
+
+
+def test_one_line_says_what_is_missing(monkeypatch, caplog):
+    monkeypatch.setattr(native, "load", lambda: (native.Library("core", frozenset({"one"})),
+                                                 native.Library("onednn", frozenset(), "no oneDNN: install it")))
+    with caplog.at_level("INFO", "gluon_amp"):
+        amp.init()
+    amp.deinit()
+    assert [message for message in caplog.messages if "C++" in message] == [
+        "The CPU does without some operators in C++, which make networks faster: no oneDNN: install it"]
+
+
+def libm():
+    return next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libm." in line)
 
 
 def test_other_platform(monkeypatch, tmp_path):

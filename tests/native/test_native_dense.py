@@ -4,7 +4,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import nd
+from mxnet import autograd, nd
 from native_cases import BFLOAT16_ROUNDING, assert_close, bfloat16, normal, rounded, run, with_gradients
 
 from gluon_amp import native
@@ -25,7 +25,7 @@ def arrays(shape, units, flatten):
 
 
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("shape,units,flatten", CASES)
+@pytest.mark.parametrize(("shape", "units", "flatten"), CASES)
 def test_equals_mxnet(shape, units, flatten, biased):
     inputs, out_grad = arrays(shape, units, flatten)
     inputs = inputs[:3 if biased else 2]
@@ -39,7 +39,7 @@ def test_equals_mxnet(shape, units, flatten, biased):
 
 
 @pytest.mark.bf16
-@pytest.mark.parametrize("shape,units,flatten", CASES)
+@pytest.mark.parametrize(("shape", "units", "flatten"), CASES)
 def test_in_bfloat16(shape, units, flatten):
     (data, weight, bias), out_grad = arrays(shape, units, flatten)
     data, weight, out_grad = map(rounded, (data, weight, out_grad))
@@ -72,10 +72,14 @@ def test_weights_of_several_layers_do_not_mix():
 def test_no_rows():
     with mx.util.np_shape(True):
         inputs = [nd.zeros((0, 6)), normal(4, 6), normal(4, seed=1)]
-        received = with_gradients(lambda *each: dense(*each, num_hidden=4), inputs, nd.zeros((0, 4)))
-    assert received[0].shape == (0, 4)
-    for grad in received[2:]:
-        assert not grad.any()
+        for array in inputs:
+            array.attach_grad()
+        with autograd.record():
+            out = dense(*inputs, num_hidden=4)
+        out.backward(nd.zeros((0, 4)))
+        nd.waitall()
+        assert out.shape == (0, 4)
+        assert not any(array.grad.asnumpy().any() for array in inputs[1:])
 
 
 @pytest.mark.parametrize("values", [[1e38, 1e38], [1e-42, -1e-42], [np.nan, 1], [np.inf, 1]])
@@ -85,13 +89,6 @@ def test_special_values(values):
     received = with_gradients(lambda *each: dense(*each, num_hidden=3), inputs, out_grad)
     for one, other in zip(received, wanted):
         np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
-def test_bias_of_many_rows_adds_up_exactly():
-    rows = np.full((30000, 2), 0.1, np.float32)
-    *_, grad = with_gradients(lambda *each: dense(*each, num_hidden=2), [nd.ones((30000, 1)), nd.ones((2, 1)),
-                                                                         nd.zeros(2)], nd.array(rows))
-    np.testing.assert_allclose(grad, rows.astype(np.float64).sum(0), rtol=1e-6)
 
 
 def test_slices_need_not_be_aligned():

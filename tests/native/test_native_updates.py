@@ -102,6 +102,18 @@ def test_bounds_of_lamb(options):
     compare("lamb", (weights, states), theirs)
 
 
+def test_adamw_with_a_rate_for_every_weight():
+    weights, grads, states = arrays("adamw")
+    theirs = copies(weights, states)
+    etas = [0.5, 1.0, 0.25, 2.0, 0.125]
+    native.update("adamw", weights, grads, states, LRS, WDS, etas=etas)
+    for weight, grad, lr, wd, eta, *own in zip(theirs[0], grads, LRS, WDS, etas, *theirs[1]):
+        adamw(weight, grad, *own, out=weight, lr=lr, wd=wd, eta=eta)
+    compare("adamw", (weights, states), theirs)
+    with pytest.raises(mx.MXNetError, match="expected as many etas as weights, received 1 for 5"):
+        native.update("adamw", weights, grads, states, LRS, WDS, etas=[1.0])
+
+
 def test_lamb_of_a_weight_of_zeros():
     weights, grads, states = [nd.zeros(3)], [nd.ones(3)], [[nd.zeros(3)], [nd.zeros(3)]]
     theirs = copies(weights, states)

@@ -30,6 +30,7 @@ QUIET = re.compile(r"cudaEvent|cudaStreamWait|cudnnSet|cublasSet|curandSet|cusol
 # What NVIDIA's header of types, in the runtime's package, says to nvcc only.
 ATTRIBUTES = ("__device_builtin__", "__device_builtin_texture_type__", "__device_builtin_surface_type__", "CUDARTAPI",
               "__align__(bytes) __attribute__((aligned(bytes)))", "__builtin_align__(bytes) __align__(bytes)")
+STUB = 34  # CUDA_ERROR_STUB_LIBRARY
 DEFINED = re.compile(r"^[\w ]+?[ *]+(\w+)\(|^(?:ALGORITHM|COUNT|WORKSPACE)\((\w+)\)", re.M)
 
 
@@ -81,6 +82,19 @@ def build(folder: Path | None = None) -> Path:
         target.parent.mkdir(exist_ok=True)
         made.rename(target)
     return target
+
+
+def stub(folder: Path) -> Path:
+    """Compile a driver's library in which every function answers that it is a stub, as in images without a GPU."""
+    library = cuda_wheel()
+    if library is None:
+        raise RuntimeError(missing())
+    names = [name for name in needed(library) if re.match("cu[A-Z]", name)] + ["cuGetProcAddress", "cuGetExportTable"]
+    source, made = folder / "stub.c", folder / "libcuda.so.1"
+    source.write_text("".join(f"int {name}(void) {{ return {STUB}; }}\n" for name in names))
+    subprocess.run([str(compiler()), "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", str(made),
+                    str(source)], check=True)
+    return made
 
 
 def needed(library: Path) -> list[str]:

@@ -24,9 +24,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <driver_types.h>
 
-enum { NO_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, UNSUPPORTED_PTX = 222, LAUNCH_FAILED = 719,
+enum { NO_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101, UNSUPPORTED_PTX = 222, LAUNCH_FAILED = 719,
        CAPTURE_UNSUPPORTED = 801 };
 
 /* ---- settings and trace */
@@ -80,6 +81,13 @@ static int launch_fails(void) {
   return asked && left == 0;
 }
 
+/* A process that was forked after its parent had used the device cannot use it: so it is with CUDA. */
+static pid_t user;
+static int forked(void) {
+  if (!user) user = getpid();
+  return user != getpid();
+}
+
 static void trace(const char *format, ...) {
   static FILE *file;
   static char opened[4096];
@@ -118,7 +126,7 @@ static const char *sum_name(int compute) {  /* cublasComputeType_t */
 
 /* ---- driver */
 
-int cuInit(unsigned flags) { return broken(); }
+int cuInit(unsigned flags) { return forked() ? NOT_INITIALIZED : broken(); }
 int cuDriverGetVersion(int *version) { *version = driver(); return 0; }
 int cuDeviceGetCount(int *count) { *count = devices(); return broken(); }
 int cuDeviceGet(int *device, int number) {
@@ -177,12 +185,14 @@ static __thread int last_error;
 
 int cudaGetDevice(int *device) { *device = current; return 0; }
 int cudaSetDevice(int device) {
+  if (forked()) return NOT_INITIALIZED;
   if (device < 0 || device >= devices()) return INVALID_DEVICE;
   current = device;
   return 0;
 }
 int cudaGetDeviceCount(int *count) {
   *count = devices();
+  if (forked()) return NOT_INITIALIZED;
   return broken() ? broken() : devices() ? 0 : NO_DEVICE;
 }
 int cudaDriverGetVersion(int *version) { *version = driver(); return 0; }
@@ -234,6 +244,7 @@ static int allocate(void **block, size_t size) {
   return 0;
 }
 int cudaMalloc(void **block, size_t size) {
+  if (forked()) return NOT_INITIALIZED;
   if (memory_fails()) return last_error = NO_MEMORY;
   return allocate(block, size);
 }

@@ -22,7 +22,7 @@ from gluon_amp.rules import Policy
 
 OPTIONAL = list(amp.list_passes())
 REQUIRED = [each.name for each in passes.PASSES if each.required]
-HELPERS = {"identities", "native_recurrent", "__init__", "context", "driver", "placement", "widen"}
+HELPERS = {"__init__", "context", "driver", "identities", "native_attention", "native_recurrent", "placement", "widen"}
 
 
 def data(channels=16):
@@ -33,6 +33,10 @@ class TestTable:
     def test_every_pass_is_a_file_and_every_file_a_pass(self):
         files = {path.stem for path in Path(passes.__file__).parent.glob("*.py")} - HELPERS
         assert files == {each.name for each in passes.PASSES}
+
+    def test_the_page_of_the_design_has_every_pass(self):
+        page = (Path(passes.__file__).parents[2] / "docs" / "design.md").read_text()
+        assert [each.name for each in passes.PASSES if f"`{each.name}`" not in page] == []
 
     def test_every_file_says_what_it_is_for(self):
         for path in Path(passes.__file__).parent.glob("*.py"):

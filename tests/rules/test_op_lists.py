@@ -9,6 +9,7 @@ import pytest
 
 from gluon_amp import DTypeError
 from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp.audit.samples.excluded import is_backward
 from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
 from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, make_policy, views
 from gluon_amp.rules.tables import bfloat16, float16, groups
@@ -17,7 +18,7 @@ from gluon_amp.rules.tables.rows import as_table
 # What the CUDA build registers beside those of the CPU one. In no table, they run in FP32; MXNet makes the fused ones
 # where no policy is asked any more.
 CUDA_ONLY = {"CuDNNBatchNorm", "_contrib_mrcnn_mask_target", "_FusedOp", "_FusedOpHelper", "_FusedOpOutHelper"}
-REGISTERED = {name for name in registered_operators().values() if groups.is_forward(name)}
+REGISTERED = {name for name in registered_operators().values() if not is_backward(name)}
 FORWARD = sorted(REGISTERED - CUDA_ONLY)
 DTYPES = [BFLOAT16, FLOAT16]
 both_tables = pytest.mark.parametrize("table", [bfloat16.TABLE, float16.TABLE], ids=DTYPES)

@@ -7,7 +7,6 @@ from gluon_amp.rules import WIDEST, Rule, make_policy, precision
 from gluon_amp.rules.measurements import signature
 from gluon_amp.rules.shapes import can_fold_stride, has_idle_taps, overruns_amx_tiles, pools_out_of_order
 from gluon_amp.rules.tables import table
-from gluon_amp.rules.tables.groups import is_forward
 from gluon_amp.rules.tables.rows import as_table
 
 
@@ -22,8 +21,6 @@ def test_rules():
 
 def test_tables():
     assert [rule.rule for rule in table("float16")["Convolution"]] == ["LOWER"]
-    assert [is_forward(name) for name in ("Convolution", "_backward_Convolution", "_contrib_backward_quadratic")] == [
-        True, False, False]
     made = as_table(("sin", Rule("FP32")), (("cos", "tan"), Rule("NEUTRAL")))
     assert {name: rules[0].rule for name, rules in made.items()} == {"sin": "FP32", "cos": "NEUTRAL", "tan": "NEUTRAL"}
 

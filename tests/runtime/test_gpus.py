@@ -13,6 +13,7 @@ from gluon_amp import _cuda
 from gluon_amp._mxnet import gpus as mxnet_gpus
 from gluon_amp.dtypes import cpu_support, cuda_support
 from gluon_amp.rules import Policy
+from gluon_amp.rules.measurements import Tuning
 from gluon_amp.runtime import devices, gpus
 from gluon_amp.runtime.state import State, controller
 
@@ -22,17 +23,27 @@ AMPERE, HOPPER, KEPLER, PASCAL = (8, 0), (9, 0), (3, 7), (6, 1)
 @pytest.fixture
 def told(monkeypatch):
     """Let this package believe in GPUs of these capabilities, and in a driver and a run-time compiler."""
-    def told(*capabilities, driver=(12, 2), compiler=(11, 8)):
+    def told(*capabilities, driver=(12, 2), compiler=(11, 8), names=()):
         monkeypatch.setattr(mxnet_gpus, "count", lambda: len(capabilities))
         monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support("AVX512_CORE_BF16"))
         monkeypatch.setattr(devices, "_warned", set())
         monkeypatch.setattr(_cuda, "compute_capability", lambda number=0: capabilities[number])
+        monkeypatch.setattr(_cuda, "device_name", lambda number=0: names[number] if names else "GPU")
         monkeypatch.setattr(_cuda, "driver_version", lambda: driver)
         monkeypatch.setattr(_cuda, "nvrtc_version", lambda: compiler)
         for name in (_cuda.NO_FUSION, gpus.SAFE_ACCUMULATION):
             monkeypatch.delenv(name, raising=False)
     yield told
     amp.deinit()
+
+
+def trainer_on(contexts):
+    """Make a trainer of a network that is said to be on some devices."""
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+    trainer._contexts = contexts
+    return trainer
 
 
 def warned(action):
@@ -122,12 +133,58 @@ class TestGpusThatDiffer:
         found = warned(amp.init)
         assert [text for text in found if "on the GPU(2): the GPU has compute capability 9.0" in text]
         assert [amp.active_dtype(mx.gpu(number)) for number in range(3)] == ["float16", "float16", None]
-        assert sorted(controller.state.policies) == ["cpu", "gpu", "gpu(2)"]
+        assert sorted(controller.state.policies) == ["cpu", "gpu", "gpu(1)", "gpu(2)"]
 
     def test_the_first_may_be_the_lesser_one(self, told):
         told(HOPPER, AMPERE)
         warned(amp.init)
         assert [amp.active_dtype(mx.gpu(number)) for number in range(2)] == [None, "float16"]
+
+    def test_equal_ones_share_their_graphs(self, told):
+        told(AMPERE, AMPERE)
+        amp.init()
+        assert sorted(controller.state.policies) == ["cpu", "gpu"]
+
+    def test_one_line_tells_all_that_are_alike(self, told):
+        told(PASCAL, AMPERE, AMPERE)
+        said = devices.verdict(devices.device_supports())
+        assert "on the gpu(1), gpu(2), because the GPU has compute capability 8.0 (Tensor Cores)" in said
+        assert "on the gpu, because the GPU has compute capability 6.1 (no Tensor Cores" in said
+
+    def test_measurements_are_of_one_kind_of_gpu(self, told):
+        told(AMPERE, AMPERE, names=("A10", "A100"))
+        slow = Tuning(devices.machine("gpu(1)", "float16"), {"Convolution:1": (1.0, 2.0)})
+        amp.init(tuning=slow)
+        assert [bool(controller.state.policy(f"gpu{number}").slow) for number in ("", "(1)")] == [False, True]
+
+    @pytest.mark.parametrize(("contexts", "scale"), [
+        ([mx.gpu(1)], 2.0 ** 16), ([mx.gpu(0), mx.gpu(1)], 2.0 ** 16), ([mx.gpu(0)], 1.0), ([mx.cpu()], 1.0)])
+    def test_losses_are_scaled_for_the_gpu_that_trains(self, told, contexts, scale):
+        told(HOPPER, AMPERE)
+        warned(amp.init)
+        trainer = trainer_on(contexts)
+        amp.init_trainer(trainer)
+        assert amp.get_loss_scaler(trainer).loss_scale == scale
+        amp.deinit()
+        net, trainer = mx.gluon.nn.Dense(1, in_units=1), trainer_on(contexts)
+        warned(lambda: amp.initialize(net, trainer, opt_level="O1", verbosity=0))
+        assert amp.get_loss_scaler(trainer).loss_scale == scale
+
+    def test_a_conversion_is_for_the_device_that_is_named(self, told):
+        told(HOPPER, AMPERE)
+        x = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=2, name="fc")
+        for number, is_low in enumerate((False, True)):
+            made = amp.convert_symbol(x, device=mx.gpu(number))
+            assert ("x_float16_output" in made.get_internals().list_outputs()) == is_low
+
+    def test_a_conversion_is_for_one_kind_of_device(self, told):
+        told(HOPPER, AMPERE)
+        net = mx.gluon.nn.Dense(1, in_units=1)
+        net.initialize()
+        with pytest.raises(amp.DTypeError, match=r"received gpu\(0\) \(float32\), gpu\(1\) \(float16\): convert it"):
+            amp.convert_hybrid_block(net, device=[mx.gpu(0), mx.gpu(1)])
+        with pytest.raises(amp.DTypeError, match="expected devices that run one converted network"):
+            amp.convert_hybrid_block(net, "float32", device=[mx.cpu(), mx.gpu(1)])
 
     def test_states_name_devices_as_their_policies_do(self):
         state = State({"cpu": Policy("bfloat16"), "gpu": Policy("float16"), "gpu(1)": Policy("float32")})

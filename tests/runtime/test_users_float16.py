@@ -92,6 +92,28 @@ class TestNetworks:
         assert net[0].weight.dtype == "float16"
         assert max(map(relative, found[False], found[True])) < 0.1
 
+    @pytest.mark.parametrize("first", [nn.Activation, nn.Conv2D])
+    def test_half_weights_of_a_deconvolution(self, hybridize, first):
+        net = nn.HybridSequential()
+        net.add(nn.Activation("relu") if first is nn.Activation else nn.Conv2D(16, 3, padding=1, in_channels=16),
+                nn.Conv2DTranspose(16, 2, 2, in_channels=16), nn.Conv2D(16, 1, in_channels=16))
+        net.initialize(mx.init.Xavier())
+        data = mx.nd.random.normal(shape=(2, 16, 6, 6))
+        found = {}
+        for half in (False, True):
+            if half:
+                net.cast("float16")
+                net.hybridize(hybridize)
+                amp.init("bfloat16")
+            with mx.autograd.record():
+                out = net(data)
+                loss = (out * out).sum()
+            loss.backward()
+            found[half] = [out.asnumpy(), *(one.grad().asnumpy().astype("float32")
+                                            for one in net.collect_params().values())]
+        assert out.dtype == np.float32
+        assert max(map(relative, found[False], found[True])) < 0.05
+
     def test_gradients_accumulate(self, hybridize):
         net = nn.Dense(8, in_units=32)
         net.initialize()

@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import fuzz
 from fuzz_checks import CHECKS
-from fuzz_programs import EXACT, FLOAT, generate
+from fuzz_operators import generate
+from fuzz_programs import EXACT, FLOAT
 
 pytestmark = [pytest.mark.bf16, pytest.mark.filterwarnings("ignore")]
 
@@ -23,14 +24,21 @@ def test_conversions(seed, mode, dtype):
     CHECKS["conversion"](generate(seed, 20, mode), dtype)
 
 
-@pytest.mark.parametrize(("seed", "mode"), [(1, FLOAT), (7, EXACT)])
-def test_ways_to_run(seed, mode):
-    CHECKS["ways"](generate(seed, 12, mode), "bfloat16")
+@pytest.mark.parametrize(("seed", "mode"), [(1, FLOAT), (2, FLOAT), (7, EXACT)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ways_to_run(seed, mode, dtype):
+    CHECKS["ways"](generate(seed, 12, mode), dtype)
 
 
 @pytest.mark.parametrize("seed", [1, 4])
 def test_the_first_call(seed):
     CHECKS["first_call"](generate(seed, 12, FLOAT), "bfloat16")
+
+
+@pytest.mark.parametrize("check", ["executor", "symbols", "imported"])
+@pytest.mark.parametrize(("seed", "mode"), [(2, FLOAT), (5, FLOAT), (7, EXACT)])
+def test_symbols_and_files(check, seed, mode):
+    CHECKS[check](generate(seed, 10, mode), "bfloat16")
 
 
 def test_programs_that_end_the_process_are_shrunk(monkeypatch):

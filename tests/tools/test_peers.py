@@ -1,6 +1,7 @@
 """tools/peers.py on a small checkout: what it reports, and what it takes for rounding."""
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
+import peers
 from gluoncv_scripts import compared
-from peers import DIED, FAILED, PASSED, STOCK, Finding, Outcome, compare, without_statement
+from peers import DIED, FAILED, PASSED, STOCK, TOO_LONG, Finding, Outcome, compare, without_statement
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = '''
@@ -92,3 +94,12 @@ def test_a_statement_is_left_out():
     ([2.3, 1.0], "the first loss is 15 % off"), ([2.0, 5.0], "the mean loss is 133 % off")])
 def test_losses_that_leave_those_of_fp32(found, verdict):
     assert compared([2.0, 1.0], found) == verdict
+
+
+def test_what_ends_its_process_stock_is_not_run_again(monkeypatch):
+    stock = {"a": Outcome(DIED, "code 9"), "b": Outcome(TOO_LONG, "more than 1 s"), "c": Outcome(FAILED)}
+    left_out = []
+    monkeypatch.setattr(peers, "_run_process", lambda *arguments: left_out.extend(arguments[-1]))
+    arguments = argparse.Namespace(keyword="", timeout=1)
+    assert list(peers.run_file(Path(), "file", "float32", arguments, stock)) == ["a", "b"]
+    assert left_out == ["a", "b"]

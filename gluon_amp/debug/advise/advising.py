@@ -9,7 +9,7 @@ from mxnet.gluon import Block
 
 from ... import _isa
 from ...errors import expected
-from ...runtime.devices import device_supports
+from ...runtime.devices import support
 from ..report import Report, report
 from .causes import CHECKS
 from .situation import Advices, Situation
@@ -54,8 +54,7 @@ def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool
         reported = net
     else:
         reported = report(net, data, train=train, time=time)
-    supports = device_supports()
-    situation = Situation(reported, supports.get(reported.device_type, supports["cpu"]), _has_unused_amx(),
+    situation = Situation(reported, support(reported.device_type, reported.device_id), _has_unused_amx(),
                           os.environ.get("OMP_NUM_THREADS"), os.cpu_count() or 1)
     return advices(situation)
 

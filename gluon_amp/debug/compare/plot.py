@@ -1,14 +1,12 @@
 """The picture of a comparison."""
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Sequence
 
 import numpy as np
 
 from ...errors import StateError
-from ...files import replacing
-from ..report.plot import COLOURS
+from ..report.plot import COLOURS, save_figure
 from .differences import OperatorError, first_infinite
 
 __all__ = ["draw"]
@@ -32,8 +30,7 @@ def draw(rows: Sequence[OperatorError], dtype: str, title: str, path: Any = None
     figure.axes[-1].set_xlabel("operator, in the order of the forward pass")
     figure.suptitle(title, fontsize=9)
     if path is not None:
-        with replacing(path) as (temporary,):
-            figure.savefig(temporary, format=Path(path).suffix[1:] or "png", dpi=120)
+        save_figure(figure, path)
     return figure
 
 

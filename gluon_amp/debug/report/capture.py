@@ -92,7 +92,7 @@ class _Listener:
         # By handle; the array is kept, so that no other gets its handle.
         self._producers: dict[int, tuple[NDArray, Entry]] = {}
         self._names: set[str] = set()
-        self._device_type = ""
+        self._device: mx.Context | None = None
 
     def graph_called(self, block: Block | None, operation: RewritingCachedOp, args: Sequence[NDArray]) -> Any:
         """Run a hybridized block's graph."""
@@ -127,8 +127,8 @@ class _Listener:
         return outputs
 
     def _note_device(self, arrays: Sequence[NDArray]) -> None:
-        if arrays and not self._device_type:
-            self._device_type = arrays[0].context.device_type
+        if arrays and self._device is None:
+            self._device = arrays[0].context
 
     def _time(self, outputs: Sequence[NDArray]) -> float:
         if self.stopwatch is None:
@@ -153,7 +153,7 @@ class _Listener:
 
     def result(self, train: bool, timed: bool) -> Captured:
         """Match what was heard with the graphs."""
-        captured = Captured([], train, timed, self._device_type or "cpu")
+        captured = Captured([], train, timed, self._device)
         for noted in self._recordings:
             if isinstance(noted, Ran):
                 captured.ran.append(noted)

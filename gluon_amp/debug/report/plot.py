@@ -4,13 +4,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from math import ceil, sqrt
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from ...errors import StateError, expected
 from ...files import replacing
 from .rows import OperatorRow
 
-__all__ = ["COLOURS", "plot"]
+if TYPE_CHECKING:
+    from .reporting import Report
+
+__all__ = ["COLOURS", "plot", "save_figure"]
 
 # Colours that people with any kind of colour vision tell apart (https://jfly.uni-koeln.de/color/).
 COLOURS = {"bfloat16": "#56B4E9", "float16": "#009E73", "float32": "#E69F00"}
@@ -33,19 +36,7 @@ class Picture(NamedTuple):
     edges: dict[tuple[int, int], bool]
 
 
-class Drawable(Protocol):
-    """What is needed of a report."""
-
-    @property
-    def operators(self) -> tuple[OperatorRow, ...]:
-        """Its operators."""
-
-    @property
-    def summary(self) -> str:
-        """The title."""
-
-
-def plot(report: Drawable, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
+def plot(report: Report, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
     """Draw a report; :meth:`gluon_amp.debug.report.Report.plot` calls this.
 
     Parameters
@@ -169,8 +160,14 @@ def _matplotlib(picture: Picture, title: str, path: Path | None) -> Any:
     axes.axis("off")
     _add_legend(axes, picture)
     if path is not None:
-        figure.savefig(path, dpi=130)
+        save_figure(figure, path)
     return figure
+
+
+def save_figure(figure: Any, path: Any) -> None:
+    """Write a picture whole or not at all; Matplotlib takes its kind from the suffix."""
+    with replacing(path) as (temporary,):
+        figure.savefig(temporary, format=Path(path).suffix[1:] or "png", dpi=130)
 
 
 def _sizes(boxes: Sequence[Box]) -> list[float]:

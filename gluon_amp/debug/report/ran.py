@@ -4,6 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import mxnet as mx
 from mxnet.gluon import Block
 
 from ...graph import Graph, Node, Role
@@ -42,7 +43,7 @@ class Captured:
     ran: list[Ran]
     train: bool
     timed: bool
-    device_type: str = "cpu"
+    device: mx.Context | None = None  # where its arrays are
     other_milliseconds: float = 0.0  # of what belongs to no operator, such as sums of gradients
 
 

@@ -78,12 +78,13 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     operators, inserted = make_rows(captured.ran, net if isinstance(net, Block) else None)
     state = controller.current()
     policies = [record.policy for record in captured.ran if record.policy is not None and state is not None]
-    current = state.policy(captured.device_type) if state is not None and state.enabled else None
+    device = captured.device or mx.cpu()
+    current = state.policy(state.key(device)) if state is not None and state.enabled else None
     return Report(tuple(operators), tuple(inserted), captured.train, captured.timed, captured.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
-                  any(policy.imitated for policy in policies), captured.device_type,
+                  any(policy.imitated for policy in policies), device.device_type,
                   tuple(sorted({name for policy in policies for name in policy.disabled_passes})),
-                  current.reason if current is not None else "")
+                  current.reason if current is not None else "", device.device_id)
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ class Report:
         The graph passes that are switched off.
     reason : str
         Why AMP keeps everything in FP32 on this device; empty where it does not.
+    device_id : int
+        Which device of its kind it ran on: GPUs of one machine may differ.
 
     Examples
     --------
@@ -132,6 +135,12 @@ class Report:
     device_type: str = "cpu"
     disabled_passes: tuple[str, ...] = ()
     reason: str = ""
+    device_id: int = 0
+
+    @property
+    def device(self) -> mx.Context:
+        """The device that it ran on."""
+        return mx.Context(self.device_type, self.device_id)
 
     @property
     def casts(self) -> tuple[InsertedRow, ...]:
@@ -205,8 +214,8 @@ class Report:
         """
         return {"summary": self.summary, "target_dtypes": list(self.target_dtypes), "imitated": self.imitated,
                 "disabled_passes": list(self.disabled_passes), "reason": self.reason,
-                "device_type": self.device_type, "train": self.train, "timed": self.timed, "flops": self.flops,
-                "arithmetic_share": self.arithmetic_share(), "milliseconds": self.milliseconds,
+                "device_type": self.device_type, "device_id": self.device_id, "train": self.train, "timed": self.timed,
+                "flops": self.flops, "arithmetic_share": self.arithmetic_share(), "milliseconds": self.milliseconds,
                 "operators": [asdict(row) for row in self.operators],
                 "inserted": [{**asdict(row), "is_cast": row.is_cast} for row in self.inserted]}
 
@@ -231,12 +240,15 @@ class Report:
             raise ValueError(expected("'operator', 'block' or 'op'", "by", by))
         table = Table(title=self.summary, title_justify="left", caption_justify="left")
         lines = self._operator_lines() if by == "operator" else self._group_lines(by)
-        left_out = _DETAILS[:3 if width is not None and width < _NARROW else 0]
+        left_out = {name for limit, names in _LEFT_OUT for name in names if width is not None and width < limit}
+        if "reason" in left_out and by == "operator":
+            table.caption = "amp.explain(), --json or a wider terminal gives the reasons"
         for number, line in enumerate(lines):
             shown = {name: value for name, value in line.items() if name not in left_out}
             if not number:
                 for name in shown:
-                    table.add_column(name, overflow="fold", justify="right" if name in _NUMBERS else "left")
+                    table.add_column(name, overflow="fold", no_wrap=name in _NUMBERS,
+                                     justify="right" if name in _NUMBERS else "left")
             table.add_row(*shown.values())
         return table
 
@@ -294,8 +306,8 @@ class Report:
         return self.summary
 
 
-_NARROW = 150  # columns that a line of all details takes
-_DETAILS = ("rule", "planned", "converted")  # what can be done without, where the observed precision is shown
+# What a terminal of fewer columns does without: the observed precision is shown.
+_LEFT_OUT = ((150, ("rule", "planned", "converted")), (100, ("reason",)))
 _NUMBERS = {"arithmetic", "casts", "converted", "time", "operators", "in low precision"}
 _GROUPS: dict[str, Callable[[OperatorRow], str]] = {"block": lambda row: row.path or row.block,
                                                     "op": lambda row: row.op}

@@ -104,7 +104,8 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     arguments = arguments_of(data)
     make_ready(net, arguments)
     state = mixed_state(dtype)
-    device = "gpu" if any(array.context.device_type == "gpu" for array in float_arrays(arguments)) else "cpu"
+    contexts = [array.context for array in float_arrays(arguments)] or [mx.cpu()]
+    device = state.key(next((context for context in contexts if context.device_type == "gpu"), contexts[0]))
     base = state.policy(device)
     if base is None or not base.lowers:
         raise StateError(f"the low-precision type is not for arrays on the {device}, where the network runs")

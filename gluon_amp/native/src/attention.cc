@@ -5,8 +5,8 @@
 //   interleaved  (length, batch, 3 * units): queries, keys and values of a head beside each other
 //   separate     three inputs (batch, length, units); queries may have another length
 //
-// A bias, float32 (batch, 1 or queries, keys), is added to the scores of all heads. The second output is the weights,
-// (batch, heads, queries, keys), which backward needs.
+// A bias, float32 (batch, 1 or queries, keys), is added to the scores of all heads. Scores are float32. Backward computes
+// the weights again, which takes no longer than to write and read them.
 #include <algorithm>
 
 #include "families.h"
@@ -112,14 +112,10 @@ struct Sizes {
   int64_t batch, heads, queries, keys;
 };
 
-// Memory that belongs to the thread, until its next call for the same use.
-enum Use { kFloats, kScoreGrads };
-template <Use use, class T>
-T* scratch(int64_t values) {
-  thread_local std::vector<T> memory;
-  if (static_cast<int64_t>(memory.size()) < values) memory.resize(values);
-  return memory.data();
-}
+// What the memory of a thread is used for.
+struct Scores {};
+struct Weights {};
+struct ScoreGrads {};
 
 // One range is the rows of one head.
 template <class Run>
@@ -139,60 +135,69 @@ struct Bias {
   int64_t sample = 0, step = 0;
 };
 
+// Write the weights of some samples into memory of the thread.
+template <class T>
+Matrices weights_of(const Settings& s, const Sizes& sizes, const Samples& samples, const Matrices& queries,
+                    const Matrices& keys, const Bias& bias) {
+  const int64_t count = samples.count * sizes.sample();
+  const auto scores = static_cast<float*>(scratch<Scores>(count * sizeof(float)));
+  const auto weights = static_cast<T*>(scratch<Weights>(count * sizeof(T)));
+  multiply(samples.of(queries), samples.of(keys).transposed(), sizes.matrices(scores, kFloat32, samples.count), s.scale);
+  for_heads(sizes, samples, [&](int64_t sample, int64_t offset) {
+    weights_kernel(scores + offset, bias.of(sample), bias.step, weights + offset, sizes.queries, sizes.keys);
+  });
+  return sizes.matrices(weights, queries.type, samples.count);
+}
+
+// Queries, keys and values, or their gradients.
+struct Projections {
+  Projections(const Settings& s, const Tensor* tensors)
+      : queries(heads_of(s, tensors[0], kQueries)),
+        keys(heads_of(s, tensors[s.projections() / 2], kKeys)),
+        values(heads_of(s, tensors[s.projections() - 1], kValues)),
+        bias(s.is_biased ? Bias(tensors[s.projections()]) : Bias()) {}
+  Matrices queries, keys, values;
+  Bias bias;
+};
+
 template <class T>
 void forward_as(const Settings& s, const Tensors& inputs, const Tensors& outputs) {
-  const int last = s.projections() - 1;
-  const Matrices queries = heads_of(s, inputs[0], kQueries), keys = heads_of(s, inputs[std::min(1, last)], kKeys);
-  const Matrices values = heads_of(s, inputs[last], kValues), mixed = heads_of(s, outputs[0], kMixed);
-  const Bias bias = s.is_biased ? Bias(inputs[last + 1]) : Bias();
-  const Sizes sizes(queries, keys);
+  const Projections from(s, inputs.data());
+  const Matrices mixed = heads_of(s, outputs[0], kMixed);
+  const Sizes sizes(from.queries, from.keys);
   sizes.for_samples([&](const Samples& samples) {
-    float* scores = scratch<kFloats, float>(samples.count * sizes.sample());
-    T* weights = outputs[1].as<T>() + samples.begin * sizes.sample();
-    multiply(samples.of(queries), samples.of(keys).transposed(), sizes.matrices(scores, kFloat32, samples.count),
-             s.scale);
-    for_heads(sizes, samples, [&](int64_t sample, int64_t offset) {
-      weights_kernel(scores + offset, bias.of(sample), bias.step, weights + offset, sizes.queries, sizes.keys);
-    });
-    multiply(sizes.matrices(weights, values.type, samples.count), samples.of(values), samples.of(mixed));
+    const Matrices weights = weights_of<T>(s, sizes, samples, from.queries, from.keys, from.bias);
+    multiply(weights, samples.of(from.values), samples.of(mixed));
   });
 }
 
 template <class T>
 void backward_as(const Settings& s, const Tensors& inputs, const Tensors& outputs) {
-  // The gradients of both outputs, the inputs, the outputs.
-  const int last = s.projections() - 1, weights_index = 2 + s.projections() + s.is_biased + 1;
-  const Tensor *projections = &inputs[2], *grads = &outputs[0];
+  const Projections from(s, &inputs[1]), grads(s, outputs.data());
   const Matrices mixed_grad = heads_of(s, inputs[0], kMixed);
-  const Matrices queries = heads_of(s, projections[0], kQueries),
-                 keys = heads_of(s, projections[std::min(1, last)], kKeys),
-                 values = heads_of(s, projections[last], kValues);
-  const Matrices query_grad = heads_of(s, grads[0], kQueries), key_grad = heads_of(s, grads[std::min(1, last)], kKeys),
-                 value_grad = heads_of(s, grads[last], kValues);
-  const Bias bias_grad = s.is_biased ? Bias(grads[last + 1]) : Bias();
-  if (s.is_biased) std::fill_n(bias_grad.data, grads[last + 1].size(), 0.f);
-  const Sizes sizes(queries, keys);
+  if (s.is_biased) std::fill_n(grads.bias.data, outputs.back().size(), 0.f);
+  const Sizes sizes(from.queries, from.keys);
   sizes.for_samples([&](const Samples& samples) {
-    const int64_t count = samples.count * sizes.sample();
-    const T* weights = inputs[weights_index].as<const T>() + samples.begin * sizes.sample();
-    float* weight_grads = scratch<kFloats, float>(count);
-    T* score_grads = scratch<kScoreGrads, T>(count);
-    const Matrices mixing = sizes.matrices(const_cast<T*>(weights), values.type, samples.count),
-                   scores = sizes.matrices(score_grads, values.type, samples.count);
-    multiply(mixing.transposed(), samples.of(mixed_grad), samples.of(value_grad));
-    multiply(samples.of(mixed_grad), samples.of(values).transposed(),
+    const Matrices weights = weights_of<T>(s, sizes, samples, from.queries, from.keys, from.bias);
+    multiply(weights.transposed(), samples.of(mixed_grad), samples.of(grads.values));
+    const int64_t count = samples.count * sizes.sample(), head = sizes.queries * sizes.keys;
+    const auto weight_grads = static_cast<float*>(scratch<Scores>(count * sizeof(float)));
+    const auto score_grads = static_cast<T*>(scratch<ScoreGrads>(count * sizeof(T)));
+    multiply(samples.of(mixed_grad), samples.of(from.values).transposed(),
              sizes.matrices(weight_grads, kFloat32, samples.count));
     for_heads(sizes, samples, [&](int64_t, int64_t offset) {
-      scores_kernel(weights + offset, weight_grads + offset, score_grads + offset, sizes.queries, sizes.keys);
+      scores_kernel(static_cast<const T*>(weights.data) + offset, weight_grads + offset, score_grads + offset,
+                    sizes.queries, sizes.keys);
     });
     if (s.is_biased)
       parallel_ranges(samples.count, 1, [&](int64_t sample, int64_t) {
-        for (int64_t head = 0; head < sizes.heads; ++head)
-          add_kernel(score_grads + sample * sizes.sample() + head * sizes.queries * sizes.keys,
-                     bias_grad.of(samples.begin + sample), bias_grad.step, sizes.queries, sizes.keys);
+        for (int64_t i = 0; i < sizes.heads; ++i)
+          add_kernel(score_grads + sample * sizes.sample() + i * head, grads.bias.of(samples.begin + sample),
+                     grads.bias.step, sizes.queries, sizes.keys);
       });
-    multiply(scores, samples.of(keys), samples.of(query_grad), s.scale);
-    multiply(scores.transposed(), samples.of(queries), samples.of(key_grad), s.scale);
+    const Matrices scores = sizes.matrices(score_grads, weights.type, samples.count);
+    multiply(scores, samples.of(from.keys), samples.of(grads.queries), s.scale);
+    multiply(scores.transposed(), samples.of(from.queries), samples.of(grads.keys), s.scale);
   });
 }
 
@@ -201,12 +206,12 @@ void forward(const Attributes& attributes, const Tensors& inputs, const Tensors&
 }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[2].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(Settings(attributes), inputs, outputs);
+  (inputs[1].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(Settings(attributes), inputs, outputs);
 }
 
 void types(const Attributes& attributes, Types& inputs, Types& outputs) {
   const Settings s(attributes);
-  outputs[0] = outputs[1] = inputs[0] = data_type(inputs[0], "the first projection");
+  outputs[0] = inputs[0] = data_type(inputs[0], "the first projection");
   for (int i = 1; i < s.projections(); ++i) expect_type(inputs[i], inputs[0], "another projection");
   if (s.is_biased) expect_type(inputs.back(), kFloat32, "the bias");
 }
@@ -231,12 +236,11 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
     expect_shape(inputs.back(), {batch, has_rows ? queries : 1, keys}, "the bias");
   }
   outputs[0] = {inputs[0][0], inputs[0][1], units};
-  outputs[1] = {batch, heads, queries, keys};
 }
 
 Arity arity(const Attributes& attributes) {
   const Settings s(attributes);
-  return {s.projections() + s.is_biased, 2};
+  return {s.projections() + s.is_biased, 1};
 }
 
 }  // namespace

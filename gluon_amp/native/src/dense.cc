@@ -7,65 +7,16 @@
 #include "families.h"
 #include "operator.h"
 #include "product.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
 namespace {
 
-constexpr int64_t kRange = 32768;
-
-VECTORIZED void round_kernel(const float* values, bfloat16* rounded, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) store(values[i], &rounded[i]);
-}
-
-// Return a matrix of float32 in the type of the data. The memory belongs to the thread, until its next call.
-Matrices in_type(const Matrices& matrix, int type) {
-  if (type == kFloat32) return matrix;
-  thread_local std::vector<bfloat16> rounded;
-  const int64_t values = matrix.rows() * matrix.columns();
-  if (static_cast<int64_t>(rounded.size()) < values) rounded.resize(values);
-  bfloat16* target = rounded.data();
-  parallel_ranges(values, kRange, [&](int64_t begin, int64_t end) {
-    round_kernel(static_cast<const float*>(matrix.data) + begin, target + begin, end - begin);
-  });
-  return {target, type, matrix.dims, matrix.strides};
-}
-
-constexpr int64_t kColumns = 64, kRows = 64;  // of what is added up in float32
-
-template <class T>
-INLINED void add_rows(const T* values, int64_t rows, int64_t width, int64_t columns, float* sums) {
-  for (int64_t row = 0; row < rows; ++row, values += width) {
-#pragma omp simd
-    for (int64_t i = 0; i < columns; ++i) sums[i] += to_float(values[i]);
-  }
-}
-
-#define KERNEL(T)                                                                                            \
-  VECTORIZED void add_rows_kernel(const T* values, int64_t rows, int64_t width, int64_t columns, float* sums) { \
-    add_rows(values, rows, width, columns, sums);                                                            \
-  }
-KERNEL(float)
-KERNEL(bfloat16)
-#undef KERNEL
-
-// Add up the rows of a matrix; blocks of them in double precision.
-template <class T>
-void sum_rows(const Matrices& matrix, float* sums) {
-  const int64_t rows = matrix.rows(), width = matrix.columns();
-  parallel_ranges(width, kColumns, [&](int64_t begin, int64_t end) {
-    double totals[kColumns] = {};
-    for (int64_t row = 0; row < rows; row += kRows) {
-      float parts[kColumns] = {};
-      add_rows_kernel(static_cast<const T*>(matrix.data) + row * width + begin, std::min(kRows, rows - row), width,
-                      end - begin, parts);
-      for (int64_t i = begin; i < end; ++i) totals[i - begin] += parts[i - begin];
-    }
-    for (int64_t i = begin; i < end; ++i) sums[i] = static_cast<float>(totals[i - begin]);
-  });
-}
+using onednn::Desc;
+using onednn::Dims;
+using onednn::Md;
+using onednn::Primitive;
+using onednn::PrimitiveDesc;
 
 // The data of a layer, or what it gives, as one matrix.
 Matrices as_matrix(const Tensor& tensor, int64_t columns) {
@@ -77,19 +28,46 @@ Matrices weight_of(const Tensor& tensor) { return as_matrix(tensor, tensor.dim(1
 
 void forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
   const Tensor &data = inputs[0], &weight = inputs[1];
-  const Matrices out = as_matrix(outputs[0], weight.dim(0));
-  if (!out.rows()) return;
-  multiply(as_matrix(data, weight.dim(1)), in_type(weight_of(weight), data.type).transposed(), out, 1,
-           inputs.size() > 2 ? inputs[2].as<float>() : nullptr);
+  multiply_rounded(as_matrix(data, weight.dim(1)), weight_of(weight).transposed(), as_matrix(outputs[0], weight.dim(0)),
+                   inputs.size() > 2 ? inputs[2].as<float>() : nullptr);
+}
+
+// The gradients of weight and bias.
+void add_up(const Matrices& grad, const Matrices& data, const Matrices& weight_grad, float* bias_grad) {
+  const onednn::DataType type = onednn::data_type_of(data.type);
+  const Desc rows(data.dims, type), grads(grad.dims, type), weights(weight_grad.dims, onednn::kF32),
+      biases({grad.columns()}, onednn::kF32);
+  const Md bias = bias_grad ? static_cast<Md>(biases) : nullptr;
+  const Desc any = Desc::any(weight_grad.dims, type);
+  const auto forward_of = [&](PrimitiveDesc** desc, const onednn::Attr* attr) {
+    return onednn::functions().inner_product_forward_primitive_desc_create(
+        desc, onednn::engine(), onednn::kForwardTraining, rows, any, bias, grads, attr);
+  };
+  const Dims key{'d', data.type, data.rows(), data.columns(), grad.columns(), bias_grad != nullptr};
+  const auto primitive = onednn::cached<Primitive>(key, [&] {
+    const Primitive hint("a dense layer", forward_of);
+    return Primitive("gradients of a dense layer", [&](PrimitiveDesc** desc, const onednn::Attr* attr) {
+      return onednn::functions().inner_product_backward_weights_primitive_desc_create(
+          desc, onednn::engine(), rows, weights, bias, grads, hint.desc(), attr);
+    });
+  });
+  primitive->run({{onednn::kSrc, rows, data.data},
+                  {onednn::kDiffDst, grads, grad.data},
+                  {onednn::kDiffWeightsLayer, weights, weight_grad.data},
+                  {onednn::kDiffBias, biases, bias_grad}});
 }
 
 void backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
   const Tensor &data = inputs[1], &weight = inputs[2];
   const Matrices grad = as_matrix(inputs[0], weight.dim(0)), rows = as_matrix(data, weight.dim(1));
-  if (rows.rows()) multiply(grad, in_type(weight_of(weight), data.type), as_matrix(outputs[0], weight.dim(1)));
-  multiply(grad.transposed(), rows, weight_of(outputs[1]));
-  if (outputs.size() > 2)
-    (data.type == kBfloat16 ? sum_rows<bfloat16> : sum_rows<float>)(grad, outputs[2].as<float>());
+  float* bias_grad = outputs.size() > 2 ? outputs[2].as<float>() : nullptr;
+  if (!rows.rows()) {
+    std::fill_n(outputs[1].as<float>(), outputs[1].size(), 0.f);
+    if (bias_grad) std::fill_n(bias_grad, outputs[2].size(), 0.f);
+    return;
+  }
+  multiply_rounded(grad, weight_of(weight), as_matrix(outputs[0], weight.dim(1)));
+  add_up(grad, rows, weight_of(outputs[1]), bias_grad);
 }
 
 struct Settings {

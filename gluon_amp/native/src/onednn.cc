@@ -42,6 +42,8 @@ Functions look_up() {
   LOOK_UP(primitive_execute);
   LOOK_UP(reorder_primitive_desc_create);
   LOOK_UP(matmul_primitive_desc_create);
+  LOOK_UP(inner_product_forward_primitive_desc_create);
+  LOOK_UP(inner_product_backward_weights_primitive_desc_create);
   LOOK_UP(lstm_forward_primitive_desc_create);
   LOOK_UP(lstm_backward_primitive_desc_create);
   LOOK_UP(lbr_gru_forward_primitive_desc_create);
@@ -149,10 +151,7 @@ void Primitive::run(std::initializer_list<Array> arrays) const {
   for (const Array& array : arrays)
     if (array.data) add(array.kind, array.desc, array.data);
   const Md scratchpad = query(kScratchpad);
-  const std::unique_ptr<char[]> space(new char[bytes(scratchpad) + 64]);
-  void* aligned = space.get();
-  size_t room = bytes(scratchpad) + 64;
-  if (bytes(scratchpad)) add(kScratchpadData, scratchpad, std::align(64, bytes(scratchpad), aligned, room));
+  if (bytes(scratchpad)) add(kScratchpadData, scratchpad, scratch<Primitive>(bytes(scratchpad)));
   Stream* stream = nullptr;
   check(f.stream_create(&stream, engine(), kDefaultFlags), "a stream");
   const std::unique_ptr<Stream, int (*)(Stream*)> owned_stream(stream, f.stream_destroy);

@@ -89,6 +89,10 @@ struct Functions {
   int (*primitive_execute)(const PrimitiveHandle*, Stream*, int count, const Argument*);
   int (*reorder_primitive_desc_create)(PrimitiveDesc**, Md from, Engine*, Md to, Engine*, const Attr*);
   int (*matmul_primitive_desc_create)(PrimitiveDesc**, Engine*, Md, Md, Md bias, Md, const Attr*);
+  int (*inner_product_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, Md, Md, Md bias, Md,
+                                                     const Attr*);
+  int (*inner_product_backward_weights_primitive_desc_create)(PrimitiveDesc**, Engine*, Md, Md, Md bias, Md,
+                                                              const PrimitiveDesc*, const Attr*);
   int (*lstm_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md,
                                             Md peephole, Md projection, Md, Md, Md, Md, unsigned flags, const Attr*);
   int (*lstm_backward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md, Md,

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -104,6 +105,18 @@ void expect_type(int& type, int expected, const char* name);
 void expect_shape(Shape& shape, const Shape& expected, const char* name);
 // Fail unless all dimensions are known.
 void expect_known(const Shape& shape, const char* name);
+
+// Memory for results that nobody needs after an operator, apart from others by the type given. It belongs to the thread,
+// until its next call: fresh memory would have to be cleared by the system every time.
+template <class Use>
+void* scratch(size_t bytes) {
+  constexpr size_t kCacheLine = 64;
+  thread_local std::vector<char> memory;
+  if (memory.size() < bytes + kCacheLine) memory = std::vector<char>(bytes + kCacheLine);
+  void* start = memory.data();
+  size_t room = memory.size();
+  return std::align(kCacheLine, bytes, start, room);
+}
 
 // Run a function for every range of [0, count), on all threads. The ranges do not depend on the number of threads.
 void parallel_ranges(int64_t count, int64_t range, const std::function<void(int64_t begin, int64_t end)>& run);

@@ -12,6 +12,11 @@ namespace {
 
 using onednn::Desc;
 using onednn::Dims;
+using onednn::Md;
+using onednn::Primitive;
+using onednn::PrimitiveDesc;
+
+constexpr char kProduct[] = "a product of matrices";
 
 Desc desc_of(const Matrices& matrices) {
   return {matrices.dims, onednn::data_type_of(matrices.type), matrices.strides};
@@ -27,6 +32,33 @@ void fill_with_zeros(const Matrices& matrices) {
   for (size_t i = 0; i < matrices.dims.size(); ++i) last += (matrices.dims[i] - 1) * matrices.strides[i];
   if (last + 1 != values) fail("expected a dense product of empty matrices");
   std::memset(matrices.data, 0, values * bytes);
+}
+
+Dims key_of(char kind, const Matrices& a, const Matrices& b, const Matrices& product) {
+  Dims key{kind, a.type, product.type};
+  for (const Dims* part : {&a.dims, &a.strides, &b.dims, &b.strides, &product.strides})
+    key.insert(key.end(), part->begin(), part->end());
+  return key;
+}
+
+std::function<int(PrimitiveDesc**, const onednn::Attr*)> matmul(Md a, Md b, Md bias, Md product) {
+  return [=](PrimitiveDesc** desc, const onednn::Attr* attr) {
+    return onednn::functions().matmul_primitive_desc_create(desc, onednn::engine(), a, b, bias, product, attr);
+  };
+}
+
+// Round a matrix of float32, into memory of the thread.
+struct Rounded {};
+const void* rounded(Md from, const void* values, Md to, Dims key) {
+  key.push_back('c');
+  const auto primitive = onednn::cached<Primitive>(key, [&] {
+    return Primitive("a rounded matrix", [&](PrimitiveDesc** desc, const onednn::Attr* attr) {
+      return onednn::functions().reorder_primitive_desc_create(desc, from, onednn::engine(), to, onednn::engine(), attr);
+    });
+  });
+  void* target = scratch<Rounded>(onednn::bytes(to));
+  primitive->run({{onednn::kSrc, from, values}, {onednn::kDst, to, target}});
+  return target;
 }
 
 }  // namespace
@@ -45,28 +77,38 @@ Matrices Matrices::transposed() const {
   return result;
 }
 
-void multiply(const Matrices& a, const Matrices& b, const Matrices& product, float alpha, const float* bias) {
+void multiply(const Matrices& a, const Matrices& b, const Matrices& product, float alpha) {
   if (!product_of(product.dims)) return;
   if (!a.columns()) return fill_with_zeros(product);
   int64_t alpha_bits = 0;
   std::memcpy(&alpha_bits, &alpha, sizeof(alpha));
-  Dims key{'m', a.type, product.type, alpha_bits, bias != nullptr};
-  for (const Dims* part : {&a.dims, &a.strides, &b.dims, &b.strides, &product.strides})
-    key.insert(key.end(), part->begin(), part->end());
-  Dims bias_dims(product.dims.size(), 1);
-  bias_dims.back() = product.columns();
-  const Desc left = desc_of(a), right = desc_of(b), out = desc_of(product), added(bias_dims, onednn::kF32);
-  const auto primitive = onednn::cached<onednn::Primitive>(key, [&] {
-    return onednn::Primitive(
-        "a product of matrices",
-        [&](onednn::PrimitiveDesc** desc, const onednn::Attr* attr) {
-          return onednn::functions().matmul_primitive_desc_create(
-              desc, onednn::engine(), left, right, bias ? static_cast<onednn::Md>(added) : nullptr, out, attr);
-        },
-        alpha);
+  Dims key = key_of('m', a, b, product);
+  key.push_back(alpha_bits);
+  const Desc left = desc_of(a), right = desc_of(b), out = desc_of(product);
+  const auto primitive = onednn::cached<Primitive>(
+      key, [&] { return Primitive(kProduct, matmul(left, right, nullptr, out), alpha); });
+  primitive->run(
+      {{onednn::kSrc, left, a.data}, {onednn::kWeightsLayer, right, b.data}, {onednn::kDst, out, product.data}});
+}
+
+void multiply_rounded(const Matrices& a, const Matrices& b, const Matrices& product, const float* bias) {
+  // Rounding to a layout that kernels like takes longer than to a plain one: it gains with many rows.
+  constexpr int64_t kManyRows = 1024;
+  if (!product_of(product.dims)) return;
+  const bool rounds = a.type != kFloat32, packs = rounds && a.rows() >= kManyRows;
+  Dims key = key_of(packs ? 'p' : 'r', a, b, product);
+  key.push_back(bias != nullptr);
+  const Desc left = desc_of(a), from = desc_of(b), out = desc_of(product),
+             added({1, product.columns()}, onednn::kF32);
+  const Desc right = packs ? Desc::any(b.dims, onednn::data_type_of(a.type))
+                           : Desc(b.dims, onednn::data_type_of(a.type), b.strides);
+  const auto primitive = onednn::cached<Primitive>(key, [&] {
+    return Primitive(kProduct, matmul(left, right, bias ? static_cast<Md>(added) : nullptr, out));
   });
+  const Md wanted = primitive->query(onednn::kWeights);
+  const void* factor = rounds ? rounded(from, b.data, wanted, key) : b.data;
   primitive->run({{onednn::kSrc, left, a.data},
-                  {onednn::kWeightsLayer, right, b.data},
+                  {onednn::kWeightsLayer, wanted, factor},
                   {onednn::kBias, added, bias},
                   {onednn::kDst, out, product.data}});
 }

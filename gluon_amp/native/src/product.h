@@ -23,9 +23,11 @@ struct Matrices {
   onednn::Dims dims, strides;
 };
 
-// Write alpha * a * b. The piles have equal leading dimensions; a and b are of one type. A bias, in float32, is added to every
-// row of the product of a single pair of matrices.
-void multiply(const Matrices& a, const Matrices& b, const Matrices& product, float alpha = 1,
-              const float* bias = nullptr);
+// Write alpha * a * b. The piles have equal leading dimensions; a and b are of one type.
+void multiply(const Matrices& a, const Matrices& b, const Matrices& product, float alpha = 1);
+
+// Write a * b, of one pair of matrices of which b is float32 and rounded to the type of a. A bias, in float32, is added to
+// every row.
+void multiply_rounded(const Matrices& a, const Matrices& b, const Matrices& product, const float* bias = nullptr);
 
 }  // namespace gluon_amp

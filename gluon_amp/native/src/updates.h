@@ -1,6 +1,6 @@
 // What updates of many weights in one call have in common. Inputs are, for every weight: the weight, its gradient, its
 // states. Weights and states are float32 and are written in place, gradients may be bfloat16. Attributes: num_weights,
-// lrs and wds with one value a weight, and those in Weights.
+// lrs and wds with one value a weight, and those in Weights. AdamW multiplies by eta too: one for all, or etas.
 #pragma once
 
 #include <algorithm>
@@ -36,11 +36,15 @@ inline std::vector<Rates> rates_of_weights(const Attributes& attributes, size_t 
                      rate("beta1", 0.9),
                      rate("beta2", 0.999),
                      rate("epsilon", epsilon),
-                     rate("eta", 1)};
+                     1};
   std::vector<Rates> result(count, shared);
+  const bool has_etas = !attributes.text("etas", "").empty();
+  const std::vector<double> etas = has_etas ? attributes.numbers("etas") : std::vector<double>(count, rate("eta", 1));
+  if (etas.size() != count) fail("expected as many etas as weights, received ", etas.size(), " for ", count);
   for (size_t i = 0; i < count; ++i) {
     result[i].lr = static_cast<float>(lrs[i]);
     result[i].wd = static_cast<float>(wds[i]);
+    result[i].eta = static_cast<float>(etas[i]);
   }
   return result;
 }

@@ -1,0 +1,22 @@
+"""Gradients of gradients, which MXNet has of dense layers in FP32, but neither of casts nor in low precision.
+
+While a network runs nobody knows that its gradients will be differentiated. A sign of it is that its data has a
+gradient buffer, as for gradient penalties: dense layers that MXNet could differentiate twice keep FP32 then.
+"""
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+
+__all__ = ["TWICE_DIFFERENTIABLE", "are_recorded"]
+
+TWICE_DIFFERENTIABLE = frozenset(("FullyConnected", "dot", "batch_dot"))
+
+
+def are_recorded(data: Sequence[Any]) -> bool:
+    """Tell whether gradients are recorded with respect to arrays among the data, lists of arrays included."""
+    return autograd.is_recording() and any(
+        array.grad is not None if isinstance(array, NDArray) else isinstance(array, (list, tuple)) and
+        are_recorded(array) for array in data)
