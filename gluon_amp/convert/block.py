@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import replace
 from typing import Any, Iterable, Sequence
 
 import mxnet as mx
@@ -211,7 +210,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
 
 def _running(policy: Policy, device: mx.Context) -> State | None:
     """Return the setting that a converted network runs under, None where MXNet runs it as it is."""
-    return None if device.device_type == "gpu" else State({"cpu": replace(policy, excluded=frozenset())})
+    return None if device.device_type == "gpu" else State({"cpu": policy})
 
 
 def _devices_of(block: HybridBlock) -> list[mx.Context]:

@@ -8,20 +8,21 @@ from ..rules import KEEP, Decision, precision
 from ..rules.decision import EXCLUDED, OUTSIDE, SWITCHED_OFF
 from .context import Context
 
-__all__ = ["data_precision", "input_dtypes", "lower_outputs", "run"]
+__all__ = ["data_precision", "decide", "input_dtypes", "lower_outputs", "run"]
 
 
 def run(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""
     lowered = 0
     for node in graph.operators():
-        node.decision = _decide(node, context)
+        node.decision = decide(node, context)
         if data_precision(node, context) == context.target:
             lowered += lower_outputs(node, context)
     return lowered
 
 
-def _decide(node: Node, context: Context) -> Decision:
+def decide(node: Node, context: Context) -> Decision:
+    """Return the precision of a node: what its region and the user's exclusions say, else the policy."""
     region = node.attrs.get(REGION)
     if region is None and not context.everywhere:
         return OUTSIDE

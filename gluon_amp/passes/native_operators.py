@@ -19,20 +19,20 @@ from math import prod
 from typing import Callable, Mapping, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Readers, Role, operator, unique_name
+from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
+from . import native_recurrent
 from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
+from .identities import behind_identity
 from .native_attention import Attention, find
 
 __all__ = ["NATIVE", "REPLACEMENTS", "is_needed", "run"]
 
 _ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
 _WISHES = (Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED, Cause.EXCLUSION, Cause.REGION, Cause.OUTSIDE)
-_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 _NARROW = 16  # values in a row of a normalisation, below which its sums cannot be vectorised
-_UNSUPPORTED_IN_RNN = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
 
 
 def is_needed(context: Context) -> bool:
@@ -86,13 +86,6 @@ def _is_inner_layer(node: Node, readers: Readers) -> bool:
     return not node.inputs[0].node.is_variable
 
 
-def _is_simple_rnn(node: Node, readers: Readers) -> bool:
-    # Dropout between layers stays MXNet's: the same seed has to drop the same values as in FP32.
-    drops = float(node.attrs.get("p", 0)) and integer(node.attrs, "num_layers", 1) > 1
-    return (not drops and node.attrs.get("mode") in _GATES and not is_set(node.attrs, "use_sequence_length")
-            and all(node.attrs.get(name, "None") == "None" for name in _UNSUPPORTED_IN_RNN))
-
-
 # Measured on an AMD EPYC with AVX512-BF16, 2 threads, in cached ops with static shapes: below these forward or training
 # takes longer than with MXNet's operators. Dense layers and attention were measured in whole steps of an encoder, 768
 # units, 128 tokens: dense layers gain 13% (batch 4) and 2% (batch 16) of a step in bfloat16, 3% in FP32 (batch 4),
@@ -104,7 +97,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
     "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 100_000_000, _is_inner_layer,
                                   _dense_operations, fp32_inputs=(1, 2)),
-    "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, _is_simple_rnn),
+    "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits),
 }
 NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION}
 
@@ -121,13 +114,13 @@ def run(graph: Graph, context: Context) -> int:
         if each.rule is not None and context.target == BFLOAT16 and is_free:
             node.decision = each.rule.decision
         if node.op == "RNN":
-            _separate_parameters(node)
+            native_recurrent.separate_parameters(node)
         node.inputs = [_guarded(entry, readers, names, context) for entry in node.inputs]
         node.replaced, node.op = node.op, each.op
         if each.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
             node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
         if node.replaced == "RNN":
-            _fit_rnn(node, context)
+            native_recurrent.fit(graph, node, names, context)
         else:
             node.num_outputs = 1
             node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
@@ -195,42 +188,4 @@ def _guarded(entry: Entry, readers: Readers, names: set[str], context: Context) 
     accumulates = entry.node.is_variable and entry.node.name in context.guarded
     if not accumulates and len(readers.of(entry)) == 1 and not readers.is_head(entry):
         return entry
-    made = operator("_copy", unique_name(f"{entry.node.name}_native", names), [entry], entry, Role.GUARD)
-    made.dtypes, made.decision = [FLOAT32], context.policy.decide("_copy", made.attrs, entry.shape)
-    if data_precision(made, context) == context.target:
-        lower_outputs(made, context)
-    return Entry(made)
-
-
-def _separate_parameters(node: Node) -> None:
-    """Read parameters where they are joined from: joining them takes longer than a layer on few sequences."""
-    joined = node.inputs[1].node
-    if joined.op != "_rnn_param_concat":
-        return
-    parts = [entry.node.inputs[0] if _is_flattened(entry.node) else entry for entry in joined.inputs]
-    if [entry.shape for entry in parts] == _parameter_shapes(node):
-        node.inputs = [node.inputs[0], *parts, *node.inputs[2:]]
-        node.attrs = {**node.attrs, "separate": "True"}
-
-
-def _is_flattened(node: Node) -> bool:
-    return node.op == "Reshape" and node.attrs.get("shape") in ("-1", "(-1,)") and not is_set(node.attrs, "reverse")
-
-
-def _parameter_shapes(node: Node) -> list[tuple[int, ...]]:
-    """Return the shapes of parameters as Gluon has them: weights of all layers, then their biases."""
-    states, layers = integer(node.attrs, "state_size", 0), integer(node.attrs, "num_layers", 1)
-    directions = 2 if is_set(node.attrs, "bidirectional") else 1
-    rows = _GATES[node.attrs["mode"]] * states
-    widths = [(node.inputs[0].shape or ())[2], *[directions * states] * (layers - 1)]
-    weights = [(rows, width) for layer in widths for _ in range(directions) for width in (layer, states)]
-    return [*weights, *[(rows,)] * len(weights)]
-
-
-def _fit_rnn(node: Node, context: Context) -> None:
-    """Give a recurrent layer all outputs: states, and what backward needs."""
-    node.attrs = {**node.attrs, "masks": "False", "training": str(context.recorded)}
-    states = 2 if node.attrs["mode"] == "lstm" else 1
-    node.num_outputs = 1 + states + context.recorded
-    node.dtypes, node.planned = [FLOAT32] * node.num_outputs, []
-    node.shapes = [node.shapes[0], *[node.inputs[-1].shape] * states, *[None] * context.recorded]
+    return behind_identity(entry, names, context)

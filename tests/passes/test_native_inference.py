@@ -215,8 +215,8 @@ class TestExecutors:
             outputs = executor.forward(is_train=grad_req == "write")
             if grad_req == "write":
                 executor.backward([mx.nd.ones(out.shape) for out in outputs])
-            arrays = [array for array in [*outputs, *(executor.grad_arrays or [])] if array is not None]
-            return [array.asnumpy() for array in arrays], executor
+            arrays = [*outputs, *(executor.grad_arrays or [])]
+            return [array.asnumpy() for array in arrays if array is not None], executor
 
         for grad_req in ("write", "null"):
             expected, _ = results(grad_req)
@@ -229,10 +229,11 @@ class TestExecutors:
             amp.deinit()
 
 
+TYPES = ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)]
+
+
 @requires_core
 class TestConverted:
-    TYPES = ("float32", pytest.param("bfloat16", marks=pytest.mark.bf16))
-
     @pytest.fixture
     def net(self):
         net = network()
@@ -332,3 +333,18 @@ class TestConverted:
         out, states = converted(x, [state])
         for one, other in zip([out, states[0]], expected):
             assert_close(one.asnumpy(), other, 1e-5)
+
+    @pytest.mark.bf16
+    @requires_rnn
+    def test_recurrent_layers_run_in_bfloat16(self, net):
+        x = data(1)
+        expected = net(x).asnumpy()
+        converted = amp.convert_hybrid_block(net, "bfloat16")
+        assert np.linalg.norm(converted(x).asnumpy() - expected) < 0.02 * np.linalg.norm(expected)
+        assert converted._cached_graph[1].tojson().count('"RNN"') == 1
+        for excluded, types in ((None, ["bfloat16"]), ("*lstm*", [])):
+            converted = amp.convert_hybrid_block(net, "bfloat16", exclude=excluded)
+            converted(x)
+            ran = [node for node in latest(converted) if node.kind == "RNN"]
+            assert [node.attrs["dtype"] for node in ran if "dtype" in node.attrs] == types
+            assert len(ran) == 1

@@ -16,7 +16,7 @@ import gluon_amp as amp
 from gluon_amp import native, passes
 from gluon_amp.debug.recording.engine import prepared_operations
 from gluon_amp.graph import Entry, Role
-from gluon_amp.rules import Policy
+from gluon_amp.rules import Cause, Policy, Rule
 
 ALL = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_batch_dot", "_gluon_amp_rnn"})
 BIG = (4, 128, 64)
@@ -120,9 +120,35 @@ class TestGraphs:
     def test_recurrent_layers_take_a_vector(self):
         assert lines(recurrent(joined=False))[0] == "rnn: _gluon_amp_rnn(data, vector, state0, state1) -> float32"
 
-    def test_recurrent_layers_with_dropout_between_them_are_mxnets(self):
-        assert any(line.startswith("rnn: RNN") for line in lines(recurrent(p=0.5, layers=3)))
-        assert any(line.startswith("rnn: _gluon_amp_rnn") for line in lines(recurrent(p=0.5, layers=1)))
+    def test_recurrent_layers_with_dropout_between_them_read_masks(self):
+        node = recurrent(p=0.5, layers=3)
+        result = lines(node)
+        assert [line for line in result if "rnn_" in line] == [
+            "rnn_slice_axis: slice_axis(data) -> float32", "rnn_ones_like: ones_like(rnn_slice_axis) -> float32",
+            "rnn_broadcast_axis: broadcast_axis(rnn_ones_like) -> float32",
+            "rnn_dropout: Dropout(rnn_broadcast_axis) -> float32", "rnn_blockgrad: BlockGrad(rnn_dropout) -> float32",
+            "rnn_dropout1: Dropout(rnn_broadcast_axis) -> float32",
+            "rnn_blockgrad1: BlockGrad(rnn_dropout1) -> float32", result[-2]]
+        assert result[-2].endswith("state0, state1, rnn_blockgrad, rnn_blockgrad1) -> float32")
+        assert node.attrs["masks"] == "True"
+        assert not any("Dropout" in line for line in lines(recurrent(p=0.5, layers=1)))
+
+    def test_recurrent_layers_in_bfloat16(self):
+        node = recurrent()
+        result = rewritten(op("FullyConnected", "dense", node, variable("w", (16, 16)), shape=(5, 4, 16)),
+                           target="bfloat16")
+        assert (node.op, node.attrs["dtype"], Entry(node).dtype) == ("_gluon_amp_rnn", "bfloat16", "bfloat16")
+        assert [entry.dtype for entry in node.inputs] == ["bfloat16"] + ["float32"] * (len(node.inputs) - 1)
+        assert "dense: FullyConnected(rnn, w_bfloat16) -> bfloat16" in describe(result)
+
+    @pytest.mark.parametrize("settings", [
+        {"excluded": frozenset({"rnn"})}, {"overrides": {"RNN": (Rule("FP32", cause=Cause.USER_LIST),)}}],
+        ids=["excluded", "listed"])
+    def test_recurrent_layers_stay_where_users_say_so(self, settings):
+        node = recurrent()
+        rewritten(node, target="bfloat16", **settings)
+        assert (node.op, Entry(node).dtype) == ("_gluon_amp_rnn", "float32")
+        assert "dtype" not in node.attrs
 
     @pytest.mark.parametrize("attrs", [{"projection_size": 8}, {"lstm_state_clip_min": -1.0},
                                        {"use_sequence_length": True}])
@@ -281,7 +307,8 @@ class TestNetworks:
         (operation,) = [operation for _, operation in prepared_operations(net)]
         found = [(node.kind, Entry(node).dtype) for node in operation.latest.graph.operators() if node.replaced]
         assert ("LayerNorm", "bfloat16") in found
-        assert {dtype for kind, dtype in found if kind != "LayerNorm"} == {"float32"}
+        assert {kind for kind, dtype in found if dtype == "bfloat16"} <= {"LayerNorm", "RNN", "clip"}
+        assert {dtype for kind, dtype in found if kind == "RNN"} <= {"bfloat16"}
 
     def test_without_a_batch(self):
         net = nn.HybridSequential()

@@ -22,7 +22,7 @@ from gluon_amp.rules import Policy
 
 OPTIONAL = list(amp.list_passes())
 REQUIRED = [each.name for each in passes.PASSES if each.required]
-HELPERS = {"__init__", "context", "driver", "native_attention", "native_recurrent", "placement", "widen"}
+HELPERS = {"__init__", "context", "driver", "identities", "native_attention", "native_recurrent", "placement", "widen"}
 
 
 def data(channels=16):
@@ -45,7 +45,7 @@ class TestTable:
     def test_names_are_unique_and_described(self):
         names = [each.name for each in passes.PASSES]
         assert len(set(names)) == len(names)
-        assert all(each.summary and set(each.where) <= {"training", "inference"} for each in passes.PASSES)
+        assert all(each.summary and set(each.where) <= {"training", "inference", "converted"} for each in passes.PASSES)
 
     def test_the_list_holds_what_can_be_switched_off(self):
         assert {"shape_operands", "align_channels", "fold_batch_norm", "fuse"} <= set(OPTIONAL)
@@ -54,11 +54,11 @@ class TestTable:
 
     @pytest.mark.parametrize("policy", [Policy("bfloat16"), Policy("bfloat16", amx=True), Policy("float32"),
                                         Policy("float16", imitated=True)])
-    @pytest.mark.parametrize("training", [True, False])
-    def test_the_driver_obeys_it(self, policy, training):
-        context = Context(replace(policy, training=training), check=True)
+    @pytest.mark.parametrize("place", ["training", "inference", "converted"])
+    def test_the_driver_obeys_it(self, policy, place):
+        context = Context(replace(policy, training=place == "training"), check=True, converted=place == "converted",
+                          native=frozenset({"_gluon_amp_clip"}))
         names = [each.name for each in passes.pipeline_of(context)]
-        place = "training" if training else "inference"
         assert names == [each.name for each in passes.PASSES if place in each.where and each.applies(context)]
         for name in OPTIONAL:
             off = replace(context, policy=replace(context.policy, disabled_passes=frozenset({name})))

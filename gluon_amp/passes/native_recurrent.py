@@ -1,0 +1,128 @@
+"""Recurrent layers in C++: whether a node may become one, and what it reads and gives then."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..dtypes import BFLOAT16, FLOAT32
+from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, operator, redirect, unique_name
+from ..graph.attrs import integer, is_set
+from ..rules import FP32, LOWER, Cause, Decision
+from .assign_dtypes import data_precision, decide, lower_outputs
+from .context import Context
+from .identities import behind_identity
+
+__all__ = ["fit", "fits", "separate_parameters"]
+
+_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+_UNSUPPORTED = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
+_MASKS = Decision(FP32, Cause.TABLE, "masks of dropout are FP32")
+
+
+def fits(node: Node, readers: Readers) -> bool:
+    """Tell whether the operator in C++ computes the same as a node."""
+    return (node.attrs.get("mode") in _GATES and not is_set(node.attrs, "use_sequence_length")
+            and all(node.attrs.get(name, "None") == "None" for name in _UNSUPPORTED))
+
+
+def separate_parameters(node: Node) -> None:
+    """Read parameters where they are joined from: joining them takes longer than a layer on few sequences."""
+    joined = node.inputs[1].node
+    if joined.op != "_rnn_param_concat":
+        return
+    parts = [entry.node.inputs[0] if _is_flattened(entry.node) else entry for entry in joined.inputs]
+    if [entry.shape for entry in parts] == _parameter_shapes(node):
+        node.inputs = [node.inputs[0], *parts, *node.inputs[2:]]
+        node.attrs = {**node.attrs, "separate": "True"}
+
+
+def _is_flattened(node: Node) -> bool:
+    return node.op == "Reshape" and node.attrs.get("shape") in ("-1", "(-1,)") and not is_set(node.attrs, "reverse")
+
+
+def _parameter_shapes(node: Node) -> list[tuple[int, ...]]:
+    """Return the shapes of parameters as Gluon has them: weights of all layers, then their biases."""
+    states, layers = integer(node.attrs, "state_size", 0), integer(node.attrs, "num_layers", 1)
+    rows = _GATES[node.attrs["mode"]] * states
+    directions = _directions(node)
+    widths = [(node.inputs[0].shape or ())[2], *[directions * states] * (layers - 1)]
+    weights = [(rows, width) for layer in widths for _ in range(directions) for width in (layer, states)]
+    return [*weights, *[(rows,)] * len(weights)]
+
+
+def _directions(node: Node) -> int:
+    return 2 if is_set(node.attrs, "bidirectional") else 1
+
+
+def fit(graph: Graph, node: Node, names: set[str], context: Context) -> None:
+    """Give a layer its masks, its precision, and all outputs: states, and what backward needs."""
+    states = 2 if node.attrs["mode"] == "lstm" else 1
+    state_shape = node.inputs[-1].shape
+    node.num_outputs = 1 + states + context.recorded
+    node.shapes = [node.shapes[0], *[state_shape] * states, *[None] * context.recorded]
+    node.dtypes, node.planned = [FLOAT32] * node.num_outputs, []
+    lowered = _is_lowered(node, context)
+    masks = _masks(node, names, context)
+    node.inputs = [*node.inputs, *masks]
+    node.attrs = {**node.attrs, "masks": str(bool(masks)), "training": str(context.recorded)}
+    if lowered:
+        node.attrs["dtype"] = BFLOAT16
+        _lower(graph, node, names, context)
+
+
+def _is_lowered(node: Node, context: Context) -> bool:
+    """Whether it runs in bfloat16, which MXNet has no kernel for."""
+    if context.target != BFLOAT16 or (context.converted and context.policy.training):
+        return False
+    decision = decide(replace(node, op=node.kind), context) if context.converted else node.decision
+    return decision.rule == FP32 and decision.cause is Cause.TABLE
+
+
+def _lower(graph: Graph, node: Node, names: set[str], context: Context) -> None:
+    if not context.converted:
+        node.decision = Decision(LOWER, Cause.TABLE, "in C++; weights, states and sums stay FP32",
+                                 tuple(range(1, len(node.inputs))))
+        node.planned = [BFLOAT16, *node.dtypes[1:]]
+        return
+    # A converted graph has its casts already.
+    data = node.inputs[0]
+    is_widened = data.node.op == CAST and data.node.inputs[0].dtype == BFLOAT16
+    node.inputs[0] = data.node.inputs[0] if is_widened else cast(
+        data, BFLOAT16, unique_name(f"{data.node.name}_{BFLOAT16}", names))
+    readers = Readers(graph).of(Entry(node))
+    node.dtypes[0] = BFLOAT16
+    redirect(graph, {Entry(node).key: cast(Entry(node), FLOAT32, unique_name(f"{node.name}_{FLOAT32}", names))})
+    redirect(graph, {Entry(reader).key: Entry(node) for reader in readers
+                     if reader.op == CAST and reader.dtypes == [BFLOAT16]})
+
+
+def _masks(node: Node, names: set[str], context: Context) -> list[Entry]:
+    """Make a mask for the values between each two layers, by MXNet's Dropout: of its seed, and of ones in inference."""
+    p, layers = node.attrs.get("p", "0"), integer(node.attrs, "num_layers", 1)
+    if not float(p) or layers == 1 or context.converted:
+        return []
+    width = _directions(node) * integer(node.attrs, "state_size", 0)
+    steps, batch = (node.inputs[0].shape or ())[:2]
+
+    def made(op: str, entry: Entry, last: int, **attrs: object) -> Node:
+        helper = operator(op, unique_name(f"{node.name}_{op.strip('_').lower()}", names), [entry], entry, Role.HELPER,
+                          **attrs)
+        helper.dtypes, helper.shapes, helper.decision = [FLOAT32], [(steps, batch, last)], _MASKS
+        return helper
+
+    # The number of steps and sequences may be another at the next call: it is read off the data.
+    data = node.inputs[0]
+    if data.node.role is Role.GUARD:
+        data = data.node.inputs[0]
+    elif context.recorded:
+        node.inputs[0] = behind_identity(data, names, context)
+    first = made("slice_axis", data, 1, axis=2, begin=0, end=1)
+    first.decision = context.policy.decide(first.op, first.attrs, data.shape)
+    if data_precision(first, context) == context.target:
+        lower_outputs(first, context)
+    ones = Entry(made("broadcast_axis", Entry(made("ones_like", Entry(first), 1)), width, axis=2, size=width))
+    masks = []
+    for _ in range(layers - 1):
+        mask = made("Dropout", ones, width, p=p)
+        mask.num_outputs, mask.dtypes, mask.shapes = 2, [FLOAT32] * 2, mask.shapes * 2
+        masks.append(Entry(made("BlockGrad", Entry(mask), width)))
+    return masks
