@@ -110,12 +110,12 @@ void expect_known(const Shape& shape, const char* name);
 // until its next call: fresh memory would have to be cleared by the system every time.
 template <class Use>
 void* scratch(size_t bytes) {
-  constexpr size_t kAlignment = 64;
+  constexpr size_t kCacheLine = 64;
   thread_local std::vector<char> memory;
-  if (memory.size() < bytes + kAlignment) memory = std::vector<char>(bytes + kAlignment);
+  if (memory.size() < bytes + kCacheLine) memory = std::vector<char>(bytes + kCacheLine);
   void* start = memory.data();
   size_t room = memory.size();
-  return std::align(kAlignment, bytes, start, room);
+  return std::align(kCacheLine, bytes, start, room);
 }
 
 // Run a function for every range of [0, count), on all threads. The ranges do not depend on the number of threads.
