@@ -84,7 +84,7 @@ def native_operators(program: Program) -> Iterator[None]:
 
 def hybridize(net: gluon.HybridBlock, flags: Mapping[str, Any] | None) -> None:
     """Hybridize a network in one of the ways: not, as a whole, or what is in it only."""
-    flags = dict(flags or {"active": False})
+    flags = {"active": False} if flags is None else dict(flags)
     for block in net._children.values() if flags.pop("below", False) else [net]:
         block.hybridize(**flags)
 
