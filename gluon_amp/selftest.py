@@ -33,6 +33,7 @@ _STEPS = 20
 _BATCH = 25  # operators that share a process: a GPU takes seconds to get ready in each
 _LOSS_DISTANCE = 0.1  # of the first loss: how far the last losses may be apart
 _SECONDS = 240.0
+_NOT_FOR_GPUS = "is not implemented for GPU"  # MXNet's words: in no type
 _TRUSTED = "cpu(0)"  # a device that is broken agrees with itself
 
 
@@ -138,6 +139,7 @@ def _judge(names: list[str], low: str, device: str) -> dict[str, tuple[str, str]
         grad = "write" if item.gradient else "infer"
         result = judge.run(Mode("plain", grad, "eager"))
         verdict = {"ok": OK, "wrong": WRONG, "not applicable": SKIPPED}.get(result.verdict, ERROR)
+        verdict = SKIPPED if _NOT_FOR_GPUS in result.detail else verdict
         results[name] = verdict, result.detail or f"error {result.error:.1g}"
     return results
 

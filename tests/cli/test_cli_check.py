@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from gluon_amp import selftest
+from gluon_amp.audit.judge import Judge
+from gluon_amp.audit.modes import Mode
+from gluon_amp.audit.processes import NORMALLY, isolated
+from gluon_amp.audit.verdicts import Result
 from gluon_amp.cli import main
 from gluon_amp.dtypes import cuda_support
+from gluon_amp.rules import Policy
 from gluon_amp.selftest import ERROR, OK, SKIPPED, WRONG, Finding
 
 
@@ -55,6 +60,24 @@ def test_operators_are_judged_together_and_alone_where_one_ends_the_process(monk
     monkeypatch.setattr(selftest, "isolated", isolated)
     assert selftest._judged(["abs", "relu", "clip"], "bfloat16", "cpu(0)") == {
         "abs": (OK, ""), "relu": (ERROR, "its process ended with SIGSEGV"), "clip": (OK, "")}
+
+
+def test_the_reference_of_a_deconvolution_does_not_end_the_process():
+    # The backward of oneDNN's writes to memory that is not its own where the weight is not a variable itself.
+    assert isolated(trusted_tensors, ("Deconvolution",), 60.0).ended == NORMALLY
+
+
+def trusted_tensors(name):
+    item = selftest._low_condition(name, Policy("float16"))
+    judge = Judge(item, "float16", "float16", "cpu(0)", reference="cpu(0)")
+    return sorted(judge._reference(Mode("plain", "write", "eager")))
+
+
+@pytest.mark.parametrize(("detail", "verdict"), [
+    ("Operator X is not implemented for GPU.", SKIPPED), ("CUDA: out of memory", ERROR)])
+def test_operators_that_mxnet_does_not_have_for_gpus_are_skipped(monkeypatch, detail, verdict):
+    monkeypatch.setattr(Judge, "run", lambda self, mode: Result("error", detail))
+    assert selftest._judge(["relu"], "float16", "cpu(0)") == {"relu": (verdict, detail)}
 
 
 def test_a_device_without_low_precision_has_none_to_judge():

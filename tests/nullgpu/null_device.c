@@ -11,6 +11,7 @@
  *   NULLGPU_DEVICES       number of devices (1)
  *   NULLGPU_DRIVER        CUDA version of the driver, 1000 * major + 10 * minor (11080)
  *   NULLGPU_BROKEN        error that cuInit and cudaGetDeviceCount answer
+ *   NULLGPU_MEMORY        MiB of memory of each device (8192)
  *   NULLGPU_MEMORY_FAILS  the nth allocation of device memory from now on, and all after it, fail
  *   NULLGPU_LAUNCH_FAILS  the nth kernel launch from now on fails
  *
@@ -39,6 +40,7 @@ static long setting(const char *name, long otherwise) {
 
 static int devices(void) { return (int)setting("NULLGPU_DEVICES", 1); }
 static int driver(void) { return (int)setting("NULLGPU_DRIVER", 11080); }
+static size_t memory_size(void) { return (size_t)setting("NULLGPU_MEMORY", 8192) << 20; }
 static int broken(void) { return (int)setting("NULLGPU_BROKEN", 0); }
 
 /* Ten times the compute capability of a device; the last one named counts for all after it. */
@@ -212,7 +214,7 @@ int cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
   found.sharedMemPerBlock = 49152;
   found.warpSize = 32;
   found.regsPerBlock = 65536;
-  found.totalGlobalMem = 8ull << 30;
+  found.totalGlobalMem = memory_size();
   found.maxGridSize[0] = 2147483647;
   found.maxGridSize[1] = found.maxGridSize[2] = 65535;
   found.maxThreadsDim[0] = found.maxThreadsDim[1] = 1024;
@@ -232,28 +234,57 @@ int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const vo
   *blocks = 2;
   return 0;
 }
-int cudaMemGetInfo(size_t *available, size_t *total) { *available = 6ull << 30; *total = 8ull << 30; return 0; }
 
-/* Blocks are aligned to 512 bytes; the address of what malloc gave is before them. */
-static int allocate(void **block, size_t size) {
+/* Memory is finite: no kernel wrote the sizes that MXNet reads from a device, so that they may be anything. */
+static size_t memory_used[64];
+static int take(int device, size_t size) {
+  pthread_mutex_lock(&lock);
+  size_t *used = &memory_used[device & 63];
+  int fits = size <= memory_size() && *used <= memory_size() - size;
+  if (fits) *used += size;
+  pthread_mutex_unlock(&lock);
+  return fits;
+}
+static void give_back(int device, size_t size) {
+  pthread_mutex_lock(&lock);
+  memory_used[device & 63] -= size;
+  pthread_mutex_unlock(&lock);
+}
+
+/* Blocks are aligned to 512 bytes. Before them is what malloc gave, their size, and their device, -1 for the host. */
+typedef struct { void *whole; size_t size; long device; } Owner;
+static int allocate(void **block, size_t size, int device) {
   char *whole = calloc(1, size + 1024);
   if (!whole) return NO_MEMORY;
   char *aligned = (char *)(((uintptr_t)whole + 1023) & ~(uintptr_t)511);
-  ((void **)aligned)[-1] = whole;
+  ((Owner *)aligned)[-1] = (Owner){whole, size, device};
   *block = aligned;
   return 0;
 }
 int cudaMalloc(void **block, size_t size) {
   if (forked()) return NOT_INITIALIZED;
-  if (memory_fails()) return last_error = NO_MEMORY;
-  return allocate(block, size);
+  if (memory_fails() || !take(current, size)) return last_error = NO_MEMORY;
+  int error = allocate(block, size, current);
+  if (error) give_back(current, size);
+  return error;
+}
+int cudaMemGetInfo(size_t *available, size_t *total) {
+  *total = memory_size();
+  *available = *total - memory_used[current & 63];
+  return 0;
 }
 int cudaMallocPitch(void **block, size_t *pitch, size_t width, size_t height) {
   *pitch = (width + 511) / 512 * 512;
   return cudaMalloc(block, *pitch * height);
 }
-int cudaHostAlloc(void **block, size_t size, unsigned flags) { return allocate(block, size); }
-int cudaFree(void *block) { if (block) free(((void **)block)[-1]); return 0; }
+int cudaHostAlloc(void **block, size_t size, unsigned flags) { return allocate(block, size, -1); }
+int cudaFree(void *block) {
+  if (!block) return 0;
+  Owner owner = ((Owner *)block)[-1];
+  if (owner.device >= 0) give_back(owner.device, owner.size);
+  free(owner.whole);
+  return 0;
+}
 int cudaFreeHost(void *block) { return cudaFree(block); }
 
 static void note_copy(size_t size, int kind) {

@@ -48,6 +48,13 @@ class TestImport:
         done = device.run("import gluon_amp, mxnet; print(mxnet.context.num_gpus())")
         assert done.stdout == "1\n", done.stderr
 
+    def test_with_a_stub_of_the_driver_cuda_is_loaded_from_packages(self, tmp_path):
+        code = f"{INIT}print('GPUs', mx.context.num_gpus())"
+        done = without_device(code, LD_LIBRARY_PATH=str(device.stub(tmp_path).parent))
+        assert done.stdout.endswith("active None 3.0\nGPUs 0\n"), done.stderr
+        # CUDA's run-time library takes a driver that does not tell its version for an old one.
+        assert "runs on the CPU: CUDA driver version is insufficient for CUDA runtime version" in done.stdout
+
     def test_mxnet_first_finds_nothing(self, tmp_path):
         done = without_device("import mxnet", LD_LIBRARY_PATH=str(device.stub(tmp_path).parent))
         assert "cannot open shared object file" in done.stderr
@@ -83,6 +90,27 @@ class TestDrivers:
         done = device.run(INIT, broken=100)
         assert "driver" not in done.stdout
         assert "active None 3.0" in done.stdout, done.stderr
+
+    def test_a_child_of_a_process_that_uses_the_gpu_has_the_cpu(self):
+        code = """
+import os
+import gluon_amp as amp, mxnet as mx
+amp.init()
+mx.nd.ones(3, ctx=mx.gpu(0)).wait_to_read()
+mx.nd.waitall()
+if os.fork() == 0:
+    print("child", mx.nd.ones(3).sum().asscalar(), flush=True)
+    try:
+        mx.nd.ones(3, ctx=mx.gpu(0)).wait_to_read()
+        print("used the GPU", flush=True)
+    except mx.MXNetError:
+        print("refused", flush=True)
+    os._exit(0)
+os.wait()
+"""
+        done = device.run(code)
+        assert "child 3.0" in done.stdout, done.stderr
+        assert "refused" in done.stdout, done.stderr
 
     def test_one_that_is_too_old_for_fused_operators_is_known_at_init(self):
         done = device.run(NET, driver=11040)

@@ -1,0 +1,81 @@
+"""``gluon-amp check`` has to say that the null GPU computes nothing. Dispatch is verified, numbers never."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import device
+import pytest
+
+pytest.importorskip("mxnet")
+
+from gluon_amp.selftest import SECTIONS
+
+SECONDS = 120  # it takes 35 on two cores
+SIZED = ("_contrib_boolean_mask", "_npx_nonzero")
+# Results that no kernel computes: shapes, and what is false or zero for most numbers.
+TRIVIAL = ("shape", "size", "zeros", "is", "logical", "equal", "greater", "less", "all", "any", "share", "index")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Run the whole command once; return its process and its report."""
+    path = tmp_path_factory.mktemp("check") / "check.json"
+    # No kernel writes the sizes that some operators read from the device: little memory makes absurd ones fail.
+    command = [sys.executable, "-m", "gluon_amp.cli", "check", "--device", "gpu(0)", "--json", str(path)]
+    process = subprocess.run(command, capture_output=True, env=device.environment(memory=1024), text=True,
+                             timeout=SECONDS, check=False)
+    assert path.exists(), process.stderr[-2000:]
+    return process, json.loads(path.read_text())
+
+
+def found(report, section, key="verdict"):
+    return {each["name"]: each[key] for each in report["findings"] if each["section"] == section}
+
+
+def test_it_ends_and_says_that_numbers_are_wrong(done):
+    process, report = done
+    assert process.returncode == 1, process.stderr[-2000:]
+    assert (report["format"], report["device"]) == ("gluon_amp check 1", "gpu(0)")
+    assert report["failed"] == sum(each["verdict"] in ("wrong", "error") for each in report["findings"]) > 100
+    assert f"gpu(0): {report['failed']} of {len(report['findings'])} lines are wrong" in process.stdout
+    assert {each["section"] for each in report["findings"]} == set(SECTIONS)
+
+
+def test_it_knows_the_device_and_what_is_loaded(done):
+    _, report = done
+    assert found(report, "versions") == {"software": "info", "device": "info", "driver": "ok"}
+    assert "null GPU" in json.dumps(report["environment"])
+    assert "CUDA 11.8" in found(report, "versions", "detail")["driver"]
+    libraries = found(report, "versions", "data")["software"]["libraries"]
+    assert {"libmxnet.so", "libcuda.so.1", "libcublas.so.11", "libcudnn.so.8", "libnvrtc.so.11.2"} <= {
+        path.rpartition("/")[2] for path in libraries}
+
+
+def test_no_result_of_a_kernel_is_taken_for_right(done):
+    _, report = done
+    operators = found(report, "operators")
+    assert len(operators) > 200
+    right = [name for name, verdict in operators.items() if verdict == "ok"]
+    assert [name for name in right if not any(word in name.lower() for word in TRIVIAL)] == []
+    assert set(operators.values()) <= {"ok", "wrong", "skipped", "error"}
+    for name in ("Convolution", "FullyConnected", "dot", "BatchNorm", "_contrib_interleaved_matmul_selfatt_qk", "relu",
+                 "Concat", "elemwise_add"):
+        assert operators[name] == "wrong"
+
+
+def test_operators_fail_by_their_numbers_alone(done):
+    _, report = done
+    # An error would be one of dispatch. The size of these results is read from the device, where no kernel wrote it.
+    errors = {each["name"]: each["detail"] for each in report["findings"] if each["verdict"] == "error"}
+    assert {name: text for name, text in errors.items() if name not in SIZED and "out of bounds" not in text} == {}
+    assert found(report, "operators")["_contrib_BatchNormWithReLU"] == "skipped"
+
+
+def test_the_other_parts_are_wrong_too(done):
+    _, report = done
+    assert found(report, "fusion") == {"elementwise operators": "wrong"}
+    assert found(report, "overflow")["a finite gradient is used"] == "wrong"
+    assert set(found(report, "training").values()) == {"wrong"}
+    assert set(found(report, "timing").values()) <= {"info", "skipped"}
