@@ -263,7 +263,10 @@ class _Call(NamedTuple):
             return self.original(handle, inputs, keys, values, None, self.is_np_op, output_is_list)
         # As in passes/imitate.py: FP32 arithmetic on rounded values, and a rounded result.
         raised = [self.cast(array, FLOAT32) if is_low(array, self.policy) else array for array in inputs]
-        result = self.original(handle, raised, keys, values, None, self.is_np_op, output_is_list)
+        if _is_casts_deconvolution(handle, inputs, raised):
+            result = _beside_onednn(self.original, handle, raised, keys, values, self.is_np_op, output_is_list)
+        else:
+            result = self.original(handle, raised, keys, values, None, self.is_np_op, output_is_list)
         outputs = result if isinstance(result, list) else [result]
         low = outputs[:1] if lowering.fp32_inputs else outputs  # the statistics of BatchNorm are FP32 as well
         rounded = [self.cast(array, self.policy.target) if _flag(array) == 0 else array for array in low]

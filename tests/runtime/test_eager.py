@@ -333,3 +333,16 @@ class TestThreads:
                                        thread_pool=thread_pool, timeout=60)
         total = sum(batch.asnumpy().sum() for batch, _ in loader)
         assert total == 2 * 276
+
+
+def test_an_imitated_deconvolution_has_gradients():
+    """The backward of oneDNN's kernel ends the process where the weight is cast."""
+    found = {}
+    net, data = ready(nn.HybridSequential(), (2, 16, 4, 4))
+    net.add(nn.Conv2D(16, 3, padding=1, in_channels=16), nn.Conv2DTranspose(24, 2, strides=2, in_channels=16))
+    net.initialize(mx.init.Xavier())
+    amp.init("float16")
+    for active in (False, True):
+        net.hybridize(active)
+        found[active] = gradients(net, data)
+    assert worst(found[True], found[False])[0] < 1e-3
