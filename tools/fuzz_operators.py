@@ -282,7 +282,8 @@ def _sequence_batch_norm(make: _Maker) -> None:
     channels = make.kinds[source].channels
     fixed, axis = make.random.random() < 0.5, -1 if make.kinds[source].name == "seq" else 1
     make.add((source,), f"F.BatchNorm({{0}}, <0>, <1>, <2>, <3>, fix_gamma={fixed}, axis={axis})", make.kinds[source],
-             *(make.weight(role, (channels,)) for role in ("gamma", "beta", "mean", "var")))
+             # MXNet overwrites a gamma that is fixed: no other operator may read it.
+             *(make.weight(role, (channels,)) for role in ("fixed" if fixed else "gamma", "beta", "mean", "var")))
 
 
 _COMMON = [_convolution, _convolution, _convolution, _dense, _dense, _to_flat, _to_sequence, _concat, _slice, _pooling,
