@@ -344,7 +344,8 @@ def generate(seed: int, steps: int = 30, mode: str = FLOAT) -> Program:
     """
     make = _Maker(seed, mode)
     makers = _COMMON + (_EXACT if mode == EXACT else _INEXACT)
-    make.add((0, 1), "{0} + F.reverse({1}, axis=1)", make.kinds[0])
+    # MXNet's reverse writes its gradient where it is to add it: it must not read the data itself.
+    make.add((0, 1), "{0} + F.reverse(-{1}, axis=1)", make.kinds[0])
     _convolution(make)
     while len(make.steps) < 1.4 * steps:  # what no output needs is dropped below
         try:

@@ -22,6 +22,7 @@ from fuzz_networks import (
     native_operators,
     network,
     outputs,
+    rms,
     tolerances,
 )
 from fuzz_programs import EXACT, Program
@@ -87,10 +88,18 @@ def check_executor(program: Program, dtype: str) -> None:
     with native_operators(program):
         apply_amp(program, dtype)
         found = _run_executors(program, network(program))
+    written = [slopes for _, slopes in expected[:len(expected) // 2]] * 2
     for number, ((outs, slopes), (other_outs, other_slopes)) in enumerate(zip(expected, found)):
         compare(f"executor, run {number}, {dtype}", outs, other_outs, forward)
-        compare(f"gradients of an executor, run {number}, {dtype}", list(slopes.values()),
-                [other_slopes[name] for name in slopes], backward, list(slopes))
+        names = list(slopes) if number < len(expected) // 2 else _accumulated(written[number], slopes)
+        compare(f"gradients of an executor, run {number}, {dtype}", [slopes[name] for name in names],
+                [other_slopes[name] for name in names], backward, names)
+
+
+def _accumulated(written: Mapping[str, np.ndarray], added: Mapping[str, np.ndarray]) -> list[str]:
+    """Name the gradients that MXNet has added to ones, as it was told: some of its operators write instead."""
+    floor = 0.1 * max(map(rms, written.values()))
+    return [name for name, one in written.items() if rms(added[name] - one - 1) <= 1e-3 * max(rms(one), floor)]
 
 
 def _predict(symbol: mx.sym.Symbol, arguments: Mapping[str, Any], auxiliary: Mapping[str, Any],

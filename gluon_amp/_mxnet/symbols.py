@@ -78,8 +78,8 @@ class _LastingCasts:
         return self._alike(super().get_internals())  # type: ignore[misc]
 
     def _alike(self, made: mx.sym.Symbol) -> mx.sym.Symbol:
-        made.__class__ = type(self)
-        return made
+        # Some of what comes from a NumPy-style symbol is a plain one, as in MXNet.
+        return with_lasting_casts(made, isinstance(self, _NeededCasts))
 
     def __copy__(self) -> mx.sym.Symbol:
         return self.__deepcopy__(None)

@@ -229,8 +229,8 @@ class autocast(ContextDecorator):
         stack = ExitStack()
         hooks.install()  # they stay, for what is traced here
         if self._enabled:
-            if not is_active():
-                stack.enter_context(outermost())  # the code around does not know low precision
+            if controller.current() is None:
+                stack.enter_context(outermost())  # the code around does not know low precision; that in FP32 does
             stack.enter_context(region(self._state(), self._dtype or REGION_ON))
         else:
             stack.enter_context(controller.off())

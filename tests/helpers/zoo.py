@@ -211,7 +211,10 @@ def convert(bench: Bench, modes: list[str]) -> dict[str, Any]:
             names = [variable.name for variable in net._cached_graph[0]]
             imported = gluon.SymbolBlock.imports(symbol_file, names, params_file)
         imported.hybridize(static_alloc=True, static_shape=True)
-        result[kind]["imported"] = distance({"outputs": run(bench, net)}, {"outputs": run(bench, imported)})["outputs"]
+        # Files hold MXNet's operators only.
+        stock = amp.convert_hybrid_block(bench.task.net, **options, **example(bench),
+                                         disable_passes=["native_operators"])
+        result[kind]["imported"] = distance({"outputs": run(bench, stock)}, {"outputs": run(bench, imported)})["outputs"]
     result["untouched"] = distance(plain, {"outputs": bench.infer(active=False)})["outputs"]
     return result
 

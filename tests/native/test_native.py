@@ -107,13 +107,13 @@ def loaded_onednn(monkeypatch, path):
 
 def test_onednn_of_another_version(monkeypatch, tmp_path):
     monkeypatch.setattr(loader, "_onednn_version", lambda library: (2, 7))
-    found = loaded_onednn(monkeypatch, libm())
+    found = loaded_onednn(monkeypatch, Path(libm()))
     assert found.operators == frozenset()
     assert found.missing.startswith("expected oneDNN 3.2 or later 3, received 2.7: pip install onednn-cpu-gomp")
 
 
 def test_onednn_that_is_something_else(monkeypatch, tmp_path):
-    assert "dnnl_version" in loaded_onednn(monkeypatch, libm()).missing
+    assert "dnnl_version" in loaded_onednn(monkeypatch, Path(libm())).missing
     (tmp_path / "libdnnl.so.3").write_bytes(b"not a library")
     assert "pip install onednn-cpu-gomp" in loaded_onednn(monkeypatch, tmp_path / "libdnnl.so.3").missing
     (tmp_path / "libdnnl.so.3").write_bytes(Path(libm()).read_bytes()[:5000])

@@ -1,6 +1,7 @@
 """Regions, exclusions and users' own functions."""
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import types
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, nn
+from mxnet.ndarray import register
 from networks import BF16_EPS, relative
 
 import gluon_amp as amp
+from gluon_amp._mxnet.operators import handle_of
 
 pytestmark = pytest.mark.machine
 
@@ -146,6 +149,54 @@ def test_decorated_functions_and_threads(data):
         thread.join()
     assert (found["plain"] == expected).all()
     assert (found["low"] != expected).any()
+
+
+class Moved(HybridBlock):
+    """Moves the axes of what it is given, in a region inside the region around it."""
+
+    def hybrid_forward(self, F, x):
+        with amp.autocast(enabled=True):
+            return F.transpose(x, axes=(0, 2, 3, 1))
+
+
+class HalfOff(HybridBlock):
+    """A convolution in low precision, and :class:`Moved` in FP32: in a region, or excluded."""
+
+    def __init__(self, off):
+        super().__init__(prefix="half_off_")
+        self.off = off
+        with self.name_scope():
+            self.layer, self.moved = nn.Conv2D(32, 1, in_channels=32), Moved(prefix="moved_")
+
+    def hybrid_forward(self, F, x):
+        x = self.layer(x)
+        with self.off():
+            return self.moved(x)
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("exclude", [False, True], ids=["region", "excluded"])
+def test_a_region_in_one_that_is_off_knows_the_low_precision_around(exclude, monkeypatch):
+    """MXNet's transpose of bfloat16 arrays writes past the end of its result."""
+    given, original, transpose = [], register._imperative_invoke, handle_of("transpose")
+
+    def noted(handle, inputs, *others):
+        if handle == transpose:
+            given.extend(array.dtype for array in inputs)
+        return original(handle, inputs, *others)
+
+    monkeypatch.setattr(register, "_imperative_invoke", noted)
+    net = HalfOff(contextlib.nullcontext if exclude else lambda: amp.autocast(enabled=False))
+    net.initialize(mx.init.Xavier())
+    x = mx.nd.random.normal(shape=(2, 32, 4, 4))
+    expected = net(x).asnumpy()
+    amp.init("bfloat16")
+    if exclude:
+        amp.exclude(net.moved)
+    found = net(x)
+    assert given == [np.float32, np.float32]
+    assert found.dtype == np.float32
+    assert relative(expected, found.asnumpy()) < 2 * BF16_EPS
 
 
 def test_a_region_ends_with_an_exception():
