@@ -42,6 +42,8 @@ def prepare(losses: list[float], steps: int) -> None:
             self.initialize(mx.init.Xavier(), ctx=ctx or mx.cpu())
 
     gluon.Block.load_parameters = load_parameters
+    draw_in_fp32()
+    zero_masked_regions()
     autograd.backward = noting(autograd.backward, losses)
     mx.nd.NDArray.backward = noting(mx.nd.NDArray.backward, losses)
     step = gluon.Trainer.step
@@ -54,6 +56,34 @@ def prepare(losses: list[float], steps: int) -> None:
 
     counted.taken = 0
     gluon.Trainer.step = counted
+
+
+def draw_in_fp32() -> None:
+    """Give float16 parameters FP32's random weights, rounded: MXNet draws other numbers for each type."""
+    initialize = mx.init.Initializer.__call__
+
+    def drawn(self: mx.init.Initializer, description: Any, array: mx.nd.NDArray) -> None:
+        if array.dtype != np.float16:
+            initialize(self, description, array)
+            return
+        full = mx.nd.zeros(array.shape, ctx=array.ctx)
+        initialize(self, description, full)
+        array[:] = full.astype("float16")
+
+    mx.init.Initializer.__call__ = drawn
+
+
+def zero_masked_regions() -> None:
+    """Let ROIAlign give zeros for regions of a negative image: MXNet's CPU kernel leaves their memory as it was."""
+    def zeroing(namespace: Any, align: Callable) -> Callable:
+        def zeroed(features: Any, regions: Any, *arguments: Any, **options: Any) -> Any:
+            pooled = align(features, namespace.maximum(regions, 0), *arguments, **options)
+            image = namespace.slice_axis(regions, axis=1, begin=0, end=1).reshape((-1,))
+            return namespace.where(image >= 0, pooled, namespace.zeros_like(pooled))
+        return zeroed
+
+    for namespace in (mx.nd, mx.sym):
+        namespace.contrib.ROIAlign = zeroing(namespace, namespace.contrib.ROIAlign)
 
 
 def noting(backward: Callable, losses: list[float]) -> Callable:

@@ -214,7 +214,8 @@ def convert(bench: Bench, modes: list[str]) -> dict[str, Any]:
         # Files hold MXNet's operators only.
         stock = amp.convert_hybrid_block(bench.task.net, **options, **example(bench),
                                          disable_passes=["native_operators"])
-        result[kind]["imported"] = distance({"outputs": run(bench, stock)}, {"outputs": run(bench, imported)})["outputs"]
+        outputs = [{"outputs": run(bench, each)} for each in (stock, imported)]
+        result[kind]["imported"] = distance(*outputs)["outputs"]
     result["untouched"] = distance(plain, {"outputs": bench.infer(active=False)})["outputs"]
     return result
 
