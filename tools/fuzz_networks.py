@@ -186,7 +186,8 @@ def check_stock(program: Program) -> None:
         net = network(program, with_regions=False)
         hybridize(net, flags)
         for shape in SHAPES:
-            outputs(net, data(program, shape))
+            if not all(np.isfinite(one).all() for one in outputs(net, data(program, shape))):
+                raise Wrong(f"stock MXNet, {way}, shape {shape}: the outputs are not finite")
 
 
 def reset_statistics(program: Program, net: gluon.HybridBlock) -> None:

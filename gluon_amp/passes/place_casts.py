@@ -1,6 +1,8 @@
 """Insert an ``amp_cast`` where producer and consumer differ, once per tensor and data type."""
 from __future__ import annotations
 
+from typing import Collection
+
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node, Role, cast, operator, unique_name
 from ..graph.attrs import integer
@@ -23,7 +25,17 @@ def run(graph: Graph, context: Context) -> int:
                 node.inputs[position] = casts.to(entry, wanted)
     graph.heads = [casts.to(head, FLOAT32) if dtype == FLOAT32 else head
                    for head, dtype in zip(graph.heads, context.outputs)]
+    if casts.made:
+        _guard_sums(nodes, casts, context.guarded)
     return len(casts.made)
+
+
+def _guard_sums(nodes: list[Node], casts: _Casts, accumulating: Collection[str]) -> None:
+    """Keep gradients of sums apart from what they are added to: MXNet lets casts behind the sum write there."""
+    for node in nodes:
+        if node.op == "elemwise_add":
+            node.inputs = [casts.guarded(entry) if entry.node.is_variable and entry.node.name in accumulating else entry
+                           for entry in node.inputs]
 
 
 def _wanted(node: Node, context: Context) -> list[str | None]:
@@ -44,7 +56,8 @@ class _Casts:
     def __init__(self, context: Context, names: set[str], grouped_weights: set[str]):
         self.context = context
         self.names = names
-        self.guarded = context.guarded | grouped_weights
+        self.fragile = context.guarded | grouped_weights
+        self.guards: dict[tuple[int, int], Entry] = {}
         self.made: dict[tuple[tuple[int, int], str], Entry] = {}
 
     def to(self, entry: Entry, dtype: str) -> Entry:
@@ -53,17 +66,18 @@ class _Casts:
             return entry
         key = (entry.key, dtype)
         if key not in self.made:
-            source = self._guarded(entry)
-            self.made[key] = cast(source, dtype, self._name(entry, dtype))
+            # MXNet's CPU amp_cast ignores grad_req='add' and loses the gradient. It also fails on the weight of a
+            # grouped convolution that inference in FP32 has left in oneDNN's five-dimensional layout.
+            is_fragile = entry.node.is_variable and entry.node.name in self.fragile
+            self.made[key] = cast(self.guarded(entry) if is_fragile else entry, dtype, self._name(entry, dtype))
         return self.made[key]
 
-    def _guarded(self, entry: Entry) -> Entry:
-        # MXNet's CPU amp_cast ignores grad_req='add' and loses the gradient. It also fails on the weight of a grouped
-        # convolution that inference in FP32 has left in oneDNN's five-dimensional layout. An elementwise operator in
-        # between, one that oneDNN does not run, makes both right.
-        if not (entry.node.is_variable and entry.node.name in self.guarded):
-            return entry
-        return Entry(operator("_mul_scalar", self._name(entry, "guard"), [entry], entry, Role.GUARD, scalar=1.0))
+    def guarded(self, entry: Entry) -> Entry:
+        """Return the tensor behind an elementwise operator that oneDNN does not run, and that changes nothing."""
+        if entry.key not in self.guards:
+            self.guards[entry.key] = Entry(operator("_mul_scalar", self._name(entry, "guard"), [entry], entry,
+                                                    Role.GUARD, scalar=1.0))
+        return self.guards[entry.key]
 
     def _name(self, entry: Entry, suffix: str) -> str:
         output = str(entry.output) if entry.node.num_outputs > 1 and entry.output else ""

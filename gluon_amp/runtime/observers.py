@@ -18,6 +18,9 @@ __all__ = ["executor_callback", "operator_callback"]
 
 _LOW = (FLOAT16, BFLOAT16)
 _FIRST_OUTPUT = ("output", "0")  # as executors and cached ops call it
+# The inputs of convolutions, as executors call them, and the axes that have channels.
+_INPUTS = {"data": 0, "weight": 1, "bias": 2}
+_CHANNEL_AXES = ((1,), (0, 1), (0,))
 ExecutorCallback = Callable[[bytes, int], None]
 OperatorCallback = Callable[[bytes, bytes, int], None]
 
@@ -44,10 +47,13 @@ class _Observer:
     def translate(self, name: bytes, handle: int) -> _Tensor | None:
         """Return a tensor as the program knows it; None for one that is not the program's."""
         array = NDArray(ctypes.cast(handle, NDArrayHandle), writable=False)  # frees the handle when it goes
-        node = self._owner(name.decode())
+        node = self._owner(name.decode(), array.shape)
         if node is None:
             return _handed_over(array, name, "", is_own=False)
         if node.name in self.replaced:
+            position = _INPUTS.get(name.decode()[len(node.name) + 1:])
+            if position is not None and position < len(node.inputs):
+                return self._input(array, name, node, position)
             self.waiting[node.name] = name
             return None
         if node.stands_for and name.decode()[len(node.name) + 1:] in _FIRST_OUTPUT:
@@ -58,9 +64,25 @@ class _Observer:
         is_own = any(dtype in _LOW for dtype in known.dtypes)
         return _handed_over(array, name, self.ops.get(known.name, known.op), is_own)
 
-    def _owner(self, name: str) -> Node | None:
+    def _input(self, array: NDArray, name: bytes, node: Node, position: int) -> _Tensor:
+        """Return what a node with padded channels reads, without the channels that were appended."""
+        source = node.inputs[position]
+        while source.node.role is not Role.OWN:
+            source = source.node.inputs[0]
+        is_own = any(dtype in _LOW for dtype in source.node.dtypes)
+        with autograd.pause():
+            array = array if is_own else cast_arrays(array, FLOAT32)
+            for axis, size in enumerate(source.shape or ()):
+                if axis in _CHANNEL_AXES[position] and array.shape[axis] > size:
+                    array = array.slice_axis(axis=axis, begin=0, end=size)
+        return _handed_over(array, name, self.ops.get(node.name, node.op), is_own)
+
+    def _owner(self, name: str, shape: tuple[int, ...]) -> Node | None:
         """Return the node that a tensor belongs to; a variable's tensor has its very name."""
-        return next((self.nodes[each] for each in (name, *named_by(name)) if each in self.nodes), None)
+        found = [self.nodes[each] for each in (name, *named_by(name)) if each in self.nodes]
+        if len(found) > 1 and found[0].is_variable and found[0].shapes[0] != shape and found[1].name in self.replaced:
+            return found[1]  # what a node with padded channels reads has the variable's name as well
+        return found[0] if found else None
 
 
 def _handed_over(array: NDArray, name: bytes, op: str, is_own: bool) -> _Tensor:

@@ -185,6 +185,14 @@ def test_accumulated_gradients_and_grouped_weights_get_a_guard():
         "w_bfloat16: amp_cast(w_guard) -> bfloat16"]
 
 
+def test_accumulated_gradients_of_terms_of_a_sum_get_a_guard():
+    total = op("elemwise_add", "total", variable("x", (2, 16, 8, 8)), variable("y", (2, 16, 8, 8)))
+    result = rewritten("bfloat16", conv("c", total, 16, 16), guarded=["x"])
+    assert [line for line in result if "guard" in line or line.startswith("total")] == [
+        "x_guard: _mul_scalar(x) -> float32", "total: elemwise_add(x_guard, y) -> float32",
+        "total_bfloat16: amp_cast(total) -> bfloat16"]
+
+
 def test_operands_read_for_their_shape_only_are_not_computed():
     feature = conv("feature", data(), 16, 16)
     anchors = op("slice_like", "a", variable("anchors"), op("_mul_scalar", "zero", feature, scalar=0))

@@ -20,6 +20,21 @@ pytestmark = pytest.mark.machine
 SHAPE = (4, 3, 16, 16)
 HYBRIDIZE = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 
+
+class Added(nn.HybridBlock):
+    """Adds a parameter to the data, on either side, and convolves the sum."""
+
+    def __init__(self, side):
+        super().__init__()
+        self.side = side
+        with self.name_scope():
+            self.shift = self.params.get("shift", shape=(2, 32, 8, 8), init=mx.init.Normal(1))
+            self.layer = nn.Conv2D(32, 3, padding=1, in_channels=32)
+
+    def hybrid_forward(self, F, x, shift):
+        return self.layer(F.elemwise_add(*((x, F.tanh(shift)) if self.side else (F.tanh(x), shift))))
+
+
 @pytest.mark.bf16
 @pytest.mark.parametrize("flags", HYBRIDIZE, ids=str)
 class TestHybridized:
@@ -41,6 +56,29 @@ class TestHybridized:
         single = gradients(net, data)
         tripled = accumulated(net, data, passes=3)
         assert worst({name: 3 * value for name, value in single.items()}, tripled)[0] < 2 * BF16_EPS
+
+    @pytest.mark.parametrize("side", [0, 1])
+    def test_accumulated_gradients_of_terms_of_a_sum_are_kept(self, flags, side):
+        """MXNet lets what comes before a sum's gradient write where that is added up; stock FP32 loses a part."""
+        net = Added(side)
+        net.initialize()
+        net.hybridize(**flags)
+        amp.init("bfloat16")
+        data = mx.nd.random.normal(shape=(2, 32, 8, 8))
+
+        def added(passes, request):
+            net.shift.grad_req = request
+            data.attach_grad(request)
+            for _ in range(passes):
+                with autograd.record():
+                    loss = net(data).sum()
+                loss.backward()
+            return [data.grad.asnumpy(), net.shift.grad().asnumpy()]
+
+        once = added(1, "write")
+        for expected, found in zip(once, added(3, "add")):
+            assert np.abs(expected).max() > 0
+            assert relative(3 * expected, found) < 1e-5
 
     def test_accumulated_gradients_of_the_data_are_kept(self, flags):
         net, data = ready(nn.HybridSequential(), (2, 16, 4, 4), **flags)

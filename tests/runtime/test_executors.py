@@ -176,6 +176,16 @@ class TestMonitor:
         assert found.items() <= expected.items()
         assert {"conv_output", "fc_output", "norm_data", "fc_weight", "conv_weight"} <= set(found)
 
+    @pytest.mark.parametrize("channels", [16, 20])
+    def test_inputs_of_padded_convolutions_are_as_the_user_gave_them(self, dtype, channels):
+        symbol = mx.sym.Convolution(mx.sym.var("data"), num_filter=20, kernel=(3, 3), name="conv")
+        stock = sorted(heard(bound(symbol, (2, channels, 8, 8)), True), key=lambda entry: entry[0])
+        amp.init(dtype)
+        found = sorted(heard(bound(symbol, (2, channels, 8, 8)), True), key=lambda entry: entry[0])
+        assert [entry[:3] for entry in found] == [entry[:3] for entry in stock]
+        for (name, *_, plain), (*_, mixed) in zip(stock, found):
+            assert relative(plain.asnumpy(), mixed.asnumpy()) < 8 * BF16_EPS, name
+
     def test_mxnets_monitor_reads_fp32(self, dtype):
         amp.init(dtype)
         monitor = mx.monitor.Monitor(1, sort=True, pattern=".*output|.*weight")
