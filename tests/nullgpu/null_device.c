@@ -263,7 +263,8 @@ static int allocate(void **block, size_t size, int device) {
 }
 int cudaMalloc(void **block, size_t size) {
   if (forked()) return NOT_INITIALIZED;
-  if (memory_fails() || !take(current, size)) return last_error = NO_MEMORY;
+  if (memory_fails()) return last_error = NO_MEMORY;
+  if (!take(current, size)) return NO_MEMORY;  /* CUDA keeps this error for the next launch; here it is this call's alone */
   int error = allocate(block, size, current);
   if (error) give_back(current, size);
   return error;
