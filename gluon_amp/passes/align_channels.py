@@ -85,18 +85,26 @@ def _widen(node: Node, extra: int, names: set[str]) -> None:
     data, weight = node.inputs[:2]
     if weight.node.is_variable:  # as in _appended
         weight.node.attrs = {**weight.node.attrs, SHAPE: str(weight.shape)}
-    joined = _with_zeros(data, extra, names)
+    joined = _joined(data, _zeros_beside(data, extra, names), extra, names)
     # MXNet cannot split a gradient in blocks of 16 channels: behind this it is plain.
     plain = operator("slice_axis", unique_name(f"{node.name}_plain", names), [joined], joined, axis=1, begin=0,
                      end=(joined.shape or ())[1])
-    node.inputs = [Entry(plain), _with_zeros(weight, extra, names), *node.inputs[2:]]
+    first, _, *rest = weight.shape or ()
+    zeros = operator("_zeros", unique_name(f"{weight.node.name}_zeros", names), [], weight,
+                     shape=(first, extra, *rest), dtype=weight.dtype)
+    node.inputs = [Entry(plain), _joined(weight, zeros, extra, names), *node.inputs[2:]]
 
 
-def _with_zeros(entry: Entry, extra: int, names: set[str]) -> Entry:
+def _zeros_beside(data: Entry, extra: int, names: set[str]) -> Node:
+    """Return channels of zeros for images of any number and size: a graph is planned for the first that it sees."""
+    some = operator("slice_axis", unique_name(f"{data.node.name}_some", names), [data], data, axis=1, begin=0,
+                    end=extra)
+    return operator("zeros_like", unique_name(f"{data.node.name}_zeros", names), [Entry(some)], data)
+
+
+def _joined(entry: Entry, zeros: Node, extra: int, names: set[str]) -> Entry:
     """Append zeros on the second axis."""
     first, second, *rest = entry.shape or ()
-    zeros = operator("_zeros", unique_name(f"{entry.node.name}_zeros", names), [], entry,
-                     shape=(first, extra, *rest), dtype=entry.dtype)
     zeros.shapes = [(first, extra, *rest)]
     joined = operator("Concat", unique_name(f"{entry.node.name}_widened", names), [entry, Entry(zeros)], entry,
                       dim=1, num_args=2)

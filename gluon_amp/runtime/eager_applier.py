@@ -220,6 +220,7 @@ class _Call(NamedTuple):
     original: Invoke
     policy: EagerPolicy
     is_np_op: bool
+    is_asked: bool = False  # the caller wants low precision, whatever will be differentiated
 
     def run(self, operator: _Operator, handle: int, inputs: Sequence[NDArray], flags: list[int], keys: Sequence[str],
             values: Sequence[Any], out: Any, output_is_list: bool) -> Any:
@@ -228,7 +229,7 @@ class _Call(NamedTuple):
             handle = self.policy.twins[handle]
             operator = self.policy.operators[handle]
         rule = self.policy.decide(operator, inputs, keys, values)
-        if (rule.rule == LOWER and operator.name in TWICE_DIFFERENTIABLE
+        if (rule.rule == LOWER and operator.name in TWICE_DIFFERENTIABLE and not self.is_asked
                 and (frame.data_gradients or (not frame.blocks and are_recorded(inputs[:1])))):
             rule = FOR_SECOND_GRADIENTS
         if rule.rule != KEEP and _LOW.difference((self.policy.flag,)).intersection(flags):
@@ -312,17 +313,22 @@ class _Call(NamedTuple):
                            "run it inside `with amp.autocast(enabled=False):`")
 
 
+def may_lower(rule: Decision) -> bool:
+    """Tell whether MXNet's operator runs in low precision where its data is, or is cast so."""
+    return rule.rule in (LOWER, NEUTRAL, WIDEST)
+
+
 def run_lowered(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], policy: EagerPolicy,
                 original: Invoke) -> list[NDArray]:
     """Run an operator in low precision, if the policy allows it, on FP32 inputs; return FP32 outputs."""
     if handle_of(op) in twins() and inputs[0].shape == inputs[1].shape:
         op = op.replace("broadcast_", "elemwise_")
     rule = policy.policy.decide(op, attrs, inputs[0].shape)
-    if rule.rule not in (LOWER, NEUTRAL, WIDEST):
+    if not may_lower(rule):
         raise PolicyError(f"the operator {op} does not run in {policy.target} (rule {rule.rule}: {rule.note})")
     rule = replace(rule, rule=LOWER)
     flags = [_flag(array) for array in inputs]
-    call = _Call(original, policy, False)
+    call = _Call(original, policy, False, is_asked=True)
     with outermost():
         return call.run(_Operator(op, rule, True), handle_of(op), inputs, flags, list(attrs), list(attrs.values()),
                         None, True)

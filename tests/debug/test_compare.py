@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 
 import mxnet as mx
 import numpy as np
@@ -13,6 +14,7 @@ from networks import NETWORKS, gradients, outputs_of, ready
 from rich.console import Console
 
 import gluon_amp as amp
+from gluon_amp import native
 from gluon_amp.debug.compare.differences import first_infinite, relative_error
 
 pytestmark = pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
@@ -132,14 +134,24 @@ def test_it_sees_what_runs_and_what_comes_out(name, dtype):
     amp.init(dtype, disable_passes=["cut_casts"])
     swept = amp.compare(net, data, train_mode=False, gradients=False)
     amp.deinit()
-    low = [sorted(item.op for item in found.operators if item.dtype == dtype and item.op.lower() != "reshape")
+    low = [Counter(item.op for item in found.operators if item.dtype == dtype and item.op.lower() != "reshape")
            for found in (eager, swept)]
-    assert low[0] == low[1]
+    # Recurrent layers run bfloat16 in C++, which only graphs have; what moves their results follows.
+    graph_only = {"RNN", "SwapAxis"} if runs_recurrent_layers(name, dtype) else set()
+    assert not low[0] - low[1]
+    assert set(low[1] - low[0]) == graph_only
     plain = outputs_of(net, data)
     amp.init(dtype)
     mixed = outputs_of(net, data)
     assert hybridized.outputs == pytest.approx([distance(a, b) for a, b in zip(plain, mixed)], rel=1e-3, abs=1e-6)
-    assert eager.outputs == pytest.approx(hybridized.outputs, rel=0.05, abs=1e-5)
+    if graph_only:
+        assert [np.isnan(row.isolated) for row in hybridized.operators if row.op == "RNN"] == [True]
+    else:
+        assert eager.outputs == pytest.approx(hybridized.outputs, rel=0.05, abs=1e-5)
+
+
+def runs_recurrent_layers(name, dtype):
+    return (name, dtype) == ("recurrent", "bfloat16") and native.is_available("_gluon_amp_rnn")
 
 
 @hybridized_or_not

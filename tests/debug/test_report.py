@@ -13,6 +13,7 @@ from mxnet.ndarray import NDArray, register
 from networks import NETWORKS, Attention, Residual, conv_net, gradients, ready
 
 import gluon_amp as amp
+from gluon_amp import native
 from gluon_amp._mxnet.symbols import dtype_name
 from gluon_amp.debug.recording.engine import Output, Stopwatch
 from gluon_amp.debug.report.flops import MATRIX_OPERATORS
@@ -120,10 +121,16 @@ def test_code_that_is_not_hybridized_has_the_same_operators(low, name):
     net.hybridize()
     graph = amp.report(net, data)
     assert plain.mismatches == graph.mismatches == ()
-    assert plain.arithmetic_share() == pytest.approx(graph.arithmetic_share(), abs=0.02)
+    # Recurrent layers run bfloat16 in C++, which only graphs have.
+    graph_only = ["RNN"] if (name, low) == ("recurrent", "bfloat16") and native.is_available("_gluon_amp_rnn") else []
+    if graph_only:
+        assert graph.arithmetic_share() > plain.arithmetic_share()
+    else:
+        assert plain.arithmetic_share() == pytest.approx(graph.arithmetic_share(), abs=0.02)
     counted = ("Convolution", "FullyConnected", "batch_dot", "RNN")
     for op in counted:
-        assert ([row.precision for row in plain.operators if row.op == op]
+        assert ({row.precision for row in graph.operators if row.op == op} == {"bfloat16"} if op in graph_only else
+                [row.precision for row in plain.operators if row.op == op]
                 == [row.precision for row in graph.operators if row.op == op])
         assert ([row.flops for row in plain.operators if row.op == op]
                 == [row.flops for row in graph.operators if row.op == op])

@@ -300,6 +300,19 @@ class TestTraining:
         else:
             assert_within(case, target, train(*build(case, False, absolute=True), grad_req, True), on, off, fp32)
 
+    @pytest.mark.parametrize(("name", "target"), expand(TRAINING))
+    def test_other_numbers_and_sizes_of_images(self, name, target):
+        """A graph is planned for the first ones, and serves others."""
+        def in_turn():
+            net, data = build(TRAINING[name], integers=True)
+            batch, channels, height, width = data.shape
+            train(net, data, "write")
+            other = np.random.RandomState(5).randint(-1, 2, (batch + 1, channels, height - 2, width - 1))
+            return train(net, mx.nd.array(other), "write")
+        expected = in_turn()
+        amp.init(target)
+        assert_equal(expected, in_turn())
+
 
 class TestConversion:
     """Converted with the pass and without; there are no gradients."""

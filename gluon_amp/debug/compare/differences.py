@@ -9,11 +9,13 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from ..._mxnet.invoke import original_invoke
-from ...runtime.eager_applier import EagerPolicy, run_lowered
+from ...graph.attrs import parameters
+from ...runtime.eager_applier import EagerPolicy, may_lower, run_lowered
 from ..recording.events import Event, Rerun, is_float
 from ..recording.tape import Tape
 
-__all__ = ["SEED", "OperatorError", "both_ways", "difference", "first_infinite", "isolated_errors", "relative_error"]
+__all__ = ["SEED", "OperatorError", "both_ways", "difference", "first_infinite", "isolated_errors", "lowers_alone",
+           "relative_error"]
 
 SEED = 0  # of the random numbers that runs have in common
 
@@ -38,7 +40,7 @@ class OperatorError:
         Error of its output in the network, with everything that came before.
     isolated_gradient : float
         Error of the gradients that it gives its inputs when it alone runs in low precision; 0 for operators in FP32,
-        NaN without gradients.
+        NaN without gradients. Both are NaN for operators that run in low precision in C++ only, as part of a graph.
     gradient : float
         Error of the gradient of its output in the network, NaN without gradients.
     """
@@ -61,8 +63,15 @@ def first_infinite(rows: Sequence[OperatorError], by: str) -> int | None:
     return infinite[0] if by == "accumulated" else infinite[-1]
 
 
+def lowers_alone(event: Event, policy: EagerPolicy) -> bool:
+    """Tell whether an operator runs in low precision outside of graphs, where those in C++ do not."""
+    return may_lower(policy.policy.decide(event.op, parameters(event.attrs), event.inputs[0].shape))
+
+
 def isolated_errors(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[float, float]:
     """Return the errors of an operator's outputs and input gradients when it alone runs in low precision."""
+    if not lowers_alone(event, policy):
+        return float("nan"), float("nan")
     plain, low = both_ways(event, tape, policy)
     return (difference(tape, plain.outputs, tape, low.outputs),
             difference(tape, plain.input_gradients, tape, low.input_gradients))

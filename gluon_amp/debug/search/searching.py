@@ -21,7 +21,7 @@ from ...runtime import hooks
 from ...runtime.eager_applier import EagerPolicy
 from ...runtime.state import State, in_force
 from ..compare.comparison import Runner
-from ..compare.differences import SEED, both_ways, relative_error
+from ..compare.differences import SEED, both_ways, lowers_alone, relative_error
 from ..recording.events import Event
 from ..recording.runs import arguments_of, float_arrays, make_ready, mixed_state, unchanged
 from ..recording.tape import Tape
@@ -235,7 +235,7 @@ def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool
     runner = Runner(net, arguments, None, train_mode, 1.0)
     fp32, mixed = runner.run(None), runner.run(state)
     eager = state.eager(fp32.outputs)
-    lowered = {event.key for event in mixed.operators()
+    lowered = {event.key: event for event in mixed.operators()
                if eager is not None and event.in_graph and event.is_decided and event.runs_in(eager.target)}
     if not lowered:
         raise StateError("no operator runs in low precision as part of a graph, so none can be excluded by name: call "
@@ -244,19 +244,22 @@ def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool
     for event in fp32.operators():
         if event.key in lowered:
             before = candidates.get(event.name, _Candidate(0.0, 0.0))
-            error = _error_caused(event, fp32.tape, eager) if event.repeatable else 0.0
+            error = _error_caused(event, lowered[event.key], fp32.tape, eager) if event.repeatable else 0.0
             candidates[event.name] = _Candidate(before.error + error, before.cost + _cost(event, tuning))
     return sorted(candidates, key=lambda name: (-candidates[name].error / candidates[name].cost,
                                                 -candidates[name].error))
 
 
-def _error_caused(event: Event, tape: Tape, policy: EagerPolicy | None) -> float:
+def _error_caused(event: Event, mixed: Event, tape: Tape, policy: EagerPolicy | None) -> float:
     """Estimate the square of the error that an operator's rounding causes in the network's outputs."""
     # Gradients of the outputs times random numbers say how much each value of the operator's output matters; rounding
     # errors of different values are taken to be independent.
-    plain, low = both_ways(event, tape, policy)  # type: ignore[arg-type]
+    if policy is not None and lowers_alone(event, policy):
+        plain, low = (rerun.outputs for rerun in both_ways(event, tape, policy))
+    else:  # it is in C++ there: what its inputs' errors add counts as its own
+        plain, low = event.outputs, mixed.outputs
     total = 0.0
-    for expected_, rounded, gradient in zip(plain.outputs, low.outputs, event.gradients):
+    for expected_, rounded, gradient in zip(plain, low, event.gradients):
         if gradient is not None:
             change = tape.values(rounded).astype("float64") - tape.values(expected_)
             total += float(((change * tape.values(gradient)) ** 2).sum())
