@@ -85,6 +85,8 @@ def _widen(node: Node, extra: int, names: set[str]) -> None:
     data, weight = node.inputs[:2]
     if weight.node.is_variable:  # as in _appended
         weight.node.attrs = {**weight.node.attrs, SHAPE: str(weight.shape)}
+    if data.node.is_variable:  # a monitor hears of every operator that reads a variable
+        data = Entry(operator("_copy", unique_name(f"{data.node.name}_read", names), [data], data))
     joined = _joined(data, _zeros_beside(data, extra, names), extra, names)
     # MXNet cannot split a gradient in blocks of 16 channels: behind this it is plain.
     plain = operator("slice_axis", unique_name(f"{node.name}_plain", names), [joined], joined, axis=1, begin=0,
