@@ -163,7 +163,8 @@ def check_imported(program: Program, dtype: str) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 imported = gluon.SymbolBlock.imports(files[0], names, files[1])
-        if all("on" not in part.settings for part in program.parts):
+        has_low_regions = any("on" in part.settings for part in program.parts)  # files keep them; the innermost counts
+        if not has_low_regions:
             compare(f"export during AMP, {dtype}", expected, outputs(imported, arguments),
                     tolerances(program, "float32")[0])
         net = _Around(imported)
@@ -171,7 +172,7 @@ def check_imported(program: Program, dtype: str) -> None:
         apply_amp(program, dtype)
         if program.seed % 3 == 0:
             amp.exclude(imported)
-        bound = tolerances(program, "float32" if program.seed % 3 == 0 else dtype)
+        bound = tolerances(program, "float32" if program.seed % 3 == 0 and not has_low_regions else dtype)
         compare(f"imported, {way}, {dtype}", expected, outputs(net, arguments), bound[0])
         found = gradients(net, arguments, exact)
         compared = [name for name in found if not name.startswith("data")]
