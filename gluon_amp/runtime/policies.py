@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 from typing import Any, Mapping, Sequence
 
-from .. import passes
+from .. import native, passes
 from .._mxnet.operators import parameters_of, registered_operators
 from ..dtypes import BFLOAT16, FLOAT32, Support
 from ..errors import PolicyError
@@ -37,7 +37,9 @@ def _policy(support: Support, lists: Mapping[str, Any]) -> Policy:
 
 def rewrites(policies: Mapping[str, Policy]) -> str:
     """Name what makes networks faster under some policies, for people."""
-    used = {step.name for policy in policies.values() for step in passes.pipeline_of(passes.Context(policy))}
+    in_cpp = frozenset().union(*(library.operators for library in native.load()))
+    used = {step.name for device, policy in policies.items() for step in passes.pipeline_of(
+        passes.Context(policy, native=in_cpp if device == "cpu" else frozenset()))}
     return ", ".join([name for name in passes.list_passes() if name in used] + ["faster updates"])
 
 

@@ -12,6 +12,7 @@ from cpu_kinds import ALL_ISAS, NO_BF16, ROOT, run_on
 from networks import NETWORKS, conv_net, ready
 
 import gluon_amp as amp
+from gluon_amp import native
 from gluon_amp.cli import env, main
 from gluon_amp.dtypes import FLOAT16, cpu_support, cuda_support
 from gluon_amp.runtime import devices
@@ -119,6 +120,7 @@ class TestTheChoice:
         assert "Switched on: " in line
         on = line.split("Switched on: ")[1].split(", ")
         assert {"shape_operands", "faster updates"} <= set(on)
+        assert ("native_operators" in on) == any(library.operators for library in native.load())
         assert ("place_casts" in on) is False  # what is required is not worth a word
         assert ("cut_casts" in on) == (isa not in NO_BF16)
 
