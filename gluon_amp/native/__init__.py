@@ -2,7 +2,7 @@
 
 Everything works without them. :func:`load` says which there are, and why there are none.
 """
-from .loader import Library, is_available, load
+from .loader import Library, is_available, load, operators
 from .updates import UPDATES, update
 
-__all__ = ["UPDATES", "Library", "is_available", "load", "update"]
+__all__ = ["UPDATES", "Library", "is_available", "load", "operators", "update"]

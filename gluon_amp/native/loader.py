@@ -63,7 +63,12 @@ def is_available(op: str) -> bool:
     >>> is_available("Convolution")  # MXNet's own
     False
     """
-    return any(op in library.operators for library in load())
+    return op in operators()
+
+
+def operators() -> frozenset[str]:
+    """Return the registered names of all operators that can be used, which loads the libraries."""
+    return frozenset().union(*(library.operators for library in load()))
 
 
 @functools.lru_cache(maxsize=None)

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from ..graph import Entry, Graph, Node, Readers
-from ..graph.attrs import integer, integers, is_set
+from ..graph.attrs import integer, is_set
 
 __all__ = ["Attention", "find"]
 
@@ -180,7 +180,7 @@ def _moved(node: Node, x: np.ndarray) -> np.ndarray:
     if node.op == "SwapAxis":
         return np.swapaxes(x, integer(node.attrs, "dim1", 0), integer(node.attrs, "dim2", 0))
     if node.op == "transpose":
-        return np.transpose(x, integers(node.attrs, "axes") or None)
+        return np.transpose(x, _signed(node.attrs.get("axes", "")) or None)
     wanted = _signed(node.attrs.get("shape", ""))
     sizes = list(x.shape)
     if is_set(node.attrs, "reverse"):

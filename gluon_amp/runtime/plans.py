@@ -221,7 +221,7 @@ def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
     """Return the operators in C++ for a graph: they take dense arrays, on a CPU."""
     if not inputs.dense or inputs.device != "cpu" or any(node.op == _MAKES_SPARSE for node in graph.operators()):
         return frozenset()
-    return frozenset().union(*(library.operators for library in native.load()))
+    return native.operators()
 
 
 def _policy_for(traced: Traced, state: State, device: str, low: bool) -> Policy | None:

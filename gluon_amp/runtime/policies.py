@@ -37,9 +37,8 @@ def _policy(support: Support, lists: Mapping[str, Any]) -> Policy:
 
 def rewrites(policies: Mapping[str, Policy]) -> str:
     """Name what makes networks faster under some policies, for people."""
-    in_cpp = frozenset().union(*(library.operators for library in native.load()))
     used = {step.name for device, policy in policies.items() for step in passes.pipeline_of(
-        passes.Context(policy, native=in_cpp if device == "cpu" else frozenset()))}
+        passes.Context(policy, native=native.operators() if device == "cpu" else frozenset()))}
     return ", ".join([name for name in passes.list_passes() if name in used] + ["faster updates"])
 
 

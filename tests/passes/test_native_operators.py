@@ -357,7 +357,7 @@ class TestNetworks:
     def test_the_variable_of_the_environment_is_read_with_the_library(self, monkeypatch):
         from gluon_amp.runtime import plans
 
-        monkeypatch.setattr(plans.native, "load", lambda: (native.Library("core", frozenset(), "switched off"),))
+        monkeypatch.setattr(plans.native.loader, "load", lambda: (native.Library("core", frozenset(), "switched off"),))
         amp.init("float32")
         net = network(static_alloc=True)
         net(data(1))

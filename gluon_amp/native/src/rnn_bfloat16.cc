@@ -1,9 +1,9 @@
 #include "rnn_bfloat16.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "buffer.h"
+#include "exponential.h"
 
 namespace gluon_amp {
 
@@ -77,24 +77,7 @@ struct BackwardProducts {
 
 INLINED float exponential(float x) {
   x = x < -87.0F ? -87.0F : x;
-  x = x > 88.0F ? 88.0F : x;
-  constexpr float kRound = 12582912.0F;  // adding it rounds to an integer, which is in the last bits then
-  const float shifted = x * 1.44269504F + kRound;
-  const float whole = shifted - kRound;
-  const float r = x - whole * 0.693359375F + whole * 2.12194440e-4F;
-  float p = 1.9875691500e-4F;
-  p = p * r + 1.3981999507e-3F;
-  p = p * r + 8.3334519073e-3F;
-  p = p * r + 4.1665795894e-2F;
-  p = p * r + 1.6666665459e-1F;
-  p = p * r + 5.0000001201e-1F;
-  p = p * r * r + r + 1.0F;
-  uint32_t bits;
-  std::memcpy(&bits, &shifted, sizeof(bits));
-  bits = (bits + 127) << 23;
-  float power;
-  std::memcpy(&power, &bits, sizeof(power));
-  return p * power;
+  return exp_within_range(x > 88.0F ? 88.0F : x);
 }
 INLINED float sigmoid(float x) { return 1.0F / (1.0F + exponential(-x)); }
 INLINED float hyperbolic_tangent(float x) { return 2.0F * sigmoid(2.0F * x) - 1.0F; }

@@ -2,32 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <limits>
 
-#include "vector.h"
+#include "exponential.h"
 
 namespace gluon_amp {
 
 // exp(x) for x <= 0, to the last bit but one; 0 where the result would be denormal. NaN stays that.
-INLINED float exp_of_negative(float x) {
-  constexpr float kLog2E = 1.44269504f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f, kRounding = 12582912.f;
-  const float shifted = x * kLog2E + kRounding, whole = shifted - kRounding;
-  const float r = (x - whole * kLn2High) - whole * kLn2Low;
-  float sum = 1.9875691500e-4f;
-  sum = sum * r + 1.3981999507e-3f;
-  sum = sum * r + 8.3334519073e-3f;
-  sum = sum * r + 4.1665795894e-2f;
-  sum = sum * r + 1.6666665459e-1f;
-  sum = sum * r + 5.0000001201e-1f;
-  sum = sum * r * r + r + 1;
-  uint32_t bits;
-  std::memcpy(&bits, &shifted, sizeof(bits));
-  bits = (bits + 127 - 0x4b400000u) << 23;
-  float power;
-  std::memcpy(&power, &bits, sizeof(power));
-  return x < -87.f ? 0.f : sum * power;
-}
+INLINED float exp_of_negative(float x) { return x < -87.f ? 0.f : exp_within_range(x); }
 
 // Scores may be where the weights go. A bias, if there is one, is added to the scores.
 template <class T>
