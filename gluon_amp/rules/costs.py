@@ -67,6 +67,7 @@ COSTS: Mapping[str, Costs] = {
             "_npi_absolute": Rates((0.3, 3.9), (0.3, 1.1)),
             "_gluon_amp_layer_norm": Rates((0.19, 0.15), (0.07, 0.05)),
             "_gluon_amp_dropout": Rates((0.19, 0.13)),
+            "_gluon_amp_gelu": Rates((0.25, 0.25)),
             "LRN": Rates((7.5, 21.0), (0.53, 0.53)),
             "Pooling": Rates((0.74, 0.74), (0.1, 0.1)),
             "elemwise_add": Rates((0.135, 0.19), (0.045, 0.012)),

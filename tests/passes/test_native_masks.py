@@ -132,6 +132,17 @@ class TestElementwise:
     def test_dropout_whose_mask_is_read(self):
         assert "drop: Dropout(data) -> float32" in rewritten(*dropout(1))[0]
 
+    @pytest.mark.parametrize(("kind", "taken"), [("gelu", "_gluon_amp_gelu"), ("elu", "LeakyReLU")])
+    def test_gelu(self, kind, taken):
+        act = op("LeakyReLU", "act", variable("x", (256, 512)), shape=(256, 512), act_type=kind)
+        assert rewritten(act)[0] == [f"act: {taken}(x) -> float32", "out: act"]
+
+    @pytest.mark.parametrize(("axis", "taken"), [(-2, "_gluon_amp_batch_dot"), (1, "_linalg_gemm2")])
+    def test_products(self, axis, taken):
+        left, right = variable("a", (16, 128, 64)), variable("b", (16, 128, 64))
+        product = op("_linalg_gemm2", "product", left, right, shape=(16, 128, 128), transpose_b=True, axis=axis)
+        assert rewritten(product)[0] == [f"product: {taken}(a, b) -> float32", "out: product"]
+
 
 class Cell(HybridBlock):
     """Attention in one of the forms of GluonNLP, between dense layers."""
