@@ -98,7 +98,7 @@ def _without_a_trace(net: Block) -> Iterator[None]:
 
 @contextmanager
 def unchanged(net: Block, gradients: bool = False) -> Iterator[None]:
-    """Put the running statistics of a network, all else it does not train, and gradients if wanted, back afterwards."""
+    """Restore what a network does not train afterwards, such as running statistics, and gradients if wanted."""
     parameters = net.collect_params().values()
     arrays = [array for parameter in parameters if parameter.grad_req == "null" for array in parameter.list_data()]
     if gradients:
