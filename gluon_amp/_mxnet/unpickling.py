@@ -44,9 +44,8 @@ class _Unpickler(pickle.Unpickler):
         allowed = self._classes.get((module, name), _FUNCTIONS.get((module, name)))
         if allowed is None:
             raise pickle.UnpicklingError(
-                f"it refers to {module}.{name}, which is not an optimizer, scheduler or array of MXNet or NumPy. "
-                "A file can run any code through such a name. If it is a class of your own and you trust the file, "
-                "name it in classes=[...]")
+                f"it refers to {module}.{name}, which is not an optimizer, scheduler or array of MXNet or NumPy, and "
+                "could run any code. If it is a class of your own and you trust the file, name it in classes=[...]")
         return allowed
 
 

@@ -15,7 +15,7 @@ __all__ = ["NDArrayWeights", "NamesOnly"]
 
 
 class NDArrayWeights:
-    """Parameters by name; see :class:`gluon_amp.passes.weights.Weights`."""
+    """Parameters by name; see :class:`gluon_amp.passes.context.Weights`."""
 
     def __init__(self, arrays: Mapping[str, mx.nd.NDArray]):
         self.arrays = dict(arrays)

@@ -39,7 +39,7 @@ def audit_operator(op: str, options: Options) -> dict:
 
 
 def run_modes(op: str, options: Options, dtype: str, only: Sequence[Key] | None = None) -> Results:
-    """Run an operator; when its process does not survive, each condition, and then each mode, in one of its own."""
+    """Run an operator; where its process crashes, run each condition, then each mode, in a process of its own."""
     outcome = isolated(options.run, (op, dtype, options.dtype, options.device, only), options.timeout)
     if outcome.ended == NORMALLY:
         return outcome.value

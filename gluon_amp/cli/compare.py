@@ -86,7 +86,7 @@ def _print(args: argparse.Namespace, figures: dict[str, Any], shapes: dict[str, 
     agreement = figures["top1_agreement"]
     print_facts([
         ("networks", f"{args.symbol} in float32, and {new}"),
-        ("data", f"{counted(figures['batches'], 'batch').replace('batchs', 'batches')} of "
+        ("data", f"{counted(figures['batches'], 'batch')} of "
                  f"{'images' if args.images else 'random numbers'}, {data}"),
         ("relative error", f"{figures['relative_error']:.2%} of the outputs (2-norm)"),
         ("largest difference", f"{figures['max_error']:.3g}, where the largest output is "
@@ -113,7 +113,7 @@ def _verdict(args: argparse.Namespace, figures: dict[str, Any]) -> str:
 
 
 def _converted(args: argparse.Namespace, model: Model) -> Model:
-    """Return the other network: the one in the files, which must be a conversion of the first, or one made now."""
+    """Return the converted network: from its files, which must fit the first network, or made now."""
     if args.converted is None:
         return converted(args, model)
     other = load_model(*args.converted)

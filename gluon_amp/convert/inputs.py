@@ -93,7 +93,7 @@ def _read_as_parameters(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_shapes(node: Node, arrays: Mapping[str, mx.nd.NDArray]) -> Iterator[tuple[str, Shape, str]]:
-    """Yield the parameters of a layer whose shapes do not fit its attributes: name, shape, and the shape that would."""
+    """Yield the parameters whose shapes do not fit their layer: name, shape, and the shape that would fit."""
     wanted = _SHAPES.get(node.op)
     if wanted is None:
         return

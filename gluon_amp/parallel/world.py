@@ -186,7 +186,7 @@ def _check_environment(name: str) -> None:
 
 
 def horovod_group(process_set: Any) -> Group:
-    """Return the group of a process set of Horovod; one that this process is not in leaves it on its own."""
+    """Return the group of a process set of Horovod; a process outside of it is a group of its own."""
     if process_set not in _horovod_groups:
         outside = process_set.included() is False
         _horovod_groups[process_set] = LocalGroup() if outside else HorovodGroup(process_set)

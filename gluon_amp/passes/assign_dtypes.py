@@ -34,7 +34,7 @@ def decide(node: Node, context: Context) -> Decision:
 
 
 def _data_shape(node: Node) -> tuple[int, ...] | None:
-    """Return the shape of a node's data; where it is unknown, what the weight of a convolution tells of it."""
+    """Return the shape of a node's data; of a convolution at least the channels, which its weight tells."""
     shape = node.inputs[0].shape if node.inputs else None
     weight = node.inputs[1].shape if node.op == "Convolution" and len(node.inputs) > 1 else None
     if shape is None and weight is not None:

@@ -23,7 +23,7 @@ _LARGEST_SUM = 2**28
 
 
 class Tensor(NamedTuple):
-    """A tensor that has to be cast where its producer and a reader differ: once, however many readers do."""
+    """A tensor that is cast once where its producer and any of its readers differ."""
 
     producer: int  # the number of an operator, or one of the fixed ends
     readers: tuple[int, ...]  # likewise, without repetitions

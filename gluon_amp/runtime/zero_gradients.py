@@ -52,7 +52,7 @@ _FLOATS = frozenset((FLOAT16, FLOAT32, "float64"))  # AMP puts no casts to bfloa
 
 
 def make_saving_invoke(original: Invoke) -> Invoke:
-    """Make a function that runs operators as ``original`` does, and whose gradients need only what MXNet has saved."""
+    """Make a function that runs operators as ``original`` does, and saves what their gradients need."""
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:
         positions = served.get(handle)

@@ -56,7 +56,7 @@ class OperatorError:
 
 
 def first_infinite(rows: Sequence[OperatorError], by: str) -> int | None:
-    """Return the position of the first infinite error in the order of its pass: later ones follow from it."""
+    """Return the position of the infinite error that came first; the backward pass runs from the end."""
     infinite = [position for position, row in enumerate(rows) if np.isinf(getattr(row, by))]
     if not infinite:
         return None

@@ -188,7 +188,7 @@ def _add_legend(axes: Any, picture: Picture) -> None:
 
 
 def _layout(picture: Picture) -> tuple[list[tuple[float, float]], float, float]:
-    """Place boxes below those that they read, in columns as in a newspaper; return places, width and height."""
+    """Place boxes below those that they read, in columns; return places, width and height."""
     rows = _rows(picture)
     length = _column_length(rows, _is_labelled(picture))
     places: list[tuple[float, float]] = [(0.0, 0.0)] * len(picture.boxes)

@@ -193,9 +193,8 @@ class _MetricJudge:
 
 def _check_agreement(difference: float, limit: float, what: str) -> None:
     if difference > _SELF_AGREEMENT * limit:
-        raise StateError(f"two runs in FP32 do not agree: their {what} by {difference:.3g}. A search needs "
-                         f"at most {_SELF_AGREEMENT:.0%} of what mixed precision may differ by ({limit:g}). "
-                         "Look for random operators, and for data that changes from call to call")
+        raise StateError(f"two runs in FP32 do not agree: their {what} by {difference:.3g}, expected at most "
+                         f"{_SELF_AGREEMENT:.0%} of {limit:g}. Look for random operators and for data that changes")
 
 
 class _Trial:
