@@ -4,8 +4,6 @@ from __future__ import annotations
 import difflib
 from typing import Iterable
 
-__all__ = ["AmpError", "DTypeError", "GraphError", "PolicyError", "StateError", "closest", "expected"]
-
 
 class AmpError(Exception):
     """Base of every exception that gluon_amp raises on purpose."""

@@ -17,8 +17,6 @@ from .errors import StateError, expected
 from .loss_scaler import LossScaler, StaticLossScaler
 from .parallel import Reduction, distribute
 
-__all__ = ["TrainerScaler", "UnscaledTrainer", "attach", "attached_scalers", "attached_to", "stand_by"]
-
 _logger = logging.getLogger("gluon_amp")
 
 READY, SCALED, UNSCALED = "READY", "SCALED", "UNSCALED"

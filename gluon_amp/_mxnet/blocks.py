@@ -12,9 +12,6 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from ..graph.attrs import REGION, REGION_OFF
 from .symbols import current_mark, marked, outermost_trace, to_graph
 
-__all__ = ["Traced", "block_tree", "cache_flags", "descendants", "flags_of", "graph_of", "load_parameters",
-           "make_symbol_block_forward", "parameters_of", "set_formats", "subtrees", "trace", "untouched_parameters"]
-
 
 class Traced(NamedTuple):
     """A block as a symbol."""

@@ -6,8 +6,6 @@ import re
 
 import mxnet as mx
 
-__all__ = ["count", "problem"]
-
 # Of cudaGetDeviceCount: no error, and no device beside a driver that works.
 _NORMAL = (0, 100)
 _FAILED = re.compile(r"\((\d+) vs\. 0\)\s*:\s*(.+)")  # MXNet's message: CUDA's number, and its words

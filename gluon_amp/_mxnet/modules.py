@@ -6,8 +6,6 @@ from typing import Any, Callable
 import mxnet as mx
 from mxnet.module import BucketingModule
 
-__all__ = ["bucket_symbols", "rebuilt", "sym_gen_of"]
-
 
 def bucket_symbols(module: BucketingModule) -> dict[Any, mx.sym.Symbol]:
     """Return the symbol of every bucket made so far, by its key."""

@@ -16,10 +16,6 @@ from ..graph import Entry, Graph, Node, inline_cached_ops
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
-__all__ = ["NumpySymbol", "analyse", "current_mark", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes",
-           "load_symbol", "make_symbol_creator", "marked", "of_inputs", "outermost_trace", "to_graph",
-           "typed_variables", "with_lasting_casts"]
-
 Shape = Optional[Tuple[int, ...]]
 
 

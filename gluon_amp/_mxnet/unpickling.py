@@ -14,8 +14,6 @@ from mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray
 
 from .optimizer_states import known_classes
 
-__all__ = ["unpickle"]
-
 _ALLOWED: tuple[Any, ...] = (
     mx.nd.NDArray, mx.np.ndarray, CSRNDArray, RowSparseNDArray, mx.Context, np.ndarray, np.dtype,
     collections.OrderedDict, collections.defaultdict, set, frozenset, bytearray, complex, slice, object, dict, list,

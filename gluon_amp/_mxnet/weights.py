@@ -11,8 +11,6 @@ from .arrays import cast_arrays
 from .invoke import invoke
 from .symbols import dtype_name
 
-__all__ = ["NDArrayWeights", "NamesOnly"]
-
 
 class NDArrayWeights:
     """Parameters by name; see :class:`gluon_amp.passes.context.Weights`."""

@@ -12,8 +12,6 @@ from .samples import family_of, samples_of
 from .samples.sample import Sample
 from .verdicts import CRASH, ERROR, OK, TIMEOUT, UNUSABLE, WRONG, Result, overall
 
-__all__ = ["Options", "audit_operator", "merge_checks", "run_modes"]
-
 Results = Dict[Key, Result]
 _COMPLAINTS = ("malloc", "free()", "double free", "corrupted", "munmap", "realloc", "terminate", "Fatal", "*** ")
 

@@ -18,9 +18,6 @@ from ..dtypes import normalize
 from ..errors import AmpError, DTypeError, GraphError
 from ..passes import list_passes
 
-__all__ = ["add_conversion_arguments", "add_file_arguments", "count", "data_shape", "data_shapes", "inputs_of",
-           "named_errors", "read_model", "record_of", "refuse_converted", "required_shapes", "runnable", "split_names"]
-
 _PARAMETERS = ("_weight", "_bias", "_gamma", "_beta", "_running_mean", "_running_var")  # how Gluon's names end
 
 Model = Any  # (Symbol, dict of parameters, dict of auxiliary states)

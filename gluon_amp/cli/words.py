@@ -9,8 +9,6 @@ from typing import Any, Iterable
 from ..convert.convert import Conversion
 from ..dtypes import FLOAT16, FLOAT32
 
-__all__ = ["complain", "counted", "done", "filled", "print_facts"]
-
 # Of one and of several.
 _STEPS = {
     "drop_training": ("operator that only training needs is dropped", "operators that only training needs are dropped"),

@@ -20,8 +20,6 @@ from ..passes import Context
 from ..rules import Policy
 from .names import name_outputs
 
-__all__ = ["Conversion", "conversion_of", "convert", "with_fp32_parameters"]
-
 
 @dataclass(frozen=True)
 class Conversion:

@@ -14,8 +14,6 @@ from ..graph.attrs import is_channels_last
 from ..runtime.hooks import kept_in_place
 from . import channels
 
-__all__ = ["as_example", "check_names", "check_parameters", "flat", "traced_block"]
-
 Shape = Sequence[int]
 # Which inputs of an operator are parameters, whatever their names: only data_names makes data of them.
 _PARAMETERS = {"Convolution": (1, 2), "Deconvolution": (1, 2), "FullyConnected": (1, 2), "BatchNorm": (1, 2, 3, 4),

@@ -19,8 +19,6 @@ from .inputs import check_names, check_parameters
 from .model_files import split
 from .options import STEPS, TARGET_DTYPE, Names, Options, Tuned
 
-__all__ = ["convert_bucketing_module", "convert_model", "convert_symbol"]
-
 Arrays = Mapping[str, mx.nd.NDArray]
 Converted = Tuple[mx.sym.Symbol, Dict[str, mx.nd.NDArray], Dict[str, mx.nd.NDArray]]
 _DIFFERENTIABLE = tuple(step for step in STEPS if step != "fuse")

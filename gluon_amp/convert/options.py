@@ -21,8 +21,6 @@ from ..runtime.devices import device_supports, of_device, warn_once
 from ..runtime.exclusions import can_be_target, is_target
 from ..runtime.policies import device_policies, tuned
 
-__all__ = ["STEPS", "TARGET_DTYPE", "Exclusions", "Names", "Options", "Tuned", "disabled_passes", "drawback_here"]
-
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
 Names = Union[Iterable[str], None]

@@ -15,8 +15,6 @@ from mxnet.ndarray import NDArray
 
 from ..errors import StateError
 
-__all__ = ["Group", "HorovodGroup", "LocalGroup", "StoreGroup", "total_of"]
-
 _FIRST_KEY = 1 << 20  # leaves the small numbers, which MXNet's own trainers use, alone
 _LAST_KEY = (1 << 31) - 1
 _BLOCK = 1 << 16  # elements in one part of an array whose length varies

@@ -21,8 +21,6 @@ from .groups import Group, total_of
 from .stores import GroupStore
 from .world import horovod_group, store_group
 
-__all__ = ["Reduction", "distribute"]
-
 _NATIVE_STORES = ("local", "device", "nccl", "dist")  # MXNet looks for these in a name, and takes others for local
 _SAME_EXPONENT = 1e-9
 _numbers = itertools.count()  # tells their names apart, alike in every process

@@ -19,8 +19,6 @@ from ..errors import StateError, expected
 from ..runtime.state import controller
 from .groups import Group, HorovodGroup, LocalGroup, StoreGroup
 
-__all__ = ["allreduce", "engine", "horovod_group", "prepare", "rank", "size", "store_group", "world"]
-
 _TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 _HOW_TO_START = "Start the processes together: gluon-amp launch -n 2 script.py"
 _store_groups: dict[int, StoreGroup] = {}  # by the id of the store, which they keep alive

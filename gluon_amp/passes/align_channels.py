@@ -17,8 +17,6 @@ from ..graph.attrs import SHAPE, integer
 from ..rules.tables.groups.layers import BATCH_NORMS
 from .context import Context
 
-__all__ = ["MULTIPLE", "is_needed", "run"]
-
 MULTIPLE = {BFLOAT16: 16, FLOAT16: 8, FLOAT32: 16}
 _WIDE = 256
 # In FP32 forward and backward of a 3x3 convolution of SSD's sizes take 1.05 to 2.5 times as long without padding, with

@@ -8,8 +8,6 @@ from ..rules import KEEP, Decision, precision
 from ..rules.decision import EXCLUDED, OUTSIDE, SWITCHED_OFF
 from .context import Context
 
-__all__ = ["data_precision", "decide", "input_dtypes", "lower_outputs", "run"]
-
 
 def run(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""

@@ -12,8 +12,6 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-__all__ = ["FIXED_FP32", "FIXED_LOW", "Gain", "Placement", "Tensor"]
-
 # Stand for everything whose precision is settled, where the number of an operator is expected.
 FIXED_LOW, FIXED_FP32 = -1, -2
 

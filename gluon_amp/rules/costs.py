@@ -13,8 +13,6 @@ from typing import Mapping
 
 from ..dtypes import BFLOAT16
 
-__all__ = ["COSTS", "Costs", "Rates"]
-
 # Other machines differ from the one measured: an operator is not moved for less than this.
 _CLEARLY_SLOWER = 1.1
 

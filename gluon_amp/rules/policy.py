@@ -14,8 +14,6 @@ from .measurements import signature
 from .shapes import FEW_CHANNELS, SHAPE_RULES
 from .tables import table
 
-__all__ = ["Policy", "refused_rules"]
-
 _MOST_SHOWN = 6
 _FORMAT = "gluon_amp policy 1"
 _SLOW = Decision(FP32, Cause.MEASURED, "measured to be slower in low precision on this machine")

@@ -15,9 +15,6 @@ from .decision import FP32, Cause, Decision
 if TYPE_CHECKING:
     from .policy import Policy
 
-__all__ = ["FEW_CHANNELS", "SHAPE_RULES", "FewChannels", "ShapeRule", "can_fold_stride", "has_idle_taps",
-           "is_pointwise", "overruns_amx_tiles", "pools_out_of_order"]
-
 Attrs = Mapping[str, str]
 Shape = Sequence[int]
 

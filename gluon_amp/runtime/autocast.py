@@ -24,8 +24,6 @@ from .exclusions import can_be_target
 from .policies import device_policies, policies_of, rewrites, tuned
 from .state import State, controller, region
 
-__all__ = ["active_dtype", "autocast", "deinit", "exclude", "init", "is_active"]
-
 _logger = logging.getLogger("gluon_amp")
 
 

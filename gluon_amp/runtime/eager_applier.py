@@ -31,9 +31,6 @@ from ..rules.decision import FOR_SECOND_GRADIENTS, SWITCHED_OFF
 from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
 from .zero_gradients import make_saving_invoke
 
-__all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release", "returns_fp32",
-           "run_lowered", "twins"]
-
 Invoke = Callable[..., Any]
 
 _MOST_DIMENSIONS = 6  # what amp_cast takes

@@ -13,8 +13,6 @@ from .._mxnet.operators import handle_of
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32
 
-__all__ = ["make_native_invoke"]
-
 Invoke = Callable[..., Any]
 
 

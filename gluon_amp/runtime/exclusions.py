@@ -12,8 +12,6 @@ from mxnet.gluon import Block
 from .._mxnet.blocks import descendants, subtrees
 from ..errors import closest
 
-__all__ = ["Exclusions", "can_be_target", "is_target"]
-
 
 def can_be_target(value: object) -> bool:
     """Tell whether a value is a block, a class of blocks, or a name with wildcards."""

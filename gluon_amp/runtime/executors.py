@@ -17,8 +17,6 @@ from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
 from .recent import remember
 from .state import State, controller
 
-__all__ = ["PlannedExecutor", "Planner", "make_bind", "make_simple_bind"]
-
 _stock_bind = mx.sym.Symbol.bind
 
 

@@ -26,8 +26,6 @@ from .recent import remember
 from .second_gradients import TWICE_DIFFERENTIABLE
 from .state import State, controller
 
-__all__ = ["RewritingCachedOp"]
-
 # Networks may be fed thousands of different shapes, each of which may keep other operators in FP32.
 _MOST_SHAPES = 256
 _INLINE_LIMIT = 2  # MXNet's default

@@ -39,9 +39,6 @@ from .graph_applier import RewritingCachedOp
 from .second_gradients import are_recorded
 from .state import controller
 
-__all__ = ["install", "installed", "invoke_replaced", "kept_in_place", "uninstall"]
-
-
 _originals: list[tuple[Any, str, Any]] = []
 _lock = threading.Lock()
 _tracing = threading.RLock()

@@ -14,8 +14,6 @@ from ..dtypes import FLOAT32, LOW_PRECISION
 from ..graph import Node, Role, named_by
 from .plans import Plan
 
-__all__ = ["executor_callback", "operator_callback"]
-
 _FIRST_OUTPUT = ("output", "0")  # as executors and cached ops call it
 # The inputs of convolutions, as executors call them, and the axes that have channels.
 _INPUTS = {"data": 0, "weight": 1, "bias": 2}

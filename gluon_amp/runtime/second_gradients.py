@@ -10,8 +10,6 @@ from typing import Any, Sequence
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-__all__ = ["TWICE_DIFFERENTIABLE", "are_recorded"]
-
 TWICE_DIFFERENTIABLE = frozenset(("FullyConnected", "dot", "batch_dot"))
 
 

@@ -21,8 +21,6 @@ from .recent import remember
 if TYPE_CHECKING:
     from .plans import Traced
 
-__all__ = ["Level", "Network", "State", "controller", "in_force", "region"]
-
 NATIVE_OPERATORS = "native_operators"  # the pass that puts operators in C++ into graphs
 _MOST_STATES = 16  # of regions with settings of their own
 _CPU = mx.cpu()

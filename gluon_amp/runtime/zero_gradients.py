@@ -20,8 +20,6 @@ from .._mxnet.operators import handle_of, registered_operators
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT16, FLOAT32
 
-__all__ = ["make_saving_invoke"]
-
 Invoke = Callable[..., Any]
 
 _COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "logical_and", "logical_or",

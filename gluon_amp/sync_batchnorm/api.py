@@ -17,8 +17,6 @@ from ..errors import StateError, expected
 from .meeting import Allreduce
 from .operator import OPERATOR, Layer
 
-__all__ = ["convert_sync_batchnorm"]
-
 LEAST_COPIES = 1024  # of MXNet's scratch memory: as many as operators in a step of a deep network, on all contexts
 
 

@@ -9,8 +9,6 @@ from mxnet.ndarray import NDArray
 from ..errors import StateError
 from ..parallel.groups import total_of
 
-__all__ = ["PATIENCE", "Allreduce", "Meeting"]
-
 Allreduce = Callable[..., NDArray]
 PATIENCE = 600.0  # seconds to wait for the other contexts, which may have most of a network to compute before
 

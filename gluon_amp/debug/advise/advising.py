@@ -14,8 +14,6 @@ from ..report import Report, report
 from .causes import CHECKS
 from .situation import Advices, Situation
 
-__all__ = ["advices", "advise"]
-
 
 def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool = False, time: bool = True) -> Advices:
     """List what keeps the network from running faster: the machine, the settings, or the network itself.

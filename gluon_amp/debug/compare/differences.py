@@ -14,9 +14,6 @@ from ...runtime.eager_applier import EagerPolicy, may_lower, run_lowered
 from ..recording.events import Event, Rerun, is_float
 from ..recording.tape import Tape
 
-__all__ = ["SEED", "OperatorError", "both_ways", "difference", "first_infinite", "isolated_errors", "lowers_alone",
-           "relative_error"]
-
 SEED = 0  # of the random numbers that runs have in common
 
 

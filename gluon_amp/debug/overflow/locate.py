@@ -10,8 +10,6 @@ from ..recording.events import Event, is_float
 from ..recording.runs import Run, dtype_of
 from .findings import Magnitude
 
-__all__ = ["Culprit", "Locator"]
-
 _AROUND = 3  # operators on either side of the culprit
 BACKWARD, DATA, FORWARD, LOSS, PARAMETER = "backward", "data", "forward", "loss", "parameter"
 

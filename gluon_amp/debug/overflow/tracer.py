@@ -26,8 +26,6 @@ from ..recording.runs import Run, dtype_of, float_arrays, recorded_run, unchange
 from .findings import Magnitude, OverflowReport
 from .locate import BACKWARD, DATA, LOSS, Culprit, Locator
 
-__all__ = ["OverflowTracer", "trace_overflow"]
-
 _logger = logging.getLogger("gluon_amp")
 
 

@@ -29,8 +29,6 @@ from ...runtime.eager_applier import EagerPolicy, frame, twins
 from ...runtime.graph_applier import RewritingCachedOp
 from ...runtime.state import controller
 
-__all__ = ["Call", "Compute", "Consumer", "recording"]
-
 Invoke = Callable[..., Any]
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 

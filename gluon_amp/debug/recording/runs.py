@@ -23,9 +23,6 @@ from ...runtime.state import State, controller, in_force
 from .events import Event, is_float
 from .tape import Tape, taped
 
-__all__ = ["Run", "arguments_of", "dtype_of", "float_arrays", "make_ready", "mixed_state",
-           "parameter_names", "recorded_run", "unchanged"]
-
 
 @dataclass(eq=False)
 class Run:

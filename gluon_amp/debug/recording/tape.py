@@ -29,8 +29,6 @@ from .events import Event, Rerun, Source, is_float
 from .owners import Owners
 from .recorder import Call, Compute, recording
 
-__all__ = ["Tape", "taped"]
-
 
 @contextmanager
 def taped() -> Iterator[Tape]:

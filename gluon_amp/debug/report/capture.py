@@ -28,8 +28,6 @@ from .match import judge_call, matched
 from .ran import Captured, Ran, Recording
 from .symbol_call import call_symbol
 
-__all__ = ["capture"]
-
 _TIMED_RUNS = 3  # after one that makes kernels
 
 

@@ -18,8 +18,6 @@ from ..recording.events import FLOATS
 from .flops import flops
 from .ran import Captured, Ran, Recording
 
-__all__ = ["judge_call", "matched", "planned"]
-
 _BACKWARD = re.compile(r"(.+)_backward_\d+$")
 _Key = tuple  # what tells operators apart: kind and name
 

@@ -13,8 +13,6 @@ from .rows import OperatorRow
 if TYPE_CHECKING:
     from .reporting import Report
 
-__all__ = ["COLOURS", "plot", "save_figure"]
-
 # Colours that people with any kind of colour vision tell apart (https://jfly.uni-koeln.de/color/).
 COLOURS = {"bfloat16": "#56B4E9", "float16": "#009E73", "float32": "#E69F00"}
 _OTHER, _CAST, _PLAIN = "#BBBBBB", "#D55E00", "#999999"

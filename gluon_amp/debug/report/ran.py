@@ -11,8 +11,6 @@ from ...graph import Graph, Node, Role
 from ...rules import Policy
 from ..recording.engine import Output
 
-__all__ = ["Captured", "Ran", "Recording"]
-
 
 @dataclass(eq=False)
 class Ran:

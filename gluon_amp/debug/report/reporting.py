@@ -20,8 +20,6 @@ from .rows import InsertedRow, OperatorRow, make_rows
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Report", "report"]
-
 
 def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: bool = False) -> Report:
     """Run a network once and say what mixed precision did to it, operator by operator.

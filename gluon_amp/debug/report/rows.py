@@ -14,8 +14,6 @@ from ...rules import Cause
 from ..recording.owners import Owners
 from .ran import Ran
 
-__all__ = ["InputRow", "InsertedRow", "OperatorRow", "make_rows"]
-
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 

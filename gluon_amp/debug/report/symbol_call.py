@@ -12,8 +12,6 @@ from ...dtypes import BFLOAT16, FLOAT32
 from ...errors import GraphError, closest
 from ...runtime.graph_applier import RewritingCachedOp
 
-__all__ = ["call_symbol"]
-
 
 def call_symbol(symbol: mx.sym.Symbol, data: Mapping[str, Any], gradients: bool = False) -> Callable[[], Any]:
     """Make a function that runs a symbol on arrays or shapes, with gradients for its FP32 inputs if wanted."""

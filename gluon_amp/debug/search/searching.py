@@ -28,8 +28,6 @@ from ..recording.tape import Tape
 from ..report.flops import flops
 from .subsets import pruned, shortest_prefix
 
-__all__ = ["search_exclusions"]
-
 _logger = logging.getLogger("gluon_amp")
 _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itself by
 _NO_TIME = 1e-15  # milliseconds per operation of what was not measured: it decides between equals only
