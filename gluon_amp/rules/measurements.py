@@ -92,7 +92,7 @@ class Tuning:
         Raises
         ------
         PolicyError
-            The file is no file of measurements.
+            The file does not hold measurements.
         OSError
             The file cannot be read.
         """
