@@ -22,7 +22,6 @@ from .models import (
     count,
     inputs_of,
     named_errors,
-    read_model,
     record_of,
     refuse_converted,
     required_shapes,
@@ -59,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, and print the figures."""
-    model = read_model(args)
+    model = load_model(args.symbol, args.params)
     refuse_converted(args, model)
     shapes = required_shapes(args, model)
     changed = _converted(args, model)
