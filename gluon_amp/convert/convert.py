@@ -80,9 +80,16 @@ class Conversion:
 
 def conversion_of(graph: Graph) -> Conversion | None:
     """Return the record that a converted graph carries, None for one that was not converted."""
-    records: Sequence[str] = [head.node.attrs[CONVERSION] for head in graph.heads
-                              if CONVERSION in head.node.attrs]
+    bearers = [_bearer(head.node) for head in graph.heads]
+    records: Sequence[str] = [node.attrs[CONVERSION] for node in bearers if CONVERSION in node.attrs]
     return Conversion.from_json(records[0]) if records else None
+
+
+def _bearer(head: Node) -> Node:
+    """Return the node that carries the record for an output: custom operators hand their attributes to users' code."""
+    while head.op == "Custom" and head.inputs:
+        head = head.inputs[0].node
+    return head
 
 
 def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping[str, str],
@@ -110,8 +117,8 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping
     record = Conversion(policy.target_dtype, len(operators), low, casts, steps, tuple(sorted(policy.excluded)),
                         metadata.version("gluon_amp"), policy.reason)
     name_outputs(graph, outputs, lambda: from_graph(graph, symbol).list_outputs())
-    for head in graph.heads:
-        head.node.attrs = {**head.node.attrs, CONVERSION: record.to_json()}
+    for bearer in [_bearer(head.node) for head in graph.heads]:
+        bearer.attrs = {**bearer.attrs, CONVERSION: record.to_json()}
     needs_casts = not isinstance(weights, NamesOnly) or policy.runs("cast_params_offline")
     return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
 

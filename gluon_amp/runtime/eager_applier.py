@@ -38,6 +38,7 @@ _LOW = frozenset((TYPE_FLAGS[FLOAT16], TYPE_FLAGS[BFLOAT16]))
 _NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}
 _ARITHMETIC = ("add", "sub", "mul", "div")
 _UNTOUCHED = {"amp_cast", "amp_multicast"}
+_COPIES = {"_copyto", "_npi_copyto"}
 _get_dtype = _LIB.MXNDArrayGetDType
 
 
@@ -196,6 +197,11 @@ def _widened(original: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: i
     return widened
 
 
+def _has_frozen_weight(inputs: Sequence[NDArray]) -> bool:
+    """Tell whether a dense layer's bias gets a gradient and its weight does not."""
+    return autograd.is_recording() and len(inputs) == 3 and inputs[1].grad is None and inputs[2].grad is not None
+
+
 def _is_casts_deconvolution(handle: int, inputs: Sequence[NDArray], widened: Sequence[NDArray]) -> bool:
     return handle == handle_of("Deconvolution") and widened[1] is not inputs[1]
 
@@ -232,6 +238,8 @@ class _Call(NamedTuple):
         if handle in self.policy.twins and inputs[0].shape == inputs[1].shape:
             handle = self.policy.twins[handle]
             operator = self.policy.operators[handle]
+        if operator.name == "FullyConnected" and _has_frozen_weight(inputs):
+            return self._biased_apart(operator, handle, inputs, flags, keys, values, out, output_is_list)
         rule = self.policy.decide(operator, inputs, keys, values)
         if (rule.rule == LOWER and operator.name in TWICE_DIFFERENTIABLE and not self.is_asked
                 and (frame.data_gradients or (not frame.blocks and are_recorded(inputs[:1])))):
@@ -242,6 +250,11 @@ class _Call(NamedTuple):
                 wide = [self.cast(array, FLOAT32) if is_low(array, self.policy) else array for array in widened]
                 return _beside_onednn(self.original, handle, wide, keys, values, self.is_np_op, output_is_list)
             inputs, flags = widened, [_flag(array) for array in widened]
+        return self._run_by(rule, operator, handle, inputs, flags, keys, values, out, output_is_list)
+
+    def _run_by(self, rule: Decision, operator: _Operator, handle: int, inputs: Sequence[NDArray], flags: list[int],
+                keys: Sequence[str], values: Sequence[Any], out: Any, output_is_list: bool) -> Any:
+        """Cast the inputs as a rule says, and call the operator."""
         wanted = _dtypes(rule, flags, self.policy.flag)
         changed = [i for i, flag in enumerate(flags) if wanted is not None and flag != wanted[i]]
         rounded = [i for i in rule.rounded_inputs if wanted is not None and flags[i] == 0]
@@ -254,6 +267,8 @@ class _Call(NamedTuple):
             cast[i] = self._input_cast(inputs[i], wanted[i], fragile)  # type: ignore[index]
         for i in rounded:
             cast[i] = self.cast(self._input_cast(inputs[i], self.policy.flag, fragile=False), FLOAT32)
+        if operator.name in _COPIES and out is not None:  # it has no type of its own, and converts to any
+            return self.original(handle, cast, keys, values, out, self.is_np_op, output_is_list)
         try:
             result = self._computed(handle, cast, keys, values, output_is_list, rule if lowers else None)
         except mx.MXNetError as error:
@@ -261,6 +276,16 @@ class _Call(NamedTuple):
         if out is not None:
             return self._written(result, out)
         return result if frame.hybrid_blocks else release(result, self.policy, self.original)
+
+    def _biased_apart(self, operator: _Operator, handle: int, inputs: Sequence[NDArray], flags: list[int],
+                      keys: Sequence[str], values: Sequence[Any], out: Any, output_is_list: bool) -> Any:
+        """Run a dense layer, and add its bias apart, as passes/separate_biases.py does in graphs."""
+        kept = [pair for pair in zip(keys, values) if pair[0] != "no_bias"]
+        names, given = [key for key, _ in kept] + ["no_bias"], [value for _, value in kept] + [True]
+        product = self.run(operator, handle, inputs[:2], flags[:2], names, given, None, False)
+        adder, terms = handle_of("broadcast_add"), [product, inputs[2]]
+        return self.run(self.policy.operators[adder], adder, terms, [_flag(array) for array in terms], [], [], out,
+                        output_is_list)
 
     def _computed(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any],
                   output_is_list: bool, lowering: Decision | None) -> Any:

@@ -105,9 +105,11 @@ def make_bind(original: Callable) -> Callable:
         shapes = {name: array.shape for name, array in arrays.items()}
         gradients = _by_name(args_grad, symbol.list_arguments())
         dense = not any(isinstance(array, BaseSparseNDArray) for array in (*arrays.values(), *gradients.values()))
-        inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req, dense)
-        inputs = inputs._replace(recorded=inputs.recorded and bool(gradients))
-        planner = Planner(state, Traced(symbol), inputs, original)
+        traced = Traced(symbol)
+        requests = _by_name(_listed(grad_req, symbol), symbol.list_arguments())
+        inputs = _inputs(traced, state.key(ctx), dtypes, shapes,
+                         {name: request if name in gradients else "null" for name, request in requests.items()}, dense)
+        planner = Planner(state, traced, inputs, original)
         try:
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
@@ -128,8 +130,9 @@ def make_simple_bind(original: Callable) -> Callable:
         try:
             dtypes = _inferred_dtypes(symbol, type_dict or {})
             shapes = _inferred_shapes(symbol, kwargs)
-            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req, not _has_sparse(symbol, rest, kwargs))
-            planner = Planner(state, Traced(symbol), inputs, _stock_bind)
+            traced = Traced(symbol)
+            inputs = _inputs(traced, state.key(ctx), dtypes, shapes, grad_req, not _has_sparse(symbol, rest, kwargs))
+            planner = Planner(state, traced, inputs, _stock_bind)
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
             original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
@@ -144,15 +147,21 @@ def make_simple_bind(original: Callable) -> Callable:
     return simple_bind
 
 
-def _inputs(symbol: mx.sym.Symbol, device: str, dtypes: dict[str, str | None],
+def _listed(grad_req: Any, symbol: mx.sym.Symbol) -> Any:
+    """Return what is requested of each argument."""
+    return [grad_req] * len(symbol.list_arguments()) if isinstance(grad_req, str) else grad_req
+
+
+def _inputs(traced: Traced, device: str, dtypes: dict[str, str | None],
             shapes: dict[str, tuple[int, ...]], grad_req: Any, dense: bool) -> Inputs:
-    names = tuple(symbol.list_inputs())
-    arguments = symbol.list_arguments()
-    requests = _by_name([grad_req] * len(arguments) if isinstance(grad_req, str) else grad_req, arguments)
+    symbol = traced.symbol
+    names, arguments = tuple(symbol.list_inputs()), symbol.list_arguments()
+    requests = {**dict.fromkeys(arguments, "null"), **_by_name(_listed(grad_req, symbol), arguments)}
     guarded = frozenset(name for name, request in requests.items() if request == "add")
     return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
                   device, guarded, dense=dense and all(name in shapes for name in names),
-                  recorded=any(request != "null" for request in requests.values()))
+                  recorded=any(request != "null" for request in requests.values()),
+                  frozen=traced.frozen(requests))
 
 
 def _has_sparse(symbol: mx.sym.Symbol, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

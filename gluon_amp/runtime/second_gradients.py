@@ -10,6 +10,9 @@ from typing import Any, Sequence
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+NOT_TWICE = ("AMP is on, and MXNet differentiates neither casts nor operators in low precision twice. For gradients of "
+             "gradients run the network and autograd.grad inside `with amp.autocast(enabled=False):`, and do not "
+             "hybridize it: MXNet has none of hybridized networks")
 TWICE_DIFFERENTIABLE = frozenset(("FullyConnected", "dot", "batch_dot"))
 
 
