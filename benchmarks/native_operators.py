@@ -4,8 +4,8 @@
     python benchmarks/native_operators.py --only dense,dense_bfloat16 --rounds 7
 
 Ratios above 1 say how many times as fast the C++ operator is. Short calls are measured many at a time.
-``OMP_NUM_THREADS`` sets the threads for both; ``DNNL_MAX_CPU_ISA`` and ``ONEDNN_MAX_CPU_ISA`` take instruction sets from MXNet's oneDNN and from that of the C++
-operators.
+``OMP_NUM_THREADS`` sets the threads for both; ``DNNL_MAX_CPU_ISA`` and ``ONEDNN_MAX_CPU_ISA`` take instruction sets
+from MXNet's oneDNN and from that of the C++ operators.
 """
 from __future__ import annotations
 

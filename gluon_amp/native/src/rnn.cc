@@ -364,7 +364,7 @@ Buffer as_floats(const Tensor& values) {
   return floats;
 }
 
-void clear(const Tensor& array) { std::memset(array.data, 0, array.size() * (array.type == kBfloat16 ? 2 : 4)); }
+void clear(const Tensor& array) { std::fill_n(array.as<char>(), array.size() * (array.type == kBfloat16 ? 2 : 4), 0); }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
