@@ -54,7 +54,7 @@ def _use_native_at_every_size() -> None:
 
 def pytest_collection_modifyitems(items: list) -> None:
     """Leave out what ran in an earlier process, and the tests that are too slow, with all their parameters."""
-    items[:] = [item for item in items if not {item.nodeid, item.nodeid.partition("[")[0]} & DONE]
+    items[:] = [item for item in items if not {item.nodeid, item.name.partition("[")[0]} & DONE]
 
 
 @pytest.hookimpl(tryfirst=True)
