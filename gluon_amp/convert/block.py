@@ -24,8 +24,6 @@ from .inputs import as_example, flat, traced_block
 from .model_files import save_model, split
 from .options import TARGET_DTYPE, Names, Options, Tuned
 
-__all__ = ["ConvertedBlock", "convert_hybrid_block"]
-
 
 class ConvertedBlock(SymbolBlock):
     """A converted network, for inference.

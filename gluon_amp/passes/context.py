@@ -10,8 +10,6 @@ from ..dtypes import FLOAT32
 from ..graph import Entry, Graph
 from ..rules import Policy
 
-__all__ = ["Context", "Weights"]
-
 
 class Weights(Protocol):
     """The trained parameters of a graph, by the names of its variables."""

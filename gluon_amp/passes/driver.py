@@ -31,8 +31,6 @@ from . import (
 )
 from .context import Context
 
-__all__ = ["PASSES", "Pass", "checked", "finish", "list_passes", "pipeline_of", "rewrite", "run"]
-
 TRAINING, INFERENCE, CONVERTED = "training", "inference", "converted"
 BOTH = (TRAINING, INFERENCE)
 

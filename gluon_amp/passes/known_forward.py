@@ -9,8 +9,6 @@ import re
 
 from ..graph import Graph, Node
 
-__all__ = ["unknown_forward"]
-
 # What has one shape with all of its inputs, and takes it from any of them.
 _OF_ONE_SHAPE = ("elemwise_add", "elemwise_sub", "elemwise_mul", "elemwise_div", "add_n")
 

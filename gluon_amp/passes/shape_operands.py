@@ -8,8 +8,6 @@ from __future__ import annotations
 from ..graph import Entry, Graph, operator, unique_name
 from .context import Context
 
-__all__ = ["run"]
-
 _SHAPE_OPERANDS = {"slice_like": 1, "reshape_like": 1, "broadcast_like": 1}
 _KEEPS_SHAPE_AND_TYPE = {"_mul_scalar", "_plus_scalar", "_minus_scalar"}
 

@@ -31,9 +31,6 @@ from ..rules.decision import FOR_SECOND_GRADIENTS, SWITCHED_OFF
 from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
 from .zero_gradients import make_saving_invoke
 
-__all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release", "returns_fp32",
-           "run_lowered", "twins"]
-
 Invoke = Callable[..., Any]
 
 _MOST_DIMENSIONS = 6  # what amp_cast takes
@@ -58,6 +55,7 @@ class Frame(threading.local):
         # the blocks inside networks that were given to ``initialize``, where the outermost block is none of those
         self.parts: Mapping[Any, Any] = {}
         self.data_gradients = False  # whether gradients of the data of the outermost block's call are recorded
+        self.imitates = False  # whether the casts that are made now imitate a type
 
 
 frame = Frame()
@@ -180,14 +178,12 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
             widened = _widened(original, inputs, is_np_op) if is_on() else inputs
             if widened is inputs:
                 raise
-            if out is None and _is_casts_deconvolution(handle, inputs, widened):
-                return _beside_onednn(original, handle, widened, keys, values, is_np_op, output_is_list)
-            return original(handle, widened, keys, values, out, is_np_op, output_is_list)
+            return _run_cast(original, handle, inputs, widened, keys, values, out, is_np_op, output_is_list)
     return invoke
 
 
 def _widened(original: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: int | None = None) -> Sequence[NDArray]:
-    """Return the inputs with users' own low-precision arrays in FP32, where FP32 or AMP's own are among them."""
+    """Return the inputs with the user's own low-precision arrays in FP32, where they meet FP32 or AMP's arrays."""
     flags = [_flag(array) for array in inputs]
     users = [i for i, flag in enumerate(flags)
              if flag in _LOW and flag != low and not isinstance(inputs[i], BaseSparseNDArray)]
@@ -202,6 +198,14 @@ def _widened(original: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: i
 
 def _is_casts_deconvolution(handle: int, inputs: Sequence[NDArray], widened: Sequence[NDArray]) -> bool:
     return handle == handle_of("Deconvolution") and widened[1] is not inputs[1]
+
+
+def _run_cast(original: Invoke, handle: int, given: Sequence[NDArray], inputs: Sequence[NDArray], keys: Sequence[str],
+              values: Sequence[Any], out: Any, is_np_op: bool, output_is_list: bool) -> Any:
+    """Run an operator on inputs that are FP32 casts of those given."""
+    if out is None and _is_casts_deconvolution(handle, given, inputs):
+        return _beside_onednn(original, handle, inputs, keys, values, is_np_op, output_is_list)
+    return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
 
 
 def _beside_onednn(original: Invoke, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any],
@@ -263,15 +267,20 @@ class _Call(NamedTuple):
         if lowering is None or not self.policy.policy.imitated:
             return self.original(handle, inputs, keys, values, None, self.is_np_op, output_is_list)
         # As in passes/imitate.py: FP32 arithmetic on rounded values, and a rounded result.
-        raised = [self.cast(array, FLOAT32) if is_low(array, self.policy) else array for array in inputs]
-        if _is_casts_deconvolution(handle, inputs, raised):
-            result = _beside_onednn(self.original, handle, raised, keys, values, self.is_np_op, output_is_list)
-        else:
-            result = self.original(handle, raised, keys, values, None, self.is_np_op, output_is_list)
+        raised = [self._imitating(array, FLOAT32) if is_low(array, self.policy) else array for array in inputs]
+        result = _run_cast(self.original, handle, inputs, raised, keys, values, None, self.is_np_op, output_is_list)
         outputs = result if isinstance(result, list) else [result]
         low = outputs[:1] if lowering.fp32_inputs else outputs  # the statistics of BatchNorm are FP32 as well
-        rounded = [self.cast(array, self.policy.target) if _flag(array) == 0 else array for array in low]
+        rounded = [self._imitating(array, self.policy.target) if _flag(array) == 0 else array for array in low]
         return [*rounded, *outputs[len(low):]] if isinstance(result, list) else rounded[0]
+
+    def _imitating(self, array: NDArray, dtype: str) -> NDArray:
+        """Make a cast that serves to imitate the type: recordings tell it from others."""
+        frame.imitates = True
+        try:
+            return self.cast(array, dtype)
+        finally:
+            frame.imitates = False
 
     def _input_cast(self, array: NDArray, flag: int, fragile: bool) -> NDArray:
         """Cast an array; a parameter once per call of the outermost block, in a way that lets gradients accumulate."""

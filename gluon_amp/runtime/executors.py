@@ -3,22 +3,19 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.executor import Executor
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.symbols import dtype_name
+from .._mxnet.symbols import dtype_name, of_inputs, typed_variables
 from ..dtypes import FLOAT32
-from ..graph.attrs import DTYPE, STORAGE
+from ..graph.attrs import STORAGE
 from .observers import executor_callback
 from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
 from .recent import remember
 from .state import State, controller
-
-__all__ = ["PlannedExecutor", "Planner", "make_bind", "make_simple_bind"]
 
 _stock_bind = mx.sym.Symbol.bind
 
@@ -77,12 +74,10 @@ class PlannedExecutor(Executor):
     def _all_shapes(self, given: Mapping[str, tuple[int, ...]], may_change: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs, which MXNet cannot infer from operators of a library."""
         symbol = self.planner.traced.symbol
-        arguments, _, auxiliary = symbol.infer_shape(**given)
-        if arguments is None:
+        inferred = of_inputs(symbol, symbol.infer_shape(**given))
+        if not inferred and self.arg_arrays:
             raise mx.MXNetError(f"expected shapes from which those of all inputs follow, received {dict(given)}")
-        names = symbol.list_arguments() + symbol.list_auxiliary_states()
-        inferred = dict(zip(names, [*arguments, *auxiliary]))
-        changed = [name for name, array in zip(names, [*self.arg_arrays, *self.aux_arrays])
+        changed = [name for name, array in zip(inferred, [*self.arg_arrays, *self.aux_arrays])
                    if name not in given and inferred[name] != array.shape]
         if changed and not may_change:
             raise mx.MXNetError(f"the shape of {', '.join(changed)} changes, which was not given: give it, or "
@@ -174,19 +169,15 @@ def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
 
 
 def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: dict[str, Any]) -> dict[str, str | None]:
-    names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    names = symbol.list_inputs()
     try:
-        arguments, _, auxiliary = symbol.infer_type_partial(**type_dict)
+        inferred = of_inputs(symbol, symbol.infer_type_partial(**type_dict))
     except mx.MXNetError:  # some operators, such as Embedding, insist on knowing the types of their inputs
-        typed = {name for name, attrs in symbol.attr_dict().items() if attrs.get(DTYPE, "-1") != "-1"}
-        types = {**dict.fromkeys(set(names) - typed, FLOAT32), **type_dict}
-        arguments, _, auxiliary = symbol.infer_type_partial(**types)
-    inferred = map(dtype_name, [*(arguments or []), *(auxiliary or [])])
-    return {name: dtype or FLOAT32 for name, dtype in zip_longest(names, inferred)}  # simple_bind's own default
+        types = {**dict.fromkeys(set(names) - typed_variables(symbol), FLOAT32), **type_dict}
+        inferred = of_inputs(symbol, symbol.infer_type_partial(**types))
+    return {name: dtype_name(inferred.get(name)) or FLOAT32 for name in names}  # simple_bind's own default
 
 
 def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     known = {name: shape for name, shape in given.items() if isinstance(shape, tuple)}
-    arguments, _, auxiliary = symbol.infer_shape_partial(**known)
-    names = symbol.list_arguments() + symbol.list_auxiliary_states()
-    return {name: shape for name, shape in zip(names, [*(arguments or []), *(auxiliary or [])]) if shape}
+    return {name: shape for name, shape in of_inputs(symbol, symbol.infer_shape_partial(**known)).items() if shape}

@@ -15,7 +15,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.invoke import StockCachedOp
-from .._mxnet.symbols import dtype_name, input_names, to_graph
+from .._mxnet.symbols import dtype_name, to_graph
 from ..dtypes import BFLOAT16, LOW_PRECISION
 from ..graph import Graph
 from ..graph.attrs import is_set
@@ -25,8 +25,6 @@ from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
 from .recent import remember
 from .second_gradients import TWICE_DIFFERENTIABLE
 from .state import State, controller
-
-__all__ = ["RewritingCachedOp"]
 
 # Networks may be fed thousands of different shapes, each of which may keep other operators in FP32.
 _MOST_SHAPES = 256
@@ -62,7 +60,7 @@ class RewritingCachedOp:
         self.flags = flags
         self.accumulating: frozenset[str] = frozenset()
         self.latest: Plan | None = None  # what it ran under AMP last
-        self.names = tuple(input_names(symbol))  # in the order of the arguments
+        self.names = tuple(symbol.list_inputs())  # in the order of the arguments
         self.traced = Traced(symbol)
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
         self._plain: StockCachedOp | None = None
@@ -88,7 +86,7 @@ class RewritingCachedOp:
             raise type(error)(f"{error}\n{variant.plan.explain(str(error))}") from error
 
     def _gives_second_gradients(self, args: Sequence[NDArray]) -> bool:
-        """Tell whether MXNet runs this operator by operator, as it does with few, and can differentiate it twice."""
+        """Tell whether MXNet would run this operator by operator, and could differentiate it twice."""
         return (self._is_inlined and autograd.is_recording()
                 and all(dtype_name(array.dtype) not in LOW_PRECISION for array in args))
 

@@ -39,9 +39,6 @@ from .graph_applier import RewritingCachedOp
 from .second_gradients import are_recorded
 from .state import controller
 
-__all__ = ["install", "installed", "invoke_replaced", "kept_in_place", "uninstall"]
-
-
 _originals: list[tuple[Any, str, Any]] = []
 _lock = threading.Lock()
 _tracing = threading.RLock()
@@ -113,10 +110,6 @@ def invoke_replaced() -> Iterator[tuple[Callable, Callable[[Callable, Callable],
     finally:
         _originals[position] = (owner, name, original)
         setattr(owner, name, before)
-
-
-def _make_cached_op(original: Any) -> Callable:
-    return RewritingCachedOp
 
 
 def _make_call_cached_op(original: Callable) -> Callable:
@@ -266,13 +259,13 @@ _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
      lambda original: make_invoke(make_native_invoke(original, controller.runs_natively), controller.eager,
                                   controller.is_on)),
     (nd_numpy._api_internal, "tensordot", _make_tensordot),
-    (symbol_register, "_symbol_creator", lambda original: make_symbol_creator(original)),
-    (mx.ndarray, "CachedOp", _make_cached_op),
+    (symbol_register, "_symbol_creator", make_symbol_creator),
+    (mx.ndarray, "CachedOp", lambda original: RewritingCachedOp),
     (HybridBlock, "_call_cached_op", _make_call_cached_op),
     (HybridBlock, "_get_graph", _make_get_graph),
     (Block, "__call__", _make_block_call),
     (Block, "register_child", _make_register_child),
-    (SymbolBlock, "forward", lambda original: make_symbol_block_forward(original)),
+    (SymbolBlock, "forward", make_symbol_block_forward),
     (autograd.Function, "__call__", _make_function_call),
     (Trainer, "_update", _make_update),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),

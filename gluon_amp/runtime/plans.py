@@ -19,8 +19,6 @@ from ..passes.widen import widen
 from ..rules import Policy
 from .state import State
 
-__all__ = ["MOST_PLANS", "Inputs", "Plan", "Traced", "make_plan"]
-
 MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other operators in FP32
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
