@@ -26,8 +26,11 @@ FILES = {
     ),
 }
 
-# Tests of these files that are left out: minutes in stock MXNet alone.
-TOO_SLOW: dict[tuple[str, str], str] = {}
+# Tests of these files that are left out, and why.
+_LONG = "more than 45 seconds in stock MXNet alone, on a busy machine"
+TOO_SLOW = {("unittest/test_operator.py", name): _LONG for name in (
+    "test_batchnorm", "test_big_transpose", "test_broadcast_binary_op", "test_layer_norm",
+    "test_rnnrelu_bidirectional")}
 
 # Statements of tests that expect what this package does otherwise by intent: file, a text in the statement, and why.
 LEFT_OUT = {
@@ -53,3 +56,5 @@ EXPLAINED: dict[tuple[str, str], str] = {}
 _DEEP = ("four recurrent layers with weights of deviation 1 are ill-conditioned: in stock FP32, weights moved by a "
          "rounding to bfloat16 change gradients by up to 65 % (GRU)")
 ROUNDED = {("unittest/test_gluon_rnn.py", name): _DEEP for name in ("test_fused_lstm_layer", "test_fused_gru_layer")}
+ROUNDED["unittest/test_operator.py", "test_fully_connected"] = (
+    "its reference are differences of outputs at a distance of 1e-4, which outputs in bfloat16 do not resolve")

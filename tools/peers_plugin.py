@@ -49,12 +49,13 @@ def _use_native_at_every_size() -> None:
 
     sizes = {name: each._replace(least=1) for name, each in native_operators.REPLACEMENTS.items()}
     native_operators.REPLACEMENTS = plans.REPLACEMENTS = sizes
-    native_operators._LEAST_ATTENTION = native_operators._NARROW = eager_native._LEAST = 1
+    native_operators._LEAST_ATTENTION = native_operators._NARROW = native_operators._MANY_ROWS = 1
+    eager_native._LEAST = 1
 
 
 def pytest_collection_modifyitems(items: list) -> None:
     """Leave out what ran in an earlier process, and the tests that are too slow, with all their parameters."""
-    items[:] = [item for item in items if not {item.nodeid, item.nodeid.partition("[")[0]} & DONE]
+    items[:] = [item for item in items if not {item.nodeid, item.name.partition("[")[0]} & DONE]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -26,6 +26,7 @@ from . import native_recurrent
 from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
 from .identities import behind_identity
+from .known_forward import unknown_forward
 from .native_attention import Attention, find
 
 __all__ = ["NATIVE", "REPLACEMENTS", "is_needed", "run"]
@@ -66,6 +67,7 @@ class Replacement(NamedTuple):
     work: Callable[[Node], int] = _values
     fp32_inputs: tuple[int, ...] = ()  # those that stay FP32 where the data is in low precision
     rule: Rule | None = None  # how its precision is decided, where MXNet's operator has no bfloat16 kernel
+    known: int = 2  # how many of its first inputs have to have a known shape before MXNet infers shapes backward
 
 
 def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
@@ -97,7 +99,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
     "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, _is_inner_layer,
                                   _weights, fp32_inputs=(1, 2)),
-    "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits),
+    "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
 }
 NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION}
 
@@ -105,10 +107,12 @@ NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION}
 def run(graph: Graph, context: Context) -> int:
     """Replace what runs faster in C++; return how many operators."""
     names = {node.name for node in graph.nodes()}
-    fused = _fuse_attention(graph, names, context)
+    unknown = unknown_forward(graph)
+    fused = _fuse_attention(graph, names, context, unknown)
     readers = Readers(graph)
     found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
-             if each is not None and each.op in context.native and _gains(node, each) and each.fits(node, readers)]
+             if each is not None and each.op in context.native and _gains(node, each) and each.fits(node, readers)
+             and not any(entry.node in unknown for entry in node.inputs[:each.known])]
     for node, each in found:
         is_free = node.decision is not None and node.decision.cause is Cause.TABLE
         if each.rule is not None and context.target == BFLOAT16 and is_free:
@@ -138,12 +142,13 @@ def _follow(graph: Graph, context: Context) -> None:
                 lower_outputs(node, context)
 
 
-def _fuse_attention(graph: Graph, names: set[str], context: Context) -> int:
+def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: set[Node]) -> int:
     """Put one operator in the place of those that compute attention; return how many times."""
     if _ATTENTION not in context.native:
         return 0
     readers = Readers(graph)
-    found = [each for each in find(graph, readers) if _gains_as_one(each)]
+    found = [each for each in find(graph, readers) if _gains_as_one(each)
+             and not any(entry.node in unknown for entry in each.inputs)]
     for each in found:
         node, bias = each.node, tuple(range(len(each.inputs)))[-1:] if each.attrs["bias"] else ()
         # A graph that was converted has its casts already, and no decisions.
