@@ -13,15 +13,13 @@ from typing import Mapping
 
 from ..dtypes import BFLOAT16
 
-__all__ = ["COSTS", "Costs", "Rates"]
-
 # Other machines differ from the one measured: an operator is not moved for less than this.
 _CLEARLY_SLOWER = 1.1
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Nanoseconds per byte that the tensors read and written have in FP32: in FP32, and in low precision."""
+    """Nanoseconds in FP32 and in low precision, per byte that the tensors read and written have in FP32."""
 
     training: tuple[float, float]  # of the forward and the backward pass
     inference: tuple[float, float] = (0.0, 0.0)  # of the forward pass, in converted graphs
@@ -41,7 +39,7 @@ class Costs:
         return round(self.casts[backward] * size) + self.call * (1 + backward)
 
     def kernel(self, op: str, size: int, training: bool, is_low: bool) -> tuple[int, int]:
-        """Return the nanoseconds that an operator takes in FP32 and in low precision: more where it would be new."""
+        """Return an operator's nanoseconds in FP32 and in low precision, with a margin on the one that it is not in."""
         rates = self.kernels.get(op)
         if rates is None:
             return 0, 0

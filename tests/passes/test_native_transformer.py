@@ -58,7 +58,9 @@ class TestDense:
                                                                                       target="float32")
 
     def test_small_and_first_layers_are_mxnets(self):
-        assert any(line.startswith("fc: FullyConnected") for line in lines(dense(hidden(16, 512))))
+        assert "fc: _gluon_amp_dense(hidden_bfloat16, fc_weight, fc_bias) -> bfloat16" in lines(dense(hidden(16, 512)))
+        for rows, width in ((15, 512), (3000, 255)):
+            assert any(line.startswith("fc: FullyConnected") for line in lines(dense(hidden(rows, width))))
         assert any(line.startswith("fc: FullyConnected") for line in lines(dense(variable("x", (128, 512)))))
 
     def test_gradients_that_accumulate(self):
@@ -222,8 +224,8 @@ class Layer(HybridBlock):
         with self.name_scope():
             self.projections = nn.Dense(3 * units, flatten=False, in_units=units)
             self.out = nn.Dense(units, flatten=False, in_units=units)
-            self.wide = nn.Dense(4 * units, flatten=False, in_units=units)
-            self.narrow = nn.Dense(units, flatten=False, in_units=4 * units)
+            self.wide = nn.Dense(16 * units, flatten=False, in_units=units)
+            self.narrow = nn.Dense(units, flatten=False, in_units=16 * units)
             self.norm1, self.norm2 = nn.LayerNorm(in_channels=units), nn.LayerNorm(in_channels=units)
 
     def _by_head(self, F, x):

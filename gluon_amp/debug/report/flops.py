@@ -15,8 +15,6 @@ from ...rules.tables import bfloat16
 from ...rules.tables.groups import layers, system
 from ...rules.tables.rows import as_table
 
-__all__ = ["MATRIX_OPERATORS", "flops"]
-
 Shape = Sequence[int]
 Count = Callable[[Node], int]
 
