@@ -96,8 +96,12 @@ def _is_pile(node: Node, readers: Readers) -> bool:
 
 
 def _is_inner_layer(node: Node, readers: Readers) -> bool:
-    """Whether rows are many, and the gradient of the data is of use: the operator in C++ always computes it."""
-    return prod((node.shapes[0] or (0,))[:-1]) >= _MANY_ROWS and not node.inputs[0].node.is_variable
+    """Whether rows are many, and the gradient of the data is of use: the operator in C++ always computes it.
+
+    MXNet's takes data of one dimension for a column.
+    """
+    return (prod((node.shapes[0] or (0,))[:-1]) >= _MANY_ROWS and len(node.inputs[0].shape or ()) > 1
+            and not node.inputs[0].node.is_variable)
 
 
 # Measured on an AMD EPYC with AVX512-BF16, 2 threads, in cached ops with static shapes: below these forward or training

@@ -420,3 +420,11 @@ def test_an_unrolled_cell_has_a_first_state_without_a_batch(target):
     symbol = net(mx.sym.var("data"))
     arrays = {name: each.data() for name, each in net.collect_params().items()}
     assert_close(symbol.eval(data=x, **arrays)[0].asnumpy(), expected, 1e-6 if target == "float32" else 0.02)
+
+
+@pytest.mark.parametrize(("shape", "op_name"), [((32,), "FullyConnected"), ((32, 1), "_gluon_amp_dense")])
+def test_a_dense_layer_on_data_of_one_dimension_is_mxnets(shape, op_name):
+    units = 512 * 512
+    node = op("FullyConnected", "fc", op("relu", "data", variable("x", shape), shape=shape),
+              variable("w", (units, 1)), variable("b", (units,)), shape=(32, units), num_hidden=units)
+    assert f"fc: {op_name}(data, w, b) -> float32" in lines(node, available=frozenset({"_gluon_amp_dense"}))
