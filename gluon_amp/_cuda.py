@@ -6,9 +6,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["NO_FUSION", "compute_capability", "device_name", "dotted", "driver_version", "fusion_problem",
-           "loaded_libraries", "nvrtc_version"]
-
 NO_FUSION = "MXNET_USE_FUSION"  # 0: MXNet compiles no operators at run time
 _DRIVER, _NVRTC = "libcuda.so.1", "libnvrtc.so.11.2"
 _MAJOR, _MINOR = 75, 76  # CUdevice_attribute

@@ -13,9 +13,6 @@ import sys
 from pathlib import Path
 from typing import Callable, MutableMapping
 
-__all__ = ["AMX", "GRANTED", "GRANTED_LATE", "REFUSED", "VARIABLE", "cpu_flags", "cpu_name", "granted", "outcome",
-           "request", "request_tiles", "settle"]
-
 VARIABLE, AMX = "DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX"
 _ALLOWS_AMX = (AMX, "ALL")
 _AMX_FLAGS = frozenset({"amx_bf16", "amx_tile"})

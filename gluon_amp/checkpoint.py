@@ -18,8 +18,6 @@ from .files import replacing
 from .loss_scaler import LossScaler, ScalerState
 from .trainer_scaler import TrainerScaler, UnscaledTrainer, attached_scalers
 
-__all__ = ["load_state_dict", "load_states", "refuse_other_number", "save_states", "scalers_of", "state_dict"]
-
 _MAGIC = b"gluon_amp trainer states 2\n"
 _PICKLED = b"gluon_amp trainer states 1\n"  # as versions before wrote them
 

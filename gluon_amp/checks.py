@@ -7,8 +7,6 @@ from typing import Any
 
 from .errors import expected
 
-__all__ = ["above_zero", "finite_above_zero", "instance", "is_number", "true_or_false", "whole"]
-
 
 def is_number(value: object) -> bool:
     """Tell whether a value is a real number of Python or NumPy, and not a bool."""

@@ -12,9 +12,6 @@ import numpy as np
 from . import _isa
 from .errors import DTypeError, expected
 
-__all__ = ["BFLOAT16", "FLOAT16", "FLOAT32", "LOW_PRECISION", "Support", "cpu_isa", "cpu_support", "cuda_support",
-           "normalize"]
-
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = "float16", "bfloat16", "float32", "float64"
 LOW_PRECISION = (FLOAT16, BFLOAT16)
 

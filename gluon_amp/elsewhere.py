@@ -6,8 +6,6 @@ from typing import Any, Callable, Iterable, Mapping, TypeVar
 
 from .errors import closest
 
-__all__ = ["ALIASES", "answer", "answers"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Names that mean the same, of Apex.

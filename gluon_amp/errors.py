@@ -4,8 +4,6 @@ from __future__ import annotations
 import difflib
 from typing import Iterable
 
-__all__ = ["AmpError", "DTypeError", "GraphError", "PolicyError", "StateError", "closest", "expected"]
-
 
 class AmpError(Exception):
     """Base of every exception that gluon_amp raises on purpose."""
@@ -30,10 +28,10 @@ class StateError(AmpError, RuntimeError):
     """A call came at the wrong time: before ``init``, twice, or on the wrong trainer."""
 
 
-def closest(name: str, candidates: Iterable[str], count: int = 3) -> str:
+def closest(name: str, candidates: Iterable[str]) -> str:
     """Word a suggestion of the closest known names."""
     lowered = {candidate.lower(): candidate for candidate in candidates}
-    names = [lowered[key] for key in difflib.get_close_matches(name.lower(), lowered, count)]
+    names = [lowered[key] for key in difflib.get_close_matches(name.lower(), lowered)]
     return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 

@@ -17,8 +17,6 @@ from .loss_scaler import LossScaler
 from .runtime.autocast import autocast
 from .training import clip_global_norm, init_trainer, scale_loss
 
-__all__ = ["AmpCheckpointHandler", "AmpHandler"]
-
 _SUFFIX = ".scaler"
 
 

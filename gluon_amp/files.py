@@ -6,8 +6,6 @@ import tempfile
 from contextlib import contextmanager
 from typing import Iterator
 
-__all__ = ["replacing"]
-
 
 @contextmanager
 def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:

@@ -15,8 +15,6 @@ from .loss_scaler import DynamicLossScaler
 from .trainer_scaler import TrainerScaler, attach
 from .training import Loss, scaled
 
-__all__ = ["GradScaler"]
-
 # torch's only bounds are those of float32.
 _LEAST, _MOST = 2.0 ** -126, 2.0 ** 127
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")

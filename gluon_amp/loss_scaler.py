@@ -10,8 +10,6 @@ import numpy as np
 from . import checks
 from .errors import expected
 
-__all__ = ["DynamicLossScaler", "LossScaler", "ScalerState", "StaticLossScaler"]
-
 
 @dataclass(frozen=True)
 class ScalerState:

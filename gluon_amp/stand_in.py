@@ -15,8 +15,6 @@ from .runtime.autocast import is_active
 from .runtime.state import controller
 from .trainer_scaler import attached_scalers
 
-__all__ = ["install", "uninstall"]
-
 _NAME = "mxnet.contrib.amp"
 _LISTS = {FLOAT16: ("symbol_fp16", "FP16"), BFLOAT16: ("symbol_bf16", "BF16")}
 _ABSENT = object()

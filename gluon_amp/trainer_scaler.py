@@ -17,8 +17,6 @@ from .errors import StateError, expected
 from .loss_scaler import LossScaler, StaticLossScaler
 from .parallel import Reduction, distribute
 
-__all__ = ["TrainerScaler", "UnscaledTrainer", "attach", "attached_scalers", "attached_to", "stand_by"]
-
 _logger = logging.getLogger("gluon_amp")
 
 READY, SCALED, UNSCALED = "READY", "SCALED", "UNSCALED"
@@ -113,10 +111,8 @@ class TrainerScaler:
     def _begin_again(self) -> None:
         """Forget a batch that was dropped after ``unscale``: its gradients are zero by now."""
         if trainers.gradient_norm(self.trainer) != 0.0:
-            raise StateError("scale_loss was called after unscale and before step: gradients that are unscaled already "
-                             "would be mixed with scaled ones. With gradient accumulation call unscale once, after "
-                             "the last micro-batch. To drop a batch, zero its gradients: "
-                             "net.collect_params().zero_grad()")
+            raise StateError("scale_loss was called after unscale and before step. Call unscale once, after the last "
+                             "micro-batch; to drop a batch, call net.collect_params().zero_grad()")
         self.state = READY
         self._scaled, self._overflowed = set(), set()
 
@@ -193,8 +189,7 @@ class TrainerScaler:
         forgotten = self.state == READY and scale != 1.0 and trainers.has_gradients(self.trainer)
         if forgotten and not trainers.is_scaled_by_hand(self.trainer, scale):
             raise StateError("step: no loss was scaled since the last step, so the gradients lack the loss scale. Use "
-                             "`with amp.scale_loss(loss, trainer) as scaled_loss: autograd.backward(scaled_loss)` for "
-                             "every backward pass")
+                             "`with amp.scale_loss(loss, trainer) as scaled_loss:` for every backward pass")
 
     def _warn(self) -> None:
         scaler = max(self.scalers, key=lambda scaler: scaler.skipped_in_a_row)

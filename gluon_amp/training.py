@@ -18,8 +18,6 @@ from .runtime.autocast import active_dtype, is_active
 from .runtime.state import controller
 from .trainer_scaler import TrainerScaler, attach, attached_to
 
-__all__ = ["clip_global_norm", "get_loss_scaler", "init_trainer", "master_params", "scale_loss", "scaled", "unscale"]
-
 Loss = Union[NDArray, Sequence[NDArray]]
 
 

@@ -20,8 +20,6 @@ from .rules.measurements import Tuning, default_cache, signature
 from .runtime.devices import machine, support
 from .runtime.policies import device_policies
 
-__all__ = ["tune"]
-
 _logger = logging.getLogger("gluon_amp")
 
 

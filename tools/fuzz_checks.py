@@ -5,6 +5,7 @@ import os
 import tempfile
 import textwrap
 import warnings
+from functools import partial
 from typing import Callable
 
 import gluon_amp as amp  # isort: skip
@@ -21,6 +22,7 @@ from fuzz_networks import (
     network,
     outputs,
     reset_statistics,
+    rounding,
     stock_accumulates,
     stock_gradients,
     tolerances,
@@ -44,19 +46,23 @@ def _check_ways(program: Program, dtype: str) -> None:
     expected = [outputs(plain, data(program, shape)) for shape in SHAPES]
     slopes = stock_gradients(program, "eager")
     forward, backward = tolerances(program, dtype)
+    bounds = {shape: partial(rounding, program, dtype, shape) for shape in SHAPES}
+    bound = bounds[SHAPES[0]]
     for way, flags in WAYS.items():
         net = network(program)
         hybridize(net, flags)
         apply_amp(program, dtype)
-        compare(f"forward, {way}, {dtype}", expected[0], outputs(net, data(program)), forward)
+        compare(f"forward, {way}, {dtype}", expected[0], outputs(net, data(program)), forward, rounding=bound)
         found = gradients(net, data(program), exact)
-        compare(f"gradients, {way}, {dtype}", list(slopes.values()), list(found.values()), backward, list(slopes))
+        compare(f"gradients, {way}, {dtype}", list(slopes.values()), list(found.values()), backward, list(slopes),
+                bound)
         found, names = gradients(net, data(program), exact, passes=2), stock_accumulates(program, way)
         compare(f"gradients that accumulate, {way}, {dtype}", [2 * slopes[name] for name in names],
-                [found[name] for name in names], backward, names)
+                [found[name] for name in names], backward, names, bound)
         reset_statistics(program, net)
         for shape, wanted in [*zip(SHAPES, expected), (SHAPES[0], expected[0])]:
-            compare(f"forward, {way}, {dtype}, shape {shape}", wanted, outputs(net, data(program, shape)), forward)
+            compare(f"forward, {way}, {dtype}, shape {shape}", wanted, outputs(net, data(program, shape)), forward,
+                    rounding=bounds[shape])
         amp.deinit()
         if all("on" not in part.settings for part in program.parts):
             compare(f"forward, {way}, after deinit", expected[0], outputs(net, data(program)),
@@ -71,7 +77,8 @@ def check_conversion(program: Program, dtype: str) -> None:
         warnings.simplefilter("ignore")
         made = amp.convert_hybrid_block(network(program), dtype, exclude=program.excluded or None)
     for shape in (*SHAPES, SHAPES[0]):
-        compare(f"conversion, {dtype}, shape {shape}", expected[shape], outputs(made, data(program, shape)), tolerance)
+        compare(f"conversion, {dtype}, shape {shape}", expected[shape], outputs(made, data(program, shape)), tolerance,
+                rounding=partial(rounding, program, dtype, shape))
     with tempfile.TemporaryDirectory() as folder:
         files = made.export(os.path.join(folder, "net"))
         with warnings.catch_warnings():
@@ -83,7 +90,8 @@ def check_conversion(program: Program, dtype: str) -> None:
             loaded.hybridize(**flags)
         for shape in SHAPES:
             compare(f"exported conversion, {dtype}, shape {shape}", expected[shape],
-                    outputs(loaded, [data(program, shape)[int(name[4:])] for name in names]), tolerance)
+                    outputs(loaded, [data(program, shape)[int(name[4:])] for name in names]), tolerance,
+                    rounding=partial(rounding, program, dtype, shape))
 
 
 def check_first_call(program: Program, dtype: str) -> None:

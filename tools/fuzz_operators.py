@@ -291,7 +291,8 @@ _COMMON = [_convolution, _convolution, _convolution, _dense, _dense, _to_flat, _
            _binary("{0} + {1}", "F.elemwise_add({0}, {1})", "F.broadcast_add({0}, {1})"),
            _binary("{0} - {1}", "F.broadcast_sub({0}, {1})"), _binary("F.add_n({0}, {1})"),
            _binary("F.where({0} > {1}, {0}, {1})", "F.squeeze(F.slice_axis(F.stack({0}, {1}, axis=0), axis=0, begin=1, "
-                   "end=2), axis=0)", "F.slice_like({0}, {1})", "F.reshape_like({0}, {1})"),
+                   "end=2), axis=0)", "F.slice_like({0}, {1})",
+                   "F.reshape_like({0}, F.BlockGrad({1}))"),  # MXNet's executors do not write the latter's gradient
            _unary("F.relu({0})", "F.Activation({0}, act_type='relu')", "F.clip({0}, a_min=0, a_max=6)"),
            _unary("F.abs({0})", "-{0}", "F.identity({0})", "F.Dropout({0}, p=0.0)", "F.clip({0}, a_min=-2, a_max=2)",
                   "F.BlockGrad(F.slice_axis({0}, axis=0, begin=0, end=None))", "F.flip({0}, axis=1)",

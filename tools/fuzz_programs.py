@@ -28,9 +28,10 @@ class Step:
     kind: Kind
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
-    def line(self) -> str:
+    def line(self, rounded: bool = False) -> str:
         """Return the line of Python."""
-        return f"t{self.result} = " + self.text.format(*(f"t{number}" for number in self.inputs))
+        made = self.text.format(*(f"t{number}" for number in self.inputs))
+        return f"t{self.result} = " + (f"rounded(F, {made})" if rounded else made)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Program:
     outputs: tuple[int, ...]
     inputs: tuple[Kind, ...] = (Kind("map", 16), Kind("map", 16))
     with_regions: bool = field(default=True, compare=False)
+    rounded: bool = False  # whether every step's result goes through a function ``rounded``
 
     @property
     def steps(self) -> list[Step]:
@@ -86,7 +88,7 @@ class Program:
         part = self.parts[number]
         read, made = self._interface(number)
         parameters = dict(pair for step in part.steps for pair in step.parameters)
-        body = [step.line() for step in part.steps] + ["return " + ", ".join(f"t{one}" for one in made)]
+        body = [step.line(self.rounded) for step in part.steps] + ["return " + ", ".join(f"t{one}" for one in made)]
         own = [f"self.{name} = parameter(self, {name!r}, {shape})" for name, shape in parameters.items()]
         if not part.inner:
             return self._block(f"Part{number}", part.setting, own, [*(f"t{one}" for one in read), *parameters], body)

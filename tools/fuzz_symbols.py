@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
+from functools import partial
 from typing import Any, Callable, Mapping, Sequence
 
 import gluon_amp as amp  # isort: skip
@@ -23,6 +24,7 @@ from fuzz_networks import (
     network,
     outputs,
     rms,
+    rounding,
     tolerances,
 )
 from fuzz_programs import EXACT, Program
@@ -90,10 +92,11 @@ def check_executor(program: Program, dtype: str) -> None:
         found = _run_executors(program, network(program))
     written = [slopes for _, slopes in expected[:len(expected) // 2]] * 2
     for number, ((outs, slopes), (other_outs, other_slopes)) in enumerate(zip(expected, found)):
-        compare(f"executor, run {number}, {dtype}", outs, other_outs, forward)
+        bound = partial(rounding, program, dtype, (*SHAPES, SHAPES[0])[number % (len(SHAPES) + 1)])
+        compare(f"executor, run {number}, {dtype}", outs, other_outs, forward, rounding=bound)
         names = list(slopes) if number < len(expected) // 2 else _accumulated(written[number], slopes)
         compare(f"gradients of an executor, run {number}, {dtype}", [slopes[name] for name in names],
-                [other_slopes[name] for name in names], backward, names)
+                [other_slopes[name] for name in names], backward, names, bound)
 
 
 def _accumulated(written: Mapping[str, np.ndarray], added: Mapping[str, np.ndarray]) -> list[str]:
@@ -131,7 +134,8 @@ def check_symbols(program: Program, dtype: str) -> None:
         if converted.list_outputs() != symbol.list_outputs():
             raise Wrong(f"{what}: outputs are called {converted.list_outputs()}, expected {symbol.list_outputs()}")
         for shape, wanted, made in zip(SHAPES, expected, _predict(converted, args, aux, feeds)):
-            compare(f"{what}, {dtype}, shape {shape}", wanted, made, tolerance)
+            compare(f"{what}, {dtype}, shape {shape}", wanted, made, tolerance,
+                    rounding=partial(rounding, program, dtype, shape))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -173,11 +177,12 @@ def check_imported(program: Program, dtype: str) -> None:
         if program.seed % 3 == 0:
             amp.exclude(imported)
         bound = tolerances(program, "float32" if program.seed % 3 == 0 and not has_low_regions else dtype)
-        compare(f"imported, {way}, {dtype}", expected, outputs(net, arguments), bound[0])
+        allowed = partial(rounding, program, dtype)
+        compare(f"imported, {way}, {dtype}", expected, outputs(net, arguments), bound[0], rounding=allowed)
         found = gradients(net, arguments, exact)
         compared = [name for name in found if not name.startswith("data")]
         compare(f"gradients of an imported network, {way}, {dtype}", [slopes[name] for name in compared],
-                [found[name] for name in compared], bound[1], compared)
+                [found[name] for name in compared], bound[1], compared, allowed)
         amp.deinit()
 
 

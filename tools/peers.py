@@ -3,11 +3,13 @@
     python tools/peers.py CHECKOUT [--files test_loss.py ...] [--modes float32 bfloat16] [--json FILE]
 
 CHECKOUT is a copy of apache/mxnet's branch v1.x; its folder ``tests/python`` is enough. Every file runs in a process of
-its own: stock, then after ``gluon_amp.install()`` and ``gluon_amp.init(mode)`` for each mode. A process that dies, or
-whose test takes too long, goes on behind that test. In float32 nothing may differ. In low precision, arrays that leave
+its own, test_operator.py in several: stock, then after ``gluon_amp.install()`` and ``gluon_amp.init(mode)`` for each
+mode. A process that dies, or whose test takes too long, goes on behind that test; one that takes longer than
+``--limit`` ends, and what it has not run is listed. In float32 nothing may differ. In low precision, arrays that leave
 a test's tolerance by no more than rounding count as equal, and the summary says how many tests needed that. The mode
-``install`` leaves AMP off. The exit code is 1 if a test fails with AMP only and is not in ``EXPLAINED`` or, in low
-precision, in ``ROUNDED``.
+``install`` leaves AMP off. With ``--native`` operators run in C++ at every size, rather than from the size on at which
+they gain: most tests are smaller. The exit code is 1 if a test fails with AMP only and is not in ``EXPLAINED`` or, in
+low precision, in ``ROUNDED``.
 """
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Iterator, Mapping, NamedTuple
 
-from peers_expectations import EXPLAINED, FILES, LEFT_OUT, ROUNDED
+from peers_expectations import EXPLAINED, FILES, LEFT_OUT, ROUNDED, TOO_SLOW
 
 TOOLS = Path(__file__).resolve().parent
-PASSED, FAILED, SKIPPED, DIED, TOO_LONG = "passed", "failed", "skipped", "died", "took too long"
+PASSED, FAILED, SKIPPED, DIED, TOO_LONG, NOT_RUN = "passed", "failed", "skipped", "died", "took too long", "did not run"
 LOW = ("bfloat16", "float16")
 STEP = 0.2  # seconds between looks at a process
 START = 300  # seconds for importing what the tests need, on a busy machine
@@ -35,10 +37,11 @@ STOCK, MODES = "stock", ("install", "float32", "bfloat16", "float16")
 
 
 class Outcome(NamedTuple):
-    """How a test went, and why it failed."""
+    """How a test went, why it failed, and how long it took."""
 
     result: str
     message: str = ""
+    seconds: float = 0.0
 
 
 class Finding(NamedTuple):
@@ -55,6 +58,7 @@ def main() -> int:
     """Run the files and print what differs."""
     arguments = _arguments()
     names = arguments.files or list(FILES)
+    os.environ["PEERS_NATIVE"] = str(arguments.native or "")
     with tempfile.TemporaryDirectory(prefix="peers-") as scratch:
         tests = Path(scratch) / "tests" / "python"
         _copy(arguments.checkout / "tests" / "python", tests, names)
@@ -83,8 +87,10 @@ def _arguments() -> argparse.Namespace:
                         f"(default: {' '.join(FILES)})")
     parser.add_argument("--modes", nargs="+", default=["install", "float32", "bfloat16"], choices=MODES,
                         help="types given to init, or install (default: install float32 bfloat16)")
+    parser.add_argument("--native", action="store_true", help="run operators in C++ whatever their size")
     parser.add_argument("-k", dest="keyword", default="", help="pytest's expression for the tests to run")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one test (default: 120)")
+    parser.add_argument("--limit", type=float, default=1200, help="seconds for one process (default: 1200)")
     parser.add_argument("--json", type=Path, help="write the outcome of every test here")
     return parser.parse_args()
 
@@ -126,75 +132,85 @@ def run_file(tests: Path, name: str, mode: str, arguments: argparse.Namespace,
     What ends its process stock is not run again.
     """
     outcomes = {test: outcome for test, outcome in stock.items() if outcome.result in (DIED, TOO_LONG)}
-    keyword = arguments.keyword or FILES.get(name, "")
-    while True:
-        running = _run_process(tests, name, mode, keyword, arguments.timeout, outcomes)
-        if running is None:
-            return outcomes
-        outcomes.update(running)
+    for keyword in (arguments.keyword,) if arguments.keyword else FILES.get(name, ("",)):
+        left = arguments.limit
+        while left > 0:
+            ended, taken = _run_process(tests, name, mode, keyword, min(arguments.timeout, left), left, outcomes)
+            left -= taken
+            outcomes.update(ended)
+            if not ended:
+                break
+    return outcomes
 
 
-def _run_process(tests: Path, name: str, mode: str, keyword: str, timeout: float,
-                 outcomes: dict[str, Outcome]) -> dict[str, Outcome] | None:
-    """Run the tests without an outcome; return the one that ended the process, if one did."""
+def _run_process(tests: Path, name: str, mode: str, keyword: str, timeout: float, limit: float,
+                 outcomes: dict[str, Outcome]) -> tuple[dict[str, Outcome], float]:
+    """Run the tests without an outcome; return the one that ended the process, if one did, and the seconds taken."""
     with tempfile.TemporaryDirectory() as folder:
         events, done, output, settings = (Path(folder) / part for part in ("events", "done", "output", "pytest.ini"))
         events.touch()
         settings.write_text("[pytest]\n")
-        done.write_text("\n".join(outcomes))
+        slow = [test for file, test in TOO_SLOW if file == name]
+        done.write_text("\n".join([*outcomes, *slow]))
         environment = {**os.environ, "PEERS_MODE": mode, "PEERS_EVENTS": str(events), "PEERS_DONE": str(done),
+                       "GLUON_AMP_VERIFY": "1",
                        "PYTHONPATH": os.pathsep.join([str(TOOLS), str(TOOLS.parent), os.environ.get("PYTHONPATH", "")])}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "peers_plugin", "-p", "no:cacheprovider", "--tb=short",
                    "-c", str(settings), "--rootdir", str(tests), "-k", keyword, Path(name).name]
         with output.open("w") as sink:
             process = subprocess.Popen(command, cwd=(tests / name).parent, env=environment, stdout=sink, stderr=sink)
-            ended = _watch(process, events, timeout)
+            ended, taken = _watch(process, events, timeout, limit)
         running = _read(events, outcomes)
         if running is not None:
-            return {running: Outcome(*(ended or (DIED, f"the process ended with code {process.returncode}")))}
+            return {running: Outcome(*(ended or (DIED, f"the process ended with code {process.returncode}")))}, taken
         if process.returncode not in (0, 1, 5) and not events.read_text():
             why = f", killed after {ended[1]}" if ended else ""
             raise SystemExit(f"peers: {name} does not start ({mode}{why}):\n{output.read_text()[-3000:]}")
-        return None
+        return {}, taken
 
 
-def _watch(process: subprocess.Popen, events: Path, timeout: float) -> tuple[str, str] | None:
-    """Wait for a process; kill it when no test ends for some time, and say so."""
-    size, quiet = 0, 0.0
+def _watch(process: subprocess.Popen, events: Path, timeout: float,
+           limit: float) -> tuple[tuple[str, str] | None, float]:
+    """Wait for a process; kill it when no test ends for some time, or after the limit; say so, and how long it took."""
+    size, quiet, taken = 0, 0.0, 0.0
     while process.poll() is None:
         time.sleep(STEP)
         quiet += STEP  # rather than a clock's time: both processes may have been stopped meanwhile
+        taken += STEP
         if events.stat().st_size != size:
             size, quiet = events.stat().st_size, 0.0
-        elif quiet > timeout + START * (size == 0):
+        too_quiet = quiet > timeout + START * (size == 0)
+        if too_quiet or taken > limit + START:
             process.kill()
             process.wait()
-            return TOO_LONG, f"more than {timeout:g} s"
-    return None
+            why = f"more than {timeout:g} s" if too_quiet else f"more than {limit:g} s with those before it"
+            return (TOO_LONG, why), taken
+    return None, taken
 
 
 def _read(events: Path, outcomes: dict[str, Outcome]) -> str | None:
     """Note the outcomes that a process has written; return the test that was running when it ended."""
     running = None
     for line in events.read_text().splitlines():
-        test, result, message = json.loads(line)
+        test, result, message, seconds = json.loads(line)
         if result == "started":
             running = test
         elif result == "finished":
             running = None
         elif outcomes.get(test, Outcome(PASSED)).result == PASSED:
-            outcomes[test] = Outcome(result, message)
+            outcomes[test] = Outcome(result, message, seconds)
     return running
 
 
 def compare(name: str, outcomes: dict[str, dict[str, Outcome]]) -> Iterator[Finding]:
-    """Yield what passes stock and fails in another mode."""
-    for mode, found in outcomes.items():
-        for test, outcome in found.items():
-            stock = outcomes[STOCK].get(test)
-            if mode != STOCK and stock and stock.result == PASSED and outcome.result in (FAILED, DIED, TOO_LONG):
+    """Yield what passes stock and fails, or does not run, in another mode."""
+    passed = [test for test, outcome in outcomes[STOCK].items() if outcome.result == PASSED]
+    for mode in outcomes:
+        rounded = ROUNDED if mode in LOW else {}
+        for test in passed:
+            outcome = outcomes[mode].get(test, Outcome(NOT_RUN))
+            if outcome.result not in (PASSED, SKIPPED):
                 function = test.rpartition("::")[2].partition("[")[0]
-                rounded = ROUNDED if mode in LOW else {}
                 yield Finding(name, test, mode, outcome, {**rounded, **EXPLAINED}.get((name, function), ""))
 
 

@@ -1,22 +1,36 @@
 """Which of MXNet's test files tools/peers.py runs, and what may differ in them, with reasons. Data only."""
 from __future__ import annotations
 
-# A file of tests/python, and pytest's expression for the tests of it that AMP can affect (all when empty).
+# A file of tests/python, and pytest's expressions for the tests of it that AMP can affect: a process for each.
+ALL = ("",)
 FILES = {
-    "mkl/test_contrib_amp.py": "",
-    "unittest/test_autograd.py": "",
-    "unittest/test_loss.py": "",
-    "unittest/test_gluon_trainer.py": "",
-    "unittest/test_symbol.py": "",
-    "unittest/test_subgraph_op.py": "",
-    "unittest/test_module.py": "",
-    "unittest/test_numpy_gluon.py": "",
-    "unittest/test_gluon_rnn.py": "",
-    "unittest/test_contrib_control_flow.py": "",
-    "unittest/test_gluon.py": "not pooling2d and not test_reshape_conv and not test_slice_conv",  # minutes each
-    "unittest/test_operator.py": "amp or fully or convolution or deconvolution or batchnorm or dot or layernorm or "
-                                 "pooling or embedding or activation or relu or concat or softmax or rnn or lstm",
+    "mkl/test_contrib_amp.py": ALL,
+    "unittest/test_autograd.py": ALL,
+    "unittest/test_loss.py": ALL,
+    "unittest/test_gluon_trainer.py": ALL,
+    "unittest/test_symbol.py": ALL,
+    "unittest/test_subgraph_op.py": ALL,
+    "unittest/test_module.py": ALL,
+    "unittest/test_numpy_gluon.py": ALL,
+    "unittest/test_gluon_rnn.py": ALL,
+    "unittest/test_contrib_control_flow.py": ALL,
+    "unittest/test_gluon.py": ("not pooling2d and not test_reshape_conv and not test_slice_conv",),  # minutes each
+    "unittest/test_operator.py": (
+        "amp or fully or convolution or pool or norm or embedding or activation or lu or sigmoid or softsign",
+        "dot or gemm or softmax or softmin or attention or sequence or regression or vector_machine or ctc or custom",
+        "concat or stack or slice or split or reshape or transpose or swapaxes or axis or squeeze or dims or crop "
+        "or pad or flip or tile or repeat or clip or cast or where or take or pick or one_hot or upsampling or resize",
+        "reduce or broadcast or sum or add_n or moments or mean or maximum or abs or scalar or binary_op or unary "
+        "or pow or sqrt or monitor or blockgrad or div or mathematical or finite",
+        "dropout or float64",
+    ),
 }
+
+# Tests of these files that are left out, and why.
+_LONG = "more than 45 seconds in stock MXNet alone, on a busy machine"
+TOO_SLOW = {("unittest/test_operator.py", name): _LONG for name in (
+    "test_batchnorm", "test_big_transpose", "test_broadcast_binary_op", "test_layer_norm",
+    "test_rnnrelu_bidirectional")}
 
 # Statements of tests that expect what this package does otherwise by intent: file, a text in the statement, and why.
 LEFT_OUT = {
@@ -42,3 +56,7 @@ EXPLAINED: dict[tuple[str, str], str] = {}
 _DEEP = ("four recurrent layers with weights of deviation 1 are ill-conditioned: in stock FP32, weights moved by a "
          "rounding to bfloat16 change gradients by up to 65 % (GRU)")
 ROUNDED = {("unittest/test_gluon_rnn.py", name): _DEEP for name in ("test_fused_lstm_layer", "test_fused_gru_layer")}
+ROUNDED["unittest/test_operator.py", "test_fully_connected"] = (
+    "its reference are differences of outputs at a distance of 1e-4, which outputs in bfloat16 do not resolve")
+ROUNDED["unittest/test_operator.py", "test_op_all_names_monitor"] = (
+    "casts read the variables before the operator does: a monitor is told the same names in another order")

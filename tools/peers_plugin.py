@@ -35,15 +35,27 @@ def pytest_configure() -> None:
         gluon_amp.install()
         if MODE != "install":
             gluon_amp.init(MODE)
+        if os.environ.get("PEERS_NATIVE"):
+            _use_native_at_every_size()
     if MODE in ("bfloat16", "float16"):
         for module, name in ((mx.test_utils, "assert_almost_equal"), (np.testing, "assert_allclose"),
                              (np.testing, "assert_almost_equal"), (np.testing, "assert_array_almost_equal")):
             setattr(module, name, _up_to_rounding(getattr(module, name)))
 
 
+def _use_native_at_every_size() -> None:
+    from gluon_amp.passes import native_operators
+    from gluon_amp.runtime import eager_native, plans
+
+    sizes = {name: each._replace(least=1) for name, each in native_operators.REPLACEMENTS.items()}
+    native_operators.REPLACEMENTS = plans.REPLACEMENTS = sizes
+    native_operators._LEAST_ATTENTION = native_operators._NARROW = native_operators._MANY_ROWS = 1
+    eager_native._LEAST = 1
+
+
 def pytest_collection_modifyitems(items: list) -> None:
-    """Leave out what ran in an earlier process."""
-    items[:] = [item for item in items if item.nodeid not in DONE]
+    """Leave out what ran in an earlier process, and the tests that are too slow, with all their parameters."""
+    items[:] = [item for item in items if not {item.nodeid, item.name.partition("[")[0]} & DONE]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -63,7 +75,8 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 def pytest_runtest_logreport(report: Any) -> None:
     """Note how a part of a test went."""
     if report.when == "call" or report.failed or report.skipped:
-        _write(report.nodeid, report.outcome, report.longreprtext[-2000:] if report.failed else " ".join(_rounded))
+        message = report.longreprtext[-2000:] if report.failed else " ".join(_rounded)
+        _write(report.nodeid, report.outcome, message, round(report.duration, 1))
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
@@ -91,9 +104,9 @@ def _distance(found: Any, expected: Any) -> float:
     return float(np.linalg.norm(left.astype("float64") - right) / np.linalg.norm(right.astype("float64")))
 
 
-def _write(test: str, result: str, message: str = "") -> None:
+def _write(test: str, result: str, message: str = "", seconds: float = 0.0) -> None:
     with EVENTS.open("a") as file:
-        file.write(json.dumps([test, result, message]) + "\n")
+        file.write(json.dumps([test, result, message, seconds]) + "\n")
 
 
 def _nose_tools() -> types.ModuleType:

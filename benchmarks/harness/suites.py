@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from . import cli, machine, report, sizes, tables
 from .commands import command, runs_here
@@ -16,12 +16,14 @@ from .compare import FEWEST_ROUNDS, Comparison, Plan, Progress, compare
 from .errors import UsageError, reason
 from .registry import OURS, REFERENCE, check, implementation, names
 
-_STARTUP = 15.0  # seconds that the processes of a row take to start, roughly
-_STEPS = 15  # steps that they run together
+_STARTUP = 5.0  # seconds that a process takes to start, roughly
+_STEPS = 5  # steps that it runs
 _OVERTIME = 1.3  # of a row's share
+_PAIR_OVERTIME = 4.0  # the same for gluon_amp beside FP32, which the run is for
 _COMPILE_SHARE = 0.2  # of the time for a suite
 _LEAST_COMPILE = 10.0  # seconds that a network needs at least
 _COMPILE_LIMIT = 900.0  # seconds for a network, where there is no other limit
+_PAIR = {OURS, REFERENCE}
 _SSD_TRAINING = {"network": "ssd_512_resnet50_v1_coco", "data_shape": None, "pretrained_base": False}
 
 
@@ -59,6 +61,14 @@ INFERENCE = Suite(
 SCALING = Suite("training", {"resnet50": (4,), "encoder": (4,)})
 
 
+class Row(NamedTuple):
+    """A network at a batch size, and the implementations to compare in it."""
+
+    network: str
+    batch_size: int
+    names: Sequence[str]
+
+
 @dataclass
 class Result:
     """What was measured of a network at a batch size.
@@ -72,6 +82,11 @@ class Result:
     settings: dict[str, Any]
     comparisons: list[Comparison] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+
+    def add(self, later: Result) -> None:
+        """Add what was measured of the same network later."""
+        self.comparisons += later.comparisons
+        self.failures.update(later.failures)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -101,10 +116,13 @@ def settings_of(suite: Suite, network: str, batch_size: int, common: Mapping[str
 
 
 def measure(suite: Suite, network: str, batch_size: int, wanted: Sequence[str], common: Mapping[str, Any], plan: Plan,
-            progress: Progress) -> Result:
-    """Measure implementations of a network at a batch size; those that cannot run it are left out and noted."""
+            progress: Progress, failures: Mapping[str, str] | None = None) -> Result:
+    """Measure implementations of a network at a batch size; those that cannot run it are left out and noted.
+
+    ``failures`` are known before, by implementation.
+    """
     workload, settings = settings_of(suite, network, batch_size, common)
-    result = Result(network, batch_size, settings)
+    result = Result(network, batch_size, settings, failures=dict(failures or {}))
     shares = {name: implementation(name).memory_share * suite.memory_share for name in wanted}
     cost = replace(sizes.COSTS[network], base_bytes=0.0, sample_bytes=0.0) if common["small"] else sizes.COSTS[network]
     groups = sizes.groups(cost, machine.available_memory(), shares, batch_size, OURS)
@@ -197,27 +215,44 @@ def run(suite: Suite, args: argparse.Namespace, end: float = math.inf) -> dict[s
     """
     networks, wanted = _networks(suite, args), _implementations(suite, args)
     common = common_settings(args)
-    results, skipped = [], []
-    rows = [(network, batch_size, _of_row(wanted, args, batch_size == max(batches)))
+    rows = [Row(network, batch_size, _of_row(wanted, args, batch_size == max(batches)))
             for network, batches in networks.items() for batch_size in batches]
-    not_compiled = _compile(suite, rows, common, end)
-    weights = [_weight(suite, network, batch_size, args.small) for network, batch_size, _ in rows]
-    for number, (network, batch_size, chosen) in enumerate(rows):
-        plan = share_of(cli.plan(args), end - monotonic(), weights[number:])
+    turns = list(_by_importance(suite, rows)) if math.isfinite(end) else rows
+    weights = [_weight(suite, row, args.small) for row in turns]
+    results: dict[tuple[str, int], Result] = {}
+    not_compiled: dict[str, dict[str, str]] | None = None
+    for number, row in enumerate(turns):
+        if not_compiled is None and set(row.names) != _PAIR:
+            not_compiled = _compile(suite, rows, common, end)
+        plan = share_of(cli.plan(args), end - monotonic(), weights[number:],
+                        _PAIR_OVERTIME if set(row.names) == _PAIR else _OVERTIME)
         if plan is None:
-            skipped.append([network, batch_size])
-            continue
-        failed = {name: why for name, why in not_compiled.get(network, {}).items() if name in chosen}
+            break
+        earlier = results.get((row.network, row.batch_size))
+        known = {**(not_compiled or {}).get(row.network, {}), **(earlier.failures if earlier else {})}
+        failures = {name: known[name] for name in row.names if name in known}
         with report.TqdmProgress() as progress:
-            progress.say(f"{network}, batch {batch_size}")
-            left = [name for name in chosen if name not in failed]
-            result = measure(suite, network, batch_size, left, common, plan, progress)
-        result.failures.update(failed)
+            progress.say(f"{row.network}, batch {row.batch_size}")
+            result = measure(suite, *row, common, plan, progress, failures)
         for comparison in result.comparisons:
             report.show(result.settings, comparison)
-        results.append(result.as_dict())
+        if earlier is None:
+            results[row.network, row.batch_size] = result
+        else:
+            earlier.add(result)
     return {"workload": suite.workload, "settings": common, "plan": asdict(cli.plan(args)),
-            "machine": machine.describe(), "results": results, "skipped": skipped}
+            "machine": machine.describe(), "results": [each.as_dict() for each in results.values()],
+            "skipped": [[row.network, row.batch_size] for row in rows
+                        if (row.network, row.batch_size) not in results]}
+
+
+def _by_importance(suite: Suite, rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield gluon_amp beside FP32 of all rows first, then what else they compare, beside gluon_amp."""
+    pairs = [row for row in rows if set(row.names) > _PAIR]
+    yield from (row._replace(names=[REFERENCE, OURS]) if row in pairs else row for row in rows)
+    # where outputs are compared, it is with FP32's
+    known = () if suite.inspects else (REFERENCE,)
+    yield from (row._replace(names=[name for name in row.names if name not in known]) for row in pairs)
 
 
 def common_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -234,9 +269,8 @@ def _of_row(wanted: Sequence[str], args: argparse.Namespace, is_largest: bool) -
     return [name for name in chosen if not implementation(name).compiles]
 
 
-def _compile(suite: Suite, rows: Sequence[tuple[str, int, Sequence[str]]], common: Mapping[str, Any], end: float
-             ) -> dict[str, dict[str, str]]:
-    """Let implementations compile before any row is measured, what is quick first: their cache keeps it, on disk.
+def _compile(suite: Suite, rows: Sequence[Row], common: Mapping[str, Any], end: float) -> dict[str, dict[str, str]]:
+    """Let implementations compile before they are measured, what is quick first: their cache keeps it, on disk.
 
     Returns
     -------
@@ -268,15 +302,16 @@ def _compile(suite: Suite, rows: Sequence[tuple[str, int, Sequence[str]]], commo
     return failures
 
 
-def _weight(suite: Suite, network: str, batch_size: int, small: bool) -> float:
+def _weight(suite: Suite, row: Row, small: bool) -> float:
     """Return roughly the seconds that a row takes, to divide the time that there is."""
-    return 1.0 if small else _STARTUP + _STEPS * suite.time_share * batch_size * sizes.COSTS[network].sample_seconds
+    steps = _STEPS * suite.time_share * row.batch_size * sizes.COSTS[row.network].sample_seconds
+    return 1.0 if small else len(row.names) * (_STARTUP + steps)
 
 
-def share_of(plan: Plan, left: float, weights: Sequence[float]) -> Plan | None:
+def share_of(plan: Plan, left: float, weights: Sequence[float], overtime: float = _OVERTIME) -> Plan | None:
     """Return the plan of the first of several rows in the time that is left; None when nothing is left.
 
-    Rounds follow from its share by weight, and a row ends little after it.
+    Rounds follow from its share by weight, and a row ends after ``overtime`` times its share.
 
     Examples
     --------
@@ -288,7 +323,7 @@ def share_of(plan: Plan, left: float, weights: Sequence[float]) -> Plan | None:
     if left <= 0:
         return None
     share = left * weights[0] / sum(weights)
-    return replace(plan, budget=min(plan.budget, share), limit=_OVERTIME * share, keep=(OURS, REFERENCE),
+    return replace(plan, budget=min(plan.budget, share), limit=overtime * share, keep=(OURS, REFERENCE),
                    fewest=FEWEST_ROUNDS)
 
 

@@ -12,8 +12,6 @@ from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from .operators import handle_of
 from .symbols import dtype_name
 
-__all__ = ["cast_arrays", "first_array", "map_arrays", "round_in_place"]
-
 _FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 
 

@@ -13,9 +13,6 @@ from ..rules.tables.groups.layers import BATCH_NORMS
 from .blocks import descendants, graph_of
 from .symbols import to_graph
 
-__all__ = ["CustomBatchNorm", "MXNetSyncBatchNorm", "batch_norm_parameters", "batch_norms", "forget_traces",
-           "has_batch_norm_inside", "is_plain", "settings"]
-
 # What computes as MXNet's own blocks do, with a flag that concerns cuDNN only.
 _ALIKE = ("gluoncv.nn.block.BatchNormCudnnOff",)
 

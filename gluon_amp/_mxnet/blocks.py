@@ -12,9 +12,6 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from ..graph.attrs import REGION, REGION_OFF
 from .symbols import current_mark, marked, outermost_trace, to_graph
 
-__all__ = ["Traced", "block_tree", "cache_flags", "descendants", "flags_of", "graph_of", "load_parameters",
-           "make_symbol_block_forward", "parameters_of", "set_formats", "subtrees", "trace", "untouched_parameters"]
-
 
 class Traced(NamedTuple):
     """A block as a symbol."""
@@ -123,7 +120,7 @@ def make_symbol_block_forward(original: Callable) -> Callable:
 
 
 def subtrees(block: Block, is_top: Callable[[Block], bool]) -> set[int]:
-    """Return the ids of all blocks in a tree that are, or are inside of, a block that ``is_top`` picks."""
+    """Return the ids of the blocks that ``is_top`` picks, and of all blocks inside them."""
     inside: set[int] = set()
     outside: set[int] = set()
     pending = [(block, False)]
@@ -150,7 +147,7 @@ def block_tree(block: Block, path: str = "") -> Iterator[tuple[str, Block]]:
 
 
 def symbol_block_nodes(block: Block) -> set[str]:
-    """Name the operators of a SymbolBlock, whose names need not begin with its prefix; empty for other blocks."""
+    """Name the operators of a SymbolBlock; other blocks give none."""
     if not isinstance(block, SymbolBlock):
         return set()
     return {node.name for node in to_graph(block._cached_graph[1]).operators()}

@@ -8,9 +8,6 @@ from mxnet import gluon
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
-__all__ = ["accumulates", "fresh", "gradients", "horovod_trainer", "known_stores", "mark_fresh", "own_reduction",
-           "process_set", "reduce_arrays", "replace_reduction", "store_of", "use_store"]
-
 
 def known_stores() -> list[str]:
     """Return the names of KVStores that Python code has registered."""

@@ -8,8 +8,6 @@ from mxnet.gluon.contrib.estimator import CheckpointHandler, Estimator
 from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 from mxnet.ndarray import NDArray
 
-__all__ = ["CheckpointEvents", "data_and_labels"]
-
 
 def data_and_labels(processor: BatchProcessor, batch: Any, estimator: Estimator,
                     batch_axis: int) -> tuple[list[NDArray], list[NDArray]]:

@@ -12,8 +12,6 @@ from mxnet.ndarray import NDArray
 from .invoke import original_invoke
 from .operators import handle_of
 
-__all__ = ["all_finite", "are_finite", "norm"]
-
 _LARGE = 100_000  # elements from which one call for an array pays
 _ARRAYS_A_CALL = 200  # as many as MXNet's multi-tensor operators take comfortably
 _WIDTHS = range(2048, 63, -1)  # of rows that oneDNN adds up with all threads

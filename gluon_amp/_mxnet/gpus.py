@@ -6,8 +6,6 @@ import re
 
 import mxnet as mx
 
-__all__ = ["count", "problem"]
-
 # Of cudaGetDeviceCount: no error, and no device beside a driver that works.
 _NORMAL = (0, 100)
 _FAILED = re.compile(r"\((\d+) vs\. 0\)\s*:\s*(.+)")  # MXNet's message: CUDA's number, and its words
@@ -33,7 +31,7 @@ def problem() -> str | None:
 
 
 def _silent_problem() -> str | None:
-    """Return the message that MXNet keeps to itself: it finds no GPU where the driver is too old, or a stub."""
+    """Return CUDA's message where MXNet finds no GPU and does not say why: the driver is too old, or a stub."""
     if not mx.runtime.Features().is_enabled("CUDA"):
         return None
     for library in (ctypes.CDLL(None), mx.base._LIB):  # where MXNet itself has CUDA's functions from

@@ -11,8 +11,6 @@ from mxnet.ndarray import register
 
 from .operators import handle_of
 
-__all__ = ["StockCachedOp", "invoke", "original_invoke", "run_onednn_operator"]
-
 # MXNet's own, whatever takes their place later.
 StockCachedOp = mx.ndarray.CachedOp
 original_invoke = register._imperative_invoke

@@ -8,8 +8,6 @@ from typing import Iterable
 import mxnet as mx
 from mxnet.base import _LIB, check_call
 
-__all__ = ["bring_to_plain_layout", "load_library"]
-
 
 def load_library(path: Path) -> None:
     """Register a library's operators, for symbols and for :func:`.invoke.invoke`."""

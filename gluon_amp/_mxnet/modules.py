@@ -6,17 +6,10 @@ from typing import Any, Callable
 import mxnet as mx
 from mxnet.module import BucketingModule
 
-__all__ = ["bucket_symbols", "parameters", "rebuilt"]
-
 
 def bucket_symbols(module: BucketingModule) -> dict[Any, mx.sym.Symbol]:
     """Return the symbol of every bucket made so far, by its key."""
     return {key: bucket._symbol for key, bucket in module._buckets.items()}
-
-
-def parameters(module: BucketingModule) -> tuple[dict[str, mx.nd.NDArray], dict[str, mx.nd.NDArray]]:
-    """Return the parameters and auxiliary states that the buckets share."""
-    return module.get_params()
 
 
 def sym_gen_of(module: BucketingModule) -> Callable:

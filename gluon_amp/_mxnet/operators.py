@@ -7,8 +7,6 @@ from typing import Mapping
 
 from mxnet.base import _LIB, check_call, py_str
 
-__all__ = ["handle_of", "parameters_of", "registered_operators"]
-
 _OWN = ("_gluon_amp_", "_backward__gluon_amp_")
 
 

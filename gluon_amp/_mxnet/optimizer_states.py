@@ -13,8 +13,6 @@ from mxnet.optimizer import Optimizer
 
 from ..errors import expected
 
-__all__ = ["known_classes", "read", "write"]
-
 _CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _PLAIN = (bool, int, float, str, type(None))
 

@@ -16,10 +16,6 @@ from ..graph import Entry, Graph, Node, inline_cached_ops
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
 from .operators import handle_of
 
-__all__ = ["NumpySymbol", "analyse", "current_mark", "dtype_name", "first_line", "from_graph", "fuse", "infer_shapes",
-           "input_names", "load_symbol", "make_symbol_creator", "marked", "outermost_trace", "to_graph",
-           "with_lasting_casts"]
-
 Shape = Optional[Tuple[int, ...]]
 
 
@@ -206,6 +202,18 @@ def _inferred_shapes(everything: mx.sym.Symbol, nodes: Sequence[Node],
         return [shapes.get(node.name) for node in nodes for _ in range(node.num_outputs)]
 
 
+def of_inputs(symbol: mx.sym.Symbol, inferred: Sequence[Any]) -> dict[str, Any]:
+    """Return what ``infer_shape`` or ``infer_type`` gave for a symbol's inputs, by name; nothing where it failed."""
+    arguments, _, auxiliary = inferred
+    names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    return dict(zip(names, [*(arguments or []), *(auxiliary or [])]))
+
+
+def typed_variables(symbol: mx.sym.Symbol) -> set[str]:
+    """Name the variables that carry a type."""
+    return {name for name, attrs in symbol.attr_dict().items() if attrs.get(DTYPE, "-1") != "-1"}
+
+
 def infer_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]) -> list[Shape]:
     """Return the shapes of a symbol's outputs for shapes of its inputs, None where they are unknown."""
     inputs = set(symbol.list_inputs())
@@ -240,8 +248,3 @@ def fuse(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """Let oneDNN fuse neighbouring operators, for inference on the CPU."""
     fused = symbol.get_backend_symbol("MKLDNN")
     return fused.as_np_ndarray() if isinstance(symbol, NumpySymbol) else fused
-
-
-def input_names(symbol: mx.sym.Symbol) -> list[str]:
-    """Names of a symbol's arguments and auxiliary states, in the order that a cached op takes them."""
-    return symbol.list_inputs()

@@ -13,8 +13,6 @@ from ..graph import VARIABLE, Entry, Graph, Node
 from .arrays import cast_arrays
 from .invoke import StockCachedOp
 
-__all__ = ["time_in_both"]
-
 
 def time_in_both(op: str, attrs: Mapping[str, str], shapes: Sequence[tuple[int, ...]], low: str, training: bool,
                  rounds: int, device: mx.Context) -> tuple[float, float]:

@@ -15,11 +15,6 @@ from mxnet.optimizer import Optimizer
 from ..errors import StateError, expected
 from . import finite
 
-__all__ = ["attach", "attached", "contexts", "discard_gradients", "divide_rescaling", "gradient_norm",
-           "gradients_are_finite", "has_gradients", "is_initialized", "is_scaled_by_hand", "load_optimizer_states",
-           "master_arrays", "named_gradients", "non_finite_parameters", "optimizer_arrays", "optimizer_states",
-           "parameters", "reduces_over_processes", "scale_gradients", "update_locally", "zero"]
-
 _ATTRIBUTE = "_amp_loss_scaler"
 
 

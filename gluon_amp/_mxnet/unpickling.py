@@ -14,8 +14,6 @@ from mxnet.ndarray.sparse import CSRNDArray, RowSparseNDArray
 
 from .optimizer_states import known_classes
 
-__all__ = ["unpickle"]
-
 _ALLOWED: tuple[Any, ...] = (
     mx.nd.NDArray, mx.np.ndarray, CSRNDArray, RowSparseNDArray, mx.Context, np.ndarray, np.dtype,
     collections.OrderedDict, collections.defaultdict, set, frozenset, bytearray, complex, slice, object, dict, list,
@@ -44,9 +42,8 @@ class _Unpickler(pickle.Unpickler):
         allowed = self._classes.get((module, name), _FUNCTIONS.get((module, name)))
         if allowed is None:
             raise pickle.UnpicklingError(
-                f"it refers to {module}.{name}, which is not an optimizer, scheduler or array of MXNet or NumPy. "
-                "A file can run any code through such a name. If it is a class of your own and you trust the file, "
-                "name it in classes=[...]")
+                f"it refers to {module}.{name}, which is not an optimizer, scheduler or array of MXNet or NumPy, and "
+                "could run any code. If it is a class of your own and you trust the file, name it in classes=[...]")
         return allowed
 
 

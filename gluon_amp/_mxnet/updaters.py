@@ -16,8 +16,6 @@ from mxnet import gluon, nd
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import LAMB, NAG, SGD, Adam, Optimizer, Updater
 
-__all__ = ["speed_up"]
-
 _LARGE = 4096  # elements from which a call for one weight is faster
 _WEIGHTS_A_CALL = 45  # MXNet's operators for several weights have room for 60
 _USERS_CHOICE = "MXNET_OPTIMIZER_AGGREGATION_SIZE"

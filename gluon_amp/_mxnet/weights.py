@@ -11,11 +11,9 @@ from .arrays import cast_arrays
 from .invoke import invoke
 from .symbols import dtype_name
 
-__all__ = ["NDArrayWeights", "NamesOnly"]
-
 
 class NDArrayWeights:
-    """Parameters by name; see :class:`gluon_amp.passes.weights.Weights`."""
+    """Parameters by name; see :class:`gluon_amp.passes.context.Weights`."""
 
     def __init__(self, arrays: Mapping[str, mx.nd.NDArray]):
         self.arrays = dict(arrays)

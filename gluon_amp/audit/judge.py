@@ -20,8 +20,6 @@ from .samples.sample import Sample
 from .values import EPSILON, fill
 from .verdicts import ERROR, UNUSABLE, Result, judge
 
-__all__ = ["Judge", "Key", "message_of", "run_samples"]
-
 Key = tuple  # the names of a condition and of a mode
 _NO_GRADIENT = "non-differentiable"  # from nnvm's message for operators without a gradient
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from ..dtypes import BFLOAT16
 from .samples.sample import LOW, Sample
 
-__all__ = ["Mode", "modes_for"]
-
 
 class Mode(NamedTuple):
     """One way of running a sample."""

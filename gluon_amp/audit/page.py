@@ -8,8 +8,6 @@ from typing import Any, Iterable, Iterator
 from .samples import FAMILIES
 from .verdicts import BAD, CRASH, ERROR, OK, TIMEOUT, UNUSABLE, WRONG
 
-__all__ = ["markdown"]
-
 _TRUNCATION = -0.001
 _BOLD = (WRONG, CRASH, TIMEOUT)
 

@@ -14,8 +14,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-__all__ = ["NORMALLY", "TIMED_OUT", "Outcome", "isolated", "malloc_checks", "start_server"]
-
 NORMALLY, TIMED_OUT = "normally", "timeout"
 _TICK = 0.02
 _DEADLY = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGXCPU)

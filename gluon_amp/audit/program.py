@@ -16,8 +16,6 @@ from .modes import Mode
 from .samples.sample import LOW, Input, Sample
 from .values import fill
 
-__all__ = ["Program"]
-
 _RUNS = 2  # the second run of a CachedOp reuses its buffers
 
 

@@ -30,8 +30,6 @@ from ..files import replacing
 from .samples import reason_of, samples_of
 from .samples.excluded import is_backward
 
-__all__ = ["engine", "forward_operators", "not_applicable", "read", "write"]
-
 ONEDNN = "2.4.4"  # of the published CPU wheels; no function of MXNet tells it
 
 

@@ -12,8 +12,6 @@ from .samples import family_of, samples_of
 from .samples.sample import Sample
 from .verdicts import CRASH, ERROR, OK, TIMEOUT, UNUSABLE, WRONG, Result, overall
 
-__all__ = ["Options", "audit_operator", "merge_checks", "run_modes"]
-
 Results = Dict[Key, Result]
 _COMPLAINTS = ("malloc", "free()", "double free", "corrupted", "munmap", "realloc", "terminate", "Fatal", "*** ")
 
@@ -39,7 +37,7 @@ def audit_operator(op: str, options: Options) -> dict:
 
 
 def run_modes(op: str, options: Options, dtype: str, only: Sequence[Key] | None = None) -> Results:
-    """Run an operator; when its process does not survive, each condition, and then each mode, in one of its own."""
+    """Run an operator; where its process crashes, run each condition, then each mode, in a process of its own."""
     outcome = isolated(options.run, (op, dtype, options.dtype, options.device, only), options.timeout)
     if outcome.ended == NORMALLY:
         return outcome.value

@@ -9,8 +9,6 @@ import numpy as np
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from .samples.sample import LOW, Input
 
-__all__ = ["EPSILON", "VALUES", "fill", "round_to"]
-
 # The largest relative error of rounding to nearest. FP32 runs are controls: a difference in the order of
 # summation is of no interest there.
 EPSILON = {BFLOAT16: 2.0 ** -8, FLOAT16: 2.0 ** -11, FLOAT32: 2.0 ** -16}

@@ -5,9 +5,6 @@ from typing import Mapping, NamedTuple
 
 import numpy as np
 
-__all__ = ["BAD", "CRASH", "ERROR", "OK", "TIMEOUT", "UNUSABLE", "WRONG", "Result", "bias_of", "error_of", "judge",
-           "overall"]
-
 OK, WRONG, ERROR, CRASH, TIMEOUT = "ok", "wrong", "error", "crash", "timeout"
 UNUSABLE = "not applicable"  # does not run in FP32 either
 BAD = (CRASH, TIMEOUT, WRONG, ERROR)  # the worst first

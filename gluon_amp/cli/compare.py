@@ -22,7 +22,6 @@ from .models import (
     count,
     inputs_of,
     named_errors,
-    read_model,
     record_of,
     refuse_converted,
     required_shapes,
@@ -59,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, and print the figures."""
-    model = read_model(args)
+    model = load_model(args.symbol, args.params)
     refuse_converted(args, model)
     shapes = required_shapes(args, model)
     changed = _converted(args, model)
@@ -86,7 +85,7 @@ def _print(args: argparse.Namespace, figures: dict[str, Any], shapes: dict[str, 
     agreement = figures["top1_agreement"]
     print_facts([
         ("networks", f"{args.symbol} in float32, and {new}"),
-        ("data", f"{counted(figures['batches'], 'batch').replace('batchs', 'batches')} of "
+        ("data", f"{counted(figures['batches'], 'batch')} of "
                  f"{'images' if args.images else 'random numbers'}, {data}"),
         ("relative error", f"{figures['relative_error']:.2%} of the outputs (2-norm)"),
         ("largest difference", f"{figures['max_error']:.3g}, where the largest output is "
@@ -113,7 +112,7 @@ def _verdict(args: argparse.Namespace, figures: dict[str, Any]) -> str:
 
 
 def _converted(args: argparse.Namespace, model: Model) -> Model:
-    """Return the other network: the one in the files, which must be a conversion of the first, or one made now."""
+    """Return the converted network: from its files, which must fit the first network, or made now."""
     if args.converted is None:
         return converted(args, model)
     other = load_model(*args.converted)

@@ -11,17 +11,15 @@ from typing import Any
 from rich.filesize import decimal
 
 from ..convert import convert_model
-from ..convert.model_files import save_model
+from ..convert.model_files import load_model, save_model
 from ..errors import GraphError
 from .models import (
     add_conversion_arguments,
     add_file_arguments,
     base_name,
-    data_shapes,
     epoch_of,
     inputs_of,
     named_errors,
-    read_model,
     record_of,
     refuse_converted,
 )
@@ -42,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Convert, write the files and say what was done."""
     prefix = os.path.join(args.output, base_name(args.symbol))
     _refuse_to_overwrite(args, prefix)
-    model = read_model(args)
+    model = load_model(args.symbol, args.params)
     made = converted(args, model)
     os.makedirs(args.output, exist_ok=True)
     files = save_model(prefix, epoch_of(args.params), *made)
@@ -65,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 def converted(args: argparse.Namespace, model: Any) -> Any:
     """Convert a network as the arguments say."""
     refuse_converted(args, model)
-    shapes = data_shapes(args)
+    shapes = dict(args.data)
     with named_errors(args.symbol, args.params):
         symbol, arg_params, aux_params = model
         return convert_model(symbol, arg_params, aux_params, args.dtype, exclude=args.exclude, optimize=args.optimize,

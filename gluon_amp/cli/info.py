@@ -10,7 +10,8 @@ from typing import Any
 from .._mxnet.symbols import dtype_name, to_graph
 from ..convert.convert import conversion_of
 from ..convert.model_files import load_arrays, load_symbol_file
-from .words import counted, done, filled, runs_here
+from ..convert.options import drawback_here
+from .words import counted, done, filled
 
 NAME = "info"
 HELP = "say what a file of a network holds: whether it is converted, to which type, and what was done"
@@ -41,7 +42,7 @@ def _symbol(path: str) -> tuple[dict[str, Any], list[str]]:
         return ({"converted": False, "operators": operators},
                 [f"not converted. {counted(operators, 'operator')}, {variables} inputs and parameters",
                  "gluon-amp convert makes it faster for inference"])
-    slow = runs_here(record.target_dtype)
+    slow = drawback_here(record.target_dtype)
     return ({"converted": True, **asdict(record)},
             [f"converted to {record.target_dtype} by gluon_amp {record.version}", *done(record),
              *([f"warning: {slow}"] if slow else [])])

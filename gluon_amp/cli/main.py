@@ -12,8 +12,6 @@ import mxnet as mx
 from ..errors import AmpError
 from .words import complain
 
-__all__ = ["COMMANDS", "main"]
-
 # Modules of this package, in the order of the help text.
 COMMANDS = ("run", "env", "convert", "info", "compare", "report", "advise", "check", "launch")
 

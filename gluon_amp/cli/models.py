@@ -13,13 +13,9 @@ from mxnet.gluon import SymbolBlock
 from .._mxnet.blocks import load_parameters
 from .._mxnet.symbols import to_graph
 from ..convert.convert import Conversion, conversion_of
-from ..convert.model_files import load_model
 from ..dtypes import normalize
 from ..errors import AmpError, DTypeError, GraphError
 from ..passes import list_passes
-
-__all__ = ["add_conversion_arguments", "add_file_arguments", "count", "data_shape", "data_shapes", "inputs_of",
-           "named_errors", "read_model", "record_of", "refuse_converted", "required_shapes", "runnable", "split_names"]
 
 _PARAMETERS = ("_weight", "_bias", "_gamma", "_beta", "_running_mean", "_running_var")  # how Gluon's names end
 
@@ -75,14 +71,9 @@ def split_names(text: str) -> str | list[str]:
     return text if text in ("all", "none") else text.split(",")
 
 
-def data_shapes(args: argparse.Namespace) -> dict[str, tuple[int, ...]]:
-    """Return the inputs that the user named, with their shapes."""
-    return dict(args.data)
-
-
 def required_shapes(args: argparse.Namespace, model: Model) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all inputs; raise GraphError where the user left one out."""
-    shapes = data_shapes(args)
+    shapes = dict(args.data)
     inputs = inputs_of(model)
     unknown = next((name for name in shapes if name not in model[0].list_inputs()), None)
     if unknown is not None:
@@ -109,11 +100,6 @@ def inputs_of(model: Model) -> list[str]:
     symbol, arg_params, aux_params = model
     return [name for name in symbol.list_inputs()
             if name not in arg_params and name not in aux_params and not name.endswith("_label")]
-
-
-def read_model(args: argparse.Namespace) -> Model:
-    """Read the network that the arguments name."""
-    return load_model(args.symbol, args.params)
 
 
 @contextmanager

@@ -6,9 +6,10 @@ import json
 
 import mxnet as mx
 
+from ..convert.model_files import load_model
 from ..debug.report import Report, report
 from ..runtime.autocast import autocast, deinit, init
-from .models import add_file_arguments, named_errors, read_model, record_of, required_shapes, runnable
+from .models import add_file_arguments, named_errors, record_of, required_shapes, runnable
 
 NAME = "report"
 HELP = "run a network once and list its operators, the precision of each, and why"
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 def reported(args: argparse.Namespace, time: bool) -> Report:
     """Run a network on random numbers, under AMP unless it is converted."""
-    model = read_model(args)
+    model = load_model(args.symbol, args.params)
     shapes = required_shapes(args, model)
     with named_errors(args.symbol):
         block = runnable(model, list(shapes))

@@ -7,11 +7,7 @@ import textwrap
 from typing import Any, Iterable
 
 from ..convert.convert import Conversion
-from ..convert.options import drawback
-from ..dtypes import FLOAT16, FLOAT32, FOREIGN_BFLOAT16
-from ..runtime.devices import device_supports
-
-__all__ = ["complain", "counted", "done", "filled", "print_facts", "runs_here"]
+from ..dtypes import FLOAT16, FLOAT32
 
 # Of one and of several.
 _STEPS = {
@@ -42,17 +38,7 @@ def done(record: Conversion) -> list[str]:
 
 def counted(number: int, noun: str) -> str:
     """Write a number and its noun."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def runs_here(dtype: str) -> str | None:
-    """Say that this machine runs networks of a type slower than FP32, or not at all; None where it does well."""
-    supports = device_supports()
-    if dtype == FLOAT32 or any(each.dtype == dtype for each in supports.values()):
-        return None
-    if dtype == FLOAT16:
-        return "this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
-    return drawback(dtype, supports["cpu"].requested(dtype) or FOREIGN_BFLOAT16, supports["cpu"])
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def filled(text: str, indent: int = 0) -> str:
@@ -61,7 +47,7 @@ def filled(text: str, indent: int = 0) -> str:
 
 
 def complain(text: str) -> None:
-    """Print to standard error: as wide as the terminal, and as it is to files, where lines are searched for."""
+    """Print to standard error; only on a terminal, lines are broken."""
     if sys.stderr.isatty():
         text = "\n".join(textwrap.fill(line, shutil.get_terminal_size().columns, break_long_words=False,
                                        break_on_hyphens=False) for line in text.splitlines())

@@ -10,7 +10,7 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
 from .. import checks
 from .._mxnet import blocks
-from .._mxnet.arrays import cast_arrays
+from .._mxnet.arrays import cast_arrays, first_array
 from .._mxnet.symbols import NumpySymbol, dtype_name, to_graph
 from .._mxnet.weights import NDArrayWeights
 from ..dtypes import BFLOAT16, FLOAT32
@@ -23,8 +23,6 @@ from .convert import Conversion, convert, with_fp32_parameters
 from .inputs import as_example, flat, traced_block
 from .model_files import save_model, split
 from .options import TARGET_DTYPE, Names, Options, Tuned
-
-__all__ = ["ConvertedBlock", "convert_hybrid_block"]
 
 
 class ConvertedBlock(SymbolBlock):
@@ -55,7 +53,8 @@ class ConvertedBlock(SymbolBlock):
         DTypeError
             The network was converted to a type that this machine's CPU cannot run.
         """
-        if self.conversion.target_dtype == BFLOAT16 and x.context.device_type != "gpu":
+        array = first_array((x, *args))  # None in another block's trace
+        if self.conversion.target_dtype == BFLOAT16 and array is not None and array.context.device_type != "gpu":
             require_bfloat16()
         return super().forward(*cast_arrays((x, *args), FLOAT32))
 

@@ -7,8 +7,6 @@ from typing import Iterator, Mapping, NamedTuple, Sequence
 from ..graph import Entry, Graph, Node
 from ..graph.attrs import integer, is_channels_last, is_set
 
-__all__ = ["misfits"]
-
 Shapes = Mapping[str, Sequence[int]]
 
 # What leaves the channels of its first input alone.

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import Any, Callable, Collection, Mapping, Sequence
+from typing import Any, Collection, Mapping, Sequence
 
 import mxnet as mx
 
@@ -19,8 +19,6 @@ from ..graph.attrs import CONVERSION, DTYPE, TYPE_FLAGS
 from ..passes import Context
 from ..rules import Policy
 from .names import name_outputs
-
-__all__ = ["Conversion", "conversion_of", "convert", "with_fp32_parameters"]
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,16 @@ class Conversion:
 
 def conversion_of(graph: Graph) -> Conversion | None:
     """Return the record that a converted graph carries, None for one that was not converted."""
-    records: Sequence[str] = [head.node.attrs[CONVERSION] for head in graph.heads
-                              if CONVERSION in head.node.attrs]
+    bearers = [_bearer(head.node) for head in graph.heads]
+    records: Sequence[str] = [node.attrs[CONVERSION] for node in bearers if CONVERSION in node.attrs]
     return Conversion.from_json(records[0]) if records else None
+
+
+def _bearer(head: Node) -> Node:
+    """Return the node that carries the record for an output: custom operators hand their attributes to users' code."""
+    while head.op == "Custom" and head.inputs:
+        head = head.inputs[0].node
+    return head
 
 
 def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping[str, str],
@@ -101,8 +106,8 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping
     outputs = symbol.list_outputs()
     _analyse(symbol, graph, weights, dtypes, shapes)
     # A GPU has no fused operators, and imitated types are not oneDNN's.
-    engine = None if not on_cpu or policy.imitated else _fused_like(symbol)
-    context = Context.of(graph, policy, cast_outputs, weights=weights, engine=engine)
+    context = Context.of(graph, policy, cast_outputs, weights=weights, engine=None if not on_cpu or policy.imitated
+                         else lambda given: to_graph(fuse(from_graph(given, symbol))))
     counts = passes.run(graph, context)
     operators = graph.operators()
     low, casts = _low_operators(operators, policy.target_dtype), sum(node.op == CAST for node in operators)
@@ -112,8 +117,8 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping
     record = Conversion(policy.target_dtype, len(operators), low, casts, steps, tuple(sorted(policy.excluded)),
                         metadata.version("gluon_amp"), policy.reason)
     name_outputs(graph, outputs, lambda: from_graph(graph, symbol).list_outputs())
-    for head in graph.heads:
-        head.node.attrs = {**head.node.attrs, CONVERSION: record.to_json()}
+    for bearer in [_bearer(head.node) for head in graph.heads]:
+        bearer.attrs = {**bearer.attrs, CONVERSION: record.to_json()}
     needs_casts = not isinstance(weights, NamesOnly) or policy.runs("cast_params_offline")
     return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
 
@@ -153,10 +158,6 @@ def _say_types(graph: Graph, data: Collection[str]) -> None:
         if (node.name not in data and node.attrs.get(DTYPE, "-1") == "-1" and node.dtypes == [FLOAT32] and reading
                 and all(reader.op == CAST for reader in reading)):
             node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[FLOAT32])}
-
-
-def _fused_like(symbol: mx.sym.Symbol) -> Callable[[Graph], Graph]:
-    return lambda graph: to_graph(fuse(from_graph(graph, symbol)))
 
 
 def _low_operators(operators: Sequence[Node], target: str) -> int:

@@ -14,8 +14,6 @@ from ..graph.attrs import is_channels_last
 from ..runtime.hooks import kept_in_place
 from . import channels
 
-__all__ = ["as_example", "check_names", "check_parameters", "flat", "traced_block"]
-
 Shape = Sequence[int]
 # Which inputs of an operator are parameters, whatever their names: only data_names makes data of them.
 _PARAMETERS = {"Convolution": (1, 2), "Deconvolution": (1, 2), "FullyConnected": (1, 2), "BatchNorm": (1, 2, 3, 4),
@@ -93,7 +91,7 @@ def _read_as_parameters(graph: Graph) -> Iterator[str]:
 
 
 def _wrong_shapes(node: Node, arrays: Mapping[str, mx.nd.NDArray]) -> Iterator[tuple[str, Shape, str]]:
-    """Yield the parameters of a layer whose shapes do not fit its attributes: name, shape, and the shape that would."""
+    """Yield the parameters whose shapes do not fit their layer: name, shape, and the shape that would fit."""
     wanted = _SHAPES.get(node.op)
     if wanted is None:
         return

@@ -9,18 +9,15 @@ from mxnet.module import BucketingModule
 
 from .. import checks
 from .._mxnet import modules
-from .._mxnet.symbols import dtype_name, to_graph
+from .._mxnet.symbols import dtype_name, to_graph, typed_variables
 from .._mxnet.weights import NamesOnly, NDArrayWeights
 from ..elsewhere import answers
 from ..errors import GraphError, StateError
-from ..graph.attrs import DTYPE
 from ..rules import ConditionalOp
 from .convert import convert
 from .inputs import check_names, check_parameters
 from .model_files import split
 from .options import STEPS, TARGET_DTYPE, Names, Options, Tuned
-
-__all__ = ["convert_bucketing_module", "convert_model", "convert_symbol"]
 
 Arrays = Mapping[str, mx.nd.NDArray]
 Converted = Tuple[mx.sym.Symbol, Dict[str, mx.nd.NDArray], Dict[str, mx.nd.NDArray]]
@@ -87,7 +84,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     options = replace(options, disabled_passes=options.disabled_passes | off)
     names = sym.list_inputs()
     check_names(data_names or (), names, "data_names")
-    typed = {name for name, attrs in sym.attr_dict().items() if attrs.get(DTYPE, "-1") != "-1"}
+    typed = typed_variables(sym)
     weights = NamesOnly([name for name in names if (name in typed if data_names is None else name not in data_names)])
     return _converted(sym, weights, options, {})
 
@@ -224,7 +221,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     if not symbols or not bucketing_mod.params_initialized:
         raise StateError("the bucketing module has no buckets or no parameters yet: bind it and initialise or load its "
                          "parameters before converting it")
-    arg_params, aux_params = modules.parameters(bucketing_mod)
+    arg_params, aux_params = bucketing_mod.get_params()
     arrays = {**arg_params, **aux_params}
     results = {key: _converted_model(symbol, arrays, options) for key, symbol in symbols.items()}
     args, aux = _merged([result[1] for result in results.values()]), _merged([result[2] for result in results.values()])

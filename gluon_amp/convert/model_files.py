@@ -10,8 +10,6 @@ from .._mxnet.symbols import first_line, load_symbol
 from ..errors import GraphError
 from ..files import replacing
 
-__all__ = ["load_arrays", "load_model", "load_symbol_file", "save_model", "split"]
-
 Arrays = Mapping[str, mx.nd.NDArray]
 
 

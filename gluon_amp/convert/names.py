@@ -6,8 +6,6 @@ from typing import Callable, Sequence
 
 from ..graph import Entry, Graph, Node, Role, operator, unique_name
 
-__all__ = ["name_outputs"]
-
 _ONE = "_output"  # what MXNet appends to the name of a node with one output
 _JOINT = "amp_multicast"  # gives tensors of one type as they are, under the names of an operator with several outputs
 

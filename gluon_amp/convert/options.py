@@ -18,10 +18,8 @@ from ..graph.attrs import REGION, REGION_OFF
 from ..rules import Policy
 from ..rules.measurements import Tuning
 from ..runtime.devices import device_supports, of_device, warn_once
-from ..runtime.exclusions import is_target
+from ..runtime.exclusions import can_be_target, is_target
 from ..runtime.policies import device_policies, tuned
-
-__all__ = ["STEPS", "TARGET_DTYPE", "Exclusions", "Names", "Options", "Tuned", "disabled_passes", "drawback"]
 
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
@@ -101,28 +99,39 @@ def _chosen(target: str | None, device: mx.Context) -> Support:
     """Return how a device runs a type, which need not be one that this machine's device runs."""
     kind = "gpu" if device.device_type == "gpu" else "cpu"
     here = of_device(device, device_supports()) or cuda_support(None)
-    chosen = here if target is None else here.requested(target) or _foreign(target, kind)
+    chosen = here if target is None else _as_run(target, kind, here)
     if chosen is None:
         raise DTypeError(f"expected a type that a {kind.upper()} runs, received {target!r}: MXNet has no {target} "
                          "kernels for it. Leave the type out to get the best one")
-    warning = drawback(str(target), chosen, here)
+    warning = _drawback(str(target), chosen, here)
     if warning is not None:
         warn_once(warning)
     return chosen
 
 
-def drawback(dtype: str, chosen: Support, here: Support) -> str | None:
+def _drawback(dtype: str, chosen: Support, here: Support) -> str | None:
     """Say that this machine runs a network slower than FP32, or not at all; None where it does well."""
     if chosen is FOREIGN_BFLOAT16:
         return f"the {dtype} network cannot run on this machine, where {here.reason}: {chosen.reason}"
     return None if chosen.native else f"the {dtype} network will be slower than FP32 on this machine: {chosen.reason}"
 
 
-def _foreign(target: str, device_type: str) -> Support | None:
-    """Return how another machine's device of a kind runs a type that this one's does not; None when none does."""
-    if device_type == "gpu":
-        return cuda_support(None) if target == FLOAT16 else None
-    return {BFLOAT16: FOREIGN_BFLOAT16, FLOAT16: IMITATED_FLOAT16}.get(target)
+def _as_run(target: str, device_type: str, here: Support) -> Support | None:
+    """Return how a device runs a type, or another machine's device of its kind where this one's does not."""
+    foreign = {FLOAT16: cuda_support(None)} if device_type == "gpu" else {BFLOAT16: FOREIGN_BFLOAT16,
+                                                                          FLOAT16: IMITATED_FLOAT16}
+    return here.requested(target) or foreign.get(target)
+
+
+def drawback_here(dtype: str) -> str | None:
+    """Say that this machine runs files of a type slower than FP32, or not at all; None where it does well."""
+    supports = device_supports()
+    cpu = supports["cpu"]
+    if any(each.dtype == dtype for each in supports.values()):
+        return None
+    if dtype == FLOAT16:
+        return "this machine has no GPU that runs float16, and its CPU runs float16 much slower than FP32"
+    return _drawback(dtype, _as_run(dtype, "cpu", cpu) or cpu, cpu)
 
 
 def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: bool | None,
@@ -160,7 +169,7 @@ class Exclusions:
         """Read names, blocks, classes of blocks, policies for what they exclude, and sequences of such."""
         targets = [target for argument in arguments for target in _listed(argument)]
         for target in targets:
-            if not (isinstance(target, (str, Block)) or (isinstance(target, type) and issubclass(target, Block))):
+            if not can_be_target(target):
                 raise PolicyError(expected("names of nodes or blocks, blocks, or classes of blocks", "exclude", target))
         return cls(tuple(target for target in targets if isinstance(target, str)),
                    tuple(target for target in targets if not isinstance(target, str)))
@@ -170,7 +179,7 @@ class Exclusions:
         return any(is_target(block, target) for target in (*self.names, *self.blocks))
 
     def nodes(self, graph: Graph, block: Block | None = None) -> frozenset[str]:
-        """Name the operators to keep in FP32, those in excluded blocks by the marks that tracing left on them."""
+        """Name the operators to keep in FP32; tracing has marked those in excluded blocks."""
         inside = [] if block is None else list(descendants(block))
         operators = [node.name for node in graph.operators()]
         chosen = {node.name for node in graph.operators() if node.attrs.get(REGION) == REGION_OFF}

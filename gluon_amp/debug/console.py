@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Callable
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["print_table"]
-
 _WIDTH = 170  # of files and pipes, unless COLUMNS says otherwise
 
 

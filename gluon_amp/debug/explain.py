@@ -17,8 +17,6 @@ from .report import Report, report
 from .report.match import planned
 from .report.rows import InsertedRow, OperatorRow, make_rows
 
-__all__ = ["Explanation", "OperatorExplanation", "explain"]
-
 
 def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) -> Explanation:
     """Say why an operator runs in the precision that it runs in, and how to change that.

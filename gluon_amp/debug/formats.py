@@ -8,8 +8,6 @@ import numpy as np
 
 from ..dtypes import BFLOAT16, FLOAT16
 
-__all__ = ["FORMATS", "Format", "Losses", "losses"]
-
 
 @dataclass(frozen=True)
 class Format:

@@ -21,8 +21,6 @@ from ..errors import StateError
 from ..trainer_scaler import TrainerScaler, attached_to
 from .formats import FORMATS
 
-__all__ = ["DriftMonitor", "DriftRow"]
-
 
 @dataclass(frozen=True)
 class DriftRow:

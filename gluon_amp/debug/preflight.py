@@ -25,8 +25,6 @@ from .report import report
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["ParameterRow", "Preflight", "ScaleSuggestion", "preflight", "suggest_scale"]
-
 _LARGEST_SCALE, _SMALLEST_SCALE = 2.0 ** 24, 2.0 ** -24
 
 

@@ -6,9 +6,6 @@ from typing import Mapping
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-__all__ = ["CHANNELS_LAST", "CONVERSION", "DTYPE", "REGION", "REGION_OFF", "REGION_ON", "SHAPE", "STORAGE",
-           "TYPE_FLAGS", "integer", "integers", "is_channels_last", "is_set", "parameters"]
-
 Attrs = Mapping[str, str]
 
 # Attributes of symbols rather than of operators: type, shape and storage of a variable, and what this package notes.

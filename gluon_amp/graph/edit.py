@@ -6,8 +6,6 @@ from typing import Iterator
 
 from .graph import Entry, Graph, Node, Role
 
-__all__ = ["CAST", "Readers", "cast", "cast_nodes", "named_by", "operator", "redirect", "unique_name"]
-
 CAST = "amp_cast"
 
 

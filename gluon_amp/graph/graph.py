@@ -14,8 +14,6 @@ from typing import Any, Iterator, NamedTuple
 
 from ..errors import GraphError
 
-__all__ = ["VARIABLE", "Entry", "Graph", "Node", "Role"]
-
 VARIABLE = "null"
 
 

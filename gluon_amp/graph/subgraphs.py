@@ -6,8 +6,6 @@ import json
 from .edit import redirect
 from .graph import Entry, Graph, Node
 
-__all__ = ["inline_cached_ops"]
-
 _CACHED_OP = "_CachedOp"
 _SUBGRAPHS = "subgraphs"
 

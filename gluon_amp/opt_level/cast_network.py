@@ -8,8 +8,6 @@ from ..rules.tables import table
 from ..rules.tables.groups.layers import BATCH_NORMS
 from ..rules.tables.whole_network import WHOLE_NETWORK
 
-__all__ = ["cast_network"]
-
 _SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 
 

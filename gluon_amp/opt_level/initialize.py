@@ -21,8 +21,6 @@ from ..trainer_scaler import UnscaledTrainer
 from .levels import Disabled, Enabled, PlainFP32, switch_on
 from .options import DYNAMIC, LEVELS, LOW, Options, as_bool, describe, resolve
 
-__all__ = ["initialize"]
-
 Item = TypeVar("Item")
 
 

@@ -21,8 +21,6 @@ from .cast_network import cast_network
 from .low_weights import LowWeights
 from .options import LOW, Options
 
-__all__ = ["Disabled", "Enabled", "PlainFP32", "switch_on"]
-
 
 class Disabled:
     """Leaves trainers as they are; ``scale_loss`` gives their losses back unscaled."""

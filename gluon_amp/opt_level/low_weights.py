@@ -16,8 +16,6 @@ from .._mxnet.arrays import round_in_place
 from .._mxnet.batch_norms import batch_norm_parameters
 from .options import Options
 
-__all__ = ["LowWeights"]
-
 
 class LowWeights:
     """The parameters of networks that are to hold values of a low-precision type."""

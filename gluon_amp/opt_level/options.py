@@ -9,8 +9,6 @@ from ..dtypes import FLOAT32, normalize
 from ..errors import PolicyError, closest, expected
 from ..loss_scaler import LossScaler
 
-__all__ = ["DYNAMIC", "LEVELS", "LOW", "Options", "as_bool", "describe", "resolve"]
-
 DYNAMIC = "dynamic"
 LOW = "low precision"  # the type that the device at hand runs
 

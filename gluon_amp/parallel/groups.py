@@ -15,8 +15,6 @@ from mxnet.ndarray import NDArray
 
 from ..errors import StateError
 
-__all__ = ["Group", "HorovodGroup", "LocalGroup", "StoreGroup"]
-
 _FIRST_KEY = 1 << 20  # leaves the small numbers, which MXNet's own trainers use, alone
 _LAST_KEY = (1 << 31) - 1
 _BLOCK = 1 << 16  # elements in one part of an array whose length varies
@@ -52,7 +50,7 @@ class Group:
             Greater ones go first.
         """
         if len(arrays) > 1:
-            _spread(_total(arrays), arrays)
+            _spread(total_of(arrays), arrays)
 
     def prepare(self, name: str, array: NDArray) -> None:
         """Prepare sums of arrays of this shape and type under this name."""
@@ -174,7 +172,7 @@ class HorovodGroup(Group):
 
     def sum(self, name: str, arrays: Sequence[NDArray], priority: int = 0) -> None:
         """See :meth:`Group.sum`."""
-        total = _total(arrays)
+        total = total_of(arrays)
         self._hvd.allreduce_(total, op=self._hvd.Sum, name=_qualified(name), priority=priority, process_set=self._set)
         _spread(total, arrays)
 
@@ -190,7 +188,7 @@ def _qualified(name: str) -> str:
     return f"gluon_amp.{name}"
 
 
-def _total(arrays: Sequence[NDArray]) -> NDArray:
+def total_of(arrays: Sequence[NDArray]) -> NDArray:
     """Add arrays of several contexts on the first one's; that array itself when it is alone."""
     first = arrays[0]
     return first if len(arrays) == 1 else nd.add_n(*(array.as_in_context(first.context) for array in arrays))

@@ -13,8 +13,6 @@ from ..errors import StateError, closest, expected
 from . import start
 from .supervisor import Process, Supervisor, say
 
-__all__ = ["ENGINES", "Job", "launch"]
-
 LOOPBACK = "127.0.0.1"
 RESTARTS = "GLUON_AMP_RESTARTS"
 

@@ -17,11 +17,9 @@ from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError, closest
 from ..runtime.state import controller
-from .groups import Group
+from .groups import Group, total_of
 from .stores import GroupStore
 from .world import horovod_group, store_group
-
-__all__ = ["Reduction", "distribute"]
 
 _NATIVE_STORES = ("local", "device", "nccl", "dist")  # MXNet looks for these in a name, and takes others for local
 _SAME_EXPONENT = 1e-9
@@ -114,10 +112,9 @@ class Reduction:
                     trainers.zero(array)
 
     def _packed(self, arrays: Sequence[NDArray]) -> NDArray:
-        """Return the sum over the contexts in a type that the engine can add, divided; one array itself if it can."""
+        """Return the sum over the contexts, divided, in a type that the engine can add."""
         arrays = [cast_arrays(array, FLOAT32) if dtype_name(array.dtype) in self._lifted else array for array in arrays]
-        first = arrays[0]
-        wire = first if len(arrays) == 1 else nd.add_n(*(array.as_in_context(first.context) for array in arrays))
+        wire = total_of(arrays)
         if self._factor != 1.0:
             wire *= 1.0 / self._factor
         self.num_bytes += wire.size * np.dtype(wire.dtype).itemsize
@@ -170,8 +167,7 @@ class Reduction:
     def _check_scales(self, scale: float, mean: float, mean_square: float) -> None:
         if mean_square - mean ** 2 > _SAME_EXPONENT * max(1.0, mean_square):
             raise StateError(f"the processes scaled their losses differently (by {scale:g} in process "
-                             f"{self.group.rank}), so the gradients that were added up do not fit together. Every "
-                             "process needs the same scaler, and the same checkpoint when it resumes")
+                             f"{self.group.rank}): give all the same scaler, and the same checkpoint to resume from")
 
 
 def _unpack(wire: NDArray, arrays: Sequence[NDArray]) -> None:

@@ -16,8 +16,6 @@ import traceback
 from types import TracebackType
 from typing import Callable
 
-__all__ = ["LAUNCHER_PID", "SERVICE", "main"]
-
 LAUNCHER_PID = "GLUON_AMP_LAUNCHER_PID"
 SERVICE = "--service"
 _PR_SET_PDEATHSIG = 1

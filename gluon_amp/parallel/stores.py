@@ -10,8 +10,6 @@ from mxnet.ndarray import NDArray
 from .groups import Group
 from .world import world
 
-__all__ = ["GroupStore", "kvstore"]
-
 _stores = itertools.count()
 
 

@@ -15,8 +15,6 @@ from typing import IO, Any, Iterator, Mapping, NamedTuple, Sequence
 
 from . import start
 
-__all__ = ["TIMED_OUT", "Process", "Result", "Supervisor", "say"]
-
 TIMED_OUT = 124  # the exit code of timeout(1)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)

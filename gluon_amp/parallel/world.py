@@ -19,8 +19,6 @@ from ..errors import StateError, expected
 from ..runtime.state import controller
 from .groups import Group, HorovodGroup, LocalGroup, StoreGroup
 
-__all__ = ["allreduce", "engine", "horovod_group", "prepare", "rank", "size", "store_group", "world"]
-
 _TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 _HOW_TO_START = "Start the processes together: gluon-amp launch -n 2 script.py"
 _store_groups: dict[int, StoreGroup] = {}  # by the id of the store, which they keep alive
@@ -186,7 +184,7 @@ def _check_environment(name: str) -> None:
 
 
 def horovod_group(process_set: Any) -> Group:
-    """Return the group of a process set of Horovod; one that this process is not in leaves it on its own."""
+    """Return the group of a process set of Horovod; a process outside of it is a group of its own."""
     if process_set not in _horovod_groups:
         outside = process_set.included() is False
         _horovod_groups[process_set] = LocalGroup() if outside else HorovodGroup(process_set)

@@ -17,8 +17,6 @@ from ..graph.attrs import SHAPE, integer
 from ..rules.tables.groups.layers import BATCH_NORMS
 from .context import Context
 
-__all__ = ["MULTIPLE", "is_needed", "run"]
-
 MULTIPLE = {BFLOAT16: 16, FLOAT16: 8, FLOAT32: 16}
 _WIDE = 256
 # In FP32 forward and backward of a 3x3 convolution of SSD's sizes take 1.05 to 2.5 times as long without padding, with
@@ -69,7 +67,7 @@ def _missing_channels(node: Node, context: Context) -> int | None:
 
 
 def _missing_inputs(node: Node, context: Context) -> int:
-    """Return how many input channels to add; 0 when the node is to be left alone. With AMX none were measured."""
+    """Return how many input channels to add, 0 for none. Nothing was measured with AMX."""
     if (not context.policy.training or context.target != BFLOAT16 or context.policy.amx or node.op != "Convolution"
             or Entry(node).dtype != BFLOAT16 or integer(node.attrs, "num_group", 1) != 1):
         return 0
@@ -98,7 +96,7 @@ def _widen(node: Node, extra: int, names: set[str]) -> None:
 
 
 def _zeros_beside(data: Entry, extra: int, names: set[str]) -> Node:
-    """Return channels of zeros for images of any number and size: a graph is planned for the first that it sees."""
+    """Return channels of zeros that fit images of any number and size: one plan serves several."""
     some = operator("slice_axis", unique_name(f"{data.node.name}_some", names), [data], data, axis=1, begin=0,
                     end=extra)
     return operator("zeros_like", unique_name(f"{data.node.name}_zeros", names), [Entry(some)], data)
@@ -106,11 +104,15 @@ def _zeros_beside(data: Entry, extra: int, names: set[str]) -> Node:
 
 def _joined(entry: Entry, zeros: Node, extra: int, names: set[str]) -> Entry:
     """Append zeros on the second axis."""
-    first, second, *rest = entry.shape or ()
-    zeros.shapes = [(first, extra, *rest)]
-    joined = operator("Concat", unique_name(f"{entry.node.name}_widened", names), [entry, Entry(zeros)], entry,
-                      dim=1, num_args=2)
-    joined.shapes = [(first, second + extra, *rest)]
+    return _concatenated(entry, zeros, 1, extra, unique_name(f"{entry.node.name}_widened", names))
+
+
+def _concatenated(entry: Entry, zeros: Node, axis: int, extra: int, name: str) -> Entry:
+    """Append zeros on an axis."""
+    shape = entry.shape or ()
+    zeros.shapes = [(*shape[:axis], extra, *shape[axis + 1:])]
+    joined = operator("Concat", name, [entry, Entry(zeros)], entry, dim=axis, num_args=2)
+    joined.shapes = [(*shape[:axis], shape[axis] + extra, *shape[axis + 1:])]
     return Entry(joined)
 
 
@@ -154,8 +156,4 @@ def _appended(entry: Entry, extra: int, names: set[str]) -> Entry:
     entry.node.attrs = {**entry.node.attrs, SHAPE: str(shape)}
     zeros = operator("_zeros", unique_name(f"{entry.node.name}_zeros", names), [], entry,
                      shape=(extra, *shape[1:]), dtype=entry.dtype)
-    zeros.shapes = [(extra, *shape[1:])]
-    joined = operator("Concat", unique_name(f"{entry.node.name}_padded", names), [entry, Entry(zeros)], entry,
-                      dim=0, num_args=2)
-    joined.shapes = [(shape[0] + extra, *shape[1:])]
-    return Entry(joined)
+    return _concatenated(entry, zeros, 0, extra, unique_name(f"{entry.node.name}_padded", names))

@@ -8,8 +8,6 @@ from ..rules import KEEP, Decision, precision
 from ..rules.decision import EXCLUDED, OUTSIDE, SWITCHED_OFF
 from .context import Context
 
-__all__ = ["data_precision", "decide", "input_dtypes", "lower_outputs", "run"]
-
 
 def run(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""
@@ -34,10 +32,10 @@ def decide(node: Node, context: Context) -> Decision:
 
 
 def _data_shape(node: Node) -> tuple[int, ...] | None:
-    """Return the shape of a node's data; where it is unknown, what the weight of a convolution tells of it."""
+    """Return the shape of a node's data; of a convolution at least the channels, which its weight tells."""
     shape = node.inputs[0].shape if node.inputs else None
     weight = node.inputs[1].shape if node.op == "Convolution" and len(node.inputs) > 1 else None
-    if shape is None and weight is not None:
+    if shape is None and weight is not None and len(weight) > 1:  # a variable may state any shape, a wrong one too
         return 0, weight[1] * integer(node.attrs, "num_group", 1)
     return shape
 

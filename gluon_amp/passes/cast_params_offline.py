@@ -6,8 +6,6 @@ from ..graph import CAST, VARIABLE, Entry, Graph, Node, Readers, Role, redirect
 from ..graph.attrs import DTYPE, TYPE_FLAGS
 from .context import Context, Weights
 
-__all__ = ["run"]
-
 
 def run(graph: Graph, context: Context) -> int:
     """Replace inserted operators that depend on parameters only by their results; return how many were stored."""

@@ -10,8 +10,6 @@ from ..dtypes import FLOAT32
 from ..graph import Entry, Graph
 from ..rules import Policy
 
-__all__ = ["Context", "Weights"]
-
 
 class Weights(Protocol):
     """The trained parameters of a graph, by the names of its variables."""
@@ -42,6 +40,8 @@ class Context:
     policy: Policy  # decides the precision of each operator, and which passes are off
     # names of variables whose gradient is accumulated (``grad_req='add'``): MXNet's ``amp_cast`` loses it
     guarded: frozenset[str] = frozenset()
+    # names of weights of dense layers that get no gradient, while the biases do
+    frozen: frozenset[str] = frozenset()
     # the data types that the graph's outputs had, and are to have; None for those that may have any
     outputs: tuple[str | None, ...] = ()
     everywhere: bool = True  # False when only operators traced inside an autocast region are to run in low precision

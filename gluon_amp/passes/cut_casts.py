@@ -22,8 +22,6 @@ from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
 from .placement import FIXED_FP32, FIXED_LOW, Placement, Tensor
 
-__all__ = ["Choice", "choose", "is_needed", "run"]
-
 # Its author said which precision it follows; nothing is known of its cost.
 _CUSTOM = "Custom"
 # Rates differ by a fifth from run to run, and do not know layouts: smaller gains may well be losses.

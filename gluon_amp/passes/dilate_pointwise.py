@@ -12,8 +12,6 @@ from ..graph.attrs import integers
 from ..rules.shapes import is_pointwise
 from .context import Context
 
-__all__ = ["is_needed", "run"]
-
 
 def is_needed(context: Context) -> bool:
     """Tell whether graphs run on maps of any size, with kernels that are wrong for some."""

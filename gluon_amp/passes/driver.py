@@ -26,12 +26,11 @@ from . import (
     native_activations,
     native_operators,
     place_casts,
+    separate_biases,
     shape_operands,
     verify,
 )
 from .context import Context
-
-__all__ = ["PASSES", "Pass", "checked", "finish", "list_passes", "pipeline_of", "rewrite", "run"]
 
 TRAINING, INFERENCE, CONVERTED = "training", "inference", "converted"
 BOTH = (TRAINING, INFERENCE)
@@ -68,6 +67,9 @@ PASSES: tuple[Pass, ...] = (
          where=(INFERENCE,), applies=_always, is_step=True),
     Pass("shape_operands", "operands that are read for their shape only are not computed", shape_operands.run,
          applies=_always),
+    Pass("separate_biases", "biases of dense layers with frozen weights are added apart, so that they get gradients",
+         separate_biases.run, where=(TRAINING,), applies=separate_biases.is_needed,
+         required="without it those biases would get wrong gradients"),
     Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
     Pass("native_operators", "operators in C++ take the place of MXNet's slow ones on the CPU", native_operators.run,

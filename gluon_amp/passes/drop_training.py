@@ -4,8 +4,6 @@ from __future__ import annotations
 from ..graph import Entry, Graph, Node, redirect
 from .context import Context
 
-__all__ = ["run"]
-
 _IDENTITIES = ("_copy", "BlockGrad", "make_loss")
 
 

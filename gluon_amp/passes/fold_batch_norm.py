@@ -12,8 +12,6 @@ from ..graph import VARIABLE, Entry, Graph, Node, Readers, redirect, unique_name
 from ..graph.attrs import REGION, integer, integers, is_channels_last, is_set
 from .context import Context, Weights
 
-__all__ = ["run"]
-
 # The axis of the weight that counts the layer's output channels.
 _OUTPUT_AXIS = {"Convolution": 0, "FullyConnected": 0, "Deconvolution": 1}
 _DEFAULT_EPS = 1e-3  # of MXNet's operator

@@ -18,8 +18,6 @@ from ..rules.shapes import FEW_CHANNELS, can_fold_stride
 from .align_channels import MULTIPLE
 from .context import Context
 
-__all__ = ["is_needed", "run"]
-
 
 def is_needed(context: Context) -> bool:
     """Tell whether convolutions of few channels are faster with it."""

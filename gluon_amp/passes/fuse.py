@@ -11,8 +11,6 @@ from ..dtypes import FLOAT64
 from ..graph import Entry, Graph, Node, Readers, Role, operator, redirect, unique_name
 from .context import Context
 
-__all__ = ["run"]
-
 _FUSED = "_sg_mkldnn"
 # Their input must not be fused with them: MXNet folds BatchNorm in bfloat16 arithmetic, a percent off per layer, and
 # loses which output of an operator an identity read.

@@ -6,8 +6,6 @@ from ..graph import Entry, Role, operator, unique_name
 from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
 
-__all__ = ["behind_identity"]
-
 
 def behind_identity(entry: Entry, names: set[str], context: Context) -> Entry:
     """Return a tensor behind an identity, in the precision that it has."""

@@ -9,8 +9,6 @@ from ..dtypes import FLOAT32
 from ..graph import CAST, Entry, Graph, Node, Role, cast, unique_name
 from .context import Context
 
-__all__ = ["is_needed", "run"]
-
 
 def is_needed(context: Context) -> bool:
     """Tell whether the type is imitated."""

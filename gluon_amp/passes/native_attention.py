@@ -1,10 +1,12 @@
 """Find attention of several heads: products, softmax, and all that splits projections into heads and joins them again.
 
 One operator in C++ does all of that, and reads heads where they lie. What splits and joins is recognised by where it
-puts the values of two arrays of other sizes than the network's, not by how it is written.
+puts the values of two arrays of other sizes than the network's, not by how it is written. Masks, lengths and dropout
+between the products are part of the operator.
 """
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
@@ -12,14 +14,17 @@ import numpy as np
 
 from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_set
+from .native_dropout import is_plain_dropout
 
 __all__ = ["Attention", "find"]
 
 _MOVES = ("Reshape", "transpose", "SwapAxis")
-_SCALES = ("_mul_scalar", "_div_scalar")
+_REPEATS = ("repeat", "expand_dims", "broadcast_axis", "Reshape")
+_SCALES = ("_mul_scalar", "_div_scalar", "_contrib_div_sqrt_dim")
+_PRODUCTS = ("elemwise_mul", "broadcast_mul")
 _SIZES = ((2, 3), (5, 2))  # of batches and lengths, to try moves with
-_DEFAULT_SOFTMAX = {"axis": ("-1", "2"), "temperature": ("None", "1.0", "1"), "dtype": ("None",),
-                    "use_length": ("False", "0")}
+_DEFAULT_SOFTMAX = {"axis": ("-1", "2"), "temperature": ("None", "1.0", "1"), "dtype": ("None",)}
+_INTERLEAVED = "_contrib_interleaved_matmul_selfatt_"  # products that read heads of one projection
 
 
 class Attention(NamedTuple):
@@ -28,17 +33,40 @@ class Attention(NamedTuple):
     node: Node  # the last one, which gives (batch, length, units)
     products: tuple[Node, Node]  # of queries and keys, and with values
     softmax: Node
-    inputs: tuple[Entry, ...]  # projections, (batch, length, units), or one of three times the units; then the bias
+    inputs: Mapping[str, Entry]  # by the names that the operator has for them, in the graph's order
     attrs: Mapping[str, object]  # of the operator
+    dropout: Node | None  # of the weights
+    within: frozenset[int]  # the nodes that nothing reads any more, and the last: their ids
+
 
 
 def find(graph: Graph, readers: Readers) -> Iterator[Attention]:
     """Find attention whose inner results nothing else reads."""
     for node in graph.operators():
+        found = None
         if node.op == "batch_dot" and not is_set(node.attrs, "transpose_a") and not is_set(node.attrs, "transpose_b"):
             found = _around(node, readers)
-            if found is not None:
-                yield found
+        elif node.op == f"{_INTERLEAVED}valatt":
+            found = _interleaved(node, readers)
+        if found is not None:
+            yield found
+
+
+@dataclass
+class _Weights:
+    """How weights are made of scores."""
+
+    softmax: Node
+    scores: Entry
+    moves: list[Node] = field(default_factory=list)  # between softmax and product, which have to leave values in place
+    dropout: Node | None = None
+    extras: dict[str, Entry] = field(default_factory=dict)  # for all heads; by the operator's names
+    masked: float | None = None  # the score of what a mask takes away
+
+    def attrs(self) -> dict[str, object]:
+        """Return what the operator has to know of them."""
+        attrs: dict[str, object] = {} if self.masked is None else {"masked": repr(self.masked)}
+        return attrs if self.dropout is None else {**attrs, "p": self.dropout.attrs.get("p", "0.5")}
 
 
 class _Heads(NamedTuple):
@@ -56,72 +84,186 @@ class _Heads(NamedTuple):
             lambda x: x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3).reshape(-1, x.shape[1], units // heads))
 
 
+class _Sizes(NamedTuple):
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+
+    def shapes(self, name: str) -> list[tuple[int, ...]]:
+        """Return the shapes that an input beside the projections may have."""
+        if name == "lengths":
+            return [(self.batch, self.queries)]
+        rows = (self.batch, self.queries, self.keys)
+        return [rows] if name == "mask" else [rows, (self.batch, 1, self.keys)]
+
+
 def _around(product: Node, readers: Readers) -> Attention | None:
-    softmax = product.inputs[0].node
-    if not _is_plain_softmax(softmax) or not _is_inner(product.inputs[0], readers):
+    weights = _weights(product.inputs[0])
+    if weights is None:
         return None
-    scores, scale = _scaled(softmax.inputs[0], readers)
-    bias = None
-    if scores is not None and scores.node.op in ("broadcast_add", "elemwise_add") and _is_inner(scores, readers):
-        if scale != 1:
-            return None
-        bias, scores = _bias_of(scores.node)
-        scores, scale = _scaled(scores, readers) if scores is not None else (None, 1.0)
-    if scores is None or scores.node.op != "batch_dot" or not _is_inner(scores, readers):
-        return None
+    scores, scale = _scaled(weights.scores)
+    if scores.node.op in ("broadcast_add", "elemwise_add") and scale == 1 and weights.masked is None:
+        scores, weights.extras["bias"] = scores.node.inputs
+        scores, scale = _scaled(scores)
     first = scores.node
-    if is_set(first.attrs, "transpose_a") or not is_set(first.attrs, "transpose_b"):
+    if first.op != "batch_dot" or is_set(first.attrs, "transpose_a") or not is_set(first.attrs, "transpose_b"):
         return None
     heads = [_heads(entry, readers) for entry in (*first.inputs, product.inputs[1])]
     shape, units = first.inputs[0].shape or (0,), (heads[0].base.shape or (0,))[-1]
     count = units // shape[-1] if shape[-1] else 0
-    if count < 1 or not all(len(each.base.shape or ()) == 3 and each.are_of(count) for each in heads):
-        return None
-    if heads[2].scale != 1 or (bias is not None and not _is_for(bias.node, count)):
+    shapes = [each.base.shape or () for each in heads]
+    if count < 1 or not all(len(shape) == 3 for shape in shapes) or not all(each.are_of(count) for each in heads):
         return None
     last = _joined(product, count, units, readers)
-    if last is None:
+    if heads[2].scale != 1 or last is None:
         return None
-    attrs = {"heads": count, "scale": repr(scale * heads[0].scale * heads[1].scale), "bias": bias is not None}
     layout, projections = _projections([each.base for each in heads], readers)
-    if bias is not None and layout != "joined":  # inputs of the graph would come in another order
+    sizes = _Sizes(shapes[0][0], shapes[0][1], shapes[1][1], count)
+    scale *= heads[0].scale * heads[1].scale
+    return _attention(last, (first, product), weights, {"layout": layout, "scale": repr(scale)}, projections, sizes,
+                      readers)
+
+
+def _interleaved(product: Node, readers: Readers) -> Attention | None:
+    projections, shares = product.inputs
+    weights = _weights(shares)
+    heads, shape = integer(product.attrs, "heads", 0), projections.shape or ()
+    if weights is None or len(shape) != 3 or not all(shape) or heads < 1 or shape[2] % (3 * heads):
         return None
-    added = () if bias is None else (bias.node.inputs[0],)
-    return Attention(last, (first, product), softmax, (*projections, *added), {**attrs, "layout": layout})
+    first = weights.scores.node
+    if (first.op != f"{_INTERLEAVED}qk" or first.inputs[0].key != projections.key
+            or integer(first.attrs, "heads", 0) != heads):
+        return None
+    scale = (shape[2] // (3 * heads)) ** -0.5
+    return _attention(product, (first, product), weights, {"layout": "interleaved", "scale": repr(scale)},
+                      {"projections": projections}, _Sizes(shape[1], shape[0], shape[0], heads), readers)
+
+
+def _attention(last: Node, products: tuple[Node, Node], weights: _Weights, attrs: Mapping[str, object],
+               projections: Mapping[str, Entry], sizes: _Sizes, readers: Readers) -> Attention | None:
+    """Return attention, if extras are for its heads and nothing else reads what is inside."""
+    heads = sizes.heads
+    if not _does(weights.moves, lambda batch, length: (batch * heads, length, length + 1), lambda x: x):
+        return None
+    inputs = dict(projections)
+    for name, entry in weights.extras.items():
+        base = _before_repeat(entry, heads, sizes.shapes(name))
+        if base is None:
+            return None
+        inputs[name] = base
+    inputs = _in_order(last, inputs)
+    within = _within(last, inputs.values(), readers)
+    if not {id(products[0]), id(weights.softmax)} <= within:
+        return None
+    return Attention(last, products, weights.softmax, inputs, {**attrs, "heads": heads, **weights.attrs()},
+                     weights.dropout, within)
+
+
+def _weights(entry: Entry) -> _Weights | None:
+    """Return how weights are made, if the operator can make them."""
+    moves: list[Node] = []
+    dropout = None
+    while entry.node.op in (*_MOVES, "_copy") or (dropout is None and is_plain_dropout(entry)):
+        if entry.node.op in _MOVES:
+            moves.insert(0, entry.node)
+        elif entry.node.op != "_copy":
+            dropout = entry.node
+        entry = entry.node.inputs[0]
+    mask = None
+    if entry.node.op in _PRODUCTS:
+        entry, mask = entry.node.inputs
+    softmax = entry.node
+    if softmax.op != "softmax" or any(softmax.attrs.get(name, values[0]) not in values
+                                      for name, values in _DEFAULT_SOFTMAX.items()):
+        return None
+    found = _Weights(softmax, softmax.inputs[0], moves, dropout)
+    if is_set(softmax.attrs, "use_length"):
+        if len(softmax.inputs) < 2:
+            return None
+        found.extras["lengths"] = softmax.inputs[1]
+    return found if mask is None or _mask(found, mask) else None
+
+
+def _mask(weights: _Weights, mask: Entry) -> bool:
+    """Whether scores are chosen by the mask that the weights are times; the weights learn of it."""
+    choice = weights.scores.node
+    if choice.op != "where" or choice.inputs[0].key != mask.key:
+        return False
+    scores, fill = choice.inputs[1], choice.inputs[2].node
+    ones = fill.inputs[0].node if fill.op == "_mul_scalar" else fill
+    if ones.op != "ones_like" or ones.inputs[0].key != scores.key:
+        return False
+    weights.masked = 1.0 if ones is fill else float(fill.attrs.get("scalar", 1))
+    weights.extras["mask"], weights.scores = mask, scores
+    return True
+
+
+def _before_repeat(entry: Entry, heads: int, shapes: Sequence[tuple[int, ...]]) -> Entry | None:
+    """Return a tensor of one of some shapes that is repeated for all heads."""
+    moves: list[Node] = []
+    while entry.shape not in shapes or not _does(
+            moves, lambda batch, length: (batch, length, length + 1)[:len(shapes[0])],
+            lambda x: np.repeat(x, heads, axis=0)):
+        if entry.node.op not in _REPEATS:
+            return None
+        moves.insert(0, entry.node)
+        entry = entry.node.inputs[0]
+    return entry
+
+
+def _in_order(last: Node, inputs: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return inputs in the order in which a graph comes to them: its variables keep their order then."""
+    found: dict[str, Entry] = {}
+    seen = set()
+
+    def visit(entry: Entry) -> None:
+        if entry.key in seen:
+            return
+        seen.add(entry.key)
+        names = [name for name, each in inputs.items() if each.key == entry.key]
+        found.update((name, inputs[name]) for name in names)
+        for each in () if names else entry.node.inputs:
+            visit(each)
+
+    for entry in last.inputs:
+        visit(entry)
+    return found
+
+
+def _within(last: Node, inputs: Any, readers: Readers) -> frozenset[int]:
+    """Return the nodes between inputs and a last one that nothing else reads."""
+    ends, within = {entry.node for entry in inputs}, {id(last)}
+    waiting = [entry.node for entry in last.inputs]
+    while waiting:
+        node = waiting.pop()
+        outputs = [Entry(node, output) for output in range(node.num_outputs)]
+        if node in ends or node.is_variable or id(node) in within or any(map(readers.is_head, outputs)):
+            continue
+        if all(id(reader) in within for output in outputs for reader in readers.of(output)):
+            within.add(id(node))
+            waiting += [entry.node for entry in node.inputs]
+    return frozenset(within)
 
 
 def _is_inner(entry: Entry, readers: Readers) -> bool:
     return len(readers.of(entry)) == 1 and not readers.is_head(entry)
 
 
-def _is_plain_softmax(node: Node) -> bool:
-    return (node.op == "softmax" and len(node.inputs) == 1
-            and all(node.attrs.get(name, values[0]) in values for name, values in _DEFAULT_SOFTMAX.items()))
-
-
-def _scaled(entry: Entry, readers: Readers) -> tuple[Entry | None, float]:
+def _scaled(entry: Entry) -> tuple[Entry, float]:
     """Return what is behind factors, and their product."""
     scale = 1.0
-    while entry.node.op in _SCALES and _is_inner(entry, readers):
+    while entry.node.op in _SCALES:
         scale *= _factor(entry.node)
         entry = entry.node.inputs[0]
     return entry, scale
 
 
 def _factor(node: Node) -> float:
+    if node.op == "_contrib_div_sqrt_dim":
+        return float((node.inputs[0].shape or (1,))[-1]) ** -0.5
     scalar = float(node.attrs.get("scalar", 1))
     return scalar if node.op == "_mul_scalar" else 1 / scalar
-
-
-def _bias_of(addition: Node) -> tuple[Entry | None, Entry | None]:
-    """Return the repeated bias and the scores of a sum; in another order the graph's inputs would have another one."""
-    scores, bias = addition.inputs
-    is_bias = bias.node.op == "repeat" and len(bias.node.inputs[0].shape or ()) == 3
-    return (bias, scores) if is_bias else (None, None)
-
-
-def _is_for(repeat: Node, heads: int) -> bool:
-    return integer(repeat.attrs, "repeats", 0) == heads and repeat.attrs.get("axis") == "0"
 
 
 def _heads(entry: Entry, readers: Readers) -> _Heads:
@@ -149,14 +291,14 @@ def _joined(product: Node, heads: int, units: int, readers: Readers) -> Node | N
     return None
 
 
-def _projections(bases: Sequence[Entry], readers: Readers) -> tuple[str, list[Entry]]:
+def _projections(bases: Sequence[Entry], readers: Readers) -> tuple[str, dict[str, Entry]]:
     """Return the layout of queries, keys and values, and what the operator is to read."""
     split = bases[0].node
     if (split.op == "SliceChannel" and all(base.node is split and _is_inner(base, readers) for base in bases)
             and [base.output for base in bases] == [0, 1, 2] and integer(split.attrs, "num_outputs", 0) == 3
             and split.attrs.get("axis") in ("2", "-1") and not is_set(split.attrs, "squeeze_axis")):
-        return "joined", [split.inputs[0]]
-    return "separate", list(bases)
+        return "joined", {"projections": split.inputs[0]}
+    return "separate", dict(zip(("queries", "keys", "values"), bases))
 
 
 def _does(moves: Sequence[Node], shape: Callable[..., tuple[int, ...]], wanted: Callable[[Any], Any]) -> bool:
@@ -167,7 +309,7 @@ def _does(moves: Sequence[Node], shape: Callable[..., tuple[int, ...]], wanted: 
             received = x
             for node in moves:
                 received = _moved(node, received)
-        except ValueError:
+        except (ValueError, IndexError):
             return False
         expected = wanted(x)
         if received.shape != expected.shape or (received != expected).any():
@@ -181,6 +323,12 @@ def _moved(node: Node, x: np.ndarray) -> np.ndarray:
         return np.swapaxes(x, integer(node.attrs, "dim1", 0), integer(node.attrs, "dim2", 0))
     if node.op == "transpose":
         return np.transpose(x, _signed(node.attrs.get("axes", "")) or None)
+    if node.op == "repeat":
+        return np.repeat(x, integer(node.attrs, "repeats", 0), axis=int(node.attrs.get("axis", "None")))
+    if node.op == "expand_dims":
+        return np.expand_dims(x, integer(node.attrs, "axis", 0))
+    if node.op == "broadcast_axis":
+        return _broadcast(node, x)
     wanted = _signed(node.attrs.get("shape", ""))
     sizes = list(x.shape)
     if is_set(node.attrs, "reverse"):
@@ -191,6 +339,13 @@ def _moved(node: Node, x: np.ndarray) -> np.ndarray:
     if 0 in kept:
         raise ValueError("not known here")
     return x.reshape(kept[::-1] if is_set(node.attrs, "reverse") else kept)
+
+
+def _broadcast(node: Node, x: np.ndarray) -> np.ndarray:
+    shape = list(x.shape)
+    for axis, size in zip(_signed(node.attrs.get("axis", "")), _signed(node.attrs.get("size", ""))):
+        shape[axis] = size
+    return np.broadcast_to(x, shape)
 
 
 def _signed(text: str) -> list[int]:

@@ -9,8 +9,6 @@ from ..graph.attrs import integer
 from .assign_dtypes import input_dtypes
 from .context import Context
 
-__all__ = ["run"]
-
 
 def run(graph: Graph, context: Context) -> int:
     """Make the data types of the graph agree; its outputs keep the types they had. Return how many casts there are."""

@@ -12,8 +12,6 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-__all__ = ["FIXED_FP32", "FIXED_LOW", "Gain", "Placement", "Tensor"]
-
 # Stand for everything whose precision is settled, where the number of an operator is expected.
 FIXED_LOW, FIXED_FP32 = -1, -2
 
@@ -23,7 +21,7 @@ _LARGEST_SUM = 2**28
 
 
 class Tensor(NamedTuple):
-    """A tensor that has to be cast where its producer and a reader differ: once, however many readers do."""
+    """A tensor that is cast once where its producer and any of its readers differ."""
 
     producer: int  # the number of an operator, or one of the fixed ends
     readers: tuple[int, ...]  # likewise, without repetitions

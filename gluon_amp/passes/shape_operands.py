@@ -1,16 +1,16 @@
 """Cut what is computed for its shape only.
 
 ``slice_like(anchors, x * 0)``, an idiom of GluonCV's detectors, computes a tensor as large as a feature map and
-sends a zero gradient of that size back. Reading ``x`` itself behind a BlockGrad gives the same result.
+sends a zero gradient of that size back. Reading ``x`` itself behind a BlockGrad gives the same result. In executors
+MXNet leaves the gradient of the shape operand of ``reshape_like`` uninitialised: a BlockGrad makes it zero there.
 """
 from __future__ import annotations
 
 from ..graph import Entry, Graph, operator, unique_name
 from .context import Context
 
-__all__ = ["run"]
-
 _SHAPE_OPERANDS = {"slice_like": 1, "reshape_like": 1, "broadcast_like": 1}
+_GRADIENT_IS_GARBAGE = {"reshape_like"}
 _KEEPS_SHAPE_AND_TYPE = {"_mul_scalar", "_plus_scalar", "_minus_scalar"}
 
 
@@ -27,7 +27,8 @@ def run(graph: Graph, context: Context) -> int:
         source = operand
         while source.node.op in _KEEPS_SHAPE_AND_TYPE and source.node.inputs[0].dtype == operand.dtype:
             source = source.node.inputs[0]
-        if source is operand or source.dtype is None:
+        is_wild = node.op in _GRADIENT_IS_GARBAGE and context.recorded and source.node.op != "BlockGrad"
+        if source.dtype is None or (source is operand and not is_wild):
             continue
         block = operator("BlockGrad", unique_name(f"{node.name}_shape", names), [source], source)
         node.inputs[position] = Entry(block)

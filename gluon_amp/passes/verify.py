@@ -10,8 +10,6 @@ from ..graph import Graph, Role, cast_nodes
 from .assign_dtypes import input_dtypes
 from .context import Context
 
-__all__ = ["CHECKS", "is_needed", "run"]
-
 
 def _inputs_agree(graph: Graph, context: Context) -> Iterator[str]:
     for node in graph.operators():

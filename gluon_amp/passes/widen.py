@@ -7,8 +7,6 @@ from ..dtypes import FLOAT16, FLOAT32, FLOAT64
 from ..graph import Entry, Graph, Node, operator, redirect, unique_name
 from ..graph.attrs import DTYPE, TYPE_FLAGS
 
-__all__ = ["widen"]
-
 _HALF = (FLOAT16, str(TYPE_FLAGS[FLOAT16]))
 
 

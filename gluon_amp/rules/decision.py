@@ -6,9 +6,6 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Sequence
 
-__all__ = ["EXCLUDED", "FOR_SECOND_GRADIENTS", "FP32", "KEEP", "LOWER", "NEUTRAL", "OUTSIDE", "RULES", "SWITCHED_OFF",
-           "WIDEST", "Cause", "Decision", "Rule", "precision"]
-
 LOWER = "LOWER"  # all floating-point inputs are cast to the target type
 FP32 = "FP32"  # all low-precision inputs are cast to FP32
 WIDEST = "WIDEST"  # FP32 as soon as one floating-point input is FP32, otherwise the target type

@@ -9,8 +9,6 @@ from .decision import FP32, LOWER, Cause, Rule
 from .policy import Policy, refused_rules
 from .tables import table
 
-__all__ = ["ConditionalOp", "make_policy"]
-
 ConditionalOp = Tuple[str, str, Sequence[str]]
 
 

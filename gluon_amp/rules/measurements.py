@@ -11,8 +11,6 @@ from ..errors import PolicyError, expected
 from ..files import replacing
 from ..graph.attrs import parameters
 
-__all__ = ["Tuning", "default_cache", "signature"]
-
 # Low precision has to lose by this factor before an operator is kept in FP32, which costs casts around it.
 _CLEARLY_SLOWER = 1.1
 
@@ -94,7 +92,7 @@ class Tuning:
         Raises
         ------
         PolicyError
-            The file is no file of measurements.
+            The file does not hold measurements.
         OSError
             The file cannot be read.
         """

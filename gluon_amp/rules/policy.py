@@ -14,8 +14,6 @@ from .measurements import signature
 from .shapes import FEW_CHANNELS, SHAPE_RULES
 from .tables import table
 
-__all__ = ["Policy", "refused_rules"]
-
 _MOST_SHOWN = 6
 _FORMAT = "gluon_amp policy 1"
 _SLOW = Decision(FP32, Cause.MEASURED, "measured to be slower in low precision on this machine")
@@ -103,7 +101,7 @@ class Policy:
         >>> Policy.from_json(policy.to_json()) == policy
         True
         """
-        overrides = {op: [_written_rule(rule) for rule in rules] for op, rules in self.overrides.items()}
+        overrides = {op: [asdict(rule) for rule in rules] for op, rules in self.overrides.items()}
         return json.dumps({"format": _FORMAT, "target_dtype": self.target_dtype, "excluded": sorted(self.excluded),
                            "slow": sorted(self.slow), "training": self.training, "overrides": overrides,
                            "disabled_passes": sorted(self.disabled_passes)}, indent=2)
@@ -246,10 +244,6 @@ def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, .
             raise ValueError(f"fp32_inputs of {op!r} lack {sorted(fixed.difference(rule.fp32_inputs))}: its kernels "
                              "read those in FP32")
     return (*(rule for rule in refused if rule not in rules), *rules)
-
-
-def _written_rule(rule: Rule) -> dict[str, Any]:
-    return {**asdict(rule), "cause": rule.cause}
 
 
 def _read_rule(raw: Mapping[str, Any]) -> Rule:

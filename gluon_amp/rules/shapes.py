@@ -15,9 +15,6 @@ from .decision import FP32, Cause, Decision
 if TYPE_CHECKING:
     from .policy import Policy
 
-__all__ = ["FEW_CHANNELS", "SHAPE_RULES", "FewChannels", "ShapeRule", "can_fold_stride", "has_idle_taps",
-           "is_pointwise", "overruns_amx_tiles", "pools_out_of_order"]
-
 Attrs = Mapping[str, str]
 Shape = Sequence[int]
 
@@ -71,7 +68,7 @@ _BLOCK = 16  # channels that oneDNN keeps side by side
 
 
 def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> bool:
-    """Tell whether the gradient of a pooling has an order of axes for which oneDNN has slow reference kernels only."""
+    """Tell whether a pooling's gradient has an order of axes that only oneDNN's slow reference kernels take."""
     # Where the result has height or width 1, its strides do not tell the order of that axis and of its neighbours any
     # more, and oneDNN takes the larger ones of the data for the outer ones. The neighbours are the blocks of channels
     # and, between AMX kernels, which keep channels innermost, the batch.
@@ -112,7 +109,7 @@ _LEAST_FILTERS = 16
 
 
 def can_fold_stride(attrs: Mapping[str, str], channels: int) -> bool:
-    """Tell whether a convolution may run without its stride on four times the channels, and is faster so on AMX."""
+    """Tell whether AMX runs a convolution faster without its stride, on four times the channels."""
     kernel, stride, pad, others = (integers(attrs, name) for name in ("kernel", "stride", "pad", "dilate"))
     square = stride == [2, 2] and len(set(kernel)) == 1 and len(set(pad)) <= 1 and len(kernel) == 2 and kernel[0] > 2
     plain = all(number == 1 for number in others) and integer(attrs, "num_group", 1) == 1

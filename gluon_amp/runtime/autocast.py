@@ -20,10 +20,9 @@ from ..rules.measurements import Tuning
 from . import gpus, hooks
 from .devices import announce, choose, device_supports, warn_if_slow
 from .eager_applier import outermost
+from .exclusions import can_be_target
 from .policies import device_policies, policies_of, rewrites, tuned
 from .state import State, controller, region
-
-__all__ = ["active_dtype", "autocast", "deinit", "exclude", "init", "is_active"]
 
 _logger = logging.getLogger("gluon_amp")
 
@@ -177,9 +176,7 @@ def active_dtype(device_type: str | Context = "cpu") -> str | None:
     kind = device_type.device_type if isinstance(device_type, Context) else _DEVICES.get(device_type)
     if kind is None:
         raise ValueError(expected(f"one of {', '.join(map(repr, _DEVICES))}, or a Context", "device_type", device_type))
-    context = device_type if isinstance(device_type, Context) else Context(kind)
-    state = controller.current()
-    policy = state.policy(state.key(context)) if state is not None and state.enabled else None
+    policy = controller.policy(device_type if isinstance(device_type, Context) else Context(kind))
     return policy.target_dtype if policy is not None and policy.lowers else None
 
 
@@ -314,6 +311,6 @@ def exclude(*targets: Block | type | str) -> None:
     >>> amp.deinit()
     """
     for target in targets:
-        if not (isinstance(target, (Block, str)) or (isinstance(target, type) and issubclass(target, Block))):
+        if not can_be_target(target):
             raise TypeError(expected("a Block, a class of blocks or a name with wildcards", "target", target))
     controller.exclude(targets)

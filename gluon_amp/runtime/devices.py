@@ -25,9 +25,6 @@ from ..dtypes import (
 )
 from ..errors import DTypeError
 
-__all__ = ["announce", "choose", "device_supports", "lost_amx", "machine", "of_device", "require_bfloat16", "support",
-           "verdict", "warn_if_slow", "warn_once"]
-
 _logger = logging.getLogger("gluon_amp")
 _warned: set[str] = set()
 # With AMX a convolution in bfloat16 is five times as fast as in FP32, without it two thirds as fast on the same CPU.

@@ -31,9 +31,6 @@ from ..rules.decision import FOR_SECOND_GRADIENTS, SWITCHED_OFF
 from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
 from .zero_gradients import make_saving_invoke
 
-__all__ = ["EagerPolicy", "Frame", "frame", "is_low", "make_invoke", "outermost", "release", "returns_fp32",
-           "run_lowered", "twins"]
-
 Invoke = Callable[..., Any]
 
 _MOST_DIMENSIONS = 6  # what amp_cast takes
@@ -41,6 +38,7 @@ _LOW = frozenset((TYPE_FLAGS[FLOAT16], TYPE_FLAGS[BFLOAT16]))
 _NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}
 _ARITHMETIC = ("add", "sub", "mul", "div")
 _UNTOUCHED = {"amp_cast", "amp_multicast"}
+_COPIES = {"_copyto", "_npi_copyto"}
 _get_dtype = _LIB.MXNDArrayGetDType
 
 
@@ -58,6 +56,7 @@ class Frame(threading.local):
         # the blocks inside networks that were given to ``initialize``, where the outermost block is none of those
         self.parts: Mapping[Any, Any] = {}
         self.data_gradients = False  # whether gradients of the data of the outermost block's call are recorded
+        self.imitates = False  # whether the casts that are made now imitate a type
 
 
 frame = Frame()
@@ -180,14 +179,12 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
             widened = _widened(original, inputs, is_np_op) if is_on() else inputs
             if widened is inputs:
                 raise
-            if out is None and _is_casts_deconvolution(handle, inputs, widened):
-                return _beside_onednn(original, handle, widened, keys, values, is_np_op, output_is_list)
-            return original(handle, widened, keys, values, out, is_np_op, output_is_list)
+            return _run_cast(original, handle, inputs, widened, keys, values, out, is_np_op, output_is_list)
     return invoke
 
 
 def _widened(original: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: int | None = None) -> Sequence[NDArray]:
-    """Return the inputs with users' own low-precision arrays in FP32, where FP32 or AMP's own are among them."""
+    """Return the inputs with the user's own low-precision arrays in FP32, where they meet FP32 or AMP's arrays."""
     flags = [_flag(array) for array in inputs]
     users = [i for i, flag in enumerate(flags)
              if flag in _LOW and flag != low and not isinstance(inputs[i], BaseSparseNDArray)]
@@ -200,8 +197,21 @@ def _widened(original: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: i
     return widened
 
 
+def _has_frozen_weight(inputs: Sequence[NDArray]) -> bool:
+    """Tell whether a dense layer's bias gets a gradient and its weight does not."""
+    return autograd.is_recording() and len(inputs) == 3 and inputs[1].grad is None and inputs[2].grad is not None
+
+
 def _is_casts_deconvolution(handle: int, inputs: Sequence[NDArray], widened: Sequence[NDArray]) -> bool:
     return handle == handle_of("Deconvolution") and widened[1] is not inputs[1]
+
+
+def _run_cast(original: Invoke, handle: int, given: Sequence[NDArray], inputs: Sequence[NDArray], keys: Sequence[str],
+              values: Sequence[Any], out: Any, is_np_op: bool, output_is_list: bool) -> Any:
+    """Run an operator on inputs that are FP32 casts of those given."""
+    if out is None and _is_casts_deconvolution(handle, given, inputs):
+        return _beside_onednn(original, handle, inputs, keys, values, is_np_op, output_is_list)
+    return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
 
 
 def _beside_onednn(original: Invoke, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any],
@@ -228,6 +238,8 @@ class _Call(NamedTuple):
         if handle in self.policy.twins and inputs[0].shape == inputs[1].shape:
             handle = self.policy.twins[handle]
             operator = self.policy.operators[handle]
+        if operator.name == "FullyConnected" and _has_frozen_weight(inputs):
+            return self._biased_apart(operator, handle, inputs, flags, keys, values, out, output_is_list)
         rule = self.policy.decide(operator, inputs, keys, values)
         if (rule.rule == LOWER and operator.name in TWICE_DIFFERENTIABLE and not self.is_asked
                 and (frame.data_gradients or (not frame.blocks and are_recorded(inputs[:1])))):
@@ -238,6 +250,11 @@ class _Call(NamedTuple):
                 wide = [self.cast(array, FLOAT32) if is_low(array, self.policy) else array for array in widened]
                 return _beside_onednn(self.original, handle, wide, keys, values, self.is_np_op, output_is_list)
             inputs, flags = widened, [_flag(array) for array in widened]
+        return self._run_by(rule, operator, handle, inputs, flags, keys, values, out, output_is_list)
+
+    def _run_by(self, rule: Decision, operator: _Operator, handle: int, inputs: Sequence[NDArray], flags: list[int],
+                keys: Sequence[str], values: Sequence[Any], out: Any, output_is_list: bool) -> Any:
+        """Cast the inputs as a rule says, and call the operator."""
         wanted = _dtypes(rule, flags, self.policy.flag)
         changed = [i for i, flag in enumerate(flags) if wanted is not None and flag != wanted[i]]
         rounded = [i for i in rule.rounded_inputs if wanted is not None and flags[i] == 0]
@@ -250,6 +267,8 @@ class _Call(NamedTuple):
             cast[i] = self._input_cast(inputs[i], wanted[i], fragile)  # type: ignore[index]
         for i in rounded:
             cast[i] = self.cast(self._input_cast(inputs[i], self.policy.flag, fragile=False), FLOAT32)
+        if operator.name in _COPIES and out is not None:  # it has no type of its own, and converts to any
+            return self.original(handle, cast, keys, values, out, self.is_np_op, output_is_list)
         try:
             result = self._computed(handle, cast, keys, values, output_is_list, rule if lowers else None)
         except mx.MXNetError as error:
@@ -258,20 +277,35 @@ class _Call(NamedTuple):
             return self._written(result, out)
         return result if frame.hybrid_blocks else release(result, self.policy, self.original)
 
+    def _biased_apart(self, operator: _Operator, handle: int, inputs: Sequence[NDArray], flags: list[int],
+                      keys: Sequence[str], values: Sequence[Any], out: Any, output_is_list: bool) -> Any:
+        """Run a dense layer, and add its bias apart, as passes/separate_biases.py does in graphs."""
+        kept = [pair for pair in zip(keys, values) if pair[0] != "no_bias"]
+        names, given = [key for key, _ in kept] + ["no_bias"], [value for _, value in kept] + [True]
+        product = self.run(operator, handle, inputs[:2], flags[:2], names, given, None, False)
+        adder, terms = handle_of("broadcast_add"), [product, inputs[2]]
+        return self.run(self.policy.operators[adder], adder, terms, [_flag(array) for array in terms], [], [], out,
+                        output_is_list)
+
     def _computed(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any],
                   output_is_list: bool, lowering: Decision | None) -> Any:
         if lowering is None or not self.policy.policy.imitated:
             return self.original(handle, inputs, keys, values, None, self.is_np_op, output_is_list)
         # As in passes/imitate.py: FP32 arithmetic on rounded values, and a rounded result.
-        raised = [self.cast(array, FLOAT32) if is_low(array, self.policy) else array for array in inputs]
-        if _is_casts_deconvolution(handle, inputs, raised):
-            result = _beside_onednn(self.original, handle, raised, keys, values, self.is_np_op, output_is_list)
-        else:
-            result = self.original(handle, raised, keys, values, None, self.is_np_op, output_is_list)
+        raised = [self._imitating(array, FLOAT32) if is_low(array, self.policy) else array for array in inputs]
+        result = _run_cast(self.original, handle, inputs, raised, keys, values, None, self.is_np_op, output_is_list)
         outputs = result if isinstance(result, list) else [result]
         low = outputs[:1] if lowering.fp32_inputs else outputs  # the statistics of BatchNorm are FP32 as well
-        rounded = [self.cast(array, self.policy.target) if _flag(array) == 0 else array for array in low]
+        rounded = [self._imitating(array, self.policy.target) if _flag(array) == 0 else array for array in low]
         return [*rounded, *outputs[len(low):]] if isinstance(result, list) else rounded[0]
+
+    def _imitating(self, array: NDArray, dtype: str) -> NDArray:
+        """Make a cast that serves to imitate the type: recordings tell it from others."""
+        frame.imitates = True
+        try:
+            return self.cast(array, dtype)
+        finally:
+            frame.imitates = False
 
     def _input_cast(self, array: NDArray, flag: int, fragile: bool) -> NDArray:
         """Cast an array; a parameter once per call of the outermost block, in a way that lets gradients accumulate."""

@@ -13,8 +13,6 @@ from .._mxnet.operators import handle_of
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32
 
-__all__ = ["make_native_invoke"]
-
 Invoke = Callable[..., Any]
 
 
@@ -40,7 +38,7 @@ def _kernels() -> Mapping[int, _Kernel]:
 
 
 def make_native_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
-    """Make a function that runs what gains from it in C++, and all else by MXNet's ``_imperative_invoke``."""
+    """Make a function that runs calls in C++ where that is faster, and all others as MXNet does."""
     identity = handle_of("_copy")
 
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,

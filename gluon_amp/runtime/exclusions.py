@@ -12,7 +12,10 @@ from mxnet.gluon import Block
 from .._mxnet.blocks import descendants, subtrees
 from ..errors import closest
 
-__all__ = ["Exclusions", "is_target"]
+
+def can_be_target(value: object) -> bool:
+    """Tell whether a value is a block, a class of blocks, or a name with wildcards."""
+    return isinstance(value, (Block, str)) or (isinstance(value, type) and issubclass(value, Block))
 
 
 def is_target(block: Block, target: Block | type | str) -> bool:
@@ -49,7 +52,7 @@ class Exclusions:
         return any(is_target(block, target) for target in self._targets)
 
     def inside(self, outermost: Block, is_traced: bool = False) -> set[int]:
-        """Return the ids of the excluded blocks that a call may meet, without those inside a block that is traced."""
+        """Return the ids of the excluded blocks that a call may meet; a traced block calls none of those inside."""
         if self._unseen:
             self._look_for_unseen(outermost)
         excluded = set() if is_traced else subtrees(outermost, self.match)

@@ -3,22 +3,19 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.executor import Executor
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.symbols import dtype_name
+from .._mxnet.symbols import dtype_name, of_inputs, typed_variables
 from ..dtypes import FLOAT32
-from ..graph.attrs import DTYPE, STORAGE
+from ..graph.attrs import STORAGE
 from .observers import executor_callback
 from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
 from .recent import remember
 from .state import State, controller
-
-__all__ = ["PlannedExecutor", "Planner", "make_bind", "make_simple_bind"]
 
 _stock_bind = mx.sym.Symbol.bind
 
@@ -77,12 +74,10 @@ class PlannedExecutor(Executor):
     def _all_shapes(self, given: Mapping[str, tuple[int, ...]], may_change: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs, which MXNet cannot infer from operators of a library."""
         symbol = self.planner.traced.symbol
-        arguments, _, auxiliary = symbol.infer_shape(**given)
-        if arguments is None:
+        inferred = of_inputs(symbol, symbol.infer_shape(**given))
+        if not inferred and self.arg_arrays:
             raise mx.MXNetError(f"expected shapes from which those of all inputs follow, received {dict(given)}")
-        names = symbol.list_arguments() + symbol.list_auxiliary_states()
-        inferred = dict(zip(names, [*arguments, *auxiliary]))
-        changed = [name for name, array in zip(names, [*self.arg_arrays, *self.aux_arrays])
+        changed = [name for name, array in zip(inferred, [*self.arg_arrays, *self.aux_arrays])
                    if name not in given and inferred[name] != array.shape]
         if changed and not may_change:
             raise mx.MXNetError(f"the shape of {', '.join(changed)} changes, which was not given: give it, or "
@@ -110,9 +105,11 @@ def make_bind(original: Callable) -> Callable:
         shapes = {name: array.shape for name, array in arrays.items()}
         gradients = _by_name(args_grad, symbol.list_arguments())
         dense = not any(isinstance(array, BaseSparseNDArray) for array in (*arrays.values(), *gradients.values()))
-        inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req, dense)
-        inputs = inputs._replace(recorded=inputs.recorded and bool(gradients))
-        planner = Planner(state, Traced(symbol), inputs, original)
+        traced = Traced(symbol)
+        requests = _by_name(_listed(grad_req, symbol), symbol.list_arguments())
+        inputs = _inputs(traced, state.key(ctx), dtypes, shapes,
+                         {name: request if name in gradients else "null" for name, request in requests.items()}, dense)
+        planner = Planner(state, traced, inputs, original)
         try:
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
@@ -133,8 +130,9 @@ def make_simple_bind(original: Callable) -> Callable:
         try:
             dtypes = _inferred_dtypes(symbol, type_dict or {})
             shapes = _inferred_shapes(symbol, kwargs)
-            inputs = _inputs(symbol, state.key(ctx), dtypes, shapes, grad_req, not _has_sparse(symbol, rest, kwargs))
-            planner = Planner(state, Traced(symbol), inputs, _stock_bind)
+            traced = Traced(symbol)
+            inputs = _inputs(traced, state.key(ctx), dtypes, shapes, grad_req, not _has_sparse(symbol, rest, kwargs))
+            planner = Planner(state, traced, inputs, _stock_bind)
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
             original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
@@ -149,15 +147,21 @@ def make_simple_bind(original: Callable) -> Callable:
     return simple_bind
 
 
-def _inputs(symbol: mx.sym.Symbol, device: str, dtypes: dict[str, str | None],
+def _listed(grad_req: Any, symbol: mx.sym.Symbol) -> Any:
+    """Return what is requested of each argument."""
+    return [grad_req] * len(symbol.list_arguments()) if isinstance(grad_req, str) else grad_req
+
+
+def _inputs(traced: Traced, device: str, dtypes: dict[str, str | None],
             shapes: dict[str, tuple[int, ...]], grad_req: Any, dense: bool) -> Inputs:
-    names = tuple(symbol.list_inputs())
-    arguments = symbol.list_arguments()
-    requests = _by_name([grad_req] * len(arguments) if isinstance(grad_req, str) else grad_req, arguments)
+    symbol = traced.symbol
+    names, arguments = tuple(symbol.list_inputs()), symbol.list_arguments()
+    requests = {**dict.fromkeys(arguments, "null"), **_by_name(_listed(grad_req, symbol), arguments)}
     guarded = frozenset(name for name, request in requests.items() if request == "add")
     return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
                   device, guarded, dense=dense and all(name in shapes for name in names),
-                  recorded=any(request != "null" for request in requests.values()))
+                  recorded=any(request != "null" for request in requests.values()),
+                  frozen=traced.frozen(requests))
 
 
 def _has_sparse(symbol: mx.sym.Symbol, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -174,19 +178,15 @@ def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
 
 
 def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: dict[str, Any]) -> dict[str, str | None]:
-    names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    names = symbol.list_inputs()
     try:
-        arguments, _, auxiliary = symbol.infer_type_partial(**type_dict)
+        inferred = of_inputs(symbol, symbol.infer_type_partial(**type_dict))
     except mx.MXNetError:  # some operators, such as Embedding, insist on knowing the types of their inputs
-        typed = {name for name, attrs in symbol.attr_dict().items() if attrs.get(DTYPE, "-1") != "-1"}
-        types = {**dict.fromkeys(set(names) - typed, FLOAT32), **type_dict}
-        arguments, _, auxiliary = symbol.infer_type_partial(**types)
-    inferred = map(dtype_name, [*(arguments or []), *(auxiliary or [])])
-    return {name: dtype or FLOAT32 for name, dtype in zip_longest(names, inferred)}  # simple_bind's own default
+        types = {**dict.fromkeys(set(names) - typed_variables(symbol), FLOAT32), **type_dict}
+        inferred = of_inputs(symbol, symbol.infer_type_partial(**types))
+    return {name: dtype_name(inferred.get(name)) or FLOAT32 for name in names}  # simple_bind's own default
 
 
 def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     known = {name: shape for name, shape in given.items() if isinstance(shape, tuple)}
-    arguments, _, auxiliary = symbol.infer_shape_partial(**known)
-    names = symbol.list_arguments() + symbol.list_auxiliary_states()
-    return {name: shape for name, shape in zip(names, [*(arguments or []), *(auxiliary or [])]) if shape}
+    return {name: shape for name, shape in of_inputs(symbol, symbol.infer_shape_partial(**known)).items() if shape}

@@ -14,9 +14,6 @@ from ..rules import RULES
 from .autocast import autocast
 from .state import controller, region
 
-__all__ = ["custom_bwd", "custom_fwd", "float32_function", "low_precision_function", "register_float32_function",
-           "register_low_precision_function", "register_op"]
-
 _MARK = "__amp_custom__"
 
 

@@ -10,8 +10,6 @@ from ..rules import FP32, Policy
 from ..rules.tables.groups import arithmetic, layers
 from .devices import warn_once
 
-__all__ = ["prepare", "restore"]
-
 SAFE_ACCUMULATION = "MXNET_SAFE_ACCUMULATION"  # 1: sums of float16 values are kept in FP32, those of FP32 in float64
 # MXNet's own kernels of these add up in the type of their data, unless the variable is set.
 _SUMMING = (*layers.SOFTMAX, *layers.NORMS, "softmin", *arithmetic.SUMS, *arithmetic.NUMPY_SUMS,

@@ -15,7 +15,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.invoke import StockCachedOp
-from .._mxnet.symbols import dtype_name, input_names, to_graph
+from .._mxnet.symbols import dtype_name, to_graph
 from ..dtypes import BFLOAT16, LOW_PRECISION
 from ..graph import Graph
 from ..graph.attrs import is_set
@@ -25,8 +25,6 @@ from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
 from .recent import remember
 from .second_gradients import TWICE_DIFFERENTIABLE
 from .state import State, controller
-
-__all__ = ["RewritingCachedOp"]
 
 # Networks may be fed thousands of different shapes, each of which may keep other operators in FP32.
 _MOST_SHAPES = 256
@@ -61,8 +59,9 @@ class RewritingCachedOp:
         self.state = state  # to run under always, for a converted network; None for that in force at each call
         self.flags = flags
         self.accumulating: frozenset[str] = frozenset()
+        self.frozen: frozenset[str] = frozenset()
         self.latest: Plan | None = None  # what it ran under AMP last
-        self.names = tuple(input_names(symbol))  # in the order of the arguments
+        self.names = tuple(symbol.list_inputs())  # in the order of the arguments
         self.traced = Traced(symbol)
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
         self._plain: StockCachedOp | None = None
@@ -88,7 +87,7 @@ class RewritingCachedOp:
             raise type(error)(f"{error}\n{variant.plan.explain(str(error))}") from error
 
     def _gives_second_gradients(self, args: Sequence[NDArray]) -> bool:
-        """Tell whether MXNet runs this operator by operator, as it does with few, and can differentiate it twice."""
+        """Tell whether MXNet would run this operator by operator, and could differentiate it twice."""
         return (self._is_inlined and autograd.is_recording()
                 and all(dtype_name(array.dtype) not in LOW_PRECISION for array in args))
 
@@ -121,7 +120,7 @@ class RewritingCachedOp:
         dtypes = tuple(dtype_name(array.dtype) for array in args)
         low = frozenset(self.names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
         return Inputs(self.names, dtypes, tuple(array.shape for array in args),
-                      device, self._guarded(args), low, _are_dense(args), self._is_recorded())
+                      device, self._guarded(args), low, _are_dense(args), self._is_recorded(), self._frozen())
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
@@ -152,7 +151,7 @@ class RewritingCachedOp:
         if kept is None:
             kept = self.traced.kept(state, device, self.names, [array.shape for array in args])
             remember(variants.kept, shapes, kept, _MOST_SHAPES)
-        key = (dtypes, device, self._guarded(args), kept, _are_dense(args), self._is_recorded())
+        key = (dtypes, device, self._guarded(args), kept, _are_dense(args), self._is_recorded(), self._frozen())
         variant = variants.made.get(key)
         if variant is None:
             plan = make_plan(state, self.traced, self._inputs(args, device))
@@ -160,6 +159,9 @@ class RewritingCachedOp:
             variant = remember(variants.made, key, _Variant(plan, operation), MOST_PLANS)
         self.latest = variant.plan
         return variant
+
+    def _frozen(self) -> frozenset[str]:
+        return self.frozen if autograd.is_recording() else frozenset()
 
     def _is_recorded(self) -> bool:
         return not self.traced.depends_on_recording or autograd.is_recording()

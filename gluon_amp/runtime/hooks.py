@@ -11,6 +11,7 @@
 - ``Block.register_child``: networks given to ``initialize`` grow.
 - ``SymbolBlock.forward``: in another block's trace its operators carry the mark of the region around its call.
 - ``autograd.Function.__call__``: user code that expects what it was written for.
+- ``autograd.grad``, ``autograd.backward`` and ``NDArray.backward``: errors about gradients of gradients say what to do.
 - ``Trainer._update``: what the optimizer has written.
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
 - ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
@@ -25,8 +26,8 @@ from typing import Any, Callable, ContextManager, Iterator
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer
+from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
-from mxnet.ndarray import register
 from mxnet.symbol import register as symbol_register
 
 from .._mxnet.blocks import make_symbol_block_forward
@@ -36,11 +37,8 @@ from .eager_applier import frame, is_low, make_invoke, release
 from .eager_native import make_native_invoke
 from .executors import make_bind, make_simple_bind
 from .graph_applier import RewritingCachedOp
-from .second_gradients import are_recorded
+from .second_gradients import NOT_TWICE, are_recorded
 from .state import controller
-
-__all__ = ["install", "installed", "invoke_replaced", "kept_in_place", "uninstall"]
-
 
 _originals: list[tuple[Any, str, Any]] = []
 _lock = threading.Lock()
@@ -115,10 +113,6 @@ def invoke_replaced() -> Iterator[tuple[Callable, Callable[[Callable, Callable],
         setattr(owner, name, before)
 
 
-def _make_cached_op(original: Any) -> Callable:
-    return RewritingCachedOp
-
-
 def _make_call_cached_op(original: Callable) -> Callable:
     @functools.wraps(original)
     def call_cached_op(block: HybridBlock, *args: Any) -> Any:
@@ -128,6 +122,7 @@ def _make_call_cached_op(original: Callable) -> Callable:
                 _rebuild(block, epoch, args)
         if isinstance(block._cached_op, RewritingCachedOp):
             block._cached_op.accumulating = _accumulating(block)
+            block._cached_op.frozen = _frozen(block)
         return original(block, *args)
     return call_cached_op
 
@@ -157,6 +152,13 @@ def _rebuild(block: HybridBlock, epoch: int, args: tuple[Any, ...]) -> None:
 def _accumulating(block: HybridBlock) -> frozenset[str]:
     return frozenset(source.name for is_data, source in block._cached_op_args
                      if not is_data and source.grad_req == "add")
+
+
+def _frozen(block: HybridBlock) -> frozenset[str]:
+    traced = block._cached_op.traced
+    if not traced.biased:
+        return frozenset()
+    return traced.frozen({source.name: source.grad_req for is_data, source in block._cached_op_args if not is_data})
 
 
 def _make_block_call(original: Callable) -> Callable:
@@ -228,6 +230,18 @@ def _make_function_call(original: Callable) -> Callable:
     return call
 
 
+def _make_differentiate(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def differentiate(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except mx.MXNetError as error:
+            if not controller.is_on() or "is non-differentiable" not in str(error):
+                raise
+            raise type(error)(f"{error}\n{NOT_TWICE}") from error
+    return differentiate
+
+
 def _within(region: Callable[[], ContextManager], function: Callable) -> Callable:
     @functools.wraps(function)
     def inside(*args: Any) -> Any:
@@ -266,14 +280,17 @@ _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
      lambda original: make_invoke(make_native_invoke(original, controller.runs_natively), controller.eager,
                                   controller.is_on)),
     (nd_numpy._api_internal, "tensordot", _make_tensordot),
-    (symbol_register, "_symbol_creator", lambda original: make_symbol_creator(original)),
-    (mx.ndarray, "CachedOp", _make_cached_op),
+    (symbol_register, "_symbol_creator", make_symbol_creator),
+    (mx.ndarray, "CachedOp", lambda original: RewritingCachedOp),
     (HybridBlock, "_call_cached_op", _make_call_cached_op),
     (HybridBlock, "_get_graph", _make_get_graph),
     (Block, "__call__", _make_block_call),
     (Block, "register_child", _make_register_child),
-    (SymbolBlock, "forward", lambda original: make_symbol_block_forward(original)),
+    (SymbolBlock, "forward", make_symbol_block_forward),
     (autograd.Function, "__call__", _make_function_call),
+    (autograd, "grad", _make_differentiate),
+    (autograd, "backward", _make_differentiate),
+    (NDArray, "backward", _make_differentiate),
     (Trainer, "_update", _make_update),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),
     (mx.sym.Symbol, "bind", make_bind),

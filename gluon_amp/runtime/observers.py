@@ -10,13 +10,10 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..dtypes import FLOAT32, LOW_PRECISION
 from ..graph import Node, Role, named_by
 from .plans import Plan
 
-__all__ = ["executor_callback", "operator_callback"]
-
-_LOW = (FLOAT16, BFLOAT16)
 _FIRST_OUTPUT = ("output", "0")  # as executors and cached ops call it
 # The inputs of convolutions, as executors call them, and the axes that have channels.
 _INPUTS = {"data": 0, "weight": 1, "bias": 2}
@@ -61,7 +58,7 @@ class _Observer:
         elif node.role is not Role.OWN:
             return None
         known = self.nodes[node.stands_for or node.name]
-        is_own = any(dtype in _LOW for dtype in known.dtypes)
+        is_own = any(dtype in LOW_PRECISION for dtype in known.dtypes)
         return _handed_over(array, name, self.ops.get(known.name, known.op), is_own)
 
     def _input(self, array: NDArray, name: bytes, node: Node, position: int) -> _Tensor:
@@ -69,7 +66,7 @@ class _Observer:
         source = node.inputs[position]
         while source.node.role is not Role.OWN:
             source = source.node.inputs[0]
-        is_own = any(dtype in _LOW for dtype in source.node.dtypes)
+        is_own = any(dtype in LOW_PRECISION for dtype in source.node.dtypes)
         with autograd.pause():
             array = array if is_own else cast_arrays(array, FLOAT32)
             for axis, size in enumerate(source.shape or ()):
@@ -87,7 +84,7 @@ class _Observer:
 
 def _handed_over(array: NDArray, name: bytes, op: str, is_own: bool) -> _Tensor:
     """Give an array to a hook, which frees it; in FP32 unless its low precision is the program's own."""
-    if not is_own and dtype_name(array.dtype) in _LOW:
+    if not is_own and dtype_name(array.dtype) in LOW_PRECISION:
         with autograd.pause():
             array = cast_arrays(array, FLOAT32)
     handle, array.handle = array.handle, NDArrayHandle()

@@ -19,8 +19,6 @@ from ..passes.widen import widen
 from ..rules import Policy
 from .state import State
 
-__all__ = ["MOST_PLANS", "Inputs", "Plan", "Traced", "make_plan"]
-
 MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other operators in FP32
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
@@ -40,6 +38,7 @@ class Inputs(NamedTuple):
     low: frozenset[str] = frozenset()
     dense: bool = False  # whether all of them are dense arrays, of known shapes
     recorded: bool = True  # whether gradients may be asked for
+    frozen: frozenset[str] = frozenset()  # weights of dense layers without a gradient, whose biases have one
 
     def types(self) -> dict[str, str]:
         """Return data types by name; data that an outer block passes in bfloat16 counts as FP32."""
@@ -72,6 +71,18 @@ class Traced:
     def depends_on_recording(self) -> bool:
         """Tell whether it runs otherwise where no gradients are asked for."""
         return any(node.op in REPLACEMENTS for node in self.graph.operators())
+
+    @cached_property
+    def biased(self) -> tuple[tuple[str, str], ...]:
+        """The names of weight and bias of its dense layers, where both are variables."""
+        pairs = [[entry.node for entry in node.inputs[1:3]] for node in self.graph.operators()
+                 if node.op == "FullyConnected" and len(node.inputs) == 3]
+        return tuple((weight.name, bias.name) for weight, bias in pairs if weight.is_variable and bias.is_variable)
+
+    def frozen(self, requests: Mapping[str, str]) -> frozenset[str]:
+        """Name the weights of dense layers that get no gradient while the biases do, by the requests for gradients."""
+        return frozenset(weight for weight, bias in self.biased
+                         if requests.get(weight) == "null" and requests.get(bias) != "null")
 
     @cached_property
     def keeps_inputs(self) -> bool:
@@ -212,7 +223,7 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
             node.planned = [BFLOAT16]
     counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled,
                             native=_native(graph, inputs), recorded=inputs.recorded,
-                            converted=traced.is_converted)
+                            frozen=inputs.frozen, converted=traced.is_converted)
     changed = is_widened or any(counts.values()) or (inputs.low and policy.lowers)
     return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
 

@@ -14,8 +14,6 @@ from ..rules.measurements import Tuning, default_cache
 from .devices import choose, device_supports, machine
 from .state import controller
 
-__all__ = ["device_policies", "policies_of", "rewrites", "tuned"]
-
 
 def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[str] = frozenset(),
                     **lists: Any) -> dict[str, Policy]:

@@ -3,8 +3,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["remember"]
-
 
 def remember(entries: dict[Any, Any], key: Any, value: Any, most: int) -> Any:
     """Add an entry, and drop the oldest where there are more than ``most``; return the value."""

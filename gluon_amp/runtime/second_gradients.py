@@ -10,13 +10,14 @@ from typing import Any, Sequence
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
-__all__ = ["TWICE_DIFFERENTIABLE", "are_recorded"]
-
+NOT_TWICE = ("AMP is on, and MXNet differentiates neither casts nor operators in low precision twice. For gradients of "
+             "gradients run the network and autograd.grad inside `with amp.autocast(enabled=False):`, and do not "
+             "hybridize it: MXNet has none of hybridized networks")
 TWICE_DIFFERENTIABLE = frozenset(("FullyConnected", "dot", "batch_dot"))
 
 
 def are_recorded(data: Sequence[Any]) -> bool:
-    """Tell whether gradients are recorded with respect to arrays among the data, lists of arrays included."""
+    """Tell whether gradients are recorded for an array among the data, or in a list in it."""
     return autograd.is_recording() and any(
         array.grad is not None if isinstance(array, NDArray) else isinstance(array, (list, tuple)) and
         are_recorded(array) for array in data)

@@ -21,10 +21,9 @@ from .recent import remember
 if TYPE_CHECKING:
     from .plans import Traced
 
-__all__ = ["Level", "Network", "State", "controller", "in_force", "region"]
-
 NATIVE_OPERATORS = "native_operators"  # the pass that puts operators in C++ into graphs
 _MOST_STATES = 16  # of regions with settings of their own
+_CPU = mx.cpu()
 
 
 class State:
@@ -161,10 +160,14 @@ class _Controller:
             return None
         return current.eager_anywhere or current.eager(inputs)
 
+    def policy(self, device: mx.Context) -> Policy | None:
+        """Return the policy in force for a device in this thread, None where AMP is off."""
+        state = self.current()
+        return None if state is None or not state.enabled else state.policy(state.key(device))
+
     def runs_natively(self) -> bool:
         """Tell whether imperative calls of this thread may run operators in C++, as those in graphs do."""
-        state = self.current()
-        policy = None if state is None or not state.enabled else state.policy("cpu")
+        policy = self.policy(_CPU)
         return policy is not None and not policy.imitated and NATIVE_OPERATORS not in policy.disabled_passes
 
     def region(self, block: Block) -> Any:
@@ -214,7 +217,7 @@ class _Controller:
         return region(current.disabled() if current else None, REGION_OFF)
 
     def epoch(self) -> int:
-        """Return a number for the setting that blocks are traced under, 0 for none; a new number traces them again."""
+        """Return a number for what blocks are traced under, 0 for nothing; where it changes they are traced again."""
         return self.changes if self.exclusions or self.networks else 0
 
     def exclude(self, targets: Sequence[Any]) -> None:

@@ -20,8 +20,6 @@ from .._mxnet.operators import handle_of, registered_operators
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT16, FLOAT32
 
-__all__ = ["make_saving_invoke"]
-
 Invoke = Callable[..., Any]
 
 _COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "logical_and", "logical_or",
@@ -52,7 +50,7 @@ _FLOATS = frozenset((FLOAT16, FLOAT32, "float64"))  # AMP puts no casts to bfloa
 
 
 def make_saving_invoke(original: Invoke) -> Invoke:
-    """Make a function that runs operators as ``original`` does, and whose gradients need only what MXNet has saved."""
+    """Make a function that runs operators as ``original`` does, and saves what their gradients need."""
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:
         positions = served.get(handle)

@@ -17,8 +17,6 @@ from ..errors import StateError, expected
 from .meeting import Allreduce
 from .operator import OPERATOR, Layer
 
-__all__ = ["convert_sync_batchnorm"]
-
 LEAST_COPIES = 1024  # of MXNet's scratch memory: as many as operators in a step of a deep network, on all contexts
 
 
@@ -137,10 +135,9 @@ def _refuse_few_resources(count: int, contexts: list[mx.Context]) -> None:
     copies = int(os.environ.get("MXNET_CPU_TEMP_COPY", "4"))
     on_cpus = any(context.device_type != "gpu" for context in contexts) or not gpus.count()
     if count > 1 and on_cpus and copies < LEAST_COPIES:
-        raise StateError("convert_sync_batchnorm: on several CPU contexts the operators of a step need scratch memory "
-                         f"of their own, or they block each other. Set MXNET_CPU_TEMP_COPY={LEAST_COPIES} (received "
-                         f"{copies}) in the environment before the process starts, more for networks of many hundred "
-                         "layers; or use one process per context")
+        raise StateError("convert_sync_batchnorm: operators on several CPU contexts block each other without scratch "
+                         f"memory of their own. Set MXNET_CPU_TEMP_COPY={LEAST_COPIES} or more (received {copies}) "
+                         "before the process starts, or use one process per context")
 
 
 def _use_mxnet(blocks: list[Any], num_devices: int) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 import threading
 from typing import Callable
 
-import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..errors import StateError
-
-__all__ = ["PATIENCE", "Allreduce", "Meeting"]
+from ..parallel.groups import total_of
 
 Allreduce = Callable[..., NDArray]
 PATIENCE = 600.0  # seconds to wait for the other contexts, which may have most of a network to compute before
 
 
 class Meeting:
-    """Where the contexts of a process add one vector each up, again and again; the last to come sums over processes."""
+    """Where the contexts of a process add up a vector each, again and again; the last one sums over processes."""
 
     def __init__(self, name: str, num_devices: int, allreduce: Allreduce | None):
         self.name = name
@@ -55,8 +53,7 @@ class Meeting:
         self._arrived = {}
         self._total = None
         try:
-            first = vectors[0].context
-            self._total = self._over_processes(mx.nd.add_n(*(vector.as_in_context(first) for vector in vectors)))
+            self._total = self._over_processes(total_of(vectors))
         finally:
             self._closed += 1
             self._change.notify_all()

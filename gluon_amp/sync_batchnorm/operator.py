@@ -19,8 +19,6 @@ from ..errors import StateError
 from ..runtime.state import controller
 from .meeting import Allreduce, Meeting
 
-__all__ = ["OPERATOR", "Layer"]
-
 OPERATOR = "gluon_amp_sync_batch_norm"
 
 _layers: weakref.WeakValueDictionary[str, Layer] = weakref.WeakValueDictionary()

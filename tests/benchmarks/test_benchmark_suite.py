@@ -393,6 +393,22 @@ def test_rows_without_time_are_skipped(pretend, monkeypatch, capsys):
     assert record["skipped"] == [["resnet50", 4]]
 
 
+def test_a_run_that_ends_in_time_compares_every_network_with_fp32_before_any_peer(fakes, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(suites, "command", lambda _, name, __: fakes.command(name, 0.1))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    suite = suites.Suite("training", {"resnet50": (2,), "lstm": (2,)})
+    args = suites.parser(suite, None).parse_args(["--small", "--threads", "1", "--rounds", "1", "--steps", "1",
+                                                  "--warmup", "1", "--compare", "fp32,amp,mxnet-amp,torch"])
+    record = suites.run(suite, args, end=suites.monotonic() + 1000.0)
+    compared = [[[track["name"] for track in each["implementations"]] for each in result["comparisons"]]
+                for result in record["results"]]
+    assert compared == [[["fp32", "amp"], ["amp", "mxnet-amp", "torch"]]] * 2
+    stops = [line.split()[0] for line in fakes.lines if line.endswith("stop")]
+    assert stops.index("torch") > 3
+    assert [result["comparisons"][1]["settings"]["batch_size"] for result in record["results"]] == [2, 2]
+    assert record["skipped"] == []
+
+
 def test_the_fastest_of_pytorch_is_named(fakes, monkeypatch):  # noqa: F811
     seconds = {"fp32": 0.4, "amp": 0.2, "torch": 0.3, "torch-compiled": 0.1}
     monkeypatch.setattr(suites, "command", lambda _, name, __: fakes.command(name, seconds[name]))

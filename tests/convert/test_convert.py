@@ -518,6 +518,12 @@ class TestBucketing:
 
 
 class TestBadInput:
+    @pytest.mark.parametrize("shape", [(16,), (16, 16, 3)])
+    def test_a_weight_that_states_a_shape_of_another_rank_does_not_stop_a_conversion(self, shape):
+        conv = mx.sym.Convolution(mx.sym.var("data"), mx.sym.var("weight", shape=shape), no_bias=True, kernel=(3, 3),
+                                  num_filter=16, name="conv")
+        assert amp.convert_symbol(conv, **GPU).list_outputs() == ["conv_output"]
+
     @pytest.mark.parametrize("dtype", ["int8", "halves", np.int32, 16])
     def test_unknown_types(self, dtype):
         symbol, args, aux = mlp()

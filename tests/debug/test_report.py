@@ -39,8 +39,9 @@ def two_layers():
     return net
 
 
-def test_two_layers_by_hand(low):
-    net, data = ready(two_layers(), (3, 4))
+@pytest.mark.parametrize("active", [True, False])
+def test_two_layers_by_hand(low, active):
+    net, data = ready(two_layers(), (3, 4), active=active)
     found = amp.report(net, data)
     first, middle, last = found.operators
     assert [row.op for row in found.operators] == ["FullyConnected", "softmax", "FullyConnected"]

@@ -49,6 +49,17 @@ def with_gradients(function, inputs, out_grad):
     return [np.array(float32(array).asnumpy()) for array in (out, *(array.grad for array in inputs))]
 
 
+def shapes_of_empty(function, inputs, out_grad):
+    """Return the shapes of the value of a function of empty arrays and of its gradients, once they are computed."""
+    for array in inputs:
+        array.attach_grad()
+    with autograd.record():
+        out = function(*inputs)
+    out.backward(out_grad)
+    nd.waitall()
+    return [out.shape, *(array.grad.shape for array in inputs)]
+
+
 def replaced(symbol, replacements):
     """Return a symbol with other operators; attributes stay."""
     nodes = json.loads(symbol.tojson())

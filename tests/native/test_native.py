@@ -224,3 +224,22 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
 print(clipped(2.0))
 """)
     assert told.split("\n") == ["6.0", "[1.0, 6.0]", "2.0"]
+
+
+@requires_core
+def test_a_second_library_of_the_same_operators(tmp_path):
+    """Whatever MXNet says of it, the operators of the first one go on working."""
+    (tmp_path / "_core.so").write_bytes(CORE.read_bytes())
+    told = script(f"""
+import gluon_amp as amp, mxnet as mx
+from pathlib import Path
+from gluon_amp import native
+from gluon_amp.native import loader
+from gluon_amp._mxnet.invoke import invoke
+native.load()
+print(loader._load("core", Path({str(tmp_path)!r}) / "_core.so", frozenset()).missing.partition(":")[0])
+print(invoke("_gluon_amp_clip", [mx.nd.ones(2) * 9], {{"a_min": "0", "a_max": "6"}})[0].sum().asscalar())
+amp.init()
+""")
+    print(told)
+    assert told.splitlines()[-1] == "12.0"

@@ -374,3 +374,57 @@ class TestNetworks:
         amp.deinit()
         amp.init("float32", disable_passes=["native_operators"])
         assert not any(row.native for row in amp.report(net, data(1)).operators)
+
+
+def state(shape=(0, 128, 64)):
+    """A first state as unrolled cells make it: MXNet finds its batch looking backward."""
+    made = op("_zeros", "state", shape=BIG)
+    made.attrs = {"shape": str(shape)}
+    return made
+
+
+@pytest.mark.parametrize("shape", [(0, 128, 64), (-1, 128, 64), ()])
+def test_shapes_that_mxnet_infers_backward_keep_its_operators(shape):
+    assert "_gluon_amp" not in "".join(lines(limited(state(shape))))
+    sum_of_unknown = op("broadcast_add", "sum", state(shape), state(shape), shape=BIG)
+    assert "_gluon_amp" not in "".join(lines(limited(sum_of_unknown)))
+
+
+def test_what_is_known_of_either_operand_is_known_of_the_sum():
+    known = op("elemwise_add", "sum", state(), variable("x", BIG), shape=BIG)
+    assert "_gluon_amp_clip" in "".join(lines(limited(known)))
+    assert "_gluon_amp_clip" in "".join(lines(limited(state(BIG))))
+
+
+@requires_core
+@pytest.mark.parametrize("target", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+def test_an_unrolled_cell_has_a_first_state_without_a_batch(target):
+    class Unrolled(HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.cell = rnn.LSTMCell(512, input_size=32)
+
+        def hybrid_forward(self, F, x):
+            return self.cell.unroll(2, x, layout="NTC", merge_outputs=True)[0]
+
+    net = Unrolled()
+    net.initialize(mx.init.Xavier())
+    x = mx.nd.random.uniform(shape=(64, 2, 32))
+    expected = net(x).asnumpy()
+    net.hybridize()
+    amp.init(target)
+    with autograd.record():
+        received = net(x)
+    received.backward()
+    assert_close(received.asnumpy(), expected, 1e-6 if target == "float32" else 0.02)
+    symbol = net(mx.sym.var("data"))
+    arrays = {name: each.data() for name, each in net.collect_params().items()}
+    assert_close(symbol.eval(data=x, **arrays)[0].asnumpy(), expected, 1e-6 if target == "float32" else 0.02)
+
+
+@pytest.mark.parametrize(("shape", "op_name"), [((32,), "FullyConnected"), ((32, 1), "_gluon_amp_dense")])
+def test_a_dense_layer_on_data_of_one_dimension_is_mxnets(shape, op_name):
+    units = 512 * 512
+    node = op("FullyConnected", "fc", op("relu", "data", variable("x", shape), shape=shape),
+              variable("w", (units, 1)), variable("b", (units,)), shape=(32, units), num_hidden=units)
+    assert f"fc: {op_name}(data, w, b) -> float32" in lines(node, available=frozenset({"_gluon_amp_dense"}))

@@ -290,3 +290,22 @@ def test_a_users_own_bfloat16_outside_of_blocks_is_read_as_mxnet_reads_it():
         found = call()
         assert found.dtype == dtype
         assert (found.asnumpy() == one).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+def test_an_operand_that_is_read_for_its_shape_gets_no_gradient(dtype):
+    # MXNet's executors leave the gradient that reshape_like passes to its second operand uninitialised.
+    data = mx.sym.var("data")
+    twice = data * 2
+    like = mx.sym.LayerNorm(twice, mx.sym.var("gamma"), mx.sym.var("beta"), axis=-1)
+    symbol = mx.sym.reshape_like(twice, like)
+    amp.init(dtype)
+    executor = symbol.simple_bind(mx.cpu(), data=(4, 32, 16))
+    for _ in range(3):
+        litter = [mx.nd.full((4, 32, 16), float("nan")) for _ in range(20)]
+        mx.nd.waitall()
+        del litter
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones((4, 32, 16))])
+        assert executor.grad_dict["data"].asnumpy().tolist() == (2 * np.ones((4, 32, 16))).tolist()
+        assert not executor.grad_dict["gamma"].asnumpy().any()

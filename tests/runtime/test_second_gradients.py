@@ -90,6 +90,27 @@ def test_operators_outside_of_blocks():
     np.testing.assert_allclose(slopes(), expected, rtol=1e-5)
 
 
+def of_weights():
+    """Differentiate what gradients of weights are, as in MAML."""
+    data, weight = mx.nd.array(DATA), mx.nd.ones((4, 16)) / 7
+    weight.attach_grad()
+    with autograd.record():
+        value = mx.nd.sigmoid(mx.nd.FullyConnected(data, weight, num_hidden=4, no_bias=True))
+        slope = autograd.grad(value, [weight], create_graph=True, retain_graph=True)[0]
+    slope.backward()
+    return weight.grad.asnumpy()
+
+
+@pytest.mark.bf16
+def test_gradients_of_gradients_of_weights_need_a_region_in_fp32():
+    expected = of_weights()
+    amp.init("bfloat16")
+    with pytest.raises(mx.MXNetError, match=r"AMP is on.*autocast\(enabled=False\)"):
+        of_weights()
+    with amp.autocast(enabled=False):
+        np.testing.assert_allclose(of_weights(), expected, rtol=1e-5)
+
+
 @pytest.mark.bf16
 def test_layers_stay_in_low_precision_where_only_weights_have_gradients():
     net = critic(None)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import peers
 from gluoncv_scripts import compared
-from peers import DIED, FAILED, PASSED, STOCK, TOO_LONG, Finding, Outcome, compare, without_statement
+from peers import DIED, FAILED, NOT_RUN, PASSED, STOCK, TOO_LONG, Finding, Outcome, compare, without_statement
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = '''
@@ -96,10 +96,62 @@ def test_losses_that_leave_those_of_fp32(found, verdict):
     assert compared([2.0, 1.0], found) == verdict
 
 
+def test_what_does_not_run_is_a_finding():
+    outcomes = {STOCK: {"a": Outcome(PASSED), "b": Outcome(FAILED)}, "float32": {}}
+    assert list(compare("file", outcomes)) == [Finding("file", "a", "float32", Outcome(NOT_RUN), "")]
+
+
+class Processes:
+    """Processes that end with what the caller says; they note what they are asked for."""
+
+    def __init__(self, monkeypatch, *results):
+        self.results, self.expressions, self.done = list(results), [], []
+        monkeypatch.setattr(peers, "_run_process", self)
+
+    def __call__(self, tests, name, mode, keyword, timeout, limit, outcomes):
+        self.expressions.append(keyword)
+        self.done.append(list(outcomes))
+        return self.results.pop(0)
+
+
+def settings(keyword="", limit=10.0):
+    return argparse.Namespace(keyword=keyword, timeout=1, limit=limit)
+
+
 def test_what_ends_its_process_stock_is_not_run_again(monkeypatch):
     stock = {"a": Outcome(DIED, "code 9"), "b": Outcome(TOO_LONG, "more than 1 s"), "c": Outcome(FAILED)}
-    left_out = []
-    monkeypatch.setattr(peers, "_run_process", lambda *arguments: left_out.extend(arguments[-1]))
-    arguments = argparse.Namespace(keyword="", timeout=1)
-    assert list(peers.run_file(Path(), "file", "float32", arguments, stock)) == ["a", "b"]
-    assert left_out == ["a", "b"]
+    processes = Processes(monkeypatch, ({}, 1.0))
+    assert list(peers.run_file(Path(), "file", "float32", settings(), stock)) == ["a", "b"]
+    assert processes.done == [["a", "b"]]
+
+
+def test_each_expression_has_a_process(monkeypatch):
+    monkeypatch.setitem(peers.FILES, "file", ("conv", "dot"))
+    processes = Processes(monkeypatch, ({"a": Outcome(DIED)}, 1.0), ({}, 1.0), ({}, 1.0))
+    assert peers.run_file(Path(), "file", STOCK, settings()) == {"a": Outcome(DIED)}
+    assert processes.expressions == ["conv", "conv", "dot"]
+    assert processes.done == [[], ["a"], ["a"]]
+
+
+def test_the_limit_ends_an_expression_and_not_the_next(monkeypatch):
+    monkeypatch.setitem(peers.FILES, "file", ("conv", "dot"))
+    processes = Processes(monkeypatch, ({"a": Outcome(TOO_LONG)}, 11.0), ({}, 1.0))
+    assert peers.run_file(Path(), "file", STOCK, settings()) == {"a": Outcome(TOO_LONG)}
+    assert processes.expressions == ["conv", "dot"]
+
+
+def test_a_process_that_takes_longer_than_its_limit_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "START", 0)
+    events = tmp_path / "events"
+    writes = f"import time\nwhile True:\n  open({str(events)!r}, 'a').write('x')\n  time.sleep(0.05)"
+    events.touch()
+    process = subprocess.Popen([sys.executable, "-c", writes])
+    ended, taken = peers._watch(process, events, 0.9, 1.0)
+    assert ended == (TOO_LONG, "more than 1 s with those before it")
+    assert taken > 1.0
+    assert process.returncode
+
+
+def test_tests_that_are_too_slow_exist_in_files_that_run():
+    assert {file for file, _ in peers.TOO_SLOW} <= set(peers.FILES)
+    assert all(peers.TOO_SLOW.values())

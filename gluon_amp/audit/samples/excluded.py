@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_backward", "reason_of"]
-
 
 def is_backward(op: str) -> bool:
     """Tell whether an operator exists only as the gradient of another one, with which it runs."""

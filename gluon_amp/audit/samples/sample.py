@@ -4,8 +4,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Sequence
 
-__all__ = ["LOW", "Input", "Sample", "fixed", "low", "sample"]
-
 LOW = "low"  # the kind of an input that is cast to the type under test; other kinds are types themselves
 _INDEX_VALUES = ("zeros", "length", "labels", "grid_index", "valid")
 

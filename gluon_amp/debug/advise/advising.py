@@ -14,8 +14,6 @@ from ..report import Report, report
 from .causes import CHECKS
 from .situation import Advices, Situation
 
-__all__ = ["advices", "advise"]
-
 
 def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool = False, time: bool = True) -> Advices:
     """List what keeps the network from running faster: the machine, the settings, or the network itself.
@@ -54,7 +52,8 @@ def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool
         reported = net
     else:
         reported = report(net, data, train=train, time=time)
-    situation = Situation(reported, support(reported.device_type, reported.device_id), _has_unused_amx(),
+    situation = Situation(reported, support(reported.device_type, reported.device_id),
+                          "amx_bf16" in _isa.cpu_flags() and not _isa.granted(),
                           os.environ.get("OMP_NUM_THREADS"), os.cpu_count() or 1)
     return advices(situation)
 
@@ -63,7 +62,3 @@ def advices(situation: Situation) -> Advices:
     """Run all checks; sort advice by the share of the network that it concerns, general advice first."""
     given = [advice for check in CHECKS for advice in [check(situation)] if advice is not None]
     return Advices(tuple(sorted(given, key=lambda advice: -2.0 if advice.share is None else -advice.share)))
-
-
-def _has_unused_amx() -> bool:
-    return "amx_bf16" in _isa.cpu_flags() and not _isa.granted()

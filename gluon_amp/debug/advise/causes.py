@@ -11,8 +11,6 @@ from ..report.flops import MATRIX_OPERATORS
 from ..report.rows import OperatorRow
 from .situation import Advice, Situation
 
-__all__ = ["CHECKS"]
-
 Check = Callable[[Situation], Optional[Advice]]
 
 # Parts of arithmetic or time below which there is nothing worth saying.

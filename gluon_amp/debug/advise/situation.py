@@ -9,8 +9,6 @@ from ...rules import FP32, Cause
 from ..report import Report
 from ..report.rows import OperatorRow
 
-__all__ = ["Advice", "Advices", "Situation"]
-
 
 @dataclass(frozen=True)
 class Advices:

@@ -22,8 +22,6 @@ from .plot import draw
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Comparison", "Runner", "compare"]
-
 _NEGLIGIBLE = 1e-3  # gradients smaller than this, beside a typical one, are sums that cancel: all rounding
 
 ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")

@@ -14,9 +14,6 @@ from ...runtime.eager_applier import EagerPolicy, may_lower, run_lowered
 from ..recording.events import Event, Rerun, is_float
 from ..recording.tape import Tape
 
-__all__ = ["SEED", "OperatorError", "both_ways", "difference", "first_infinite", "isolated_errors", "lowers_alone",
-           "relative_error"]
-
 SEED = 0  # of the random numbers that runs have in common
 
 
@@ -56,7 +53,7 @@ class OperatorError:
 
 
 def first_infinite(rows: Sequence[OperatorError], by: str) -> int | None:
-    """Return the position of the first infinite error in the order of its pass: later ones follow from it."""
+    """Return the position of the infinite error that came first; the backward pass runs from the end."""
     infinite = [position for position, row in enumerate(rows) if np.isinf(getattr(row, by))]
     if not infinite:
         return None

@@ -9,8 +9,6 @@ from ...errors import StateError
 from ..report.plot import COLOURS, save_figure
 from .differences import OperatorError, first_infinite
 
-__all__ = ["draw"]
-
 _LABELLED = 3
 _PANELS = (("output", "accumulated", "isolated"), ("gradient", "gradient", "isolated_gradient"))
 

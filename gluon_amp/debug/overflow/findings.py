@@ -8,8 +8,6 @@ import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16
 
-__all__ = ["Magnitude", "OverflowReport"]
-
 _LIMITS = {FLOAT16: 65504.0, BFLOAT16: 3.3895e38}
 _MOST_GRADIENTS = 5
 

@@ -10,8 +10,7 @@ from ..recording.events import Event, is_float
 from ..recording.runs import Run, dtype_of
 from .findings import Magnitude
 
-__all__ = ["Culprit", "Locator"]
-
+_AROUND = 3  # operators on either side of the culprit
 BACKWARD, DATA, FORWARD, LOSS, PARAMETER = "backward", "data", "forward", "loss", "parameter"
 
 
@@ -139,13 +138,13 @@ class Locator:
                 return self._blamed(BACKWARD, largest[0])
         return None
 
-    def neighbours(self, culprit: Event, phase: str, count: int = 3) -> list[Magnitude]:
+    def neighbours(self, culprit: Event, phase: str) -> list[Magnitude]:
         """Measure the operators before and after one, in the order of the pass."""
         events = [event for event in self.run.tape.events if not event.inserted and event.outputs]
         events = events[::-1] if phase == BACKWARD else events
         here = next((i for i, event in enumerate(events) if event is culprit), 0)
         measured = []
-        for event in events[max(here - count, 0):here + count + 1]:
+        for event in events[max(here - _AROUND, 0):here + _AROUND + 1]:
             array = (next((g for g in event.gradients if g is not None), None) if phase == BACKWARD
                      else event.outputs[0])
             if array is not None:

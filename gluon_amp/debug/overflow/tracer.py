@@ -26,8 +26,6 @@ from ..recording.runs import Run, dtype_of, float_arrays, recorded_run, unchange
 from .findings import Magnitude, OverflowReport
 from .locate import BACKWARD, DATA, LOSS, Culprit, Locator
 
-__all__ = ["OverflowTracer", "trace_overflow"]
-
 _logger = logging.getLogger("gluon_amp")
 
 
@@ -131,7 +129,7 @@ class OverflowTracer:
 
     def _report(self, calls: Sequence[_Call]) -> OverflowReport:
         mx.nd.waitall()  # probes note gradients in threads of their own
-        gradients = tuple(item for item in (_magnitude(name, array) for name, array
+        gradients = tuple(item for item in (Magnitude.of(name, dtype_of(array), array.asnumpy()) for name, array
                                             in trainers.named_gradients(self.trainer)) if not item.is_finite)
         scale = trainers.attached(self.trainer).carried
         for call in calls:
@@ -205,10 +203,6 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
     if "forward" in vars(net):
         raise StateError(f"trace_overflow: the block {net.name!r} is traced already; close() the other tracer first")
     return OverflowTracer(net, trainer, limit)
-
-
-def _magnitude(name: str, array: NDArray) -> Magnitude:
-    return Magnitude.of(name, dtype_of(array), array.asnumpy())
 
 
 def _described(culprit: Culprit, locator: Locator, scale: float, gradients: tuple[Magnitude, ...]) -> OverflowReport:

@@ -15,8 +15,6 @@ from ..._mxnet.invoke import StockCachedOp
 from ..._mxnet.symbols import dtype_name
 from ...runtime.graph_applier import RewritingCachedOp
 
-__all__ = ["Output", "Stopwatch", "prepared_operations", "run_observed"]
-
 # What the engine itself does between operators.
 _MACHINERY = {"WaitForVar", "DeleteVariable"}
 

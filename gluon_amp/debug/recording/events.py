@@ -12,8 +12,6 @@ from ...dtypes import FLOAT32, LOW_PRECISION
 from ...graph import Role
 from ...rules import KEEP, Decision, precision
 
-__all__ = ["FLOATS", "Event", "Rerun", "Source", "is_float"]
-
 _TRANSPARENT = (Role.CAST, Role.ROUNDING, Role.GUARD)  # what AMP inserts without changing values but for rounding
 FLOATS = (FLOAT32, *LOW_PRECISION, "float64")
 

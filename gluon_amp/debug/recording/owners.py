@@ -5,8 +5,6 @@ from mxnet.gluon import Block
 
 from ..._mxnet.blocks import block_tree, symbol_block_nodes
 
-__all__ = ["Owners"]
-
 
 class Owners:
     """Finds the innermost block inside a network whose prefix an operator's name has."""

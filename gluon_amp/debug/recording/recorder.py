@@ -25,11 +25,9 @@ from ..._mxnet.operators import handle_of, registered_operators
 from ...graph import CAST, Role
 from ...rules import Decision, Policy
 from ...runtime import hooks
-from ...runtime.eager_applier import EagerPolicy, twins
+from ...runtime.eager_applier import EagerPolicy, frame, twins
 from ...runtime.graph_applier import RewritingCachedOp
 from ...runtime.state import controller
-
-__all__ = ["Call", "Compute", "Consumer", "recording"]
 
 Invoke = Callable[..., Any]
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
@@ -53,7 +51,6 @@ class Call(NamedTuple):
     role: Role = Role.OWN
     policy: Policy | None = None
     decision: Decision | None = None  # None where AMP has no say
-    number: int = 0  # the same for all that runs for one call of the program; 0 between calls
     writes: bool = False  # into arrays that were made before
     is_method: bool = False  # a method of arrays, or another call that is recorded as a whole
 
@@ -70,7 +67,7 @@ class Consumer(Protocol):
 
 @contextmanager
 def recording(consumer: Consumer, methods: bool = False) -> Iterator[None]:
-    """Send everything that the current thread runs in the body through a consumer, array methods if it wants them."""
+    """Send everything that the current thread runs in the body through a consumer; array methods on request."""
     with ExitStack() as stack:
         stack.enter_context(hooks.kept_in_place())
         original, put = stack.enter_context(hooks.invoke_replaced())
@@ -112,7 +109,6 @@ class _Recorder:
         self.deaf = 0  # how many calls that are recorded as a whole are under way
         self.blocks: list[Block] = []
         self.called: list[int] = []  # the operators that the program called and that are under way
-        self.number = 0  # of the last of them
 
     def _listens(self) -> bool:
         return not self.deaf and threading.get_ident() == self.thread
@@ -125,7 +121,6 @@ class _Recorder:
         def call(handle: int, *args: Any) -> Any:
             if not self._listens():
                 return invoke(handle, *args)
-            self.number += 1
             with _pushed(self.called, handle):
                 return invoke(handle, *args)
         return call
@@ -146,9 +141,10 @@ class _Recorder:
         attrs = dict(zip(keys, map(str, values)))
         outputs = self.consumer.operator_called(Call(
             op, _names().get(called, "?") if is_own else "", self._current_block(), inputs, compute, attrs,
-            Role.OWN if is_own else _ROLES.get(op, Role.HELPER), None if eager is None else eager.policy,
+            Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
+            None if eager is None else eager.policy,
             None if eager is None or not is_own else _decision(eager, handle, op, inputs, keys, values),
-            self.number if self.called else 0, writes=out is not None))
+            writes=out is not None))
         if out is not None:
             return out
         return outputs if output_is_list or len(outputs) != 1 else outputs[0]

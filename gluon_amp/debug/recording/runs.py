@@ -23,9 +23,6 @@ from ...runtime.state import State, controller, in_force
 from .events import Event, is_float
 from .tape import Tape, taped
 
-__all__ = ["Run", "arguments_of", "dtype_of", "float_arrays", "make_ready", "mixed_state",
-           "parameter_names", "recorded_run", "unchanged"]
-
 
 @dataclass(eq=False)
 class Run:
@@ -98,7 +95,7 @@ def _without_a_trace(net: Block) -> Iterator[None]:
 
 @contextmanager
 def unchanged(net: Block, gradients: bool = False) -> Iterator[None]:
-    """Put the running statistics of a network, all else it does not train, and gradients if wanted, back afterwards."""
+    """Restore what a network does not train afterwards, such as running statistics, and gradients if wanted."""
     parameters = net.collect_params().values()
     arrays = [array for parameter in parameters if parameter.grad_req == "null" for array in parameter.list_data()]
     if gradients:

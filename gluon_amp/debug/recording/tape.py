@@ -29,8 +29,6 @@ from .events import Event, Rerun, Source, is_float
 from .owners import Owners
 from .recorder import Call, Compute, recording
 
-__all__ = ["Tape", "taped"]
-
 
 @contextmanager
 def taped() -> Iterator[Tape]:
@@ -213,7 +211,7 @@ def _leaf_of(array: NDArray) -> NDArray:
 
 
 def _made_from_nothing(node: Node, context: mx.Context) -> dict[str, str]:
-    """Return what an operator without inputs would get from the graph around it: the device, and an open shape."""
+    """Return what an operator without inputs gets from the graph around it: its device, and its shape if open."""
     shape = node.shapes[0] if node.shapes else None
     attrs = {} if context.device_type == "cpu" else {"ctx": str(context)}
     return {**attrs, "shape": str(shape)} if "shape" in node.attrs and shape else attrs

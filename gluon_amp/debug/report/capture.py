@@ -24,11 +24,9 @@ from ..recording.engine import Stopwatch, run_observed
 from ..recording.recorder import Call, recording
 from ..recording.runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
 from .flops import flops
-from .match import judge_call, mark_imitation, matched
+from .match import judge_call, matched
 from .ran import Captured, Ran, Recording
 from .symbol_call import call_symbol
-
-__all__ = ["capture"]
 
 _TIMED_RUNS = 3  # after one that makes kernels
 
@@ -89,6 +87,7 @@ class _Listener:
         self.stopwatch = stopwatch
         self._parameters = parameters
         self._recordings: list[Recording | Ran] = []
+        self._by_node: dict[int, Ran] = {}  # by the ids of nodes, of what was called by itself
         # By handle; the array is kept, so that no other gets its handle.
         self._producers: dict[int, tuple[NDArray, Entry]] = {}
         self._names: set[str] = set()
@@ -119,9 +118,10 @@ class _Listener:
                     dtypes=[dtype_name(array.dtype) for array in outputs], shapes=[array.shape for array in outputs],
                     role=call.role, decision=call.decision)
         ran = Ran(node, call.block, False, call.policy, flops(node) if call.role is Role.OWN else 0, node.shapes[0],
-                  milliseconds=time, call=call.number)
-        judge_call(ran, self._recordings)
+                  milliseconds=time)
+        judge_call(ran, self._by_node)
         self._recordings.append(ran)
+        self._by_node[id(node)] = ran
         for position, array in enumerate(outputs):
             self._producers[array.handle.value] = (array, Entry(node, position))
         return outputs
@@ -159,7 +159,6 @@ class _Listener:
                 captured.ran.append(noted)
             else:
                 captured.ran += matched(noted, captured)
-        mark_imitation(captured.ran)
         return captured
 
 

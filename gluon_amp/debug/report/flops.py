@@ -15,8 +15,6 @@ from ...rules.tables import bfloat16
 from ...rules.tables.groups import layers, system
 from ...rules.tables.rows import as_table
 
-__all__ = ["MATRIX_OPERATORS", "flops"]
-
 Shape = Sequence[int]
 Count = Callable[[Node], int]
 
@@ -32,10 +30,11 @@ class _UnknownShape(Exception):
 
 def flops(node: Node) -> int:
     """Count the floating-point operations of an operator's forward pass."""
-    if node.kind in _MOVES_DATA:
+    if node.kind in _MOVES_DATA and node.op not in _FUSED:
         return 0
     try:
-        return MATRIX_OPERATORS.get(node.kind, _elementwise)(node)
+        count = _FUSED.get(node.op) or MATRIX_OPERATORS.get(node.kind, _elementwise)
+        return count(node)
     except _UnknownShape:
         return 0
 
@@ -130,6 +129,17 @@ def _recurrent(node: Node) -> int:
     weights = sum(_GATES[node.attrs["mode"]] * hidden * (each + hidden) * directions for each in widths)
     return 2 * length * batch * weights
 
+
+def _attention(node: Node) -> int:
+    """Count both products of attention in C++."""
+    operands = node.attrs["operands"].split(",")
+    values = _input(node, operands.index("values" if "values" in operands else "projections"))
+    keys = values[0 if node.attrs["layout"] == "interleaved" else 1]
+    return 4 * _product(_output(node)) * keys
+
+
+# Operators in C++ that take the place of several.
+_FUSED: Mapping[str, Count] = {"_gluon_amp_attention": _attention}
 
 MATRIX_OPERATORS: Mapping[str, Count] = {
     "Convolution": _convolution,

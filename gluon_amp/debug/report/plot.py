@@ -13,8 +13,6 @@ from .rows import OperatorRow
 if TYPE_CHECKING:
     from .reporting import Report
 
-__all__ = ["COLOURS", "plot", "save_figure"]
-
 # Colours that people with any kind of colour vision tell apart (https://jfly.uni-koeln.de/color/).
 COLOURS = {"bfloat16": "#56B4E9", "float16": "#009E73", "float32": "#E69F00"}
 _OTHER, _CAST, _PLAIN = "#BBBBBB", "#D55E00", "#999999"
@@ -188,7 +186,7 @@ def _add_legend(axes: Any, picture: Picture) -> None:
 
 
 def _layout(picture: Picture) -> tuple[list[tuple[float, float]], float, float]:
-    """Place boxes below those that they read, in columns as in a newspaper; return places, width and height."""
+    """Place boxes below those that they read, in columns; return places, width and height."""
     rows = _rows(picture)
     length = _column_length(rows, _is_labelled(picture))
     places: list[tuple[float, float]] = [(0.0, 0.0)] * len(picture.boxes)

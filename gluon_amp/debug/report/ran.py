@@ -11,8 +11,6 @@ from ...graph import Graph, Node, Role
 from ...rules import Policy
 from ..recording.engine import Output
 
-__all__ = ["Captured", "Ran", "Recording"]
-
 
 @dataclass(eq=False)
 class Ran:
@@ -27,13 +25,16 @@ class Ran:
     planned: str | None = None  # the precision of its floating-point data, as decided
     observed: str | None = None  # and as the engine reports it; None where there is none, or no report
     milliseconds: float = 0.0  # forward and backward
-    call: int = 0  # number of the program's call that it ran for, outside of graphs
-    imitation: bool = False  # a cast by which a type is imitated, not one between different precisions
 
     @property
     def inserted(self) -> bool:
         """Whether AMP put it there."""
         return self.node.role is not Role.OWN
+
+    @property
+    def imitation(self) -> bool:
+        """Whether it is a cast by which a type is imitated, not one between different precisions."""
+        return self.node.role is Role.ROUNDING
 
 
 @dataclass

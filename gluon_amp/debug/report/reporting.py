@@ -20,8 +20,6 @@ from .rows import InsertedRow, OperatorRow, make_rows
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Report", "report"]
-
 
 def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: bool = False) -> Report:
     """Run a network once and say what mixed precision did to it, operator by operator.
@@ -76,10 +74,9 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     checks.true_or_false("time", time)
     captured = capture(net, data, train, time)
     operators, inserted = make_rows(captured.ran, net if isinstance(net, Block) else None)
-    state = controller.current()
-    policies = [record.policy for record in captured.ran if record.policy is not None and state is not None]
-    device = captured.device or mx.cpu()
-    current = state.policy(state.key(device)) if state is not None and state.enabled else None
+    is_on, device = controller.is_on(), captured.device or mx.cpu()
+    policies = [record.policy for record in captured.ran if record.policy is not None and is_on]
+    current = controller.policy(device)
     return Report(tuple(operators), tuple(inserted), captured.train, captured.timed, captured.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
                   any(policy.imitated for policy in policies), device.device_type,

@@ -9,12 +9,10 @@ from mxnet.gluon import Block, SymbolBlock
 
 from ..._mxnet.blocks import block_tree
 from ...dtypes import FLOAT32
-from ...graph import CAST, Entry, Node
+from ...graph import CAST, Entry, Node, Role
 from ...rules import Cause
 from ..recording.owners import Owners
 from .ran import Ran
-
-__all__ = ["InputRow", "InsertedRow", "OperatorRow", "make_rows"]
 
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -145,15 +143,13 @@ class InsertedRow:
 def make_rows(ran: Sequence[Ran], net: Block | None) -> tuple[list[OperatorRow], list[InsertedRow]]:
     """Turn what ran into records, naming blocks by their network."""
     blocks = _Blocks(net)
-    own = [record for record in ran if not _is_inserted(record)]
+    own = [record for record in ran if not _is_inserted(record.node)]
     index = {id(record.node): position for position, record in enumerate(own)}
-    inserted = {id(record.node) for record in ran if _is_inserted(record)}
-    imitating = {id(record.node) for record in ran if record.imitation}
-    operators = [_operator_row(record, blocks, index, inserted, imitating) for record in own]
-    extras = [record for record in ran if _is_inserted(record)]
+    operators = [_operator_row(record, blocks, index) for record in own]
+    extras = [record for record in ran if _is_inserted(record.node)]
     rows = [_inserted_row(record) for record in extras]
     for record, row in zip(extras, rows):
-        owner = _owner(record.node, own, index, inserted) if row.is_cast else None
+        owner = _owner(record.node, own, index) if row.is_cast else None
         if owner is not None:
             before = operators[owner]
             operators[owner] = replace(before, casts=before.casts + 1,
@@ -161,39 +157,36 @@ def make_rows(ran: Sequence[Ran], net: Block | None) -> tuple[list[OperatorRow],
     return operators, rows
 
 
-def _is_inserted(record: Ran) -> bool:
+def _is_inserted(node: Node) -> bool:
     # Graphs that were converted hold their casts themselves.
-    return record.inserted or record.node.op == CAST
+    return node.role is not Role.OWN or node.op == CAST
 
 
-def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int], inserted: set[int],
-                  imitating: set[int]) -> OperatorRow:
+def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int]) -> OperatorRow:
     node, decision = record.node, record.node.decision
     block, path = blocks.of(record)
     return OperatorRow(node.name, node.kind, block, path, record.in_graph, record.planned, record.observed,
                        decision.rule if decision else "", decision.note if decision else "", record.shape,
                        record.flops, 0, 0, record.milliseconds,
-                       tuple(_input_row(entry, index, inserted, imitating, blocks.parameters)
-                             for entry in node.inputs),
+                       tuple(_input_row(entry, index, blocks.parameters) for entry in node.inputs),
                        decision.safe if decision else True, decision.cause if decision else "", bool(node.replaced))
 
 
-def _input_row(entry: Entry, index: dict[int, int], inserted: set[int], imitating: set[int],
-               parameters: Collection[str]) -> InputRow:
-    source, made, read = _source(entry, inserted), entry, entry
-    while id(read.node) in imitating and read.dtype == FLOAT32:
+def _input_row(entry: Entry, index: dict[int, int], parameters: Collection[str]) -> InputRow:
+    source, made, read = _source(entry), entry, entry
+    while read.node.role is Role.ROUNDING and read.dtype == FLOAT32:
         read = read.node.inputs[0]
     while made.node is not source.node and made.node.inputs[0].node is not source.node:
         made = made.node.inputs[0]
     # What imitates a type rounds it right behind the operator that gives it.
-    before = made if id(made.node) in imitating else source
+    before = made if made.node.role is Role.ROUNDING else source
     return InputRow(source.node.name, index.get(id(source.node)), before.dtype, read.dtype, source.shape,
                     source.node.is_variable and source.node.name in parameters)
 
 
-def _source(entry: Entry, inserted: set[int]) -> Entry:
+def _source(entry: Entry) -> Entry:
     """Return what a tensor was before AMP's own operators."""
-    while id(entry.node) in inserted and entry.node.inputs:
+    while _is_inserted(entry.node) and entry.node.inputs:
         entry = entry.node.inputs[0]
     return entry
 
@@ -210,23 +203,19 @@ def _inserted_row(record: Ran) -> InsertedRow:
                        record.milliseconds, record.imitation)
 
 
-def _owner(cast: Node, own: Sequence[Ran], index: dict[int, int], inserted: set[int]) -> int | None:
+def _owner(cast: Node, own: Sequence[Ran], index: dict[int, int]) -> int | None:
     """Return the first operator that a cast was made for, else the one whose result it casts."""
     for position, record in enumerate(own):
-        if any(_passes(entry, cast, inserted) for entry in record.node.inputs):
+        if any(_passes(entry.node, cast) for entry in record.node.inputs):
             return position
-    return index.get(id(_source(cast.inputs[0], inserted).node))
+    return index.get(id(_source(cast.inputs[0]).node))
 
 
-def _passes(entry: Entry, cast: Node, inserted: set[int]) -> bool:
-    """Tell whether a tensor comes through a cast, and after it only through operators that AMP inserted."""
-    while id(entry.node) in inserted:
-        if entry.node is cast:
-            return True
-        if not entry.node.inputs:
-            return False
-        entry = entry.node.inputs[0]
-    return False
+def _passes(node: Node, cast: Node) -> bool:
+    """Tell whether a node's result comes through a cast, and after it only through operators that AMP inserted."""
+    while node is not cast and _is_inserted(node) and node.inputs:
+        node = node.inputs[0].node
+    return node is cast
 
 
 class _Blocks:

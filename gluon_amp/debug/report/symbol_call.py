@@ -7,17 +7,15 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from ..._mxnet.arrays import cast_arrays
-from ..._mxnet.symbols import dtype_name, input_names
+from ..._mxnet.symbols import dtype_name, of_inputs
 from ...dtypes import BFLOAT16, FLOAT32
 from ...errors import GraphError, closest
 from ...runtime.graph_applier import RewritingCachedOp
 
-__all__ = ["call_symbol"]
-
 
 def call_symbol(symbol: mx.sym.Symbol, data: Mapping[str, Any], gradients: bool = False) -> Callable[[], Any]:
     """Make a function that runs a symbol on arrays or shapes, with gradients for its FP32 inputs if wanted."""
-    names = input_names(symbol)
+    names = symbol.list_inputs()
     for name in data:
         if name not in names:
             raise GraphError(f"data: the symbol has no input {name!r}.{closest(name, names)}")
@@ -44,14 +42,11 @@ def _ones(shape: tuple[int, ...], dtype: str) -> NDArray:
 
 def _inferred(symbol: mx.sym.Symbol, data: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     known = {name: tuple(getattr(value, "shape", value)) for name, value in data.items()}
-    names = symbol.list_arguments() + symbol.list_auxiliary_states()
-    arguments, _, auxiliary = symbol.infer_shape_partial(**known)
-    shapes = {**dict(zip(names, [*(arguments or []), *(auxiliary or [])])), **known}
+    shapes = {**of_inputs(symbol, symbol.infer_shape_partial(**known)), **known}
     missing = [name for name, shape in shapes.items() if not shape or 0 in shape]
     if missing or not shapes:
         raise GraphError(f"data leaves the shapes of {', '.join(missing) or 'all inputs'} unknown: give arrays or "
                          "shapes of more inputs")
     types = {name: value.dtype for name, value in data.items() if isinstance(value, NDArray)}
     kinds = symbol.infer_type_partial(**{name: kind for name, kind in types.items() if dtype_name(kind) != BFLOAT16})
-    inferred = zip(names, [*(kinds[0] or []), *(kinds[2] or [])])
-    return shapes, {name: dtype_name(kind) or FLOAT32 for name, kind in inferred}
+    return shapes, {name: dtype_name(kind) or FLOAT32 for name, kind in of_inputs(symbol, kinds).items()}

@@ -28,8 +28,6 @@ from ..recording.tape import Tape
 from ..report.flops import flops
 from .subsets import pruned, shortest_prefix
 
-__all__ = ["search_exclusions"]
-
 _logger = logging.getLogger("gluon_amp")
 _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itself by
 _NO_TIME = 1e-15  # milliseconds per operation of what was not measured: it decides between equals only
@@ -193,9 +191,8 @@ class _MetricJudge:
 
 def _check_agreement(difference: float, limit: float, what: str) -> None:
     if difference > _SELF_AGREEMENT * limit:
-        raise StateError(f"two runs in FP32 do not agree: their {what} by {difference:.3g}. A search needs "
-                         f"at most {_SELF_AGREEMENT:.0%} of what mixed precision may differ by ({limit:g}). "
-                         "Look for random operators, and for data that changes from call to call")
+        raise StateError(f"two runs in FP32 do not agree: their {what} by {difference:.3g}, expected at most "
+                         f"{_SELF_AGREEMENT:.0%} of {limit:g}. Look for random operators and for data that changes")
 
 
 class _Trial:

@@ -3,8 +3,6 @@ from __future__ import annotations
 
 from typing import Callable, Sequence, TypeVar
 
-__all__ = ["pruned", "shortest_prefix"]
-
 Item = TypeVar("Item")
 Condition = Callable[[Sequence[Item]], bool]
 

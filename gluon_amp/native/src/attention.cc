@@ -5,10 +5,22 @@
 //   interleaved  (length, batch, 3 * units): queries, keys and values of a head beside each other
 //   separate     three inputs (batch, length, units); queries may have another length
 //
-// A bias, float32 (batch, 1 or queries, keys), is added to the scores of all heads. Scores are float32. Backward computes
-// the weights again, which takes no longer than to write and read them.
+// The attribute `operands` names the inputs in their order: `projections`, or `queries`, `keys` and `values`, and
+//
+//   bias     float32 (batch, 1 or queries, keys), added to the scores of all heads
+//   mask     float32 (batch, 1 or queries, keys): where it is 0 a score is the attribute `masked`; weights are times it
+//   lengths  int32 (batch, queries), how many keys each query looks at
+//   bits     of which dropout of the weights with the probability `p` is made (dropping.h)
+//
+// Scores are float32. Backward computes the weights again, which takes no longer than to write and read them.
 #include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <utility>
 
+#include "dropping.h"
 #include "families.h"
 #include "operator.h"
 #include "product.h"
@@ -19,34 +31,140 @@ namespace gluon_amp {
 
 namespace {
 
+// What makes weights of the scores of one head. Rows of which there is one for all queries have a step of 0.
+struct Head {
+  int64_t rows, width;
+  const float* bias;
+  int64_t bias_step;
+  const float* mask;
+  int64_t mask_step;
+  float masked;
+  const int32_t* lengths;
+  const Dropping* dropping;  // null where nothing is dropped
+  uint64_t first_row;
+  float* factors;  // for one row
+
+  int64_t length(int64_t row) const {
+    return lengths ? std::min(std::max<int64_t>(lengths[row], 0), width) : width;
+  }
+};
+
+INLINED void scores_to_shares(const Head& head, int64_t row, float* scores) {
+  if (head.bias) {
+    const float* bias = head.bias + row * head.bias_step;
+#pragma omp simd
+    for (int64_t i = 0; i < head.width; ++i) scores[i] += bias[i];
+  }
+  if (head.mask) {
+    const float *mask = head.mask + row * head.mask_step, masked = head.masked;
+#pragma omp simd
+    for (int64_t i = 0; i < head.width; ++i) scores[i] = mask[i] != 0 ? scores[i] : masked;
+  }
+  softmax(scores, head.length(row), head.width);
+}
+
+// What the mask and dropout multiply the shares of a row by; null where that is 1.
+INLINED const float* factors_of(const Head& head, int64_t row) {
+  const float* mask = head.mask ? head.mask + row * head.mask_step : nullptr;
+  if (!head.dropping) return mask;
+  write_factors(*head.dropping, head.first_row + static_cast<uint64_t>(row), head.factors, head.width);
+  if (mask) {
+#pragma omp simd
+    for (int64_t i = 0; i < head.width; ++i) head.factors[i] *= mask[i];
+  }
+  return head.factors;
+}
+
+template <class T>
+INLINED void write_weights(const Head& head, float* scores, T* weights) {
+  const int64_t width = head.width;
+  for (int64_t row = 0; row < head.rows; ++row, scores += width, weights += width) {
+    scores_to_shares(head, row, scores);
+    const float* factors = factors_of(head, row);
+    if (factors) {
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) store(scores[i] * factors[i], &weights[i]);
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) store(scores[i], &weights[i]);
+    }
+  }
+}
+
+// The gradients of weights become those of the mask.
+INLINED void write_mask_grads(const Head& head, int64_t row, const float* shares, float* weight_grads) {
+  if (head.dropping) {
+    write_factors(*head.dropping, head.first_row + static_cast<uint64_t>(row), head.factors, head.width);
+#pragma omp simd
+    for (int64_t i = 0; i < head.width; ++i) weight_grads[i] *= head.factors[i];
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < head.width; ++i) weight_grads[i] *= shares[i];
+}
+
+template <class T>
+INLINED void write_score_grads(const Head& head, const float* shares, float* weight_grads, T* score_grads) {
+  const int64_t width = head.width;
+  for (int64_t row = 0; row < head.rows; ++row, shares += width, weight_grads += width, score_grads += width) {
+    const int64_t length = head.length(row);
+    const float *factors = factors_of(head, row), *mask = head.mask ? head.mask + row * head.mask_step : nullptr;
+    float product = 0;
+    if (factors) {
+#pragma omp simd reduction(+ : product)
+      for (int64_t i = 0; i < length; ++i) product += shares[i] * factors[i] * weight_grads[i];
+    } else {
+#pragma omp simd reduction(+ : product)
+      for (int64_t i = 0; i < length; ++i) product += shares[i] * weight_grads[i];
+    }
+    if (mask) {
+#pragma omp simd
+      for (int64_t i = 0; i < length; ++i)
+        store(mask[i] != 0 ? shares[i] * (factors[i] * weight_grads[i] - product) : 0.f, &score_grads[i]);
+    } else if (factors) {
+#pragma omp simd
+      for (int64_t i = 0; i < length; ++i)
+        store(shares[i] * (factors[i] * weight_grads[i] - product), &score_grads[i]);
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < length; ++i) store(shares[i] * (weight_grads[i] - product), &score_grads[i]);
+    }
+    std::fill(score_grads + length, score_grads + width, T{});
+    if (mask) write_mask_grads(head, row, shares, weight_grads);
+  }
+}
+
+template <class T>
+INLINED void add_rows(const T* values, float* sums, int64_t sums_step, int64_t rows, int64_t width) {
+  for (int64_t row = 0; row < rows; ++row, values += width, sums += sums_step) {
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) sums[i] += to_float(values[i]);
+  }
+}
+
 #define KERNELS(T)                                                                                                  \
-  VECTORIZED void weights_kernel(float* scores, const float* bias, int64_t bias_step, T* weights, int64_t rows,     \
-                                 int64_t width) {                                                                   \
-    for (int64_t row = 0; row < rows; ++row)                                                                        \
-      softmax(scores + row * width, bias ? bias + row * bias_step : nullptr, weights + row * width, width);         \
+  VECTORIZED void weights_kernel(const Head& head, float* scores, T* weights) {                                     \
+    write_weights(head, scores, weights);                                                                           \
   }                                                                                                                 \
-  VECTORIZED void scores_kernel(const T* weights, const float* weight_grads, T* score_grads, int64_t rows,          \
-                                int64_t width) {                                                                    \
-    for (int64_t row = 0; row < rows; ++row)                                                                        \
-      softmax_backward(weights + row * width, weight_grads + row * width, score_grads + row * width, width);        \
+  VECTORIZED void scores_kernel(const Head& head, const float* shares, float* weight_grads, T* score_grads) {       \
+    write_score_grads(head, shares, weight_grads, score_grads);                                                     \
   }                                                                                                                 \
   VECTORIZED void add_kernel(const T* values, float* sums, int64_t sums_step, int64_t rows, int64_t width) {        \
-    for (int64_t row = 0; row < rows; ++row) {                                                                      \
-      float* sum = sums + row * sums_step;                                                                          \
-      _Pragma("omp simd") for (int64_t i = 0; i < width; ++i) sum[i] += to_float(values[row * width + i]);          \
-    }                                                                                                               \
+    add_rows(values, sums, sums_step, rows, width);                                                                 \
   }
 KERNELS(float)
 KERNELS(bfloat16)
 #undef KERNELS
 
 enum class Layout { kJoined, kInterleaved, kSeparate };
+enum Part { kQueries, kKeys, kValues, kMixed };
+// After the parts.
+enum Extra { kBias = 3, kMask, kLengths, kBits, kAll };
 
 struct Settings {
   explicit Settings(const Attributes& attributes)
       : heads(attributes.integer("heads", 0)),
         scale(static_cast<float>(attributes.number("scale", 1))),
-        is_biased(attributes.flag("bias", false)) {
+        masked(static_cast<float>(attributes.number("masked", -1e30))) {
     const std::string text = attributes.text("layout");
     if (text == "joined")
       layout = Layout::kJoined;
@@ -57,22 +175,46 @@ struct Settings {
     else
       fail("expected joined, interleaved or separate, received layout='", text, "'");
     if (heads < 1) fail("expected one head or more, received heads=", heads);
+    find_inputs(attributes.text("operands", is_separate() ? "queries,keys,values" : "projections"));
+    if (has(kBits)) probability = drop_probability(attributes);
   }
-  int projections() const { return layout == Layout::kSeparate ? 3 : 1; }
+  bool is_separate() const { return layout == Layout::kSeparate; }
+  bool has(int input) const { return places[input] >= 0; }
+  // An input of an operator's; `first` is where the inputs begin.
+  const Tensor& of(const Tensors& tensors, int input, int first = 0) const { return tensors[first + places[input]]; }
 
   Layout layout;
   int64_t heads;
-  float scale;
-  bool is_biased;
-};
+  float scale, masked;
+  double probability = 0;
+  int places[kAll];  // by Part, then Extra; -1 where there is none
+  int count = 0;
 
-enum Part { kQueries, kKeys, kValues, kMixed };
+ private:
+  void find_inputs(const std::string& names) {
+    static const char* known[kAll] = {"queries", "keys", "values", "bias", "mask", "lengths", "bits"};
+    std::fill(std::begin(places), std::end(places), -1);
+    std::istringstream stream(names);
+    for (std::string name; std::getline(stream, name, ','); ++count) {
+      const auto found = std::find(known, known + kAll, name);
+      if (name == "projections" && !is_separate())
+        places[kQueries] = places[kKeys] = places[kValues] = count;
+      else if (found != known + kAll && (is_separate() || found - known > kValues))
+        places[found - known] = count;
+      else
+        fail("expected ", is_separate() ? "queries, keys, values" : "projections",
+             ", bias, mask, lengths or bits, received operands='", names, "'");
+    }
+    if (!has(kQueries) || !has(kKeys) || !has(kValues))
+      fail("expected all projections, received operands='", names, "'");
+  }
+};
 
 // The matrices of all heads, (batch, heads, length, width), within a projection or the output.
 Matrices heads_of(const Settings& s, const Tensor& tensor, Part part) {
   const bool is_interleaved = s.layout == Layout::kInterleaved;
   const int64_t batch = tensor.dim(is_interleaved ? 1 : 0), length = tensor.dim(is_interleaved ? 0 : 1);
-  const int64_t row = tensor.dim(2), parts = part == kMixed || s.layout == Layout::kSeparate ? 1 : 3;
+  const int64_t row = tensor.dim(2), parts = part == kMixed || s.is_separate() ? 1 : 3;
   const int64_t units = row / parts, width = units / s.heads;
   const int64_t offset = parts == 1 ? 0 : part * (is_interleaved ? width : units);
   const int64_t bytes = tensor.type == kBfloat16 ? 2 : 4;
@@ -115,86 +257,118 @@ struct Sizes {
 // What the memory of a thread is used for.
 struct Scores {};
 struct Weights {};
+struct WeightGrads {};
 struct ScoreGrads {};
+struct Factors {};
 
-// One range is the rows of one head.
-template <class Run>
-void for_heads(const Sizes& sizes, const Samples& samples, const Run& run) {
-  parallel_ranges(samples.count * sizes.heads, 1, [&](int64_t head, int64_t) {
-    run(samples.begin + head / sizes.heads, head * sizes.queries * sizes.keys);
-  });
-}
-
-// A bias, or its gradient, for the rows of a sample.
-struct Bias {
-  Bias() = default;
-  explicit Bias(const Tensor& tensor)
+// A bias, a mask, or the gradient of one, for the rows of a sample.
+struct Rows {
+  Rows() = default;
+  explicit Rows(const Tensor& tensor)
       : data(tensor.as<float>()), sample(tensor.dim(1) * tensor.dim(2)), step(tensor.dim(1) > 1 ? tensor.dim(2) : 0) {}
   float* of(int64_t index) const { return data ? data + index * sample : nullptr; }
   float* data = nullptr;
   int64_t sample = 0, step = 0;
 };
 
-// Write the weights of some samples into memory of the thread.
-template <class T>
-Matrices weights_of(const Settings& s, const Sizes& sizes, const Samples& samples, const Matrices& queries,
-                    const Matrices& keys, const Bias& bias) {
-  const int64_t count = samples.count * sizes.sample();
-  const auto scores = static_cast<float*>(scratch<Scores>(count * sizeof(float)));
-  const auto weights = static_cast<T*>(scratch<Weights>(count * sizeof(T)));
-  multiply(samples.of(queries), samples.of(keys).transposed(), sizes.matrices(scores, kFloat32, samples.count), s.scale);
-  for_heads(sizes, samples, [&](int64_t sample, int64_t offset) {
-    weights_kernel(scores + offset, bias.of(sample), bias.step, weights + offset, sizes.queries, sizes.keys);
-  });
-  return sizes.matrices(weights, queries.type, samples.count);
-}
-
-// Queries, keys and values, or their gradients.
-struct Projections {
-  Projections(const Settings& s, const Tensor* tensors)
-      : queries(heads_of(s, tensors[0], kQueries)),
-        keys(heads_of(s, tensors[s.projections() / 2], kKeys)),
-        values(heads_of(s, tensors[s.projections() - 1], kValues)),
-        bias(s.is_biased ? Bias(tensors[s.projections()]) : Bias()) {}
+// Queries, keys and values, or their gradients, and those of what is between them.
+struct Arrays {
+  Arrays(const Settings& s, const Tensors& tensors, int first = 0)
+      : queries(heads_of(s, s.of(tensors, kQueries, first), kQueries)),
+        keys(heads_of(s, s.of(tensors, kKeys, first), kKeys)),
+        values(heads_of(s, s.of(tensors, kValues, first), kValues)) {
+    if (s.has(kBias)) bias = Rows(s.of(tensors, kBias, first));
+    if (s.has(kMask)) mask = Rows(s.of(tensors, kMask, first));
+  }
   Matrices queries, keys, values;
-  Bias bias;
+  Rows bias, mask;
 };
+
+// All that weights are made of.
+struct Inputs : Arrays {
+  Inputs(const Settings& s, const Tensors& tensors, int first)
+      : Arrays(s, tensors, first), sizes(queries, keys), scale(s.scale), masked(s.masked) {
+    if (s.has(kLengths)) lengths = s.of(tensors, kLengths, first).as<int32_t>();
+    if (s.has(kBits)) dropping = Dropping(s.probability, s.of(tensors, kBits, first));
+  }
+
+  // Run a function for every head, on all threads, with what is done to its scores and where they begin.
+  template <class Run>
+  void for_heads(const Samples& samples, const Run& run) const {
+    parallel_ranges(samples.count * sizes.heads, 1, [&](int64_t index, int64_t) {
+      const int64_t sample = samples.begin + index / sizes.heads;
+      const uint64_t first_row = static_cast<uint64_t>((samples.begin * sizes.heads + index) * sizes.queries);
+      float* factors = dropping.drops ? static_cast<float*>(scratch<Factors>(sizes.keys * sizeof(float))) : nullptr;
+      const Head head{sizes.queries, sizes.keys, bias.of(sample), bias.step, mask.of(sample), mask.step, masked,
+                      lengths ? lengths + sample * sizes.queries : nullptr, dropping.drops ? &dropping : nullptr,
+                      first_row, factors};
+      run(head, index * sizes.queries * sizes.keys);
+    });
+  }
+
+  // Write the weights of some samples, and the shares that they are made of, into memory of the thread.
+  template <class T>
+  std::pair<Matrices, float*> weights(const Samples& samples) const {
+    const int64_t count = samples.count * sizes.sample();
+    const auto scores = static_cast<float*>(scratch<Scores>(count * sizeof(float)));
+    const auto result = static_cast<T*>(scratch<Weights>(count * sizeof(T)));
+    multiply(samples.of(queries), samples.of(keys).transposed(), sizes.matrices(scores, kFloat32, samples.count),
+             scale);
+    for_heads(samples, [&](const Head& head, int64_t offset) {
+      weights_kernel(head, scores + offset, result + offset);
+    });
+    return {sizes.matrices(result, queries.type, samples.count), scores};
+  }
+
+  Sizes sizes;
+  float scale, masked;
+  const int32_t* lengths = nullptr;
+  Dropping dropping;
+};
+
+// Add what all heads give to the gradient of a bias or a mask.
+template <class T>
+void add_heads(const Sizes& sizes, const Samples& samples, const T* values, const Rows& sums) {
+  parallel_ranges(samples.count, 1, [&](int64_t sample, int64_t) {
+    for (int64_t i = 0; i < sizes.heads; ++i)
+      add_kernel(values + sample * sizes.sample() + i * sizes.queries * sizes.keys, sums.of(samples.begin + sample),
+                 sums.step, sizes.queries, sizes.keys);
+  });
+}
 
 template <class T>
 void forward_as(const Settings& s, const Tensors& inputs, const Tensors& outputs) {
-  const Projections from(s, inputs.data());
+  const Inputs from(s, inputs, 0);
   const Matrices mixed = heads_of(s, outputs[0], kMixed);
-  const Sizes sizes(from.queries, from.keys);
-  sizes.for_samples([&](const Samples& samples) {
-    const Matrices weights = weights_of<T>(s, sizes, samples, from.queries, from.keys, from.bias);
-    multiply(weights, samples.of(from.values), samples.of(mixed));
+  from.sizes.for_samples([&](const Samples& samples) {
+    multiply(from.weights<T>(samples).first, samples.of(from.values), samples.of(mixed));
   });
 }
 
+void fill_with_zeros(const Tensor& tensor) { std::memset(tensor.data, 0, tensor.size() * 4); }
+
 template <class T>
 void backward_as(const Settings& s, const Tensors& inputs, const Tensors& outputs) {
-  const Projections from(s, &inputs[1]), grads(s, outputs.data());
+  const Inputs from(s, inputs, 1);
+  const Arrays grads(s, outputs);
   const Matrices mixed_grad = heads_of(s, inputs[0], kMixed);
-  if (s.is_biased) std::fill_n(grads.bias.data, outputs.back().size(), 0.f);
-  const Sizes sizes(from.queries, from.keys);
+  for (int extra : {kBias, kMask, kLengths, kBits})
+    if (s.has(extra)) fill_with_zeros(s.of(outputs, extra));
+  const Sizes& sizes = from.sizes;
   sizes.for_samples([&](const Samples& samples) {
-    const Matrices weights = weights_of<T>(s, sizes, samples, from.queries, from.keys, from.bias);
+    const std::pair<Matrices, float*> made = from.weights<T>(samples);
+    const Matrices& weights = made.first;
     multiply(weights.transposed(), samples.of(mixed_grad), samples.of(grads.values));
-    const int64_t count = samples.count * sizes.sample(), head = sizes.queries * sizes.keys;
-    const auto weight_grads = static_cast<float*>(scratch<Scores>(count * sizeof(float)));
+    const int64_t count = samples.count * sizes.sample();
+    const auto weight_grads = static_cast<float*>(scratch<WeightGrads>(count * sizeof(float)));
     const auto score_grads = static_cast<T*>(scratch<ScoreGrads>(count * sizeof(T)));
     multiply(samples.of(mixed_grad), samples.of(from.values).transposed(),
              sizes.matrices(weight_grads, kFloat32, samples.count));
-    for_heads(sizes, samples, [&](int64_t, int64_t offset) {
-      scores_kernel(static_cast<const T*>(weights.data) + offset, weight_grads + offset, score_grads + offset,
-                    sizes.queries, sizes.keys);
+    from.for_heads(samples, [&](const Head& head, int64_t offset) {
+      scores_kernel(head, made.second + offset, weight_grads + offset, score_grads + offset);
     });
-    if (s.is_biased)
-      parallel_ranges(samples.count, 1, [&](int64_t sample, int64_t) {
-        for (int64_t i = 0; i < sizes.heads; ++i)
-          add_kernel(score_grads + sample * sizes.sample() + i * head, grads.bias.of(samples.begin + sample),
-                     grads.bias.step, sizes.queries, sizes.keys);
-      });
+    if (s.has(kBias)) add_heads(sizes, samples, score_grads, grads.bias);
+    if (s.has(kMask)) add_heads(sizes, samples, weight_grads, grads.mask);
     const Matrices scores = sizes.matrices(score_grads, weights.type, samples.count);
     multiply(scores, samples.of(from.keys), samples.of(grads.queries), s.scale);
     multiply(scores.transposed(), samples.of(from.queries), samples.of(grads.keys), s.scale);
@@ -202,46 +376,55 @@ void backward_as(const Settings& s, const Tensors& inputs, const Tensors& output
 }
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(Settings(attributes), inputs, outputs);
+  (outputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(Settings(attributes), inputs, outputs);
 }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[1].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(Settings(attributes), inputs, outputs);
+  (inputs[0].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(Settings(attributes), inputs, outputs);
 }
 
 void types(const Attributes& attributes, Types& inputs, Types& outputs) {
   const Settings s(attributes);
-  outputs[0] = inputs[0] = data_type(inputs[0], "the first projection");
-  for (int i = 1; i < s.projections(); ++i) expect_type(inputs[i], inputs[0], "another projection");
-  if (s.is_biased) expect_type(inputs.back(), kFloat32, "the bias");
+  outputs[0] = data_type(inputs[s.places[kQueries]], "the first projection");
+  for (int part : {kQueries, kKeys, kValues}) expect_type(inputs[s.places[part]], outputs[0], "another projection");
+  if (s.has(kBias)) expect_type(inputs[s.places[kBias]], kFloat32, "the bias");
+  if (s.has(kMask)) expect_type(inputs[s.places[kMask]], kFloat32, "the mask");
+  if (s.has(kLengths)) expect_type(inputs[s.places[kLengths]], kInt32, "the lengths");
+  if (s.has(kBits)) expect_type(inputs[s.places[kBits]], kFloat32, "the random bits");
+}
+
+// Let rows for all heads, one for all queries or one for each, have their shape.
+void expect_rows(Shape& shape, uint32_t batch, uint32_t queries, uint32_t keys, const char* name) {
+  expect_known(shape, name);
+  const bool has_rows = shape.size() == 3 && shape[1] != 1;
+  expect_shape(shape, {batch, has_rows ? queries : 1, keys}, name);
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   onednn::functions();  // for errors at the call, not when it is run
   const Settings s(attributes);
-  const uint32_t heads = static_cast<uint32_t>(s.heads), parts = s.projections() == 1 ? 3 : 1;
-  for (int i = 0; i < s.projections(); ++i) {
-    expect_known(inputs[i], "a projection");
-    if (inputs[i].size() != 3 || inputs[i][2] % (parts * heads))
+  const uint32_t heads = static_cast<uint32_t>(s.heads), parts = s.is_separate() ? 1 : 3;
+  for (int part : {kQueries, kKeys, kValues}) {
+    const Shape& shape = inputs[s.places[part]];
+    expect_known(shape, "a projection");
+    if (shape.size() != 3 || shape[2] % (parts * heads))
       fail("expected three dimensions, the last a multiple of ", parts * heads, ", received a projection of shape ",
-           describe(inputs[i]));
+           describe(shape));
   }
   const bool is_interleaved = s.layout == Layout::kInterleaved;
-  const uint32_t units = inputs[0][2] / parts, batch = inputs[0][is_interleaved], queries = inputs[0][!is_interleaved];
-  const uint32_t keys = s.projections() == 1 ? queries : inputs[1][1];
-  for (int i = 1; i < s.projections(); ++i) expect_shape(inputs[i], {batch, keys, units}, "keys or values");
-  if (s.is_biased) {
-    expect_known(inputs.back(), "the bias");
-    const bool has_rows = inputs.back().size() == 3 && inputs.back()[1] != 1;
-    expect_shape(inputs.back(), {batch, has_rows ? queries : 1, keys}, "the bias");
-  }
-  outputs[0] = {inputs[0][0], inputs[0][1], units};
+  const Shape& first = inputs[s.places[kQueries]];
+  const uint32_t units = first[2] / parts, batch = first[is_interleaved], queries = first[!is_interleaved];
+  const uint32_t keys = s.is_separate() ? inputs[s.places[kKeys]][1] : queries;
+  if (s.is_separate())
+    for (int part : {kKeys, kValues}) expect_shape(inputs[s.places[part]], {batch, keys, units}, "keys or values");
+  if (s.has(kBias)) expect_rows(inputs[s.places[kBias]], batch, queries, keys, "the bias");
+  if (s.has(kMask)) expect_rows(inputs[s.places[kMask]], batch, queries, keys, "the mask");
+  if (s.has(kLengths)) expect_shape(inputs[s.places[kLengths]], {batch, queries}, "the lengths");
+  if (s.has(kBits)) expect_shape(inputs[s.places[kBits]], {kKeyBits}, "the random bits");
+  outputs[0] = {first[0], first[1], units};
 }
 
-Arity arity(const Attributes& attributes) {
-  const Settings s(attributes);
-  return {s.projections() + s.is_biased, 1};
-}
+Arity arity(const Attributes& attributes) { return {Settings(attributes).count, 1}; }
 
 }  // namespace
 

@@ -12,11 +12,7 @@ namespace gluon_amp {
 
 namespace {
 
-using onednn::Desc;
-using onednn::Dims;
-using onednn::Md;
-using onednn::Primitive;
-using onednn::PrimitiveDesc;
+using namespace onednn;
 
 // The data of a layer, or what it gives, as one matrix.
 Matrices as_matrix(const Tensor& tensor, int64_t columns) {
@@ -34,27 +30,27 @@ void forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
 
 // The gradients of weight and bias.
 void add_up(const Matrices& grad, const Matrices& data, const Matrices& weight_grad, float* bias_grad) {
-  const onednn::DataType type = onednn::data_type_of(data.type);
-  const Desc rows(data.dims, type), grads(grad.dims, type), weights(weight_grad.dims, onednn::kF32),
-      biases({grad.columns()}, onednn::kF32);
+  const DataType type = data_type_of(data.type);
+  const Desc rows(data.dims, type), grads(grad.dims, type), weights(weight_grad.dims, kF32),
+      biases({grad.columns()}, kF32);
   const Md bias = bias_grad ? static_cast<Md>(biases) : nullptr;
   const Desc any = Desc::any(weight_grad.dims, type);
-  const auto forward_of = [&](PrimitiveDesc** desc, const onednn::Attr* attr) {
-    return onednn::functions().inner_product_forward_primitive_desc_create(
-        desc, onednn::engine(), onednn::kForwardTraining, rows, any, bias, grads, attr);
+  const auto forward_of = [&](PrimitiveDesc** desc, const Attr* attr) {
+    return functions().inner_product_forward_primitive_desc_create(
+        desc, engine(), kForwardTraining, rows, any, bias, grads, attr);
   };
   const Dims key{'d', data.type, data.rows(), data.columns(), grad.columns(), bias_grad != nullptr};
-  const auto primitive = onednn::cached<Primitive>(key, [&] {
+  const auto primitive = cached<Primitive>(key, [&] {
     const Primitive hint("a dense layer", forward_of);
-    return Primitive("gradients of a dense layer", [&](PrimitiveDesc** desc, const onednn::Attr* attr) {
-      return onednn::functions().inner_product_backward_weights_primitive_desc_create(
-          desc, onednn::engine(), rows, weights, bias, grads, hint.desc(), attr);
+    return Primitive("gradients of a dense layer", [&](PrimitiveDesc** desc, const Attr* attr) {
+      return functions().inner_product_backward_weights_primitive_desc_create(
+          desc, engine(), rows, weights, bias, grads, hint.desc(), attr);
     });
   });
-  primitive->run({{onednn::kSrc, rows, data.data},
-                  {onednn::kDiffDst, grads, grad.data},
-                  {onednn::kDiffWeightsLayer, weights, weight_grad.data},
-                  {onednn::kDiffBias, biases, bias_grad}});
+  primitive->run({{kSrc, rows, data.data},
+                  {kDiffDst, grads, grad.data},
+                  {kDiffWeightsLayer, weights, weight_grad.data},
+                  {kDiffBias, biases, bias_grad}});
 }
 
 void backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
@@ -86,7 +82,7 @@ void types(const Attributes&, Types& inputs, Types& outputs) {
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
-  onednn::functions();  // for errors at the call, not when it is run
+  functions();  // for errors at the call, not when it is run
   const Settings s(attributes);
   const Shape& data = inputs[0];
   expect_known(data, "data");

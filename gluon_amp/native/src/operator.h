@@ -12,8 +12,8 @@
 
 namespace gluon_amp {
 
-// MXNet's numbers of data types; the operators know the first two.
-enum Type : int { kFloat32 = 0, kBfloat16 = 12, kUnknownType = -1 };
+// MXNet's numbers of data types. Data is float32 or bfloat16.
+enum Type : int { kFloat32 = 0, kInt32 = 4, kBfloat16 = 12, kUnknownType = -1 };
 
 // A dense array in row-major order. MXNet owns the memory; slices need not be aligned.
 struct Tensor {

@@ -10,16 +10,12 @@ namespace gluon_amp {
 
 namespace {
 
-using onednn::Desc;
-using onednn::Dims;
-using onednn::Md;
-using onednn::Primitive;
-using onednn::PrimitiveDesc;
+using namespace onednn;
 
 constexpr char kProduct[] = "a product of matrices";
 
 Desc desc_of(const Matrices& matrices) {
-  return {matrices.dims, onednn::data_type_of(matrices.type), matrices.strides};
+  return {matrices.dims, data_type_of(matrices.type), matrices.strides};
 }
 
 int64_t product_of(const Dims& dims) {
@@ -41,9 +37,9 @@ Dims key_of(char kind, const Matrices& a, const Matrices& b, const Matrices& pro
   return key;
 }
 
-std::function<int(PrimitiveDesc**, const onednn::Attr*)> matmul(Md a, Md b, Md bias, Md product) {
-  return [=](PrimitiveDesc** desc, const onednn::Attr* attr) {
-    return onednn::functions().matmul_primitive_desc_create(desc, onednn::engine(), a, b, bias, product, attr);
+std::function<int(PrimitiveDesc**, const Attr*)> matmul(Md a, Md b, Md bias, Md product) {
+  return [=](PrimitiveDesc** desc, const Attr* attr) {
+    return functions().matmul_primitive_desc_create(desc, engine(), a, b, bias, product, attr);
   };
 }
 
@@ -51,13 +47,13 @@ std::function<int(PrimitiveDesc**, const onednn::Attr*)> matmul(Md a, Md b, Md b
 struct Rounded {};
 const void* rounded(Md from, const void* values, Md to, Dims key) {
   key.push_back('c');
-  const auto primitive = onednn::cached<Primitive>(key, [&] {
-    return Primitive("a rounded matrix", [&](PrimitiveDesc** desc, const onednn::Attr* attr) {
-      return onednn::functions().reorder_primitive_desc_create(desc, from, onednn::engine(), to, onednn::engine(), attr);
+  const auto primitive = cached<Primitive>(key, [&] {
+    return Primitive("a rounded matrix", [&](PrimitiveDesc** desc, const Attr* attr) {
+      return functions().reorder_primitive_desc_create(desc, from, engine(), to, engine(), attr);
     });
   });
-  void* target = scratch<Rounded>(onednn::bytes(to));
-  primitive->run({{onednn::kSrc, from, values}, {onednn::kDst, to, target}});
+  void* target = scratch<Rounded>(bytes(to));
+  primitive->run({{kSrc, from, values}, {kDst, to, target}});
   return target;
 }
 
@@ -85,10 +81,10 @@ void multiply(const Matrices& a, const Matrices& b, const Matrices& product, flo
   Dims key = key_of('m', a, b, product);
   key.push_back(alpha_bits);
   const Desc left = desc_of(a), right = desc_of(b), out = desc_of(product);
-  const auto primitive = onednn::cached<Primitive>(
+  const auto primitive = cached<Primitive>(
       key, [&] { return Primitive(kProduct, matmul(left, right, nullptr, out), alpha); });
   primitive->run(
-      {{onednn::kSrc, left, a.data}, {onednn::kWeightsLayer, right, b.data}, {onednn::kDst, out, product.data}});
+      {{kSrc, left, a.data}, {kWeightsLayer, right, b.data}, {kDst, out, product.data}});
 }
 
 void multiply_rounded(const Matrices& a, const Matrices& b, const Matrices& product, const float* bias) {
@@ -99,18 +95,18 @@ void multiply_rounded(const Matrices& a, const Matrices& b, const Matrices& prod
   Dims key = key_of(packs ? 'p' : 'r', a, b, product);
   key.push_back(bias != nullptr);
   const Desc left = desc_of(a), from = desc_of(b), out = desc_of(product),
-             added({1, product.columns()}, onednn::kF32);
-  const Desc right = packs ? Desc::any(b.dims, onednn::data_type_of(a.type))
-                           : Desc(b.dims, onednn::data_type_of(a.type), b.strides);
-  const auto primitive = onednn::cached<Primitive>(key, [&] {
+             added({1, product.columns()}, kF32);
+  const Desc right = packs ? Desc::any(b.dims, data_type_of(a.type))
+                           : Desc(b.dims, data_type_of(a.type), b.strides);
+  const auto primitive = cached<Primitive>(key, [&] {
     return Primitive(kProduct, matmul(left, right, bias ? static_cast<Md>(added) : nullptr, out));
   });
-  const Md wanted = primitive->query(onednn::kWeights);
+  const Md wanted = primitive->query(kWeights);
   const void* factor = rounds ? rounded(from, b.data, wanted, key) : b.data;
-  primitive->run({{onednn::kSrc, left, a.data},
-                  {onednn::kWeightsLayer, wanted, factor},
-                  {onednn::kBias, added, bias},
-                  {onednn::kDst, out, product.data}});
+  primitive->run({{kSrc, left, a.data},
+                  {kWeightsLayer, wanted, factor},
+                  {kBias, added, bias},
+                  {kDst, out, product.data}});
 }
 
 }  // namespace gluon_amp

@@ -331,9 +331,14 @@ LayerArrays arrays_of(const Settings& s, const Call& call, int i, const Tensor* 
           s.training ? call.workspace(base, i) : nullptr};
 }
 
+// Without a step, states stay what they are, and so do their gradients.
+void copy_states(const Settings& s, const Tensor* from, const Tensor* to) {
+  for (int i = 0; i <= s.lstm(); ++i) std::copy_n(from[i].as<float>(), from[i].size(), to[i].as<float>());
+}
+
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  if (!inputs[0].size() || !outputs[0].size()) return;
+  if (!outputs[0].size()) return copy_states(s, &inputs[s.state()], &outputs[1]);
   const Call call(s, inputs[0]);
   const std::vector<float*> places = places_of(s, inputs[0], &inputs[1]);
   const Buffer own(s.training ? 0 : call.workspace_size());
@@ -359,20 +364,20 @@ Buffer as_floats(const Tensor& values) {
   return floats;
 }
 
-void clear(const Tensor& array) { std::memset(array.data, 0, array.size() * (array.type == kBfloat16 ? 2 : 4)); }
+void clear(const Tensor& array) { std::fill_n(array.as<char>(), array.size() * (array.type == kBfloat16 ? 2 : 4), 0); }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
   if (!s.training) fail("expected training=True for a gradient, received training=False");
   const Tensor *grads = inputs.data(), *in = grads + s.outputs(), *out = in + s.inputs();
-  if (!in[0].size() || !out[0].size()) {
+  const int state = s.state();
+  if (!out[0].size()) {
     std::for_each(outputs.begin(), outputs.end(), clear);
-    return;
+    return copy_states(s, &grads[1], &outputs[state]);
   }
   const Call call(s, in[0]);
   const std::vector<float*> places = places_of(s, in[0], &in[1]), grad_places = places_of(s, in[0], &outputs[1]);
   char* base = static_cast<char*>(out[s.outputs() - 1].data);
-  const int state = s.state();
   Buffer out_grad = as_floats(grads[0]);
   for (int i = s.layers; i-- > 0;) {
     const LayerShape& shape = call.shape(i);
@@ -424,6 +429,7 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   const auto dimension = [](int64_t value) { return static_cast<uint32_t>(value); };
   expect_known(inputs[0], "data");
   if (inputs[0].size() != 3) fail("expected steps, batch and inputs, received data of shape ", describe(inputs[0]));
+  if (!inputs[0][2]) fail("expected one input or more, received data of shape ", describe(inputs[0]));
   const uint32_t steps = inputs[0][0], batch = inputs[0][1];
   const Shape out{steps, batch, dimension(s.directions * s.states)};
   const Shape states{dimension(s.layers * s.directions), batch, dimension(s.states)};

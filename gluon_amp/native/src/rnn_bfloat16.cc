@@ -9,44 +9,36 @@ namespace gluon_amp {
 
 namespace {
 
-using onednn::Dims;
-using onednn::Md;
-using onednn::Primitive;
-using onednn::PrimitiveDesc;
+using namespace onednn;
 
 constexpr int64_t kLeastToShare = 4096;  // values of a step from which on threads share it
 
 // A product of matrices, rows x inner by inner x columns. The second one is in the order that oneDNN likes, or as it is.
 struct Product {
-  Product(const onednn::Desc& a_desc, const onednn::Desc& b_desc, const onednn::Desc& c_desc, bool adds)
+  Product(const Desc& a_desc, const Desc& b_desc, const Desc& c_desc, bool adds)
       : a(a_desc),
         c(c_desc),
         primitive(
             "a product of matrices",
-            [&](PrimitiveDesc** desc, const onednn::Attr* attr) {
-              return onednn::functions().matmul_primitive_desc_create(desc, onednn::engine(), a_desc, b_desc, nullptr,
+            [&](PrimitiveDesc** desc, const Attr* attr) {
+              return functions().matmul_primitive_desc_create(desc, engine(), a_desc, b_desc, nullptr,
                                                                       c_desc, attr);
             },
             1, adds) {}
 
   void run(const void* left, Md right_desc, const void* right, float* product) const {
-    primitive.run({{onednn::kSrc, a, left}, {onednn::kWeightsLayer, right_desc, right}, {onednn::kDst, c, product}});
+    primitive.run({{kSrc, a, left}, {kWeightsLayer, right_desc, right}, {kDst, c, product}});
   }
-  Md packed() const { return primitive.query(onednn::kWeights); }
+  Md packed() const { return primitive.query(kWeights); }
 
-  onednn::Desc a, c;
+  Desc a, c;
   Primitive primitive;
 };
 
-onednn::Desc low(int64_t rows, int64_t columns, int64_t stride) {
-  return {{rows, columns}, onednn::kBf16, {stride, 1}};
-}
-onednn::Desc low(int64_t rows, int64_t columns) { return low(rows, columns, columns); }
-onednn::Desc low_transposed(int64_t rows, int64_t columns) {
-  return {{columns, rows}, onednn::kBf16, {1, columns}};
-}
-onednn::Desc packed(int64_t rows, int64_t columns) { return onednn::Desc::any({rows, columns}, onednn::kBf16); }
-onednn::Desc full(int64_t rows, int64_t columns) { return {{rows, columns}, onednn::kF32}; }
+Desc low(int64_t rows, int64_t columns) { return {{rows, columns}, kBf16}; }
+Desc low_transposed(int64_t rows, int64_t columns) { return {{columns, rows}, kBf16, {1, columns}}; }
+Desc packed(int64_t rows, int64_t columns) { return Desc::any({rows, columns}, kBf16); }
+Desc full(int64_t rows, int64_t columns) { return {{rows, columns}, kF32}; }
 
 // The products of one direction of a layer. `gates` are rows of weights.
 struct Products {
@@ -55,7 +47,7 @@ struct Products {
         rows(s.steps * s.batch),
         width(s.directions * s.states),
         of_data(low(rows, s.inputs), packed(s.inputs, gates), full(rows, gates), false),
-        of_state(low(s.batch, s.states, width), packed(s.states, gates), full(s.batch, gates), s.cell != Cell::kGru) {}
+        of_state(low(s.batch, s.states), packed(s.states, gates), full(s.batch, gates), s.cell != Cell::kGru) {}
 
   int64_t gates, rows, width;
   Product of_data, of_state;
@@ -158,7 +150,7 @@ INLINED void plain_row(const Row& r) {
 #pragma omp simd
   for (int64_t i = 0; i < r.states; ++i) {
     const float sum = gates[i] + bias[i];
-    const float state = !kRectified ? hyperbolic_tangent(sum) : sum < 0.0F ? 0.0F : sum;
+    const float state = !kRectified ? hyperbolic_tangent(sum) : sum > 0.0F ? sum : 0.0F;
     gates[i] = state;
     after[i] = state;
     store(state, &out[i]);
@@ -275,7 +267,7 @@ Buffer packed_low(const float* weights, int64_t rows, int64_t columns, bool tran
 #pragma omp parallel for
   for (int64_t i = 0; i < count; i += part)
     to_bfloat16(weights + i, rounded.lows() + i, std::min(part, count - i));
-  Buffer result(onednn::bytes(wanted));
+  Buffer result(bytes(wanted));
   reorder(transposed ? low_transposed(rows, columns) : low(rows, columns), rounded.data(), wanted, result.data());
   return result;
 }
@@ -286,11 +278,11 @@ bool keeps_extra(const LayerShape& s) { return s.cell == Cell::kLstm || s.cell =
 int64_t kept_values(const LayerShape& s) { return s.steps * s.batch * s.states * (s.gates() + keeps_extra(s)); }
 
 std::shared_ptr<const Products> products_of(const LayerShape& s) {
-  return onednn::cached<Products>(s.key(), [&] { return Products(s); });
+  return cached<Products>(s.key(), [&] { return Products(s); });
 }
 
 std::shared_ptr<const BackwardProducts> backward_products_of(const LayerShape& s) {
-  return onednn::cached<BackwardProducts>(s.key(), [&] { return BackwardProducts(s); });
+  return cached<BackwardProducts>(s.key(), [&] { return BackwardProducts(s); });
 }
 
 struct Biases {
@@ -316,20 +308,19 @@ void forward_direction(const LayerShape& s, const Parameters& parameters, const 
   }
   const Md wanted = products->of_state.packed();
   const Buffer weights = packed_low(parameters.weights[2 * direction + 1], sums, n, true, wanted);
-  const Buffer first(s.batch * width * sizeof(bfloat16));
-  for (int64_t i = 0; i < s.batch; ++i)
-    to_bfloat16(a.states + direction * step + i * n, first.lows() + i * width, n);
+  // States apart from those of the other direction: of odd rows within wider ones oneDNN made infinite sums NaN.
+  const Buffer states(step * sizeof(bfloat16));
+  to_bfloat16(a.states + direction * step, states.lows(), step);
   const bool gru = s.cell == Cell::kGru;
   const Buffer of_state(gru ? s.batch * sums * sizeof(float) : 0);
   float* extra = gates + s.steps * s.batch * sums;
-  const bfloat16* before_low = first.lows();
   const float *before = a.states + direction * step, *cells = a.cells ? a.cells + direction * step : nullptr;
   float *after = a.last_states + direction * step, *cells_after = a.last_cells ? a.last_cells + direction * step : nullptr;
   for (int64_t i = 0; i < s.steps; ++i) {
     const int64_t t = direction ? s.steps - 1 - i : i;
     float* here = gates + t * s.batch * sums;
     bfloat16* out = a.out + t * s.batch * width + direction * n;
-    products->of_state.run(before_low, wanted, weights.data(), gru ? of_state.floats() : here);
+    products->of_state.run(states.data(), wanted, weights.data(), gru ? of_state.floats() : here);
 #pragma omp parallel for if (step >= kLeastToShare)
     for (int64_t row = 0; row < s.batch; ++row) {
       const int64_t at = row * n;
@@ -337,8 +328,8 @@ void forward_direction(const LayerShape& s, const Parameters& parameters, const 
                            gru ? of_state.floats() + row * sums : nullptr, extra + t * step + at, before + at,
                            cells ? cells + at : nullptr, after + at, cells_after ? cells_after + at : nullptr,
                            out + row * width});
+      std::copy_n(out + row * width, n, states.lows() + at);
     }
-    before_low = out;
     before = after;
     cells = cells_after;
   }

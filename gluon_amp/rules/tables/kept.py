@@ -5,8 +5,6 @@ from ..decision import KEEP, Rule
 from .groups import arithmetic, system
 from .rows import Rows
 
-__all__ = ["KEPT"]
-
 KEPT: Rows = (
     (system.CASTS, Rule(KEEP, safe=False, note="the program chooses the type")),
     ((*system.CREATION, *system.RANDOM), Rule(KEEP, safe=False, note="makes tensors of the type it names")),

@@ -5,8 +5,6 @@ from typing import Any, Mapping, Tuple
 
 from ..decision import Rule
 
-__all__ = ["Rows", "Table", "as_table"]
-
 # Each the name of an operator, or the names of several that share a fate, and their rules in order of precedence.
 Rows = Tuple[Tuple[Any, ...], ...]
 Table = Mapping[str, Tuple[Rule, ...]]

@@ -11,8 +11,6 @@ from typing import Mapping
 from ...dtypes import BFLOAT16, FLOAT16
 from .groups import arithmetic, layers
 
-__all__ = ["WHOLE_NETWORK"]
-
 WHOLE_NETWORK: Mapping[str, frozenset[str]] = {
     # MXNet's own kernels for elementwise arithmetic truncate bfloat16, and are slow: with them a training step of
     # MobileNetV3 takes 2.5 times as long. Only what oneDNN computes is left.

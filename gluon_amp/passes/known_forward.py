@@ -1,0 +1,31 @@
+"""Tell which tensors' shapes MXNet knows before it infers backward.
+
+The first state of an unrolled recurrent cell is ``zeros(shape=(0, 50))``, whose batch MXNet finds from what reads it.
+Operators of libraries are asked for shapes on the way forward, once, and see none of their outputs.
+"""
+from __future__ import annotations
+
+import re
+
+from ..graph import Graph, Node
+
+# What has one shape with all of its inputs, and takes it from any of them.
+_OF_ONE_SHAPE = ("elemwise_add", "elemwise_sub", "elemwise_mul", "elemwise_div", "add_n")
+
+
+def unknown_forward(graph: Graph) -> set[Node]:
+    """Return the operators whose outputs have no known shape on the way forward; all variables have one."""
+    unknown: set[Node] = set()
+    for node in graph.operators():
+        lacking = [entry.node in unknown for entry in node.inputs]
+        if _is_open(node) or (all(lacking) and lacking if node.op in _OF_ONE_SHAPE else any(lacking)):
+            unknown.add(node)
+    return unknown
+
+
+def _is_open(node: Node) -> bool:
+    """Whether it makes a tensor whose shape it does not say in full."""
+    if node.inputs or "shape" not in node.attrs:
+        return False
+    sizes = [int(size) for size in re.findall(r"-?\d+", node.attrs["shape"])]
+    return not sizes or min(sizes) <= 0

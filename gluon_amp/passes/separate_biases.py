@@ -1,0 +1,33 @@
+"""Add the bias of a dense layer by an operator of its own, where the weight is frozen.
+
+MXNet computes the gradient of the bias together with that of the weight: where nobody asks for the latter, it writes
+neither. Biases that are trained alone keep an old gradient then, and behind a cast get whatever is in memory.
+"""
+from __future__ import annotations
+
+from ..graph import Entry, Graph, operator, redirect, unique_name
+from ..graph.attrs import REGION, is_set
+from .context import Context
+
+
+def is_needed(context: Context) -> bool:
+    """Tell whether weights of dense layers are frozen whose biases are not."""
+    return context.recorded and bool(context.frozen)
+
+
+def run(graph: Graph, context: Context) -> int:
+    """Separate biases from frozen weights; return how many."""
+    names = {node.name for node in graph.nodes()}
+    moved = {}
+    for node in graph.operators():
+        if (node.op != "FullyConnected" or is_set(node.attrs, "no_bias") or len(node.inputs) < 3
+                or node.inputs[1].node.name not in context.frozen):
+            continue
+        total = operator("broadcast_add", unique_name(f"{node.name}_biased", names), [], Entry(node))
+        total.attrs = {REGION: node.attrs[REGION]} if REGION in node.attrs else {}
+        total.stands_for = node.name
+        moved[Entry(node).key] = Entry(total)
+        total.inputs = [Entry(node), node.inputs[2]]
+        node.inputs, node.attrs = node.inputs[:2], {**node.attrs, "no_bias": "True"}
+    redirect(graph, moved)
+    return len(moved)

@@ -1,0 +1,100 @@
+"""Converted networks in places where others are used: inside other blocks, as symbols, around custom operators."""
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+from mxnet.gluon import nn
+
+import gluon_amp as amp
+from gluon_amp._mxnet.symbols import to_graph
+from gluon_amp.convert.convert import conversion_of
+
+DATA = np.random.RandomState(0).normal(size=(2, 16, 8, 8))
+dtypes = pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+
+
+@mx.operator.register("gluon_amp_test_triple")
+class _TripleProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return _Triple()
+
+
+class _Triple(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * 3)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * 3)
+
+
+class Around(gluon.HybridBlock):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def hybrid_forward(self, F, x):
+        return self.inner(x) * 2
+
+
+def body():
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(16, 3, padding=1, in_channels=16), nn.BatchNorm(in_channels=16), nn.Activation("relu"))
+    net.initialize()
+    random = np.random.RandomState(1)
+    net[0].weight.set_data(mx.nd.array(random.uniform(-0.2, 0.2, net[0].weight.shape)))
+    return net
+
+
+@dtypes
+@pytest.mark.parametrize("with_amp", [False, True])
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_converted_network_inside_another_block(hybridized, with_amp, dtype):
+    data = mx.nd.array(DATA)
+    expected = Around(body())(data).asnumpy()
+    net = Around(amp.convert_hybrid_block(body(), dtype))
+    net.hybridize(active=hybridized)
+    if with_amp:
+        amp.init(dtype)
+    found = net(data)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.asnumpy(), expected, atol=1e-5 if dtype == "float32" else 0.05)
+
+
+@dtypes
+def test_a_converted_network_is_called_with_a_symbol(dtype):
+    made = amp.convert_hybrid_block(body(), dtype)
+    assert len(made(mx.sym.var("picture")).list_outputs()) == 1
+
+
+class Tripled(gluon.HybridBlock):
+    def __init__(self, alone):
+        super().__init__()
+        self.alone = alone
+        with self.name_scope():
+            self.layer = nn.Dense(16, in_units=16)
+
+    def hybrid_forward(self, F, x):
+        made = F.Custom(x if self.alone else self.layer(x), op_type="gluon_amp_test_triple")
+        return made if self.alone else (made, F.relu(made))
+
+
+@dtypes
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_custom_operator_gives_an_output(alone, dtype, tmp_path):
+    net = Tripled(alone)
+    net.initialize(mx.init.Uniform(0.3))
+    data = mx.nd.array(DATA.reshape(-1, 16)[:4])
+
+    def listed(value):
+        return [value] if alone else value
+    expected = listed(net(data))
+    made = amp.convert_hybrid_block(net, dtype, data_example=data)
+    symbol, parameters = made.export(str(tmp_path / "net"))
+    loaded = gluon.SymbolBlock.imports(symbol, ["data"], parameters)
+    for found in (listed(made(data)), listed(loaded(data))):
+        for one, wanted in zip(found, expected):
+            np.testing.assert_allclose(one.asnumpy(), wanted.asnumpy(), atol=1e-5 if dtype == "float32" else 0.05)
+    assert conversion_of(to_graph(mx.sym.load(symbol))).target_dtype == dtype
