@@ -1,6 +1,6 @@
 """Run functions in processes of their own, which may crash or hang.
 
-Every process is forked from a server that has imported MXNet already.
+Every process is forked from a server that has imported MXNet already, but those that need more than one thread.
 """
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _DEADLY = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.S
 _MALLOC_DEBUG = ("/usr/lib/x86_64-linux-gnu/libc_malloc_debug.so.0", "/usr/lib64/libc_malloc_debug.so.0",
                  "/lib/x86_64-linux-gnu/libc_malloc_debug.so.0")
 _CONTEXT = multiprocessing.get_context("forkserver")
+_NEW = multiprocessing.get_context("spawn")
 
 
 class Outcome(NamedTuple):
@@ -53,13 +54,18 @@ def start_server() -> None:
         os.environ.update(before)
 
 
-def isolated(function: Callable, arguments: tuple, timeout: float) -> Outcome:
-    """Call a function in a process of its own."""
-    start_server()
+def isolated(function: Callable, arguments: tuple, timeout: float, forked: bool = True) -> Outcome:
+    """Call a function in a process of its own, in which MXNet has one thread if it is forked."""
+    context: Any = _CONTEXT if forked else _NEW
+    cpu_seconds = int(timeout)
+    if forked:
+        start_server()
+    else:
+        cpu_seconds *= os.cpu_count() or 1
     with tempfile.NamedTemporaryFile("r", errors="replace") as stream:
-        reader, writer = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(target=_child, args=(function, arguments, int(timeout), writer, stream.name),
-                                   daemon=True)
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(function, arguments, cpu_seconds, writer, stream.name),
+                                  daemon=True)
         process.start()
         writer.close()
         with reader:

@@ -2,6 +2,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
+from functools import partial
 
 import mxnet as mx
 import numpy as np
@@ -14,8 +18,9 @@ from gluon_amp.audit.processes import NORMALLY, isolated
 from gluon_amp.audit.verdicts import Result
 from gluon_amp.cli import main
 from gluon_amp.dtypes import cuda_support
-from gluon_amp.rules import Policy
-from gluon_amp.selftest import ERROR, OK, SKIPPED, WRONG, Finding
+from gluon_amp.runtime.devices import support
+from gluon_amp.selftest import ERROR, OK, SKIPPED, WRONG, isolation, results, speed
+from gluon_amp.selftest.isolation import Section, findings
 
 
 def checked(tmp_path, *arguments):
@@ -27,39 +32,96 @@ def test_what_is_right_ends_with_0(tmp_path, capsys):
     status, report = checked(tmp_path, "--only", "versions", "--only", "fusion", "--only", "overflow")
     assert (status, report["failed"], report["device"]) == (0, 0, "cpu(0)")
     found = {each["name"]: each["verdict"] for each in report["findings"]}
-    assert found["an infinite gradient is not"] == found["a finite gradient is used"] == OK
+    assert found["an infinite gradient is left out"] == found["a finite gradient is used"] == OK
     libraries = next(each["data"]["libraries"] for each in report["findings"] if each["name"] == "software")
     assert any(path.endswith("libmxnet.so") for path in libraries)
     assert "everything that was tested is right" in capsys.readouterr().out
 
 
-def test_kernels_that_compute_nothing_are_found_out(tmp_path, monkeypatch, capsys):
+def test_kernels_that_compute_nothing_are_found_out(monkeypatch):
     monkeypatch.setattr(mx.nd.NDArray, "asnumpy", lambda self: np.zeros(self.shape, np.float32))
+    verdict, _, data = results.FUSION.test("elementwise operators", mx.cpu(), support("cpu"))
+    assert (verdict, data) == (WRONG, {"error": 1.0})
+
+
+def test_what_is_wrong_ends_with_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(selftest._TESTS, "fusion", Section(lambda runs: ["one", "two"], wrong_or_right))
     status, report = checked(tmp_path, "--only", "fusion")
-    assert (status, report["findings"][0]["verdict"]) == (1, WRONG)
-    assert "1 of 1 lines are wrong" in capsys.readouterr().out
+    assert (status, [each["verdict"] for each in report["findings"]]) == (1, [WRONG, OK])
+    assert "1 of 2 lines are wrong" in capsys.readouterr().out
 
 
-def test_a_part_that_fails_does_not_hide_the_others(tmp_path, monkeypatch):
-    def fail(device, found):
+def wrong_or_right(name, device, runs):
+    return (WRONG if name == "one" else OK), "", {}
+
+
+class TestIsolation:
+    """Tests share a process, and none is blamed for what another one left behind."""
+
+    def findings(self, test, names, **options):
+        return [(each.name, each.verdict, each.detail) for each in findings(
+            "part", Section(lambda runs: names, test, **options), mx.cpu(), support("cpu"))]
+
+    def test_one_that_ends_the_process_is_judged_alone(self):
+        assert self.findings(that_ends, ["a", "bad", "c"]) == [
+            ("a", OK, "a"), ("bad", ERROR, "its process ended with SIGSEGV"), ("c", OK, "c")]
+
+    def test_one_that_raises_is_an_error_and_hides_no_other(self):
+        assert self.findings(that_raises, ["a", "bad", "c"]) == [
+            ("a", OK, "a"), ("bad", ERROR, "Check failed: no kernel"), ("c", OK, "c")]
+
+    def test_what_fails_behind_another_one_only_is_right(self):
+        names = ["a", "leaves an error", "b", "c"]
+        assert self.findings(that_leaves_an_error, names) == [(name, OK, name) for name in names]
+
+    def test_memory_that_runs_out_is_not_the_fault_of_what_was_tested(self):
+        found = self.findings(that_runs_out_of_memory, ["a", "large", "c"])
+        assert [verdict for _, verdict, _ in found] == [OK, ERROR, OK]
+        assert found[1][2] == "not tested: out of memory on cpu(0) (CUDA: out of memory)"
+
+    def test_a_device_that_is_full_is_said_once(self, monkeypatch):
+        monkeypatch.setattr(isolation, "_has_memory", lambda device: False)
+        found = self.findings(that_runs_out_of_memory, ["large", "b", "c"])
+        assert [name for name, *_ in found] == ["large", "2 more"]
+        assert found[1][2].startswith("not tested: cpu(0) has no memory left")
+
+    def test_timings_have_all_threads(self):
+        (_, _, forked), = self.findings(that_names_its_process, ["a"])
+        (_, _, new), = self.findings(that_names_its_process, ["a"], forked=False)
+        assert (forked, new) == ("ForkServerProcess", "SpawnProcess")  # MXNet has one thread in the first
+
+
+def that_ends(name, device, runs):
+    if name == "bad":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return OK, name, {}
+
+
+def that_raises(name, device, runs):
+    if name == "bad":
+        raise mx.MXNetError("Check failed: no kernel")
+    return OK, name, {}
+
+
+left = []
+
+
+def that_leaves_an_error(name, device, runs):
+    if left:
+        raise mx.MXNetError(left.pop())
+    if name == "leaves an error":
+        left.append("CUDA: unspecified launch failure")
+    return OK, name, {}
+
+
+def that_runs_out_of_memory(name, device, runs):
+    if name == "large":
         raise mx.MXNetError("CUDA: out of memory")
-        yield
-
-    monkeypatch.setattr(selftest, "SECTIONS", {**selftest.SECTIONS, "fusion": fail})
-    found = list(selftest.check(mx.cpu(), ["fusion", "overflow"]))
-    assert [each.verdict for each in found] == [ERROR, OK, OK]
-    assert found[0].detail == "CUDA: out of memory"
+    return OK, name, {}
 
 
-def test_operators_are_judged_together_and_alone_where_one_ends_the_process(monkeypatch):
-    def isolated(function, arguments, timeout):
-        names = arguments[0]
-        ended = "SIGSEGV" if "relu" in names else selftest.NORMALLY
-        return type("Outcome", (), {"ended": ended, "value": dict.fromkeys(names, (OK, ""))})
-
-    monkeypatch.setattr(selftest, "isolated", isolated)
-    assert selftest._judged(["abs", "relu", "clip"], "bfloat16", "cpu(0)") == {
-        "abs": (OK, ""), "relu": (ERROR, "its process ended with SIGSEGV"), "clip": (OK, "")}
+def that_names_its_process(name, device, runs):
+    return OK, type(multiprocessing.current_process()).__name__, {}
 
 
 def test_the_reference_of_a_deconvolution_does_not_end_the_process():
@@ -68,21 +130,41 @@ def test_the_reference_of_a_deconvolution_does_not_end_the_process():
 
 
 def trusted_tensors(name):
-    item = selftest._low_condition(name, Policy("float16"))
+    item = results._low_sample(name, "float16")
     judge = Judge(item, "float16", "float16", "cpu(0)", reference="cpu(0)")
     return sorted(judge._reference(Mode("plain", "write", "eager")))
 
 
-@pytest.mark.parametrize(("detail", "verdict"), [
-    ("Operator X is not implemented for GPU.", SKIPPED), ("CUDA: out of memory", ERROR)])
-def test_operators_that_mxnet_does_not_have_for_gpus_are_skipped(monkeypatch, detail, verdict):
-    monkeypatch.setattr(Judge, "run", lambda self, mode: Result("error", detail))
-    assert selftest._judge(["relu"], "float16", "cpu(0)") == {"relu": (verdict, detail)}
+@pytest.mark.parametrize(("found", "verdict"), [
+    (Result("error", "Operator X is not implemented for GPU."), SKIPPED), (Result("not applicable", "no"), SKIPPED),
+    (Result("error", "CUDA: out of memory"), ERROR), (Result("not applicable", "CUDA: out of memory"), ERROR)])
+def test_what_mxnet_does_not_have_is_skipped_and_memory_is_not(monkeypatch, found, verdict):
+    monkeypatch.setattr(Judge, "run", lambda self, mode: found)
+    told = results.OPERATORS.test("relu", mx.cpu(), cuda_support((8, 0)))
+    assert told == (verdict, found.detail, {"dtype": "float16"})
 
 
-def test_a_device_without_low_precision_has_none_to_judge():
-    found = list(selftest._operators(mx.cpu(), cuda_support((9, 0))))
-    assert found == [Finding("operators", "all", SKIPPED, found[0].detail)]
+@pytest.mark.parametrize(("context", "said", "verdict"), [
+    (mx.cpu(), "does not support bfloat16", SKIPPED), (mx.cpu(), "CUDA: out of memory", None),
+    (mx.gpu(0), "unspecified launch failure", None)])
+def test_timings_are_skipped_for_types_that_mxnet_lacks_only(monkeypatch, context, said, verdict):
+    def fail(*arguments):
+        raise mx.MXNetError(said)
+
+    monkeypatch.setattr(speed, "time_in_both", fail)
+    run = partial(speed.TIMING.test, "LSTM", context, cuda_support((8, 0)))
+    if verdict is None:
+        with pytest.raises(mx.MXNetError, match=said):
+            run()
+    else:
+        assert run()[0] == verdict
+
+
+def test_a_device_without_low_precision_has_none_to_judge(monkeypatch):
+    monkeypatch.setattr(selftest, "support", lambda *device: cuda_support((9, 0)))
+    found = list(selftest.check(mx.cpu(), ["operators", "timing"]))
+    assert [(each.section, each.name, each.verdict) for each in found] == [
+        ("operators", "all", SKIPPED), ("timing", "all", SKIPPED)]
 
 
 @pytest.mark.parametrize(("device", "said"), [

@@ -12,7 +12,7 @@
  *   NULLGPU_DRIVER        CUDA version of the driver, 1000 * major + 10 * minor (11080)
  *   NULLGPU_BROKEN        error that cuInit and cudaGetDeviceCount answer
  *   NULLGPU_MEMORY        MiB of memory of each device (8192)
- *   NULLGPU_MEMORY_FAILS  the nth allocation of device memory from now on, and all after it, fail
+ *   NULLGPU_MEMORY_FAILS  the nth allocation of device memory from now on, and all after it, fail; "n,k": k of them fail
  *   NULLGPU_LAUNCH_FAILS  the nth kernel launch from now on fails
  *
  * The environment is read at every use: a test may change it while the process runs.
@@ -69,10 +69,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int memory_fails(void) {
   pthread_mutex_lock(&lock);
-  int asked = getenv("NULLGPU_MEMORY_FAILS") && *getenv("NULLGPU_MEMORY_FAILS");
-  int left = its_turn("NULLGPU_MEMORY_FAILS", &memory_left, memory_seen, sizeof memory_seen);
+  const char *text = getenv("NULLGPU_MEMORY_FAILS"), *count = text ? strchr(text, ',') : 0;
+  int asked = text && *text;
+  long left = its_turn("NULLGPU_MEMORY_FAILS", &memory_left, memory_seen, sizeof memory_seen);
   pthread_mutex_unlock(&lock);
-  return asked && left <= 0;
+  return asked && left <= 0 && (!count || left > -atol(count + 1));
 }
 
 static int launch_fails(void) {
@@ -264,7 +265,7 @@ static int allocate(void **block, size_t size, int device) {
 int cudaMalloc(void **block, size_t size) {
   if (forked()) return NOT_INITIALIZED;
   if (memory_fails()) return last_error = NO_MEMORY;
-  if (!take(current, size)) return NO_MEMORY;  /* CUDA keeps this error for the next launch; here it is this call's alone */
+  if (!take(current, size)) return last_error = NO_MEMORY;
   int error = allocate(block, size, current);
   if (error) give_back(current, size);
   return error;

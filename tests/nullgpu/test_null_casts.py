@@ -16,10 +16,13 @@ from gluon_amp.debug.recording.engine import prepared_operations
 from mxnet import autograd
 from zoo_networks import flat, make_task
 
+CALLS = {{"training": lambda task: task.net(task.data), "inference": lambda task: task.infer(task.net, task.data),
+         "loss": lambda task: [task.loss(task.net, task.data)]}}
+
 def casts(task):
     for _ in range(2):  # the first makes the graph
-        with Trace() as forward, autograd.record(train_mode={train}):
-            outputs = flat(task.net(task.data) if {train} else task.infer(task.net, task.data))
+        with Trace() as forward, autograd.record(train_mode={call!r} != "inference"):
+            outputs = flat(CALLS[{call!r}](task))
         with Trace() as backward:
             autograd.backward(outputs)
     return [len(trace.kernels("TypecastExp")) for trace in (forward, backward)]
@@ -46,16 +49,17 @@ for name in {names!r}:
         mx.npx.reset_np()
 print("FOUND", json.dumps(found))
 """
-# Those called with their data in training, and those whose task knows the call.
-NETWORKS = {True: ["resnet18_v1", "mobilenetv2_1.0", "densenet121", "ssd_512_mobilenet1.0"],
-            False: ["yolo3_mobilenet0.25", "lstm_plain", "transformer", "transformer_numpy"]}
+# Those called with their data in training, those whose task knows the call, and those that take boxes in training.
+NETWORKS = {"training": ["resnet18_v1", "mobilenetv2_1.0", "densenet121", "ssd_512_mobilenet1.0"],
+            "inference": ["yolo3_mobilenet0.25", "lstm_plain", "transformer", "transformer_numpy"],
+            "loss": ["faster_rcnn", "faster_rcnn_fpn"]}
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_as_many_casts_run_as_are_planned(train, monkeypatch):
-    names, paths = NETWORKS[train], [str(device.HERE), str(device.ROOT / "tests" / "helpers")]
+@pytest.mark.parametrize("call", sorted(NETWORKS))
+def test_as_many_casts_run_as_are_planned(call, monkeypatch):
+    names, paths = NETWORKS[call], [str(device.HERE), str(device.ROOT / "tests" / "helpers")]
     monkeypatch.setenv("MXNET_USE_FUSION", "0")  # a fused kernel may hold several
-    done = device.run(CODE.format(paths=paths, names=names, train=train))
+    done = device.run(CODE.format(paths=paths, names=names, call=call))
     assert "FOUND" in done.stdout, done.stderr[-2000:]
     found = json.loads(done.stdout.split("FOUND ", 1)[1])
     ran = {name: [ran - own for ran, own in zip(each["ran"], each["own"])] for name, each in found.items()}

@@ -18,20 +18,33 @@ SIZED = ("_contrib_boolean_mask", "_npx_nonzero")
 TRIVIAL = ("shape", "size", "zeros", "is", "logical", "equal", "greater", "less", "all", "any", "share", "index")
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    """Run the whole command once; return its process and its report."""
-    path = tmp_path_factory.mktemp("check") / "check.json"
+def checked(folder, *arguments, **settings):
+    """Run the command; return its process and its report."""
+    path = folder / "check.json"
     # No kernel writes the sizes that some operators read from the device: little memory makes absurd ones fail.
-    command = [sys.executable, "-m", "gluon_amp.cli", "check", "--device", "gpu(0)", "--json", str(path)]
-    process = subprocess.run(command, capture_output=True, env=device.environment(memory=1024), text=True,
+    command = [sys.executable, "-m", "gluon_amp.cli", "check", "--device", "gpu(0)", "--json", str(path), *arguments]
+    process = subprocess.run(command, capture_output=True, env=device.environment(memory=1024, **settings), text=True,
                              timeout=SECONDS, check=False)
     assert path.exists(), process.stderr[-2000:]
     return process, json.loads(path.read_text())
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Run the whole command once."""
+    return checked(tmp_path_factory.mktemp("check"))
+
+
 def found(report, section, key="verdict"):
     return {each["name"]: each[key] for each in report["findings"] if each["section"] == section}
+
+
+def computed(report):
+    """Return the verdicts of operators whose result does not depend on what was in memory before."""
+    details = found(report, "operators", "detail")  # indices that no kernel wrote may be out of bounds, or not
+    return {name: "wrong" if "out of bounds" in details[name] else verdict
+            for name, verdict in found(report, "operators").items()
+            if not any(word in name.lower() for word in TRIVIAL)}
 
 
 def test_it_ends_and_says_that_numbers_are_wrong(done):
@@ -79,3 +92,22 @@ def test_the_other_parts_are_wrong_too(done):
     assert found(report, "overflow")["a finite gradient is used"] == "wrong"
     assert set(found(report, "training").values()) == {"wrong"}
     assert set(found(report, "timing").values()) <= {"info", "skipped"}
+
+
+# In each process: all allocations from one on fail, or one alone, which CUDA tells of again at the next launch.
+@pytest.mark.parametrize("fails", ["120", "90,1"])
+def test_memory_that_runs_out_is_no_fault_of_later_operators(done, tmp_path, fails):
+    _, report = checked(tmp_path, "--only", "operators", memory_fails=fails)
+    assert computed(report) == computed(done[1])
+
+
+def test_a_device_without_memory_is_named_plainly(tmp_path):
+    process, report = checked(tmp_path, memory_fails=1)
+    tests = [each for each in report["findings"] if each["section"] != "versions"]
+    assert process.returncode == 1
+    assert {each["verdict"] for each in tests} == {"error"}
+    assert all(each["data"]["out_of_memory"] for each in tests)
+    assert len(tests) == 9  # the first of each part, and how many more there are
+    assert tests[1]["detail"].startswith("not tested: out of memory on gpu(0), which has 1024 of 1024 MiB free")
+    assert tests[2]["name"] == f"{len(tests[2]['data']['not_tested'])} more"
+    assert tests[2]["detail"] == "not tested: gpu(0) has no memory left, not even 1 MiB. Other processes may hold it"

@@ -1,0 +1,111 @@
+"""Run tests in processes of their own, so that none is blamed for what another one left behind.
+
+A GPU's error outlives the operator that it comes from: CUDA reports a failed allocation again at the next launch, and
+after a kernel that failed nothing runs in that process any more.
+"""
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Callable, Iterator, Sequence
+
+import mxnet as mx
+
+from ..audit.judge import message_of
+from ..audit.processes import NORMALLY, Outcome, isolated
+from ..dtypes import Support
+from ..runtime.autocast import deinit
+from .finding import ERROR, Finding, is_out_of_memory
+
+__all__ = ["Found", "Section", "findings"]
+
+_SECONDS = 240.0
+_PROBE = 1 << 20  # bytes: more than any test's arrays, and next to nothing on a device
+
+Found = tuple  # verdict, detail and data of a Finding
+
+
+@dataclass(frozen=True)
+class Section:
+    """Tests of one kind."""
+
+    names: Callable[[Support], Sequence[str]]  # of its tests on a device; none where it has nothing to run there
+    test: Callable[[str, mx.Context, Support], Found]  # runs one of them; a function that can be pickled
+    together: int = 25  # how many share a process: a GPU takes seconds to get ready in each
+    forked: bool = True  # MXNet has one thread in a process that is forked, where nothing may be timed
+
+
+def findings(name: str, section: Section, device: mx.Context, runs: Support) -> Iterator[Finding]:
+    """Run a section's tests, each of which is judged by itself."""
+    waiting = list(section.names(runs))
+    while waiting:
+        found = _tested(name, section, waiting[:section.together], device, runs)
+        yield from found
+        del waiting[:len(found)]
+        if any("out_of_memory" in each.data for each in found) and waiting and not _has_memory(device):
+            yield Finding(name, f"{len(waiting)} more", ERROR, f"not tested: {device} has no memory left, not even "
+                          f"{_PROBE >> 20} MiB. Other processes may hold it",
+                          {"out_of_memory": True, "not_tested": waiting})
+            return
+
+
+def _tested(name: str, section: Section, tests: Sequence[str], device: mx.Context, runs: Support) -> list[Finding]:
+    """Run tests in one process, up to the first error, which has to show itself in a process of its own as well."""
+    outcome = isolated(_run, (name, section.test, tests, device, runs), _SECONDS, forked=section.forked)
+    if outcome.ended != NORMALLY:
+        if len(tests) == 1:
+            return [_ended(name, tests[0], device, outcome)]
+        return [found for each in tests for found in _tested(name, section, [each], device, runs)]
+    found = outcome.value
+    if len(found) > 1 and found[-1].verdict == ERROR:
+        found[-1:] = _tested(name, section, [found[-1].name], device, runs)
+    return found
+
+
+def _run(name: str, test: Callable[[str, mx.Context, Support], Found], tests: Sequence[str], device: mx.Context,
+         runs: Support) -> list[Finding]:
+    """Run tests up to the first error, in the process at hand."""
+    found: list[Finding] = []
+    for each in tests:
+        try:
+            with device:
+                found.append(Finding(name, each, *test(each, device, runs)))
+        except Exception as error:
+            found.append(Finding(name, each, ERROR, message_of(error)))
+        finally:
+            deinit()
+        if found[-1].verdict == ERROR:
+            if is_out_of_memory(found[-1].detail):
+                found[-1] = _without_memory(found[-1], device)
+            break
+    return found
+
+
+def _without_memory(found: Finding, device: mx.Context) -> Finding:
+    """Say of a test that memory ran out, which is not the fault of what was tested."""
+    said, data = "", {**found.data, "out_of_memory": True}
+    if device.device_type == "gpu":
+        with contextlib.suppress(mx.MXNetError):
+            free, total = (size >> 20 for size in mx.context.gpu_memory_info(device.device_id))
+            said, data = f", which has {free} of {total} MiB free", {**data, "free_mib": free, "total_mib": total}
+    detail = f"not tested: out of memory on {device}{said} ({found.detail})"
+    return Finding(found.section, found.name, ERROR, detail, data)
+
+
+def _ended(name: str, test: str, device: mx.Context, outcome: Outcome) -> Finding:
+    """Make the finding of a test that ended its process."""
+    said = [line.strip() for line in outcome.said.splitlines() if is_out_of_memory(line)]
+    if said:
+        return Finding(name, test, ERROR, f"not tested: out of memory on {device} ended the process ({said[-1][:240]})",
+                       {"out_of_memory": True})
+    return Finding(name, test, ERROR, f"its process ended with {outcome.ended}")
+
+
+def _has_memory(device: mx.Context) -> bool:
+    """Tell whether a new process gets a little memory of a device."""
+    return isolated(_allocate, (device,), _SECONDS).ended == NORMALLY
+
+
+def _allocate(device: mx.Context) -> None:
+    mx.nd.zeros(_PROBE // 4, ctx=device).wait_to_read()
+    mx.nd.waitall()
