@@ -26,9 +26,11 @@ from typing import Any, Callable, ContextManager, Iterator
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer
+from mxnet.gluon.utils import _check_all_np_ndarrays
 from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol import register as symbol_register
+from mxnet.util import is_np_array
 
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import StockCachedOp
@@ -196,7 +198,7 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
     frame.blocks += 1
     frame.hybrid_blocks += hybrid
     try:
-        result = original(block, *args)
+        result = _call_with_hooks(original, block, args)
     finally:
         frame.blocks -= 1
         frame.hybrid_blocks -= hybrid
@@ -208,6 +210,22 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
     if policy is None or any(is_low(value, policy) for value in args):
         return result
     return release(result, policy, _uncast_invoke())
+
+
+def _call_with_hooks(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
+    """Call a block; its forward hooks get FP32 in place of AMP's own low precision: NumPy cannot read bfloat16."""
+    policy = controller.eager(args) if block._forward_pre_hooks or block._forward_hooks else None
+    if policy is None or (frame.hybrid_blocks < 2 and any(is_low(each, policy) for each in args)):
+        return original(block, *args)
+    readable = release(args, policy, _uncast_invoke())
+    for hook in list(block._forward_pre_hooks.values()):
+        hook(block, readable)
+    result = block.forward(*args)
+    for hook in list(block._forward_hooks.values()):
+        hook(block, readable, release(result, policy, _uncast_invoke()))
+    if is_np_array():
+        _check_all_np_ndarrays(result)
+    return result
 
 
 def _uncast_invoke() -> Callable:

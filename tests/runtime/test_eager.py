@@ -269,6 +269,42 @@ class TestCasts:
         assert (frame.blocks, frame.hybrid_blocks, frame.casts) == (0, 0, None)
 
 
+@pytest.mark.bf16
+class TestForwardHooks:
+    @staticmethod
+    def network():
+        net = nn.HybridSequential()
+        net.add(nn.Dense(64, in_units=64), nn.Activation("relu"), nn.Dense(4, in_units=64))
+        net.initialize(mx.init.Xavier())
+        return net
+
+    def test_they_read_fp32_inside_of_networks(self):
+        net, data, seen = self.network(), mx.nd.random.uniform(shape=(8, 64)), []
+        expected = [net[0](data), net[1](net[0](data))]
+        net[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].asnumpy()))
+        net[1].register_forward_hook(lambda _, __, output: seen.append(output.asnumpy()))
+        amp.init("bfloat16")
+        result = net(data)
+        assert [each.dtype for each in seen] == [np.float32, np.float32]
+        assert all(relative(one.asnumpy(), other) < 4 * BF16_EPS for one, other in zip(expected, seen))
+        net[1]._forward_hooks.clear()
+        net[1]._forward_pre_hooks.clear()
+        assert (result == net(data)).asnumpy().all()
+
+    def test_a_penalty_on_what_they_read_has_gradients(self):
+        net, data, seen = self.network(), mx.nd.random.uniform(shape=(8, 64)), []
+        net[0].register_forward_hook(lambda _, __, output: seen.append(output))
+
+        def gradient():
+            with autograd.record():
+                net(data)
+                (seen.pop() ** 2).sum().backward()
+            return net[0].weight.grad().asnumpy()
+        plain = gradient()
+        amp.init("bfloat16")
+        assert relative(plain, gradient()) < 4 * BF16_EPS
+
+
 def test_deinit_restores_the_operator_call():
     before = register._imperative_invoke
     amp.init()
