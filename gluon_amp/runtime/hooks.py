@@ -12,6 +12,7 @@
 - ``SymbolBlock.forward``: in another block's trace its operators carry the mark of the region around its call.
 - ``autograd.Function.__call__``: user code that expects what it was written for.
 - ``autograd.grad``, ``autograd.backward`` and ``NDArray.backward``: errors about gradients of gradients say what to do.
+- ``NDArray.asnumpy``: in networks that are not hybridized Python code reads what is in bfloat16 as FP32.
 - ``Trainer._update``: what the optimizer has written.
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
 - ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
@@ -35,6 +36,7 @@ from mxnet.util import is_np_array
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import make_symbol_creator, outermost_trace
+from ..dtypes import BFLOAT16
 from .eager_applier import frame, is_low, make_invoke, release
 from .eager_native import make_native_invoke
 from .executors import make_bind, make_simple_bind
@@ -260,6 +262,17 @@ def _make_differentiate(original: Callable) -> Callable:
     return differentiate
 
 
+def _make_asnumpy(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def asnumpy(array: NDArray) -> Any:
+        policy = controller.eager((array,)) if frame.blocks else None
+        if policy is None or policy.target != BFLOAT16 or not is_low(array, policy):
+            return original(array)
+        with autograd.pause():
+            return original(release(array, policy, _uncast_invoke()))  # as NumPy has no such type
+    return asnumpy
+
+
 def _within(region: Callable[[], ContextManager], function: Callable) -> Callable:
     @functools.wraps(function)
     def inside(*args: Any) -> Any:
@@ -309,6 +322,7 @@ _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (autograd, "grad", _make_differentiate),
     (autograd, "backward", _make_differentiate),
     (NDArray, "backward", _make_differentiate),
+    (NDArray, "asnumpy", _make_asnumpy),
     (Trainer, "_update", _make_update),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),
     (mx.sym.Symbol, "bind", make_bind),

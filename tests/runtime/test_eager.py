@@ -17,6 +17,7 @@ from networks import BF16_EPS, NETWORKS, accumulated, gradients, outputs_of, rea
 
 import gluon_amp as amp
 from gluon_amp._mxnet.operators import handle_of
+from gluon_amp.dtypes import BFLOAT16_DTYPE
 from gluon_amp.rules import Policy
 from gluon_amp.runtime.eager_applier import frame
 from gluon_amp.runtime.state import State, controller
@@ -267,6 +268,38 @@ class TestCasts:
         with pytest.raises(mx.MXNetError), autograd.record():
             net(mx.nd.ones((2, 9))).wait_to_read()
         assert (frame.blocks, frame.hybrid_blocks, frame.casts) == (0, 0, None)
+
+
+class Reader(HybridBlock):
+    """A network whose code looks at values as it goes."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(64, in_units=64)
+        self.seen = []
+
+    def hybrid_forward(self, F, x):
+        x = self.dense(x)
+        self.seen += [x.asnumpy(), np.array(x[0, 0].asscalar()), str(x[0])]
+        return x
+
+
+@pytest.mark.bf16
+def test_code_of_a_network_reads_fp32_values():
+    net, data = Reader(), mx.nd.random.uniform(shape=(8, 64))
+    net.initialize(mx.init.Xavier())
+    net(data)
+    amp.init("bfloat16")
+    low = mx.nd.amp_cast(data, dtype=BFLOAT16_DTYPE)
+    with autograd.record():
+        result = net(data).sum()
+    result.backward()
+    values, first, _, low_values, low_first, text = net.seen
+    assert relative(values, low_values) < 4 * BF16_EPS
+    assert low_first == pytest.approx(float(first), rel=0.05, abs=0.05)
+    assert str(low_values[0]) in text
+    assert low.asnumpy().dtype == BFLOAT16_DTYPE  # outside of networks as in MXNet
 
 
 @pytest.mark.bf16
