@@ -120,7 +120,7 @@ class RewritingCachedOp:
         dtypes = tuple(dtype_name(array.dtype) for array in args)
         low = frozenset(self.names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
         return Inputs(self.names, dtypes, tuple(array.shape for array in args),
-                      device, self._guarded(args), low, _are_dense(args), self._is_recorded(), self._frozen())
+                      device, self._guarded(args), low, _are_dense(args), self._is_recorded(), self.frozen)
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
@@ -151,7 +151,7 @@ class RewritingCachedOp:
         if kept is None:
             kept = self.traced.kept(state, device, self.names, [array.shape for array in args])
             remember(variants.kept, shapes, kept, _MOST_SHAPES)
-        key = (dtypes, device, self._guarded(args), kept, _are_dense(args), self._is_recorded(), self._frozen())
+        key = (dtypes, device, self._guarded(args), kept, _are_dense(args), self._is_recorded(), self.frozen)
         variant = variants.made.get(key)
         if variant is None:
             plan = make_plan(state, self.traced, self._inputs(args, device))
@@ -159,9 +159,6 @@ class RewritingCachedOp:
             variant = remember(variants.made, key, _Variant(plan, operation), MOST_PLANS)
         self.latest = variant.plan
         return variant
-
-    def _frozen(self) -> frozenset[str]:
-        return self.frozen if autograd.is_recording() else frozenset()
 
     def _is_recorded(self) -> bool:
         return not self.traced.depends_on_recording or autograd.is_recording()

@@ -126,7 +126,7 @@ def _make_call_cached_op(original: Callable) -> Callable:
                 _rebuild(block, epoch, args)
         if isinstance(block._cached_op, RewritingCachedOp):
             block._cached_op.accumulating = _accumulating(block)
-            block._cached_op.frozen = _frozen(block)
+            block._cached_op.frozen = _frozen(block) if autograd.is_recording() else frozenset()
         return original(block, *args)
     return call_cached_op
 
