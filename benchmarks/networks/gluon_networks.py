@@ -64,6 +64,9 @@ def _settle(net: HybridBlock, seed: int) -> None:
     """Let BatchNorm's statistics become those of random images: activations grow out of hand with the initial ones."""
     images = np.random.RandomState(seed).uniform(-1, 1, (2, 3, _SETTLING_SIDE, _SETTLING_SIDE))
     data = mx.nd.array(images, dtype="float32")
+    net(data)  # parameters get their shapes
+    for parameter in net.collect_params(".*moving_var").values():  # of the symbol's: half of them would be negative
+        parameter.set_data(mx.nd.ones(parameter.shape))
     for _ in range(_SETTLING_PASSES):
         with autograd.record():
             outputs = net(data)
