@@ -36,7 +36,8 @@ def malloc_checks() -> dict[str, str]:
     # Since glibc 2.34 the checks live in a library of their own, which may not be installed.
     library = next((path for path in _MALLOC_DEBUG if Path(path).exists()), None)
     environment = {"MALLOC_PERTURB_": "165", "MALLOC_CHECK_": "3", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
-    return {**environment, "LD_PRELOAD": library} if library else environment
+    preloaded = " ".join(filter(None, (library, os.environ.get("LD_PRELOAD"))))
+    return {**environment, "LD_PRELOAD": preloaded} if library else environment
 
 
 def start_server() -> None:

@@ -9,6 +9,8 @@ def is_backward(op: str) -> bool:
     return "backward" in op
 
 
+CUDA_ONLY = ("CuDNNBatchNorm", "_FusedOp", "_FusedOpHelper", "_FusedOpOutHelper", "_contrib_mrcnn_mask_target")
+
 _PATTERNS = (
     (r"_(CrossDeviceCopy|CustomFunction|NDArray|Native|NoGradient)$", "internal: made by the engine, not callable"),
     (r"_npi_boolean_mask_assign_(scalar|tensor)$|_scatter_set_nd$",
@@ -40,6 +42,7 @@ _PATTERNS = (
      r"hanning)$", "creates an array: no data input"),
     (r"_npi_(bitwise|lcm)", "integers only"),
     (r"_CachedOp", "runs a graph: each operator in it by its own rules"),
+    (f"({'|'.join(CUDA_ONLY)})$", "in the CUDA build of MXNet only"),
 )
 
 
