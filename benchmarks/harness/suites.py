@@ -68,6 +68,16 @@ class Row(NamedTuple):
     batch_size: int
     names: Sequence[str]
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is measured, whatever it is compared in."""
+        return self.network, self.batch_size
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether it is gluon_amp beside FP32 and nothing else."""
+        return set(self.names) == _PAIR
+
 
 @dataclass
 class Result:
@@ -222,13 +232,13 @@ def run(suite: Suite, args: argparse.Namespace, end: float = math.inf) -> dict[s
     results: dict[tuple[str, int], Result] = {}
     not_compiled: dict[str, dict[str, str]] | None = None
     for number, row in enumerate(turns):
-        if not_compiled is None and set(row.names) != _PAIR:
+        if not_compiled is None and not row.is_pair:
             not_compiled = _compile(suite, rows, common, end)
         plan = share_of(cli.plan(args), end - monotonic(), weights[number:],
-                        _PAIR_OVERTIME if set(row.names) == _PAIR else _OVERTIME)
+                        _PAIR_OVERTIME if row.is_pair else _OVERTIME)
         if plan is None:
             break
-        earlier = results.get((row.network, row.batch_size))
+        earlier = results.get(row.place)
         known = {**(not_compiled or {}).get(row.network, {}), **(earlier.failures if earlier else {})}
         failures = {name: known[name] for name in row.names if name in known}
         with report.TqdmProgress() as progress:
@@ -237,13 +247,12 @@ def run(suite: Suite, args: argparse.Namespace, end: float = math.inf) -> dict[s
         for comparison in result.comparisons:
             report.show(result.settings, comparison)
         if earlier is None:
-            results[row.network, row.batch_size] = result
+            results[row.place] = result
         else:
             earlier.add(result)
     return {"workload": suite.workload, "settings": common, "plan": asdict(cli.plan(args)),
             "machine": machine.describe(), "results": [each.as_dict() for each in results.values()],
-            "skipped": [[row.network, row.batch_size] for row in rows
-                        if (row.network, row.batch_size) not in results]}
+            "skipped": [list(row.place) for row in rows if row.place not in results]}
 
 
 def _by_importance(suite: Suite, rows: Sequence[Row]) -> Iterator[Row]:

@@ -223,8 +223,10 @@ def _call_with_hooks(original: Callable, block: Block, args: tuple[Any, ...]) ->
     for hook in list(block._forward_pre_hooks.values()):
         hook(block, readable)
     result = block.forward(*args)
-    for hook in list(block._forward_hooks.values()):
-        hook(block, readable, release(result, policy, _uncast_invoke()))
+    hooks = list(block._forward_hooks.values())
+    readable_result = release(result, policy, _uncast_invoke()) if hooks else None
+    for hook in hooks:
+        hook(block, readable, readable_result)
     if is_np_array():
         _check_all_np_ndarrays(result)
     return result

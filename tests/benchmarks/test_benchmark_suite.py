@@ -365,12 +365,17 @@ def test_only_the_largest_batch_is_compiled_unless_asked_for():
     assert suites._of_row(["torch-compiled"], args, False) == ["torch-compiled"]
 
 
-def test_what_compiles_does_so_before_the_rows_as_far_as_there_is_time(fakes, monkeypatch):  # noqa: F811
+def two_networks(fakes, monkeypatch, compared):  # noqa: F811
+    """Return a suite of two networks, and the arguments of its shortest run with pretended processes."""
     monkeypatch.setattr(suites, "command", lambda _, name, __: fakes.command(name, 0.1))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     suite = suites.Suite("training", {"resnet50": (2,), "lstm": (2,)})
-    args = suites.parser(suite, None).parse_args(["--small", "--threads", "1", "--rounds", "1", "--steps", "1",
-                                                  "--warmup", "1", "--compare", "amp,torch-compiled"])
+    return suite, suites.parser(suite, None).parse_args(["--small", "--threads", "1", "--rounds", "1", "--steps", "1",
+                                                         "--warmup", "1", "--compare", compared])
+
+
+def test_what_compiles_does_so_before_the_rows_as_far_as_there_is_time(fakes, monkeypatch):  # noqa: F811
+    suite, args = two_networks(fakes, monkeypatch, "amp,torch-compiled")
     now = [0.0]
     monkeypatch.setattr(suites, "monotonic", lambda: now[0])
     monkeypatch.setattr(suites, "compare", lambda *given: now.__setitem__(0, now[0] + 15.0) or compare(*given))
@@ -394,11 +399,7 @@ def test_rows_without_time_are_skipped(pretend, monkeypatch, capsys):
 
 
 def test_a_run_that_ends_in_time_compares_every_network_with_fp32_before_any_peer(fakes, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(suites, "command", lambda _, name, __: fakes.command(name, 0.1))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    suite = suites.Suite("training", {"resnet50": (2,), "lstm": (2,)})
-    args = suites.parser(suite, None).parse_args(["--small", "--threads", "1", "--rounds", "1", "--steps", "1",
-                                                  "--warmup", "1", "--compare", "fp32,amp,mxnet-amp,torch"])
+    suite, args = two_networks(fakes, monkeypatch, "fp32,amp,mxnet-amp,torch")
     record = suites.run(suite, args, end=suites.monotonic() + 1000.0)
     compared = [[[track["name"] for track in each["implementations"]] for each in result["comparisons"]]
                 for result in record["results"]]

@@ -39,25 +39,26 @@ def run(op, inputs, **attrs):
     return invoke(op, inputs, {name: str(value) for name, value in attrs.items()})[0]
 
 
-def with_gradients(function, inputs, out_grad):
-    """Return the value of a function of arrays and its gradients, as float32 in NumPy."""
+def _differentiated(function, inputs, out_grad):
+    """Return the value of a function of arrays, and its gradients."""
     for array in inputs:
         array.attach_grad()
     with autograd.record():
         out = function(*inputs)
     out.backward(out_grad)
-    return [np.array(float32(array).asnumpy()) for array in (out, *(array.grad for array in inputs))]
+    return [out, *(array.grad for array in inputs)]
+
+
+def with_gradients(function, inputs, out_grad):
+    """Return the value of a function of arrays and its gradients, as float32 in NumPy."""
+    return [np.array(float32(array).asnumpy()) for array in _differentiated(function, inputs, out_grad)]
 
 
 def shapes_of_empty(function, inputs, out_grad):
     """Return the shapes of the value of a function of empty arrays and of its gradients, once they are computed."""
-    for array in inputs:
-        array.attach_grad()
-    with autograd.record():
-        out = function(*inputs)
-    out.backward(out_grad)
+    results = _differentiated(function, inputs, out_grad)
     nd.waitall()
-    return [out.shape, *(array.grad.shape for array in inputs)]
+    return [array.shape for array in results]
 
 
 def replaced(symbol, replacements):
