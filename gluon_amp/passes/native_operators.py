@@ -10,14 +10,15 @@ Dense layers and attention (:mod:`~gluon_amp.passes.native_attention`) run in ei
 of their data.
 
 MXNet does not tell operators of libraries that a gradient is to be added to what is there. Where gradients of several
-readers meet, or accumulate in the program's array, an identity in between does that.
+readers meet, or accumulate in the program's array, an identity in between does that
+(:mod:`~gluon_amp.passes.identities`).
 """
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
 from math import prod
-from typing import Callable, Collection, Mapping, NamedTuple
+from typing import Callable, Mapping, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
@@ -26,7 +27,7 @@ from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
 from . import native_dropout, native_recurrent
 from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
-from .identities import behind_identity
+from .identities import Guards
 from .known_forward import unknown_forward
 from .native_attention import Attention, find
 
@@ -132,6 +133,7 @@ def run(graph: Graph, context: Context) -> int:
     unknown = unknown_forward(graph)
     fused = _fuse_attention(graph, names, context, unknown)
     readers = Readers(graph)
+    guards = Guards(graph, readers, names, context)
     found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
              if each is not None and each.op in context.native and (context.recorded or not each.trains)
              and _gains(node, each) and each.fits(node, readers)
@@ -143,7 +145,7 @@ def run(graph: Graph, context: Context) -> int:
         if node.op == "RNN":
             native_recurrent.separate_parameters(node)
         key = [native_dropout.random_bits(node, names)] if node.op == "Dropout" else []
-        node.inputs = [*(_guarded(entry, readers, names, context) for entry in node.inputs), *key]
+        node.inputs = [*map(guards.before, node.inputs), *key]
         node.replaced, node.op = node.op, each.op
         if each.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
             node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
@@ -171,6 +173,7 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
     if _ATTENTION not in context.native:
         return 0
     readers = Readers(graph)
+    guards = Guards(graph, readers, names, context)
     found = [each for each in find(graph, readers) if _gains_as_one(each)
              and not any(entry.node in unknown for entry in each.inputs.values())]
     for each in found:
@@ -178,7 +181,7 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
         uses = Counter(entry.key for entry in inputs.values())
         for name, entry in inputs.items():
             if name != "lengths":  # whose gradient is always 0
-                inputs[name] = _guarded(entry, readers, names, context, each.within, uses[entry.key])
+                inputs[name] = guards.before(entry, each.within, uses[entry.key])
         if each.dropout is not None:
             inputs["bits"] = native_dropout.random_bits(each.dropout, names)
         # A graph that was converted has its casts already, and no decisions.
@@ -220,19 +223,3 @@ def _gains(node: Node, replacement: Replacement) -> bool:
     return (Entry(node).dtype in replacement.types and node.inputs[0].dtype in (FLOAT32, BFLOAT16)
             and all(entry.node.dtypes[entry.output] == FLOAT32 for entry in node.inputs)
             and all(shapes) and node.shapes[0] is not None and replacement.work(node) >= replacement.least)
-
-
-def _guarded(entry: Entry, readers: Readers, names: set[str], context: Context,
-             within: Collection[int] = (), uses: int = 0) -> Entry:
-    """Return the tensor behind an identity where its gradient may be a sum.
-
-    Of an operator in the place of several, ``within`` has those that nothing reads any more, and ``uses`` is how often
-    it reads the tensor itself.
-    """
-    if not context.recorded:
-        return entry
-    accumulates = entry.node.is_variable and entry.node.name in context.guarded
-    count = uses + sum(id(reader) not in within for reader in readers.of(entry))
-    if not accumulates and count == 1 and not readers.is_head(entry):
-        return entry
-    return behind_identity(entry, names, context)
