@@ -161,9 +161,8 @@ def test_a_cast_among_many_readers_of_a_tensor_keeps_their_gradients(count):
     # Of more than seven readers MXNet asks for additions to what is there, which its casts do not do.
     tensor = mx.sym.var("data") * 2
     dense = mx.sym.FullyConnected(tensor, num_hidden=32, name="fc")
-    symbol = mx.sym.add_n(*(mx.sym.sum(mx.sym.exp(tensor * (0.1 * i)), axis=1) for i in range(count)),
-                          mx.sym.sum(dense, axis=1), *(mx.sym.sum(mx.sym.exp(tensor * (-0.1 * i)), axis=1)
-                                                       for i in range(count)))
+    others = [mx.sym.sum(mx.sym.exp(tensor * (0.01 * i)), axis=1) for i in range(2 * count)]
+    symbol = mx.sym.add_n(*others[:count], mx.sym.sum(dense, axis=1), *others[count:])
     expected = trained(bound(symbol, (4, 32)), None)
     amp.init("bfloat16")
     executor = bound(symbol, (4, 32))
