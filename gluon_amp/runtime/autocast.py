@@ -20,8 +20,8 @@ from ..rules import ConditionalOp, Policy
 from ..rules.measurements import Tuning
 from . import gpus, hooks
 from .devices import announce, choose, device_supports, warn_if_slow
-from .eager_applier import outermost
 from .exclusions import can_be_target
+from .frame import outermost
 from .policies import device_policies, policies_of, rewrites, tuned
 from .state import State, controller, region
 

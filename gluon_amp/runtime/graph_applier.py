@@ -19,7 +19,7 @@ from .._mxnet.symbols import dtype_name, to_graph
 from ..dtypes import BFLOAT16, LOW_PRECISION
 from ..graph import Graph
 from ..graph.attrs import is_set
-from .eager_applier import frame
+from .frame import frame
 from .observers import operator_callback
 from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
 from .recent import remember

@@ -12,10 +12,12 @@ from mxnet.gluon import Block, Trainer
 from .._mxnet import gpus
 from .._mxnet.arrays import cast_arrays, first_array
 from .._mxnet.blocks import descendants
+from .._mxnet.invoke import Invoke, original_invoke
 from ..graph.attrs import REGION, REGION_OFF, REGION_ON
 from ..rules import Policy
-from .eager_applier import EagerPolicy, frame
+from .eager_policy import EagerPolicy
 from .exclusions import Exclusions
+from .frame import frame
 from .recent import remember
 
 if TYPE_CHECKING:
@@ -115,6 +117,7 @@ class _Controller:
         self.state: State | None = None  # set by init
         self.marked: State | None = None  # for symbols traced in regions and run outside of them
         self.hooked = False  # whether names of MXNet are replaced
+        self.invoke: Invoke = original_invoke  # MXNet's own way of running an operator, without casts
         self.states: dict[Any, State] = {}  # of regions, by their settings
         self.regions = _Regions()
         self.exclusions = Exclusions()

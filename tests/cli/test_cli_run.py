@@ -1,6 +1,7 @@
 """``gluon-amp run``: scripts that know nothing of AMP, and scripts written for MXNet's."""
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ ROOT = Path(__file__).parents[2]
 def run(tmp_path, script, *options):
     path = tmp_path / "script.py"
     path.write_text(script)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": ""}
     return subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run", *options, str(path), "--epochs", "3"],
-                          capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""})
+                          capture_output=True, text=True, cwd=tmp_path, env=environment)
 
 
 def test_a_script_runs_with_amp_on(tmp_path):
