@@ -67,3 +67,15 @@ def test_a_script_that_does_not_exist_is_named(tmp_path):
                           text=True, cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr.startswith(f"gluon-amp run: the script '{tmp_path / 'train.py'}' does not exist: expected a ")
+
+
+def test_threads_that_the_script_leaves_behind_run_with_amp(tmp_path):
+    done = run(tmp_path, (
+        "import threading, time, gluon_amp\n"
+        "def work():\n"
+        "    time.sleep(0.5)\n"
+        "    print('thread', gluon_amp.is_active())\n"
+        "threading.Thread(target=work).start()\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "print('main')\n"))
+    assert done.stdout == "main\nthread True\n", done.stderr
