@@ -66,10 +66,10 @@ def load_state_dict(state: Mapping[str, Mapping[str, float]]) -> None:
         names = ", ".join(map(str, state)) or "none"
         raise StateError(f"the state holds {len(state)} loss scalers ({names}), but {len(scalers)} are in use: "
                          "call amp.init_trainer or amp.initialize on the same trainers first")
-    _load(scalers, [state[f"loss_scaler{number}"] for number in range(len(scalers))])
+    load_scalers(scalers, [state[f"loss_scaler{number}"] for number in range(len(scalers))])
 
 
-def _load(scalers: Sequence[LossScaler], states: Sequence[Mapping[str, float]]) -> None:
+def load_scalers(scalers: Sequence[LossScaler], states: Sequence[Mapping[str, float]]) -> None:
     """Give scalers their states; all or none."""
     for state in states:
         ScalerState.of(state)
@@ -158,7 +158,7 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Se
         refuse_other_number(scalers, states, fname)
     hand_over()
     if scalers and states:
-        _load(scalers, states)
+        load_scalers(scalers, states)
 
 
 def refuse_other_number(scalers: Sequence[LossScaler], states: Sequence[Any], fname: str | os.PathLike) -> None:

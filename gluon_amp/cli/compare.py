@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
 
+from .._mxnet.timing import in_turns
 from ..convert.model_files import load_model
 from ..dtypes import FLOAT32
 from ..errors import GraphError
@@ -205,11 +205,5 @@ def _errors(before: Any, after: Any, batches: Sequence[Sequence[mx.nd.NDArray]])
 
 def _speed(before: Any, after: Any, batch: Sequence[mx.nd.NDArray], rounds: int) -> dict[str, float]:
     """Time both in turns."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for block, kept in zip((before, after), times):
-            start = time.perf_counter()
-            _outputs(block, batch)
-            kept.append(time.perf_counter() - start)
-    slow, fast = (median(kept) * 1e3 for kept in times)
+    slow, fast = in_turns([partial(_outputs, block, batch) for block in (before, after)], rounds, warm_up=0)
     return {"fp32_ms": slow, "converted_ms": fast, "speed_ratio": slow / fast}

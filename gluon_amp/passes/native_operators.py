@@ -30,8 +30,6 @@ from .identities import behind_identity
 from .known_forward import unknown_forward
 from .native_attention import Attention, find
 
-__all__ = ["NATIVE", "REPLACEMENTS", "is_needed", "run"]
-
 _FP32_INPUTS = ("bias", "mask", "bits")  # of attention
 _ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
 _WISHES = (Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED, Cause.EXCLUSION, Cause.REGION, Cause.OUTSIDE)

@@ -12,9 +12,6 @@ from .decision import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Rule
 from .tables import table
 from .tables.groups.layers import LOSS_OUTPUTS
 
-__all__ = ["INPUT_NAMES", "list_conditional_fp32_ops", "list_fp32_ops", "list_loss_output_functions",
-           "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params", "list_widest_type_cast"]
-
 _BATCH_NORM = ("data", "gamma", "beta", "moving_mean", "moving_var")
 _SEQUENCE = ("data", "sequence_length")
 

@@ -35,31 +35,7 @@ class Picture(NamedTuple):
 
 
 def plot(report: Report, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
-    """Draw a report; :meth:`gluon_amp.debug.report.Report.plot` calls this.
-
-    Parameters
-    ----------
-    report : Report
-        What to draw.
-    path : path, optional
-        Where to write it. Matplotlib takes the kind of picture from the suffix. Graphviz writes its source to ``.gv``
-        and ``.dot`` files; other suffixes need Graphviz's program ``dot``.
-    backend : {'matplotlib', 'graphviz'}
-        What draws it.
-    by : {'operator', 'block'}
-        A box per operator, or per block.
-
-    Returns
-    -------
-    matplotlib.figure.Figure or graphviz.Digraph
-
-    Raises
-    ------
-    ValueError
-        ``backend`` or ``by`` has another value.
-    StateError
-        The backend, or the program ``dot``, is not installed.
-    """
+    """Draw a report, as :meth:`Report.plot` describes."""
     if backend not in _BACKENDS:
         raise ValueError(expected("'matplotlib' or 'graphviz'", "backend", backend))
     if by not in _PICTURES:
