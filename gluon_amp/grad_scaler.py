@@ -154,7 +154,8 @@ class GradScaler:
         item = self._item(trainer, "unscale_")
         before = self._done.get(item)
         if before == _UNSCALED:
-            raise StateError("unscale_() was called for this trainer already since the last update()")
+            raise StateError("unscale_() was called for this trainer already since the last update(): call it once, "
+                             "before step()")
         if before == _STEPPED:
             raise StateError("unscale_() is called after step(): call it before, to clip gradients")
         item.carry(self._scaler.loss_scale)
@@ -191,7 +192,8 @@ class GradScaler:
         item = self._item(trainer, "step")
         before = self._done.get(item)
         if before == _STEPPED:
-            raise StateError("step() was called for this trainer already since the last update()")
+            raise StateError("step() was called for this trainer already since the last update(): call scaler.update() "
+                             "after the steps of all trainers")
         if before is None:
             item.carry(self._scaler.loss_scale)
         trainer.step(batch_size, ignore_stale_grad)

@@ -46,7 +46,7 @@ LAYERS = {
     "files": "files that are written whole or not at all",
     "_cuda": "the CUDA driver and its run-time compiler, asked directly",
     "_isa": "the instructions that oneDNN uses",
-    "_compat": "what MXNet needs of newer versions of NumPy",
+    "_compat": "checks of versions, NumPy's old names, CUDA's libraries: before MXNet is imported",
 }
 # Likewise, inside of a package.
 INSIDE = {

@@ -23,17 +23,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the type, as in amp.init (default: what is fastest here)")
     parser.add_argument("--no-init", action="store_true",
                         help="leave it to the script to call amp.init of mxnet.contrib.amp")
+    add_script_arguments(parser)
+    parser.set_defaults(keeps_warnings=True)
+
+
+def add_script_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that name a script."""
     parser.add_argument("-m", dest="module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script ...",
                         help="a Python script and its arguments")
-    parser.set_defaults(keeps_warnings=True)
+
+
+def script_of(args: argparse.Namespace, example: str) -> list[str]:
+    """Return a script, or the name of a module, and its arguments."""
+    command = args.script[1:] if args.script[:1] == ["--"] else args.script
+    if not command:
+        raise SystemExit(f"gluon-amp {args.command}: expected a Python script to run, as in `gluon-amp {example}`, or "
+                         "a module behind -m")
+    return command
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the script in this process; return its exit code."""
-    command = args.script[1:] if args.script[:1] == ["--"] else args.script
-    if not command:
-        raise SystemExit("gluon-amp run: expected a script, received nothing")
+    command = script_of(args, "run train.py")
     if not args.module and not os.path.exists(command[0]):  # a directory or a zip file may hold a program, too
         raise StateError(f"the script {command[0]!r} does not exist: expected a Python file, or -m and a module")
     install()

@@ -129,7 +129,8 @@ class Policy:
         except PolicyError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PolicyError(f"not the JSON text of a policy: {type(error).__name__}: {error}") from error
+            told = f"{type(error).__name__}: {error}"
+            raise PolicyError(f"not the JSON text of a policy, as Policy.save writes it: {told}") from error
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the policy to a JSON file, whole or not at all."""

@@ -59,7 +59,7 @@ def test_the_exit_code_is_the_scripts(tmp_path):
 def test_a_script_is_needed():
     done = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
-    assert "expected a script" in done.stderr
+    assert "expected a Python script to run, as in `gluon-amp run train.py`" in done.stderr
 
 
 def test_a_script_that_does_not_exist_is_named(tmp_path):

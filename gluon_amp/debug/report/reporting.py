@@ -302,7 +302,7 @@ class Report:
         StateError
             The backend, or the program ``dot``, is not installed.
         """
-        return plot(self, path, backend, by)
+        return plot(self.operators, self.summary, path, backend, by)
 
     def __rich__(self) -> Table:
         return self.table()
