@@ -1,7 +1,6 @@
 """Attention in converted networks: in bfloat16 where MXNet has no kernel, and of MXNet's operators in files."""
 from __future__ import annotations
 
-import mxnet as mx
 import numpy as np
 import pytest
 from graphs import describe, graph, op, variable
