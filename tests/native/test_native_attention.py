@@ -108,8 +108,9 @@ def test_keys_and_values_of_another_length(case, target):
         inputs, out_grad = [*map(rounded, inputs)], rounded(out_grad)
     wanted = with_gradients(of_memory(heads, width), inputs, out_grad)
     attrs = {"layout": "interleaved", "heads": heads, "scale": width ** -0.5, "operands": "queries,keys_values"}
-    given, given_grad = ([*map(bfloat16, inputs)], bfloat16(out_grad)) if is_low else (inputs, out_grad)
-    received = with_gradients(lambda *each: native_attention(*each, **attrs), given, given_grad)
+    if is_low:
+        inputs, out_grad = [*map(bfloat16, inputs)], bfloat16(out_grad)
+    received = with_gradients(lambda *each: native_attention(*each, **attrs), inputs, out_grad)
     for one, other in zip(received, wanted):
         assert one.shape == other.shape
         # With one key the gradients of scores are 0 but for rounding.

@@ -17,7 +17,8 @@ from gluon_amp.debug.recording.engine import prepared_operations
 from gluon_amp.graph import Entry
 from gluon_amp.rules import Policy
 
-ALL = frozenset({"_gluon_amp_attention", "_gluon_amp_dropout", "_gluon_amp_gelu", "_gluon_amp_batch_dot"})
+SOFTMAX = frozenset({"_gluon_amp_softmax", "_gluon_amp_log_softmax"})
+ALL = SOFTMAX | frozenset({"_gluon_amp_attention", "_gluon_amp_dropout", "_gluon_amp_gelu", "_gluon_amp_batch_dot"})
 BATCH, LENGTH, HEADS, UNITS = 4, 32, 4, 128
 SQUARE = (BATCH * HEADS, LENGTH, LENGTH)
 requires_onednn = pytest.mark.skipif(not native.is_available("_gluon_amp_attention"), reason="oneDNN is missing")
@@ -168,6 +169,115 @@ class TestElementwise:
         left, right = variable("a", (16, 128, 64)), variable("b", (16, 128, 64))
         product = op("_linalg_gemm2", "product", left, right, shape=(16, 128, 128), transpose_b=True, axis=axis)
         assert rewritten(product)[0] == [f"product: {taken}(a, b) -> float32", "out: product"]
+
+
+    @pytest.mark.parametrize(("left", "right", "taken"), [
+        ((16, 128, 64), (16, 64, 128), "_gluon_amp_batch_dot"), ((16, 128, 64), (64, 128), "_gluon_amp_batch_dot"),
+        ((4, 4, 128, 64), (4, 4, 64, 128), "_gluon_amp_batch_dot"), ((2048, 64), (64, 128), "_npi_matmul"),
+        ((16, 128, 64), (1, 64, 128), "_npi_matmul"), ((16, 128, 64), (64,), "_npi_matmul"),
+        ((1, 128, 64), (1, 64, 128), "_npi_matmul")])
+    def test_products_of_numpy(self, left, right, taken):
+        shape = (*left[:-1], *right[-1:]) if len(right) > 1 else left[:-1]
+        product = op("_npi_matmul", "product", variable("a", left), variable("b", right), shape=shape)
+        assert rewritten(product)[0] == [f"product: {taken}(a, b) -> float32", "out: product"]
+
+
+class TestSoftmax:
+    @pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
+    @pytest.mark.parametrize(("attrs", "replaced"), [
+        ({"temperature": 2.0}, True), ({"axis": -1, "temperature": 0.5, "dtype": None}, True), ({}, False),
+        ({"temperature": 1.0}, False), ({"temperature": -2.0}, False), ({"temperature": 2.0, "axis": 1}, False),
+        ({"temperature": 2.0, "dtype": "float64"}, False)])
+    def test_what_onednn_does_not_run(self, kind, attrs, replaced):
+        node = op(kind, "shares", variable("x", (128, 128)), shape=(128, 128))
+        node.attrs = {name: str(value) for name, value in attrs.items()}
+        assert rewritten(node)[0] == [f"shares: {'_gluon_amp_' * replaced}{kind}(x) -> float32", "out: shares"]
+
+    @pytest.mark.parametrize(("dtype", "replaced"), [("int32", True), ("int64", False), ("float32", False)])
+    def test_lengths(self, dtype, replaced):
+        lengths = variable("lengths", (128,), dtype)
+        node = op("softmax", "shares", variable("x", (128, 128)), lengths, shape=(128, 128), use_length=True)
+        other = op("softmax", "others", variable("y", (128, 128)), lengths, shape=(128, 128), use_length=True)
+        op_name = "_gluon_amp_softmax" if replaced else "softmax"
+        assert rewritten(node, other)[0] == [
+            f"shares: {op_name}(x, lengths) -> float32", f"others: {op_name}(y, lengths) -> float32",
+            "out: shares, others"]
+
+    def test_few_values(self):
+        node = op("softmax", "shares", variable("x", (127, 129)), shape=(127, 129), temperature=2.0)
+        assert rewritten(node)[0][0] == "shares: softmax(x) -> float32"
+
+
+class Plain(HybridBlock):
+    """Softmax with lengths and a temperature of a product of np arrays' operator, and what reads it twice."""
+
+    def hybrid_forward(self, F, x, lengths):
+        shares = F.softmax(F.broadcast_mul(x, x), F.cast(lengths, "int32"), use_length=True, temperature=3.0)
+        return shares * F.log_softmax(x, temperature=0.5)
+
+
+@pytest.mark.skipif(not native.is_available("_gluon_amp_softmax"), reason=native.load()[0].missing)
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("static", [False, True])
+def test_softmax_in_a_network(grad_req, static):
+    x, lengths = nd.random.normal(shape=(8, 64, 64)), nd.array(np.random.RandomState(1).randint(65, size=(8, 64)))
+
+    def results():
+        net = Plain()
+        net.hybridize(static_alloc=static, static_shape=static)
+        for array in (x, lengths):
+            array.attach_grad(grad_req)
+        for _ in range(2):
+            with autograd.record():
+                out = net(x, lengths)
+            out.backward(x)
+        return net, [out.asnumpy(), x.grad.asnumpy(), lengths.grad.asnumpy()]
+
+    _, expected = results()
+    amp.init("float32")
+    net, received = results()
+    for one, other in zip(received, expected):
+        assert_close(one, other, 2e-6)
+    assert {"_gluon_amp_softmax", "_gluon_amp_log_softmax"} <= kinds(net)
+    found = amp.report(net, [x, lengths])
+    assert {row.op for row in found.operators if row.native} == {"softmax", "log_softmax"}
+
+
+@requires_onednn
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_products_of_numpy_in_a_network(grad_req):
+    class Products(HybridBlock):
+        def hybrid_forward(self, F, x, w):
+            y = F.np.matmul(x, w)
+            return F.np.matmul(y, F.np.swapaxes(x, 1, 2))
+
+    random = np.random.RandomState(2)
+
+    def results():
+        net = Products()
+        net.hybridize()
+        x = mx.np.array(random_x.astype(np.float32))
+        w = mx.np.array(random_w.astype(np.float32))
+        for array in (x, w):
+            array.attach_grad(grad_req)
+        for _ in range(2):
+            with autograd.record():
+                out = net(x, w)
+            out.backward()
+        return net, [array.asnumpy() for array in (out, x.grad, w.grad)]
+
+    random_x, random_w = random.normal(size=(16, 128, 64)), random.normal(size=(64, 64))
+    mx.npx.set_np()
+    try:
+        _, expected = results()
+        amp.init("float32")
+        net, received = results()
+        assert "_gluon_amp_batch_dot" in kinds(net)
+    finally:
+        amp.deinit()
+        mx.npx.reset_np()
+    for one, other in zip(received, expected):
+        assert_close(one, other, 2e-6)
 
 
 class Cell(HybridBlock):
