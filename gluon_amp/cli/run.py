@@ -5,6 +5,7 @@ import argparse
 import os
 import runpy
 import sys
+import threading
 import traceback
 
 from ..errors import AmpError, StateError
@@ -48,10 +49,13 @@ def run(args: argparse.Namespace) -> int:
     if not args.module and not os.path.exists(command[0]):  # a directory or a zip file may hold a program, too
         raise StateError(f"the script {command[0]!r} does not exist: expected a Python file, or -m and a module")
     install()
+    before = set(threading.enumerate())
     try:
         if not args.no_init:
             init(args.dtype)
-        return _run(command, args.module)
+        code = _run(command, args.module)
+        _wait_for_threads(before)
+        return code
     finally:
         deinit()
         uninstall()
@@ -72,3 +76,10 @@ def _run(command: list[str], is_module: bool) -> int:
     finally:
         sys.argv, sys.path[:] = before
     return 0
+
+
+def _wait_for_threads(before: set[threading.Thread]) -> None:
+    """Wait for the threads that keep a script alive, as Python does at its end: AMP is on for them, too."""
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join()

@@ -24,11 +24,12 @@ from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
 from . import native_dropout, native_recurrent
-from .assign_dtypes import data_precision, lower_outputs
+from .assign_dtypes import data_precision, decide, lower_outputs
 from .context import Context
 from .identities import behind_identity
 from .known_forward import unknown_forward
-from .native_attention import Attention, find
+from .native_attention import Attention, find, listed
+from .native_casts import Made, give_low, in_type
 
 _FP32_INPUTS = ("bias", "mask", "bits")  # of attention
 _ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
@@ -169,46 +170,65 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
     if _ATTENTION not in context.native:
         return 0
     readers = Readers(graph)
-    found = [each for each in find(graph, readers) if _gains_as_one(each)
+    found = [each for each in find(graph, readers) if _gains_as_one(each, context)
              and not any(entry.node in unknown for entry in each.inputs.values())]
+    casts: Made = {}
     for each in found:
         node, inputs = each.node, dict(each.inputs)
-        uses = Counter(entry.key for entry in inputs.values())
-        for name, entry in inputs.items():
-            if name != "lengths":  # whose gradient is always 0
-                inputs[name] = _guarded(entry, readers, names, context, each.within, uses[entry.key])
         if each.dropout is not None:
             inputs["bits"] = native_dropout.random_bits(each.dropout, names)
-        # A graph that was converted has its casts already, and no decisions.
         kept = tuple(position for position, name in enumerate(inputs) if name in _FP32_INPUTS)
-        node.decision = None if context.converted else _decision_on(each, context, kept)
+        decision = _decision_on(each, context, kept)
+        dtype = BFLOAT16 if decision.rule == LOWER else FLOAT32
+        if context.converted:
+            inputs.update((name, in_type(entry, dtype, casts, readers, names)) for name, entry in each.inputs.items()
+                          if name not in (*_FP32_INPUTS, "lengths"))
+        uses = Counter(entry.key for entry in inputs.values())
+        for name, entry in inputs.items():
+            if name not in ("lengths", "bits"):  # whose gradients are always 0
+                inputs[name] = _guarded(entry, readers, names, context, each.within, uses[entry.key])
         node.inputs = list(inputs.values())
         node.replaced, node.op = node.op, _ATTENTION
         symbol_attrs = {name: value for name, value in node.attrs.items() if name.startswith("__")}
         attrs = {**each.attrs, "operands": ",".join(inputs)}
         node.attrs = {**symbol_attrs, **{name: str(value) for name, value in attrs.items()}}
         node.dtypes = [FLOAT32]
-        is_low = node.decision is not None and node.decision.rule == LOWER
-        node.planned = [context.target if is_low else FLOAT32]
+        if not context.converted:
+            node.decision, node.planned = decision, [dtype]
+        elif dtype == BFLOAT16:
+            give_low(graph, node, names)
     return len(found)
 
 
-def _gains_as_one(found: Attention) -> bool:
-    types = {**dict.fromkeys(found.inputs, FLOAT32), "lengths": "int32"}
-    known = all(entry.shape and entry.node.dtypes[entry.output] == types[name] for name, entry in found.inputs.items())
+def _gains_as_one(found: Attention, context: Context) -> bool:
+    known = all(entry.shape and entry.node.dtypes[entry.output] in _types_of(name, context)
+                for name, entry in found.inputs.items())
     shape, weights = found.node.shapes[0], found.softmax.shapes[0]
     if not known or shape is None or weights is None:
         return False
     return 2 * prod(weights) * shape[-1] // int(str(found.attrs["heads"])) >= _LEAST_ATTENTION
 
 
+def _types_of(name: str, context: Context) -> tuple[str, ...]:
+    """Return the types that an input of attention may have before casts are placed."""
+    if name == "lengths":
+        return ("int32",)
+    return (FLOAT32, BFLOAT16) if context.converted and name not in _FP32_INPUTS else (FLOAT32,)
+
+
 def _decision_on(found: Attention, context: Context, fp32_inputs: tuple[int, ...]) -> Decision:
     """Return low precision, unless nothing has it or the user wants FP32 of one of the operators."""
+    nodes = (*found.products, found.softmax)
+    # A converted graph has no decisions any more.
+    decisions = [decide(replace(node, op=listed(node)), context) if context.converted else node.decision
+                 for node in nodes]
     if not context.policy.lowers:
-        return found.softmax.decision
-    for node in (*found.products, found.softmax):
-        if node.decision.cause in _WISHES and node.decision.rule == FP32:
-            return replace(node.decision, fp32_inputs=())
+        return decisions[-1]
+    for decision in decisions:
+        if decision.cause in _WISHES and decision.rule == FP32:
+            return replace(decision, fp32_inputs=())
+    if context.converted and (context.policy.training or context.target != BFLOAT16):
+        return decisions[-1]
     return Decision(LOWER, Cause.TABLE, "attention in C++ keeps its scores in FP32", fp32_inputs)
 
 

@@ -68,7 +68,7 @@ class Policy:
     channel_multiple: int | None = None
     slow: frozenset[str] = frozenset()
     disabled_passes: frozenset[str] = frozenset()
-    reason: str = ""
+    reason: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_dtype", normalize(self.target_dtype, or_float32=True))

@@ -70,6 +70,10 @@ class RewritingCachedOp:
         self._hook: tuple[Any, ...] = ()
         self._observed: tuple[Any, ...] = ()  # what runs, and the hook that it was given
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let networks be copied and pickled: what was made for settings is made again."""
+        return type(self), (self.symbol, self.flags, self.state)
+
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""
         state = self._current()

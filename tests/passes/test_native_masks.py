@@ -55,6 +55,32 @@ def interleaved(lengths=True, dropout=0.1, heads=HEADS, repeats=HEADS, head=lamb
     return head({"data": data, "scores": scores, "softmax": softmax, "weights": weights, "mixed": mixed})
 
 
+def of_memory(keys=LENGTH + 9, heads=HEADS, another=False):
+    """Attention of a decoder to what an encoder gives."""
+    queries = op("relu", "queries", variable("x", (LENGTH, BATCH, UNITS)), shape=(LENGTH, BATCH, UNITS))
+    memory = op("relu", "memory", variable("y", (keys, BATCH, 2 * UNITS)), shape=(keys, BATCH, 2 * UNITS))
+    square = (BATCH * HEADS, LENGTH, keys)
+    scores = op("_contrib_interleaved_matmul_encdec_qk", "scores", queries, memory, heads=heads, shape=square)
+    softmax = op("softmax", "softmax", scores, shape=square, axis=-1)
+    values = op("relu", "values", memory, shape=(keys, BATCH, 2 * UNITS)) if another else memory
+    return op("_contrib_interleaved_matmul_encdec_valatt", "mixed", values, softmax, heads=HEADS,
+              shape=(LENGTH, BATCH, UNITS))
+
+
+class TestMemory:
+    @pytest.mark.parametrize("target", ["float32", "bfloat16"])
+    def test_of_a_decoder(self, target):
+        lines, nodes = rewritten(of_memory(), target=target)
+        suffix = "" if target == "float32" else "_bfloat16"
+        assert f"mixed: _gluon_amp_attention(memory{suffix}, queries{suffix}) -> {target}" in lines
+        assert nodes["mixed"].attrs == {"layout": "interleaved", "heads": "4", "scale": repr(32 ** -0.5),
+                                        "operands": "keys_values,queries"}
+
+    @pytest.mark.parametrize("change", [{"heads": 2}, {"another": True}])
+    def test_products_that_do_not_belong_together(self, change):
+        assert not is_fused(rewritten(of_memory(**change))[0])
+
+
 class TestInterleaved:
     def test_with_lengths_and_dropout(self):
         lines, nodes = rewritten(interleaved())
@@ -153,11 +179,19 @@ class Cell(HybridBlock):
         with self.name_scope():
             self.projections = nn.Dense(3 * UNITS, flatten=False, in_units=UNITS)
             self.out = nn.Dense(UNITS, flatten=False, in_units=UNITS)
+            self.memory = nn.Dense(2 * UNITS, flatten=False, in_units=UNITS)
             self.dropout = nn.Dropout(dropout)
 
     def hybrid_forward(self, F, x, extra):
-        mixed = self._of_lengths(F, x, extra) if self.kind == "lengths" else self._of_mask(F, x, extra)
-        return self.out(mixed)
+        return self.out({"lengths": self._of_lengths, "mask": self._of_mask, "memory": self._of_memory}[self.kind](
+            F, x, extra))
+
+    def _of_memory(self, F, x, memory):
+        queries = F.slice_axis(self.projections(F.swapaxes(x, 0, 1)), axis=2, begin=0, end=UNITS)
+        keys_values = self.memory(F.swapaxes(memory, 0, 1))
+        scores = F.contrib.interleaved_matmul_encdec_qk(queries, keys_values, heads=HEADS)
+        weights = self.dropout(F.softmax(scores, axis=-1))
+        return F.swapaxes(F.contrib.interleaved_matmul_encdec_valatt(keys_values, weights, heads=HEADS), 0, 1)
 
     def _of_lengths(self, F, x, lengths):
         joined = self.projections(F.swapaxes(x, 0, 1))
@@ -200,6 +234,8 @@ def train(net, grad_req="write", batches=(8, 6), seed=None):
         if net.kind == "mask":
             extra = random.uniform(size=(batch, LENGTH, LENGTH)) < 0.6
             extra[0, 3] = False  # all positions off
+        elif net.kind == "memory":
+            extra = random.normal(size=(batch, LENGTH + 9, UNITS))
         extra = nd.array(extra)
         for array in (x, extra):
             array.attach_grad(grad_req)
@@ -211,7 +247,7 @@ def train(net, grad_req="write", batches=(8, 6), seed=None):
                 out = net(x, extra)
             out.backward(nd.array(random.normal(size=out.shape)))
         found += [out.asnumpy(), *(each.grad.asnumpy() for each in (x, extra)),
-                  *(p.grad().asnumpy() for p in net.collect_params().values())]
+                  *(p.grad().asnumpy() for p in net.collect_params().values() if p._data is not None)]
     return found
 
 
@@ -223,7 +259,7 @@ FLAGS = [{"static_alloc": False}, {"static_alloc": True, "static_shape": True}]
 
 
 @requires_onednn
-@pytest.mark.parametrize("kind", ["lengths", "mask"])
+@pytest.mark.parametrize("kind", ["lengths", "mask", "memory"])
 @pytest.mark.parametrize("flags", FLAGS, ids=["dynamic", "static"])
 class TestCells:
     @pytest.mark.parametrize("grad_req", ["write", "add"])
@@ -254,7 +290,7 @@ class TestCells:
 
     def test_dropout_keeps_the_mean_and_does_nothing_in_inference(self, kind, flags):
         x, extra = nd.random.normal(shape=(8, LENGTH, UNITS)), nd.full((8, LENGTH), LENGTH)
-        extra = nd.ones((8, LENGTH, LENGTH)) if kind == "mask" else extra
+        extra = {"lengths": extra, "mask": nd.ones((8, LENGTH, LENGTH)), "memory": x[:, 3:]}[kind]
         expected = network(kind, 0.4, **flags)(x, extra).asnumpy()
         amp.init("float32")
         net = network(kind, 0.4, **flags)
