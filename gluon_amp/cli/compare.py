@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the converted network (default: convert now)")
     parser.add_argument("--images", metavar="DIR", help="a directory of images, searched to any depth (default: random "
                                                         "data)")
-    parser.add_argument("--mean", type=_numbers, default=_MEAN, help=f"of the colour channels (default: {_MEAN})")
-    parser.add_argument("--std", type=_numbers, default=_STD, help=f"of the colour channels (default: {_STD})")
+    parser.add_argument("--mean", type=_numbers, default=_MEAN, help=f"mean of the colour channels (default: {_MEAN})")
+    parser.add_argument("--std", type=_numbers, default=_STD, help=f"and their deviation (default: {_STD})")
     parser.add_argument("--batches", type=count, default=8, metavar="N", help="how many batches at most (default: 8)")
     parser.add_argument("--rounds", type=count, default=10, metavar="N", help="how many timed rounds (default: 10)")
     parser.add_argument("--max-error", type=_positive, metavar="E",

@@ -17,11 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=list(ENGINES), default="kvstore",
                         help="what the script trains with: MXNet's KVStore or Horovod (default: %(default)s)")
     parser.add_argument("--servers", type=count, default=1, metavar="N",
-                        help="parameter servers of the KVStore (default: %(default)s)")
+                        help="how many parameter servers the KVStore has (default: %(default)s)")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N",
                         help="how many times to start all over when a process fails (default: %(default)s)")
     parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS",
-                        help="between asking processes to end and killing them (default: %(default)s)")
+                        help="how long processes may take to end before they are killed (default: %(default)s)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end everything after this time")
     add_script_arguments(parser)
 
