@@ -111,7 +111,8 @@ class Graph:
                 nodes.append(_read_node(item, nodes, _num_outputs(rows, number)))
             return cls([_read_entry(head, nodes) for head in raw["heads"]], dict(raw.get("attrs", {})))
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise GraphError(f"not the JSON text of an MXNet symbol: {type(error).__name__}: {error}") from error
+            raise GraphError(f"not the JSON text of an MXNet symbol, as tojson() and export() write it: "
+                             f"{type(error).__name__}: {error}") from error
 
     def to_json(self) -> str:
         """Write the graph in the form that ``mx.sym.load_json`` reads."""

@@ -50,7 +50,8 @@ class Guards:
         if entry.node.is_variable and entry.node.name in self._context.guarded:
             return True
         inner = sum(id(reader) in within for reader in self._readers.of(entry))
-        count = self._read[self._numbers[id(entry.node)], entry.output] - inner + uses
+        # A cast that was put in a moment ago has no number, and no other readers.
+        count = self._read[self._numbers.get(id(entry.node), -1), entry.output] - inner + uses
         return count != 1 or self._readers.is_head(entry)
 
 
