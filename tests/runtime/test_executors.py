@@ -156,6 +156,22 @@ def test_plans_are_gone_with_their_executors():
 
 
 @pytest.mark.bf16
+@pytest.mark.parametrize("count", [3, 12])
+def test_a_cast_among_many_readers_of_a_tensor_keeps_their_gradients(count):
+    # Of more than seven readers MXNet asks for additions to what is there, which its casts do not do.
+    tensor = mx.sym.var("data") * 2
+    dense = mx.sym.FullyConnected(tensor, num_hidden=32, name="fc")
+    others = [mx.sym.sum(mx.sym.exp(tensor * (0.01 * i)), axis=1) for i in range(2 * count)]
+    symbol = mx.sym.add_n(*others[:count], mx.sym.sum(dense, axis=1), *others[count:])
+    expected = trained(bound(symbol, (4, 32)), None)
+    amp.init("bfloat16")
+    executor = bound(symbol, (4, 32))
+    assert low_layers(executor) == {"fc"}
+    for name, value in trained(executor, None).items():
+        assert relative(expected[name], value) < 4 * BF16_EPS, name
+
+
+@pytest.mark.bf16
 def test_module_plans_for_every_shape():
     amp.init("bfloat16")
     module = mx.mod.Module(small_maps(), label_names=None)
