@@ -139,7 +139,8 @@ def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[
         known = {**dict.fromkeys(untyped, FLOAT64 if floats == {FLOAT64} else FLOAT32), **known}
         analyse(symbol, graph, {name: dtype for name, dtype in known.items() if name in names}, sizes)
     except mx.MXNetError as error:
-        raise GraphError(f"the symbol does not fit its parameters or the example: {first_line(error)}") from error
+        raise GraphError(f"the symbol does not fit its parameters or the example: {first_line(error)}. Give "
+                         "the parameters of this network, and data of the shapes that it takes") from error
 
 
 def _note_types(graph: Graph, weights: Any) -> None:

@@ -14,9 +14,10 @@ import numpy as np
 
 from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_set
+from .native_casts import is_widened
 from .native_dropout import is_plain_dropout
 
-__all__ = ["Attention", "find"]
+__all__ = ["Attention", "find", "listed"]
 
 _MOVES = ("Reshape", "transpose", "SwapAxis")
 _REPEATS = ("repeat", "expand_dims", "broadcast_axis", "Reshape")
@@ -24,7 +25,10 @@ _SCALES = ("_mul_scalar", "_div_scalar", "_contrib_div_sqrt_dim")
 _PRODUCTS = ("elemwise_mul", "broadcast_mul")
 _SIZES = ((2, 3), (5, 2))  # of batches and lengths, to try moves with
 _DEFAULT_SOFTMAX = {"axis": ("-1", "2"), "temperature": ("None", "1.0", "1"), "dtype": ("None",)}
-_INTERLEAVED = "_contrib_interleaved_matmul_selfatt_"  # products that read heads of one projection
+_SELF, _MEMORY = "_contrib_interleaved_matmul_selfatt", "_contrib_interleaved_matmul_encdec"
+# Products that read heads of one projection, or of one for queries and one for keys and values; by what they are called
+# in converted graphs, too.
+_INTERLEAVED = {_SELF: _SELF, "_sg_mkldnn_selfatt": _SELF, _MEMORY: _MEMORY}
 
 
 class Attention(NamedTuple):
@@ -39,17 +43,22 @@ class Attention(NamedTuple):
     within: frozenset[int]  # the nodes that nothing reads any more, and the last: their ids
 
 
-
 def find(graph: Graph, readers: Readers) -> Iterator[Attention]:
     """Find attention whose inner results nothing else reads."""
     for node in graph.operators():
         found = None
         if node.op == "batch_dot" and not is_set(node.attrs, "transpose_a") and not is_set(node.attrs, "transpose_b"):
             found = _around(node, readers)
-        elif node.op == f"{_INTERLEAVED}valatt":
+        elif node.op in [f"{kind}_valatt" for kind in _INTERLEAVED]:
             found = _interleaved(node, readers)
         if found is not None:
             yield found
+
+
+def listed(node: Node) -> str:
+    """Return what users call the operator of a node."""
+    kind, _, product = node.op.rpartition("_")
+    return f"{_INTERLEAVED[kind]}_{product}" if kind in _INTERLEAVED else node.op
 
 
 @dataclass
@@ -126,18 +135,26 @@ def _around(product: Node, readers: Readers) -> Attention | None:
 
 
 def _interleaved(product: Node, readers: Readers) -> Attention | None:
-    projections, shares = product.inputs
-    weights = _weights(shares)
-    heads, shape = integer(product.attrs, "heads", 0), projections.shape or ()
-    if weights is None or len(shape) != 3 or not all(shape) or heads < 1 or shape[2] % (3 * heads):
+    weights = _weights(product.inputs[1])
+    if weights is None:
         return None
-    first = weights.scores.node
-    if (first.op != f"{_INTERLEAVED}qk" or first.inputs[0].key != projections.key
-            or integer(first.attrs, "heads", 0) != heads):
+    first, heads = weights.scores.node, integer(product.attrs, "heads", 0)
+    kind = product.op.replace("_valatt", "")
+    if (first.op != f"{kind}_qk" or integer(first.attrs, "heads", 0) != heads
+            or first.inputs[-1].key != product.inputs[0].key
+            or any(is_set(node.attrs, "quantized") for node in (first, product))):
         return None
-    scale = (shape[2] // (3 * heads)) ** -0.5
-    return _attention(product, (first, product), weights, {"layout": "interleaved", "scale": repr(scale)},
-                      {"projections": projections}, _Sizes(shape[1], shape[0], shape[0], heads), readers)
+    is_self = _INTERLEAVED[kind] == _SELF
+    names = ["projections"] if is_self else ["queries", "keys_values"]
+    shapes = [entry.shape or () for entry in first.inputs]
+    if any(len(shape) != 3 or not all(shape) for shape in shapes) or heads < 1:
+        return None
+    (queries, batch, row), keys = shapes[0], shapes[-1][0]
+    width, rest = divmod(row, 3 * heads if is_self else heads)
+    if rest:
+        return None
+    return _attention(product, (first, product), weights, {"layout": "interleaved", "scale": repr(width ** -0.5)},
+                      dict(zip(names, first.inputs)), _Sizes(batch, queries, keys, heads), readers)
 
 
 def _attention(last: Node, products: tuple[Node, Node], weights: _Weights, attrs: Mapping[str, object],
@@ -293,9 +310,11 @@ def _joined(product: Node, heads: int, units: int, readers: Readers) -> Node | N
 
 def _projections(bases: Sequence[Entry], readers: Readers) -> tuple[str, dict[str, Entry]]:
     """Return the layout of queries, keys and values, and what the operator is to read."""
-    split = bases[0].node
-    if (split.op == "SliceChannel" and all(base.node is split and _is_inner(base, readers) for base in bases)
-            and [base.output for base in bases] == [0, 1, 2] and integer(split.attrs, "num_outputs", 0) == 3
+    parts = [base.node.inputs[0] if is_widened(base) else base for base in bases]
+    split = parts[0].node
+    if (split.op == "SliceChannel" and all(part.node is split for part in parts)
+            and all(_is_inner(each, readers) for each in (*bases, *parts))
+            and [part.output for part in parts] == [0, 1, 2] and integer(split.attrs, "num_outputs", 0) == 3
             and split.attrs.get("axis") in ("2", "-1") and not is_set(split.attrs, "squeeze_axis")):
         return "joined", {"projections": split.inputs[0]}
     return "separate", dict(zip(("queries", "keys", "values"), bases))

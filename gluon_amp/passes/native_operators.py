@@ -10,27 +10,28 @@ Dense layers and attention (:mod:`~gluon_amp.passes.native_attention`) run in ei
 of their data.
 
 MXNet does not tell operators of libraries that a gradient is to be added to what is there. Where gradients of several
-readers meet, or accumulate in the program's array, an identity in between does that.
+readers meet, or accumulate in the program's array, an identity in between does that
+(:mod:`~gluon_amp.passes.identities`).
 """
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from math import prod
-from typing import Callable, Collection, Mapping, NamedTuple
+from math import inf, prod
+from typing import Callable, Mapping, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
+from ..rules.tables.groups.layers import SOFTMAX
 from . import native_dropout, native_recurrent
-from .assign_dtypes import data_precision, lower_outputs
+from .assign_dtypes import data_precision, decide, lower_outputs
 from .context import Context
-from .identities import behind_identity
+from .identities import Guards
 from .known_forward import unknown_forward
-from .native_attention import Attention, find
-
-__all__ = ["NATIVE", "REPLACEMENTS", "is_needed", "run"]
+from .native_attention import Attention, find, listed
+from .native_casts import Made, give_low, in_type
 
 _FP32_INPUTS = ("bias", "mask", "bits")  # of attention
 _ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
@@ -71,6 +72,7 @@ class Replacement(NamedTuple):
     trains: bool = False  # whether it gains only where gradients are asked for
     rule: Rule | None = None  # how its precision is decided, where MXNet's operator has no bfloat16 kernel
     known: int = 2  # how many of its first inputs have to have a known shape before MXNet infers shapes backward
+    integers: tuple[int, ...] = ()  # inputs that are int32, and have no gradient
 
 
 def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
@@ -95,6 +97,21 @@ def _is_pile(node: Node, readers: Readers) -> bool:
     return len(node.inputs[0].shape or ()) > 2 and integer(node.attrs, "axis", -2) == -2
 
 
+def _is_matmul(node: Node, readers: Readers) -> bool:
+    """Whether a pile is times another of the same leading dimensions, or times one matrix."""
+    left, right = (entry.shape or () for entry in node.inputs)
+    return len(left) > 2 and (len(right) == 2 or left[:-2] == right[:-2])
+
+
+def _is_slow_softmax(node: Node, readers: Readers) -> bool:
+    """Whether oneDNN does not run it: with a temperature or lengths; over the last axis, whatever their number is."""
+    temperature, is_long = node.attrs.get("temperature", "None"), is_set(node.attrs, "use_length")
+    divides = temperature != "None" and float(temperature) != 1
+    return (integer(node.attrs, "axis", -1) == -1 and node.attrs.get("dtype", "None") == "None"
+            and (divides or is_long) and (not divides or 0 < float(temperature) < inf)
+            and (not is_long or (len(node.inputs) == 2 and len(node.inputs[0].shape or ()) > 1)))
+
+
 def _is_inner_layer(node: Node, readers: Readers) -> bool:
     """Whether rows are many, and the gradient of the data is of use: the operator in C++ always computes it.
 
@@ -109,7 +126,9 @@ def _is_inner_layer(node: Node, readers: Readers) -> bool:
 # fast in both types, of fewer rows 0.7 to 1.5 times. Attention was measured in whole steps of an encoder, 768 units,
 # 128 tokens, batch 4: 14% of a step in bfloat16 and 7% in FP32. Its least work is estimated. Of 1.6M values, forward
 # and backward, dropout takes 1.2 ms in FP32 and 0.8 ms in bfloat16 where MXNet's takes 6.0 ms, GELU 1.7 ms in either
-# where MXNet's takes 2.1 ms.
+# where MXNet's takes 2.1 ms. np.matmul of piles is 1.5 to 2.7 times as fast, of two matrices 0.9 to 1.3 times. oneDNN's
+# softmax is as fast as that in C++ (0.5 to 1.2 times); MXNet's own one, for temperatures and lengths, takes 1.2 to 8.7
+# times as long from 16,384 values on.
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
                              rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
@@ -117,10 +136,13 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
     "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, _is_inner_layer,
                                   _weights, fp32_inputs=(1, 2)),
+    "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_matmul, _operations),
     "_linalg_gemm2": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_pile, _operations),
     "LeakyReLU": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536, _is_gelu, trains=True),
     "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, native_dropout.fits, trains=True,
                            rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel")),
+    **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32, BFLOAT16), 16384, _is_slow_softmax, known=1, integers=(1,))
+       for op in SOFTMAX},
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
 }
 NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION}
@@ -132,6 +154,7 @@ def run(graph: Graph, context: Context) -> int:
     unknown = unknown_forward(graph)
     fused = _fuse_attention(graph, names, context, unknown)
     readers = Readers(graph)
+    guards = Guards(graph, readers, names, context)
     found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
              if each is not None and each.op in context.native and (context.recorded or not each.trains)
              and _gains(node, each) and each.fits(node, readers)
@@ -143,7 +166,8 @@ def run(graph: Graph, context: Context) -> int:
         if node.op == "RNN":
             native_recurrent.separate_parameters(node)
         key = [native_dropout.random_bits(node, names)] if node.op == "Dropout" else []
-        node.inputs = [*(_guarded(entry, readers, names, context) for entry in node.inputs), *key]
+        node.inputs = [*(entry if position in each.integers else guards.before(entry)
+                         for position, entry in enumerate(node.inputs)), *key]
         node.replaced, node.op = node.op, each.op
         if each.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
             node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
@@ -171,46 +195,66 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
     if _ATTENTION not in context.native:
         return 0
     readers = Readers(graph)
-    found = [each for each in find(graph, readers) if _gains_as_one(each)
+    guards = Guards(graph, readers, names, context)
+    found = [each for each in find(graph, readers) if _gains_as_one(each, context)
              and not any(entry.node in unknown for entry in each.inputs.values())]
+    casts: Made = {}
     for each in found:
         node, inputs = each.node, dict(each.inputs)
-        uses = Counter(entry.key for entry in inputs.values())
-        for name, entry in inputs.items():
-            if name != "lengths":  # whose gradient is always 0
-                inputs[name] = _guarded(entry, readers, names, context, each.within, uses[entry.key])
         if each.dropout is not None:
             inputs["bits"] = native_dropout.random_bits(each.dropout, names)
-        # A graph that was converted has its casts already, and no decisions.
         kept = tuple(position for position, name in enumerate(inputs) if name in _FP32_INPUTS)
-        node.decision = None if context.converted else _decision_on(each, context, kept)
+        decision = _decision_on(each, context, kept)
+        dtype = BFLOAT16 if decision.rule == LOWER else FLOAT32
+        if context.converted:
+            inputs.update((name, in_type(entry, dtype, casts, readers, names)) for name, entry in each.inputs.items()
+                          if name not in (*_FP32_INPUTS, "lengths"))
+        uses = Counter(entry.key for entry in inputs.values())
+        for name, entry in inputs.items():
+            if name not in ("lengths", "bits"):  # whose gradients are always 0
+                inputs[name] = guards.before(entry, each.within, uses[entry.key])
         node.inputs = list(inputs.values())
         node.replaced, node.op = node.op, _ATTENTION
         symbol_attrs = {name: value for name, value in node.attrs.items() if name.startswith("__")}
         attrs = {**each.attrs, "operands": ",".join(inputs)}
         node.attrs = {**symbol_attrs, **{name: str(value) for name, value in attrs.items()}}
         node.dtypes = [FLOAT32]
-        is_low = node.decision is not None and node.decision.rule == LOWER
-        node.planned = [context.target if is_low else FLOAT32]
+        if not context.converted:
+            node.decision, node.planned = decision, [dtype]
+        elif dtype == BFLOAT16:
+            give_low(graph, node, names)
     return len(found)
 
 
-def _gains_as_one(found: Attention) -> bool:
-    types = {**dict.fromkeys(found.inputs, FLOAT32), "lengths": "int32"}
-    known = all(entry.shape and entry.node.dtypes[entry.output] == types[name] for name, entry in found.inputs.items())
+def _gains_as_one(found: Attention, context: Context) -> bool:
+    known = all(entry.shape and entry.node.dtypes[entry.output] in _types_of(name, context)
+                for name, entry in found.inputs.items())
     shape, weights = found.node.shapes[0], found.softmax.shapes[0]
     if not known or shape is None or weights is None:
         return False
     return 2 * prod(weights) * shape[-1] // int(str(found.attrs["heads"])) >= _LEAST_ATTENTION
 
 
+def _types_of(name: str, context: Context) -> tuple[str, ...]:
+    """Return the types that an input of attention may have before casts are placed."""
+    if name == "lengths":
+        return ("int32",)
+    return (FLOAT32, BFLOAT16) if context.converted and name not in _FP32_INPUTS else (FLOAT32,)
+
+
 def _decision_on(found: Attention, context: Context, fp32_inputs: tuple[int, ...]) -> Decision:
     """Return low precision, unless nothing has it or the user wants FP32 of one of the operators."""
+    nodes = (*found.products, found.softmax)
+    # A converted graph has no decisions any more.
+    decisions = [decide(replace(node, op=listed(node)), context) if context.converted else node.decision
+                 for node in nodes]
     if not context.policy.lowers:
-        return found.softmax.decision
-    for node in (*found.products, found.softmax):
-        if node.decision.cause in _WISHES and node.decision.rule == FP32:
-            return replace(node.decision, fp32_inputs=())
+        return decisions[-1]
+    for decision in decisions:
+        if decision.cause in _WISHES and decision.rule == FP32:
+            return replace(decision, fp32_inputs=())
+    if context.converted and (context.policy.training or context.target != BFLOAT16):
+        return decisions[-1]
     return Decision(LOWER, Cause.TABLE, "attention in C++ keeps its scores in FP32", fp32_inputs)
 
 
@@ -218,21 +262,6 @@ def _gains(node: Node, replacement: Replacement) -> bool:
     """Whether types are right and sizes known; MXNet ends the process when it infers shapes without any of them."""
     shapes = [entry.shape for entry in node.inputs]
     return (Entry(node).dtype in replacement.types and node.inputs[0].dtype in (FLOAT32, BFLOAT16)
-            and all(entry.node.dtypes[entry.output] == FLOAT32 for entry in node.inputs)
+            and all(entry.node.dtypes[entry.output] == ("int32" if position in replacement.integers else FLOAT32)
+                    for position, entry in enumerate(node.inputs))
             and all(shapes) and node.shapes[0] is not None and replacement.work(node) >= replacement.least)
-
-
-def _guarded(entry: Entry, readers: Readers, names: set[str], context: Context,
-             within: Collection[int] = (), uses: int = 0) -> Entry:
-    """Return the tensor behind an identity where its gradient may be a sum.
-
-    Of an operator in the place of several, ``within`` has those that nothing reads any more, and ``uses`` is how often
-    it reads the tensor itself.
-    """
-    if not context.recorded:
-        return entry
-    accumulates = entry.node.is_variable and entry.node.name in context.guarded
-    count = uses + sum(id(reader) not in within for reader in readers.of(entry))
-    if not accumulates and count == 1 and not readers.is_head(entry):
-        return entry
-    return behind_identity(entry, names, context)

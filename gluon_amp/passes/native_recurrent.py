@@ -4,14 +4,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..dtypes import BFLOAT16, FLOAT32
-from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, operator, redirect, unique_name
+from ..graph import Entry, Graph, Node, Readers, Role, operator, unique_name
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, Cause, Decision
 from .assign_dtypes import data_precision, decide, lower_outputs
 from .context import Context
 from .identities import behind_identity
-
-__all__ = ["fit", "fits", "separate_parameters"]
+from .native_casts import give_low, in_type
 
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 _UNSUPPORTED = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
@@ -83,16 +82,8 @@ def _lower(graph: Graph, node: Node, names: set[str], context: Context) -> None:
                                  tuple(range(1, len(node.inputs))))
         node.planned = [BFLOAT16, *node.dtypes[1:]]
         return
-    # A converted graph has its casts already.
-    data = node.inputs[0]
-    is_widened = data.node.op == CAST and data.node.inputs[0].dtype == BFLOAT16
-    node.inputs[0] = data.node.inputs[0] if is_widened else cast(
-        data, BFLOAT16, unique_name(f"{data.node.name}_{BFLOAT16}", names))
-    readers = Readers(graph).of(Entry(node))
-    node.dtypes[0] = BFLOAT16
-    redirect(graph, {Entry(node).key: cast(Entry(node), FLOAT32, unique_name(f"{node.name}_{FLOAT32}", names))})
-    redirect(graph, {Entry(reader).key: Entry(node) for reader in readers
-                     if reader.op == CAST and reader.dtypes == [BFLOAT16]})
+    node.inputs[0] = in_type(node.inputs[0], BFLOAT16, {}, Readers(graph), names)
+    give_low(graph, node, names)
 
 
 def _masks(node: Node, names: set[str], context: Context) -> list[Entry]:

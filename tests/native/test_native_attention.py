@@ -89,6 +89,50 @@ def test_equals_mxnet(case, layout, bias):
         assert_close(one, other, 2e-6)
 
 
+def of_memory(heads, width):
+    """MXNet's operators for attention to what an encoder gives."""
+    def run_reference(queries, keys_values):
+        scores = nd.contrib.interleaved_matmul_encdec_qk(queries, keys_values, heads=heads)
+        return nd.contrib.interleaved_matmul_encdec_valatt(keys_values, nd.softmax(scores, axis=-1), heads=heads)
+    return run_reference
+
+
+@pytest.mark.parametrize("case", [*CASES, (2, 4, 7, 2, 5), (3, 9, 1, 4, 8)])
+@pytest.mark.parametrize("target", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+def test_keys_and_values_of_another_length(case, target):
+    batch, queries, keys, heads, width = case
+    inputs = [normal(queries, batch, heads * width), normal(keys, batch, 2 * heads * width, seed=1)]
+    out_grad = normal(queries, batch, heads * width, seed=2)
+    is_low = target == "bfloat16"
+    if is_low:
+        inputs, out_grad = [*map(rounded, inputs)], rounded(out_grad)
+    wanted = with_gradients(of_memory(heads, width), inputs, out_grad)
+    attrs = {"layout": "interleaved", "heads": heads, "scale": width ** -0.5, "operands": "queries,keys_values"}
+    if is_low:
+        inputs, out_grad = [*map(bfloat16, inputs)], bfloat16(out_grad)
+    received = with_gradients(lambda *each: native_attention(*each, **attrs), inputs, out_grad)
+    for one, other in zip(received, wanted):
+        assert one.shape == other.shape
+        # With one key the gradients of scores are 0 but for rounding.
+        if is_low and np.abs(other).max() < 1e-3:
+            continue
+        assert_close(one, other, 3 * BFLOAT16_ROUNDING if is_low else 2e-6)
+
+
+def test_joined_keys_and_values():
+    queries, keys, values = (normal(2, length, 12, seed=length) for length in (4, 7, 7))
+    received = native_attention(queries, nd.concat(keys, values, dim=2), layout="joined", heads=3,
+                                operands="queries,keys_values")
+    expected = native_attention(queries, keys, values, layout="separate", heads=3)
+    assert_close(received.asnumpy(), expected.asnumpy(), 1e-6)
+
+
+def test_keys_and_values_that_do_not_fit():
+    with pytest.raises(mx.MXNetError, match="keys or values"):
+        native_attention(normal(4, 2, 12), normal(7, 2, 12), layout="interleaved", heads=3,
+                         operands="queries,keys_values")
+
+
 @pytest.mark.bf16
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES[1:])

@@ -5,7 +5,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import nd
-from native_cases import assert_close, bfloat16, float32, normal, rounded, run, with_gradients
+from native_cases import assert_close, bfloat16, float32, normal, rounded, run, shapes_of_empty, with_gradients
 
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import invoke
@@ -43,6 +43,37 @@ def test_products_with_a_factor_over_several_dimensions():
     a, b = normal(2, 3, 5, 4), normal(2, 3, 6, 4, seed=1)
     received = run("_gluon_amp_batch_dot", [a, b], transpose_b=True, alpha=0.125)
     assert_close(received.asnumpy(), nd.linalg.gemm2(a, b, transpose_b=True, alpha=0.125).asnumpy(), 1e-6)
+
+
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize(("shape", "columns"), [((1, 1), 1), ((5, 7), 3), ((3, 5, 7), 9), ((2, 3, 33, 16), 17)])
+@pytest.mark.parametrize("target", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+def test_one_matrix_behind_a_pile(shape, columns, transpose_b, target):
+    inner = shape[-1]
+    arrays = [normal(*shape), normal(*((columns, inner) if transpose_b else (inner, columns)), seed=1)]
+    out_grad = normal(*shape[:-1], columns, seed=2)
+    if target == "bfloat16":
+        arrays, out_grad = [*map(rounded, arrays)], rounded(out_grad)
+    a, b, grad = (array.asnumpy().astype(np.float64) for array in (*arrays, out_grad))
+    rows, grads = a.reshape(-1, inner), grad.reshape(-1, columns)
+    b = b.T if transpose_b else b
+    b_grad = rows.T @ grads
+    wanted = [a @ b, grad @ b.T, b_grad.T if transpose_b else b_grad]
+    if target == "bfloat16":
+        arrays, out_grad = [*map(bfloat16, arrays)], bfloat16(out_grad)
+    attrs = {"transpose_b": transpose_b}
+    received = with_gradients(lambda *each: run("_gluon_amp_batch_dot", each, **attrs), arrays, out_grad)
+    for one, other in zip(received, wanted):
+        assert one.shape == other.shape
+        assert_close(one, other, 1e-6 if target == "float32" else 2.0 ** -8)
+
+
+@pytest.mark.parametrize("shapes", [((0, 3, 4), (4, 5)), ((2, 0, 4), (4, 5)), ((2, 3, 0), (0, 5)), ((2, 3, 4), (4, 0))])
+def test_empty_products(shapes):
+    with mx.util.np_shape(True):
+        arrays = [nd.zeros(shape) for shape in shapes]
+        out = (*shapes[0][:-1], shapes[1][1])
+        assert shapes_of_empty(lambda *each: run("_gluon_amp_batch_dot", each), arrays, nd.zeros(out)) == [out, *shapes]
 
 
 def test_products_that_do_not_fit():

@@ -17,7 +17,8 @@ from gluon_amp.debug.recording.engine import prepared_operations
 from gluon_amp.graph import Entry
 from gluon_amp.rules import Policy
 
-ALL = frozenset({"_gluon_amp_attention", "_gluon_amp_dropout", "_gluon_amp_gelu", "_gluon_amp_batch_dot"})
+SOFTMAX = frozenset({"_gluon_amp_softmax", "_gluon_amp_log_softmax"})
+ALL = SOFTMAX | frozenset({"_gluon_amp_attention", "_gluon_amp_dropout", "_gluon_amp_gelu", "_gluon_amp_batch_dot"})
 BATCH, LENGTH, HEADS, UNITS = 4, 32, 4, 128
 SQUARE = (BATCH * HEADS, LENGTH, LENGTH)
 requires_onednn = pytest.mark.skipif(not native.is_available("_gluon_amp_attention"), reason="oneDNN is missing")
@@ -53,6 +54,32 @@ def interleaved(lengths=True, dropout=0.1, heads=HEADS, repeats=HEADS, head=lamb
     mixed = op("_contrib_interleaved_matmul_selfatt_valatt", "mixed", data, weights, heads=HEADS,
                shape=(LENGTH, BATCH, UNITS))
     return head({"data": data, "scores": scores, "softmax": softmax, "weights": weights, "mixed": mixed})
+
+
+def of_memory(keys=LENGTH + 9, heads=HEADS, another=False):
+    """Attention of a decoder to what an encoder gives."""
+    queries = op("relu", "queries", variable("x", (LENGTH, BATCH, UNITS)), shape=(LENGTH, BATCH, UNITS))
+    memory = op("relu", "memory", variable("y", (keys, BATCH, 2 * UNITS)), shape=(keys, BATCH, 2 * UNITS))
+    square = (BATCH * HEADS, LENGTH, keys)
+    scores = op("_contrib_interleaved_matmul_encdec_qk", "scores", queries, memory, heads=heads, shape=square)
+    softmax = op("softmax", "softmax", scores, shape=square, axis=-1)
+    values = op("relu", "values", memory, shape=(keys, BATCH, 2 * UNITS)) if another else memory
+    return op("_contrib_interleaved_matmul_encdec_valatt", "mixed", values, softmax, heads=HEADS,
+              shape=(LENGTH, BATCH, UNITS))
+
+
+class TestMemory:
+    @pytest.mark.parametrize("target", ["float32", "bfloat16"])
+    def test_of_a_decoder(self, target):
+        lines, nodes = rewritten(of_memory(), target=target)
+        suffix = "" if target == "float32" else "_bfloat16"
+        assert f"mixed: _gluon_amp_attention(memory{suffix}, queries{suffix}) -> {target}" in lines
+        assert nodes["mixed"].attrs == {"layout": "interleaved", "heads": "4", "scale": repr(32 ** -0.5),
+                                        "operands": "keys_values,queries"}
+
+    @pytest.mark.parametrize("change", [{"heads": 2}, {"another": True}])
+    def test_products_that_do_not_belong_together(self, change):
+        assert not is_fused(rewritten(of_memory(**change))[0])
 
 
 class TestInterleaved:
@@ -144,6 +171,115 @@ class TestElementwise:
         assert rewritten(product)[0] == [f"product: {taken}(a, b) -> float32", "out: product"]
 
 
+    @pytest.mark.parametrize(("left", "right", "taken"), [
+        ((16, 128, 64), (16, 64, 128), "_gluon_amp_batch_dot"), ((16, 128, 64), (64, 128), "_gluon_amp_batch_dot"),
+        ((4, 4, 128, 64), (4, 4, 64, 128), "_gluon_amp_batch_dot"), ((2048, 64), (64, 128), "_npi_matmul"),
+        ((16, 128, 64), (1, 64, 128), "_npi_matmul"), ((16, 128, 64), (64,), "_npi_matmul"),
+        ((1, 128, 64), (1, 64, 128), "_npi_matmul")])
+    def test_products_of_numpy(self, left, right, taken):
+        shape = (*left[:-1], *right[-1:]) if len(right) > 1 else left[:-1]
+        product = op("_npi_matmul", "product", variable("a", left), variable("b", right), shape=shape)
+        assert rewritten(product)[0] == [f"product: {taken}(a, b) -> float32", "out: product"]
+
+
+class TestSoftmax:
+    @pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
+    @pytest.mark.parametrize(("attrs", "replaced"), [
+        ({"temperature": 2.0}, True), ({"axis": -1, "temperature": 0.5, "dtype": None}, True), ({}, False),
+        ({"temperature": 1.0}, False), ({"temperature": -2.0}, False), ({"temperature": 2.0, "axis": 1}, False),
+        ({"temperature": 2.0, "dtype": "float64"}, False)])
+    def test_what_onednn_does_not_run(self, kind, attrs, replaced):
+        node = op(kind, "shares", variable("x", (128, 128)), shape=(128, 128))
+        node.attrs = {name: str(value) for name, value in attrs.items()}
+        assert rewritten(node)[0] == [f"shares: {'_gluon_amp_' * replaced}{kind}(x) -> float32", "out: shares"]
+
+    @pytest.mark.parametrize(("dtype", "replaced"), [("int32", True), ("int64", False), ("float32", False)])
+    def test_lengths(self, dtype, replaced):
+        lengths = variable("lengths", (128,), dtype)
+        node = op("softmax", "shares", variable("x", (128, 128)), lengths, shape=(128, 128), use_length=True)
+        other = op("softmax", "others", variable("y", (128, 128)), lengths, shape=(128, 128), use_length=True)
+        op_name = "_gluon_amp_softmax" if replaced else "softmax"
+        assert rewritten(node, other)[0] == [
+            f"shares: {op_name}(x, lengths) -> float32", f"others: {op_name}(y, lengths) -> float32",
+            "out: shares, others"]
+
+    def test_few_values(self):
+        node = op("softmax", "shares", variable("x", (127, 129)), shape=(127, 129), temperature=2.0)
+        assert rewritten(node)[0][0] == "shares: softmax(x) -> float32"
+
+
+class Plain(HybridBlock):
+    """Softmax with lengths and a temperature of a product of np arrays' operator, and what reads it twice."""
+
+    def hybrid_forward(self, F, x, lengths):
+        shares = F.softmax(F.broadcast_mul(x, x), F.cast(lengths, "int32"), use_length=True, temperature=3.0)
+        return shares * F.log_softmax(x, temperature=0.5)
+
+
+@pytest.mark.skipif(not native.is_available("_gluon_amp_softmax"), reason=native.load()[0].missing)
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("static", [False, True])
+def test_softmax_in_a_network(grad_req, static):
+    x, lengths = nd.random.normal(shape=(8, 64, 64)), nd.array(np.random.RandomState(1).randint(65, size=(8, 64)))
+
+    def results():
+        net = Plain()
+        net.hybridize(static_alloc=static, static_shape=static)
+        for array in (x, lengths):
+            array.attach_grad(grad_req)
+        for _ in range(2):
+            with autograd.record():
+                out = net(x, lengths)
+            out.backward(x)
+        return net, [out.asnumpy(), x.grad.asnumpy(), lengths.grad.asnumpy()]
+
+    _, expected = results()
+    amp.init("float32")
+    net, received = results()
+    for one, other in zip(received, expected):
+        assert_close(one, other, 2e-6)
+    assert {"_gluon_amp_softmax", "_gluon_amp_log_softmax"} <= kinds(net)
+    found = amp.report(net, [x, lengths])
+    assert {row.op for row in found.operators if row.native} == {"softmax", "log_softmax"}
+
+
+@requires_onednn
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_products_of_numpy_in_a_network(grad_req):
+    class Products(HybridBlock):
+        def hybrid_forward(self, F, x, w):
+            y = F.np.matmul(x, w)
+            return F.np.matmul(y, F.np.swapaxes(x, 1, 2))
+
+    random = np.random.RandomState(2)
+
+    def results():
+        net = Products()
+        net.hybridize()
+        x = mx.np.array(random_x.astype(np.float32))
+        w = mx.np.array(random_w.astype(np.float32))
+        for array in (x, w):
+            array.attach_grad(grad_req)
+        for _ in range(2):
+            with autograd.record():
+                out = net(x, w)
+            out.backward()
+        return net, [array.asnumpy() for array in (out, x.grad, w.grad)]
+
+    random_x, random_w = random.normal(size=(16, 128, 64)), random.normal(size=(64, 64))
+    mx.npx.set_np()
+    try:
+        _, expected = results()
+        amp.init("float32")
+        net, received = results()
+        assert "_gluon_amp_batch_dot" in kinds(net)
+    finally:
+        amp.deinit()
+        mx.npx.reset_np()
+    for one, other in zip(received, expected):
+        assert_close(one, other, 2e-6)
+
+
 class Cell(HybridBlock):
     """Attention in one of the forms of GluonNLP, between dense layers."""
 
@@ -153,11 +289,19 @@ class Cell(HybridBlock):
         with self.name_scope():
             self.projections = nn.Dense(3 * UNITS, flatten=False, in_units=UNITS)
             self.out = nn.Dense(UNITS, flatten=False, in_units=UNITS)
+            self.memory = nn.Dense(2 * UNITS, flatten=False, in_units=UNITS)
             self.dropout = nn.Dropout(dropout)
 
     def hybrid_forward(self, F, x, extra):
-        mixed = self._of_lengths(F, x, extra) if self.kind == "lengths" else self._of_mask(F, x, extra)
-        return self.out(mixed)
+        return self.out({"lengths": self._of_lengths, "mask": self._of_mask, "memory": self._of_memory}[self.kind](
+            F, x, extra))
+
+    def _of_memory(self, F, x, memory):
+        queries = F.slice_axis(self.projections(F.swapaxes(x, 0, 1)), axis=2, begin=0, end=UNITS)
+        keys_values = self.memory(F.swapaxes(memory, 0, 1))
+        scores = F.contrib.interleaved_matmul_encdec_qk(queries, keys_values, heads=HEADS)
+        weights = self.dropout(F.softmax(scores, axis=-1))
+        return F.swapaxes(F.contrib.interleaved_matmul_encdec_valatt(keys_values, weights, heads=HEADS), 0, 1)
 
     def _of_lengths(self, F, x, lengths):
         joined = self.projections(F.swapaxes(x, 0, 1))
@@ -200,6 +344,8 @@ def train(net, grad_req="write", batches=(8, 6), seed=None):
         if net.kind == "mask":
             extra = random.uniform(size=(batch, LENGTH, LENGTH)) < 0.6
             extra[0, 3] = False  # all positions off
+        elif net.kind == "memory":
+            extra = random.normal(size=(batch, LENGTH + 9, UNITS))
         extra = nd.array(extra)
         for array in (x, extra):
             array.attach_grad(grad_req)
@@ -211,7 +357,7 @@ def train(net, grad_req="write", batches=(8, 6), seed=None):
                 out = net(x, extra)
             out.backward(nd.array(random.normal(size=out.shape)))
         found += [out.asnumpy(), *(each.grad.asnumpy() for each in (x, extra)),
-                  *(p.grad().asnumpy() for p in net.collect_params().values())]
+                  *(p.grad().asnumpy() for p in net.collect_params().values() if p._data is not None)]
     return found
 
 
@@ -223,7 +369,7 @@ FLAGS = [{"static_alloc": False}, {"static_alloc": True, "static_shape": True}]
 
 
 @requires_onednn
-@pytest.mark.parametrize("kind", ["lengths", "mask"])
+@pytest.mark.parametrize("kind", ["lengths", "mask", "memory"])
 @pytest.mark.parametrize("flags", FLAGS, ids=["dynamic", "static"])
 class TestCells:
     @pytest.mark.parametrize("grad_req", ["write", "add"])
@@ -254,7 +400,7 @@ class TestCells:
 
     def test_dropout_keeps_the_mean_and_does_nothing_in_inference(self, kind, flags):
         x, extra = nd.random.normal(shape=(8, LENGTH, UNITS)), nd.full((8, LENGTH), LENGTH)
-        extra = nd.ones((8, LENGTH, LENGTH)) if kind == "mask" else extra
+        extra = {"lengths": extra, "mask": nd.ones((8, LENGTH, LENGTH)), "memory": x[:, 3:]}[kind]
         expected = network(kind, 0.4, **flags)(x, extra).asnumpy()
         amp.init("float32")
         net = network(kind, 0.4, **flags)

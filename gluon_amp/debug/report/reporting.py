@@ -77,7 +77,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     is_on, device = controller.is_on(), captured.device or mx.cpu()
     policies = [record.policy for record in captured.ran if record.policy is not None and is_on]
     current = controller.policy(device)
-    return Report(tuple(operators), tuple(inserted), captured.train, captured.timed, captured.other_milliseconds,
+    return Report(tuple(operators), tuple(inserted), train, time, captured.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
                   any(policy.imitated for policy in policies), device.device_type,
                   tuple(sorted({name for policy in policies for name in policy.disabled_passes})),
@@ -279,12 +279,13 @@ class Report:
         print_table(lambda width: self.table(by, width))
 
     def plot(self, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
-        """Draw the network coloured by precision: see :func:`gluon_amp.debug.report.plot.plot`.
+        """Draw the network coloured by precision.
 
         Parameters
         ----------
         path : path, optional
-            Where to write the picture, or the Graphviz source.
+            Where to write it. Matplotlib takes the kind of picture from the suffix. Graphviz writes its source to
+            ``.gv`` and ``.dot`` files; other suffixes need Graphviz's program ``dot``.
         backend : {'matplotlib', 'graphviz'}
             What draws it.
         by : {'operator', 'block'}
@@ -293,8 +294,15 @@ class Report:
         Returns
         -------
         matplotlib.figure.Figure or graphviz.Digraph
+
+        Raises
+        ------
+        ValueError
+            ``backend`` or ``by`` has another value.
+        StateError
+            The backend, or the program ``dot``, is not installed.
         """
-        return plot(self, path, backend, by)
+        return plot(self.operators, self.summary, path, backend, by)
 
     def __rich__(self) -> Table:
         return self.table()

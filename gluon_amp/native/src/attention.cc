@@ -5,7 +5,11 @@
 //   interleaved  (length, batch, 3 * units): queries, keys and values of a head beside each other
 //   separate     three inputs (batch, length, units); queries may have another length
 //
-// The attribute `operands` names the inputs in their order: `projections`, or `queries`, `keys` and `values`, and
+// Joined and interleaved keys and values may come without queries, which are an input of their own then and may have
+// another length.
+//
+// The attribute `operands` names the inputs in their order: `projections`, or `queries` and `keys_values`, or `queries`,
+// `keys` and `values`, and
 //
 //   bias     float32 (batch, 1 or queries, keys), added to the scores of all heads
 //   mask     float32 (batch, 1 or queries, keys): where it is 0 a score is the attribute `masked`; weights are times it
@@ -180,6 +184,9 @@ struct Settings {
   }
   bool is_separate() const { return layout == Layout::kSeparate; }
   bool has(int input) const { return places[input] >= 0; }
+  // How many parts the input with a part has, and which of them it is.
+  int parts(Part part) const { return static_cast<int>(std::count(places, places + kMixed, places[part])); }
+  int position(Part part) const { return static_cast<int>(std::count(places, places + part, places[part])); }
   // An input of an operator's; `first` is where the inputs begin.
   const Tensor& of(const Tensors& tensors, int input, int first = 0) const { return tensors[first + places[input]]; }
 
@@ -199,10 +206,12 @@ struct Settings {
       const auto found = std::find(known, known + kAll, name);
       if (name == "projections" && !is_separate())
         places[kQueries] = places[kKeys] = places[kValues] = count;
-      else if (found != known + kAll && (is_separate() || found - known > kValues))
+      else if (name == "keys_values" && !is_separate())
+        places[kKeys] = places[kValues] = count;
+      else if (found != known + kAll && (is_separate() || (found - known != kKeys && found - known != kValues)))
         places[found - known] = count;
       else
-        fail("expected ", is_separate() ? "queries, keys, values" : "projections",
+        fail("expected ", is_separate() ? "queries, keys, values" : "projections, or queries and keys_values",
              ", bias, mask, lengths or bits, received operands='", names, "'");
     }
     if (!has(kQueries) || !has(kKeys) || !has(kValues))
@@ -214,9 +223,9 @@ struct Settings {
 Matrices heads_of(const Settings& s, const Tensor& tensor, Part part) {
   const bool is_interleaved = s.layout == Layout::kInterleaved;
   const int64_t batch = tensor.dim(is_interleaved ? 1 : 0), length = tensor.dim(is_interleaved ? 0 : 1);
-  const int64_t row = tensor.dim(2), parts = part == kMixed || s.is_separate() ? 1 : 3;
+  const int64_t row = tensor.dim(2), parts = part == kMixed ? 1 : s.parts(part);
   const int64_t units = row / parts, width = units / s.heads;
-  const int64_t offset = parts == 1 ? 0 : part * (is_interleaved ? width : units);
+  const int64_t offset = part == kMixed ? 0 : s.position(part) * (is_interleaved ? width : units);
   const int64_t bytes = tensor.type == kBfloat16 ? 2 : 4;
   return {tensor.as<char>() + offset * bytes,
           tensor.type,
@@ -403,20 +412,24 @@ void expect_rows(Shape& shape, uint32_t batch, uint32_t queries, uint32_t keys, 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   onednn::functions();  // for errors at the call, not when it is run
   const Settings s(attributes);
-  const uint32_t heads = static_cast<uint32_t>(s.heads), parts = s.is_separate() ? 1 : 3;
-  for (int part : {kQueries, kKeys, kValues}) {
+  for (Part part : {kQueries, kKeys, kValues}) {
     const Shape& shape = inputs[s.places[part]];
+    const uint32_t multiple = static_cast<uint32_t>(s.parts(part) * s.heads);
     expect_known(shape, "a projection");
-    if (shape.size() != 3 || shape[2] % (parts * heads))
-      fail("expected three dimensions, the last a multiple of ", parts * heads, ", received a projection of shape ",
+    if (shape.size() != 3 || shape[2] % multiple)
+      fail("expected three dimensions, the last a multiple of ", multiple, ", received a projection of shape ",
            describe(shape));
   }
   const bool is_interleaved = s.layout == Layout::kInterleaved;
   const Shape& first = inputs[s.places[kQueries]];
-  const uint32_t units = first[2] / parts, batch = first[is_interleaved], queries = first[!is_interleaved];
-  const uint32_t keys = s.is_separate() ? inputs[s.places[kKeys]][1] : queries;
-  if (s.is_separate())
-    for (int part : {kKeys, kValues}) expect_shape(inputs[s.places[part]], {batch, keys, units}, "keys or values");
+  const uint32_t units = first[2] / static_cast<uint32_t>(s.parts(kQueries));
+  const uint32_t batch = first[is_interleaved], queries = first[!is_interleaved];
+  const uint32_t keys = inputs[s.places[kKeys]][!is_interleaved];
+  for (Part part : {kKeys, kValues}) {
+    const uint32_t row = units * static_cast<uint32_t>(s.parts(part));
+    expect_shape(inputs[s.places[part]], is_interleaved ? Shape{keys, batch, row} : Shape{batch, keys, row},
+                 "keys or values");
+  }
   if (s.has(kBias)) expect_rows(inputs[s.places[kBias]], batch, queries, keys, "the bias");
   if (s.has(kMask)) expect_rows(inputs[s.places[kMask]], batch, queries, keys, "the mask");
   if (s.has(kLengths)) expect_shape(inputs[s.places[kLengths]], {batch, queries}, "the lengths");

@@ -1,5 +1,5 @@
-// Products of many small matrices, as MXNet's batch_dot and linalg_gemm2 compute them: over equal leading dimensions,
-// either matrix transposed, the product times alpha.
+// Products of many small matrices, as MXNet's batch_dot, linalg_gemm2 and np.matmul compute them: over equal leading
+// dimensions, either matrix transposed, the product times alpha. A pile that is not transposed may be times one matrix.
 #include <algorithm>
 
 #include "families.h"
@@ -19,16 +19,25 @@ struct Settings {
   float alpha;
 };
 
+// The matrices of a tensor; all rows of a pile are those of one matrix where the other factor is one.
+Matrices matrices_of(const Tensor& tensor, const Tensor& other) {
+  if (other.ndim > 2) return Matrices(tensor);
+  const int64_t columns = tensor.dim(-1), rows = columns ? tensor.size() / columns : 0;
+  return {tensor.data, tensor.type, {1, rows, columns}, {rows * columns, columns, 1}};
+}
+
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  const Matrices a(inputs[0]), b(inputs[1]);
-  multiply(a.transposed_if(s.transposed_a), b.transposed_if(s.transposed_b), Matrices(outputs[0]), s.alpha);
+  const Matrices a = matrices_of(inputs[0], inputs[1]), b(inputs[1]);
+  multiply(a.transposed_if(s.transposed_a), b.transposed_if(s.transposed_b), matrices_of(outputs[0], inputs[1]),
+           s.alpha);
 }
 
 // With C = A B: A' = C' B^T and B' = A^T C'; the gradient of a matrix that is read as transposed is, too.
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  const Matrices grad(inputs[0]), a(inputs[1]), b(inputs[2]), a_grad(outputs[0]), b_grad(outputs[1]);
+  const Matrices grad = matrices_of(inputs[0], inputs[2]), a = matrices_of(inputs[1], inputs[2]), b(inputs[2]),
+                 a_grad = matrices_of(outputs[0], inputs[2]), b_grad(outputs[1]);
   if (s.transposed_a)
     multiply(b.transposed_if(s.transposed_b), grad.transposed(), a_grad, s.alpha);
   else
@@ -50,15 +59,18 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   const Shape &a = inputs[0], &b = inputs[1];
   expect_known(a, "the first matrices");
   expect_known(b, "the second matrices");
-  if (a.size() < 3 || a.size() != b.size() || !std::equal(a.begin(), a.end() - 2, b.begin()))
-    fail("expected equal leading dimensions, received shapes ", describe(a), " and ", describe(b));
+  const bool is_one = b.size() == 2 && a.size() >= 2 && !s.transposed_a;
+  if (!is_one && (a.size() < 3 || a.size() != b.size() || !std::equal(a.begin(), a.end() - 2, b.begin())))
+    fail("expected equal leading dimensions, or one matrix behind a pile, received shapes ", describe(a), " and ",
+         describe(b));
   const size_t row = a.size() - 2, column = a.size() - 1;
-  if (a[s.transposed_a ? row : column] != b[s.transposed_b ? column : row])
+  const size_t b_column = b.size() - 1, b_row = b_column - 1;
+  if (a[s.transposed_a ? row : column] != b[s.transposed_b ? b_column : b_row])
     fail("the matrices do not fit: received shapes ", describe(a), s.transposed_a ? " (transposed)" : "", " and ",
          describe(b), s.transposed_b ? " (transposed)" : "");
   outputs[0] = a;
   outputs[0][row] = a[s.transposed_a ? column : row];
-  outputs[0][column] = b[s.transposed_b ? row : column];
+  outputs[0][column] = b[s.transposed_b ? b_row : b_column];
 }
 
 Arity arity(const Attributes&) { return {2, 1}; }

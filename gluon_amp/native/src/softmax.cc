@@ -1,0 +1,176 @@
+// Softmax and its logarithm over the last axis, as MXNet computes them, with a temperature and with lengths of rows:
+// what is behind a row's length is 0 and has no gradient.
+#include "softmax.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "families.h"
+#include "operator.h"
+#include "vector.h"
+
+namespace gluon_amp {
+
+namespace {
+
+// Rows of so many values at a time.
+constexpr int64_t kRange = 16384;
+
+// Values of a row in float32, and what becomes of them.
+INLINED void log_softmax(float* values, int64_t length, int64_t width) {
+  float most = -std::numeric_limits<float>::infinity(), sum = 0;
+#pragma omp simd reduction(max : most)
+  for (int64_t i = 0; i < length; ++i) most = values[i] > most ? values[i] : most;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < length; ++i) {
+    values[i] -= most;
+    sum += exp_of_negative(values[i]);
+  }
+  const float subtracted = std::log(sum);
+#pragma omp simd
+  for (int64_t i = 0; i < length; ++i) values[i] -= subtracted;
+  std::fill(values + length, values + width, 0.f);
+}
+
+// Take the largest value away, which leaves less to round, and divide.
+INLINED void divide(float* values, int64_t length, float temperature) {
+  float most = -std::numeric_limits<float>::infinity();
+#pragma omp simd reduction(max : most)
+  for (int64_t i = 0; i < length; ++i) most = values[i] > most ? values[i] : most;
+#pragma omp simd
+  for (int64_t i = 0; i < length; ++i) values[i] = (values[i] - most) / temperature;
+}
+
+template <class T>
+INLINED void forward_row(const T* data, T* out, float* values, int64_t length, int64_t width, float temperature,
+                         bool is_log) {
+#pragma omp simd
+  for (int64_t i = 0; i < length; ++i) values[i] = to_float(data[i]);
+  if (temperature != 1) divide(values, length, temperature);
+  if (is_log)
+    log_softmax(values, length, width);
+  else
+    softmax(values, length, width);
+#pragma omp simd
+  for (int64_t i = 0; i < width; ++i) store(values[i], &out[i]);
+}
+
+template <class T>
+INLINED void backward_row(const T* out_grad, const T* out, T* data_grad, int64_t length, int64_t width, float factor,
+                          bool is_log) {
+  float sum = 0;
+  if (is_log) {
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < length; ++i) sum += to_float(out_grad[i]);
+#pragma omp simd
+    for (int64_t i = 0; i < length; ++i)
+      store((to_float(out_grad[i]) - exp_of_negative(to_float(out[i])) * sum) * factor, &data_grad[i]);
+  } else {
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < length; ++i) sum += to_float(out_grad[i]) * to_float(out[i]);
+#pragma omp simd
+    for (int64_t i = 0; i < length; ++i)
+      store(to_float(out[i]) * (to_float(out_grad[i]) - sum) * factor, &data_grad[i]);
+  }
+  std::fill(data_grad + length, data_grad + width, T{});
+}
+
+#define KERNELS(T)                                                                                                   \
+  VECTORIZED void forward_kernel(const T* data, T* out, float* values, int64_t length, int64_t width,                     \
+                                 float temperature, bool is_log) {                                                   \
+    forward_row(data, out, values, length, width, temperature, is_log);                                              \
+  }                                                                                                                  \
+  VECTORIZED void backward_kernel(const T* out_grad, const T* out, T* data_grad, int64_t length, int64_t width,      \
+                                  float factor, bool is_log) {                                                       \
+    backward_row(out_grad, out, data_grad, length, width, factor, is_log);                                           \
+  }
+KERNELS(float)
+KERNELS(bfloat16)
+#undef KERNELS
+
+struct Settings {
+  explicit Settings(const Attributes& attributes)
+      : has_lengths(attributes.flag("use_length", false)),
+        temperature(static_cast<float>(attributes.number("temperature", 1))) {
+    if (!(temperature > 0)) fail("expected a temperature above 0, received temperature=", temperature);
+    if (attributes.integer("axis", -1) != -1) fail("expected axis=-1, received axis=", attributes.integer("axis", -1));
+  }
+  bool has_lengths;
+  float temperature;
+};
+
+// How many values of each row count.
+struct Lengths {
+  Lengths(const Settings& s, const Tensors& tensors, int first)
+      : values(s.has_lengths ? tensors[first + 1].as<const int32_t>() : nullptr) {}
+  int64_t of(int64_t row, int64_t width) const {
+    return values ? std::min<int64_t>(std::max(values[row], 0), width) : width;
+  }
+  const int32_t* values;
+};
+
+// Run a function for every row, on all threads.
+template <class Run>
+void for_rows(const Tensor& data, const Run& run) {
+  const int64_t width = data.dim(-1), rows = width ? data.size() / width : 0;
+  parallel_ranges(rows, std::max<int64_t>(1, width ? kRange / width : 1), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) run(row, width);
+  });
+}
+
+struct Values {};
+
+template <class T, bool is_log>
+void forward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  const Settings s(attributes);
+  const Lengths lengths(s, inputs, 0);
+  for_rows(inputs[0], [&](int64_t row, int64_t width) {
+    const auto values = static_cast<float*>(scratch<Values>(width * sizeof(float)));
+    forward_kernel(inputs[0].as<const T>() + row * width, outputs[0].as<T>() + row * width, values,
+                   lengths.of(row, width), width, s.temperature, is_log);
+  });
+}
+
+template <class T, bool is_log>
+void backward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  const Settings s(attributes);
+  const Lengths lengths(s, inputs, 1);
+  const Tensor& out = inputs.back();
+  for_rows(out, [&](int64_t row, int64_t width) {
+    backward_kernel(inputs[0].as<const T>() + row * width, out.as<const T>() + row * width,
+                    outputs[0].as<T>() + row * width, lengths.of(row, width), width, 1 / s.temperature, is_log);
+  });
+  if (s.has_lengths) std::fill_n(outputs[1].as<int32_t>(), outputs[1].size(), 0);
+}
+
+template <bool is_log>
+void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  (inputs[0].type == kBfloat16 ? forward_as<bfloat16, is_log> : forward_as<float, is_log>)(attributes, inputs, outputs);
+}
+
+template <bool is_log>
+void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  (inputs[1].type == kBfloat16 ? backward_as<bfloat16, is_log> : backward_as<float, is_log>)(attributes, inputs,
+                                                                                            outputs);
+}
+
+void types(const Attributes& attributes, Types& inputs, Types& outputs) {
+  outputs[0] = inputs[0] = data_type(inputs[0], "data");
+  if (Settings(attributes).has_lengths) expect_type(inputs[1], kInt32, "the lengths");
+}
+
+void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
+  const Settings s(attributes);
+  expect_known(inputs[0], "data");
+  if (s.has_lengths) expect_shape(inputs[1], Shape(inputs[0].begin(), inputs[0].end() - 1), "the lengths");
+  outputs[0] = inputs[0];
+}
+
+Arity arity(const Attributes& attributes) { return {Settings(attributes).has_lengths ? 2 : 1, 1}; }
+
+}  // namespace
+
+const Operator softmax_op{"_gluon_amp_softmax", arity, types, shapes, forward<false>, backward<false>};
+const Operator log_softmax_op{"_gluon_amp_log_softmax", arity, types, shapes, forward<true>, backward<true>};
+
+}  // namespace gluon_amp
