@@ -28,7 +28,7 @@ from mxnet import autograd
 from gluon_amp import passes
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
 from gluon_amp.passes import assign_dtypes, fold_batch_norm, fuse, place_casts
-from gluon_amp.runtime import eager_applier, exclusions, executors, graph_applier, hooks, plans
+from gluon_amp.runtime import block_calls, eager_applier, eager_casts, exclusions, executors, graph_applier, plans
 
 __all__ = ["DEFECTS", "finds"]
 
@@ -178,7 +178,7 @@ def _first_plan(planner: Any, shapes: Any) -> Any:
     return next(iter(planner._plans.values()))
 
 
-_Call, _CachedOp = eager_applier._Call, graph_applier.RewritingCachedOp
+_Caster, _CachedOp = eager_casts.Caster, graph_applier.RewritingCachedOp
 DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "weight_without_gradient": _planned(_without_gradient(of_variables=True)),
     "cast_without_gradient": _planned(_without_gradient(of_variables=False)),
@@ -189,16 +189,16 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "still_statistics": _planned(_still_statistics),
     "other_eps": _planned(_other_eps),
     "added_is_written": _patched((place_casts._Casts, "guarded", lambda casts, entry: entry)),
-    "added_is_written_eager": _patched((_Call, "_guarded", lambda call, array: array)),
-    "bias_unwritten": _patched((hooks, "_frozen", lambda block: frozenset()),
+    "added_is_written_eager": _patched((_Caster, "_guarded", lambda call, array: array)),
+    "bias_unwritten": _patched((block_calls, "_frozen", lambda block: frozenset()),
                                (plans.Traced, "frozen", lambda traced, requests: frozenset())),
     "bias_unwritten_eager": _patched((eager_applier, "_has_frozen_weight", lambda inputs: False)),
     "stale_weights": _patched((_CachedOp, "__call__", _call_with_first_weights(_CachedOp.__call__))),
-    "stale_weights_eager": lambda: mock.patch.object(_Call, "_input_cast", _stale_casts(_Call._input_cast)),
+    "stale_weights_eager": lambda: mock.patch.object(_Caster, "input_cast", _stale_casts(_Caster.input_cast)),
     "exclusions_ignored": _patched((exclusions.Exclusions, "inside", lambda *_: set()),
                                    (exclusions.Exclusions, "match", lambda *_: False)),
     "regions_ignored": _patched((assign_dtypes, "decide", _decide_without_regions(assign_dtypes.decide))),
-    "first_call_stays": _patched((hooks, "outermost_trace", nullcontext)),
+    "first_call_stays": _patched((block_calls, "outermost_trace", nullcontext)),
     "first_plan_stays": _patched((executors.Planner, "plan", _first_plan)),
     "output_fused_away": _patched((fuse, "_is_read_elsewhere", lambda *_: False)),
     "folded_without_bias": _patched((fold_batch_norm, "_fold", _fold_without_bias(fold_batch_norm._fold))),
