@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Callable
 
 from fuzz_programs import EXACT, FLOAT, Kind, Part, Program, Step, needed
@@ -286,6 +287,42 @@ def _sequence_batch_norm(make: _Maker) -> None:
              *(make.weight(role, (channels,)) for role in ("fixed" if fixed else "gamma", "beta", "mean", "var")))
 
 
+def _telltale(make: _Maker, source: int) -> Step:
+    """Make a step that is wrong where it does not run in FP32: nothing but noise is left behind its bias then."""
+    kind = make.kinds[source]
+    layer = ("F.Convolution({0}, <0>, <1>, kernel=(1, 1), num_filter=16)" if kind.name == "map" else
+             "F.FullyConnected({0}, <0>, <1>, num_hidden=16, flatten=False)")
+    shape = (16, kind.channels, 1, 1) if kind.name == "map" else (16, kind.channels)
+    make.pool.append((f"big{len(make.pool)}", (16,)))
+    make.add((source,), f"{layer} - 1024", kind._replace(channels=16), make.weight("w", shape),
+             next(found for found in make.pool if found[0].startswith("big")))
+    return make.steps[-1]
+
+
+def _loop(make: _Maker) -> None:
+    """Add a loop, whose body is an attribute of one operator; a layer may be inside."""
+    # No branches: MXNet leaves the gradient of what only the other branch reads uninitialised.
+    source = make.pick(make.random.choice(("map", "flat", "seq", "seq")))
+    kind = make.kinds[source]
+    if kind.name == "seq" and make.random.random() < 0.5:
+        layer = f"F.FullyConnected(one, <0>, num_hidden={kind.channels}, flatten=False, no_bias=True)"
+        weights = [make.weight("w", (kind.channels, kind.channels))]
+    else:
+        layer, weights = "F.sigmoid(one)", []
+    text = make.random.choice((
+        # Both results are read: MXNet fails where one has no gradient.
+        f"F.broadcast_add(*(lambda made: (made[0], F.expand_dims(made[1], axis=0)))(F.contrib.foreach(lambda one, "
+        f"state: ({layer} + state, F.tanh(one)), {{0}}, F.sum({{0}}, axis=0) * 0)))",
+        f"F.contrib.while_loop(lambda i, one: i < 2, lambda i, one: (one, [i + 1, {layer} + one]), "
+        "[F.zeros(shape=(1,)), {0}], max_iterations=3)[1][1]"))
+    make.add((source,), text, kind, *weights)
+
+
+def _dropout(make: _Maker) -> None:
+    source = make.pick(make.random.choice(("map", "flat", "seq")))
+    make.add((source,), "F.Dropout({0}, p=0.5)", make.kinds[source])
+
+
 _COMMON = [_convolution, _convolution, _convolution, _dense, _dense, _to_flat, _to_sequence, _concat, _slice, _pooling,
            _enlarged, _along_sequence, _depthwise, _deconvolution, _product,
            _binary("{0} + {1}", "F.elemwise_add({0}, {1})", "F.broadcast_add({0}, {1})"),
@@ -308,7 +345,7 @@ _COMMON = [_convolution, _convolution, _convolution, _dense, _dense, _to_flat, _
                   "step=(1, 2, 1))", kinds=("seq",))]
 _EXACT = [_binary("F.maximum({0}, {1})")]
 _INEXACT = [_batch_norm, _batch_norm, _norm, _norm, _scaled, _excite, _attention, _attention, _recurrent, _recurrent,
-            _positions, _heads, _group_norm, _sequence_batch_norm, _binary("{0} * F.tanh({1})"),
+            _loop, _positions, _heads, _group_norm, _sequence_batch_norm, _binary("{0} * F.tanh({1})"),
             _binary("F.elemwise_mul(F.sigmoid({0}), {1})", "{0} / (F.abs({1}) + 1)",
                     "F.broadcast_hypot({0}, F.abs({1}) + 1) * 0.5"),
             _unary(*(f"F.Activation({{0}}, act_type='{kind}')"
@@ -346,6 +383,8 @@ def generate(seed: int, steps: int = 30, mode: str = FLOAT) -> Program:
     """
     make = _Maker(seed, mode)
     makers = _COMMON + (_EXACT if mode == EXACT else _INEXACT)
+    if make.random.random() < 0.15:  # gradients are those of inference then
+        makers = [*makers, _dropout, _dropout, _dropout]
     # MXNet's reverse writes its gradient where it is to add it: it must not read the data itself.
     make.add((0, 1), "{0} + F.reverse(-{1}, axis=1)", make.kinds[0])
     _convolution(make)
@@ -366,4 +405,9 @@ def generate(seed: int, steps: int = 30, mode: str = FLOAT) -> Program:
         inner = make.random.choice([""] * 5 + ["plain", "off", "on", "excluded"])
         parts.append(Part(tuple(remaining[:count]), setting, inner))
         remaining = remaining[count:]
+    for number, part in enumerate(parts):
+        if part.runs_fp32:
+            told = _telltale(make, make.random.choice(part.steps).result)
+            parts[number] = replace(part, steps=(*part.steps, told))
+            outputs += (told.result,)
     return Program(seed, mode, tuple(parts), outputs)

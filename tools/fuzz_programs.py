@@ -28,6 +28,11 @@ class Step:
     kind: Kind
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
+    @property
+    def is_telltale(self) -> bool:
+        """Whether it is right in FP32 only: see :func:`fuzz_operators.telltale`."""
+        return any(name.startswith("big") for name, _ in self.parameters)
+
     def line(self, rounded: bool = False) -> str:
         """Return the line of Python."""
         made = self.text.format(*(f"t{number}" for number in self.inputs))
@@ -49,6 +54,11 @@ class Part:
     def settings(self) -> tuple[str, str]:
         """The settings of both."""
         return self.setting, self.inner
+
+    @property
+    def runs_fp32(self) -> bool:
+        """Whether AMP is off in it."""
+        return (self.setting if self.inner in ("", "plain") else self.inner) in ("off", "excluded")
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,13 @@ class Program:
     def without_regions(self) -> Program:
         """Return the same network as plain FP32 code."""
         return replace(self, with_regions=False)
+
+    def without_telltales(self) -> Program:
+        """Return the program without steps that are right in FP32 only."""
+        parts = [replace(part, steps=tuple(step for step in part.steps if not step.is_telltale)) for part in self.parts]
+        dropped = {step.result for step in self.steps if step.is_telltale}
+        return replace(self, parts=tuple(part for part in parts if part.steps),
+                       outputs=tuple(one for one in self.outputs if one not in dropped))
 
     def source(self) -> str:
         """Return the classes ``Part0``, ..., and ``Net``."""
@@ -133,6 +150,11 @@ class Program:
 
     def smaller(self) -> Iterator[Program]:
         """Yield programs that are a little simpler, most of all first."""
+        for program in self._simpler():
+            if all(part.runs_fp32 or not any(step.is_telltale for step in part.steps) for part in program.parts):
+                yield program
+
+    def _simpler(self) -> Iterator[Program]:
         if len(self.outputs) > 1:
             for one in self.outputs:
                 yield from replace(self, outputs=tuple(other for other in self.outputs if other != one))._without(set())

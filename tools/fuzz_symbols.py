@@ -4,7 +4,6 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from functools import partial
 from typing import Any, Callable, Mapping, Sequence
 
 import gluon_amp as amp  # isort: skip
@@ -12,10 +11,7 @@ import mxnet as mx
 import numpy as np
 from fuzz_networks import (
     SHAPES,
-    WAYS,
-    Wrong,
     apply_amp,
-    compare,
     cotangent,
     data,
     gradients,
@@ -23,11 +19,22 @@ from fuzz_networks import (
     native_operators,
     network,
     outputs,
-    rms,
-    rounding,
-    tolerances,
+    some_ways,
+    stock,
+    trains_batches,
 )
 from fuzz_programs import EXACT, Program
+from fuzz_stock import (
+    Wrong,
+    compare,
+    compare_named,
+    right,
+    rounding,
+    stock_alone,
+    stock_gradients,
+    stock_outputs,
+    stock_writes,
+)
 from mxnet import gluon
 from mxnet.test_utils import environment
 
@@ -50,7 +57,7 @@ def _values(net: gluon.HybridBlock) -> dict[str, mx.nd.NDArray]:
     return {name: one.data() for name, one in net.collect_params().items()}
 
 
-def _executor_results(executor: Any, feed: Mapping[str, mx.nd.NDArray], exact: bool
+def _executor_results(executor: Any, feed: Mapping[str, mx.nd.NDArray], program: Program
                       ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Run an executor forward, and forward and backward."""
     made = [one.asnumpy() for one in executor.forward(is_train=False, **feed)]
@@ -58,8 +65,11 @@ def _executor_results(executor: Any, feed: Mapping[str, mx.nd.NDArray], exact: b
     for one in executor.grad_dict.values():
         if one is not None:
             one[:] = 1  # overwritten, or added to
+    if not trains_batches(program):
+        return made, {}
     executor.forward(is_train=True, **feed)
-    executor.backward([cotangent(one.shape, number, exact) for number, one in enumerate(executor.outputs)])
+    executor.backward([cotangent(one.shape, number, program.mode == EXACT)
+                       for number, one in enumerate(executor.outputs)])
     slopes = {name: one.asnumpy() for name, one in executor.grad_dict.items() if one is not None}
     for name, one in kept.items():
         executor.aux_dict[name][:] = one
@@ -68,10 +78,11 @@ def _executor_results(executor: Any, feed: Mapping[str, mx.nd.NDArray], exact: b
 
 def _run_executors(program: Program, net: gluon.HybridBlock) -> list[tuple[list[np.ndarray], dict[str, np.ndarray]]]:
     """Bind a network, run it, and reshape it for the other shapes; again with gradients that are added up."""
-    symbol, exact = _symbol(net, program), program.mode == EXACT
-    found = []
+    symbol, found = _symbol(net, program), []
+    fixed = {name for name, one in net.collect_params().items() if one.grad_req == "null"}
     for request in ("write", "add"):
-        executor = symbol.simple_bind(mx.cpu(), grad_req=request,
+        requests = {name: "null" if name in fixed else request for name in symbol.list_arguments()}
+        executor = symbol.simple_bind(mx.cpu(), grad_req=requests,
                                       **{name: one.shape for name, one in _feed(symbol, program, SHAPES[0]).items()})
         executor.copy_params_from({name: one for name, one in _values(net).items() if name in executor.arg_dict},
                                   {name: one for name, one in _values(net).items() if name in executor.aux_dict})
@@ -79,30 +90,26 @@ def _run_executors(program: Program, net: gluon.HybridBlock) -> list[tuple[list[
             feed = _feed(symbol, program, shape)
             executor = executor.reshape(partial_shaping=True, allow_up_sizing=True,
                                         **{name: one.shape for name, one in feed.items()})
-            found.append(_executor_results(executor, feed, exact))
+            found.append(_executor_results(executor, feed, program))
     return found
 
 
 def check_executor(program: Program, dtype: str) -> None:
     """``simple_bind``, ``reshape``, and gradients that are written and added."""
-    expected = _run_executors(program, network(program, with_regions=False))
-    forward, backward = tolerances(program, dtype)
+    runs = [(request, shape) for request in ("write", "add") for shape in (*SHAPES, SHAPES[0])]
+    with stock_alone():
+        ours = _run_executors(program, stock(program))
+    bounds = {shape: (rounding(program, dtype, shape), rounding(program, dtype, shape, of="gradients"))
+              for shape in SHAPES}
     with native_operators(program):
         apply_amp(program, dtype)
         found = _run_executors(program, network(program))
-    written = [slopes for _, slopes in expected[:len(expected) // 2]] * 2
-    for number, ((outs, slopes), (other_outs, other_slopes)) in enumerate(zip(expected, found)):
-        bound = partial(rounding, program, dtype, (*SHAPES, SHAPES[0])[number % (len(SHAPES) + 1)])
-        compare(f"executor, run {number}, {dtype}", outs, other_outs, forward, rounding=bound)
-        names = list(slopes) if number < len(expected) // 2 else _accumulated(written[number], slopes)
-        compare(f"gradients of an executor, run {number}, {dtype}", [slopes[name] for name in names],
-                [other_slopes[name] for name in names], backward, names, bound)
-
-
-def _accumulated(written: Mapping[str, np.ndarray], added: Mapping[str, np.ndarray]) -> list[str]:
-    """Name the gradients that MXNet has added to ones, as it was told: some of its operators write instead."""
-    floor = 0.1 * max(map(rms, written.values()))
-    return [name for name, one in written.items() if rms(added[name] - one - 1) <= 1e-3 * max(rms(one), floor)]
+    for (request, shape), (outs, slopes), (other_outs, other_slopes) in zip(runs, ours, found):
+        compare(f"executor, {request}, shape {shape}, {dtype}", outs, other_outs, bounds[shape][0])
+        expected = stock_gradients(program, shape)
+        rightly = right({name: one + (request == "add") for name, one in expected.items()}, slopes)
+        compare_named(f"gradients of an executor, {request}, shape {shape}, {dtype}", expected,
+                      {name: one - (request == "add") for name, one in other_slopes.items()}, bounds[shape][1], rightly)
 
 
 def _predict(symbol: mx.sym.Symbol, arguments: Mapping[str, Any], auxiliary: Mapping[str, Any],
@@ -122,20 +129,21 @@ def _module_outputs(module: mx.mod.Module, feed: Mapping[str, mx.nd.NDArray]) ->
 
 def check_symbols(program: Program, dtype: str) -> None:
     """``convert_symbol`` and ``convert_model``, what files make of them, and MXNet alone that runs them."""
-    plain = network(program, with_regions=False)
+    program = program.without_telltales()
+    plain = stock(program)
     symbol, values = _symbol(plain, program), _values(plain)
     feeds = [_feed(symbol, program, shape) for shape in SHAPES]
     auxiliary = {name: values[name] for name in symbol.list_auxiliary_states()}
     arguments = {name: values[name] for name in symbol.list_arguments() if name in values}
-    expected = _predict(symbol, arguments, auxiliary, feeds)
-    tolerance = tolerances(program, dtype)[0]
+    with stock_alone():
+        expected = _predict(symbol, arguments, auxiliary, feeds)
+    bounds = [rounding(program, dtype, shape) for shape in SHAPES]
 
     def check(what: str, converted: mx.sym.Symbol, args: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
         if converted.list_outputs() != symbol.list_outputs():
             raise Wrong(f"{what}: outputs are called {converted.list_outputs()}, expected {symbol.list_outputs()}")
-        for shape, wanted, made in zip(SHAPES, expected, _predict(converted, args, aux, feeds)):
-            compare(f"{what}, {dtype}, shape {shape}", wanted, made, tolerance,
-                    rounding=partial(rounding, program, dtype, shape))
+        for shape, bound, wanted, made in zip(SHAPES, bounds, expected, _predict(converted, args, aux, feeds)):
+            compare(f"{what}, {dtype}, shape {shape}", wanted, made, bound)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -156,9 +164,11 @@ def _through_files(what: str, symbol: mx.sym.Symbol, arguments: Mapping[str, Any
 
 def check_imported(program: Program, dtype: str) -> None:
     """What ``export`` writes during AMP is the FP32 network; a network that is read from it trains, inside another."""
-    plain, exact = network(program, with_regions=False), program.mode == EXACT
-    expected, slopes = outputs(plain, data(program)), gradients(plain, data(program), exact)
-    for way, flags in WAYS.items():
+    expected, slopes = stock_outputs(program), stock_gradients(program)
+    has_low_regions = any("on" in part.settings for part in program.parts)  # files keep them; the innermost counts
+    kept = "float32" if program.seed % 3 == 0 and not has_low_regions else dtype
+    bounds = rounding(program, kept), rounding(program, kept, of="gradients")
+    for way, flags in some_ways(program, dtype, 2).items():
         with tempfile.TemporaryDirectory() as folder:
             files = _export(program, dtype, os.path.join(folder, "net"))
             names = sorted({f"data{number}" for number in range(len(program.inputs))}
@@ -167,22 +177,18 @@ def check_imported(program: Program, dtype: str) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 imported = gluon.SymbolBlock.imports(files[0], names, files[1])
-        has_low_regions = any("on" in part.settings for part in program.parts)  # files keep them; the innermost counts
         if not has_low_regions:
-            compare(f"export during AMP, {dtype}", expected, outputs(imported, arguments),
-                    tolerances(program, "float32")[0])
+            compare(f"export during AMP, {dtype}", expected, outputs(imported, arguments), 2e-4)
         net = _Around(imported)
         hybridize(net, flags)
         apply_amp(program, dtype)
         if program.seed % 3 == 0:
             amp.exclude(imported)
-        bound = tolerances(program, "float32" if program.seed % 3 == 0 and not has_low_regions else dtype)
-        allowed = partial(rounding, program, dtype)
-        compare(f"imported, {way}, {dtype}", expected, outputs(net, arguments), bound[0], rounding=allowed)
-        found = gradients(net, arguments, exact)
-        compared = [name for name in found if not name.startswith("data")]
-        compare(f"gradients of an imported network, {way}, {dtype}", [slopes[name] for name in compared],
-                [found[name] for name in compared], bound[1], compared, allowed)
+        compare(f"imported, {way}, {dtype}", expected, outputs(net, arguments), bounds[0])
+        found = gradients(net, program, arguments)
+        compare_named(f"gradients of an imported network, {way}, {dtype}", slopes,
+                      {name: one for name, one in found.items() if not name.startswith("data")}, bounds[1],
+                      stock_writes(program, way) & stock_writes(program, "hybridized"))
         amp.deinit()
 
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.bf16, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("seed", "mode"), [(110, FLOAT), (141, FLOAT), (3, EXACT)])
+@pytest.mark.parametrize(("seed", "mode"), [(112, FLOAT), (141, FLOAT), (3, EXACT)])
 def test_conversions(seed, mode, dtype):
     CHECKS["conversion"](generate(seed, 20, mode), dtype)
 

@@ -1,0 +1,234 @@
+"""What stock FP32 gives for a program, how far rounding alone can take that, and comparisons with it."""
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
+
+import gluon_amp as amp  # isort: skip
+import mxnet as mx
+import numpy as np
+from fuzz_networks import (
+    SHAPES,
+    UNWRITTEN,
+    WAYS,
+    data,
+    gradients,
+    hybridize,
+    is_statistic,
+    network,
+    outputs,
+    renew,
+    stock,
+    trained,
+)
+from fuzz_programs import EXACT, Program
+
+from gluon_amp._mxnet.arrays import cast_arrays
+
+__all__ = ["StockFails", "Wrong", "check_stock", "compare", "compare_named", "right", "rounding", "stock_accumulates",
+           "stock_alone", "stock_gradients", "stock_outputs", "stock_renewed", "stock_trained", "stock_writes"]
+
+# Differences, as root mean squares, that need no excuse: gradients jump where rounding moves a value over the kink of a
+# rectifier, which few draws show. Whether a larger one is rounding is asked of stock MXNet,
+# which runs the program and rounds what every step gives (``rounding``).
+_LEAST = {"bfloat16": {"outputs": 2.0 ** -6, "gradients": 0.1, "training": 0.2},
+          "float16": {"outputs": 2.0 ** -9, "gradients": 0.05, "training": 0.1},
+          "float32": {"outputs": 2e-4, "gradients": 2e-3, "training": 5e-2}}
+_UNITS = {"bfloat16": 2.0 ** -8, "float16": 2.0 ** -11, "float32": 2.0 ** -22}  # float32: sums in another order
+_FACTOR, _MOST = 4.0, 0.9
+_DRAWS = 4
+
+
+class Wrong(Exception):
+    """A result is not that of stock FP32."""
+
+
+class StockFails(Exception):
+    """Stock MXNet does not run a program as a check wants it."""
+
+
+@contextmanager
+def stock_alone() -> Iterator[None]:
+    """Run the body, which has no AMP in it: an error there says nothing about AMP."""
+    try:
+        yield
+    except (mx.MXNetError, RuntimeError) as error:
+        raise StockFails(str(error).splitlines()[0]) from error
+
+
+def rms(values: np.ndarray) -> float:
+    """Return the root mean square."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
+
+
+def compare(what: str, expected: Sequence[np.ndarray], found: Sequence[np.ndarray], bound: float | Mapping[Any, float]
+            ) -> None:
+    """Raise ``Wrong`` when outputs differ, relative to their size, by more than a bound, or one for each number."""
+    if len(expected) != len(found):
+        raise Wrong(f"{what}: {len(found)} outputs, expected {len(expected)}")
+    _compare(what, {f"output {number}": one for number, one in enumerate(expected)},
+             {f"output {number}": one for number, one in enumerate(found)}, bound)
+
+
+def compare_named(what: str, expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray],
+                  bound: Mapping[str, float], names: Collection[str] | None = None) -> None:
+    """Raise ``Wrong`` when gradients or statistics differ by more than a bound; those that both have are compared.
+
+    With ``names`` others are not compared, because MXNet itself is wrong.
+    """
+    found = {name: one for name, one in found.items() if name in expected and (names is None or name in names)}
+    _compare(what, {name: expected[name] for name in found}, found, bound, _largest(expected))
+
+
+def _compare(what: str, expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray],
+             bound: float | Mapping[str, float], largest: float = 0.0) -> None:
+    if {name: one.shape for name, one in expected.items()} != {name: one.shape for name, one in found.items()}:
+        raise Wrong(f"{what}: shapes {[one.shape for one in found.values()]}, expected "
+                    f"{[one.shape for one in expected.values()]}")
+    for name, error in _errors(expected, found, largest).items():
+        allowed = bound[name] if isinstance(bound, Mapping) else bound
+        if not (error <= allowed or np.isinf(allowed)):
+            raise Wrong(f"{what}: {name} is off by {error:.3g}, at most {allowed:.3g} was expected")
+
+
+def _largest(slopes: Mapping[str, np.ndarray]) -> float:
+    """Return the size of the largest gradient."""
+    return max((rms(one) for name, one in slopes.items() if not is_statistic(name)), default=0.0)
+
+
+def _errors(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], largest: float = 0.0
+            ) -> dict[str, float]:
+    """Return differences relative to the size of each array."""
+    # What is nearly zero beside the rest is rounding noise.
+    return {name: 0.0 if np.array_equal(one, found[name]) else
+            rms(one - found[name]) / max(rms(one), 1e-3 if is_statistic(name) else 0.1 * largest or 1e-3)
+            for name, one in expected.items()}
+
+
+def right(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> frozenset[str]:
+    """Name what stock MXNet gets right in some way of running."""
+    off = _errors({name: expected[name] for name in found}, found, _largest(expected))
+    return frozenset(name for name, error in off.items() if error <= 1e-3)
+
+
+def stock_outputs(program: Program, shape: tuple[int, int, int] = SHAPES[0]) -> list[np.ndarray]:
+    """Return the outputs of a program without AMP."""
+    return outputs(stock(program), data(program, shape))
+
+
+@lru_cache(maxsize=4)
+def stock_renewed(program: Program) -> list[np.ndarray] | None:
+    """Return the outputs with other parameters; None where MXNet cannot write into those that it has run."""
+    net = stock(program)
+    outputs(net, data(program))
+    try:
+        renew(program, net)
+        return outputs(net, data(program))
+    except mx.MXNetError:
+        return None
+
+
+@lru_cache(maxsize=64)
+def stock_gradients(program: Program, shape: tuple[int, int, int] = SHAPES[0]) -> dict[str, np.ndarray]:
+    """Return the gradients of a program without AMP, which is not hybridized."""
+    return gradients(stock(program), program, data(program, shape))
+
+
+@lru_cache(maxsize=64)
+def stock_writes(program: Program, way: str) -> frozenset[str]:
+    """Name the gradients that MXNet writes rightly where others were: some of its operators add to what is there."""
+    net = stock(program)
+    hybridize(net, WAYS[way])
+    found = gradients(net, program, data(program), unwritten=UNWRITTEN)
+    return right(stock_gradients(program), found)
+
+
+@lru_cache(maxsize=64)
+def stock_accumulates(program: Program, way: str) -> frozenset[str]:
+    """Name the gradients that MXNet adds up rightly: some of its operators write instead."""
+    net = stock(program)
+    hybridize(net, WAYS[way])
+    found = gradients(net, program, data(program), passes=2)
+    return right({name: 2 * one for name, one in stock_gradients(program).items()}, found)
+
+
+@lru_cache(maxsize=4)
+def stock_trained(program: Program) -> tuple[float, dict[str, np.ndarray]]:
+    """Return a learning rate at which a program without AMP moves by a percent, and how far each parameter moves."""
+    slopes = [rms(one) for name, one in stock_gradients(program).items()
+              if name.startswith("net") and not is_statistic(name)]
+    rate = 0.003 / max(slopes, default=1.0)
+    return rate, trained(stock(program), program, rate)
+
+
+def check_stock(program: Program) -> None:
+    """Run a program without AMP: what fails or ends the process here is no fault of ours."""
+    expected = {shape: stock_outputs(program, shape) for shape in SHAPES}
+    if not all(np.isfinite(one).all() for outs in expected.values() for one in outs):
+        raise Wrong("stock MXNet: the outputs are not finite")
+    for way, flags in WAYS.items():
+        named = len(stock_writes(program, way)), len(stock_accumulates(program, way))
+        if 2 * min(named) < len(stock_gradients(program)):
+            raise Wrong(f"stock MXNet, {way}: most gradients are wrong")
+        net = stock(program)
+        hybridize(net, flags)
+        for shape in SHAPES:
+            compare(f"stock MXNet, {way}, shape {shape}", expected[shape], outputs(net, data(program, shape)), 1e-3)
+
+
+def _outputs(net: Any, program: Program, inputs: list[mx.nd.NDArray]) -> dict[str, np.ndarray]:
+    return {f"output {number}": one for number, one in enumerate(outputs(net, inputs))}
+
+
+def _trained(net: Any, program: Program, inputs: list[mx.nd.NDArray]) -> dict[str, np.ndarray]:
+    return trained(net, program, stock_trained(replace(program, rounded=False, with_regions=True))[0])
+
+
+_MEASURES: dict[str, Callable] = {"outputs": _outputs, "gradients": gradients, "training": _trained}
+
+
+@lru_cache(maxsize=64)
+def rounding(program: Program, dtype: str, shape: tuple[int, int, int] = SHAPES[0], of: str = "outputs"
+             ) -> Mapping[str, float]:
+    """Return the largest errors that rounding can excuse, of outputs by number and of gradients by name.
+
+    Stock MXNet runs the program with the result of every step, and its gradient, rounded to the type; then again with
+    data and weights moved by a rounding unit at random, as one rounding says little where errors grow. AMP rounds more
+    often than once a step: four times the largest of these errors is allowed. Where that is nearly as much as an
+    array that is lost or doubled is off (1), or stock MXNet overflows, the type tells nothing of the array; finer ones
+    do.
+    """
+    if amp.is_active():
+        raise RuntimeError("expected AMP to be off: what stock MXNet gives is asked before it is switched on")
+    exact = replace(program, rounded=True).without_regions()
+    net = network(exact, rounded=lambda F, value: value)
+    expected = _MEASURES[of](net, exact, data(program, shape))
+    if program.mode == EXACT and of != "training":  # which leaves the integers
+        return dict.fromkeys(expected, 0.0 if of == "outputs" else 2e-3 if dtype == "float32" else 1e-2)
+    found, largest = dict.fromkeys(expected, 0.0), 0.0 if of == "outputs" else _largest(expected)
+    for draw in range(_DRAWS):
+        net, inputs = network(exact, rounded=_rounding(dtype, draw)), data(program, shape)
+        if draw:
+            random = np.random.RandomState(draw)
+            for array in (*inputs, *(one.data() for one in net.collect_params().values() if len(one.shape) > 1)):
+                array[:] = array * mx.nd.array(1 + _UNITS[dtype] * random.choice([-1, 1], array.shape))
+        for name, error in _errors(expected, _MEASURES[of](net, exact, inputs), largest).items():
+            found[name] = max(found[name], error if np.isfinite(error) else np.inf)
+    return {name: max(_LEAST[dtype][of], _FACTOR * error) if _FACTOR * error < _MOST else np.inf
+            for name, error in found.items()}
+
+
+def _rounding(dtype: str, seed: int) -> Callable[[Any, Any], Any]:
+    """Make the function that rounds a tensor, and its gradient on the way back."""
+    random = np.random.RandomState(seed)
+
+    def rounded(F: Any, value: mx.nd.NDArray) -> mx.nd.NDArray:
+        if dtype == "float32":
+            value = value * mx.nd.array(1 + _UNITS[dtype] * random.choice([-1, 1], value.shape))
+        else:
+            value = cast_arrays(cast_arrays(value, dtype), "float32")
+        # MXNet ends the process behind a BlockGrad of what has no array on the way back, such as a cast of a cast.
+        return F.SliceChannel(value, num_outputs=1, axis=0)
+    return rounded
