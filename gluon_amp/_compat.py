@@ -13,7 +13,7 @@ import struct
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 logger = logging.getLogger(__name__)
 
@@ -220,13 +220,7 @@ def mxnet_library() -> Optional[Path]:
 def needed_libraries(library: Path) -> List[str]:
     """Return the libraries that a 64-bit ELF file says it needs (``readelf -d``); none for other files."""
     with open(library, "rb") as file:
-        header = file.read(64)
-        if header[:6] != b"\x7fELF\x02\x01":
-            return []
-        start, (size, count) = struct.unpack_from("<Q", header, 32)[0], struct.unpack_from("<HH", header, 54)
-        file.seek(start)
-        table = file.read(size * count)
-        segments = [struct.unpack_from("<IIQQQQ", table, size * number) for number in range(count)]
+        segments = elf_segments(file)
         dynamic = next((segment for segment in segments if segment[0] == _PT_DYNAMIC), None)
         if dynamic is None:
             return []
@@ -237,6 +231,17 @@ def needed_libraries(library: Path) -> List[str]:
         file.seek(strings - within[3] + within[2])
         names = file.read(dict(entries)[_DT_STRSZ])
     return [names[value:names.index(b"\0", value)].decode() for tag, value in entries if tag == _DT_NEEDED]
+
+
+def elf_segments(file: BinaryIO) -> List[Tuple[int, ...]]:
+    """Return the segments of a 64-bit ELF file: kind, flags, offset, two addresses, length; none of other files."""
+    header = file.read(64)
+    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
+        return []
+    start, size, count = struct.unpack_from("<32xQ14xHH", header)
+    file.seek(start)
+    table = file.read(size * count)
+    return [struct.unpack_from("<IIQQQQ", table, size * number) for number in range(count)]
 
 
 def load_cuda(

@@ -5,6 +5,7 @@ import ctypes
 import os
 import re
 from pathlib import Path
+from typing import Callable
 
 NO_FUSION = "MXNET_USE_FUSION"  # 0: MXNet compiles no operators at run time
 _DRIVER, _NVRTC = "libcuda.so.1", "libnvrtc.so.11.2"
@@ -55,12 +56,9 @@ def compute_capability(device_id: int = 0) -> tuple[int, int] | None:
 
 def device_name(device_id: int = 0) -> str | None:
     """Ask the driver for a device's name; None without driver or device."""
-    cuda, device = _driver(), ctypes.c_int()
     name = ctypes.create_string_buffer(256)
-    if (cuda is None or cuda.cuInit(0) != 0 or cuda.cuDeviceGet(ctypes.byref(device), device_id) != 0
-            or cuda.cuDeviceGetName(name, len(name), device) != 0):
-        return None
-    return name.value.decode(errors="replace")
+    known = _ask(device_id, lambda cuda, device: cuda.cuDeviceGetName(name, len(name), device))
+    return name.value.decode(errors="replace") if known else None
 
 
 def loaded_libraries() -> list[str]:
@@ -72,11 +70,16 @@ def loaded_libraries() -> list[str]:
 
 
 def _attribute(attribute: int, device_id: int) -> int | None:
-    cuda, device, value = _driver(), ctypes.c_int(), ctypes.c_int()
-    if (cuda is None or cuda.cuInit(0) != 0 or cuda.cuDeviceGet(ctypes.byref(device), device_id) != 0
-            or cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) != 0):
-        return None
-    return value.value
+    value = ctypes.c_int()
+    known = _ask(device_id, lambda cuda, device: cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device))
+    return value.value if known else None
+
+
+def _ask(device_id: int, question: Callable[[ctypes.CDLL, ctypes.c_int], int]) -> bool:
+    """Ask the driver about a device; return whether it answered."""
+    cuda, device = _driver(), ctypes.c_int()
+    return (cuda is not None and cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), device_id) == 0
+            and question(cuda, device) == 0)
 
 
 def _driver() -> ctypes.CDLL | None:

@@ -29,7 +29,8 @@ def state_dict() -> dict[str, dict[str, float]]:
     -------
     dict
         ``'loss_scaler0'``, ``'loss_scaler1'``, ... to the scaler's state; plain numbers, fit for JSON or pickle. A
-        scaler that several trainers share is there once.
+        scaler that several trainers share is there once. Trainers of before the last :func:`init` or :func:`initialize`
+        count when they scaled a loss since.
 
     Examples
     --------
@@ -66,10 +67,10 @@ def load_state_dict(state: Mapping[str, Mapping[str, float]]) -> None:
         names = ", ".join(map(str, state)) or "none"
         raise StateError(f"the state holds {len(state)} loss scalers ({names}), but {len(scalers)} are in use: "
                          "call amp.init_trainer or amp.initialize on the same trainers first")
-    _load(scalers, [state[f"loss_scaler{number}"] for number in range(len(scalers))])
+    load_scalers(scalers, [state[f"loss_scaler{number}"] for number in range(len(scalers))])
 
 
-def _load(scalers: Sequence[LossScaler], states: Sequence[Mapping[str, float]]) -> None:
+def load_scalers(scalers: Sequence[LossScaler], states: Sequence[Mapping[str, float]]) -> None:
     """Give scalers their states; all or none."""
     for state in states:
         ScalerState.of(state)
@@ -158,7 +159,7 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Se
         refuse_other_number(scalers, states, fname)
     hand_over()
     if scalers and states:
-        _load(scalers, states)
+        load_scalers(scalers, states)
 
 
 def refuse_other_number(scalers: Sequence[LossScaler], states: Sequence[Any], fname: str | os.PathLike) -> None:

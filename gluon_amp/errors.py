@@ -2,7 +2,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Iterable
+
+_LONGEST = 160  # characters of a value in an error; a network's would fill the screen
 
 
 class AmpError(Exception):
@@ -37,4 +40,10 @@ def closest(name: str, candidates: Iterable[str]) -> str:
 
 def expected(what: str, name: str, value: object) -> str:
     """Word "expected X, received name=value (of type T)"."""
-    return f"expected {what}, received {name}={value!r} (of type {type(value).__name__})"
+    return f"expected {what}, received {name}={shown(value)} (of type {type(value).__name__})"
+
+
+def shown(value: object) -> str:
+    """Show a value in one line, and not more of it than helps."""
+    text = re.sub(r"\s*\n\s*", " ", repr(value))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST - 20]}...{text[-17:]}"

@@ -11,7 +11,7 @@ from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 
 from . import checks
 from ._mxnet.estimators import CheckpointEvents, data_and_labels
-from .checkpoint import refuse_other_number, scalers_of
+from .checkpoint import load_scalers, refuse_other_number, scalers_of
 from .files import replacing
 from .loss_scaler import LossScaler
 from .runtime.autocast import autocast
@@ -159,5 +159,4 @@ class AmpCheckpointHandler(CheckpointEvents):
         with open(stem + _SUFFIX) as file:
             states = json.load(file)
         refuse_other_number(scalers, states, stem + _SUFFIX)
-        for scaler, state in zip(scalers, states):
-            scaler.load_state_dict(state)
+        load_scalers(scalers, states)

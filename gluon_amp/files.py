@@ -21,7 +21,8 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
         yield temporary
         for target in targets:
             if os.path.isdir(target):
-                raise IsADirectoryError(f"cannot write the file {target!r}: there is a directory of that name")
+                raise IsADirectoryError(f"cannot write the file {target!r}: there is a directory of that name. "
+                                        "Give another name")
         for name, target in zip(temporary, targets):
             _publish(name, target)
     finally:

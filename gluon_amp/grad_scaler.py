@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any, Mapping
 
 from mxnet import gluon
-from mxnet.ndarray import NDArray
 
 from . import checks
 from ._mxnet import trainers
@@ -13,7 +12,7 @@ from .elsewhere import answers
 from .errors import StateError, expected
 from .loss_scaler import DynamicLossScaler
 from .trainer_scaler import TrainerScaler, attach
-from .training import Loss, scaled
+from .training import Loss, losses_in, scaled
 
 # torch's only bounds are those of float32.
 _LEAST, _MOST = 2.0 ** -126, 2.0 ** 127
@@ -130,9 +129,7 @@ class GradScaler:
             ``outputs`` holds something else.
         """
         several = isinstance(outputs, (list, tuple))
-        losses = list(outputs) if several else [outputs]
-        for loss in losses:
-            checks.instance("outputs", loss, NDArray, "an NDArray or a list of them")
+        losses = losses_in("outputs", outputs)
         if not self._enabled:
             return outputs
         self._losses += len(losses)
@@ -157,7 +154,8 @@ class GradScaler:
         item = self._item(trainer, "unscale_")
         before = self._done.get(item)
         if before == _UNSCALED:
-            raise StateError("unscale_() was called for this trainer already since the last update()")
+            raise StateError("unscale_() was called for this trainer already since the last update(): call it once, "
+                             "before step()")
         if before == _STEPPED:
             raise StateError("unscale_() is called after step(): call it before, to clip gradients")
         item.carry(self._scaler.loss_scale)
@@ -165,14 +163,16 @@ class GradScaler:
         self._done[item] = _UNSCALED
 
     @answers(closure="a gluon.Trainer takes none: run forward and backward before step")
-    def step(self, trainer: gluon.Trainer, batch_size: int, ignore_stale_grad: bool = False) -> None:
+    def step(self, trainer: gluon.Trainer, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
         """Unscale a trainer's gradients unless :meth:`unscale_` did, and update, or skip where one is not finite.
 
         Parameters
         ----------
         trainer : gluon.Trainer
             After ``backward``; must update locally, as for :func:`init_trainer`.
-        batch_size, ignore_stale_grad
+        batch_size : int
+            As for ``trainer.step``: gradients are divided by it. 1 where the loss is a mean over the batch already.
+        ignore_stale_grad : bool
             As for ``trainer.step``.
 
         Raises
@@ -180,14 +180,20 @@ class GradScaler:
         StateError
             No loss was scaled since the last :meth:`update`, ``step`` was called for this trainer already, or the
             trainer has another loss scaler.
+        TypeError
+            ``batch_size`` is missing.
         """
+        if batch_size is None:
+            raise TypeError("a gluon.Trainer divides gradients by the batch size, which torch's optimizers do not: "
+                            "expected scaler.step(trainer, batch_size), 1 where the loss is a mean over the batch")
         if not self._enabled:
             trainer.step(batch_size, ignore_stale_grad)
             return
         item = self._item(trainer, "step")
         before = self._done.get(item)
         if before == _STEPPED:
-            raise StateError("step() was called for this trainer already since the last update()")
+            raise StateError("step() was called for this trainer already since the last update(): call scaler.update() "
+                             "after the steps of all trainers")
         if before is None:
             item.carry(self._scaler.loss_scale)
         trainer.step(batch_size, ignore_stale_grad)

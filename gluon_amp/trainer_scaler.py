@@ -16,6 +16,7 @@ from ._mxnet import trainers, updaters
 from .errors import StateError, expected
 from .loss_scaler import LossScaler, StaticLossScaler
 from .parallel import Reduction, distribute
+from .runtime.state import controller
 
 _logger = logging.getLogger("gluon_amp")
 
@@ -39,6 +40,7 @@ class TrainerScaler:
         # told at every step whether it will be skipped, while the gradients are still there
         self.listeners: list[Callable[[bool], None]] = []
         self.applied = self.scaler.loss_scale  # the scale of the losses whose gradients are at hand
+        self.session = controller.session  # the last one of init to deinit that it was used in
         self._scaled: set[int] = set()  # the losses scaled since the last step
         self._open: list[int] = []  # those whose backward is under way
         self._overflowed: set[int] = set()  # those whose backward gave the step's first gradients that are not finite
@@ -93,6 +95,7 @@ class TrainerScaler:
 
     def _begin(self, loss_id: int) -> float:
         scale = self.scaler_of(loss_id).loss_scale
+        self.session = controller.session
         if self.reduction is not None:
             self.reduction.forget()
         if self.state == UNSCALED:
@@ -253,7 +256,8 @@ def attached_to(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
 
 
 def attached_scalers() -> list[TrainerScaler]:
-    """Return what connects the living trainers with their scalers, in the order of ``init_trainer``."""
+    """Return what connects the living trainers in use with their scalers, in the order of ``init_trainer``."""
+    # Those of an earlier init may live on in a notebook, or in a script that trains twice.
     gc.collect()  # a trainer and its parameters refer to each other: without this, dead ones would count by chance
     living = [reference() for reference in _attached_scalers]
-    return [item for item in living if item is not None]
+    return [item for item in living if item is not None and item.session == controller.session]

@@ -1,7 +1,7 @@
 """Loss scaling for ``gluon.Trainer``: ``init_trainer``, ``scale_loss`` and ``unscale``."""
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Iterator, Sequence, Union
 
 import numpy as np
@@ -73,8 +73,9 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
     checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     if not is_active() and controller.level is None:
         raise StateError("AMP is off: call amp.init() before amp.init_trainer(trainer)")
+    checks.whole("warn_after", warn_after, 1)
     current = trainers.attached(trainer)
-    if current is not None:
+    if current is not None and getattr(current, "session", controller.session) == controller.session:
         if loss_scaler is None or loss_scaler is getattr(current, "scaler", None):
             return
         raise StateError("the trainer has a loss scaler already: init_trainer once per trainer")
@@ -96,7 +97,7 @@ def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]
     if value == "dynamic":
         return DynamicLossScaler()
     if checks.is_number(value):
-        return StaticLossScaler(float(value))
+        return StaticLossScaler(checks.finite_above_zero("loss_scaler", value))
     raise TypeError(expected("a LossScaler, a number, 'dynamic' or None", "loss_scaler", value))
 
 
@@ -139,14 +140,38 @@ def get_loss_scaler(trainer: gluon.Trainer, loss_id: int = 0) -> LossScaler:
     return attached_to(trainer, "get_loss_scaler").scaler_of(loss_id)
 
 
-@contextmanager
+class _NotEntered(AbstractContextManager):
+    """A loss that waits for ``with``; any other use of it is told so."""
+
+    def __init__(self, region: Any):
+        self._region = region
+
+    def __enter__(self) -> Loss:
+        return self._region.__enter__()
+
+    def __exit__(self, *details: Any) -> Any:
+        return self._region.__exit__(*details)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._advice(f"has no attribute {name!r}"))
+
+    def _refuse(self, *others: Any) -> Any:
+        raise TypeError(self._advice("is no loss"))
+
+    __len__ = __iter__ = __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __truediv__ = __neg__ = _refuse
+
+    def _advice(self, fault: str) -> str:
+        return (f"what amp.scale_loss returns {fault}: write `with amp.scale_loss(loss, trainer) as scaled_loss:` and "
+                "autograd.backward(scaled_loss) inside")
+
+
 @answers(optimizer="the trainer stands in its place: amp.scale_loss(loss, trainer)",
          optimizers="the trainer stands in their place: amp.scale_loss(loss, trainer)",
          model="leave it out",
          delay_unscale="leave it out: gradients are unscaled by trainer.step, or by amp.unscale",
          delay_overflow_check="leave it out: overflow is looked for once, by trainer.step")
 def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_id: int = 0,
-               enabled: bool = True) -> Iterator[Loss]:
+               enabled: bool = True) -> AbstractContextManager[Loss]:
     """Scale a loss, or a list of them, for the backward pass inside the ``with`` block.
 
     The gradients then carry the scale; ``trainer.step`` divides it out, on top of the trainer's own rescaling.
@@ -173,6 +198,8 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], los
     ------
     StateError
         The trainer has no loss scaler, its gradients were unscaled since the last step, or trainers disagree.
+    TypeError
+        ``loss`` or ``trainer`` is none of the above.
     ValueError
         ``loss_id`` is not below the trainer's number of scalers.
 
@@ -186,18 +213,40 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], los
                 mx.autograd.backward(scaled_loss)
         trainer.step(batch_size)
     """
+    return _NotEntered(_scaling(loss, trainer, loss_id, enabled))
+
+
+@contextmanager
+def _scaling(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_id: int,
+             enabled: bool) -> Iterator[Loss]:
     if not enabled:
         yield loss
         return
     several = trainer if isinstance(trainer, (list, tuple)) else [trainer]
     items = [attached_to(one, "scale_loss") for one in several]
+    if not items:
+        raise TypeError(expected("a gluon.Trainer or a list of them", "trainer", trainer))
+    losses = losses_in("loss", loss)
     with ExitStack() as stack:
         scales = {stack.enter_context(item.scaling(loss_id)) for item in items}
         if len(scales) != 1:
             raise StateError(f"scale_loss: the trainers have different scales ({sorted(scales)}). Give them one "
                              "scaler: amp.init_trainer(trainer, loss_scaler=scaler) for each")
         scale = scales.pop()
-        yield [scaled(item, scale) for item in loss] if isinstance(loss, (list, tuple)) else scaled(loss, scale)
+        yield [scaled(item, scale) for item in losses] if isinstance(loss, (list, tuple)) else scaled(loss, scale)
+
+
+def losses_in(name: str, value: Loss) -> list[NDArray]:
+    """Return a loss, or several, as a list; raise TypeError for what cannot have a gradient."""
+    losses: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
+    wrong = [loss for loss in losses if not isinstance(loss, NDArray)]
+    if wrong or not losses:
+        raise TypeError(expected("an NDArray or a list of them", name, wrong[0] if wrong else value))
+    for loss in losses:
+        if np.dtype(loss.dtype).kind in "iub":
+            raise TypeError(f"expected a floating-point loss, received {name} of type {np.dtype(loss.dtype)}: integers "
+                            "have no gradient")
+    return losses
 
 
 def scaled(loss: NDArray, scale: float) -> NDArray:

@@ -11,7 +11,7 @@ from typing import Any, Sequence
 
 SMALL_SIZES = "small sizes"  # in the last output of a run that is not of full size
 MIME = "application/vnd.gluon-amp.findings+json"
-PACKAGES = ("mxnet", "gluoncv", "numpy")
+PACKAGES = ("gluoncv", "numpy")  # MXNet's goes by several names
 
 
 def conditions() -> str:
@@ -26,7 +26,7 @@ def conditions() -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     extent = [SMALL_SIZES] if os.environ.get("GLUON_AMP_NOTEBOOKS") == "small" else []
     return "; ".join([names[0] if names else platform.processor(), where, f"Python {platform.python_version()}",
-                      f"gluon_amp {gluon_amp.__version__}, {versions}", *extent])
+                      f"gluon_amp {gluon_amp.__version__}, mxnet {mx.__version__}, {versions}", *extent])
 
 
 @dataclass(frozen=True)

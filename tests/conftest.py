@@ -2,14 +2,21 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("GLUON_AMP_VERIFY", "1")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # these tests are of the CPU; the null GPU's do not heed it
 
 import pytest
 from cpu_kinds import NO_BF16, RUNS_BFLOAT16, take_for
 
 import gluon_amp as amp
+from gluon_amp import _compat
 from gluon_amp.runtime.devices import support
+
+# For programs that import the CUDA build without gluon_amp. The null GPU's tests look at what happens without.
+if _compat.cuda_directories(sys.path) and os.environ.get("NULLGPU_DEVICES", "0") == "0":
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, _compat.cuda_directories(sys.path)))
 
 
 @pytest.fixture(autouse=True)

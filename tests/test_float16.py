@@ -12,7 +12,6 @@ import gluon_amp as amp
 from gluon_amp.runtime import devices
 
 FP16_EPS = 2.0 ** -11
-pytestmark = pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
 
 
 @pytest.mark.parametrize("name", list(NETWORKS))

@@ -46,15 +46,15 @@ LAYERS = {
     "files": "files that are written whole or not at all",
     "_cuda": "the CUDA driver and its run-time compiler, asked directly",
     "_isa": "the instructions that oneDNN uses",
-    "_compat": "what MXNet needs of newer versions of NumPy",
+    "_compat": "checks of versions, NumPy's old names, CUDA's libraries: before MXNet is imported",
 }
 # Likewise, inside of a package.
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
               "console", "recording", "__init__"],
-    "runtime": ["functions", "autocast", "policies", "hooks", "graph_applier", "executors", "observers", "plans",
-                "state", "exclusions", "eager_applier", "second_gradients", "zero_gradients", "eager_native", "gpus",
-                "recent", "devices", "__init__"],
+    "runtime": ["functions", "autocast", "policies", "hooks", "block_calls", "graph_applier", "executors", "observers",
+                "plans", "state", "exclusions", "eager_applier", "eager_casts", "eager_policy", "frame",
+                "second_gradients", "zero_gradients", "eager_native", "gpus", "recent", "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "subgraphs", "edit", "graph", "attrs"],
 }

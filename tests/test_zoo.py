@@ -19,12 +19,12 @@ FAST = ["mobilenetv3_small", "resnet18_v1", "lstm_tied", "transformer_numpy"]
 SLOW = ["resnet50_v1", "resnet18_v2", "resnet50_v2", "mobilenet1.0", "mobilenetv2_1.0", "mobilenetv3_large",
         "densenet121", "inceptionv3", "squeezenet1.1", "vgg11", "vgg11_bn", "resnext50_32x4d", "se_resnet18_v1",
         "ssd_512_resnet50_v1", "ssd_512_mobilenet1.0", "ssd_300_vgg16_atrous", "yolo3_mobilenet0.25",
-        "yolo3_darknet53", "faster_rcnn", "faster_rcnn_fpn", "fcn", "deeplab", "lstm_plain", "transformer"]
+        "yolo3_darknet53", "faster_rcnn", "faster_rcnn_fpn", "mask_rcnn", "fcn", "deeplab", "lstm_plain", "transformer"]
 MODES = ["eager", "hybrid", "static_alloc", "static_shape"]
 KINDS = ["outputs", "gradients", "batch_gradients"]
 
 # Networks whose training takes random samples of boxes, which rounding changes.
-SAMPLED = {"faster_rcnn", "faster_rcnn_fpn"}
+SAMPLED = {"faster_rcnn", "faster_rcnn_fpn", "mask_rcnn"}
 
 
 @functools.lru_cache(maxsize=None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Mapping, Sequence
 
-from .errors import ChildFailed, Refused
+from .errors import ChildFailed, NoTime, Refused
 
 _TAIL_LINES = 20
 _END_SECONDS = 10.0
@@ -168,7 +168,7 @@ class Child:
 
     def _failure(self, reason: str | None = None) -> ChildFailed:
         if self._timed_out:
-            reason = f"did not answer within {self.timeout:.0f} s"
+            return NoTime(self.name, f"did not answer within {self.timeout:.0f} s", self._stderr_tail())
         return ChildFailed(self.name, reason or self._how_it_ended(), self._stderr_tail())
 
     def _how_it_ended(self) -> str:

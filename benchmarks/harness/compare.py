@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, Collection, Mapping, Protocol, Sequence
 
 from .children import Child, ChildCommand
-from .errors import ChildFailed, Refused, reason
+from .errors import ChildFailed, NoTime, Refused, reason
 from .machine import OtherLoad
 from .stats import Spread, percentiles, round_ratios, spread
 
@@ -200,8 +200,8 @@ class _Driver:
         rounds = FEWEST_ROUNDS * (self.plan.steps or 1)
         needed = startup + self.plan.warmup * max(runs) + rounds * (max(runs) + sum(runs))
         if needed > self._left():
-            self._note_failure(name, ChildFailed(name, f"not measured: {self._left():.0f} s are left, and it would "
-                                                       f"take about {needed:.0f} s"))
+            self._note_failure(name, NoTime(name, f"not measured: {self._left():.0f} s are left, and it would "
+                                                  f"take about {needed:.0f} s"))
             return False
         return True
 
@@ -300,8 +300,8 @@ class _Driver:
                 return
             child, track = max(others, key=lambda pair: pair[1].warmup[-1] if pair[1].warmup else 0.0)
             step = track.warmup[-1] if track.warmup else 0.0
-            self._leave_out(child, ChildFailed(track.name, f"too slow: a step took {step:.0f} s, and a step of all "
-                                               f"would not end in time, {self._left():.0f} s are left"))
+            self._leave_out(child, NoTime(track.name, f"too slow: a step took {step:.0f} s, and a step of all "
+                                          f"would not end in time, {self._left():.0f} s are left"))
 
     def _run_round(self, number: int) -> float | None:
         """Let each process take its turn; return the seconds of all, None when the limit came before the end."""

@@ -1,4 +1,4 @@
-"""The two ways in which a benchmark can end early."""
+"""The ways in which a benchmark can end early."""
 
 from __future__ import annotations
 
@@ -44,6 +44,10 @@ class ChildFailed(Exception):
         self.reason = reason
         self.stderr_tail = stderr_tail
         super().__init__(f"{name}: {reason}")
+
+
+class NoTime(ChildFailed):
+    """A child process would have run, had there been the time for it."""
 
 
 def reason(failure: Exception) -> str:

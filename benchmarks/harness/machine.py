@@ -15,7 +15,7 @@ from typing import Any
 
 # the flags of /proc/cpuinfo that decide which kernels oneDNN can use
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
-_PACKAGES = ("mxnet", "torch", "gluon_amp", "gluoncv", "numpy")
+_PACKAGES = ("mxnet", "mxnet-cu112", "torch", "gluon_amp", "gluoncv", "numpy")
 _SETTING_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MXNET_", "DNNL_", "ONEDNN_", "OPENBLAS_", "CUDA_VISIBLE")
 
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 from . import cli, machine, report, sizes, tables
 from .commands import command, runs_here
 from .compare import FEWEST_ROUNDS, Comparison, Plan, Progress, compare
-from .errors import UsageError, reason
+from .errors import NoTime, UsageError, reason
 from .registry import OURS, REFERENCE, check, implementation, names
 
 _STARTUP = 5.0  # seconds that a process takes to start, roughly
@@ -23,6 +23,7 @@ _PAIR_OVERTIME = 4.0  # the same for gluon_amp beside FP32, which the run is for
 _COMPILE_SHARE = 0.2  # of the time for a suite
 _LEAST_COMPILE = 10.0  # seconds that a network needs at least
 _COMPILE_LIMIT = 900.0  # seconds for a network, where there is no other limit
+_NOT_COMPILED = "not compiled: {}"
 _PAIR = {OURS, REFERENCE}
 _SSD_TRAINING = {"network": "ssd_512_resnet50_v1_coco", "data_shape": None, "pretrained_base": False}
 
@@ -83,8 +84,8 @@ class Row(NamedTuple):
 class Result:
     """What was measured of a network at a batch size.
 
-    ``failures`` holds the reasons of the implementations that could not run. Comparisons are several where the memory
-    does not hold all processes at once; `OURS` is in each.
+    ``failures`` holds the reasons of the implementations that did not run, ``no_time`` those that only lacked the time.
+    Comparisons are several where the memory does not hold all processes at once; `OURS` is in each.
     """
 
     network: str
@@ -92,17 +93,25 @@ class Result:
     settings: dict[str, Any]
     comparisons: list[Comparison] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    no_time: set[str] = field(default_factory=set)
 
     def add(self, later: Result) -> None:
         """Add what was measured of the same network later."""
         self.comparisons += later.comparisons
         self.failures.update(later.failures)
+        self.no_time |= later.no_time
+
+    def note(self, name: str, failure: Exception, text: str = "{}") -> None:
+        """Keep why an implementation did not run."""
+        self.failures[name] = text.format(reason(failure))
+        if isinstance(failure, NoTime):
+            self.no_time.add(name)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
         comparisons = [report.as_dict(self.settings, each) for each in self.comparisons]
         return {"network": self.network, "batch_size": self.batch_size, "comparisons": comparisons,
-                "failures": self.failures}
+                "failures": self.failures, "no_time": sorted(self.no_time)}
 
 
 def settings_of(suite: Suite, network: str, batch_size: int, common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -126,13 +135,16 @@ def settings_of(suite: Suite, network: str, batch_size: int, common: Mapping[str
 
 
 def measure(suite: Suite, network: str, batch_size: int, wanted: Sequence[str], common: Mapping[str, Any], plan: Plan,
-            progress: Progress, failures: Mapping[str, str] | None = None) -> Result:
+            progress: Progress, known: Sequence[Result] = ()) -> Result:
     """Measure implementations of a network at a batch size; those that cannot run it are left out and noted.
 
-    ``failures`` are known before, by implementation.
+    Whatever has not run in the ``known`` results is left out.
     """
     workload, settings = settings_of(suite, network, batch_size, common)
-    result = Result(network, batch_size, settings, failures=dict(failures or {}))
+    result = Result(network, batch_size, settings)
+    for name, each in ((name, each) for each in known for name in wanted if name in each.failures):
+        result.failures[name] = each.failures[name]
+        result.no_time |= each.no_time & {name}
     shares = {name: implementation(name).memory_share * suite.memory_share for name in wanted}
     cost = replace(sizes.COSTS[network], base_bytes=0.0, sample_bytes=0.0) if common["small"] else sizes.COSTS[network]
     groups = sizes.groups(cost, machine.available_memory(), shares, batch_size, OURS)
@@ -157,7 +169,8 @@ def _attempt(suite: Suite, workload: str, group: Sequence[str], result: Result, 
             except UsageError as error:
                 result.failures[name] = str(error)
     comparison = _compared(suite, commands, plan, progress)
-    result.failures.update({name: reason(failure) for name, failure in comparison.failures.items()})
+    for name, failure in comparison.failures.items():
+        result.note(name, failure)
     return comparison if comparison.tracks else None
 
 
@@ -227,23 +240,22 @@ def run(suite: Suite, args: argparse.Namespace, end: float = math.inf) -> dict[s
     common = common_settings(args)
     rows = [Row(network, batch_size, _of_row(wanted, args, batch_size == max(batches)))
             for network, batches in networks.items() for batch_size in batches]
-    turns = list(_by_importance(suite, rows)) if math.isfinite(end) else rows
+    turns = list(_by_importance(suite, rows, args.small)) if math.isfinite(end) else rows
     weights = [_weight(suite, row, args.small) for row in turns]
     results: dict[tuple[str, int], Result] = {}
-    not_compiled: dict[str, dict[str, str]] | None = None
+    compiled: dict[str, Result] | None = None
     for number, row in enumerate(turns):
-        if not_compiled is None and not row.is_pair:
-            not_compiled = _compile(suite, rows, common, end)
+        if compiled is None and not row.is_pair:
+            compiled = _compile(suite, rows, common, end)
         plan = share_of(cli.plan(args), end - monotonic(), weights[number:],
                         _PAIR_OVERTIME if row.is_pair else _OVERTIME)
         if plan is None:
             break
         earlier = results.get(row.place)
-        known = {**(not_compiled or {}).get(row.network, {}), **(earlier.failures if earlier else {})}
-        failures = {name: known[name] for name in row.names if name in known}
+        known = [each for each in ((compiled or {}).get(row.network), earlier) if each is not None]
         with report.TqdmProgress() as progress:
             progress.say(f"{row.network}, batch {row.batch_size}")
-            result = measure(suite, *row, common, plan, progress, failures)
+            result = measure(suite, *row, common, plan, progress, known)
         for comparison in result.comparisons:
             report.show(result.settings, comparison)
         if earlier is None:
@@ -255,13 +267,14 @@ def run(suite: Suite, args: argparse.Namespace, end: float = math.inf) -> dict[s
             "skipped": [list(row.place) for row in rows if row.place not in results]}
 
 
-def _by_importance(suite: Suite, rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield gluon_amp beside FP32 of all rows first, then what else they compare, beside gluon_amp."""
+def _by_importance(suite: Suite, rows: Sequence[Row], small: bool) -> Iterator[Row]:
+    """Yield gluon_amp beside FP32 of all rows first, then their peers beside gluon_amp, what is quick first."""
     pairs = [row for row in rows if set(row.names) > _PAIR]
     yield from (row._replace(names=[REFERENCE, OURS]) if row in pairs else row for row in rows)
     # where outputs are compared, it is with FP32's
     known = () if suite.inspects else (REFERENCE,)
-    yield from (row._replace(names=[name for name in row.names if name not in known]) for row in pairs)
+    peers = [row._replace(names=[name for name in row.names if name not in known]) for row in pairs]
+    yield from sorted(peers, key=lambda row: _weight(suite, row, small))
 
 
 def common_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -278,13 +291,13 @@ def _of_row(wanted: Sequence[str], args: argparse.Namespace, is_largest: bool) -
     return [name for name in chosen if not implementation(name).compiles]
 
 
-def _compile(suite: Suite, rows: Sequence[Row], common: Mapping[str, Any], end: float) -> dict[str, dict[str, str]]:
+def _compile(suite: Suite, rows: Sequence[Row], common: Mapping[str, Any], end: float) -> dict[str, Result]:
     """Let implementations compile before they are measured, what is quick first: their cache keeps it, on disk.
 
     Returns
     -------
     dict
-        By network and implementation, why it is left out.
+        By network, which implementations are left out, and why.
     """
     jobs = [(network, batch_size, name) for network, batch_size, chosen in rows for name in chosen
             if implementation(name).compiles]
@@ -292,13 +305,14 @@ def _compile(suite: Suite, rows: Sequence[Row], common: Mapping[str, Any], end: 
         return {}
     jobs.sort(key=lambda job: sizes.COSTS[job[0]].compiled)
     until = monotonic() + _COMPILE_SHARE * (end - monotonic())
-    failures: dict[str, dict[str, str]] = {}
+    results: dict[str, Result] = {}
     for network, batch_size, name in jobs:
+        workload, settings = settings_of(suite, network, batch_size, common)
+        result = results.setdefault(network, Result(network, batch_size, settings))
         limit = min(_COMPILE_LIMIT, until - monotonic())
         if limit < _LEAST_COMPILE:
-            failures.setdefault(network, {})[name] = "not compiled: the time for compilation was over"
+            result.note(name, NoTime(name, "the time for compilation was over"), _NOT_COMPILED)
             continue
-        workload, settings = settings_of(suite, network, batch_size, common)
         try:
             commands = [command(workload, name, settings)]
         except UsageError:  # the row will say so
@@ -307,8 +321,8 @@ def _compile(suite: Suite, rows: Sequence[Row], common: Mapping[str, Any], end: 
             progress.say(f"{network}, batch {batch_size}: {name} compiles, within {limit:.0f} s")
             comparison = compare(commands, Plan(rounds=0, warmup=1, limit=limit, keep=[name]), progress)
         for failure in comparison.failures.values():
-            failures.setdefault(network, {})[name] = f"not compiled: {reason(failure)}"
-    return failures
+            result.note(name, failure, _NOT_COMPILED)
+    return results
 
 
 def _weight(suite: Suite, row: Row, small: bool) -> float:

@@ -91,8 +91,11 @@ def _wide(results: Sequence[Result], cell: Callable[[Result, str, Track], str], 
     return table([*heading, *(["fastest PyTorch"] if names_peer else [])], rows)
 
 
-def _absent(result: Result, name: str) -> str:
-    return "fails" if name in result["failures"] else "not run"
+def _absent(result: Result, name: str | None, otherwise: str = "not run") -> str:
+    """Say why an implementation is not in a result."""
+    if name in result.get("no_time", ()):
+        return "no time"
+    return "fails" if name in result["failures"] else otherwise
 
 
 def _time(result: Result, name: str, track: Track) -> str:
@@ -151,7 +154,7 @@ def _failures(results: Sequence[Result]) -> str:
         for result in results
         for name, reason in result["failures"].items()
     ]
-    return "Fails:\n\n" + "".join(lines) if lines else ""
+    return "Left out:\n\n" + "".join(lines) if lines else ""
 
 
 _TIMES = "Time of a step, and how many times as fast gluon_amp is (lowest to highest of the rounds)"
@@ -178,7 +181,7 @@ def _against(result: Result, name: str | None) -> str:
     """Return how many times as fast as another implementation ours is, and from what to what."""
     found = ratio(result, OURS, name) if name else None
     if found is None:
-        return "fails" if name in result["failures"] else ""
+        return _absent(result, name, "")
     return f"**{found['median']:.2f}x** ({span(found)})"
 
 
@@ -270,7 +273,7 @@ def _panel(axes: Any, results: Sequence[Result], order: Sequence[str]) -> None:
                  color=f"C{place}")
         for x, height, result in zip(left, heights[name], results):
             if height or name in result["failures"]:
-                axes.annotate(f"{height:.2f}" if height else "fails", (x, height or 0.0), (0, 3),
+                axes.annotate(f"{height:.2f}" if height else _absent(result, name), (x, height or 0.0), (0, 3),
                               textcoords="offset points", ha="center", va="bottom", fontsize=8,
                               rotation=upright if height else 90)
     axes.set_ylim(0, 1.25 * max(top, 1.0))

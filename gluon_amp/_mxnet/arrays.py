@@ -9,7 +9,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from .operators import handle_of
+from .invoke import run_operator
 from .symbols import dtype_name
 
 _FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
@@ -55,4 +55,4 @@ def round_in_place(array: NDArray, dtype: str) -> None:
 
 def _amp_cast(array: NDArray, dtype: str, out: NDArray | None = None) -> NDArray:
     is_np = isinstance(array, mx.np.ndarray)
-    return mx.ndarray.register._imperative_invoke(handle_of("amp_cast"), [array], ["dtype"], [dtype], out, is_np, False)
+    return run_operator(mx.ndarray.register._imperative_invoke, "amp_cast", [array], {"dtype": dtype}, out, is_np)

@@ -13,7 +13,7 @@ from ..graph.attrs import REGION, REGION_OFF
 from .symbols import current_mark, marked, outermost_trace, to_graph
 
 
-class Traced(NamedTuple):
+class Trace(NamedTuple):
     """A block as a symbol."""
 
     inputs: list[mx.sym.Symbol]  # its data variables
@@ -22,18 +22,18 @@ class Traced(NamedTuple):
 
 
 def trace(block: HybridBlock, example: Sequence[Any] | None = None,
-          is_excluded: Callable[[Block], bool] | None = None) -> Traced:
+          is_excluded: Callable[[Block], bool] | None = None) -> Trace:
     """Trace a hybrid block to a symbol; its cached graph stays as it is."""
     if isinstance(block, SymbolBlock):
         inputs, symbol = block._cached_graph
         if is_excluded is not None and is_excluded(block):
             symbol = marked(symbol, REGION_OFF)
-        return Traced(list(inputs), symbol, (block._in_format, block._out_format))
+        return Trace(list(inputs), symbol, (block._in_format, block._out_format))
     with _as_it_was(block), outermost_trace(), _marked(block, is_excluded):
         arguments = _arguments(block) if example is None else list(example)
         block._cached_graph = ()
         inputs, symbol = block._get_graph(*arguments)
-        return Traced(list(inputs), symbol, (block._in_format, block._out_format))
+        return Trace(list(inputs), symbol, (block._in_format, block._out_format))
 
 
 _CACHED = ("_cached_graph", "_in_format", "_out_format")

@@ -8,6 +8,8 @@ from mxnet import gluon
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
+from .trainers import has_gradient
+
 
 def known_stores() -> list[str]:
     """Return the names of KVStores that Python code has registered."""
@@ -42,7 +44,7 @@ def process_set(trainer: gluon.Trainer) -> Any:
 
 def gradients(trainer: gluon.Trainer) -> list[list[NDArray]]:
     """Return for each parameter its gradient on each context; an empty list for parameters without gradient."""
-    return [[_plain(gradient) for gradient in parameter.list_grad()] if _has_gradient(parameter) else []
+    return [[_plain(gradient) for gradient in parameter.list_grad()] if has_gradient(parameter) else []
             for parameter in trainer._params]
 
 
@@ -93,11 +95,7 @@ def mark_fresh(trainer: gluon.Trainer, flags: Sequence[bool]) -> None:
 
 
 def _data(parameter: gluon.Parameter) -> list[NDArray]:
-    return parameter.list_data() if _has_gradient(parameter) else []
-
-
-def _has_gradient(parameter: gluon.Parameter) -> bool:
-    return parameter.grad_req != "null" and parameter._grad is not None
+    return parameter.list_data() if has_gradient(parameter) else []
 
 
 def _plain(array: NDArray) -> NDArray:

@@ -9,8 +9,7 @@ import numpy as np
 from mxnet import Context, autograd, nd
 from mxnet.ndarray import NDArray
 
-from .invoke import original_invoke
-from .operators import handle_of
+from .invoke import original_invoke, run_operator
 
 _LARGE = 100_000  # elements from which one call for an array pays
 _ARRAYS_A_CALL = 200  # as many as MXNet's multi-tensor operators take comfortably
@@ -101,7 +100,7 @@ def _dot_with_itself(array: NDArray) -> NDArray:
 
 def _invoke(op: str, inputs: list[NDArray], **attrs: str) -> NDArray:
     """Run an operator in FP32, whatever precision policy is in force."""
-    return original_invoke(handle_of(op), inputs, list(attrs), list(attrs.values()), None, False, False)
+    return run_operator(original_invoke, op, inputs, attrs)
 
 
 @lru_cache(maxsize=None)

@@ -4,22 +4,44 @@ MXNet generates Python functions for most operators only, scattered over a dozen
 """
 from __future__ import annotations
 
-from typing import Mapping, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet.ndarray import register
+from mxnet.ndarray import NDArray, register
 
 from .operators import handle_of
 
+Invoke = Callable[..., Any]  # takes what :class:`Invocation` holds, in its order
 # MXNet's own, whatever takes their place later.
 StockCachedOp = mx.ndarray.CachedOp
 original_invoke = register._imperative_invoke
 
 
-def invoke(op: str, inputs: Sequence[mx.nd.NDArray], attrs: Mapping[str, str]) -> list[mx.nd.NDArray]:
-    """Run an operator imperatively."""
-    names, values = list(attrs), list(attrs.values())
-    return register._imperative_invoke(handle_of(op), list(inputs), names, values, None, False, True)
+class Invocation(NamedTuple):
+    """A call of an operator: the arguments of MXNet's ``_imperative_invoke``."""
+
+    handle: int
+    inputs: Sequence[NDArray]
+    keys: Sequence[str]
+    values: Sequence[Any]
+    out: Any
+    is_np_op: bool
+    output_is_list: bool
+
+    def attrs(self) -> dict[str, str]:
+        """Return the operator's attributes, as a symbol's JSON holds them."""
+        return dict(zip(self.keys, map(str, self.values)))
+
+
+def run_operator(function: Invoke, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], out: Any = None,
+                 is_np_op: bool = False, output_is_list: bool = False) -> Any:
+    """Run an operator by a function that takes the place of ``_imperative_invoke``."""
+    return function(handle_of(op), list(inputs), list(attrs), list(attrs.values()), out, is_np_op, output_is_list)
+
+
+def invoke(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, str]) -> list[NDArray]:
+    """Run an operator as a program does; return its outputs."""
+    return run_operator(register._imperative_invoke, op, inputs, attrs, output_is_list=True)
 
 
 def run_onednn_operator() -> None:

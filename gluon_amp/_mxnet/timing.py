@@ -1,9 +1,9 @@
-"""Time one operator by itself, forward and backward."""
+"""Time functions in turns, and one operator by itself, forward and backward."""
 from __future__ import annotations
 
 import time
 from statistics import median
-from typing import Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -19,14 +19,20 @@ def time_in_both(op: str, attrs: Mapping[str, str], shapes: Sequence[tuple[int, 
     """Return an operator's median time in FP32 and in low precision, measured in turns."""
     arrays = [mx.nd.random.normal(scale=0.1, shape=shape, ctx=device) for shape in shapes]
     runs = [_prepared(op, attrs, arrays, dtype, training) for dtype in (FLOAT32, low)]
-    times: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds + 1):
+    fp32, lower = in_turns(runs, rounds)
+    return fp32, lower
+
+
+def in_turns(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int = 1) -> list[float]:
+    """Run functions in turns; return the median milliseconds of each, without the first rounds, which make kernels."""
+    times: list[list[float]] = [[] for _ in runs]
+    for number in range(warm_up + rounds):
         for run, kept in zip(runs, times):
             begin = time.perf_counter()
             run()
-            if number:  # the first makes kernels
+            if number >= warm_up:
                 kept.append((time.perf_counter() - begin) * 1e3)
-    return median(times[0]), median(times[1])
+    return list(map(median, times))
 
 
 def _prepared(op: str, attrs: Mapping[str, str], arrays: Sequence[mx.nd.NDArray], dtype: str, training: bool):  # type: ignore[no-untyped-def]

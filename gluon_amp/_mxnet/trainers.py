@@ -101,6 +101,11 @@ def named_gradients(trainer: gluon.Trainer) -> Iterator[tuple[str, NDArray]]:
             yield parameter.name, gradient
 
 
+def has_gradient(parameter: gluon.Parameter) -> bool:
+    """Tell whether a parameter has a gradient."""
+    return parameter.grad_req != "null" and parameter._grad is not None
+
+
 def has_gradients(trainer: gluon.Trainer) -> bool:
     """Tell whether any parameter has a gradient."""
     return next(_gradients(trainer), None) is not None
@@ -114,9 +119,7 @@ def _gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
 
 def _gradients_of(parameter: gluon.Parameter) -> Iterator[NDArray]:
     """Yield a parameter's gradients, of row-sparse ones the stored rows."""
-    if parameter.grad_req == "null" or parameter._grad is None:
-        return
-    for gradient in parameter.list_grad():
+    for gradient in parameter.list_grad() if has_gradient(parameter) else ():
         values = gradient if gradient.stype == "default" else gradient.data
         if values.size:
             yield values.as_nd_ndarray()  # multi-tensor operators refuse NumPy-style arrays
@@ -133,11 +136,10 @@ def discard_gradients(trainer: gluon.Trainer) -> None:
     """Zero gradients and mark them as used, so that an inf does not outlive its step."""
     # Otherwise it stays where gradients accumulate, and where the next step does not use the layer.
     for parameter in trainer._params:
-        if parameter.grad_req == "null" or parameter._grad is None:
-            continue
-        for data, gradient in zip(parameter.list_data(), parameter.list_grad()):
-            zero(gradient)
-            data._fresh_grad = False
+        if has_gradient(parameter):
+            for data, gradient in zip(parameter.list_data(), parameter.list_grad()):
+                zero(gradient)
+                data._fresh_grad = False
 
 
 def zero(gradient: NDArray) -> None:

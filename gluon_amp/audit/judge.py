@@ -45,11 +45,10 @@ def _context(device: str) -> mx.Context:
 
 
 class Judge:
-    """Runs one sample in several modes and judges each against FP32 on the same rounded inputs.
+    """Runs one sample in several modes and judges each against FP32 on the same rounded inputs."""
 
-    FP32 runs on the same device and with copies instead of casts, so that only the type differs; or on the device
-    that ``reference`` names, and without copies, which MXNet does not survive in front of a Deconvolution's weight.
-    """
+    # FP32 runs on the same device and with copies instead of casts, so that only the type differs; or on the device
+    # that ``reference`` names, and without copies, which MXNet does not survive in front of a Deconvolution's weight.
 
     def __init__(self, item: Sample, dtype: str, rounding: str, device: str, reference: str | None = None):
         self.item, self.dtype, self.rounding = item, dtype, rounding

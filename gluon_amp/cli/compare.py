@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
 
+from .._mxnet.timing import in_turns
 from ..convert.model_files import load_model
 from ..dtypes import FLOAT32
 from ..errors import GraphError
@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the converted network (default: convert now)")
     parser.add_argument("--images", metavar="DIR", help="a directory of images, searched to any depth (default: random "
                                                         "data)")
-    parser.add_argument("--mean", type=_numbers, default=_MEAN, help=f"of the colour channels (default: {_MEAN})")
-    parser.add_argument("--std", type=_numbers, default=_STD, help=f"of the colour channels (default: {_STD})")
+    parser.add_argument("--mean", type=_numbers, default=_MEAN, help=f"mean of the colour channels (default: {_MEAN})")
+    parser.add_argument("--std", type=_numbers, default=_STD, help=f"and their deviation (default: {_STD})")
     parser.add_argument("--batches", type=count, default=8, metavar="N", help="how many batches at most (default: 8)")
     parser.add_argument("--rounds", type=count, default=10, metavar="N", help="how many timed rounds (default: 10)")
     parser.add_argument("--max-error", type=_positive, metavar="E",
@@ -205,11 +205,5 @@ def _errors(before: Any, after: Any, batches: Sequence[Sequence[mx.nd.NDArray]])
 
 def _speed(before: Any, after: Any, batch: Sequence[mx.nd.NDArray], rounds: int) -> dict[str, float]:
     """Time both in turns."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for block, kept in zip((before, after), times):
-            start = time.perf_counter()
-            _outputs(block, batch)
-            kept.append(time.perf_counter() - start)
-    slow, fast = (median(kept) * 1e3 for kept in times)
+    slow, fast = in_turns([partial(_outputs, block, batch) for block in (before, after)], rounds, warm_up=0)
     return {"fp32_ms": slow, "converted_ms": fast, "speed_ratio": slow / fast}

@@ -5,6 +5,7 @@ import argparse
 
 from ..parallel.launcher import ENGINES, Job, launch
 from .models import count
+from .run import add_script_arguments, script_of
 
 NAME = "launch"
 HELP = "run a script in several processes that train together on this machine, and end all of them when one fails"
@@ -16,23 +17,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=list(ENGINES), default="kvstore",
                         help="what the script trains with: MXNet's KVStore or Horovod (default: %(default)s)")
     parser.add_argument("--servers", type=count, default=1, metavar="N",
-                        help="parameter servers of the KVStore (default: %(default)s)")
+                        help="how many parameter servers the KVStore has (default: %(default)s)")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N",
                         help="how many times to start all over when a process fails (default: %(default)s)")
     parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS",
-                        help="between asking processes to end and killing them (default: %(default)s)")
+                        help="how long processes may take to end before they are killed (default: %(default)s)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end everything after this time")
-    parser.add_argument("-m", dest="module", action="store_true", help="the script is the name of a module")
-    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script ...",
-                        help="a Python script and its arguments")
+    add_script_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Launch the job; return its exit code."""
-    command = args.script[1:] if args.script[:1] == ["--"] else args.script
-    if not command:
-        raise SystemExit("gluon-amp launch: expected a Python script to run, as in `gluon-amp launch -n 2 train.py`, "
-                         "or a module behind -m")
+    command = script_of(args, "launch -n 2 train.py")
     job = Job(["-m", *command] if args.module else command, args.workers, args.engine, args.servers, args.grace,
               args.timeout, args.max_restarts)
     try:

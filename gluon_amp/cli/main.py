@@ -27,21 +27,15 @@ examples:
                                      net-0000.params --data data:1,3,224,224
   what holds it back here:         gluon-amp advise net-symbol.json \\
                                      net-0000.params --data data:1,3,224,224
+  train in mixed precision:        gluon-amp run train.py
   train in two processes:          gluon-amp launch -n 2 train.py
 
-gluon-amp COMMAND --help says more. Training is switched to mixed precision in
-Python, by amp.init()."""
+gluon-amp COMMAND --help says more. A script of your own switches to mixed
+precision by amp.init(), and needs no `gluon-amp run`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Examples
-    --------
-    >>> main(['env', '--json']) == 0  # doctest: +ELLIPSIS
-    {...
-    True
-    """
+    """Run a command; return its exit status."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.command is None:

@@ -5,6 +5,7 @@ import argparse
 import os
 import runpy
 import sys
+import threading
 import traceback
 
 from ..errors import AmpError, StateError
@@ -22,24 +23,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the type, as in amp.init (default: what is fastest here)")
     parser.add_argument("--no-init", action="store_true",
                         help="leave it to the script to call amp.init of mxnet.contrib.amp")
+    add_script_arguments(parser)
+    parser.set_defaults(keeps_warnings=True)
+
+
+def add_script_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that name a script."""
     parser.add_argument("-m", dest="module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="script ...",
                         help="a Python script and its arguments")
-    parser.set_defaults(keeps_warnings=True)
+
+
+def script_of(args: argparse.Namespace, example: str) -> list[str]:
+    """Return a script, or the name of a module, and its arguments."""
+    command = args.script[1:] if args.script[:1] == ["--"] else args.script
+    if not command:
+        raise SystemExit(f"gluon-amp {args.command}: expected a Python script to run, as in `gluon-amp {example}`, or "
+                         "a module behind -m")
+    return command
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the script in this process; return its exit code."""
-    command = args.script[1:] if args.script[:1] == ["--"] else args.script
-    if not command:
-        raise SystemExit("gluon-amp run: expected a script, received nothing")
+    command = script_of(args, "run train.py")
     if not args.module and not os.path.exists(command[0]):  # a directory or a zip file may hold a program, too
         raise StateError(f"the script {command[0]!r} does not exist: expected a Python file, or -m and a module")
     install()
+    before = set(threading.enumerate())
     try:
         if not args.no_init:
             init(args.dtype)
-        return _run(command, args.module)
+        code = _run(command, args.module)
+        _wait_for_threads(before)
+        return code
     finally:
         deinit()
         uninstall()
@@ -60,3 +76,10 @@ def _run(command: list[str], is_module: bool) -> int:
     finally:
         sys.argv, sys.path[:] = before
     return 0
+
+
+def _wait_for_threads(before: set[threading.Thread]) -> None:
+    """Wait for the threads that keep a script alive, as Python does at its end: AMP is on for them, too."""
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join()

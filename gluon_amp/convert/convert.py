@@ -14,7 +14,7 @@ from .._mxnet.symbols import analyse, first_line, from_graph, fuse, to_graph, wi
 from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT32, FLOAT64, LOW_PRECISION
 from ..errors import GraphError
-from ..graph import CAST, Entry, Graph, Node, Readers, cast, redirect, unique_name
+from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, TYPE_FLAGS
 from ..passes import Context
 from ..rules import Policy
@@ -139,7 +139,8 @@ def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[
         known = {**dict.fromkeys(untyped, FLOAT64 if floats == {FLOAT64} else FLOAT32), **known}
         analyse(symbol, graph, {name: dtype for name, dtype in known.items() if name in names}, sizes)
     except mx.MXNetError as error:
-        raise GraphError(f"the symbol does not fit its parameters or the example: {first_line(error)}") from error
+        raise GraphError(f"the symbol does not fit its parameters or the example: {first_line(error)}. Give "
+                         "the parameters of this network, and data of the shapes that it takes") from error
 
 
 def _note_types(graph: Graph, weights: Any) -> None:
@@ -151,12 +152,12 @@ def _note_types(graph: Graph, weights: Any) -> None:
 
 
 def _say_types(graph: Graph, data: Collection[str]) -> None:
-    """Write the type on FP32 variables that only casts read: ``simple_bind`` could not infer it."""
+    """Write the type on FP32 variables that only casts and guards read: ``simple_bind`` could not infer it."""
     readers = Readers(graph)
     for node in graph.variables():
         reading = readers.of(Entry(node))
         if (node.name not in data and node.attrs.get(DTYPE, "-1") == "-1" and node.dtypes == [FLOAT32] and reading
-                and all(reader.op == CAST for reader in reading)):
+                and all(reader.op == CAST or reader.role is Role.GUARD for reader in reading)):
             node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[FLOAT32])}
 
 

@@ -21,7 +21,7 @@ _PARAMETERS = {"Convolution": (1, 2), "Deconvolution": (1, 2), "FullyConnected":
 
 
 def traced_block(block: HybridBlock, example: Sequence[Any] | None,
-                 is_excluded: Callable[[Block], bool] | None = None) -> blocks.Traced:
+                 is_excluded: Callable[[Block], bool] | None = None) -> blocks.Trace:
     """Trace a block, and check that its parameters have values."""
     try:
         with kept_in_place():  # for the marks of symbol blocks

@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Protocol, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from mxnet import autograd, gluon, nd
 from mxnet.ndarray import NDArray
@@ -111,7 +111,7 @@ class DriftMonitor:
         self._every = every
         self._step = first_step - 1
         self.rows: deque[tuple[int, DriftRow]] = deque(maxlen=keep)
-        self._sinks: list[Sink] = []
+        self._sinks: list[CsvSink | TensorBoardSink] = []
         if csv is not None:
             self._sinks.append(CsvSink(csv, [field.name for field in fields(DriftRow)]))
         if tensorboard is not None:
@@ -179,16 +179,6 @@ def _count_up_to(arrays: Iterable[NDArray], limit: float) -> int:
     """Count the values that are no larger than a limit, and not zero."""
     sizes = (nd.abs(_plain(array)) for array in arrays)
     return sum(int(((size <= limit) * (size > 0)).sum().asscalar()) for size in sizes)
-
-
-class Sink(Protocol):
-    """Takes rows of numbers."""
-
-    def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Take the numbers of a step."""
-
-    def close(self) -> None:
-        """Write what is left, and close the file."""
 
 
 class CsvSink:

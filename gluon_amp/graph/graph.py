@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Iterator, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import GraphError
 
@@ -111,7 +111,8 @@ class Graph:
                 nodes.append(_read_node(item, nodes, _num_outputs(rows, number)))
             return cls([_read_entry(head, nodes) for head in raw["heads"]], dict(raw.get("attrs", {})))
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise GraphError(f"not the JSON text of an MXNet symbol: {type(error).__name__}: {error}") from error
+            raise GraphError(f"not the JSON text of an MXNet symbol, as tojson() and export() write it: "
+                             f"{type(error).__name__}: {error}") from error
 
     def to_json(self) -> str:
         """Write the graph in the form that ``mx.sym.load_json`` reads."""
@@ -140,27 +141,26 @@ class Graph:
         order: list[Node] = []
         state: dict[int, bool] = {}  # False: being visited, True: done
         for head in self.heads:
-            stack: list[tuple[Node, Iterator[Entry]]] = []
-            self._push(head.node, state, stack)
-            while stack:
+            if id(head.node) in state:
+                continue
+            state[id(head.node)] = False
+            stack = [(head.node, iter(head.node.inputs))]
+            while stack:  # in line: graphs may have many thousands of nodes, and every pass asks for them
                 node, pending = stack[-1]
-                entry = next(pending, None)
-                if entry is not None:
-                    self._push(entry.node, state, stack)
+                for entry in pending:
+                    child = entry.node
+                    done = state.get(id(child))
+                    if done is None:
+                        state[id(child)] = False
+                        stack.append((child, iter(child.inputs)))
+                        break
+                    if not done:
+                        raise GraphError(f"the graph has a cycle through {child!r}")
                 else:
                     stack.pop()
                     state[id(node)] = True
                     order.append(node)
         return order
-
-    @staticmethod
-    def _push(node: Node, state: dict[int, bool], stack: list[tuple[Node, Iterator[Entry]]]) -> None:
-        done = state.get(id(node))
-        if done is False:
-            raise GraphError(f"the graph has a cycle through {node!r}")
-        if done is None:
-            state[id(node)] = False
-            stack.append((node, iter(node.inputs)))
 
     def copy(self) -> Graph:
         """Return a graph of the same nodes, each a copy, decisions and all."""
@@ -188,7 +188,7 @@ _ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|(.))")
 
 def _dumps(value: Any) -> str:
     """Write JSON as MXNet reads it: with escapes for quotes, backslashes, tabs and line ends only."""
-    return _ESCAPE.sub(_known_escape, json.dumps(value, indent=2, ensure_ascii=False))
+    return _ESCAPE.sub(_known_escape, json.dumps(value, ensure_ascii=False))
 
 
 def _known_escape(match: re.Match[str]) -> str:

@@ -15,9 +15,8 @@ from typing import Iterator
 
 from mxnet.base import MXNetError
 
+from .._compat import elf_segments
 from .._mxnet.libraries import load_library
-
-__all__ = ["Library", "is_available", "load", "onednn_files"]
 
 VARIABLE = "GLUON_AMP_NATIVE"
 _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_dropout", "_gluon_amp_gelu",
@@ -28,8 +27,6 @@ _ONEDNN = frozenset({"_gluon_amp_attention", "_gluon_amp_batch_dot", "_gluon_amp
                      "_gluon_amp_rnn"})
 _ONEDNN_PACKAGE, _ONEDNN_FILE = "onednn-cpu-gomp", "libdnnl.so.3"
 _INSTALL = f"pip install {_ONEDNN_PACKAGE}==2023.2.0, which gluon_amp[native] asks for"
-# Of a 64-bit ELF file: where its segments are listed, the size of an entry, their number. Of an entry: offset, length.
-_ELF_HEADER, _ELF_SEGMENT = struct.Struct("<32xQ14xHH"), struct.Struct("<8xQ16xQ")
 _lock = threading.Lock()
 
 
@@ -43,28 +40,15 @@ class Library:
 
 
 def load() -> tuple[Library, ...]:
-    """Load the libraries once, and return for each whether it loaded and why not.
-
-    Nothing is raised where they cannot be loaded. ``GLUON_AMP_NATIVE=0`` in the environment, at the first call, leaves
-    them alone; the path of a folder takes them from there.
-
-    Examples
-    --------
-    >>> [library.name for library in load()]
-    ['core', 'onednn']
-    """
+    """Load the libraries once, and return for each whether it loaded and why not."""
+    # ``GLUON_AMP_NATIVE=0`` in the environment, at the first call, leaves them alone; the path of a folder takes them
+    # from there.
     with _lock:
         return _load_once()
 
 
 def is_available(op: str) -> bool:
-    """Tell whether an operator of the libraries can be used, which loads them.
-
-    Examples
-    --------
-    >>> is_available("Convolution")  # MXNet's own
-    False
-    """
+    """Tell whether an operator of the libraries can be used, which loads them."""
     return op in operators()
 
 
@@ -140,17 +124,12 @@ def _obstacle(path: Path) -> str:
 def _is_cut_short(path: Path) -> bool:
     """Tell whether a 64-bit library lacks the end of what would be mapped, which would end the process."""
     length = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(_ELF_HEADER.size)
-        if len(head) < _ELF_HEADER.size or head[:4] != b"\x7fELF":
-            return False  # the system says what is wrong
-        start, size, count = _ELF_HEADER.unpack(head)
-        file.seek(start)
-        table = file.read(size * count)
-    if len(table) < size * count:
+    try:
+        with path.open("rb") as file:
+            segments = elf_segments(file)  # none of what is no such file: the system says what is wrong
+    except struct.error:
         return True
-    segments = (_ELF_SEGMENT.unpack_from(table, size * index) for index in range(count))
-    return any(offset + held > length for offset, held in segments)
+    return any(offset + held > length for _, _, offset, _, _, held in segments)
 
 
 def _last_line(error: Exception) -> str:

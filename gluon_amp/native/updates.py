@@ -8,8 +8,6 @@ import mxnet as mx
 from .._mxnet.invoke import invoke
 from .._mxnet.libraries import bring_to_plain_layout
 
-__all__ = ["UPDATES", "update"]
-
 # Each with the number of states that a weight has.
 UPDATES: Mapping[str, int] = {"sgd": 0, "sgd_momentum": 1, "nag": 1, "adam": 2, "adamw": 2, "lamb": 2}
 
@@ -17,16 +15,8 @@ UPDATES: Mapping[str, int] = {"sgd": 0, "sgd_momentum": 1, "nag": 1, "adam": 2, 
 def update(kind: str, weights: Sequence[mx.nd.NDArray], grads: Sequence[mx.nd.NDArray],
            states: Sequence[Sequence[mx.nd.NDArray]], lrs: Sequence[float], wds: Sequence[float],
            **options: object) -> None:
-    """Update weights and states in place, as MXNet's operators for one weight do.
-
-    MXNet runs the update like any operator, ordered by what it reads and writes. Weights are waited for: ask for the
-    update when the gradients are known, as after the check of an overflow.
-
-    Examples
-    --------
-    >>> weight, grad = mx.nd.ones(3), mx.nd.ones(3)
-    >>> update("sgd", [weight], [grad], [], lrs=[0.5], wds=[0.0])  # doctest: +SKIP
-    """
+    """Update weights and states in place, as MXNet's operators for one weight do."""
+    # Weights are waited for: ask for the update when the gradients are known, as after the check of an overflow.
     bring_to_plain_layout(weights)
     arrays = [array for group in zip(weights, grads, *states) for array in group]
     attrs = {"num_weights": len(weights), "lrs": list(map(float, lrs)), "wds": list(map(float, wds)), **options}

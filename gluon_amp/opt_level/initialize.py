@@ -127,6 +127,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
         checks.whole("verbosity", verbosity, 0)
         disabled = passes.checked(disable_passes)
         _refuse_unfit(networks, several, name)
+        controller.begin()
         level = _start(name, options, networks, several, scalers, disabled)
         if verbosity:
             _print(name, options)

@@ -89,7 +89,7 @@ class StoreGroup(Group):
     def store(self) -> KVStoreBase:
         """The KVStore."""
         if self._store is None:
-            raise StateError("the KVStore was released at the end of the process")
+            raise StateError("the KVStore was released at the end of the process: add arrays up before that")
         return self._store
 
     def close(self) -> None:

@@ -27,29 +27,15 @@ def say(message: str) -> None:
 
 
 class Process:
-    """A process that runs ``start.py``, in a group of its own.
-
-    Parameters
-    ----------
-    name : str
-        How messages call it.
-    prefix : str
-        Stands before every line of its output.
-    arguments : sequence of str
-        Of ``start.py``.
-    environ : mapping
-        Its environment.
-    is_worker : bool
-        Whether the job waits for its end.
-    """
+    """A process that runs ``start.py``, in a group of its own."""
 
     def __init__(self, name: str, prefix: str, arguments: Sequence[str], environ: Mapping[str, str],
                  is_worker: bool = True):
-        self.name = name
-        self.prefix = prefix
-        self.arguments = list(arguments)
+        self.name = name  # as messages call it
+        self.prefix = prefix  # of every line of its output
+        self.arguments = list(arguments)  # of start.py
         self.environ = environ
-        self.is_worker = is_worker
+        self.is_worker = is_worker  # whether the job waits for its end
         self.code: int | None = None
         self._threads: list[threading.Thread] = []
 

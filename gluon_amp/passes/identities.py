@@ -1,15 +1,63 @@
-"""Identities before operators in C++, which MXNet does not tell that a gradient is to be added to what is there."""
+"""Identities before operators in C++, which MXNet does not tell that a gradient is to be added to what is there.
+
+More than a few operators do not share an identity (:mod:`~gluon_amp.passes.summed_gradients`), and those of one tensor
+differ in an attribute: MXNet would make one of them.
+"""
 from __future__ import annotations
 
+from collections import Counter
+from typing import Collection
+
 from ..dtypes import FLOAT32
-from ..graph import Entry, Role, operator, unique_name
+from ..graph import Entry, Graph, Readers, Role, operator, unique_name
 from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
+from .summed_gradients import most_summed, numbers
+
+__all__ = ["Guards", "behind_identity"]
+
+_APART = "__gluon_amp_guard__"
+
+
+class Guards:
+    """Puts identities before the operators in C++ of a graph, where gradients may be sums."""
+
+    def __init__(self, graph: Graph, readers: Readers, names: set[str], context: Context):
+        self._readers, self._names, self._context = readers, names, context
+        self._most = most_summed()
+        self._numbers = numbers(graph)
+        self._read = Counter((self._numbers[id(entry.node)], entry.output)
+                             for node in graph.nodes() for entry in node.inputs)
+        self._made: dict[tuple[int, int], tuple[Entry, int]] = {}  # the last identity of a tensor, and who reads it
+
+    def before(self, entry: Entry, within: Collection[int] = (), uses: int = 0) -> Entry:
+        """Return what one more operator in C++ is to read: a tensor, or an identity that it shares with others.
+
+        Of an operator in the place of several, ``within`` has those that nothing reads any more, and ``uses`` is how
+        often it reads the tensor itself.
+        """
+        if not self._is_needed(entry, within, uses):
+            return entry
+        made, count = self._made.get(entry.key, (entry, self._most))
+        if count == self._most:
+            made, count = behind_identity(entry, self._names, self._context), 0
+        self._made[entry.key] = made, count + 1
+        return made
+
+    def _is_needed(self, entry: Entry, within: Collection[int], uses: int) -> bool:
+        if not self._context.recorded:
+            return False
+        if entry.node.is_variable and entry.node.name in self._context.guarded:
+            return True
+        inner = sum(id(reader) in within for reader in self._readers.of(entry))
+        count = self._read[self._numbers[id(entry.node)], entry.output] - inner + uses
+        return count != 1 or self._readers.is_head(entry)
 
 
 def behind_identity(entry: Entry, names: set[str], context: Context) -> Entry:
-    """Return a tensor behind an identity, in the precision that it has."""
+    """Return a tensor behind an identity of its own, in the precision that it has."""
     made = operator("_copy", unique_name(f"{entry.node.name}_native", names), [entry], entry, Role.GUARD)
+    made.attrs[_APART] = made.name
     made.dtypes, made.decision = [FLOAT32], context.policy.decide("_copy", made.attrs, entry.shape)
     if data_precision(made, context) == context.target:
         lower_outputs(made, context)

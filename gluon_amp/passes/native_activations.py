@@ -16,8 +16,6 @@ from ..graph import Entry, Graph, Node, operator, unique_name
 from ..rules.tables.groups.layers import BATCH_NORMS
 from .context import Context
 
-__all__ = ["is_needed", "run"]
-
 _RELU = ("relu", "_npx_relu")
 _FP32_ACTIVATIONS = {"sigmoid": "sigmoid", "_npx_sigmoid": "sigmoid", "tanh": "tanh", "_npi_tanh": "tanh"}
 _MOST_DIMENSIONS = 5  # of oneDNN's kernel; MXNet's own one does not take bfloat16

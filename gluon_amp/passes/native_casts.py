@@ -6,8 +6,6 @@ from typing import MutableMapping
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import CAST, Entry, Graph, Node, Readers, cast, redirect, unique_name
 
-__all__ = ["Made", "give_low", "in_type", "is_widened"]
-
 Made = MutableMapping["tuple[tuple[int, int], str]", Entry]  # casts by tensor and type
 
 

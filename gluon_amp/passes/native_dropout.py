@@ -5,8 +5,6 @@ from ..dtypes import FLOAT32
 from ..graph import Entry, Node, Readers, Role, unique_name
 from ..rules import FP32, Cause, Decision
 
-__all__ = ["fits", "is_plain_dropout", "random_bits"]
-
 _COUNT = 64  # of bits
 _BITS = Decision(FP32, Cause.TABLE, "random bits of dropout are FP32")
 

@@ -10,14 +10,20 @@ Dense layers and attention (:mod:`~gluon_amp.passes.native_attention`) run in ei
 of their data.
 
 MXNet does not tell operators of libraries that a gradient is to be added to what is there. Where gradients of several
-readers meet, or accumulate in the program's array, an identity in between does that.
+readers meet, or accumulate in the program's array, an identity in between does that
+(:mod:`~gluon_amp.passes.identities`).
 """
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+<<<<<<< HEAD
 from math import inf, prod
 from typing import Callable, Collection, Mapping, NamedTuple
+=======
+from math import prod
+from typing import Callable, Mapping, NamedTuple
+>>>>>>> peers
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
@@ -27,12 +33,10 @@ from ..rules.tables.groups.layers import SOFTMAX
 from . import native_dropout, native_recurrent
 from .assign_dtypes import data_precision, decide, lower_outputs
 from .context import Context
-from .identities import behind_identity
+from .identities import Guards
 from .known_forward import unknown_forward
 from .native_attention import Attention, find, listed
 from .native_casts import Made, give_low, in_type
-
-__all__ = ["NATIVE", "REPLACEMENTS", "is_needed", "run"]
 
 _FP32_INPUTS = ("bias", "mask", "bits")  # of attention
 _ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
@@ -155,6 +159,7 @@ def run(graph: Graph, context: Context) -> int:
     unknown = unknown_forward(graph)
     fused = _fuse_attention(graph, names, context, unknown)
     readers = Readers(graph)
+    guards = Guards(graph, readers, names, context)
     found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
              if each is not None and each.op in context.native and (context.recorded or not each.trains)
              and _gains(node, each) and each.fits(node, readers)
@@ -166,8 +171,12 @@ def run(graph: Graph, context: Context) -> int:
         if node.op == "RNN":
             native_recurrent.separate_parameters(node)
         key = [native_dropout.random_bits(node, names)] if node.op == "Dropout" else []
+<<<<<<< HEAD
         node.inputs = [*(entry if position in each.integers else _guarded(entry, readers, names, context)
                          for position, entry in enumerate(node.inputs)), *key]
+=======
+        node.inputs = [*map(guards.before, node.inputs), *key]
+>>>>>>> peers
         node.replaced, node.op = node.op, each.op
         if each.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
             node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
@@ -195,11 +204,23 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
     if _ATTENTION not in context.native:
         return 0
     readers = Readers(graph)
+<<<<<<< HEAD
     found = [each for each in find(graph, readers) if _gains_as_one(each, context)
+=======
+    guards = Guards(graph, readers, names, context)
+    found = [each for each in find(graph, readers) if _gains_as_one(each)
+>>>>>>> peers
              and not any(entry.node in unknown for entry in each.inputs.values())]
     casts: Made = {}
     for each in found:
         node, inputs = each.node, dict(each.inputs)
+<<<<<<< HEAD
+=======
+        uses = Counter(entry.key for entry in inputs.values())
+        for name, entry in inputs.items():
+            if name != "lengths":  # whose gradient is always 0
+                inputs[name] = guards.before(entry, each.within, uses[entry.key])
+>>>>>>> peers
         if each.dropout is not None:
             inputs["bits"] = native_dropout.random_bits(each.dropout, names)
         kept = tuple(position for position, name in enumerate(inputs) if name in _FP32_INPUTS)
@@ -264,19 +285,3 @@ def _gains(node: Node, replacement: Replacement) -> bool:
             and all(entry.node.dtypes[entry.output] == ("int32" if position in replacement.integers else FLOAT32)
                     for position, entry in enumerate(node.inputs))
             and all(shapes) and node.shapes[0] is not None and replacement.work(node) >= replacement.least)
-
-
-def _guarded(entry: Entry, readers: Readers, names: set[str], context: Context,
-             within: Collection[int] = (), uses: int = 0) -> Entry:
-    """Return the tensor behind an identity where its gradient may be a sum.
-
-    Of an operator in the place of several, ``within`` has those that nothing reads any more, and ``uses`` is how often
-    it reads the tensor itself.
-    """
-    if not context.recorded:
-        return entry
-    accumulates = entry.node.is_variable and entry.node.name in context.guarded
-    count = uses + sum(id(reader) not in within for reader in readers.of(entry))
-    if not accumulates and count == 1 and not readers.is_head(entry):
-        return entry
-    return behind_identity(entry, names, context)

@@ -12,8 +12,6 @@ from .context import Context
 from .identities import behind_identity
 from .native_casts import give_low, in_type
 
-__all__ = ["fit", "fits", "separate_parameters"]
-
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 _UNSUPPORTED = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
 _MASKS = Decision(FP32, Cause.TABLE, "masks of dropout are FP32")

@@ -1,21 +1,25 @@
 """Insert an ``amp_cast`` where producer and consumer differ, once per tensor and data type."""
 from __future__ import annotations
 
-from typing import Collection
+from collections import Counter
+from itertools import zip_longest
+from typing import Collection, Sequence
 
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node, Role, cast, operator, unique_name
 from ..graph.attrs import integer
 from .assign_dtypes import input_dtypes
 from .context import Context
+from .summed_gradients import most_summed, numbers
 
 
 def run(graph: Graph, context: Context) -> int:
     """Make the data types of the graph agree; its outputs keep the types they had. Return how many casts there are."""
     nodes = graph.nodes()
-    casts = _Casts(context, {node.name for node in nodes}, _grouped_weights(nodes))
-    for node in nodes:
-        for position, wanted in enumerate(_wanted(node, context)):
+    asked = [_wanted(node, context) for node in nodes]
+    casts = _Casts(context, {node.name for node in nodes}, _grouped_weights(nodes), _read_often(graph, asked, context))
+    for node, types in zip(nodes, asked):
+        for position, wanted in enumerate(types):
             if wanted is not None:
                 entry = node.inputs[position]
                 if node.decision is not None and position in node.decision.rounded_inputs:
@@ -43,6 +47,27 @@ def _wanted(node: Node, context: Context) -> list[str | None]:
     return [node.planned[0]] * len(node.inputs) if node.planned else []
 
 
+def _read_often(graph: Graph, asked: Sequence[Sequence[str | None]], context: Context) -> set[tuple[int, int]]:
+    """Return the tensors whose readers are so many that MXNet asks for additions, which casts do not do."""
+    if not (context.recorded and context.policy.training):
+        return set()
+    nodes, number = graph.nodes(), numbers(graph)
+    parts: Counter[tuple[int, int]] = Counter()
+    casts = set()
+    reads = [(entry, wanted) for node, types in zip(nodes, asked)
+             for entry, wanted in zip_longest(node.inputs, types[:len(node.inputs)])]
+    for entry, wanted in (*reads, *((head, dtype) for head, dtype in zip(graph.heads, context.outputs))):
+        tensor = number[id(entry.node)], entry.output
+        if wanted in (None, entry.dtype):
+            parts[tensor] += 1
+        else:
+            casts.add((tensor, wanted))
+    parts.update(tensor for tensor, _ in casts)
+    most = most_summed()
+    return {(id(node), output) for node in nodes for output in range(node.num_outputs)
+            if parts[number[id(node)], output] > most}
+
+
 def _grouped_weights(nodes: list[Node]) -> set[str]:
     return {node.inputs[1].node.name for node in nodes
             if node.op == "Convolution" and integer(node.attrs, "num_group", 1) > 1}
@@ -51,8 +76,10 @@ def _grouped_weights(nodes: list[Node]) -> set[str]:
 class _Casts:
     """Makes casts, one per tensor and type."""
 
-    def __init__(self, context: Context, names: set[str], grouped_weights: set[str]):
+    def __init__(self, context: Context, names: set[str], grouped_weights: set[str],
+                 read_often: set[tuple[int, int]]):
         self.context = context
+        self.read_often = read_often
         self.names = names
         self.fragile = context.guarded | grouped_weights
         self.guards: dict[tuple[int, int], Entry] = {}
@@ -66,7 +93,8 @@ class _Casts:
         if key not in self.made:
             # MXNet's CPU amp_cast ignores grad_req='add' and loses the gradient. It also fails on the weight of a
             # grouped convolution that inference in FP32 has left in oneDNN's five-dimensional layout.
-            is_fragile = entry.node.is_variable and entry.node.name in self.fragile
+            is_fragile = (entry.key in self.read_often
+                          or (entry.node.is_variable and entry.node.name in self.fragile))
             self.made[key] = cast(self.guarded(entry) if is_fragile else entry, dtype, self._name(entry, dtype))
         return self.made[key]
 

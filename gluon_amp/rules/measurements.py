@@ -105,7 +105,8 @@ def _read(path: str | os.PathLike) -> dict[str, Any]:
         known = json.loads(Path(path).read_text(encoding="utf-8"))
         sound = all(len(pair) == 2 for entries in known.values() for pair in entries.values())
     except (ValueError, AttributeError, TypeError) as error:
-        raise PolicyError(f"{os.fspath(path)!r} is not a file of measurements: {error}") from error
+        raise PolicyError(f"{os.fspath(path)!r} is not a file of measurements, as amp.tune writes it: {error}"
+                          ) from error
     if not sound:
         raise PolicyError(expected("pairs of times", "the file", os.fspath(path)))
     return known

@@ -68,7 +68,7 @@ class Policy:
     channel_multiple: int | None = None
     slow: frozenset[str] = frozenset()
     disabled_passes: frozenset[str] = frozenset()
-    reason: str = ""
+    reason: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_dtype", normalize(self.target_dtype, or_float32=True))
@@ -129,7 +129,8 @@ class Policy:
         except PolicyError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PolicyError(f"not the JSON text of a policy: {type(error).__name__}: {error}") from error
+            told = f"{type(error).__name__}: {error}"
+            raise PolicyError(f"not the JSON text of a policy, as Policy.save writes it: {told}") from error
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the policy to a JSON file, whole or not at all."""

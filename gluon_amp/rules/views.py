@@ -12,9 +12,6 @@ from .decision import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Rule
 from .tables import table
 from .tables.groups.layers import LOSS_OUTPUTS
 
-__all__ = ["INPUT_NAMES", "list_conditional_fp32_ops", "list_fp32_ops", "list_loss_output_functions",
-           "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params", "list_widest_type_cast"]
-
 _BATCH_NORM = ("data", "gamma", "beta", "moving_mean", "moving_var")
 _SEQUENCE = ("data", "sequence_length")
 
@@ -84,21 +81,13 @@ def list_lp16_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
 def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str, str, list[str]]]:
     """List the operators that run in FP32 for some values of an attribute, and otherwise follow their data.
 
-    Parameters
-    ----------
-    target_dtype : {'float16', 'bfloat16'} or numpy dtype
-        The low-precision type.
+    Parameter and error are those of :func:`list_lp16_ops`.
 
     Returns
     -------
     list of (str, str, list of str)
         Registered name, attribute, and its values for FP32. MXNet knows one attribute for each operator: where there
         are several this is the first.
-
-    Raises
-    ------
-    DTypeError
-        When ``target_dtype`` is another type.
 
     Examples
     --------
@@ -126,20 +115,7 @@ def list_widest_type_cast(target_dtype: object = FLOAT16) -> list[str]:
 def list_loss_output_functions(target_dtype: object = FLOAT16) -> list[str]:
     """List the output layers whose backward makes its own gradient, times ``grad_scale``: that carries the loss scale.
 
-    Parameters
-    ----------
-    target_dtype : {'float16', 'bfloat16'} or numpy dtype
-        The low-precision type; the list is the same for all.
-
-    Returns
-    -------
-    list of str
-        Registered names.
-
-    Raises
-    ------
-    DTypeError
-        When ``target_dtype`` is another type.
+    The list is the same for all types. Parameter and error are those of :func:`list_lp16_ops`.
 
     Examples
     --------
@@ -153,21 +129,13 @@ def list_loss_output_functions(target_dtype: object = FLOAT16) -> list[str]:
 def list_lp16_use_fp32_params(target_dtype: object = FLOAT16) -> dict[str, list[str]] | None:
     """List the inputs that stay FP32 in operators that run in low precision.
 
-    Parameters
-    ----------
-    target_dtype : {'float16', 'bfloat16'} or numpy dtype
-        The low-precision type.
+    Parameter and error are those of :func:`list_lp16_ops`.
 
     Returns
     -------
     dict of str to list of str, or None
         Registered name to the names of its inputs in order, empty where the input is cast. None for float16, as in
         MXNet.
-
-    Raises
-    ------
-    DTypeError
-        When ``target_dtype`` is another type.
 
     Examples
     --------

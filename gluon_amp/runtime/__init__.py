@@ -8,7 +8,9 @@
 ``graph_applier``  cached ops that run what was planned
 ``executors``      symbols that are bound, as by Module
 ``observers``      what monitors and hooks of users are told
-``eager_applier``  imperative calls, whose inputs are cast as the policy says
+``eager_applier``  imperative calls, whose inputs are cast as the policy says (``eager_policy``, ``eager_casts``)
+``frame``          the calls of blocks that a thread is in
+``block_calls``    calls of blocks: where low precision begins and ends
 ``hooks``          the few names of MXNet that are replaced
 ``autocast``       init, deinit, autocast, exclude
 ``functions``      the precision of users' own functions and operators

@@ -5,6 +5,7 @@ import logging
 import os
 from contextlib import ContextDecorator, ExitStack
 from dataclasses import replace
+from threading import get_ident
 from typing import Any, Iterable, Mapping, Sequence
 
 from mxnet import Context
@@ -13,14 +14,14 @@ from mxnet.gluon import Block
 from .. import checks, passes
 from ..dtypes import FLOAT32, normalize
 from ..elsewhere import answers
-from ..errors import DTypeError, PolicyError, StateError, expected
+from ..errors import DTypeError, PolicyError, StateError, expected, shown
 from ..graph.attrs import REGION_ON
 from ..rules import ConditionalOp, Policy
 from ..rules.measurements import Tuning
 from . import gpus, hooks
 from .devices import announce, choose, device_supports, warn_if_slow
-from .eager_applier import outermost
 from .exclusions import can_be_target
+from .frame import outermost
 from .policies import device_policies, policies_of, rewrites, tuned
 from .state import State, controller, region
 
@@ -72,7 +73,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         A list names an unknown operator or pass, an operator is in two lists, a pass cannot be switched off, or
         ``policy`` is not alone.
     StateError
-        AMP is on already, with other settings than those named. Without any argument what is on stays on.
+        AMP is on already, with other settings than those named: nothing is changed. Without arguments what is on stays.
 
     Examples
     --------
@@ -92,22 +93,36 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     if policy is not None:
         requested = _type_of(policy, {"target_dtype": target_dtype, **lists, "tuning": tuning,
                                       "disable_passes": disable_passes})
-    arguments = (requested, repr(lists), repr(tuning), disabled, policy)
-    if controller.state is not None:
-        if arguments == controller.arguments:
-            return
-        if all(given is None for given in (target_dtype, *lists.values(), tuning, disable_passes, policy)):
-            _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
-            return
-        raise StateError("AMP is on already with other settings: call amp.deinit() before another amp.init()")
+    given = {name: value for name, value in {"target_dtype": target_dtype, **lists, "tuning": tuning,
+                                             "disable_passes": disable_passes, "policy": policy}.items()
+             if value is not None}
+    if not given and controller.switched_on():
+        _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
+        return
     chosen = choose(requested, device_supports())
     policies = (tuned(device_policies(chosen, disabled, **lists), tuning) if policy is None
                 else policies_of(policy))
     state = State(policies)
+    if controller.state == state:
+        return
+    if controller.switched_on():
+        raise StateError(_already_on(given))
     hooks.install()
     gpus.prepare(policies)
-    controller.state, controller.arguments = state, arguments
+    controller.begin()
+    controller.state = state
     announce(chosen, requested, rewrites(policies))
+
+
+def _already_on(given: Mapping[str, object]) -> str:
+    """Word the error about another ``init`` than the one in force."""
+    received = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
+    if controller.state is None:
+        return (f"amp.initialize switched AMP on for its networks: expected no amp.init after it, received {received}. "
+                "Leave amp.init out, or call amp.deinit() first")
+    types = ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in controller.state.policies.items())
+    return (f"AMP is on already: {types}. amp.init was called with other settings: received {received}. Leave this "
+            "call out, or call amp.deinit() before it")
 
 
 def _type_of(policy: Policy, others: Mapping[str, object]) -> str:
@@ -218,7 +233,7 @@ class autocast(ContextDecorator):
         wanted = None if dtype is None else normalize(dtype, "dtype", or_float32=True)
         self._enabled = checks.true_or_false("enabled", enabled) and wanted != FLOAT32
         self._dtype = wanted if self._enabled else None
-        self._entered: list[ExitStack] = []
+        self._entered: dict[int, list[ExitStack]] = {}  # by thread
         if self._dtype is not None:
             choose(self._dtype, device_supports())
 
@@ -231,11 +246,15 @@ class autocast(ContextDecorator):
             stack.enter_context(region(self._state(), self._dtype or REGION_ON))
         else:
             stack.enter_context(controller.off())
-        self._entered.append(stack)
+        self._entered.setdefault(get_ident(), []).append(stack)
         return self
 
     def __exit__(self, *details: Any) -> None:
-        self._entered.pop().__exit__(*details)
+        stacks = self._entered[get_ident()]
+        stack = stacks.pop()
+        if not stacks:
+            del self._entered[get_ident()]
+        stack.__exit__(*details)
 
     def _recreate_cm(self) -> autocast:
         # A decorated function may run in several threads at once: each call gets a region of its own.

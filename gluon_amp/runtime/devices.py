@@ -36,10 +36,26 @@ _AMX_REMEDIES: Mapping[str | None, str] = {
 _CONVOLUTION = {"kernel": "(3, 3)", "pad": "(1, 1)", "num_filter": "128", "no_bias": "True"}
 
 
+def lacks_onednn(environ: Mapping[str, str]) -> str:
+    """Say why MXNet runs without oneDNN, whose kernels bfloat16 needs; nothing where it runs with it."""
+    if not mx.runtime.Features().is_enabled("MKLDNN"):
+        return "this MXNet was built without oneDNN, whose kernels bfloat16 needs"
+    value = environ.get(_ONEDNN, "")
+    if value.lower() in ("0", "false"):
+        return f"{_ONEDNN}={value} switches oneDNN off, whose kernels bfloat16 needs"
+    return ""
+
+
+_ONEDNN = "MXNET_MKLDNN_ENABLED"
+_ONEDNN_FAULT = lacks_onednn(os.environ)  # MXNet reads the variable once, too
+
+
 def support(device_type: str, device_id: int = 0) -> Support:
     """Say which type a kind of device runs in."""
     if device_type == "gpu":
         return cuda_support(_cuda.compute_capability(device_id))
+    if _ONEDNN_FAULT:
+        return Support(FLOAT32, True, _ONEDNN_FAULT)
     own, lost = cpu_support(), lost_amx()
     if lost is None or own.dtype == FLOAT32:
         return own

@@ -9,11 +9,10 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import native
+from .._mxnet.invoke import Invoke, run_operator
 from .._mxnet.operators import handle_of
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32
-
-Invoke = Callable[..., Any]
 
 
 class _Kernel(NamedTuple):
@@ -39,8 +38,6 @@ def _kernels() -> Mapping[int, _Kernel]:
 
 def make_native_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
     """Make a function that runs calls in C++ where that is faster, and all others as MXNet does."""
-    identity = handle_of("_copy")
-
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:
         if out is None and inputs and handle in served and is_on():
@@ -48,7 +45,7 @@ def make_native_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
             if kernel is not None and _fits(kernel, inputs, keys, values):
                 handle = kernel.handle
                 if autograd.is_recording():
-                    inputs = [original(identity, [array], [], [], None, is_np_op, False) for array in inputs]
+                    inputs = [run_operator(original, "_copy", [array], {}, is_np_op=is_np_op) for array in inputs]
         return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
 
     served = frozenset(map(handle_of, _KERNELS))

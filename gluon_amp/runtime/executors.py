@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
+from weakref import WeakValueDictionary
 
 import mxnet as mx
 from mxnet.executor import Executor
@@ -20,12 +21,12 @@ from .state import State, controller
 _stock_bind = mx.sym.Symbol.bind
 
 
-@dataclass
+@dataclass(eq=False)
 class Planner:
-    """Plans a symbol for an executor and those that are reshaped from it."""
+    """Plans a symbol for executors of equal symbols and inputs, and for those that are reshaped from them."""
 
     state: State  # the setting when the first was bound
-    traced: Traced  # the user's symbol
+    traced: Traced  # the first one's symbol
     inputs: Inputs  # what was known of its inputs then
     bind: Callable  # MXNet's own ``Symbol.bind``
     _plans: dict[frozenset[str], Plan] = field(default_factory=dict)
@@ -38,6 +39,24 @@ class Planner:
             shapes=tuple(shapes))), MOST_PLANS)
 
 
+# By all that plans depend on: Module binds a symbol for every context. They go with their executors.
+_planners: WeakValueDictionary[tuple, Planner] = WeakValueDictionary()
+
+
+def _planner(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Context, dtypes: Mapping[str, str | None],
+             shapes: Mapping[str, tuple[int, ...]], requests: Mapping[str, str], dense: bool) -> Planner:
+    """Return what plans a symbol for inputs of these types, shapes and requests for gradients."""
+    device = state.key(ctx)
+    key = (symbol.tojson(remove_amp_cast=False), type(symbol), mx.util.is_np_shape(), bind, state, device,
+           *(frozenset(known.items()) for known in (dtypes, shapes, requests)), dense)
+    planner = _planners.get(key)
+    if planner is None:
+        traced = Traced(symbol)
+        planner = _planners[key] = Planner(state, traced, _inputs(traced, device, dtypes, shapes, requests, dense),
+                                           bind)
+    return planner
+
+
 class PlannedExecutor(Executor):
     """An executor whose symbol was rewritten; outputs and hooks keep the names that the user's symbol gives them."""
 
@@ -46,10 +65,10 @@ class PlannedExecutor(Executor):
     _callback: Callable | None
 
     @classmethod
-    def of(cls, executor: Executor, planner: Planner, plan: Plan) -> PlannedExecutor:
-        """Make one of an executor that runs a plan."""
+    def of(cls, executor: Executor, symbol: mx.sym.Symbol, planner: Planner, plan: Plan) -> PlannedExecutor:
+        """Make one of an executor that runs a plan for the user's symbol."""
         executor.__class__ = cls
-        executor._symbol = planner.traced.symbol
+        executor._symbol = symbol
         executor.planner, executor.plan, executor._callback = planner, plan, None
         return executor
 
@@ -58,7 +77,7 @@ class PlannedExecutor(Executor):
         if self.plan.is_native:
             kwargs = self._all_shapes(kwargs, partial_shaping)
         made = super().reshape(partial_shaping, allow_up_sizing, **kwargs)
-        symbol = self.planner.traced.symbol
+        symbol = self._symbol
         arrays = {**dict(zip(symbol.list_arguments(), made.arg_arrays)),
                   **dict(zip(symbol.list_auxiliary_states(), made.aux_arrays))}
         plan = self.planner.plan([arrays[name].shape for name in self.planner.inputs.names])
@@ -66,14 +85,14 @@ class PlannedExecutor(Executor):
             # The graph of the shapes before may hold kernels that are not sound for these.
             made = self.planner.bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
                                      self._grad_req, made.aux_arrays, self._group2ctx, self)
-        made = PlannedExecutor.of(made, self.planner, plan)
+        made = PlannedExecutor.of(made, symbol, self.planner, plan)
         if self._callback is not None:
             made.set_monitor_callback(self._callback, self._monitor_all)
         return made
 
     def _all_shapes(self, given: Mapping[str, tuple[int, ...]], may_change: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs, which MXNet cannot infer from operators of a library."""
-        symbol = self.planner.traced.symbol
+        symbol = self._symbol
         inferred = of_inputs(symbol, symbol.infer_shape(**given))
         if not inferred and self.arg_arrays:
             raise mx.MXNetError(f"expected shapes from which those of all inputs follow, received {dict(given)}")
@@ -105,17 +124,15 @@ def make_bind(original: Callable) -> Callable:
         shapes = {name: array.shape for name, array in arrays.items()}
         gradients = _by_name(args_grad, symbol.list_arguments())
         dense = not any(isinstance(array, BaseSparseNDArray) for array in (*arrays.values(), *gradients.values()))
-        traced = Traced(symbol)
-        requests = _by_name(_listed(grad_req, symbol), symbol.list_arguments())
-        inputs = _inputs(traced, state.key(ctx), dtypes, shapes,
-                         {name: request if name in gradients else "null" for name, request in requests.items()}, dense)
-        planner = Planner(state, traced, inputs, original)
+        requests = {name: request if name in gradients else "null"
+                    for name, request in _by_name(_listed(grad_req, symbol), symbol.list_arguments()).items()}
+        planner = _planner(state, symbol, original, ctx, dtypes, shapes, requests, dense)
         try:
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
             original(symbol, ctx, *given, **kwargs)  # says what is wrong with the arguments
             raise
-        return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), planner, plan)
+        return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), symbol, planner, plan)
     return bind
 
 
@@ -130,9 +147,9 @@ def make_simple_bind(original: Callable) -> Callable:
         try:
             dtypes = _inferred_dtypes(symbol, type_dict or {})
             shapes = _inferred_shapes(symbol, kwargs)
-            traced = Traced(symbol)
-            inputs = _inputs(traced, state.key(ctx), dtypes, shapes, grad_req, not _has_sparse(symbol, rest, kwargs))
-            planner = Planner(state, traced, inputs, _stock_bind)
+            requests = _by_name(_listed(grad_req, symbol), symbol.list_arguments())
+            planner = _planner(state, symbol, _stock_bind, ctx, dtypes, shapes, requests,
+                               not _has_sparse(symbol, rest, kwargs))
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
             original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
@@ -143,7 +160,7 @@ def make_simple_bind(original: Callable) -> Callable:
         if plan.is_native:
             kwargs = {**kwargs, **shapes}  # MXNet cannot infer them from operators of a library
         executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)
-        return PlannedExecutor.of(executor, planner, plan)
+        return PlannedExecutor.of(executor, symbol, planner, plan)
     return simple_bind
 
 
@@ -152,11 +169,11 @@ def _listed(grad_req: Any, symbol: mx.sym.Symbol) -> Any:
     return [grad_req] * len(symbol.list_arguments()) if isinstance(grad_req, str) else grad_req
 
 
-def _inputs(traced: Traced, device: str, dtypes: dict[str, str | None],
-            shapes: dict[str, tuple[int, ...]], grad_req: Any, dense: bool) -> Inputs:
+def _inputs(traced: Traced, device: str, dtypes: Mapping[str, str | None],
+            shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, str], dense: bool) -> Inputs:
     symbol = traced.symbol
-    names, arguments = tuple(symbol.list_inputs()), symbol.list_arguments()
-    requests = {**dict.fromkeys(arguments, "null"), **_by_name(_listed(grad_req, symbol), arguments)}
+    names = tuple(symbol.list_inputs())
+    requests = {**dict.fromkeys(symbol.list_arguments(), "null"), **given}
     guarded = frozenset(name for name, request in requests.items() if request == "add")
     return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
                   device, guarded, dense=dense and all(name in shapes for name in names),

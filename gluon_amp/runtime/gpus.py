@@ -18,11 +18,8 @@ _before: dict[str, str | None] = {}  # what variables that this module has set w
 
 
 def prepare(policies: Mapping[str, Policy]) -> None:
-    """Make what policies ask of GPUs run, and say so; :func:`restore` undoes it.
-
-    MXNet reads both variables whenever it needs them: the one for fusion as it sets a graph up, the other at each call.
-    What runs before keeps what it had.
-    """
+    """Make what policies ask of GPUs run, and say so; :func:`restore` undoes it."""
+    # MXNet reads the variable for fusion as it sets a graph up, the other at each call: what ran before is as it was.
     on_gpus = [policy for device, policy in policies.items() if device.startswith("gpu")]
     if not on_gpus:
         return

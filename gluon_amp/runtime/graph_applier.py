@@ -19,7 +19,7 @@ from .._mxnet.symbols import dtype_name, to_graph
 from ..dtypes import BFLOAT16, LOW_PRECISION
 from ..graph import Graph
 from ..graph.attrs import is_set
-from .eager_applier import frame
+from .frame import frame
 from .observers import operator_callback
 from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
 from .recent import remember
@@ -69,6 +69,10 @@ class RewritingCachedOp:
         self._variants: WeakKeyDictionary[State, _Variants] = WeakKeyDictionary()
         self._hook: tuple[Any, ...] = ()
         self._observed: tuple[Any, ...] = ()  # what runs, and the hook that it was given
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let networks be copied and pickled: what was made for settings is made again."""
+        return type(self), (self.symbol, self.flags, self.state)
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""

@@ -12,10 +12,12 @@ from mxnet.gluon import Block, Trainer
 from .._mxnet import gpus
 from .._mxnet.arrays import cast_arrays, first_array
 from .._mxnet.blocks import descendants
+from .._mxnet.invoke import Invoke, original_invoke
 from ..graph.attrs import REGION, REGION_OFF, REGION_ON
 from ..rules import Policy
-from .eager_applier import EagerPolicy, frame
+from .eager_policy import EagerPolicy
 from .exclusions import Exclusions
+from .frame import frame
 from .recent import remember
 
 if TYPE_CHECKING:
@@ -113,9 +115,9 @@ class _Controller:
 
     def __init__(self) -> None:
         self.state: State | None = None  # set by init
-        self.arguments: tuple = ()  # of init, to compare
         self.marked: State | None = None  # for symbols traced in regions and run outside of them
         self.hooked = False  # whether names of MXNet are replaced
+        self.invoke: Invoke = original_invoke  # MXNet's own way of running an operator, without casts
         self.states: dict[Any, State] = {}  # of regions, by their settings
         self.regions = _Regions()
         self.exclusions = Exclusions()
@@ -123,6 +125,8 @@ class _Controller:
         self.replaced: list[tuple[Any, str, Callable]] = []  # by register_float32_function and the like
         self.networks: weakref.WeakKeyDictionary[Block, Network] = weakref.WeakKeyDictionary()  # by initialize
         self.level: Level | None = None  # by initialize
+        self.session = 0  # how often AMP was switched on after it had been switched off
+        self._ended = False  # whether it was switched off since
         self.changes = 0  # of exclusions and networks
         self.children = 0  # how often a block got another child
         self._known_parts: tuple[tuple[int, int], Parts] = ((0, 0), {})
@@ -230,10 +234,19 @@ class _Controller:
         self.networks.update(networks)
         self.changes += 1
 
+    def switched_on(self) -> bool:
+        """Tell whether ``init``, or ``initialize`` for some networks, is in force."""
+        return self.state is not None or any(network.state is not None for network in self.networks.values())
+
+    def begin(self) -> None:
+        """Note that AMP is being switched on."""
+        self.session += self._ended
+        self._ended = False
+
     def reset(self) -> None:
         """Forget everything that users set."""
+        self._ended = True
         self.state = self.marked = self.level = None
-        self.arguments = ()
         self.states.clear()
         self.networks.clear()
         self._known_parts = ((0, 0), {})

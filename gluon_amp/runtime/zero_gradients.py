@@ -9,18 +9,17 @@ name: it computes its gradient from the array of zeros that it is given.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from .._mxnet.invoke import Invoke, run_operator
 from .._mxnet.operators import handle_of, registered_operators
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT16, FLOAT32
-
-Invoke = Callable[..., Any]
 
 _COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "logical_and", "logical_or",
                 "logical_xor")
@@ -60,9 +59,10 @@ def make_saving_invoke(original: Invoke) -> Invoke:
         return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
 
     def _saved(array: NDArray) -> NDArray:
-        return original(split, [array], ["num_outputs", "axis"], [1, 0], None, isinstance(array, mx.np.ndarray), False)
+        return run_operator(original, "SliceChannel", [array], {"num_outputs": 1, "axis": 0},
+                            is_np_op=isinstance(array, mx.np.ndarray))
 
-    served, split = _served(), handle_of("SliceChannel")
+    served = _served()
     return invoke
 
 

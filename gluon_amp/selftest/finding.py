@@ -5,8 +5,6 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Mapping
 
-__all__ = ["ERROR", "FAILED", "INFO", "OK", "SKIPPED", "WRONG", "Finding", "is_out_of_memory"]
-
 OK, WRONG, ERROR, SKIPPED, INFO = "ok", "wrong", "error", "skipped", "info"
 FAILED = (WRONG, ERROR)
 # The words of CUDA, cuDNN and cuBLAS, of MXNet on a CPU, and of Python.

@@ -17,8 +17,6 @@ from ..dtypes import Support
 from ..runtime.autocast import deinit
 from .finding import ERROR, Finding, is_out_of_memory
 
-__all__ = ["Found", "Section", "findings"]
-
 _SECONDS = 240.0
 _PROBE = 1 << 20  # bytes: more than any test's arrays, and next to nothing on a device
 

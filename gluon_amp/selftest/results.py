@@ -20,8 +20,6 @@ from ..training import init_trainer, scale_loss
 from .finding import ERROR, OK, SKIPPED, WRONG, is_out_of_memory
 from .isolation import Found, Section
 
-__all__ = ["FUSION", "OPERATORS", "OVERFLOW", "TRAINING", "low_type"]
-
 _STEPS = 20
 _LOSS_DISTANCE = 0.1  # of the first loss: how far the last losses may be apart
 _FUSION_ERROR = 1e-5  # of the largest element

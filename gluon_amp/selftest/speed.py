@@ -1,14 +1,14 @@
 """How long kernels and a detector's step take, in FP32 and in low precision."""
 from __future__ import annotations
 
-import time
+from functools import partial
+from typing import Callable
 
 import mxnet as mx
-import numpy as np
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from .._mxnet.timing import time_in_both
+from .._mxnet.timing import in_turns, time_in_both
 from ..audit.judge import message_of
 from ..dtypes import FLOAT32, Support
 from ..rules import LOWER, Policy
@@ -16,8 +16,6 @@ from ..runtime.autocast import autocast
 from .finding import INFO, SKIPPED, is_out_of_memory
 from .isolation import Found, Section
 from .results import low_type
-
-__all__ = ["TIMING"]
 
 _ROUNDS = 5
 _DETECTOR = "SSD step"
@@ -77,17 +75,16 @@ def _time_detector(device: mx.Context, low: str) -> tuple[float, float]:
     net.add(nn.Conv2D(4 * 25, 3, padding=1))  # four anchors, each with 21 classes and a box
     net.initialize(ctx=device)
     net.hybridize(static_alloc=True, static_shape=True)
-    data, times = mx.nd.ones((4, 3, 128, 128), ctx=device), {False: [], True: []}  # type: ignore[var-annotated]
-    for number in range(4):
-        for mixed, kept in times.items():
-            begin = time.perf_counter()
-            with autocast(mixed, *([low] if mixed else [])), autograd.record():
-                loss = net(data).square().mean()
-            loss.backward()
-            mx.nd.waitall()
-            if number:
-                kept.append((time.perf_counter() - begin) * 1e3)
-    return float(np.median(times[False])), float(np.median(times[True]))
+    data = mx.nd.ones((4, 3, 128, 128), ctx=device)
+
+    def step(region: Callable[[], autocast]) -> None:
+        with region(), autograd.record():
+            loss = net(data).square().mean()
+        loss.backward()
+        mx.nd.waitall()
+
+    fp32, lower = in_turns([partial(step, partial(autocast, False)), partial(step, partial(autocast, True, low))], 3)
+    return fp32, lower
 
 
 TIMING = Section(_names, _timed, forked=False)

@@ -39,7 +39,7 @@ class Meeting:
                 raise StateError(f"{self.name}: only {came} of num_devices={self._num_devices} came in {PATIENCE:.0f} "
                                  f"seconds. {_ADVICE}")
             if self._total is None:
-                raise StateError(f"{self.name}: the sum failed on another context")
+                raise StateError(f"{self.name}: the sum failed on another context, whose error says why")
             return self._total.as_in_context(vector.context)
 
     def _arrive(self, vector: NDArray, place: str) -> None:

@@ -381,8 +381,13 @@ def test_what_compiles_does_so_before_the_rows_as_far_as_there_is_time(fakes, mo
     monkeypatch.setattr(suites, "compare", lambda *given: now.__setitem__(0, now[0] + 15.0) or compare(*given))
     record = suites.run(suite, args, end=100.0)
     slow, quick = record["results"]
-    assert slow["failures"] == {"torch-compiled": "not compiled: the time for compilation was over"}
+    reason = "not compiled: torch-compiled: the time for compilation was over"
+    assert slow["failures"] == {"torch-compiled": reason}
     assert quick["failures"] == {}
+    text = tables.suite(json.loads(json.dumps(record)))
+    assert "| ResNet-50 v1 | 2 | 100 ms | no time |" in text
+    assert f"- ResNet-50 v1, batch 2, PyTorch FP32, compiled: {reason}\n" in text
+    assert "fails" not in text
     assert fakes.lines[:2] == ["torch-compiled 1", "torch-compiled stop"]
 
 
@@ -408,6 +413,14 @@ def test_a_run_that_ends_in_time_compares_every_network_with_fp32_before_any_pee
     assert stops.index("torch") > 3
     assert [result["comparisons"][1]["settings"]["batch_size"] for result in record["results"]] == [2, 2]
     assert record["skipped"] == []
+
+
+def test_peers_of_what_is_quick_come_before_those_of_what_is_slow():
+    suite = suites.TRAINING
+    rows = [suites.Row(network, size, ["fp32", "amp", "torch"]) for network in ("ssd512", "lstm") for size in (8, 1)]
+    turns = [(row.place, len(row.names)) for row in suites._by_importance(suite, rows, small=False)]
+    assert turns[:4] == [(row.place, 2) for row in rows]
+    assert [place for place, _ in turns[4:]] == [("lstm", 1), ("lstm", 8), ("ssd512", 1), ("ssd512", 8)]
 
 
 def test_the_fastest_of_pytorch_is_named(fakes, monkeypatch):  # noqa: F811

@@ -1,6 +1,7 @@
 """``gluon-amp run``: scripts that know nothing of AMP, and scripts written for MXNet's."""
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,9 @@ ROOT = Path(__file__).parents[2]
 def run(tmp_path, script, *options):
     path = tmp_path / "script.py"
     path.write_text(script)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": ""}
     return subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run", *options, str(path), "--epochs", "3"],
-                          capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""})
+                          capture_output=True, text=True, cwd=tmp_path, env=environment)
 
 
 def test_a_script_runs_with_amp_on(tmp_path):
@@ -57,7 +59,7 @@ def test_the_exit_code_is_the_scripts(tmp_path):
 def test_a_script_is_needed():
     done = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
-    assert "expected a script" in done.stderr
+    assert "expected a Python script to run, as in `gluon-amp run train.py`" in done.stderr
 
 
 def test_a_script_that_does_not_exist_is_named(tmp_path):
@@ -65,3 +67,15 @@ def test_a_script_that_does_not_exist_is_named(tmp_path):
                           text=True, cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr.startswith(f"gluon-amp run: the script '{tmp_path / 'train.py'}' does not exist: expected a ")
+
+
+def test_threads_that_the_script_leaves_behind_run_with_amp(tmp_path):
+    done = run(tmp_path, (
+        "import threading, time, gluon_amp\n"
+        "def work():\n"
+        "    time.sleep(0.5)\n"
+        "    print('thread', gluon_amp.is_active())\n"
+        "threading.Thread(target=work).start()\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "print('main')\n"))
+    assert done.stdout == "main\nthread True\n", done.stderr

@@ -209,6 +209,22 @@ class TestSymbolAlone:
         found = executor.forward(is_train=False, data=data)[0].asnumpy()
         assert relative(expected, found) < 0.02
 
+    @pytest.mark.bf16
+    @pytest.mark.parametrize("groups", [1, 8, 16])
+    @pytest.mark.parametrize("optional", [False, True])
+    def test_module_infers_the_types_of_grouped_weights(self, groups, optional):
+        data = mx.sym.var("data")
+        symbol = mx.sym.Convolution(data, kernel=(3, 3), num_filter=16, num_group=groups, no_bias=True, name="conv")
+        args, aux = values(symbol, data=(2, 16, 8, 8))
+        data = mx.nd.random.normal(shape=(2, 16, 8, 8))
+        expected, = run(symbol, args, aux, data=data)
+        converted, args, aux = amp.convert_model(symbol, args, aux, "bfloat16", cast_optional_params=optional)
+        module = mx.mod.Module(converted, label_names=None)
+        module.bind([("data", data.shape)], for_training=False)
+        module.set_params(args, aux)
+        module.forward(mx.io.DataBatch([data]), is_train=False)
+        assert relative(expected, module.get_outputs()[0].asnumpy()) < 0.02
+
     def test_without_data_names_typed_variables_are_parameters(self):
         typed = mx.sym.FullyConnected(mx.sym.var("data"), mx.sym.var("w", dtype="float32"), num_hidden=8, no_bias=True)
         converted = amp.convert_symbol(typed, cast_optional_params=True, **GPU)

@@ -153,7 +153,6 @@ def test_advice_on_a_report_and_as_dicts():
     assert shares == sorted(shares, reverse=True)
 
 
-@pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
 def test_imitated_float16_is_not_for_speed():
     amp.init("float16")
     net, data = dense()

@@ -17,7 +17,6 @@ import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp.debug.compare.differences import first_infinite, relative_error
 
-pytestmark = pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
 hybridized_or_not = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 
 

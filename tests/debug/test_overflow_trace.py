@@ -14,7 +14,6 @@ from networks import NETWORKS, gradients, ready
 import gluon_amp as amp
 from gluon_amp.debug.overflow.findings import Magnitude
 
-pytestmark = pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
 hybridized_or_not = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 
 

@@ -424,7 +424,7 @@ class TestPlot:
 
 
 ZOO = ["ssd_512_mobilenet1.0", "yolo3_mobilenet0.25", "transformer",
-       *(pytest.param(name, marks=pytest.mark.slow) for name in ("faster_rcnn", "faster_rcnn_fpn"))]
+       *(pytest.param(name, marks=pytest.mark.slow) for name in ("faster_rcnn", "faster_rcnn_fpn", "mask_rcnn"))]
 
 
 @pytest.mark.bf16

@@ -20,8 +20,6 @@ from gluon_amp.debug.search.subsets import pruned, shortest_prefix
 from gluon_amp.rules import FP32, Rule
 from gluon_amp.rules.measurements import signature
 
-pytestmark = pytest.mark.skipif(mx.context.num_gpus() > 0, reason="float16 is not imitated where there is a GPU")
-
 
 def diagonal(*factors, width=4, hybridize=True):
     """Layers that multiply by a factor each."""

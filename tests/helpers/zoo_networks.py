@@ -15,6 +15,7 @@ with warnings.catch_warnings():
     import gluoncv
     from gluoncv.model_zoo import get_model
     from gluoncv.model_zoo.rcnn.faster_rcnn.faster_rcnn import get_faster_rcnn
+    from gluoncv.model_zoo.rcnn.mask_rcnn.mask_rcnn import get_mask_rcnn
     from gluoncv.model_zoo.ssd.target import SSDTargetGenerator
     from gluoncv.model_zoo.yolo.yolo_target import YOLOV3PrefetchTargetGenerator
     from gluoncv.nn.feature import FPNFeatureExpander
@@ -147,13 +148,18 @@ def rcnn_settings(batch: int) -> dict[str, Any]:
             "rpn_min_size": 1, "num_sample": 16, "max_num_gt": 3, "per_device_batch_size": batch, "clip": 4.14}
 
 
-def rcnn_with_one_scale(batch: int) -> HybridBlock:
+def rcnn_with_one_scale(batch: int, make: Callable[..., HybridBlock] = get_faster_rcnn,
+                        **settings: Any) -> HybridBlock:
     base = get_model("resnet18_v1b", pretrained=False, use_global_stats=True)
     features, top = nn.HybridSequential(), nn.HybridSequential()
     for layer in ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3"):
         features.add(getattr(base, layer))
     top.add(base.layer4)
-    return get_faster_rcnn("resnet18", features=features, top_features=top, roi_size=(7, 7), **rcnn_settings(batch))
+    return make("resnet18", features=features, top_features=top, roi_size=(7, 7), **rcnn_settings(batch), **settings)
+
+
+def rcnn_with_masks(batch: int) -> HybridBlock:
+    return rcnn_with_one_scale(batch, get_mask_rcnn, mask_channels=32, rcnn_max_dets=8, target_roi_scale=2)
 
 
 def rcnn_with_pyramid(batch: int) -> HybridBlock:
@@ -170,14 +176,21 @@ def rcnn_with_pyramid(batch: int) -> HybridBlock:
                            max_stage=6, strides=(4, 8, 16, 32, 64), roi_size=(7, 7), **settings)
 
 
-def faster_rcnn(build: Callable[[int], HybridBlock], pixels: int, batch: int = 2,
-                learning_rate: float = 0.002) -> Callable[[], Task]:
+def rcnn(build: Callable[[int], HybridBlock], pixels: int, batch: int = 2, learning_rate: float = 0.002,
+         masks: bool = False) -> Callable[[], Task]:
     def make() -> Task:
         data, (box, label) = images(pixels, batch), boxes(batch, pixels)
         net = build(batch)
         net.initialize(ZooWeights(), force_reinit=True)
+
+        def train(net: HybridBlock, x: mx.nd.NDArray) -> tuple[list, list]:
+            """Return what Faster R-CNN gives in training, and the masks that Mask R-CNN gives beside it."""
+            result = list(net(x, box, label))
+            return result, [result.pop(2)] if masks else []
+
         with autograd.train_mode():
-            objects = mx.nd.random.uniform(shape=net(data, box, label)[5].shape) > 0.7
+            result, stencils = train(net, data)
+        objects, *stencils = (mx.nd.random.uniform(shape=each.shape) > 0.7 for each in (result[5], *stencils))
         binary = gluon.loss.SigmoidBinaryCrossEntropyLoss()
         cross_entropy, huber = gluon.loss.SoftmaxCrossEntropyLoss(), gluon.loss.HuberLoss()
 
@@ -185,15 +198,16 @@ def faster_rcnn(build: Callable[[int], HybridBlock], pixels: int, batch: int = 2
             assert all(np.isfinite(part.asnumpy()).all() for part in net(x[:1]))
             net.hybridize(net._active, **dict(net._flags))  # a graph is traced for training or for inference
             with autograd.train_mode():  # the outputs that depend on no choice of boxes
-                return net(x, box, label)[5:7]
+                return train(net, x)[0][5:7]
 
         def loss(net: HybridBlock, x: mx.nd.NDArray) -> mx.nd.NDArray:
-            result = net(x, box, label)
+            result, shapes = train(net, x)
             scores, offsets, proposals, shifts = *result[:2], *result[5:7]
-            targets, shift_targets, masks = result[8:11]
+            targets, shift_targets, chosen = result[8:11]
             weight = (targets >= 0).expand_dims(-1)
-            return (binary(proposals, objects).mean() + cross_entropy(scores, targets * (targets > 0), weight).mean()
-                    + huber(shifts * objects, shifts * 0).mean() + huber(offsets * masks, shift_targets).mean())
+            total = (binary(proposals, objects).mean() + cross_entropy(scores, targets * (targets > 0), weight).mean()
+                     + huber(shifts * objects, shifts * 0).mean() + huber(offsets * chosen, shift_targets).mean())
+            return sum((binary(each, stencil).mean() for each, stencil in zip(shapes, stencils)), total)
         return Task(net, data, infer, loss, learning_rate)
     return make
 
@@ -310,7 +324,7 @@ class NumpyEncoder(HybridBlock):
 
 # Those whose long chains of sums need normalisation.
 # Their inference gives boxes chosen by scores that lie close together: Task.infer looks at what training computes.
-DETECTS_IN_TRAINING_ONLY = {"faster_rcnn", "faster_rcnn_fpn"}
+DETECTS_IN_TRAINING_ONLY = {"faster_rcnn", "faster_rcnn_fpn", "mask_rcnn"}
 NEED_STATISTICS = {"yolo3_darknet53"}
 
 # Those that need mx.npx.set_np() before anything is made.
@@ -339,8 +353,9 @@ NETWORKS: dict[str, Callable[[], Task]] = {
     "ssd_300_vgg16_atrous": ssd("ssd_300_vgg16_atrous_custom", 300, batch=1),
     "yolo3_mobilenet0.25": yolo3("yolo3_mobilenet0.25_custom", 96),
     "yolo3_darknet53": yolo3("yolo3_darknet53_custom", 96),
-    "faster_rcnn": faster_rcnn(rcnn_with_one_scale, 128),
-    "faster_rcnn_fpn": faster_rcnn(rcnn_with_pyramid, 128, learning_rate=0.0003),
+    "faster_rcnn": rcnn(rcnn_with_one_scale, 128),
+    "faster_rcnn_fpn": rcnn(rcnn_with_pyramid, 128, learning_rate=0.0003),
+    "mask_rcnn": rcnn(rcnn_with_masks, 128, masks=True),
     "fcn": segmentation("FCN", 64),
     "deeplab": segmentation("DeepLabV3", 64),
     "lstm_plain": language_model(tied=False),

@@ -18,6 +18,8 @@ def _reason() -> str | None:
         return device.missing()
     if str(device.build()) != os.environ.get("LD_PRELOAD", ""):
         return "this process has no null GPU: `make test-gpu` runs these tests"
+    if os.environ["NULLGPU_DEVICES"] == "0":
+        return "the null GPU has no devices here: `make test-gpu` runs these tests"
     return None
 
 

@@ -1,6 +1,6 @@
 """Build the null GPU for the libmxnet.so that is installed, run programs on it, and read what they sent to it.
 
-    python tests/nullgpu/device.py PROGRAM ARGUMENT...   run a program with a null GPU
+    python tests/nullgpu/device.py PROGRAM ARGUMENT...   run a program with two null GPUs, or NULLGPU_DEVICES=...
 
 The null GPU answers CUDA's calls, runs no kernel and writes everything down: dispatch is real, numbers are not.
 """
@@ -189,4 +189,4 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     path = sysconfig.get_path("scripts")
     command = shutil.which(sys.argv[1], path=path + os.pathsep + os.environ["PATH"]) or sys.argv[1]
-    os.execve(command, [command, *sys.argv[2:]], environment(devices=2))
+    os.execve(command, [command, *sys.argv[2:]], environment(devices=os.environ.get("NULLGPU_DEVICES", "2")))

@@ -52,7 +52,7 @@ print("FOUND", json.dumps(found))
 # Those called with their data in training, those whose task knows the call, and those that take boxes in training.
 NETWORKS = {"training": ["resnet18_v1", "mobilenetv2_1.0", "densenet121", "ssd_512_mobilenet1.0"],
             "inference": ["yolo3_mobilenet0.25", "lstm_plain", "transformer", "transformer_numpy"],
-            "loss": ["faster_rcnn", "faster_rcnn_fpn"]}
+            "loss": ["faster_rcnn", "faster_rcnn_fpn", "mask_rcnn"]}
 
 
 @pytest.mark.parametrize("call", sorted(NETWORKS))

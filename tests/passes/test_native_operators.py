@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from graphs import batch_norm, conv, describe, graph, op, variable
 from mxnet import autograd
-from mxnet.gluon import HybridBlock, nn, rnn
+from mxnet.gluon import HybridBlock, SymbolBlock, nn, rnn
 from native_cases import assert_close, requires_core
 
 import gluon_amp as amp
@@ -164,6 +164,25 @@ class TestGraphs:
         x = op("relu", "r", variable("x", BIG), shape=BIG)
         result = lines(op("elemwise_add", "sum", x, limited(x), shape=BIG))
         assert "limit: _gluon_amp_clip(r_native) -> float32" in result
+
+    @pytest.mark.parametrize(("cap", "expected"), [(None, 3), ("3", 8), ("1", 16), ("nonsense", 16), ("100", 3)])
+    def test_operators_share_identities_as_far_as_mxnet_adds_gradients_itself(self, cap, expected, monkeypatch):
+        if cap is not None:
+            monkeypatch.setenv("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", cap)
+        weight, data = variable("w", (512, 512)), [op("relu", f"r{i}", variable(f"x{i}", (16, 512)), shape=(16, 512))
+                                                   for i in range(16)]
+        layers = [op("FullyConnected", f"fc{i}", each, weight, shape=(16, 512), num_hidden=512, no_bias=True)
+                  for i, each in enumerate(data)]
+        result = lines(*layers, available=frozenset({"_gluon_amp_dense"}))
+        assert sum(line.startswith("w_native") for line in result) == expected
+        assert sum("_gluon_amp_dense" in line for line in result) == 16
+
+    def test_identities_where_mxnet_makes_one_of_equal_operators(self):
+        x = variable("x", BIG)
+        halves = [op("_mul_scalar", f"half{i}", x, shape=BIG, scalar=0.5) for i in range(2)]
+        result = lines(*(limited(half, name=f"limit{i}") for i, half in enumerate(halves)))
+        assert "limit0: _gluon_amp_clip(half0_native) -> float32" in result
+        assert "limit1: _gluon_amp_clip(half1_native) -> float32" in result
 
     def test_only_what_is_there(self):
         assert lines(layer_norm(variable("x", BIG)), available=frozenset())[0].startswith("ln: LayerNorm")
@@ -325,6 +344,45 @@ class TestNetworks:
                 out.backward()
                 assert out.shape == x.grad.shape == (count, 64)
         assert "_gluon_amp_layer_norm" in kinds(net)
+
+    @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+    @pytest.mark.parametrize("how", ["executor", "block"])
+    @pytest.mark.parametrize("request_", ["write", "add"])
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_a_weight_that_many_dense_layers_share(self, dtype, how, request_, turned):
+        x, weight = mx.sym.var("x"), mx.sym.var("w", shape=(512, 512))
+        for step in range(17):
+            used = mx.sym.transpose(weight) if turned else weight
+            x = mx.sym.tanh(mx.sym.FullyConnected(x, used, num_hidden=512, no_bias=True, name=f"fc{step}"))
+        generator = np.random.RandomState(3)
+        values = {"x": generator.normal(size=(16, 512)), "w": generator.normal(size=(512, 512)) / 23}
+
+        def gradients():
+            if how == "executor":
+                executor = x.simple_bind(mx.cpu(), request_, x=(16, 512), w=(512, 512))
+                executor.copy_params_from({name: mx.nd.array(value) for name, value in values.items()})
+                for _ in range(2):
+                    executor.forward(is_train=True)
+                    executor.backward(mx.nd.ones((16, 512)))
+                return {name: executor.grad_dict[name].asnumpy() for name in values}
+            net = SymbolBlock(x, [mx.sym.var("x")])
+            net.initialize()
+            net.collect_params()["w"].set_data(mx.nd.array(values["w"]))
+            net.collect_params()["w"].grad_req = request_
+            net.hybridize(static_alloc=True)
+            data = mx.nd.array(values["x"])
+            data.attach_grad(request_)
+            for _ in range(2):
+                with autograd.record():
+                    out = net(data)
+                out.backward()
+            return {"x": data.grad.asnumpy(), "w": net.collect_params()["w"].grad().asnumpy()}
+        expected = gradients()
+        amp.init(dtype)
+        found = gradients()
+        for name, value in expected.items():
+            error = np.linalg.norm(found[name] - value) / np.linalg.norm(value)
+            assert error < (1e-5 if dtype == "float32" else 0.05), name
 
     def test_sparse_arguments_keep_mxnets_operators(self):
         net = nn.HybridLambda(lambda F, x: F.clip(x, -1, 6))

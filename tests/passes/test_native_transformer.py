@@ -189,7 +189,7 @@ class TestAttention:
     def test_an_identity_where_gradients_meet(self):
         queries = separate()[0]
         result = lines(attention([queries] * 3), target="float32")
-        assert "att: _gluon_amp_attention(queries_native, queries_native1, queries_native2) -> float32" in result
+        assert "att: _gluon_amp_attention(queries_native, queries_native, queries_native) -> float32" in result
 
     @pytest.mark.parametrize("read", ["scores", "weights"])
     def test_inner_results_that_are_read(self, read):

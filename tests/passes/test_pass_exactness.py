@@ -36,14 +36,12 @@ from gluon_amp.rules import Policy
 # Half the distance from 1 to the next number of the type.
 ROUNDOFF = {"float32": 2.0 ** -24, "bfloat16": 2.0 ** -8, "float16": 2.0 ** -11}
 BF16 = pytest.param("bfloat16", marks=pytest.mark.bf16)
-IMITATED = pytest.param("float16", marks=pytest.mark.skipif(mx.context.num_gpus() > 0,
-                                                            reason="float16 is not imitated where there is a GPU"))
 AMX = pytest.param("bfloat16", marks=[pytest.mark.bf16, pytest.mark.skipif(
     not cpu_support().amx, reason="the pass is for CPUs with AMX only")])
 _CORE = native.load()[0]
 NEEDS_CORE = pytest.mark.skipif(bool(_CORE.missing), reason=_CORE.missing)
 CORE = pytest.param("float32", marks=NEEDS_CORE)
-IN_FP32, EVERYWHERE = ("float32",), ("float32", IMITATED, BF16)
+IN_FP32, EVERYWHERE = ("float32",), ("float32", "float16", BF16)
 
 
 class Anchors(HybridBlock):
@@ -127,7 +125,7 @@ class Case:
 # 20 output channels of one convolution, and 20 input channels of the next.
 PADDED = Case(lambda: chain(lambda: nn.Conv2D(20, 3, in_channels=16), lambda: nn.Conv2D(32, 1, in_channels=20)),
               (BF16,), roundings=8, sums=9 * 32 + 32 + 2)
-SHAPED = Case(lambda: Anchors(prefix="net_"), (IMITATED, BF16), roundings=5, sums=9 * 32 + 4)
+SHAPED = Case(lambda: Anchors(prefix="net_"), ("float16", BF16), roundings=5, sums=9 * 32 + 4)
 RECTIFIED = Case(between("relu"), (BF16,), roundings=8)
 MADE_POSITIVE = Case(between("abs"), (BF16,), roundings=8)
 
@@ -152,7 +150,7 @@ INFERENCE = {
     "shape_operands": SHAPED,
     "align_channels": Case(convolution(260, 3), (BF16,), roundings=4),
     "dilate_pointwise": Case(convolution(32, 1), (AMX,), roundings=4),
-    "cast_params_offline": Case(convolution(32, 3), (IMITATED, BF16), roundings=4),
+    "cast_params_offline": Case(convolution(32, 3), ("float16", BF16), roundings=4),
     "fuse": Case(lambda: Fusable(prefix="net_"), ("float32", BF16), roundings=8, sums=2 * 18),
 }
 

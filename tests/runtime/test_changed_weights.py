@@ -9,7 +9,7 @@ from mxnet.gluon import Block, HybridBlock, nn
 from networks import BF16_EPS, relative
 
 import gluon_amp as amp
-from gluon_amp.runtime import eager_applier
+from gluon_amp.runtime import eager_casts
 
 pytestmark = [pytest.mark.machine, pytest.mark.bf16]
 
@@ -180,8 +180,8 @@ def test_a_weight_used_twice_in_one_hybrid_call_is_cast_once(data, monkeypatch):
     amp.init("bfloat16")
     net = Net()
     counted = []
-    cast = eager_applier._Call.cast
-    monkeypatch.setattr(eager_applier._Call, "cast", lambda self, array, *rest: counted.append(array.shape)
+    cast = eager_casts.Caster.cast
+    monkeypatch.setattr(eager_casts.Caster, "cast", lambda self, array, *rest: counted.append(array.shape)
                         or cast(self, array, *rest))
     with autograd.record():
         net(data)

@@ -19,7 +19,7 @@ import gluon_amp as amp
 from gluon_amp._mxnet.operators import handle_of
 from gluon_amp.dtypes import BFLOAT16_DTYPE
 from gluon_amp.rules import Policy
-from gluon_amp.runtime.eager_applier import frame
+from gluon_amp.runtime.frame import frame
 from gluon_amp.runtime.state import State, controller
 
 pytestmark = pytest.mark.machine

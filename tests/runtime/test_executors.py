@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
+import weakref
 
 import mxnet as mx
 import numpy as np
@@ -126,6 +128,50 @@ def test_the_plans_of_an_executor_are_bounded(monkeypatch):
 
 
 @pytest.mark.bf16
+def test_executors_of_equal_symbols_share_plans(monkeypatch):
+    made, plan = [], executors.make_plan
+    monkeypatch.setattr(executors, "make_plan", lambda *given: made.append(given) or plan(*given))
+    amp.init("bfloat16")
+    module = mx.mod.Module(small_maps(), label_names=None, context=[mx.cpu(0), mx.cpu(1)])
+    module.bind([("data", (4, 32, 8, 8))])
+    assert len(made) == 1
+    first, second = (bound(small_maps(), (2, 32, 8, 8)) for _ in range(2))
+    assert len(made) == 2  # of another request for the data's gradient
+    assert low_layers(first) == low_layers(second) == {"conv", "fc"}
+    assert low_layers(bound(small_maps(), (2, 32, 1, 1))) == {"fc"}
+    amp.deinit()
+    amp.init("bfloat16", fp32_ops=["FullyConnected"])
+    assert low_layers(bound(small_maps(), (2, 32, 8, 8))) == {"conv"}
+    assert len(made) == 4
+
+
+@pytest.mark.bf16
+def test_plans_are_gone_with_their_executors():
+    amp.init("bfloat16")
+    executor = bound(small_maps(), (2, 32, 8, 8))
+    planner = weakref.ref(executor.planner)
+    del executor
+    gc.collect()
+    assert planner() is None
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("count", [3, 12])
+def test_a_cast_among_many_readers_of_a_tensor_keeps_their_gradients(count):
+    # Of more than seven readers MXNet asks for additions to what is there, which its casts do not do.
+    tensor = mx.sym.var("data") * 2
+    dense = mx.sym.FullyConnected(tensor, num_hidden=32, name="fc")
+    others = [mx.sym.sum(mx.sym.exp(tensor * (0.01 * i)), axis=1) for i in range(2 * count)]
+    symbol = mx.sym.add_n(*others[:count], mx.sym.sum(dense, axis=1), *others[count:])
+    expected = trained(bound(symbol, (4, 32)), None)
+    amp.init("bfloat16")
+    executor = bound(symbol, (4, 32))
+    assert low_layers(executor) == {"fc"}
+    for name, value in trained(executor, None).items():
+        assert relative(expected[name], value) < 4 * BF16_EPS, name
+
+
+@pytest.mark.bf16
 def test_module_plans_for_every_shape():
     amp.init("bfloat16")
     module = mx.mod.Module(small_maps(), label_names=None)
@@ -146,7 +192,7 @@ def padded():
     return mx.sym.FullyConnected(mx.sym.elemwise_add(x[0], x[1], name="sum"), num_hidden=3, name="fc")
 
 
-def heard(executor, monitor_all=False):
+def heard(executor, monitor_all=False, is_train=True):
     seen = []
 
     def note(name, handle):
@@ -154,7 +200,7 @@ def heard(executor, monitor_all=False):
         seen.append((name.decode(), dtype_name(array.dtype), array.shape, array.copy()))
     executor.set_monitor_callback(note, monitor_all)
     executor.arg_dict["data"][:] = mx.nd.array(np.random.RandomState(2).normal(size=executor.arg_dict["data"].shape))
-    executor.forward(is_train=True)
+    executor.forward(is_train=is_train)
     mx.nd.waitall()
     return seen
 
@@ -199,6 +245,24 @@ class TestMonitor:
             rows = {name: value for _, name, value in monitor.toc()}
             assert float(rows["conv_output"]) == 144 / np.sqrt(44) * np.sqrt(44)
         assert {"conv_weight", "norm_output", "rect_output", "fc_output"} <= set(rows)
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.bf16), "float32"])
+def test_monitors_see_the_users_tensors_before_fused_operators(dtype):
+    # Executors that take no gradients fuse operators, and name what a fused one reads by the tensor.
+    halves = mx.sym.split(mx.sym.var("data"), num_outputs=2, name="halves")
+    x = mx.sym.Convolution(halves[1], num_filter=32, kernel=(3, 3), name="conv")
+    x = mx.sym.FullyConnected(mx.sym.Activation(x, act_type="relu", name="rect"), num_hidden=32, name="hidden")
+    symbol = mx.sym.FullyConnected(mx.sym.add_n(x, halves[0].sum(axis=(2, 3)), name="join"), num_hidden=4, name="fc")
+
+    def told():
+        return sorted(entry[:3] for entry in heard(bound(symbol, (2, 64, 4, 4), "null"), True, is_train=False))
+    expected = told()
+    names = [name for name, *_ in expected]
+    assert "sg_mkldnn_fully_connected_1_fc_weight0" in names
+    assert "sg_mkldnn_fully_connected_1_join_output0" in names
+    amp.init(dtype)
+    assert told() == expected
 
 
 @pytest.mark.bf16

@@ -84,45 +84,32 @@ def _not_hybridized(situation: Situation) -> Advice | None:
                   "static_shape=True) rewrites the network once, instead of casting at every call, and pads channels")
 
 
-def _custom_lists(situation: Situation) -> Advice | None:
-    return _about("lists", situation, situation.in_fp32(Cause.USER_LIST, Cause.NOT_LISTED),
-                  "{share} of the arithmetic stays in FP32 because of the operator lists given to amp.init: {kinds}")
+# What is said of operators that are in FP32 for some causes.
+_BY_CAUSE: tuple[tuple[str, tuple[Cause, ...], str], ...] = (
+    ("lists", (Cause.USER_LIST, Cause.NOT_LISTED),
+     "{share} of the arithmetic stays in FP32 because of the operator lists given to amp.init: {kinds}"),
+    ("exclusions", (Cause.REGION, Cause.EXCLUSION),
+     "{share} of the arithmetic is in excluded blocks and regions without AMP: {kinds}"),
+    ("regions", (Cause.OUTSIDE,),
+     "{share} of the arithmetic is outside of every autocast region: {kinds}. amp.init() covers all of it"),
+    ("layout", (Cause.LAYOUT,),
+     "{share} of the arithmetic is in channels-last layouts, for which MXNet has no fast bfloat16 kernel: use NCHW"),
+    ("shapes", (Cause.SHAPE,),
+     "{share} of the arithmetic stays in FP32 because oneDNN's low-precision kernels are wrong for the shapes of "
+     "{count} ({kinds}): other sizes of the input, or of the batch, may avoid that"),
+    ("few channels", (Cause.CHANNELS,),
+     "{share} of the arithmetic is in {count} with few input channels, where low precision gains nothing. That is "
+     "normal for the first layer of a network"),
+)
+_OTHER_CAUSES = set(Cause).difference(*(causes for _, causes, _ in _BY_CAUSE))
 
 
-def _exclusions(situation: Situation) -> Advice | None:
-    return _about("exclusions", situation, situation.in_fp32(Cause.REGION, Cause.EXCLUSION),
-                  "{share} of the arithmetic is in excluded blocks and regions without AMP: {kinds}")
-
-
-def _outside(situation: Situation) -> Advice | None:
-    return _about("regions", situation, situation.in_fp32(Cause.OUTSIDE),
-                  "{share} of the arithmetic is outside of every autocast region: {kinds}. amp.init() covers all of it")
-
-
-def _shapes(situation: Situation) -> Advice | None:
-    return _about("shapes", situation, situation.in_fp32(Cause.SHAPE),
-                  "{share} of the arithmetic stays in FP32 because oneDNN's low-precision kernels are wrong for the "
-                  "shapes of {count} ({kinds}): other sizes of the input, or of the batch, may avoid that")
-
-
-def _layout(situation: Situation) -> Advice | None:
-    return _about("layout", situation, situation.in_fp32(Cause.LAYOUT),
-                  "{share} of the arithmetic is in channels-last layouts, for which MXNet has no fast bfloat16 kernel: "
-                  "use NCHW")
-
-
-def _few_channels(situation: Situation) -> Advice | None:
-    return _about("few channels", situation, situation.in_fp32(Cause.CHANNELS),
-                  "{share} of the arithmetic is in {count} with few input channels, where low precision gains "
-                  "nothing. That is normal for the first layer of a network")
-
-
-_WITH_ADVICE_OF_THEIR_OWN = {Cause.LAYOUT, Cause.SHAPE, Cause.CHANNELS, Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGION,
-                             Cause.EXCLUSION, Cause.OUTSIDE}
+def _by_cause(topic: str, causes: Sequence[Cause], text: str) -> Check:
+    return lambda situation: _about(topic, situation, situation.in_fp32(*causes), text)
 
 
 def _no_kernel(situation: Situation) -> Advice | None:
-    rows = [row for row in situation.in_fp32(*set(Cause) - _WITH_ADVICE_OF_THEIR_OWN) if not row.safe]
+    rows = [row for row in situation.in_fp32(*_OTHER_CAUSES) if not row.safe]
     return _about("no kernel", situation, rows,
                   "{share} of the arithmetic is in operators that have no correct low-precision kernel: {kinds}. "
                   "Only other operators would help", least=_MUCH / 2)
@@ -205,5 +192,5 @@ def _not_as_planned(situation: Situation) -> Advice | None:
 
 
 CHECKS: tuple[Check, ...] = (_is_off, _no_hardware, _unused_amx, _few_threads, _not_as_planned, _not_hybridized,
-                             _custom_lists, _exclusions, _outside, _layout, _shapes, _few_channels, _odd_channels,
-                             _no_kernel, _parameter_casts, _casts, _other_time)
+                             *(_by_cause(*each) for each in _BY_CAUSE), _odd_channels, _no_kernel, _parameter_casts,
+                             _casts, _other_time)

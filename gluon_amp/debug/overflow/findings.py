@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BFLOAT16, FLOAT16
+from ..formats import FORMATS
 
-_LIMITS = {FLOAT16: 65504.0, BFLOAT16: 3.3895e38}
 _MOST_GRADIENTS = 5
 
 _HEADLINES = {
@@ -141,7 +140,7 @@ class OverflowReport:
                  + _HEADLINES[self.phase].format(operator=operator, tensor=self.tensor)]
         if self.rounded_to:
             lines.append(f"  the value overflows {self.rounded_to}, whose largest number is "
-                         f"{_LIMITS[self.rounded_to]:g}, when it is rounded")
+                         f"{FORMATS[self.rounded_to].largest:g}, when it is rounded")
         for title, items in (("read", self.inputs), ("gave", self.outputs),
                              ("gradient that reached it", self.gradients), ("gradient it gave", self.input_gradients),
                              ("in FP32", self.in_fp32), ("around it", self.around)):

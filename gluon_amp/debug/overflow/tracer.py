@@ -17,7 +17,7 @@ from ..._mxnet import trainers
 from ..._mxnet.arrays import cast_arrays, map_arrays
 from ...dtypes import FLOAT32, LOW_PRECISION
 from ...errors import StateError
-from ...runtime.eager_applier import returns_fp32
+from ...runtime.eager_casts import returns_fp32
 from ...runtime.functions import custom_fwd
 from ...runtime.state import State, controller
 from ...trainer_scaler import attached_to

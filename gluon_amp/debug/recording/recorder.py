@@ -21,15 +21,16 @@ from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from mxnet.ndarray import numpy as nd_numpy
 
+from ..._mxnet.invoke import Invocation, Invoke
 from ..._mxnet.operators import handle_of, registered_operators
 from ...graph import CAST, Role
 from ...rules import Decision, Policy
 from ...runtime import hooks
-from ...runtime.eager_applier import EagerPolicy, frame, twins
+from ...runtime.eager_policy import EagerPolicy, twins
+from ...runtime.frame import frame
 from ...runtime.graph_applier import RewritingCachedOp
 from ...runtime.state import controller
 
-Invoke = Callable[..., Any]
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 
 _ROLES = {CAST: Role.CAST, "_mul_scalar": Role.GUARD}  # of what the eager applier inserts
@@ -125,29 +126,27 @@ class _Recorder:
                 return invoke(handle, *args)
         return call
 
-    def inner(self, handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
-              is_np_op: bool, output_is_list: bool) -> Any:
+    def inner(self, *arguments: Any) -> Any:
         """Replace the function that AMP, or the program where AMP leaves a call alone, calls in the end."""
         if not self._listens():
-            return self.original(handle, inputs, keys, values, out, is_np_op, output_is_list)
+            return self.original(*arguments)
+        made = Invocation(*arguments)
 
         def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
-            result = self.original(handle, arrays, keys, values, out, is_np_op, True)
+            result = self.original(*made._replace(inputs=arrays, output_is_list=True))
             return result if isinstance(result, (list, tuple)) else [result]
-        op = _names().get(handle, "?")
+        op = _names().get(made.handle, "?")
         called = self.called[-1] if self.called else 0
-        is_own = handle in (called, twins().get(called))
-        eager = controller.eager(inputs)
-        attrs = dict(zip(keys, map(str, values)))
+        is_own = made.handle in (called, twins().get(called))
+        eager = controller.eager(made.inputs)
         outputs = self.consumer.operator_called(Call(
-            op, _names().get(called, "?") if is_own else "", self._current_block(), inputs, compute, attrs,
+            op, _names().get(called, "?") if is_own else "", self._current_block(), made.inputs, compute, made.attrs(),
             Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
             None if eager is None else eager.policy,
-            None if eager is None or not is_own else _decision(eager, handle, op, inputs, keys, values),
-            writes=out is not None))
-        if out is not None:
-            return out
-        return outputs if output_is_list or len(outputs) != 1 else outputs[0]
+            None if eager is None or not is_own else _decision(eager, op, made), writes=made.out is not None))
+        if made.out is not None:
+            return made.out
+        return outputs if made.output_is_list or len(outputs) != 1 else outputs[0]
 
     def cached_op(self, original: Callable) -> Callable:
         """Make the method that runs graphs."""
@@ -213,10 +212,9 @@ def _pushed(stack: list[Any], value: Any) -> Iterator[None]:
         stack.pop()
 
 
-def _decision(eager: EagerPolicy, handle: int, op: str, inputs: Sequence[NDArray], keys: Sequence[str],
-              values: Sequence[Any]) -> Decision:
+def _decision(eager: EagerPolicy, op: str, made: Invocation) -> Decision:
     """Return the decision of AMP on a call; for calls that AMP never touches, that of the table."""
-    operator = eager.operators.get(handle)
-    if operator is not None and inputs:
-        return eager.decide(operator, inputs, keys, values)
-    return eager.policy.decide(op, dict(zip(keys, map(str, values))), inputs[0].shape if inputs else None)
+    operator = eager.operators.get(made.handle)
+    if operator is not None and made.inputs:
+        return eager.decide(operator, made)
+    return eager.policy.decide(op, made.attrs(), made.inputs[0].shape if made.inputs else None)

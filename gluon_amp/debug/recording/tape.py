@@ -17,8 +17,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
-from ..._mxnet.invoke import StockCachedOp, original_invoke
-from ..._mxnet.operators import handle_of
+from ..._mxnet.invoke import StockCachedOp, original_invoke, run_operator
 from ..._mxnet.symbols import dtype_name, from_graph
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ...graph import CAST, Entry, Graph, Node, Role
@@ -127,7 +126,7 @@ class Tape:
 
     def call(self, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any]) -> list[NDArray]:
         """Run an operator past AMP and past the tape."""
-        return original_invoke(handle_of(op), list(inputs), list(attrs), list(attrs.values()), None, False, True)
+        return run_operator(original_invoke, op, inputs, attrs, output_is_list=True)
 
     def backward(self, seeds: Iterable[tuple[NDArray, NDArray]]) -> None:
         """Compute the gradients of everything recorded, operator by operator, from arrays and their gradients."""

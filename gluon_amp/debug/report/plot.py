@@ -4,14 +4,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from math import ceil, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from ...errors import StateError, expected
 from ...files import replacing
 from .rows import OperatorRow
-
-if TYPE_CHECKING:
-    from .reporting import Report
 
 # Colours that people with any kind of colour vision tell apart (https://jfly.uni-koeln.de/color/).
 COLOURS = {"bfloat16": "#56B4E9", "float16": "#009E73", "float32": "#E69F00"}
@@ -34,39 +31,15 @@ class Picture(NamedTuple):
     edges: dict[tuple[int, int], bool]
 
 
-def plot(report: Report, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
-    """Draw a report; :meth:`gluon_amp.debug.report.Report.plot` calls this.
-
-    Parameters
-    ----------
-    report : Report
-        What to draw.
-    path : path, optional
-        Where to write it. Matplotlib takes the kind of picture from the suffix. Graphviz writes its source to ``.gv``
-        and ``.dot`` files; other suffixes need Graphviz's program ``dot``.
-    backend : {'matplotlib', 'graphviz'}
-        What draws it.
-    by : {'operator', 'block'}
-        A box per operator, or per block.
-
-    Returns
-    -------
-    matplotlib.figure.Figure or graphviz.Digraph
-
-    Raises
-    ------
-    ValueError
-        ``backend`` or ``by`` has another value.
-    StateError
-        The backend, or the program ``dot``, is not installed.
-    """
+def plot(rows: Sequence[OperatorRow], title: str, path: Any, backend: str, by: str) -> Any:
+    """Draw operators, as ``Report.plot`` describes."""
     if backend not in _BACKENDS:
         raise ValueError(expected("'matplotlib' or 'graphviz'", "backend", backend))
     if by not in _PICTURES:
         raise ValueError(expected("'operator' or 'block'", "by", by))
-    picture = _PICTURES[by](report.operators)
+    picture = _PICTURES[by](rows)
     try:
-        return _BACKENDS[backend](picture, report.summary, None if path is None else Path(path))
+        return _BACKENDS[backend](picture, title, None if path is None else Path(path))
     except ImportError as error:
         raise StateError(f"plot: {error}. Install it with pip install 'gluon_amp[debug]'") from error
 

@@ -279,12 +279,13 @@ class Report:
         print_table(lambda width: self.table(by, width))
 
     def plot(self, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
-        """Draw the network coloured by precision: see :func:`gluon_amp.debug.report.plot.plot`.
+        """Draw the network coloured by precision.
 
         Parameters
         ----------
         path : path, optional
-            Where to write the picture, or the Graphviz source.
+            Where to write it. Matplotlib takes the kind of picture from the suffix. Graphviz writes its source to
+            ``.gv`` and ``.dot`` files; other suffixes need Graphviz's program ``dot``.
         backend : {'matplotlib', 'graphviz'}
             What draws it.
         by : {'operator', 'block'}
@@ -293,8 +294,15 @@ class Report:
         Returns
         -------
         matplotlib.figure.Figure or graphviz.Digraph
+
+        Raises
+        ------
+        ValueError
+            ``backend`` or ``by`` has another value.
+        StateError
+            The backend, or the program ``dot``, is not installed.
         """
-        return plot(self, path, backend, by)
+        return plot(self.operators, self.summary, path, backend, by)
 
     def __rich__(self) -> Table:
         return self.table()

@@ -18,7 +18,7 @@ from ...graph import Entry, Node
 from ...rules import Policy
 from ...rules.measurements import Tuning, signature
 from ...runtime import hooks
-from ...runtime.eager_applier import EagerPolicy
+from ...runtime.eager_policy import EagerPolicy
 from ...runtime.state import State, in_force
 from ..compare.comparison import Runner
 from ..compare.differences import SEED, both_ways, lowers_alone, relative_error

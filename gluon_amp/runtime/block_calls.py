@@ -1,0 +1,140 @@
+"""Calls of blocks while AMP is on: where low precision begins and ends, and which graph a hybridized block runs."""
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any, Callable
+
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon.utils import _check_all_np_ndarrays
+from mxnet.util import is_np_array
+
+from .._mxnet.invoke import StockCachedOp
+from .._mxnet.symbols import outermost_trace
+from .eager_casts import is_low, release
+from .frame import frame
+from .graph_applier import RewritingCachedOp
+from .second_gradients import are_recorded
+from .state import controller
+
+_tracing = threading.RLock()
+
+
+def make_call_cached_op(original: Callable) -> Callable:
+    """Make the function that takes the place of ``HybridBlock._call_cached_op``: it traces a block when that is due."""
+    @functools.wraps(original)
+    def call_cached_op(block: HybridBlock, *args: Any) -> Any:
+        epoch = controller.epoch()
+        if not _is_current(block, epoch):
+            with _tracing:  # blocks cannot be traced in two threads at once
+                _rebuild(block, epoch, args)
+        if isinstance(block._cached_op, RewritingCachedOp):
+            block._cached_op.accumulating = _accumulating(block)
+            block._cached_op.frozen = _frozen(block) if autograd.is_recording() else frozenset()
+        return original(block, *args)
+    return call_cached_op
+
+
+def make_get_graph(original: Callable) -> Callable:
+    """Make the function that takes the place of ``HybridBlock._get_graph``."""
+    @functools.wraps(original)
+    def get_graph(block: HybridBlock, *args: Any) -> Any:
+        with outermost_trace(), controller.tracing(block):
+            return original(block, *args)
+    return get_graph
+
+
+def _is_current(block: HybridBlock, epoch: int) -> bool:
+    return isinstance(block._cached_op, RewritingCachedOp) and block.__dict__.get("_amp_epoch", 0) == epoch
+
+
+def _rebuild(block: HybridBlock, epoch: int, args: tuple[Any, ...]) -> None:
+    if block._cached_op is not None and block.__dict__.get("_amp_epoch", 0) != epoch:
+        block._clear_cached_op()  # other blocks inside were excluded when it was traced
+    if isinstance(block._cached_op, StockCachedOp):
+        block._cached_op = None  # cached before AMP was switched on
+    if block._cached_op is None:
+        block._build_cache(*args)
+        block.__dict__["_amp_epoch"] = epoch
+
+
+def _accumulating(block: HybridBlock) -> frozenset[str]:
+    return frozenset(source.name for is_data, source in block._cached_op_args
+                     if not is_data and source.grad_req == "add")
+
+
+def _frozen(block: HybridBlock) -> frozenset[str]:
+    traced = block._cached_op.traced
+    if not traced.biased:
+        return frozenset()
+    return traced.frozen({source.name: source.grad_req for is_data, source in block._cached_op_args if not is_data})
+
+
+def make_block_call(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Block.__call__``."""
+    @functools.wraps(original)
+    def call(block: Block, *args: Any) -> Any:
+        region = controller.region(block)
+        if region is None:
+            return controller.results(block, _call_in_frame(original, block, args))
+        with region:
+            result = _call_in_frame(original, block, args)
+            policy = controller.eager(args)
+        if policy is not None and controller.eager(args) is None and not any(is_low(value, policy) for value in args):
+            result = release(result, policy, controller.invoke)  # AMP is for the network alone: FP32 code reads this
+        return controller.results(block, result)
+    return call
+
+
+def make_register_child(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Block.register_child``: networks have grown."""
+    @functools.wraps(original)
+    def register_child(block: Block, *args: Any, **kwargs: Any) -> None:
+        original(block, *args, **kwargs)
+        controller.children += 1
+    return register_child
+
+
+def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
+    hybrid = isinstance(block, HybridBlock)
+    casts, data_gradients = frame.casts, frame.data_gradients
+    if not frame.blocks:
+        frame.data_gradients = are_recorded(args)
+    if not hybrid or type(block).forward is not HybridBlock.forward:
+        frame.casts = None  # users' Python code may write weights and run backward passes; what can be traced does not
+    elif casts is None:
+        frame.casts = {}
+    frame.blocks += 1
+    frame.hybrid_blocks += hybrid
+    try:
+        result = _call_with_hooks(original, block, args)
+    finally:
+        frame.blocks -= 1
+        frame.hybrid_blocks -= hybrid
+        if frame.casts is None and casts:
+            casts.clear()
+        frame.casts, frame.data_gradients = casts, data_gradients
+    policy = controller.eager(args) if hybrid and not frame.hybrid_blocks else None
+    # A user who hands low precision in gets it back.
+    if policy is None or any(is_low(value, policy) for value in args):
+        return result
+    return release(result, policy, controller.invoke)
+
+
+def _call_with_hooks(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
+    """Call a block; its forward hooks get FP32 in place of AMP's own low precision: NumPy cannot read bfloat16."""
+    policy = controller.eager(args) if block._forward_pre_hooks or block._forward_hooks else None
+    if policy is None or (frame.hybrid_blocks < 2 and any(is_low(each, policy) for each in args)):
+        return original(block, *args)
+    readable = release(args, policy, controller.invoke)
+    for hook in list(block._forward_pre_hooks.values()):
+        hook(block, readable)
+    result = block.forward(*args)
+    hooks = list(block._forward_hooks.values())
+    readable_result = release(result, policy, controller.invoke) if hooks else None
+    for hook in hooks:
+        hook(block, readable, readable_result)
+    if is_np_array():
+        _check_all_np_ndarrays(result)
+    return result
