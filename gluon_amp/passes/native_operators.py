@@ -17,13 +17,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-<<<<<<< HEAD
 from math import inf, prod
-from typing import Callable, Collection, Mapping, NamedTuple
-=======
-from math import prod
 from typing import Callable, Mapping, NamedTuple
->>>>>>> peers
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
@@ -171,12 +166,8 @@ def run(graph: Graph, context: Context) -> int:
         if node.op == "RNN":
             native_recurrent.separate_parameters(node)
         key = [native_dropout.random_bits(node, names)] if node.op == "Dropout" else []
-<<<<<<< HEAD
-        node.inputs = [*(entry if position in each.integers else _guarded(entry, readers, names, context)
+        node.inputs = [*(entry if position in each.integers else guards.before(entry)
                          for position, entry in enumerate(node.inputs)), *key]
-=======
-        node.inputs = [*map(guards.before, node.inputs), *key]
->>>>>>> peers
         node.replaced, node.op = node.op, each.op
         if each.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
             node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
@@ -204,23 +195,12 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
     if _ATTENTION not in context.native:
         return 0
     readers = Readers(graph)
-<<<<<<< HEAD
-    found = [each for each in find(graph, readers) if _gains_as_one(each, context)
-=======
     guards = Guards(graph, readers, names, context)
-    found = [each for each in find(graph, readers) if _gains_as_one(each)
->>>>>>> peers
+    found = [each for each in find(graph, readers) if _gains_as_one(each, context)
              and not any(entry.node in unknown for entry in each.inputs.values())]
     casts: Made = {}
     for each in found:
         node, inputs = each.node, dict(each.inputs)
-<<<<<<< HEAD
-=======
-        uses = Counter(entry.key for entry in inputs.values())
-        for name, entry in inputs.items():
-            if name != "lengths":  # whose gradient is always 0
-                inputs[name] = guards.before(entry, each.within, uses[entry.key])
->>>>>>> peers
         if each.dropout is not None:
             inputs["bits"] = native_dropout.random_bits(each.dropout, names)
         kept = tuple(position for position, name in enumerate(inputs) if name in _FP32_INPUTS)
@@ -232,7 +212,7 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
         uses = Counter(entry.key for entry in inputs.values())
         for name, entry in inputs.items():
             if name not in ("lengths", "bits"):  # whose gradients are always 0
-                inputs[name] = _guarded(entry, readers, names, context, each.within, uses[entry.key])
+                inputs[name] = guards.before(entry, each.within, uses[entry.key])
         node.inputs = list(inputs.values())
         node.replaced, node.op = node.op, _ATTENTION
         symbol_attrs = {name: value for name, value in node.attrs.items() if name.startswith("__")}

@@ -18,7 +18,7 @@ from gluon_amp._mxnet.symbols import dtype_name
 from gluon_amp.debug.recording.engine import Output, Stopwatch
 from gluon_amp.debug.report.flops import MATRIX_OPERATORS
 from gluon_amp.debug.report.match import matched
-from gluon_amp.debug.report.ran import Captured, Recording
+from gluon_amp.debug.report.ran import Captured, GraphRan
 from gluon_amp.dtypes import LOW_PRECISION
 from gluon_amp.graph import Entry, Graph, Node
 from gluon_amp.runtime.graph_applier import RewritingCachedOp
@@ -223,8 +223,8 @@ def test_an_engine_that_does_something_else_is_found_out():
     y = Node("relu", "y", {}, [Entry(x)], dtypes=["float32"], shapes=[(2,)])
     y.planned = ["bfloat16"]
     graph = Graph([Entry(y)])
-    recording = Recording(None, graph, graph, None, [Output("y_output", "relu", "float32", (2,), 0.5)], 1)
-    captured = Captured([], False, False)
+    recording = GraphRan(None, graph, graph, None, [Output("y_output", "relu", "float32", (2,), 0.5)], 1)
+    captured = Captured()
     (ran,) = matched(recording, captured)
     assert (ran.planned, ran.observed, ran.milliseconds) == ("bfloat16", "float32", 0.5)
 
@@ -237,8 +237,8 @@ def test_operators_of_one_name_are_told_apart_by_their_order():
     heard = [Output("same_output", "relu", "bfloat16", (2,), 1.0), Output("same_output", "relu", "float32", (2,), 2.0),
              Output("same_backward_0", "_backward_relu", "float32", (2,), 4.0),
              Output("zeros_0", "_zeros", "float32", (2,), 8.0)]
-    captured = Captured([], True, True)
-    ran = matched(Recording(None, graph, graph, None, heard, 2), captured)
+    captured = Captured()
+    ran = matched(GraphRan(None, graph, graph, None, heard, 2), captured)
     assert [record.observed for record in ran] == ["bfloat16", "float32"]
     assert [record.milliseconds for record in ran] == [3.0, 4.0]  # they share the backward pass
     assert captured.other_milliseconds == 8.0

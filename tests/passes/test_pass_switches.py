@@ -22,13 +22,8 @@ from gluon_amp.rules import Policy
 
 OPTIONAL = list(amp.list_passes())
 REQUIRED = [each.name for each in passes.PASSES if each.required]
-<<<<<<< HEAD
 HELPERS = {"__init__", "context", "driver", "identities", "known_forward", "native_attention", "native_casts",
-           "native_dropout", "native_recurrent", "placement", "widen"}
-=======
-HELPERS = {"__init__", "context", "driver", "identities", "known_forward", "native_attention", "native_dropout",
-           "native_recurrent", "placement", "summed_gradients", "widen"}
->>>>>>> peers
+           "native_dropout", "native_recurrent", "placement", "summed_gradients", "widen"}
 
 
 def data(channels=16):

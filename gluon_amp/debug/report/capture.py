@@ -25,7 +25,7 @@ from ..recording.recorder import Call, recording
 from ..recording.runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
 from .flops import flops
 from .match import judge_call, matched
-from .ran import Captured, Ran, Recording
+from .ran import Captured, GraphRan, Ran
 from .symbol_call import call_symbol
 
 _TIMED_RUNS = 3  # after one that makes kernels
@@ -52,7 +52,7 @@ def _run(call: Callable[[], Any], names: dict[int, str], train: bool, stopwatch:
         if train and stopwatch is not None:
             autograd.backward(float_arrays(outputs))
     mx.nd.waitall()
-    captured = listener.result(train, stopwatch is not None)
+    captured = listener.result()
     if stopwatch is not None:
         captured.other_milliseconds += stopwatch.lap()  # the backward pass of what is not in a graph
     return captured
@@ -86,7 +86,7 @@ class _Listener:
     def __init__(self, parameters: dict[int, str], stopwatch: Stopwatch | None):
         self.stopwatch = stopwatch
         self._parameters = parameters
-        self._recordings: list[Recording | Ran] = []
+        self._recordings: list[GraphRan | Ran] = []
         self._by_node: dict[int, Ran] = {}  # by the ids of nodes, of what was called by itself
         # By handle; the array is kept, so that no other gets its handle.
         self._producers: dict[int, tuple[NDArray, Entry]] = {}
@@ -97,7 +97,7 @@ class _Listener:
         """Run a hybridized block's graph."""
         self._note_device(args)
         plan = operation.plan(args)
-        noted = Recording(block, operation.graph(args), operation.traced_graph(args), _policy(args))
+        noted = GraphRan(block, operation.graph(args), operation.traced_graph(args), _policy(args))
         symbol = operation.symbol if plan is None or plan.symbol is None else plan.symbol
         noted.operation, result = run_observed(symbol, args, noted.heard, self.stopwatch)
         noted.forward = len(noted.heard)
@@ -148,12 +148,12 @@ class _Listener:
     def end_of_forward(self) -> None:
         """Take what graphs report from now on for their backward pass."""
         for noted in self._recordings:
-            if isinstance(noted, Recording):
+            if isinstance(noted, GraphRan):
                 noted.forward = len(noted.heard)
 
-    def result(self, train: bool, timed: bool) -> Captured:
+    def result(self) -> Captured:
         """Match what was heard with the graphs."""
-        captured = Captured([], train, timed, self._device)
+        captured = Captured(device=self._device)
         for noted in self._recordings:
             if isinstance(noted, Ran):
                 captured.ran.append(noted)

@@ -16,24 +16,24 @@ from ...rules import KEEP, Policy, precision
 from ..recording.engine import Output
 from ..recording.events import FLOATS
 from .flops import flops
-from .ran import Captured, Ran, Recording
+from .ran import Captured, GraphRan, Ran
 
 _BACKWARD = re.compile(r"(.+)_backward_\d+$")
 _Key = tuple  # what tells operators apart: kind and name
 
 
-def matched(recording: Recording, captured: Captured) -> list[Ran]:
+def matched(graph_ran: GraphRan, captured: Captured) -> list[Ran]:
     """Give each operator of a graph the reports about it."""
-    ran = [Ran(node, recording.block, True, recording.policy, shape=node.shapes[0] if node.shapes else None)
-           for node in recording.graph.operators()]
+    ran = [Ran(node, graph_ran.block, True, graph_ran.policy, shape=node.shapes[0] if node.shapes else None)
+           for node in graph_ran.graph.operators()]
     by_program = {key: iter(records) for key, records in _grouped(ran, lambda node: (node.kind, node.name)).items()}
-    for node in recording.traced.operators():
+    for node in graph_ran.traced.operators():
         record = next(by_program.get((node.op, node.name), iter(())), None)
         if record is not None:
             record.flops, record.shape = flops(node), node.shapes[0]
     by_name = _grouped(ran, lambda node: (node.op, node.name))
-    reported = _reported(recording.heard[:recording.forward], by_name, captured)
-    _add_backward(recording.heard[recording.forward:], by_name, captured)
+    reported = _reported(graph_ran.heard[:graph_ran.forward], by_name, captured)
+    _add_backward(graph_ran.heard[graph_ran.forward:], by_name, captured)
     _judge(ran, reported)
     return ran
 

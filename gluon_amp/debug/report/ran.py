@@ -41,15 +41,13 @@ class Ran:
 class Captured:
     """One run of a network: its operators, in the order in which they ran."""
 
-    ran: list[Ran]
-    train: bool
-    timed: bool
+    ran: list[Ran] = field(default_factory=list)
     device: mx.Context | None = None  # where its arrays are
     other_milliseconds: float = 0.0  # of what belongs to no operator, such as sums of gradients
 
 
 @dataclass
-class Recording:
+class GraphRan:
     """A graph that ran, and what was heard of it."""
 
     block: Block | None

@@ -77,7 +77,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     is_on, device = controller.is_on(), captured.device or mx.cpu()
     policies = [record.policy for record in captured.ran if record.policy is not None and is_on]
     current = controller.policy(device)
-    return Report(tuple(operators), tuple(inserted), captured.train, captured.timed, captured.other_milliseconds,
+    return Report(tuple(operators), tuple(inserted), train, time, captured.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
                   any(policy.imitated for policy in policies), device.device_type,
                   tuple(sorted({name for policy in policies for name in policy.disabled_passes})),
