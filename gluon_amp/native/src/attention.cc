@@ -8,8 +8,8 @@
 // Joined and interleaved keys and values may come without queries, which are an input of their own then and may have
 // another length.
 //
-// The attribute `operands` names the inputs in their order: `projections`, or `queries` and `keys_values`, or `queries`,
-// `keys` and `values`, and
+// The attribute `operands` names the inputs in their order: `projections`, or `queries` and `keys_values`, or
+// `queries`, `keys` and `values`, and
 //
 //   bias     float32 (batch, 1 or queries, keys), added to the scores of all heads
 //   mask     float32 (batch, 1 or queries, keys): where it is 0 a score is the attribute `masked`; weights are times it
@@ -48,9 +48,7 @@ struct Head {
   uint64_t first_row;
   float* factors;  // for one row
 
-  int64_t length(int64_t row) const {
-    return lengths ? std::min(std::max<int64_t>(lengths[row], 0), width) : width;
-  }
+  int64_t length(int64_t row) const { return lengths ? std::min(std::max<int64_t>(lengths[row], 0), width) : width; }
 };
 
 INLINED void scores_to_shares(const Head& head, int64_t row, float* scores) {
@@ -126,8 +124,7 @@ INLINED void write_score_grads(const Head& head, const float* shares, float* wei
         store(mask[i] != 0 ? shares[i] * (factors[i] * weight_grads[i] - product) : 0.f, &score_grads[i]);
     } else if (factors) {
 #pragma omp simd
-      for (int64_t i = 0; i < length; ++i)
-        store(shares[i] * (factors[i] * weight_grads[i] - product), &score_grads[i]);
+      for (int64_t i = 0; i < length; ++i) store(shares[i] * (factors[i] * weight_grads[i] - product), &score_grads[i]);
     } else {
 #pragma omp simd
       for (int64_t i = 0; i < length; ++i) store(shares[i] * (weight_grads[i] - product), &score_grads[i]);
@@ -145,15 +142,15 @@ INLINED void add_rows(const T* values, float* sums, int64_t sums_step, int64_t r
   }
 }
 
-#define KERNELS(T)                                                                                                  \
-  VECTORIZED void weights_kernel(const Head& head, float* scores, T* weights) {                                     \
-    write_weights(head, scores, weights);                                                                           \
-  }                                                                                                                 \
-  VECTORIZED void scores_kernel(const Head& head, const float* shares, float* weight_grads, T* score_grads) {       \
-    write_score_grads(head, shares, weight_grads, score_grads);                                                     \
-  }                                                                                                                 \
-  VECTORIZED void add_kernel(const T* values, float* sums, int64_t sums_step, int64_t rows, int64_t width) {        \
-    add_rows(values, sums, sums_step, rows, width);                                                                 \
+#define KERNELS(T)                                                                                            \
+  VECTORIZED void weights_kernel(const Head& head, float* scores, T* weights) {                               \
+    write_weights(head, scores, weights);                                                                     \
+  }                                                                                                           \
+  VECTORIZED void scores_kernel(const Head& head, const float* shares, float* weight_grads, T* score_grads) { \
+    write_score_grads(head, shares, weight_grads, score_grads);                                               \
+  }                                                                                                           \
+  VECTORIZED void add_kernel(const T* values, float* sums, int64_t sums_step, int64_t rows, int64_t width) {  \
+    add_rows(values, sums, sums_step, rows, width);                                                           \
   }
 KERNELS(float)
 KERNELS(bfloat16)
@@ -308,9 +305,17 @@ struct Inputs : Arrays {
       const int64_t sample = samples.begin + index / sizes.heads;
       const uint64_t first_row = static_cast<uint64_t>((samples.begin * sizes.heads + index) * sizes.queries);
       float* factors = dropping.drops ? static_cast<float*>(scratch<Factors>(sizes.keys * sizeof(float))) : nullptr;
-      const Head head{sizes.queries, sizes.keys, bias.of(sample), bias.step, mask.of(sample), mask.step, masked,
-                      lengths ? lengths + sample * sizes.queries : nullptr, dropping.drops ? &dropping : nullptr,
-                      first_row, factors};
+      const Head head{sizes.queries,
+                      sizes.keys,
+                      bias.of(sample),
+                      bias.step,
+                      mask.of(sample),
+                      mask.step,
+                      masked,
+                      lengths ? lengths + sample * sizes.queries : nullptr,
+                      dropping.drops ? &dropping : nullptr,
+                      first_row,
+                      factors};
       run(head, index * sizes.queries * sizes.keys);
     });
   }
@@ -323,9 +328,8 @@ struct Inputs : Arrays {
     const auto result = static_cast<T*>(scratch<Weights>(count * sizeof(T)));
     multiply(samples.of(queries), samples.of(keys).transposed(), sizes.matrices(scores, kFloat32, samples.count),
              scale);
-    for_heads(samples, [&](const Head& head, int64_t offset) {
-      weights_kernel(head, scores + offset, result + offset);
-    });
+    for_heads(samples,
+              [&](const Head& head, int64_t offset) { weights_kernel(head, scores + offset, result + offset); });
     return {sizes.matrices(result, queries.type, samples.count), scores};
   }
 
@@ -354,7 +358,9 @@ void forward_as(const Settings& s, const Tensors& inputs, const Tensors& outputs
   });
 }
 
-void fill_with_zeros(const Tensor& tensor) { std::memset(tensor.data, 0, tensor.size() * 4); }
+void fill_with_zeros(const Tensor& tensor) {
+  if (tensor.size()) std::memset(tensor.data, 0, tensor.size() * 4);
+}
 
 template <class T>
 void backward_as(const Settings& s, const Tensors& inputs, const Tensors& outputs) {

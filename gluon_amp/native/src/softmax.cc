@@ -75,14 +75,14 @@ INLINED void backward_row(const T* out_grad, const T* out, T* data_grad, int64_t
   std::fill(data_grad + length, data_grad + width, T{});
 }
 
-#define KERNELS(T)                                                                                                   \
-  VECTORIZED void forward_kernel(const T* data, T* out, float* values, int64_t length, int64_t width,                     \
-                                 float temperature, bool is_log) {                                                   \
-    forward_row(data, out, values, length, width, temperature, is_log);                                              \
-  }                                                                                                                  \
-  VECTORIZED void backward_kernel(const T* out_grad, const T* out, T* data_grad, int64_t length, int64_t width,      \
-                                  float factor, bool is_log) {                                                       \
-    backward_row(out_grad, out, data_grad, length, width, factor, is_log);                                           \
+#define KERNELS(T)                                                                                              \
+  VECTORIZED void forward_kernel(const T* data, T* out, float* values, int64_t length, int64_t width,           \
+                                 float temperature, bool is_log) {                                              \
+    forward_row(data, out, values, length, width, temperature, is_log);                                         \
+  }                                                                                                             \
+  VECTORIZED void backward_kernel(const T* out_grad, const T* out, T* data_grad, int64_t length, int64_t width, \
+                                  float factor, bool is_log) {                                                  \
+    backward_row(out_grad, out, data_grad, length, width, factor, is_log);                                      \
   }
 KERNELS(float)
 KERNELS(bfloat16)
@@ -151,7 +151,7 @@ void forward(const Attributes& attributes, const Tensors& inputs, const Tensors&
 template <bool is_log>
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   (inputs[1].type == kBfloat16 ? backward_as<bfloat16, is_log> : backward_as<float, is_log>)(attributes, inputs,
-                                                                                            outputs);
+                                                                                             outputs);
 }
 
 void types(const Attributes& attributes, Types& inputs, Types& outputs) {
