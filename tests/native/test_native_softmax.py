@@ -58,7 +58,9 @@ def test_exact_and_as_mxnet(kind, shape, temperature, scale):
     # A gradient is a difference of values of this size.
     sizes = (np.abs(wanted[0]).max(), np.abs(out_grad.asnumpy()).max() / (temperature or 1))
     for one, other, precise, size in zip(received, stock, wanted, sizes):
-        np.testing.assert_allclose(one, precise, rtol=1e-6, atol=1e-6 * size)
+        # Without vector instructions, as in a sanitizer's build, long rows are one sum of many values.
+        close = 1e-6 if shape[-1] < 100 else 5e-6
+        np.testing.assert_allclose(one, precise, rtol=close, atol=close * size)
         # MXNet adds long rows up one value after another, and oneDNN has logarithms to 1.4e-6.
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-6 + 1e-5 * size)
 
