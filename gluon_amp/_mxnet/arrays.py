@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from typing import Any, MutableMapping
 
 import mxnet as mx
+from mxnet.base import _LIB, check_call
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
@@ -35,6 +37,15 @@ def first_array(value: Any) -> NDArray | None:
         return value
     items = value if isinstance(value, (list, tuple)) else ()
     return next((array for item in items for array in [first_array(item)] if array is not None), None)
+
+
+def is_recorded(array: Any) -> bool:
+    """Tell whether backward would ask for an array's gradient: of one with a buffer, or computed from such ones."""
+    handle = ctypes.c_void_p()
+    if not isinstance(array, NDArray) or _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(handle)) != 0:
+        return False
+    check_call(_LIB.NNSymbolFree(handle))
+    return True
 
 
 def cast_arrays(value: Any, dtype: str) -> Any:

@@ -6,15 +6,17 @@ import warnings
 from typing import Any, Iterable, Sequence
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 
 from .. import checks
 from .._mxnet import blocks
-from .._mxnet.arrays import cast_arrays, first_array
+from .._mxnet.arrays import cast_arrays, first_array, is_recorded
 from .._mxnet.symbols import NumpySymbol, dtype_name, to_graph
 from .._mxnet.weights import NDArrayWeights
 from ..dtypes import BFLOAT16, FLOAT32
 from ..elsewhere import answers
+from ..errors import StateError
 from ..rules import ConditionalOp, Policy
 from ..runtime.devices import require_bfloat16
 from ..runtime.graph_applier import RewritingCachedOp
@@ -52,7 +54,13 @@ class ConvertedBlock(SymbolBlock):
         ------
         DTypeError
             The network was converted to a type that this machine's CPU cannot run.
+        StateError
+            A gradient of the data is asked for, which fused operators do not have.
         """
+        if autograd.is_recording() and self.conversion.steps.get("fuse") and any(map(is_recorded, flat([x, *args]))):
+            raise StateError("expected data that needs no gradient: MXNet gives zeros behind the fused operators of a "
+                             "converted network. Convert it with disable_passes=['fuse'], or call it in "
+                             "autograd.pause() where its gradient is not needed")
         array = first_array((x, *args))  # None in another block's trace
         if self.conversion.target_dtype == BFLOAT16 and array is not None and array.context.device_type != "gpu":
             require_bfloat16()

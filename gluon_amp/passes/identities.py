@@ -14,8 +14,6 @@ from .assign_dtypes import data_precision, lower_outputs
 from .context import Context
 from .summed_gradients import most_summed, numbers
 
-__all__ = ["Guards", "behind_identity"]
-
 _APART = "__gluon_amp_guard__"
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from ..graph import Graph
 
-__all__ = ["most_summed", "numbers"]
-
 _VARIABLE = "MXNET_EXEC_INPLACE_GRAD_SUM_CAP"  # MXNet's: from how many gradients on it asks for additions
 _DEFAULT = 8
 

@@ -608,3 +608,46 @@ class TestBadInput:
         with autograd.record():
             out = converted(mx.nd.ones((1, 2)))
         assert out.shape == (1, 2)
+
+
+class TestGradientsOfData:
+    """MXNet gives zeros behind fused operators."""
+
+    @pytest.fixture
+    def net(self):
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(8, 3, in_channels=4), nn.Activation("relu"), nn.Dense(3, in_units=8 * 4 * 4))
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        return net
+
+    def gradient(self, net, scale=1.0):
+        x = mx.nd.array(np.random.RandomState(3).normal(size=(2, 4, 6, 6)))
+        x.attach_grad()
+        with autograd.record():
+            out = net(x * scale if scale != 1.0 else x)
+        out.backward()
+        return x.grad.asnumpy()
+
+    @pytest.mark.parametrize("scale", [1.0, 2.0])  # of an array with a gradient, and of what was computed from one
+    def test_they_are_refused(self, net, scale):
+        converted = amp.convert_hybrid_block(net, "float32")
+        assert converted.conversion.steps["fuse"]
+        with pytest.raises(amp.StateError, match=r"disable_passes=\['fuse'\]"):
+            self.gradient(converted, scale)
+
+    def test_without_fusion_they_are_right(self, net):
+        converted = amp.convert_hybrid_block(net, "float32", disable_passes=["fuse"])
+        np.testing.assert_allclose(self.gradient(converted), self.gradient(net), rtol=1e-5, atol=1e-6)
+
+    def test_data_without_gradients_is_fine_while_recording(self, net):
+        converted, head = amp.convert_hybrid_block(net, "float32"), nn.Dense(2, in_units=3)
+        head.initialize()
+        x = mx.nd.ones((2, 4, 6, 6))
+        with autograd.record():
+            out = head(converted(x))
+        out.backward()
+        assert head.weight.grad().asnumpy().any()
+        x.attach_grad()
+        with autograd.record(), autograd.pause():
+            assert converted(x).shape == (2, 3)
