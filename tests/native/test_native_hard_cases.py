@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn, rnn
-from native_cases import BFLOAT16_ROUNDING, CACHED_OP_FLAGS, bfloat16, float32, normal, rounded, with_gradients
+from native_cases import BFLOAT16_ROUNDING, CACHED_OP_FLAGS, bfloat16, float32, normal, rounded, run, with_gradients
 
 import gluon_amp as amp
 from gluon_amp import native
@@ -379,3 +379,29 @@ def test_a_network_on_several_contexts():
     amp.init("bfloat16")
     for received, expected in zip(gradients([mx.cpu(0), mx.cpu(1)]), gradients([mx.cpu(0)])):
         assert np.linalg.norm(received - expected) < 0.02 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("op", ["_gluon_amp_clip", "_gluon_amp_gelu", "_gluon_amp_dropout", "_gluon_amp_layer_norm"])
+def test_gradients_between_convolutions(op):
+    """Data and its gradient come in oneDNN's own layout; `make native-check` sees what is read of copies."""
+    x, *weights = (normal(*shape, seed=number) for number, shape in enumerate(((2, 32, 24, 24), *[(32, 32, 3, 3)] * 2)))
+    key, scale, shift = nd.array(np.arange(64) % 3), nd.ones(24), nd.zeros(24)
+    ours = {"_gluon_amp_clip": lambda y: run(op, [y], a_min=-0.5, a_max=0.5),
+            "_gluon_amp_gelu": lambda y: run(op, [y]),
+            "_gluon_amp_dropout": lambda y: run(op, [y, key], p=0.5),
+            "_gluon_amp_layer_norm": lambda y: run(op, [y, scale, shift])}[op]
+    mask = run("_gluon_amp_dropout", [nd.ones((2, 32, 24, 24)), key], p=0.5)
+    stock = {"_gluon_amp_clip": lambda y: nd.clip(y, -0.5, 0.5),
+             "_gluon_amp_gelu": lambda y: nd.LeakyReLU(y, act_type="gelu"),
+             "_gluon_amp_dropout": lambda y: y * mask,
+             "_gluon_amp_layer_norm": lambda y: nd.LayerNorm(y, scale, shift)}[op]
+
+    def between(function):
+        def network(data, first, last):
+            inner = nd.Convolution(data, first, kernel=(3, 3), pad=(1, 1), num_filter=32, no_bias=True)
+            return nd.Convolution(function(inner), last, kernel=(3, 3), pad=(1, 1), num_filter=32, no_bias=True)
+        return network
+
+    out_grad = normal(2, 32, 24, 24, seed=9)
+    for one, other in zip(*(with_gradients(between(each), [x, *weights], out_grad) for each in (ours, stock))):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4 * np.abs(other).max())
