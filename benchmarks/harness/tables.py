@@ -225,7 +225,7 @@ def machine_section(machine: Mapping[str, Any], versions: Mapping[str, str], sui
 def _machine_row(result: Result, found: Mapping[str, Track]) -> list[str]:
     name = [NAMES[result["network"]], str(result["batch_size"])]
     if OURS not in found:
-        return [*name, "fails", "", "", "", "", ""]
+        return [*name, _absent(result, OURS), "", "", "", "", ""]
     ours, peer = found[OURS], fastest_peer(result)
     label = implementation(peer).label if peer else ""
     return [*name, ours["about"]["dtype"], seconds(ours["seconds_per_step"]["median"]), _against(result, "fp32"),
