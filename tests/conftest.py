@@ -15,8 +15,9 @@ from gluon_amp import _compat
 from gluon_amp.runtime.devices import support
 
 # For programs that import the CUDA build without gluon_amp. The null GPU's tests look at what happens without.
-if _compat.cuda_directories(sys.path) and os.environ.get("NULLGPU_DEVICES", "0") == "0":
-    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, _compat.cuda_directories(sys.path)))
+CUDA = _compat.cuda_directories(sys.path)
+if CUDA and os.environ.get("NULLGPU_DEVICES", "0") == "0":
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(map(str, CUDA))
 
 
 @pytest.fixture(autouse=True)

@@ -142,9 +142,9 @@ def measure(suite: Suite, network: str, batch_size: int, wanted: Sequence[str], 
     """
     workload, settings = settings_of(suite, network, batch_size, common)
     result = Result(network, batch_size, settings)
-    for name, each in ((name, each) for each in known for name in wanted if name in each.failures):
-        result.failures[name] = each.failures[name]
-        result.no_time |= each.no_time & {name}
+    for each in known:
+        result.failures.update((name, each.failures[name]) for name in wanted if name in each.failures)
+        result.no_time |= each.no_time.intersection(wanted)
     shares = {name: implementation(name).memory_share * suite.memory_share for name in wanted}
     cost = replace(sizes.COSTS[network], base_bytes=0.0, sample_bytes=0.0) if common["small"] else sizes.COSTS[network]
     groups = sizes.groups(cost, machine.available_memory(), shares, batch_size, OURS)

@@ -17,8 +17,6 @@ from ..graph.attrs import integer, is_set
 from .native_casts import is_widened
 from .native_dropout import is_plain_dropout
 
-__all__ = ["Attention", "find", "listed"]
-
 _MOVES = ("Reshape", "transpose", "SwapAxis")
 _REPEATS = ("repeat", "expand_dims", "broadcast_axis", "Reshape")
 _SCALES = ("_mul_scalar", "_div_scalar", "_contrib_div_sqrt_dim")

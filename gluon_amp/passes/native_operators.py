@@ -195,9 +195,11 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
     if _ATTENTION not in context.native:
         return 0
     readers = Readers(graph)
-    guards = Guards(graph, readers, names, context)
     found = [each for each in find(graph, readers) if _gains_as_one(each, context)
              and not any(entry.node in unknown for entry in each.inputs.values())]
+    if not found:
+        return 0
+    guards = Guards(graph, readers, names, context)
     casts: Made = {}
     for each in found:
         node, inputs = each.node, dict(each.inputs)

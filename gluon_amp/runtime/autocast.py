@@ -90,12 +90,10 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     lists = {"target_precision_ops": target_precision_ops, "conditional_fp32_ops": conditional_fp32_ops,
              "fp32_ops": fp32_ops}
     disabled = passes.checked(disable_passes)
+    others = {"target_dtype": target_dtype, **lists, "tuning": tuning, "disable_passes": disable_passes}
     if policy is not None:
-        requested = _type_of(policy, {"target_dtype": target_dtype, **lists, "tuning": tuning,
-                                      "disable_passes": disable_passes})
-    given = {name: value for name, value in {"target_dtype": target_dtype, **lists, "tuning": tuning,
-                                             "disable_passes": disable_passes, "policy": policy}.items()
-             if value is not None}
+        requested = _type_of(policy, others)
+    given = {name: value for name, value in {**others, "policy": policy}.items() if value is not None}
     if not given and controller.switched_on():
         _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
         return

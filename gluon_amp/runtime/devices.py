@@ -33,6 +33,7 @@ _AMX_REMEDIES: Mapping[str | None, str] = {
     _isa.GRANTED_LATE: "Import gluon_amp before anything that runs MXNet operators",
     _isa.REFUSED: "Linux allows them from version 5.16 on; in a container or a virtual machine the host must do so too",
 }
+_ONEDNN = "MXNET_MKLDNN_ENABLED"
 _CONVOLUTION = {"kernel": "(3, 3)", "pad": "(1, 1)", "num_filter": "128", "no_bias": "True"}
 
 
@@ -46,7 +47,6 @@ def lacks_onednn(environ: Mapping[str, str]) -> str:
     return ""
 
 
-_ONEDNN = "MXNET_MKLDNN_ENABLED"
 _ONEDNN_FAULT = lacks_onednn(os.environ)  # MXNet reads the variable once, too
 
 

@@ -18,9 +18,8 @@ constexpr int64_t kRange = 16384;
 
 // Values of a row in float32, and what becomes of them.
 INLINED void log_softmax(float* values, int64_t length, int64_t width) {
-  float most = -std::numeric_limits<float>::infinity(), sum = 0;
-#pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < length; ++i) most = values[i] > most ? values[i] : most;
+  const float most = largest(values, length);
+  float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < length; ++i) {
     values[i] -= most;
@@ -34,9 +33,7 @@ INLINED void log_softmax(float* values, int64_t length, int64_t width) {
 
 // Take the largest value away, which leaves less to round, and divide.
 INLINED void divide(float* values, int64_t length, float temperature) {
-  float most = -std::numeric_limits<float>::infinity();
-#pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < length; ++i) most = values[i] > most ? values[i] : most;
+  const float most = largest(values, length);
 #pragma omp simd
   for (int64_t i = 0; i < length; ++i) values[i] = (values[i] - most) / temperature;
 }
