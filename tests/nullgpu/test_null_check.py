@@ -13,7 +13,7 @@ pytest.importorskip("mxnet")
 from gluon_amp.selftest import SECTIONS
 
 SECONDS = 120  # it takes 35 on two cores
-SIZED = ("_contrib_boolean_mask", "_npx_nonzero")
+SIZED = ("_contrib_boolean_mask", "_npx_nonzero")  # each run finds another size in memory: wrong numbers, or an error
 # Results that no kernel computes: shapes, and what is false or zero for most numbers.
 TRIVIAL = ("shape", "size", "zeros", "is", "logical", "equal", "greater", "less", "all", "any", "share", "index")
 
@@ -44,7 +44,7 @@ def computed(report):
     details = found(report, "operators", "detail")  # indices that no kernel wrote may be out of bounds, or not
     return {name: "wrong" if "out of bounds" in details[name] else verdict
             for name, verdict in found(report, "operators").items()
-            if not any(word in name.lower() for word in TRIVIAL)}
+            if name not in SIZED and not any(word in name.lower() for word in TRIVIAL)}
 
 
 def test_it_ends_and_says_that_numbers_are_wrong(done):
