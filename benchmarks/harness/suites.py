@@ -328,8 +328,9 @@ def _compile(suite: Suite, rows: Sequence[Row], common: Mapping[str, Any], end: 
 def _weight(suite: Suite, row: Row, small: bool) -> float:
     """Return roughly the seconds that a row takes, to divide the time that there is."""
     cost = sizes.COSTS[row.network]
-    seconds = _STARTUP + cost.base_bytes / _STARTUP_RATE + _STEPS * suite.time_share * row.batch_size * cost.sample_seconds
-    return 1.0 if small else len(row.names) * seconds
+    startup = _STARTUP + cost.base_bytes / _STARTUP_RATE
+    steps = _STEPS * suite.time_share * row.batch_size * cost.sample_seconds
+    return 1.0 if small else len(row.names) * (startup + steps)
 
 
 def share_of(plan: Plan, left: float, weights: Sequence[float], waiting: Sequence[float] | None = None) -> Plan | None:

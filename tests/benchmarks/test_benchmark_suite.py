@@ -517,10 +517,13 @@ def test_results_measured_earlier_are_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "PARTS", {"training": measured_part})
     monkeypatch.setattr(bench, "_suites", lambda parts: [])
     monkeypatch.setattr(bench, "_PLOTTED", ())
-    for _ in range(2):
-        assert cli.main(bench.run, ["--output", str(tmp_path), "--add"]) == 0
-    results = json.loads((tmp_path / "bench.json").read_text())["parts"]["training"]["results"]
-    assert [(each["batch_size"], each["at"]) for each in results] == [(1, 2), (8, 1)]
+    path = tmp_path / "bench.json"
+    assert cli.main(bench.run, ["--output", str(tmp_path)]) == 0
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": 600.0}))
+    assert cli.main(bench.run, ["--output", str(tmp_path), "--add"]) == 0
+    written = json.loads(path.read_text())
+    assert [(each["batch_size"], each["at"]) for each in written["parts"]["training"]["results"]] == [(1, 2), (8, 1)]
+    assert 600.0 < written["seconds"] < 660.0  # the time of both
 
 
 def test_a_part_that_fails_fails_the_benchmark(tmp_path, monkeypatch, capsys):
