@@ -164,6 +164,14 @@ def stock_trained(program: Program) -> tuple[float, dict[str, np.ndarray]]:
     return rate, trained(stock(program), program, rate)
 
 
+def stock_trains(program: Program, way: str) -> bool:
+    """Tell whether MXNet trains all parameters rightly: from the second step on some gradients hold old memory."""
+    rate, expected = stock_trained(program)
+    net = stock(program)
+    hybridize(net, WAYS[way])
+    return right(expected, trained(net, program, rate)) == set(expected)
+
+
 def check_stock(program: Program) -> None:
     """Run a program without AMP: what fails or ends the process here is no fault of ours."""
     expected = {shape: stock_outputs(program, shape) for shape in SHAPES}
