@@ -14,6 +14,7 @@ from .dtypes import FLOAT16
 from .elsewhere import answers
 from .errors import StateError, expected
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
+from .runtime import scaled_losses
 from .runtime.autocast import active_dtype, is_active
 from .runtime.state import controller
 from .trainer_scaler import TrainerScaler, attach, attached_to
@@ -233,7 +234,9 @@ def _scaling(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_
             raise StateError(f"scale_loss: the trainers have different scales ({sorted(scales)}). Give them one "
                              "scaler: amp.init_trainer(trainer, loss_scaler=scaler) for each")
         scale = scales.pop()
-        yield [scaled(item, scale) for item in losses] if isinstance(loss, (list, tuple)) else scaled(loss, scale)
+        results = [scaled(item, scale) for item in losses]
+        stack.enter_context(scaled_losses.noted(results, scale))
+        yield results if isinstance(loss, (list, tuple)) else results[0]
 
 
 def losses_in(name: str, value: Loss) -> list[NDArray]:

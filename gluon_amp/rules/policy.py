@@ -185,7 +185,8 @@ class Policy:
 
     def depends_on_shape(self, op: str) -> bool:
         """Tell whether the shape of its data may keep an operator in FP32."""
-        return (self.lowers and bool(self.slow)) or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
+        measured = self.lowers and any(name.startswith(f"{op}(") for name in self.slow)
+        return measured or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
 
     def _heeds(self, rule: Any) -> bool:
         return rule.applies(self) and not (rule.lifted_by and self.runs(rule.lifted_by))
@@ -206,7 +207,7 @@ class Policy:
     def fixed(self, op: str) -> Decision | None:
         """Return the decision on every use of an operator; None when it depends on the use."""
         first = self._rules(op)[0]
-        return None if first.is_conditional else first.decision
+        return None if first.is_conditional or self.depends_on_shape(op) else first.decision
 
     def may_lower(self, op: str) -> bool:
         """Tell whether some use of an operator on FP32 inputs runs in low precision, or rounds some of them to it."""

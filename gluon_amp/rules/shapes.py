@@ -1,4 +1,4 @@
-"""Shapes for which bfloat16 kernels of oneDNN 2.4.4 are wrong or slow, or convolutions are rewritten.
+"""Shapes for which bfloat16 kernels of oneDNN 2.4.4 are wrong or slow, convolutions are rewritten, or dots are sums.
 
 :data:`SHAPE_RULES` comes before the operator tables. A rule that a graph pass makes needless names the pass.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Callable, Iterator, Mapping, Sequence
 
-from ..dtypes import BFLOAT16
+from ..dtypes import BFLOAT16, FLOAT16
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from .decision import FP32, Cause, Decision
 
@@ -129,7 +129,22 @@ def _trains_on_amx(policy: Policy) -> bool:
     return policy.amx and _trains_bfloat16(policy) and not policy.imitated
 
 
+def _lowers_to_float16(policy: Policy) -> bool:
+    return policy.target_dtype == FLOAT16
+
+
+def is_vector(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> bool:
+    """Tell whether a product is of a vector."""
+    return len(shape) == 1
+
+
+_SUM = Decision(FP32, Cause.SHAPE, "a product of vectors is a sum of many values, as in gluon.utils.clip_global_norm, "
+                                   "and needs FP32's range and resolution; Tensor Cores have no use for it")
+
+
 SHAPE_RULES: tuple[ShapeRule, ...] = (
+    ShapeRule("dot", _lowers_to_float16, is_vector, _SUM),
+    ShapeRule("_np_dot", _lowers_to_float16, is_vector, _SUM),
     ShapeRule("Convolution", _meets_all_shapes_on_amx, lambda attrs, shape, amx: is_pointwise(attrs),
               Decision(FP32, Cause.SHAPE, "the pass dilate_pointwise is off, and oneDNN's AMX kernel writes beyond its "
                                           "output for some map sizes", safe=False),
