@@ -14,11 +14,12 @@ from .._mxnet.symbols import dtype_name, of_inputs, typed_variables
 from ..dtypes import FLOAT32
 from ..graph.attrs import STORAGE
 from .observers import executor_callback
-from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
+from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
 from .recent import remember
 from .state import State, controller
 
 _stock_bind = mx.sym.Symbol.bind
+_DENSE = "0"  # the storage type that Gluon writes on variables
 
 
 @dataclass(eq=False)
@@ -29,10 +30,10 @@ class Planner:
     traced: Traced  # the first one's symbol
     inputs: Inputs  # what was known of its inputs then
     bind: Callable  # MXNet's own ``Symbol.bind``
-    _plans: dict[frozenset[str], Plan] = field(default_factory=dict)
+    _plans: dict[Choices, Plan] = field(default_factory=dict)
 
     def plan(self, shapes: Sequence[tuple[int, ...]]) -> Plan:
-        """Return the plan for shapes of the inputs; shapes that keep the same operators in FP32 share one."""
+        """Return the plan for shapes of the inputs; shapes that decide alike share one."""
         kept = self.traced.kept(self.state, self.inputs.device, self.inputs.names, shapes)
         known = self._plans.get(kept)
         return known or remember(self._plans, kept, make_plan(self.state, self.traced, self.inputs._replace(
@@ -74,10 +75,14 @@ class PlannedExecutor(Executor):
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
         """Return an executor for other shapes that shares memory with this one, as MXNet's does."""
+        symbol, base = self._symbol, self
         if self.plan.is_native:
             kwargs = self._all_shapes(kwargs, partial_shaping)
-        made = super().reshape(partial_shaping, allow_up_sizing, **kwargs)
-        symbol = self._symbol
+            if self.planner.plan([kwargs[name] for name in self.planner.inputs.names]) is not self.plan:
+                # Its operators in C++ may refuse these shapes: one without them makes the arrays.
+                base = self.planner.bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
+                                         self.aux_arrays, self._group2ctx, self)
+        made = Executor.reshape(base, partial_shaping, allow_up_sizing, **kwargs)
         arrays = {**dict(zip(symbol.list_arguments(), made.arg_arrays)),
                   **dict(zip(symbol.list_auxiliary_states(), made.aux_arrays))}
         plan = self.planner.plan([arrays[name].shape for name in self.planner.inputs.names])
@@ -184,7 +189,7 @@ def _inputs(traced: Traced, device: str, dtypes: Mapping[str, str | None],
 def _has_sparse(symbol: mx.sym.Symbol, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Tell whether ``simple_bind`` is asked for sparse arrays."""
     asked = rest[0] if rest else kwargs.get("stype_dict")
-    return bool(asked) or any(STORAGE in attrs for attrs in symbol.attr_dict().values())
+    return bool(asked) or any(attrs.get(STORAGE, _DENSE) != _DENSE for attrs in symbol.attr_dict().values())
 
 
 def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
