@@ -15,7 +15,7 @@ from .._mxnet.symbols import dtype_name, of_inputs, typed_variables
 from ..dtypes import FLOAT32
 from ..graph.attrs import STORAGE
 from .observers import executor_callback
-from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
+from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
 from .recent import remember
 from .state import State, controller
 
@@ -32,10 +32,10 @@ class Planner:
     traced: Traced  # the first one's symbol
     inputs: Inputs  # what was known of its inputs then
     bind: Callable  # MXNet's own ``Symbol.bind``
-    _plans: dict[frozenset[str], Plan] = field(default_factory=dict)
+    _plans: dict[Choices, Plan] = field(default_factory=dict)
 
     def plan(self, shapes: Sequence[tuple[int, ...]]) -> Plan:
-        """Return the plan for shapes of the inputs; shapes that keep the same operators in FP32 share one."""
+        """Return the plan for shapes of the inputs; shapes that decide alike share one."""
         kept = self.traced.kept(self.state, self.inputs.device, self.inputs.names, shapes)
         known = self._plans.get(kept)
         return known or remember(self._plans, kept, make_plan(self.state, self.traced, self.inputs._replace(
@@ -78,10 +78,14 @@ class PlannedExecutor(Executor):
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
         """Return an executor for other shapes that shares memory with this one, as MXNet's does."""
+        symbol, base = self._symbol, self
         if self.plan.is_native:
             kwargs = self._all_shapes(kwargs, partial_shaping)
-        made = super().reshape(partial_shaping, allow_up_sizing, **kwargs)
-        symbol = self._symbol
+            if self.planner.plan([kwargs[name] for name in self.planner.inputs.names]) is not self.plan:
+                # Its operators in C++ may refuse these shapes: one without them makes the arrays.
+                base = self.planner.bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
+                                         self.aux_arrays, self._group2ctx, self)
+        made = Executor.reshape(base, partial_shaping, allow_up_sizing, **kwargs)
         arrays = {**dict(zip(symbol.list_arguments(), made.arg_arrays)),
                   **dict(zip(symbol.list_auxiliary_states(), made.aux_arrays))}
         plan = self.planner.plan([arrays[name].shape for name in self.planner.inputs.names])

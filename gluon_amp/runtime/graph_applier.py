@@ -21,7 +21,7 @@ from ..graph import Graph
 from ..graph.attrs import is_set
 from .frame import frame
 from .observers import operator_callback
-from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
+from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
 from .recent import remember
 from .second_gradients import TWICE_DIFFERENTIABLE
 from .state import State, controller
@@ -42,7 +42,7 @@ class _Variants:
     """What a cached op has made for one setting."""
 
     def __init__(self) -> None:
-        self.kept: dict[Any, frozenset[str]] = {}  # by the shapes of the data: the operators that they keep in FP32
+        self.kept: dict[Any, Choices] = {}  # by the shapes of the data: what they decide on
         self.made: dict[Any, _Variant] = {}  # by everything that plans depend on
 
 

@@ -23,6 +23,10 @@ _PROBE = 1 << 20  # bytes: more than any test's arrays, and next to nothing on a
 Found = tuple  # verdict, detail and data of a Finding
 
 
+def _no_low_precision(runs: Support) -> str:
+    return f"nothing runs in low precision here: {runs.reason}"
+
+
 @dataclass(frozen=True)
 class Section:
     """Tests of one kind."""
@@ -31,6 +35,7 @@ class Section:
     test: Callable[[str, mx.Context, Support], Found]  # runs one of them; a function that can be pickled
     together: int = 25  # how many share a process: a GPU takes seconds to get ready in each
     forked: bool = True  # MXNet has one thread in a process that is forked, where nothing may be timed
+    reason: Callable[[Support], str] = _no_low_precision  # why it has nothing to run on a device
 
 
 def findings(name: str, section: Section, device: mx.Context, runs: Support) -> Iterator[Finding]:
