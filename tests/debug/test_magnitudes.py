@@ -9,7 +9,7 @@ from gluon_amp.debug.compare.differences import relative_error
 from gluon_amp.debug.formats import FORMATS, Format, Losses, losses
 from gluon_amp.debug.overflow.findings import Magnitude
 from gluon_amp.debug.report.flops import flops
-from gluon_amp.debug.search.subsets import pruned, shortest_prefix
+from gluon_amp.debug.search import pruned, shortest_prefix
 from gluon_amp.graph import Entry, Node
 
 
