@@ -24,7 +24,7 @@ from ...trainer_scaler import attached_to
 from ..recording.events import Event, Rerun, is_float
 from ..recording.runs import Run, dtype_of, float_arrays, recorded_run, unchanged
 from .findings import Magnitude, OverflowReport
-from .locate import BACKWARD, DATA, LOSS, Culprit, Locator
+from .locate import BACKWARD, DATA, Culprit, Locator
 
 _logger = logging.getLogger("gluon_amp")
 
@@ -209,12 +209,9 @@ def _described(culprit: Culprit, locator: Locator, scale: float, gradients: tupl
     make = partial(OverflowReport, culprit.phase, scale, gradients, tensor=culprit.tensor,
                    rounded_to=_rounded_to(culprit))
     event, measured = culprit.event, partial(_measured, locator)
-    if culprit.phase == DATA:
-        return make(inputs=measured([culprit.tensor], [locator.arguments[_number(culprit)]]))
-    if culprit.phase == LOSS:
-        return make(gradients=measured([culprit.tensor], [locator.heads[_number(culprit)]]))
     if event is None:
-        return make()
+        at_fault = measured([culprit.tensor], [culprit.array])
+        return make(inputs=at_fault) if culprit.phase == DATA else make(gradients=at_fault)
     backward = culprit.phase == BACKWARD
     inputs, outputs = _input_names(event, locator), _numbered("output", event.outputs)
     return make(operator=event.name, op=event.op, block=event.block, inputs=measured(inputs, event.inputs),
@@ -223,10 +220,6 @@ def _described(culprit: Culprit, locator: Locator, scale: float, gradients: tupl
                 input_gradients=measured(inputs, event.input_gradients) if backward else (),
                 in_fp32=_in_fp32(culprit, event, locator),
                 around=tuple(locator.neighbours(event, culprit.phase)))
-
-
-def _number(culprit: Culprit) -> int:
-    return int(culprit.tensor.split()[-1])
 
 
 def _rounded_to(culprit: Culprit) -> str:
