@@ -157,7 +157,8 @@ def _measured(scaler: TrainerScaler, overflowed: bool) -> DriftRow:
         weights = [parameter.list_data()[0] for parameter in trainers.parameters(trainer)
                    if trainers.is_initialized(parameter)]
         largest, weight = _largest(gradients), _largest(weights)
-        flushed = _count_up_to(gradients, FORMATS[FLOAT16].flush)
+        sizes = (nd.abs(_plain(gradient)) for gradient in gradients)
+        flushed = sum(int(((size <= FORMATS[FLOAT16].flush) * (size > 0)).sum().asscalar()) for size in sizes)
     size = sum(gradient.size for gradient in gradients)
     return DriftRow(carried, int(overflowed), scaler.num_skipped + int(overflowed),
                     trainers.gradient_norm(trainer) / carried, largest / carried,
@@ -173,12 +174,6 @@ def _largest(arrays: Iterable[NDArray]) -> float:
 
 def _plain(array: NDArray) -> NDArray:
     return cast_arrays(array, FLOAT32).as_nd_ndarray()
-
-
-def _count_up_to(arrays: Iterable[NDArray], limit: float) -> int:
-    """Count the values that are no larger than a limit, and not zero."""
-    sizes = (nd.abs(_plain(array)) for array in arrays)
-    return sum(int(((size <= limit) * (size > 0)).sum().asscalar()) for size in sizes)
 
 
 class CsvSink:

@@ -69,7 +69,8 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
             raise TypeError(expected("no data beside a dict of parameters", "data", data))
         arrays, lowered = dict(net), None
     else:
-        lowered = None if data is None else _read_in_low_precision(net, data)
+        lowered = None if data is None else {read.name for row in report(net, data).operators for read in row.inputs
+                                             if read.operator is None and read.dtype in LOW_PRECISION}
         arrays = _parameters(net)
     device = next((array.context for array in arrays.values()), cpu())
     target = wanted or active_dtype(device) or (FLOAT16 if device.device_type == "gpu" else BFLOAT16)
@@ -85,11 +86,6 @@ def _parameters(net: Any) -> dict[str, NDArray]:
         return {name: parameter.list_data()[0] for name, parameter in net.collect_params().items()}
     except RuntimeError as error:
         raise StateError(f"preflight: {error}. Initialize the network, or load its parameters, first") from error
-
-
-def _read_in_low_precision(net: Block, data: Any) -> set[str]:
-    return {read.name for row in report(net, data).operators for read in row.inputs
-            if read.operator is None and read.dtype in LOW_PRECISION}
 
 
 def _values(array: NDArray) -> np.ndarray:

@@ -20,7 +20,7 @@ from ..rules.measurements import Tuning, signature
 from ..runtime import hooks
 from ..runtime.eager_policy import EagerPolicy
 from ..runtime.state import State, in_force
-from .compare.comparison import Runner
+from .compare.comparison import run_both
 from .compare.differences import SEED, both_ways, lowers_alone, relative_error
 from .recording.events import Event
 from .recording.runs import arguments_of, float_arrays, make_ready, mixed_state, unchanged
@@ -224,8 +224,7 @@ class _Candidate(NamedTuple):
 
 def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool, tuning: Tuning | None) -> list[str]:
     """Name the operators that run in low precision, those whose exclusion gains most for its cost first."""
-    runner = Runner(net, arguments, None, train_mode, 1.0)
-    fp32, mixed = runner.run(None), runner.run(state)
+    fp32, mixed = run_both(net, arguments, state, train_mode)
     eager = state.eager(fp32.outputs)
     lowered = {event.key: event for event in mixed.operators()
                if eager is not None and event.in_graph and event.is_decided and event.runs_in(eager.target)}

@@ -196,26 +196,21 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     arguments = arguments_of(data)
     make_ready(net, arguments)
     state = mixed_state(dtype, policy)
-    runs = Runner(net, arguments, loss, train_mode, loss_scale if gradients else None)
-    return _compared(runs.run(None), runs.run(state), state)
+    fp32, mixed = run_both(net, arguments, state, train_mode, loss_scale if gradients else None, loss)
+    return _compared(fp32, mixed, state)
 
 
-class Runner:
-    """Runs a network under several settings with the same random numbers; without a scale there is no backward pass."""
-
-    def __init__(self, net: Block, arguments: Sequence[Any], loss: Callable[[Any], NDArray] | None, train_mode: bool,
-                 scale: float | None):
-        self.net, self.arguments, self.loss, self.train_mode, self.scale = net, arguments, loss, train_mode, scale
-
-    def run(self, state: State | None) -> Run:
-        """Run forward, and backward where it is wanted; FP32 for None."""
-        with unchanged(self.net):
+def run_both(net: Block, arguments: Sequence[Any], state: State, train_mode: bool, scale: float | None = 1.0,
+             loss: Callable[[Any], NDArray] | None = None) -> tuple[Run, Run]:
+    """Run a network in FP32 and in a state with the same random numbers; without a scale there is no backward pass."""
+    def run(state: State | None) -> Run:
+        with unchanged(net):
             mx.random.seed(SEED)
-            run = recorded_run(self.net, self.arguments, state, self.train_mode,
-                               None if self.scale is None else self.loss)
-            if self.scale is not None:
-                run.tape.backward(_seeds(run, self.scale))
-        return run
+            made = recorded_run(net, arguments, state, train_mode, None if scale is None else loss)
+            if scale is not None:
+                made.tape.backward(_seeds(made, scale))
+        return made
+    return run(None), run(state)
 
 
 def _seeds(run: Run, scale: float) -> Iterator[tuple[NDArray, NDArray]]:
@@ -263,15 +258,10 @@ def _rounded(run: Run, target: str) -> dict[int, list[NDArray]]:
 
 
 def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
-    pairs = {name: (fp32.tape.values(gradient).astype("float64"), mixed.tape.values(other))
-             for name, gradient, other in _parameter_gradients(fp32, mixed)}
+    in_mixed = mixed.tape.parameter_gradients
+    pairs = {fp32.names[key]: (fp32.tape.values(gradient).astype("float64"), mixed.tape.values(in_mixed[key]))
+             for key, gradient in fp32.tape.parameter_gradients.items() if key in fp32.names and key in in_mixed}
     squares = [expected_.ravel() ** 2 for expected_, _ in pairs.values()]
     typical = np.sqrt(np.concatenate(squares).mean()) if squares else 0.0
     for name, pair in pairs.items():
         yield name, relative_error([pair], _NEGLIGIBLE * typical * np.sqrt(pair[0].size))
-
-
-def _parameter_gradients(fp32: Run, mixed: Run) -> Iterator[tuple[str, NDArray, NDArray]]:
-    in_mixed = mixed.tape.parameter_gradients
-    return ((fp32.names[key], gradient, in_mixed[key]) for key, gradient in fp32.tape.parameter_gradients.items()
-            if key in fp32.names and key in in_mixed)
