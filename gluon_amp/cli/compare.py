@@ -29,7 +29,6 @@ from .models import (
 )
 from .words import counted, print_facts
 
-NAME = "compare"
 HELP = "compare an FP32 network with its conversion: errors, top-1 agreement, speed"
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp"}
@@ -67,10 +66,11 @@ def run(args: argparse.Namespace) -> int:
     with named_errors(*files):
         before, after = runnable(model, list(shapes)), runnable(changed, list(shapes))
         errors = _errors(before, after, batches)
+    slow, fast = in_turns([partial(_outputs, block, batches[0]) for block in (before, after)], args.rounds, warm_up=0)
     record = record_of(changed)
     figures = {"fp32_type": FLOAT32, "converted_type": record.target_dtype if record else "unknown",
                "conversion": record.summary() if record else "not converted by gluon_amp",
-               **errors, **_speed(before, after, batches[0], args.rounds)}
+               **errors, "fp32_ms": slow, "converted_ms": fast, "speed_ratio": slow / fast}
     failed = args.max_error is not None and not figures["relative_error"] <= args.max_error
     if args.json:
         print(json.dumps({**figures, "max_error_exceeded": failed}, indent=2))
@@ -201,9 +201,3 @@ def _errors(before: Any, after: Any, batches: Sequence[Sequence[mx.nd.NDArray]])
     return {"batches": len(batches), "relative_error": relative, "max_error": largest,
             "mean_error": total / max(values, 1), "largest_output": scale,
             "top1_agreement": agreed / samples if samples else None}
-
-
-def _speed(before: Any, after: Any, batch: Sequence[mx.nd.NDArray], rounds: int) -> dict[str, float]:
-    """Time both in turns."""
-    slow, fast = in_turns([partial(_outputs, block, batch) for block in (before, after)], rounds, warm_up=0)
-    return {"fp32_ms": slow, "converted_ms": fast, "speed_ratio": slow / fast}

@@ -25,7 +25,6 @@ from .models import (
 )
 from .words import done, filled
 
-NAME = "convert"
 HELP = "convert the files of a trained FP32 network for inference: mixed precision, folded and fused operators"
 
 

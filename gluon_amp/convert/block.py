@@ -45,7 +45,7 @@ class ConvertedBlock(SymbolBlock):
             warnings.simplefilter("ignore", UserWarning)
             super().__init__(outputs, inputs)
         self.conversion = conversion
-        self._state = state
+        self._state = state  # that it runs under; None where MXNet runs it as it is
 
     def forward(self, x: Any, *args: Any) -> Any:
         """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32.
@@ -200,6 +200,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     traced = traced_block(block, example, options.exclude.match)
     inputs = [data.name for data in traced.inputs]
     devices = options.devices or _devices_of(block)
+    on_cpu = devices[0].device_type != "gpu"
     policy = options.policy(to_graph(traced.symbol), devices, block)
     weights = NDArrayWeights(blocks.parameters_of(block, [name for name in traced.symbol.list_inputs()
                                                           if name not in inputs]))
@@ -207,17 +208,12 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     symbol, record = convert(traced.symbol, weights, policy,
                              {name: dtype_name(array.dtype) for name, array in known.items()},  # type: ignore[misc]
                              {name: array.shape for name, array in known.items()},
-                             on_cpu=devices[0].device_type != "gpu", cast_outputs=options.cast_outputs)
-    made = ConvertedBlock(symbol, traced.inputs, record, _running(policy, devices[0]))
+                             on_cpu=on_cpu, cast_outputs=options.cast_outputs)
+    made = ConvertedBlock(symbol, traced.inputs, record, State({"cpu": policy}) if on_cpu else None)
     blocks.set_formats(made, traced.formats)
     blocks.load_parameters(made, weights.arrays, devices)
     made.hybridize(**{"static_alloc": True, "static_shape": True, **blocks.flags_of(block)})
     return made
-
-
-def _running(policy: Policy, device: mx.Context) -> State | None:
-    """Return the setting that a converted network runs under, None where MXNet runs it as it is."""
-    return None if device.device_type == "gpu" else State({"cpu": policy})
 
 
 def _devices_of(block: HybridBlock) -> list[mx.Context]:

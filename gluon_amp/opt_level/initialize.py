@@ -200,11 +200,8 @@ def _start(name: str, options: Options, networks: Sequence[Block], several: Sequ
 def _print(level: str, options: Options) -> None:
     meaning, defaults = LEVELS[level]
     if options.cast_model_type == LOW:
-        options = replace(options, cast_model_type=_low_types() or FLOAT32)
+        policies = controller.marked.policies if controller.marked is not None else {}
+        types = ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in policies.items())
+        options = replace(options, cast_model_type=types or FLOAT32)
     print(f"gluon_amp opt_level {level}: {meaning}. Its defaults:\n{describe(defaults)}\n"
           f"In force:\n{describe(options)}")
-
-
-def _low_types() -> str:
-    policies = controller.marked.policies if controller.marked is not None else {}
-    return ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in policies.items())

@@ -1,6 +1,7 @@
 """What is in force after ``initialize``: for the networks, and for the trainers."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple, Sequence
 
 from mxnet import gluon
@@ -11,15 +12,20 @@ from .._mxnet import trainers
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32
 from ..loss_scaler import LossScaler
+from ..rules import FP32, WIDEST, Policy, Rule
+from ..rules.tables import table
+from ..rules.tables.groups.layers import BATCH_NORMS
+from ..rules.tables.whole_network import WHOLE_NETWORK
 from ..runtime import hooks
 from ..runtime.autocast import init
 from ..runtime.devices import announce, choose, device_supports
 from ..runtime.policies import device_policies, rewrites
 from ..runtime.state import Network, State, controller
 from ..trainer_scaler import TrainerScaler, UnscaledTrainer, attach, stand_by
-from .cast_network import cast_network
 from .low_weights import LowWeights
 from .options import LOW, Options
+
+_SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 
 
 class Disabled:
@@ -79,6 +85,21 @@ def switch_on(level: str, options: Options, networks: Sequence[Block],
         hooks.install()
         controller.cast({net: Network(state, options.cast_model_outputs) for net in networks})
     return weights
+
+
+def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
+    """Return the policy for a network that is cast as a whole: operators with a correct kernel follow their data."""
+    known = table(policy.target_dtype)
+    followers = {name: tuple(map(_follower, known[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
+    rounding = {name: tuple(replace(rule, rounded_inputs=_SCALE_AND_SHIFT) for rule in known[name])
+                for name in BATCH_NORMS if round_batch_norm}
+    return replace(policy, overrides={**followers, **rounding, **policy.overrides})
+
+
+def _follower(rule: Rule) -> Rule:
+    if rule.rule != FP32 or not rule.safe:
+        return rule
+    return replace(rule, rule=WIDEST, note="the network is cast as a whole; mixed inputs widen to FP32")
 
 
 def _cast_up(networks: Sequence[Block]) -> None:

@@ -66,10 +66,6 @@ class Group:
         _spread(value, out)
 
 
-class LocalGroup(Group):
-    """A process of its own: sums are over its contexts."""
-
-
 class StoreGroup(Group):
     """Workers of a KVStore that sums: MXNet's ``dist_sync`` and ``dist_device_sync``, or a registered one."""
 
