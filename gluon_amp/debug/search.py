@@ -20,8 +20,8 @@ from ..rules.measurements import Tuning, signature
 from ..runtime import hooks
 from ..runtime.eager_policy import EagerPolicy
 from ..runtime.state import State, in_force
-from .compare.comparison import run_both
-from .compare.differences import SEED, both_ways, lowers_alone, relative_error
+from .compare import run_both
+from .differences import SEED, both_ways, lowers_alone, relative_error
 from .recording.events import Event
 from .recording.runs import arguments_of, float_arrays, make_ready, mixed_state, unchanged
 from .recording.tape import Tape

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from gluon_amp.debug.compare.differences import relative_error
+from gluon_amp.debug.differences import relative_error
 from gluon_amp.debug.formats import FORMATS, Format, Losses, losses
 from gluon_amp.debug.overflow.findings import Magnitude
 from gluon_amp.debug.report.flops import flops

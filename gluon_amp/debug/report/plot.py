@@ -124,7 +124,9 @@ def _matplotlib(picture: Picture, title: str, path: Path | None) -> Any:
             axes.text(x, y, box.label, ha="center", va="center", fontsize=6, zorder=3,
                       bbox={"boxstyle": "round", "facecolor": _colour(box), "edgecolor": "white"})
     else:
-        axes.scatter([x for x, _ in places], [y for _, y in places], s=_sizes(picture.boxes),
+        most = max(box.flops for box in picture.boxes) or 1
+        axes.scatter([x for x, _ in places], [y for _, y in places],
+                     s=[12 + 110 * sqrt(box.flops / most) for box in picture.boxes],
                      c=[_colour(box) for box in picture.boxes], marker="s", zorder=3)
     axes.set(xlim=(-1, width), ylim=(-height, 1), title=title)
     axes.title.set(fontsize=9, wrap=True)
@@ -139,11 +141,6 @@ def save_figure(figure: Any, path: Any) -> None:
     """Write a picture whole or not at all; Matplotlib takes its kind from the suffix."""
     with replacing(path) as (temporary,):
         figure.savefig(temporary, format=Path(path).suffix[1:] or "png", dpi=130)
-
-
-def _sizes(boxes: Sequence[Box]) -> list[float]:
-    most = max(box.flops for box in boxes) or 1
-    return [12 + 110 * sqrt(box.flops / most) for box in boxes]
 
 
 def _add_legend(axes: Any, picture: Picture) -> None:

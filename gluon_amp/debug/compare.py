@@ -1,4 +1,4 @@
-"""Compare a network's mixed precision with FP32, operator by operator: ``compare``."""
+"""``amp.compare``: how far every operator of a network in mixed precision is from FP32."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -9,21 +9,22 @@ import numpy as np
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ...dtypes import FLOAT32
-from ...errors import PolicyError, expected
-from ...rules import Policy
-from ...runtime.state import State
-from ..console import print_table
-from ..recording.events import is_float
-from ..recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
+from ..dtypes import FLOAT32
+from ..errors import PolicyError, StateError, expected
+from ..rules import Policy
+from ..runtime.state import State
+from .console import print_table
 from .differences import SEED, OperatorError, difference, first_infinite, isolated_errors, relative_error
-from .plot import draw
+from .recording.events import is_float
+from .recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
+from .report.plot import COLOURS, save_figure
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _NEGLIGIBLE = 1e-3  # gradients smaller than this, beside a typical one, are sums that cancel: all rounding
-
+_LABELLED = 3  # operators in a panel of the picture
+_PANELS = (("output", "accumulated", "isolated"), ("gradient", "gradient", "isolated_gradient"))
 ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
 
 
@@ -124,7 +125,7 @@ class Comparison:
         StateError
             Matplotlib is not installed.
         """
-        return draw(self.operators, self.dtype, self.summary, path)
+        return _draw(self.operators, self.dtype, self.summary, path)
 
 
 def _number(error: float) -> str:
@@ -265,3 +266,41 @@ def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
     typical = np.sqrt(np.concatenate(squares).mean()) if squares else 0.0
     for name, pair in pairs.items():
         yield name, relative_error([pair], _NEGLIGIBLE * typical * np.sqrt(pair[0].size))
+
+
+def _draw(rows: Sequence[OperatorError], dtype: str, title: str, path: Any = None) -> Any:
+    """Draw outputs' errors above, gradients' below, in the order of the operators; return the figure."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise StateError(f"plot: {error}. Install it with pip install 'gluon_amp[debug]'") from error
+    panels = [panel for panel in _PANELS if any(getattr(row, panel[1]) > 0 for row in rows)] or [_PANELS[0]]
+    figure = Figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
+    for axes, panel in zip(np.atleast_1d(figure.subplots(len(panels), 1, sharex=True)), panels):
+        _panel(axes, rows, dtype, *panel)
+    figure.axes[-1].set_xlabel("operator, in the order of the forward pass")
+    figure.suptitle(title, fontsize=9)
+    if path is not None:
+        save_figure(figure, path)
+    return figure
+
+
+def _panel(axes: Any, rows: Sequence[OperatorError], dtype: str, title: str, accumulated: str, isolated: str) -> None:
+    positions = np.arange(len(rows))
+    together = np.array([getattr(row, accumulated) for row in rows])
+    alone = np.array([getattr(row, isolated) for row in rows])
+    low = np.array([row.dtype == dtype for row in rows], dtype=bool)
+    axes.plot(positions, np.where(np.isfinite(together), together, np.nan), color="#999999", linewidth=1,
+              label="accumulated")
+    axes.scatter(positions[low], alone[low], s=14, color=COLOURS[dtype], label=f"isolated, in {dtype}")
+    axes.scatter(positions[~low], together[~low], s=9, color=COLOURS["float32"], label="accumulated, in float32")
+    culprit = first_infinite(rows, accumulated)
+    if culprit is not None:
+        axes.axvline(culprit, color="#D55E00", linewidth=1, label="first infinite error")
+    axes.set_yscale("log", nonpositive="mask")
+    axes.set_ylabel(f"relative error of the {title}")
+    axes.legend(fontsize=8, loc="lower right")
+    for position in np.argsort(-np.nan_to_num(alone, nan=-1.0, posinf=-1.0))[:_LABELLED]:
+        if low[position] and alone[position] > 0:
+            axes.annotate(rows[position].name, (position, alone[position]), fontsize=7, xytext=(3, 3),
+                          textcoords="offset points")
