@@ -180,7 +180,8 @@ def check_mxnet(found: Mapping[str, str]) -> None:
         raise ImportError(
             f"gluon_amp needs MXNet 1.9.1, found no MXNet.\nRun: {INSTALL_MXNET}\n{CUDA_HINT}"
         )
-    wrong = {name: version for name, version in found.items() if not _is_supported(version)}
+    series = MXNET_SERIES.split(".")
+    wrong = {name: version for name, version in found.items() if version.split(".")[:2] != series}
     if not wrong:
         return
     described = ", ".join(f"{name} {version}" for name, version in wrong.items())
@@ -317,10 +318,6 @@ def _try_to_load(path: Path, load: Callable[[str], object]) -> bool:
 
 def _load_globally(path: str) -> ctypes.CDLL:
     return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-
-
-def _is_supported(version: str) -> bool:
-    return version.split(".")[:2] == MXNET_SERIES.split(".")
 
 
 def _dotted(version: Tuple[int, ...]) -> str:

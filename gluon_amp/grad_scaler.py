@@ -103,12 +103,9 @@ class GradScaler:
             raise ValueError(expected("a number between 0 and 1", "backoff_factor", backoff_factor))
         self._settings = {"growth_factor": growth_factor, "backoff_factor": backoff_factor,
                           "growth_interval": checks.whole("growth_interval", growth_interval, 1)}
-        self._scaler = self._make(init_scale)
+        self._scaler = _UpdatedLater(init_scale=init_scale, min_scale=_LEAST, max_scale=_MOST, **self._settings)
         self._losses = 0  # scaled since the last update
         self._done: dict[TrainerScaler, str] = {}  # what was called for each trainer since the last update
-
-    def _make(self, scale: float) -> _UpdatedLater:
-        return _UpdatedLater(init_scale=scale, min_scale=_LEAST, max_scale=_MOST, **self._settings)
 
     def scale(self, outputs: Loss) -> Loss:
         """Multiply a loss, or a list of them, by the scale.

@@ -84,23 +84,24 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
             handles.enter_context(mx.AttrScope(**{REGION: REGION_OFF}))
         for child in descendants(block):
             if child is not block and id(child) in excluded:
-                scopes: list[Any] = []
-                handles.enter_context(child.register_forward_pre_hook(_entering(scopes)))
-                handles.enter_context(child.register_forward_hook(_leaving(scopes)))
+                enter, leave = _scope_hooks()
+                handles.enter_context(child.register_forward_pre_hook(enter))
+                handles.enter_context(child.register_forward_hook(leave))
         yield
 
 
-def _entering(scopes: list[Any]) -> Callable:
+def _scope_hooks() -> tuple[Callable, Callable]:
+    """Make the hooks around a block's calls between which its operators are marked."""
+    scopes: list[Any] = []
+
     def enter(*_: Any) -> None:
         scopes.append(mx.AttrScope(**{REGION: REGION_OFF}))
         scopes[-1].__enter__()
-    return enter
 
-
-def _leaving(scopes: list[Any]) -> Callable:
     def leave(*_: Any) -> None:
         scopes.pop().__exit__(None, None, None)
-    return leave
+
+    return enter, leave
 
 
 def make_symbol_block_forward(original: Callable) -> Callable:

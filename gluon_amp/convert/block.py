@@ -199,7 +199,8 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     example = as_example(data_example)
     traced = traced_block(block, example, options.exclude.match)
     inputs = [data.name for data in traced.inputs]
-    devices = options.devices or _devices_of(block)
+    parameter = next(iter(block.collect_params().values()), None)
+    devices = options.devices or ([mx.context.current_context()] if parameter is None else parameter.list_ctx())
     on_cpu = devices[0].device_type != "gpu"
     policy = options.policy(to_graph(traced.symbol), devices, block)
     weights = NDArrayWeights(blocks.parameters_of(block, [name for name in traced.symbol.list_inputs()
@@ -214,8 +215,3 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     blocks.load_parameters(made, weights.arrays, devices)
     made.hybridize(**{"static_alloc": True, "static_shape": True, **blocks.flags_of(block)})
     return made
-
-
-def _devices_of(block: HybridBlock) -> list[mx.Context]:
-    first = next(iter(block.collect_params().values()), None)
-    return [mx.context.current_context()] if first is None else first.list_ctx()

@@ -110,7 +110,9 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping
                          else lambda given: to_graph(fuse(from_graph(given, symbol))))
     counts = passes.run(graph, context)
     operators = graph.operators()
-    low, casts = _low_operators(operators, policy.target_dtype), sum(node.op == CAST for node in operators)
+    casts = sum(node.op == CAST for node in operators)
+    low = sum(node.op != CAST and any(entry.dtype == policy.target_dtype for entry in node.inputs)
+              for node in operators if policy.target_dtype != FLOAT32)
     _say_types(graph, set(dtypes))
     counts.update(passes.finish(graph, context))
     steps = {each.name: counts[each.name] for each in passes.PASSES if each.is_step and each.name in counts}
@@ -159,12 +161,6 @@ def _say_types(graph: Graph, data: Collection[str]) -> None:
         if (node.name not in data and node.attrs.get(DTYPE, "-1") == "-1" and node.dtypes == [FLOAT32] and reading
                 and all(reader.op == CAST or reader.role is Role.GUARD for reader in reading)):
             node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[FLOAT32])}
-
-
-def _low_operators(operators: Sequence[Node], target: str) -> int:
-    if target == FLOAT32:
-        return 0
-    return sum(node.op != CAST and any(entry.dtype == target for entry in node.inputs) for node in operators)
 
 
 def with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tuple[mx.sym.Symbol, dict[str, Any]]:
