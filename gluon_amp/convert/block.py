@@ -12,7 +12,7 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from .. import checks
 from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays, first_array, is_recorded
-from .._mxnet.symbols import NumpySymbol, dtype_name, to_graph
+from .._mxnet.symbols import NumpySymbol, to_graph
 from .._mxnet.weights import NDArrayWeights
 from ..dtypes import BFLOAT16, FLOAT32
 from ..elsewhere import answers
@@ -205,11 +205,8 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     policy = options.policy(to_graph(traced.symbol), devices, block)
     weights = NDArrayWeights(blocks.parameters_of(block, [name for name in traced.symbol.list_inputs()
                                                           if name not in inputs]))
-    known = dict(zip(inputs, flat(example)))
-    symbol, record = convert(traced.symbol, weights, policy,
-                             {name: dtype_name(array.dtype) for name, array in known.items()},  # type: ignore[misc]
-                             {name: array.shape for name, array in known.items()},
-                             on_cpu=on_cpu, cast_outputs=options.cast_outputs)
+    symbol, record = convert(traced.symbol, weights, policy, dict(zip(inputs, flat(example))), on_cpu=on_cpu,
+                             cast_outputs=options.cast_outputs)
     made = ConvertedBlock(symbol, traced.inputs, record, State({"cpu": policy}) if on_cpu else None)
     blocks.set_formats(made, traced.formats)
     blocks.load_parameters(made, weights.arrays, devices)

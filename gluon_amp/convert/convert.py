@@ -10,7 +10,7 @@ import mxnet as mx
 
 from .. import passes
 from .._mxnet.arrays import cast_arrays
-from .._mxnet.symbols import analyse, first_line, from_graph, fuse, to_graph, with_lasting_casts
+from .._mxnet.symbols import analyse, dtype_name, first_line, from_graph, fuse, to_graph, with_lasting_casts
 from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT32, FLOAT64, LOW_PRECISION
 from ..errors import GraphError
@@ -92,10 +92,11 @@ def _bearer(head: Node) -> Node:
     return head
 
 
-def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping[str, str],
-            shapes: Mapping[str, tuple[int, ...]], *, on_cpu: bool = True,
+def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mapping[str, Any], *, on_cpu: bool = True,
             cast_outputs: bool = True) -> tuple[mx.sym.Symbol, Conversion]:
-    """Convert a symbol; the caller's is left as it is."""
+    """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is."""
+    dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
+    shapes = {name: tuple(getattr(value, "shape", value)) for name, value in example.items()}
     graph = to_graph(symbol)
     earlier = conversion_of(graph)
     if earlier is not None:

@@ -18,7 +18,7 @@ from ..loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from ..runtime.devices import choose, device_supports, of_device
 from ..runtime.state import controller
 from ..trainer_scaler import UnscaledTrainer
-from .levels import Disabled, Enabled, PlainFP32, switch_on
+from .levels import Applied, switch_on
 from .options import DYNAMIC, LEVELS, LOW, Options, as_bool, describe, resolve
 
 Item = TypeVar("Item")
@@ -115,7 +115,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     networks = _items("net", net, Block, "a Block")
     several = [] if trainer is None else _items("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     _refuse_repetition()
-    level: Enabled | Disabled = Disabled()
+    level = Applied(reduces=False)
     if as_bool("enabled", enabled):
         overrides = {"cast_model_type": cast_model_type, "keep_batchnorm_fp32": keep_batchnorm_fp32,
                      "master_weights": master_weights, "loss_scale": loss_scale,
@@ -185,7 +185,7 @@ def _refuse_unfit(networks: Sequence[Block], several: Sequence[gluon.Trainer], l
 
 
 def _start(name: str, options: Options, networks: Sequence[Block], several: Sequence[gluon.Trainer],
-           scalers: list[LossScaler], disabled_passes: frozenset[str]) -> Enabled | Disabled:
+           scalers: list[LossScaler], disabled_passes: frozenset[str]) -> Applied:
     scaled = name != "O0" or options.loss_scale != 1.0
     if scaled:
         for trainer in several:
@@ -194,7 +194,7 @@ def _start(name: str, options: Options, networks: Sequence[Block], several: Sequ
         warnings.warn(f"opt_level O0 with loss_scale={options.loss_scale}: FP32 needs no loss scaling; leave it out",
                       stacklevel=4)
     weights = switch_on(name, options, networks, disabled_passes)
-    return Enabled(scalers, weights) if scaled else PlainFP32()
+    return Applied(scalers, weights) if scaled else Applied()
 
 
 def _print(level: str, options: Options) -> None:

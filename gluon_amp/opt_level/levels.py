@@ -28,39 +28,21 @@ from .options import LOW, Options
 _SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 
 
-class Disabled:
-    """Leaves trainers as they are; ``scale_loss`` gives their losses back unscaled."""
-
-    def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
-        """Let losses be scaled by 1."""
-        stand_by(trainer, UnscaledTrainer(trainer))
-
-    def updated(self, trainer: gluon.Trainer) -> None:
-        """Do nothing."""
-
-
-class PlainFP32(Disabled):
-    """Leaves trainers as they are; those that work with other processes reduce as they do at other levels."""
-
-    def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
-        """Let losses be scaled by 1."""
-        if parallel.size() == 1:
-            super().attach(trainer, warn_after)
-        else:
-            trainers.update_locally(trainer)
-            attach(trainer, UnscaledTrainer(trainer), **reduction)
-
-
-class Enabled(NamedTuple):
+class Applied(NamedTuple):
     """A level's work on trainers."""
 
-    scalers: list[LossScaler]  # one per loss, shared by all trainers
-    weights: LowWeights | None  # what is rounded after updates
+    scalers: Sequence[LossScaler] = ()  # one per loss, shared by all trainers; none where losses are not scaled
+    weights: LowWeights | None = None  # what is rounded after updates
+    reduces: bool = True  # whether it reduces the gradients of several processes where losses are not scaled
 
     def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
         """Give a trainer the loss scalers; ``reduction`` is what ``init_trainer`` takes for several processes."""
-        trainers.update_locally(trainer)
-        attach(trainer, TrainerScaler(trainer, self.scalers, warn_after), **reduction)
+        scaler = TrainerScaler(trainer, self.scalers, warn_after) if self.scalers else UnscaledTrainer(trainer)
+        if self.scalers or (self.reduces and parallel.size() > 1):
+            trainers.update_locally(trainer)
+            attach(trainer, scaler, **reduction)
+        else:
+            stand_by(trainer, scaler)  # which trains as without it
 
     def updated(self, trainer: gluon.Trainer) -> None:
         """Round the weights that a trainer has updated."""

@@ -3,9 +3,8 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -29,26 +28,13 @@ from .locate import BACKWARD, DATA, Culprit, Locator
 _logger = logging.getLogger("gluon_amp")
 
 
-@dataclass(eq=False)
-class _Call:
+class _Call(NamedTuple):
     """One call of the network in a training step, and the gradients that came back to its outputs."""
 
     arguments: tuple
     state: State | None
     train_mode: bool
-    probes: list[_Probe] = field(default_factory=list)
-
-    def probed(self, array: NDArray) -> NDArray:
-        """Return an output of the network with a probe behind it; other values as they are."""
-        if not is_float(array):
-            return array
-        self.probes.append(_Probe())
-        return self.probes[-1](array)
-
-    @property
-    def gradients(self) -> list[NDArray | None]:
-        """The gradients of the floating-point outputs, None where none came back."""
-        return [probe.gradient for probe in self.probes]
+    gradients: list[NDArray | None]  # of the floating-point outputs, None where none came back
 
 
 class _Probe(autograd.Function):
@@ -56,7 +42,10 @@ class _Probe(autograd.Function):
 
     # One array each: MXNet hands uninitialized memory to a function for those of its outputs that get no gradient.
 
-    gradient: NDArray | None = None
+    def __init__(self, gradients: list[NDArray | None]):
+        super().__init__()
+        self._gradients, self._position = gradients, len(gradients)
+        gradients.append(None)
 
     @custom_fwd
     def forward(self, array: NDArray) -> NDArray:
@@ -65,7 +54,7 @@ class _Probe(autograd.Function):
 
     def backward(self, gradient: NDArray) -> NDArray:
         """Note the gradient and hand it on."""
-        self.gradient = gradient.copy()
+        self._gradients[self._position] = gradient.copy()
         return gradient
 
 
@@ -110,9 +99,9 @@ class OverflowTracer:
             return outputs
         if returns_fp32(arguments):
             outputs = cast_arrays(outputs, FLOAT32)
-        call = _Call(arguments, controller.current(), autograd.is_training())
+        call = _Call(arguments, controller.current(), autograd.is_training(), [])
         self._calls.append(call)
-        return map_arrays(call.probed, outputs)
+        return map_arrays(lambda array: _Probe(call.gradients)(array) if is_float(array) else array, outputs)
 
     def _step(self, skipped: bool) -> None:
         """Hear of a step."""
