@@ -197,17 +197,18 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
 def _described(culprit: Culprit, locator: Locator, scale: float, gradients: tuple[Magnitude, ...]) -> OverflowReport:
     make = partial(OverflowReport, culprit.phase, scale, gradients, tensor=culprit.tensor,
                    rounded_to=_rounded_to(culprit))
-    event, measured = culprit.event, partial(_measured, locator)
+    event, backward = culprit.event, culprit.phase == BACKWARD
     if event is None:
-        at_fault = measured([culprit.tensor], [culprit.array])
+        at_fault = _measured(locator, [culprit.tensor], [culprit.array])
         return make(inputs=at_fault) if culprit.phase == DATA else make(gradients=at_fault)
-    backward = culprit.phase == BACKWARD
-    inputs, outputs = _input_names(event, locator), _numbered("output", event.outputs)
-    return make(operator=event.name, op=event.op, block=event.block, inputs=measured(inputs, event.inputs),
-                outputs=measured(outputs, event.outputs),
-                gradients=measured(outputs, event.gradients) if backward else (),
-                input_gradients=measured(inputs, event.input_gradients) if backward else (),
-                in_fp32=_in_fp32(culprit, event, locator),
+    of_inputs = partial(_measured, locator, _input_names(event, locator))
+    of_outputs = partial(_measured, locator, [f"output {number}" for number in range(len(event.outputs))]
+                         if len(event.outputs) > 1 else ["output"])
+    fp32 = _in_fp32(culprit, event, locator)
+    return make(operator=event.name, op=event.op, block=event.block, inputs=of_inputs(event.inputs),
+                outputs=of_outputs(event.outputs), gradients=of_outputs(event.gradients) if backward else (),
+                input_gradients=of_inputs(event.input_gradients) if backward else (),
+                in_fp32=of_inputs(fp32.input_gradients) if backward else of_outputs(fp32.outputs),
                 around=tuple(locator.neighbours(event, culprit.phase)))
 
 
@@ -218,25 +219,17 @@ def _rounded_to(culprit: Culprit) -> str:
     return next((dtype for dtype in map(dtype_of, arrays) if dtype in LOW_PRECISION), "")
 
 
-def _in_fp32(culprit: Culprit, event: Event, locator: Locator) -> tuple[Magnitude, ...]:
+def _in_fp32(culprit: Culprit, event: Event, locator: Locator) -> Rerun:
+    """Return what the operator gives in FP32, nothing where that cannot be told."""
     if event.repeatable:
-        rerun = locator.run.tape.again(event)
-    elif culprit.rounding is not None:  # what was rounded is FP32
-        rerun = Rerun(event.outputs, event.input_gradients)
-    else:
-        return ()
-    if culprit.phase == BACKWARD:
-        return _measured(locator, _input_names(event, locator), rerun.input_gradients)
-    return _measured(locator, _numbered("output", rerun.outputs), rerun.outputs)
+        return locator.run.tape.again(event)
+    # What was rounded is FP32.
+    return Rerun([], []) if culprit.rounding is None else Rerun(event.outputs, event.input_gradients)
 
 
 def _measured(locator: Locator, names: Sequence[str], arrays: Sequence[NDArray | None]) -> tuple[Magnitude, ...]:
     return tuple(locator.measure(name, array) for name, array in zip(names, arrays)
                  if array is not None and is_float(array))
-
-
-def _numbered(word: str, arrays: Sequence[Any]) -> list[str]:
-    return [f"{word} {i}" if len(arrays) > 1 else word for i in range(len(arrays))]
 
 
 def _input_names(event: Event, locator: Locator) -> list[str]:
