@@ -17,7 +17,7 @@ from .._mxnet.weights import NDArrayWeights
 from ..dtypes import BFLOAT16, FLOAT32
 from ..elsewhere import answers
 from ..errors import StateError
-from ..rules import ConditionalOp, Policy
+from ..rules import ConditionalOp
 from ..runtime.devices import require_bfloat16
 from ..runtime.graph_applier import RewritingCachedOp
 from ..runtime.state import State

@@ -2,13 +2,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
 
 from .. import parallel
 from .._mxnet import trainers
+from .._mxnet.arrays import round_in_place
+from .._mxnet.batch_norms import batch_norm_parameters
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32
 from ..loss_scaler import LossScaler
@@ -22,10 +25,50 @@ from ..runtime.devices import announce, choose, device_supports
 from ..runtime.policies import device_policies, rewrites
 from ..runtime.state import Network, State, controller
 from ..trainer_scaler import TrainerScaler, UnscaledTrainer, attach, stand_by
-from .low_weights import LowWeights
 from .options import LOW, Options
 
 _SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
+
+
+class LowWeights:
+    """The parameters of networks without masters: what updates give, and running statistics, is rounded."""
+
+    # MXNet cannot store bfloat16 parameters, and its optimizers refuse them. FP32 arrays that hold values of the
+    # low-precision type compute the same; a cast of such an array to the type is exact.
+
+    def __init__(self, networks: Sequence[Block], options: Options, state: State):
+        self._state = state
+        parameters = {id(parameter): parameter for net in networks for parameter in net.collect_params().values()}
+        normalizing = {id(parameter) for net in networks for parameter in batch_norm_parameters(net)}
+        self._trained: dict[int, gluon.Parameter] = {}
+        kept = normalizing if options.keep_batchnorm_fp32 else set()
+        if not options.master_weights:
+            self._trained = {key: parameter for key, parameter in parameters.items()
+                             if parameter.grad_req != "null" and key not in kept}
+        self._statistics = [parameters[key] for key in normalizing - kept if parameters[key].grad_req == "null"]
+
+    def round(self) -> None:
+        """Round the parameters that have values; deferred ones are rounded later."""
+        self._round(self._arrays([*self._trained.values(), *self._statistics]))
+
+    def round_updated(self, trainer: gluon.Trainer) -> None:
+        """Round what a trainer's update has written: weights, the optimizer's states, and running statistics."""
+        updated = [parameter for parameter in trainers.parameters(trainer) if id(parameter) in self._trained]
+        self._round(self._arrays([*updated, *self._statistics]))
+        self._round(trainers.optimizer_arrays(trainer, updated))
+
+    @staticmethod
+    def _arrays(parameters: Iterable[gluon.Parameter]) -> Iterator[NDArray]:
+        for parameter in parameters:
+            if trainers.is_initialized(parameter):
+                yield from parameter.list_data()
+
+    def _round(self, arrays: Iterable[NDArray]) -> None:
+        with autograd.pause():
+            for array in arrays:
+                policy = self._state.policy(self._state.key(array.context))
+                if policy is not None and policy.lowers:
+                    round_in_place(array, policy.target_dtype)
 
 
 class Applied(NamedTuple):
@@ -60,8 +103,7 @@ def switch_on(level: str, options: Options, networks: Sequence[Block],
         init(disable_passes=disabled_passes)
     else:
         state = _cast_state(options, disabled_passes)
-        dtypes = {device: policy.target_dtype for device, policy in state.policies.items() if policy.lowers}
-        weights = LowWeights(networks, options, dtypes, state.key)
+        weights = LowWeights(networks, options, state)
         weights.round()
     if state is not None or options.cast_model_outputs is not None:
         hooks.install()
