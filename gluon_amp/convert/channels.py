@@ -80,8 +80,8 @@ def _wanted(node: Node, data: _Channels | None) -> list[tuple[int | None, ...]]:
         return [(channels,)] * 4
     if node.op == "FullyConnected":
         hidden, flat = integer(attrs, "num_hidden", 0), is_set(attrs, "flatten", default=True)
-        is_known = data is not None and (data.places == 1 if flat else not data.is_map)
-        return [(hidden, data.number if data is not None and is_known else None), (hidden,)]
+        width = None if data is None or (data.places != 1 if flat else data.is_map) else data.number
+        return [(hidden, width), (hidden,)]
     if node.op == "Embedding":
         return [(integer(attrs, "input_dim", 0), integer(attrs, "output_dim", 0))]
     return []
