@@ -158,7 +158,9 @@ def _add_legend(axes: Any, picture: Picture) -> None:
 def _layout(picture: Picture) -> tuple[list[tuple[float, float]], float, float]:
     """Place boxes below those that they read, in columns; return places, width and height."""
     rows = _rows(picture)
-    length = _column_length(rows, _is_labelled(picture))
+    # About as wide as high.
+    across, ratio = max(map(len, rows), default=1), 2.7 if _is_labelled(picture) else 1.25
+    length = max(8, ceil(sqrt(len(rows) * min(across + 0.6, 3) * ratio)))
     places: list[tuple[float, float]] = [(0.0, 0.0)] * len(picture.boxes)
     left = 0.0
     for start in range(0, len(rows), length):
@@ -195,12 +197,6 @@ def _depths(picture: Picture) -> list[int]:
     for number in range(len(picture.boxes)):
         depths.append(1 + max((depths[source] for source in before[number]), default=-1))
     return depths
-
-
-def _column_length(rows: Sequence[Sequence[int]], labelled: bool) -> int:
-    """Choose the length of columns so that the picture is about as wide as high."""
-    across, ratio = max(map(len, rows), default=1), 2.7 if labelled else 1.25
-    return max(8, ceil(sqrt(len(rows) * min(across + 0.6, 3) * ratio)))
 
 
 _PICTURES = {"operator": _by_operator, "block": _by_block}
