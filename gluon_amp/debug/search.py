@@ -111,7 +111,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     with hooks.kept_in_place(), tqdm(desc="search", unit="run", disable=not progress) as bar:
         judge = (_judge_of_outputs(net, arguments, train_mode, max_error) if max_error is not None
                  else _judge_of_metric(net, metric, budget, greater_is_better))
-        trial = _Trial(net, judge, base, device, bar)
+        trial = _Trial(judge, base, device, bar)
         judge.check_reference()
         if trial.fits(()):
             return base
@@ -193,8 +193,8 @@ def _judge_of_metric(net: Block, metric: Any, budget: float | None, greater_is_b
 class _Trial:
     """Tries exclusions out, each once."""
 
-    def __init__(self, net: Block, judge: _Judge, base: Policy, device: str, bar: Any):
-        self.net, self.judge, self.base, self.device, self.bar = net, judge, base, device, bar
+    def __init__(self, judge: _Judge, base: Policy, device: str, bar: Any):
+        self.judge, self.base, self.device, self.bar = judge, base, device, bar
         self.found: dict[frozenset[str], float] = {}
         self.told = ""
 
