@@ -125,13 +125,11 @@ class GradScaler:
         TypeError
             ``outputs`` holds something else.
         """
-        several = isinstance(outputs, (list, tuple))
         losses = losses_in("outputs", outputs)
         if not self._enabled:
             return outputs
         self._losses += len(losses)
-        scaled_losses = [scaled(loss, self._scaler.loss_scale) for loss in losses]
-        return scaled_losses if several else scaled_losses[0]
+        return scaled(outputs, self._scaler.loss_scale)
 
     def unscale_(self, trainer: gluon.Trainer) -> None:
         """Divide the scale out of a trainer's gradients now, to read or clip them before :meth:`step`.

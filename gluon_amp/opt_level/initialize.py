@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any, Iterable, Sequence, TypeVar
+from typing import Any, Iterable, Sequence
 
 from mxnet import gluon
 from mxnet.gluon import Block
@@ -13,15 +13,13 @@ from .._mxnet import trainers
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION
 from ..elsewhere import answers
-from ..errors import StateError, expected
+from ..errors import StateError
 from ..loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from ..runtime.devices import choose, device_supports, of_device
 from ..runtime.state import controller
 from ..trainer_scaler import UnscaledTrainer
 from .levels import Applied, switch_on
 from .options import DYNAMIC, LEVELS, LOW, Options, as_bool, describe, resolve
-
-Item = TypeVar("Item")
 
 
 @answers(models="it is called net", optimizers="the trainer stands in their place: amp.initialize(net, trainer)",
@@ -112,8 +110,8 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     128.0
     >>> amp.deinit()
     """
-    networks = _items("net", net, Block, "a Block")
-    several = [] if trainer is None else _items("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    networks = checks.one_or_several("net", net, Block, "a Block")
+    several = [] if trainer is None else checks.one_or_several("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     _refuse_repetition()
     level = Applied(reduces=False)
     if as_bool("enabled", enabled):
@@ -135,14 +133,6 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     for item in several:
         level.attach(item)
     return net if trainer is None else (net, trainer)
-
-
-def _items(name: str, value: Any, kind: type[Item], what: str) -> list[Item]:
-    items = list(value) if isinstance(value, (list, tuple)) else [value]
-    wrong = [item for item in items if not isinstance(item, kind)]
-    if wrong or not items:
-        raise TypeError(expected(f"{what} or a list of them", name, wrong[0] if wrong else value))
-    return items
 
 
 def _scaled_where_needed(options: Options, several: Sequence[gluon.Trainer]) -> Options:
