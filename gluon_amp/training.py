@@ -243,7 +243,7 @@ def losses_in(name: str, value: Loss) -> list[NDArray]:
     return losses
 
 
-def scaled(loss: Loss, scale: float) -> Loss:
+def scaled(loss: Any, scale: float) -> Any:
     """Multiply a loss, or several in a list, by a scale, on the tape of their gradients."""
     if isinstance(loss, (list, tuple)):
         return [scaled(each, scale) for each in loss]
