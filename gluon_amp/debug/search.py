@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from dataclasses import replace
-from typing import Any, Callable, Iterable, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Sequence, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -215,13 +216,6 @@ class _Trial:
         return self.found[key] <= self.judge.limit
 
 
-class _Candidate(NamedTuple):
-    """The operators of one name: the error that they cause alone, and their cost in FP32."""
-
-    error: float
-    cost: float
-
-
 def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool, tuning: Tuning | None) -> list[str]:
     """Name the operators that run in low precision, those whose exclusion gains most for its cost first."""
     fp32, mixed = run_both(net, arguments, state, train_mode)
@@ -231,14 +225,15 @@ def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool
     if not lowered:
         raise StateError("no operator runs in low precision as part of a graph, so none can be excluded by name: call "
                          "net.hybridize() first")
-    candidates: dict[str, _Candidate] = {}
+    # Operators of one name are excluded together.
+    errors: dict[str, float] = defaultdict(float)
+    costs: dict[str, float] = defaultdict(float)
     for event in fp32.operators():
         if event.key in lowered:
-            before = candidates.get(event.name, _Candidate(0.0, 0.0))
-            error = _error_caused(event, lowered[event.key], fp32.tape, eager) if event.repeatable else 0.0
-            candidates[event.name] = _Candidate(before.error + error, before.cost + _cost(event, tuning))
-    return sorted(candidates, key=lambda name: (-candidates[name].error / candidates[name].cost,
-                                                -candidates[name].error))
+            costs[event.name] += _cost(event, tuning)
+            if event.repeatable:
+                errors[event.name] += _error_caused(event, lowered[event.key], fp32.tape, eager)
+    return sorted(costs, key=lambda name: (-errors[name] / costs[name], -errors[name]))
 
 
 def _error_caused(event: Event, mixed: Event, tape: Tape, policy: EagerPolicy | None) -> float:
