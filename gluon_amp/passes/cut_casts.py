@@ -10,7 +10,7 @@ FP32 to low precision only together with all its readers in FP32, which have to 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 from typing import Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
@@ -35,37 +35,25 @@ def is_needed(context: Context) -> bool:
 
 def run(graph: Graph, context: Context) -> int:
     """Decide again where that saves time; return how many operators were moved."""
-    return choose(graph, context, COSTS[context.target]).apply()
+    return Choice(graph, context, COSTS[context.target]).apply()
 
 
-def choose(graph: Graph, context: Context, costs: Costs) -> Choice:
-    """Collect the operators of a graph that may run in either precision, after ``assign_dtypes``."""
-    choice = Choice(graph, context, placement=Placement(least_share=_LEAST_SHARE))
-    choice.fill(costs)
-    return choice
-
-
-@dataclass
 class Choice:
-    """The operators of a graph that may run in either precision."""
+    """The operators of a graph that may run in either precision, after ``assign_dtypes``."""
 
-    graph: Graph  # its nodes have decisions
-    context: Context  # the settings of the rewrite
-    operators: list[Node] = field(default_factory=list)  # those that may be moved
-    placement: Placement = field(default_factory=Placement)  # the same, as numbers
-
-    def fill(self, costs: Costs) -> None:
-        """Find operators and tensors, and what they cost."""
-        nodes = self.graph.operators()
-        uses = _uses(self.graph, nodes, self.context)
-        movable = _movable(self.graph, nodes, uses, self.context)
+    def __init__(self, graph: Graph, context: Context, costs: Costs):
+        self.graph, self.context = graph, context
+        self.placement = Placement(least_share=_LEAST_SHARE)  # the operators as numbers, and what they cost
+        nodes = graph.operators()
+        uses = _uses(graph, nodes, context)
+        movable = _movable(graph, nodes, uses, context)
         numbers = {key: number for number, key in enumerate(movable)}
         self.operators = list(movable.values())
         for node in self.operators:
-            size = sum(map(_size, (*_data(node, self.context), *_outputs(node))))
-            is_low = data_precision(node, self.context) == self.context.target
+            size = sum(map(_size, (*_data(node, context), *_outputs(node))))
+            is_low = data_precision(node, context) == context.target
             self.placement.low.append(is_low)
-            self.placement.kernels.append(costs.kernel(node.op, size, self.context.policy.training, is_low))
+            self.placement.kernels.append(costs.kernel(node.op, size, context.policy.training, is_low))
         for reads in uses.values():
             self._add(reads[0].entry, [read.end(numbers) for read in reads], numbers, costs)
 
