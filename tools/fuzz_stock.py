@@ -125,6 +125,7 @@ def stock_renewed(program: Program) -> list[np.ndarray] | None:
     outputs(net, data(program))
     try:
         renew(program, net)
+        mx.nd.waitall()  # otherwise the error is told where something else is read
         return outputs(net, data(program))
     except mx.MXNetError:
         return None
