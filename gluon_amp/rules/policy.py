@@ -11,7 +11,7 @@ from ..errors import PolicyError, expected
 from ..files import replacing
 from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule
 from .measurements import signature
-from .shapes import FEW_CHANNELS, SHAPE_RULES
+from .shapes import SHAPE_RULES, gets_more_channels
 from .tables import table
 
 _MOST_SHOWN = 6
@@ -200,9 +200,7 @@ class Policy:
         # In inference AMX kernels gain with few channels too, and leave their output in the layout of the others.
         if not shape or len(shape) < 2 or (self.amx and not self.training):
             return None
-        more = FEW_CHANNELS
-        lifted = op == more.op and more.applies(self) and self.runs(more.lifted_by) and more.holds(attrs, shape[1])
-        return None if lifted else shape[1]
+        return None if gets_more_channels(self, op, attrs, shape[1]) else shape[1]
 
     def fixed(self, op: str) -> Decision | None:
         """Return the decision on every use of an operator; None when it depends on the use."""

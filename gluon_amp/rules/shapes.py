@@ -31,16 +31,6 @@ class ShapeRule:
     lifted_by: str = ""  # the pass that makes it needless when it is on
 
 
-@dataclass(frozen=True)
-class FewChannels:
-    """A pass that gives operators more input channels, so that rules on few channels do not apply."""
-
-    op: str  # registered operator name
-    applies: Callable[[Policy], bool]  # whether the pass is for graphs of a policy
-    holds: Callable[[Attrs, int], bool]  # takes the operator's attributes and its input channels
-    lifted_by: str  # the pass
-
-
 def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
     """Tell whether a part of a convolution's filters meets padding only, as with small maps and wide padding."""
     if is_channels_last(attrs):
@@ -125,7 +115,8 @@ def _meets_all_shapes_on_amx(policy: Policy) -> bool:
     return policy.amx and not policy.training and policy.target_dtype == BFLOAT16
 
 
-def _trains_on_amx(policy: Policy) -> bool:
+def trains_on_amx(policy: Policy) -> bool:
+    """Tell whether graphs are for training in bfloat16 on AMX tiles."""
     return policy.amx and _trains_bfloat16(policy) and not policy.imitated
 
 
@@ -161,4 +152,9 @@ SHAPE_RULES: tuple[ShapeRule, ...] = (
                                           "blocks of channels: in bfloat16 its gradient, and those before it, would "
                                           "take thirty times as long")),
 )
-FEW_CHANNELS = FewChannels("Convolution", _trains_on_amx, can_fold_stride, lifted_by="fold_stride")
+
+
+def gets_more_channels(policy: Policy, op: str, attrs: Attrs, channels: int) -> bool:
+    """Tell whether the pass ``fold_stride`` gives an operator more channels: rules on few do not apply then."""
+    return (op == "Convolution" and trains_on_amx(policy) and policy.runs("fold_stride")
+            and can_fold_stride(attrs, channels))
