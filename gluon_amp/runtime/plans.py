@@ -37,6 +37,7 @@ class Inputs(NamedTuple):
     # the data inputs that arrive in bfloat16 from a block around, standing for FP32 ones
     low: frozenset[str] = frozenset()
     dense: bool = False  # whether all of them are dense arrays, of known shapes
+    sparse: frozenset[str] = frozenset()  # the inputs that are sparse arrays
     recorded: bool = True  # whether gradients may be asked for
     frozen: frozenset[str] = frozenset()  # weights of dense layers without a gradient, whose biases have one
 
@@ -235,7 +236,7 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
         if node.name in inputs.low:
             node.planned = [BFLOAT16]
     counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled,
-                            native=_native(graph, inputs), recorded=inputs.recorded,
+                            sparse=inputs.sparse, native=_native(graph, inputs), recorded=inputs.recorded,
                             frozen=inputs.frozen, converted=traced.is_converted)
     changed = is_widened or any(counts.values()) or (inputs.low and policy.lowers)
     return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)

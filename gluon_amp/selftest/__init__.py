@@ -11,8 +11,7 @@ from .. import _cuda
 from .._mxnet import gpus
 from ..dtypes import Support
 from ..runtime.devices import support
-from .finding import ERROR, FAILED, INFO, OK, SKIPPED, WRONG, Finding
-from .isolation import Section, findings
+from .isolation import ERROR, FAILED, INFO, OK, SKIPPED, WRONG, Finding, Section, findings
 from .native import NATIVE
 from .results import FUSION, OPERATORS, OVERFLOW, TRAINING
 from .speed import TIMING

@@ -8,8 +8,7 @@ from ..audit.judge import Judge
 from ..audit.modes import Mode
 from ..audit.samples import samples_of
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, Support
-from .finding import ERROR, OK, SKIPPED, WRONG
-from .isolation import Found, Section
+from .isolation import ERROR, OK, SKIPPED, WRONG, Found, Section
 from .results import low_type
 
 
