@@ -83,6 +83,16 @@ def clip() -> Iterator[Case]:
                            normal(4, 96, 56, 56, seed=1), "ReLU6, 4x96x56x56")
 
 
+def scale_rows() -> Iterator[Case]:
+    def ours(*inputs):
+        return invoke("_gluon_amp_scale_rows", inputs, {})[0]
+
+    for shape in ((4, 64, 8, 8), (4, 72, 28, 28), (32, 120, 28, 28), (32, 672, 14, 14), (32, 960, 7, 7)):
+        inputs = [normal(*shape), normal(*shape[:2], 1, 1, seed=1)]
+        yield from layer_cases("scale_rows", nd.broadcast_mul, ours, inputs, normal(*shape, seed=2),
+                               "x".join(map(str, shape)))
+
+
 def _lamb(weight, grad, mean, variance, **rates):
     direction = nd.lamb_update_phase1(weight, grad, mean, variance, t=3, wd=0.01)
     nd.lamb_update_phase2(weight, direction, weight.norm(), direction.norm(), **rates)
@@ -145,7 +155,7 @@ def dense_cases(dtype) -> Iterator[Case]:
 
 
 FAMILIES = {"dense": partial(dense_cases, FLOAT32), "dense_bfloat16": partial(dense_cases, BFLOAT16),
-            "layer_norm": layer_norm, "clip": clip,
+            "layer_norm": layer_norm, "clip": clip, "scale_rows": scale_rows,
             **{kind: (lambda kind=kind: update_cases(kind)) for kind in native.UPDATES}}
 
 
