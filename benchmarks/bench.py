@@ -205,8 +205,8 @@ def slots(chosen: Sequence[str], total: float) -> dict[str, float]:
             for name in chosen}
 
 
-def _measure(chosen: Sequence[str], args: argparse.Namespace, folder: Path, parts: dict[str, Any], begin: float
-             ) -> list[str]:
+def _measure(chosen: Sequence[str], args: argparse.Namespace, folder: Path, parts: dict[str, Any], earlier: float,
+             begin: float) -> list[str]:
     """Measure the parts, write what there is after each, and return what failed."""
     failed, due, end = [], begin, begin + args.total
     for name, seconds in slots(chosen, args.total).items():
@@ -223,7 +223,7 @@ def _measure(chosen: Sequence[str], args: argparse.Namespace, folder: Path, part
             print(f"error: {failure}", file=sys.stderr, flush=True)
         ordered = {each: parts[each] for each in PARTS if each in parts}
         _write(folder, {"machine": machine.describe(), "versions": machine.versions(), "small": args.small,
-                        "seconds": monotonic() - begin, "parts": ordered})
+                        "seconds": earlier + monotonic() - begin, "parts": ordered})
     return failed
 
 
@@ -237,8 +237,9 @@ def run(argv: Sequence[str] | None) -> None:
     folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
     known = folder / "bench.json"
-    parts = json.loads(known.read_text(encoding="utf-8"))["parts"] if args.add and known.exists() else {}
-    failed = _measure(chosen, args, folder, parts, begin)
+    before = json.loads(known.read_text(encoding="utf-8")) if args.add and known.exists() else {}
+    parts = before.get("parts", {})
+    failed = _measure(chosen, args, folder, parts, before.get("seconds", 0.0), begin)
     print(f"written: {known}, {folder / 'bench.md'}")
     if args.small:
         print("tiny networks: their ratios say nothing")

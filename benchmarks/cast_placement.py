@@ -87,7 +87,7 @@ def measure(name: str) -> Placed:
     context = Context.of(graph, Policy(LOW))
     shape_operands.run(graph, context)
     assign_dtypes.run(graph, context)
-    placement = cut_casts.choose(graph, context, COSTS[LOW]).placement
+    placement = cut_casts.Choice(graph, context, COSTS[LOW]).placement
     before = placement.cost(placement.low)
     moved = sum(len(gain.operators) for gain in placement.gains())
     saved = sum(gain.saved for gain in placement.gains())

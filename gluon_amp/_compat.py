@@ -20,22 +20,8 @@ logger = logging.getLogger(__name__)
 PYTHON_MIN = (3, 8)
 PYTHON_MAX = (3, 12)
 MXNET_SERIES = "1.9"
-MXNET_DISTRIBUTIONS = (
-    "mxnet",
-    "mxnet-native",
-    "mxnet-cu117",
-    "mxnet-cu116",
-    "mxnet-cu115",
-    "mxnet-cu114",
-    "mxnet-cu113",
-    "mxnet-cu112",
-    "mxnet-cu111",
-    "mxnet-cu110",
-    "mxnet-cu102",
-    "mxnet-cu101",
-    "mxnet-cu100",
-    "mxnet-cu92",
-)
+MXNET_DISTRIBUTIONS = ("mxnet", "mxnet-native", *(
+    f"mxnet-cu{version}" for version in (117, 116, 115, 114, 113, 112, 111, 110, 102, 101, 100, 92)))
 INSTALL_MXNET = "python -m pip install mxnet==1.9.1"
 CUDA_HINT = "With a CUDA GPU install mxnet-cu112==1.9.1 instead."
 
@@ -56,14 +42,8 @@ CUDA_PACKAGES = {
 # What those open by name when they first use it. That only finds what is loaded already or on the system's search path.
 OPENED_BY_NAME = {
     "libnvrtc.so.11.2": ("libnvrtc-builtins.so.11.*",),
-    "libcudnn.so.8": (
-        "libcudnn_ops_infer.so.8",
-        "libcudnn_ops_train.so.8",
-        "libcudnn_cnn_infer.so.8",
-        "libcudnn_cnn_train.so.8",
-        "libcudnn_adv_infer.so.8",
-        "libcudnn_adv_train.so.8",
-    ),
+    "libcudnn.so.8": tuple(f"libcudnn_{part}_{use}.so.8" for part in ("ops", "cnn", "adv")
+                           for use in ("infer", "train")),
 }
 DRIVER = "libcuda.so.1"
 # Kinds of segments, and of entries in the dynamic one, of an ELF file.
@@ -109,11 +89,9 @@ def check_python(version: Tuple[int, ...]) -> None:
     """Raise ImportError unless MXNet 1.9.1 runs on this Python."""
     if PYTHON_MIN <= tuple(version[:2]) <= PYTHON_MAX:
         return
-    raise ImportError(
-        "gluon_amp needs Python 3.8 to 3.12 (MXNet 1.9.1 runs on no other), "
-        f"found Python {_dotted(version)}.\nInstall Python 3.11, then: "
-        'python3.11 -m venv .venv && .venv/bin/python -m pip install mxnet==1.9.1 "numpy<1.24"'
-    )
+    raise ImportError("gluon_amp needs Python 3.8 to 3.12 (MXNet 1.9.1 runs on no other), "
+                      f"found Python {_dotted(version)}.\nInstall Python 3.11, then: "
+                      'python3.11 -m venv .venv && .venv/bin/python -m pip install mxnet==1.9.1 "numpy<1.24"')
 
 
 def numpy_version() -> Optional[str]:
@@ -130,16 +108,12 @@ def check_numpy(version: Optional[str], python: Tuple[int, ...]) -> None:
         return
     wanted = "numpy>=1.26,<2" if tuple(python[:2]) >= (3, 12) else "numpy<1.24"
     found = "no NumPy" if version is None else f"NumPy {version}"
-    raise ImportError(
-        f"gluon_amp needs NumPy 1.x (MXNet 1.9.1 does not work with NumPy 2), found {found}.\n"
-        f'Run: python -m pip install "{wanted}"'
-    )
+    raise ImportError(f"gluon_amp needs NumPy 1.x (MXNet 1.9.1 does not work with NumPy 2), found {found}.\n"
+                      f'Run: python -m pip install "{wanted}"')
 
 
-def find_mxnet(
-    version_of: Optional[Callable[[str], Optional[str]]] = None,
-    modules: Optional[Mapping[str, Any]] = None,
-) -> Dict[str, str]:
+def find_mxnet(version_of: Optional[Callable[[str], Optional[str]]] = None,
+               modules: Optional[Mapping[str, Any]] = None) -> Dict[str, str]:
     """Return the MXNet builds that are loaded or installed, without importing one."""
     version_of = distribution_version if version_of is None else version_of
     loaded = (sys.modules if modules is None else modules).get("mxnet")
@@ -177,28 +151,23 @@ def source_tree_version() -> Optional[str]:
 def check_mxnet(found: Mapping[str, str]) -> None:
     """Raise ImportError unless there is an MXNet and every one is of the 1.9 series."""
     if not found:
-        raise ImportError(
-            f"gluon_amp needs MXNet 1.9.1, found no MXNet.\nRun: {INSTALL_MXNET}\n{CUDA_HINT}"
-        )
-    wrong = {name: version for name, version in found.items() if not _is_supported(version)}
+        raise ImportError(f"gluon_amp needs MXNet 1.9.1, found no MXNet.\nRun: {INSTALL_MXNET}\n{CUDA_HINT}")
+    series = MXNET_SERIES.split(".")
+    wrong = {name: version for name, version in found.items() if version.split(".")[:2] != series}
     if not wrong:
         return
     described = ", ".join(f"{name} {version}" for name, version in wrong.items())
     packages = " ".join(name for name in wrong if name in MXNET_DISTRIBUTIONS) or "mxnet"
-    raise ImportError(
-        f"gluon_amp needs MXNet 1.9.1, found {described}.\n"
-        f"Run: python -m pip uninstall -y {packages} && {INSTALL_MXNET}\n{CUDA_HINT}"
-    )
+    raise ImportError(f"gluon_amp needs MXNet 1.9.1, found {described}.\n"
+                      f"Run: python -m pip uninstall -y {packages} && {INSTALL_MXNET}\n{CUDA_HINT}")
 
 
 def check_distutils() -> None:
     """Raise ImportError when distutils is missing: MXNet 1.9.1 imports it."""
     # Python 3.12 has no distutils of its own; setuptools provides it.
     if importlib.util.find_spec("distutils") is None:
-        raise ImportError(
-            f"MXNet 1.9.1 imports distutils, which Python {_dotted(sys.version_info[:3])} "
-            "does not have.\nRun: python -m pip install setuptools"
-        )
+        raise ImportError(f"MXNet 1.9.1 imports distutils, which Python {_dotted(sys.version_info[:3])} "
+                          "does not have.\nRun: python -m pip install setuptools")
 
 
 def add_numpy_aliases(numpy: ModuleType) -> List[str]:
@@ -244,9 +213,8 @@ def elf_segments(file: BinaryIO) -> List[Tuple[int, ...]]:
     return [struct.unpack_from("<IIQQQQ", table, size * number) for number in range(count)]
 
 
-def load_cuda(
-    needed: Iterable[str], roots: Iterable[str], build: str, load: Optional[Callable[[str], object]] = None
-) -> List[Path]:
+def load_cuda(needed: Iterable[str], roots: Iterable[str], build: str,
+              load: Optional[Callable[[str], object]] = None) -> List[Path]:
     """Load what a CUDA build of MXNet needs from the nvidia-*-cu11 packages, so that it needs no system CUDA."""
     # What no package provides is left for the system's CUDA to serve.
     load = _load_globally if load is None else load
@@ -269,9 +237,7 @@ def cuda_directories(roots: Iterable[str]) -> List[Path]:
     return [path for root in roots for path in sorted(Path(root).glob("nvidia/*/lib"))]
 
 
-def _load_library(
-    name: str, directories: List[Path], load: Callable[[str], object], loaded: List[Path]
-) -> None:
+def _load_library(name: str, directories: List[Path], load: Callable[[str], object], loaded: List[Path]) -> None:
     """Load a library of a package after those that it needs; add them to ``loaded``."""
     path = _first_match(directories, name)
     if path is None:
@@ -294,11 +260,9 @@ def _expect_on_system(name: str, load: Callable[[str], object]) -> None:
     try:
         load(name)
     except OSError as error:
-        raise ImportError(
-            f"MXNet's CUDA build needs {name}, which neither a package nor the system provides ({error}).\n"
-            f'Run: python -m pip install "{CUDA_PACKAGES[name]}", or install gluon_amp with the extra cu112, which '
-            "brings all such libraries"
-        ) from error
+        raise ImportError(f"MXNet's CUDA build needs {name}, which neither a package nor the system provides "
+                          f'({error}).\nRun: python -m pip install "{CUDA_PACKAGES[name]}", or install gluon_amp with '
+                          "the extra cu112, which brings all such libraries") from error
 
 
 def _first_match(directories: Iterable[Path], pattern: str) -> Optional[Path]:
@@ -317,10 +281,6 @@ def _try_to_load(path: Path, load: Callable[[str], object]) -> bool:
 
 def _load_globally(path: str) -> ctypes.CDLL:
     return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-
-
-def _is_supported(version: str) -> bool:
-    return version.split(".")[:2] == MXNET_SERIES.split(".")
 
 
 def _dotted(version: Tuple[int, ...]) -> str:

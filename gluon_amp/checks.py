@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import expected
+
+Item = TypeVar("Item")
 
 
 def is_number(value: object) -> bool:
@@ -45,3 +47,12 @@ def instance(name: str, value: object, kind: Any, what: str) -> None:
     """Raise TypeError unless a value is of a kind; ``what`` names it with its article."""
     if not isinstance(value, kind):
         raise TypeError(expected(what, name, value))
+
+
+def one_or_several(name: str, value: Any, kind: type[Item], what: str) -> list[Item]:
+    """Return a value of a kind, or those in a list or tuple, as a list; raise TypeError for others, and for none."""
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    wrong = [item for item in items if not isinstance(item, kind)]
+    if wrong or not items:
+        raise TypeError(expected(f"{what} or a list of them", name, wrong[0] if wrong else value))
+    return items

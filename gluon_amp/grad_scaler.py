@@ -103,12 +103,9 @@ class GradScaler:
             raise ValueError(expected("a number between 0 and 1", "backoff_factor", backoff_factor))
         self._settings = {"growth_factor": growth_factor, "backoff_factor": backoff_factor,
                           "growth_interval": checks.whole("growth_interval", growth_interval, 1)}
-        self._scaler = self._make(init_scale)
+        self._scaler = _UpdatedLater(init_scale=init_scale, min_scale=_LEAST, max_scale=_MOST, **self._settings)
         self._losses = 0  # scaled since the last update
         self._done: dict[TrainerScaler, str] = {}  # what was called for each trainer since the last update
-
-    def _make(self, scale: float) -> _UpdatedLater:
-        return _UpdatedLater(init_scale=scale, min_scale=_LEAST, max_scale=_MOST, **self._settings)
 
     def scale(self, outputs: Loss) -> Loss:
         """Multiply a loss, or a list of them, by the scale.
@@ -128,13 +125,11 @@ class GradScaler:
         TypeError
             ``outputs`` holds something else.
         """
-        several = isinstance(outputs, (list, tuple))
         losses = losses_in("outputs", outputs)
         if not self._enabled:
             return outputs
         self._losses += len(losses)
-        scaled_losses = [scaled(loss, self._scaler.loss_scale) for loss in losses]
-        return scaled_losses if several else scaled_losses[0]
+        return scaled(outputs, self._scaler.loss_scale)
 
     def unscale_(self, trainer: gluon.Trainer) -> None:
         """Divide the scale out of a trainer's gradients now, to read or clip them before :meth:`step`.

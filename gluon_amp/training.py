@@ -14,6 +14,7 @@ from .dtypes import FLOAT16
 from .elsewhere import answers
 from .errors import StateError, expected
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
+from .runtime import scaled_losses
 from .runtime.autocast import active_dtype, is_active
 from .runtime.state import controller
 from .trainer_scaler import TrainerScaler, attach, attached_to
@@ -222,26 +223,23 @@ def _scaling(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_
     if not enabled:
         yield loss
         return
-    several = trainer if isinstance(trainer, (list, tuple)) else [trainer]
+    several = checks.one_or_several("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     items = [attached_to(one, "scale_loss") for one in several]
-    if not items:
-        raise TypeError(expected("a gluon.Trainer or a list of them", "trainer", trainer))
-    losses = losses_in("loss", loss)
+    losses_in("loss", loss)
     with ExitStack() as stack:
         scales = {stack.enter_context(item.scaling(loss_id)) for item in items}
         if len(scales) != 1:
             raise StateError(f"scale_loss: the trainers have different scales ({sorted(scales)}). Give them one "
                              "scaler: amp.init_trainer(trainer, loss_scaler=scaler) for each")
         scale = scales.pop()
-        yield [scaled(item, scale) for item in losses] if isinstance(loss, (list, tuple)) else scaled(loss, scale)
+        result = scaled(loss, scale)
+        stack.enter_context(scaled_losses.noted(result if isinstance(result, list) else [result], scale))
+        yield result
 
 
 def losses_in(name: str, value: Loss) -> list[NDArray]:
     """Return a loss, or several, as a list; raise TypeError for what cannot have a gradient."""
-    losses: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
-    wrong = [loss for loss in losses if not isinstance(loss, NDArray)]
-    if wrong or not losses:
-        raise TypeError(expected("an NDArray or a list of them", name, wrong[0] if wrong else value))
+    losses = checks.one_or_several(name, value, NDArray, "an NDArray")
     for loss in losses:
         if np.dtype(loss.dtype).kind in "iub":
             raise TypeError(f"expected a floating-point loss, received {name} of type {np.dtype(loss.dtype)}: integers "
@@ -249,8 +247,10 @@ def losses_in(name: str, value: Loss) -> list[NDArray]:
     return losses
 
 
-def scaled(loss: NDArray, scale: float) -> NDArray:
-    """Multiply a loss by a scale, on the tape of its gradients."""
+def scaled(loss: Any, scale: float) -> Any:
+    """Multiply a loss, or several in a list, by a scale, on the tape of their gradients."""
+    if isinstance(loss, (list, tuple)):
+        return [scaled(each, scale) for each in loss]
     if scale == 1.0:
         return loss
     with autograd.record(autograd.is_training()):

@@ -50,11 +50,12 @@ LAYERS = {
 }
 # Likewise, inside of a package.
 INSIDE = {
-    "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "report", "formats",
-              "console", "recording", "__init__"],
-    "runtime": ["functions", "autocast", "policies", "hooks", "block_calls", "graph_applier", "executors", "observers",
-                "plans", "state", "exclusions", "eager_applier", "eager_casts", "eager_policy", "frame",
-                "second_gradients", "zero_gradients", "eager_native", "gpus", "recent", "devices", "__init__"],
+    "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "differences", "report",
+              "formats", "console", "recording", "__init__"],
+    "runtime": ["functions", "autocast", "policies", "hooks", "custom_operators", "scaled_losses", "block_calls",
+                "graph_applier", "executors", "observers", "plans", "state", "exclusions", "eager_applier",
+                "eager_casts", "eager_policy", "frame", "second_gradients", "zero_gradients", "eager_native", "gpus",
+                "recent", "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "subgraphs", "edit", "graph", "attrs"],
 }

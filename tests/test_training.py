@@ -601,3 +601,101 @@ class TestMisuse:
         amp.unscale(trainer)
         with pytest.raises(amp.StateError, match="after the last micro-batch"):
             backward(net, trainer)
+
+
+class TestAnotherTrainersScale:
+    """A loss that was scaled for some of the trainers whose parameters it reaches."""
+
+    def nets(self, scaler=128.0):
+        (body, first), (head, second) = make(scaler=scaler), (nn.Dense(1, in_units=2), None)
+        head.initialize(mx.init.One())
+        second = gluon.Trainer(head.collect_params(), "sgd", {"learning_rate": 0.1})
+        return body, head, first, second
+
+    def backward(self, body, head, trainer):
+        with autograd.record():
+            loss = head(body(mx.nd.ones((4, 8)))).mean()
+            with amp.scale_loss(loss, trainer) as scaled_loss:
+                autograd.backward(scaled_loss)
+
+    def test_the_one_left_out_is_named(self):
+        body, head, first, second = self.nets()
+        self.backward(body, head, first)
+        first.step(1)
+        with pytest.warns(UserWarning, match=rf"{head.bias.name}, {head.weight.name} carry the loss scale 128 of ano"):
+            second.step(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            self.backward(body, head, first)
+            second.step(1)  # told once
+
+    @pytest.mark.parametrize("scale", [None, 1.0])
+    def test_one_with_a_scaler_of_its_own_that_does_not_scale(self, scale):
+        body, head, first, second = self.nets()
+        amp.init_trainer(second, loss_scaler=scale or 1)
+        self.backward(body, head, first)
+        with pytest.warns(UserWarning, match="carry the loss scale 128"):
+            second.step(1)
+
+    def test_several_losses_in_a_list(self):
+        body, head, first, second = self.nets()
+        with autograd.record():
+            losses = [head(body(mx.nd.ones((4, 8)))).mean() for _ in range(2)]
+            with amp.scale_loss(losses, first) as scaled_losses:
+                for loss in scaled_losses:
+                    loss.backward()
+        with pytest.warns(UserWarning, match="carry the loss scale 128"):
+            second.step(1)
+
+    def silent(self, body, head, first, second):
+        first.step(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            second.step(1)
+
+    def test_nothing_is_said_where_the_scale_is_divided_out(self):
+        body, head, first, second = self.nets()
+        amp.init_trainer(second, loss_scaler=amp.get_loss_scaler(first))
+        self.backward(body, head, [first, second])
+        self.silent(body, head, first, second)
+
+    def test_nothing_is_said_of_a_scale_of_one(self):
+        nets = self.nets(1.0)
+        self.backward(*nets[:3])
+        self.silent(*nets)
+
+    def test_nothing_is_said_of_gradients_of_a_loss_of_its_own(self):
+        body, head, first, second = self.nets()
+        with autograd.record():
+            other = head(mx.nd.ones((4, 2))).mean()
+        other.backward()
+        with autograd.record():
+            loss = body(mx.nd.ones((4, 8))).mean()
+            with amp.scale_loss(loss, first) as scaled_loss:
+                autograd.backward(scaled_loss)
+        self.silent(body, head, first, second)
+
+    def test_nothing_is_said_where_another_pass_may_have_overwritten_it(self):
+        body, head, first, second = self.nets()
+        self.backward(body, head, first)
+        with autograd.record():
+            other = head(mx.nd.ones((4, 2))).mean()
+        other.backward()
+        self.silent(body, head, first, second)
+
+    def test_nothing_is_said_of_parameters_that_the_loss_does_not_reach(self):
+        body, _, first, second = self.nets()
+        with autograd.record():
+            loss = body(mx.nd.ones((4, 8))).mean()
+            with amp.scale_loss(loss, first) as scaled_loss:
+                autograd.backward(scaled_loss)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            second.step(1, ignore_stale_grad=True)
+
+    def test_nothing_is_remembered_after_deinit(self):
+        body, head, first, second = self.nets()
+        self.backward(body, head, first)
+        amp.deinit()
+        amp.init()
+        self.silent(body, head, first, second)

@@ -40,6 +40,7 @@ from fuzz_stock import (
     stock_outputs,
     stock_renewed,
     stock_trained,
+    stock_trains,
     stock_writes,
 )
 from fuzz_symbols import check_executor, check_imported, check_symbols
@@ -97,8 +98,8 @@ def check_training(program: Program, dtype: str) -> None:
     rate, expected = stock_trained(program)
     bound = rounding(program, dtype, of="training")
     for way, flags in some_ways(program, dtype, 1).items():
-        if expected.keys() - initialized(program, expected, way):
-            continue  # they are updated with anything
+        if expected.keys() - initialized(program, expected, way) or not stock_trains(program, way):
+            continue
         with native_operators(program):
             net = network(program)
             hybridize(net, flags)

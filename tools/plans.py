@@ -110,9 +110,7 @@ def conversion_plan(call: Call, device: str) -> Iterator[str]:
                               if position not in call.data})
     policy = replace(policy_of(device) if device else Policy("float32"), training=False)
     data = {call.names[position]: call.arrays[position] for position in call.data}
-    symbol, record = convert(call.symbol, weights, policy,
-                             {name: dtype_name(array.dtype) or "" for name, array in data.items()},
-                             {name: array.shape for name, array in data.items()}, on_cpu=not device.endswith("gpu"))
+    symbol, record = convert(call.symbol, weights, policy, data, on_cpu=not device.endswith("gpu"))
     steps = ", ".join(f"{name} {count}" for name, count in record.steps.items())
     yield (f"{record.target_dtype}: {record.low_precision} of {record.operators} operators in low precision, "
            f"{record.casts} casts" + f"; {steps}" * bool(steps))

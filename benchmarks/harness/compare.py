@@ -24,6 +24,7 @@ FEWEST_ROUNDS = 3
 _MOST_ROUNDS = 30
 _TIMER_MARGIN = 0.95
 _LEAST_PATIENCE = 1.0  # seconds
+_SAVE_PATIENCE = 60.0  # seconds to write the outputs of what was measured, which is not to be lost for them
 _OPTIONAL_SHARE = 0.6  # of the time that is left
 
 
@@ -265,7 +266,8 @@ class _Driver:
     def save(self, folder: Path) -> None:
         for child, track in list(self.pairs):
             (folder / child.name).mkdir()
-            track.saved = self._ask(child, "save", folder=str(folder / child.name)) or {}
+            patience = max(_SAVE_PATIENCE, self._patience(child.name))
+            track.saved = self._ask(child, "save", patience, folder=str(folder / child.name)) or {}
 
     def _expected(self) -> list[float]:
         return [track.warmup[-1] for _, track in self.pairs if track.warmup]
@@ -329,9 +331,10 @@ class _Driver:
             self.notes.append(f"stopped after {done} round{'s' * (done > 1)}: the {limit:.0f} s for all are over")
             self.progress.say(self.notes[-1])
 
-    def _ask(self, child: Child, command: str | None = None, **arguments: Any) -> dict[str, Any] | None:
+    def _ask(self, child: Child, command: str | None = None, patience: float | None = None, **arguments: Any
+             ) -> dict[str, Any] | None:
         """Return a child's answer to a command, or what it says when it is ready; one that has none is left out."""
-        child.timeout = self._patience(child.name)
+        child.timeout = patience or self._patience(child.name)
         try:
             return child.ready() if command is None else child.ask(command, **arguments)
         except (Refused, ChildFailed) as failure:

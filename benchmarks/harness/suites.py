@@ -16,10 +16,10 @@ from .compare import FEWEST_ROUNDS, Comparison, Plan, Progress, compare
 from .errors import NoTime, UsageError, reason
 from .registry import OURS, REFERENCE, check, implementation, names
 
-_STARTUP = 5.0  # seconds that a process takes to start, roughly
+_STARTUP = 3.0  # seconds that a process takes to start, roughly
+_STARTUP_RATE = 0.3e9  # bytes a second, of the memory that it takes without any sample
 _STEPS = 5  # steps that it runs
 _OVERTIME = 1.3  # of a row's share
-_PAIR_OVERTIME = 4.0  # the same for gluon_amp beside FP32, which the run is for
 _COMPILE_SHARE = 0.2  # of the time for a suite
 _LEAST_COMPILE = 10.0  # seconds that a network needs at least
 _COMPILE_LIMIT = 900.0  # seconds for a network, where there is no other limit
@@ -247,8 +247,8 @@ def run(suite: Suite, args: argparse.Namespace, end: float = math.inf) -> dict[s
     for number, row in enumerate(turns):
         if compiled is None and not row.is_pair:
             compiled = _compile(suite, rows, common, end)
-        plan = share_of(cli.plan(args), end - monotonic(), weights[number:],
-                        _PAIR_OVERTIME if row.is_pair else _OVERTIME)
+        pairs = [weight for weight, each in zip(weights[number:], turns[number:]) if each.is_pair]
+        plan = share_of(cli.plan(args), end - monotonic(), weights[number:], pairs if row.is_pair else None)
         if plan is None:
             break
         earlier = results.get(row.place)
@@ -327,14 +327,17 @@ def _compile(suite: Suite, rows: Sequence[Row], common: Mapping[str, Any], end: 
 
 def _weight(suite: Suite, row: Row, small: bool) -> float:
     """Return roughly the seconds that a row takes, to divide the time that there is."""
-    steps = _STEPS * suite.time_share * row.batch_size * sizes.COSTS[row.network].sample_seconds
-    return 1.0 if small else len(row.names) * (_STARTUP + steps)
+    cost = sizes.COSTS[row.network]
+    startup = _STARTUP + cost.base_bytes / _STARTUP_RATE
+    steps = _STEPS * suite.time_share * row.batch_size * cost.sample_seconds
+    return 1.0 if small else len(row.names) * (startup + steps)
 
 
-def share_of(plan: Plan, left: float, weights: Sequence[float], overtime: float = _OVERTIME) -> Plan | None:
+def share_of(plan: Plan, left: float, weights: Sequence[float], waiting: Sequence[float] | None = None) -> Plan | None:
     """Return the plan of the first of several rows in the time that is left; None when nothing is left.
 
-    Rounds follow from its share by weight, and a row ends after ``overtime`` times its share.
+    Rounds follow from its share by weight. A row ends after 1.3 times its share, or when only the rows that are
+    ``waiting``, itself among them, would have their shares of what is left: the others' time may be taken.
 
     Examples
     --------
@@ -346,7 +349,8 @@ def share_of(plan: Plan, left: float, weights: Sequence[float], overtime: float 
     if left <= 0:
         return None
     share = left * weights[0] / sum(weights)
-    return replace(plan, budget=min(plan.budget, share), limit=overtime * share, keep=(OURS, REFERENCE),
+    limit = left * weights[0] / sum(waiting or weights)
+    return replace(plan, budget=min(plan.budget, share), limit=max(_OVERTIME * share, limit), keep=(OURS, REFERENCE),
                    fewest=FEWEST_ROUNDS)
 
 

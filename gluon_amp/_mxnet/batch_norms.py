@@ -46,11 +46,8 @@ def _nodes(block: SymbolBlock) -> list[Any]:
 def is_plain(block: _BatchNorm) -> bool:
     """Tell whether a block is MXNet's own batch normalization, not a subclass that computes something else."""
     kind = type(block)
-    return kind in (BatchNorm, BatchNormReLU, SyncBatchNorm, CustomBatchNorm) or _path(kind) in _ALIKE
-
-
-def _path(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return (kind in (BatchNorm, BatchNormReLU, SyncBatchNorm, CustomBatchNorm)
+            or f"{kind.__module__}.{kind.__qualname__}" in _ALIKE)
 
 
 def settings(block: _BatchNorm) -> dict[str, Any]:

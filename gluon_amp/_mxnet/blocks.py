@@ -84,23 +84,24 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
             handles.enter_context(mx.AttrScope(**{REGION: REGION_OFF}))
         for child in descendants(block):
             if child is not block and id(child) in excluded:
-                scopes: list[Any] = []
-                handles.enter_context(child.register_forward_pre_hook(_entering(scopes)))
-                handles.enter_context(child.register_forward_hook(_leaving(scopes)))
+                enter, leave = _scope_hooks()
+                handles.enter_context(child.register_forward_pre_hook(enter))
+                handles.enter_context(child.register_forward_hook(leave))
         yield
 
 
-def _entering(scopes: list[Any]) -> Callable:
+def _scope_hooks() -> tuple[Callable, Callable]:
+    """Make the hooks around a block's calls between which its operators are marked."""
+    scopes: list[Any] = []
+
     def enter(*_: Any) -> None:
         scopes.append(mx.AttrScope(**{REGION: REGION_OFF}))
         scopes[-1].__enter__()
-    return enter
 
-
-def _leaving(scopes: list[Any]) -> Callable:
     def leave(*_: Any) -> None:
         scopes.pop().__exit__(None, None, None)
-    return leave
+
+    return enter, leave
 
 
 def make_symbol_block_forward(original: Callable) -> Callable:
@@ -146,11 +147,20 @@ def block_tree(block: Block, path: str = "") -> Iterator[tuple[str, Block]]:
         yield from block_tree(child, f"{path}.{name}" if path else str(name))
 
 
-def symbol_block_nodes(block: Block) -> set[str]:
-    """Name the operators of a SymbolBlock; other blocks give none."""
-    if not isinstance(block, SymbolBlock):
-        return set()
-    return {node.name for node in to_graph(block._cached_graph[1]).operators()}
+class Owners:
+    """Finds the innermost block inside a network that an operator of its graph belongs to."""
+
+    def __init__(self, net: Block | None):
+        blocks = [] if net is None else [block for _, block in block_tree(net)]
+        self._prefixes = sorted(((block.prefix, block) for block in blocks if block.prefix),
+                                key=lambda pair: -len(pair[0]))
+        self._members = {node.name: block for block in blocks if isinstance(block, SymbolBlock)
+                         for node in to_graph(graph_of(block)[1]).operators()}
+
+    def of(self, name: str) -> Block | None:
+        """Return the block of an operator: whose graph it is in, or whose prefix its name has; None without."""
+        return self._members.get(name) or next((block for prefix, block in self._prefixes if name.startswith(prefix)),
+                                               None)
 
 
 def parameters_of(block: HybridBlock, names: Sequence[str]) -> dict[str, mx.nd.NDArray]:

@@ -101,6 +101,12 @@ def named_gradients(trainer: gluon.Trainer) -> Iterator[tuple[str, NDArray]]:
             yield parameter.name, gradient
 
 
+def fresh_parameters(trainer: gluon.Trainer) -> list[str]:
+    """Name the parameters whose gradients a backward pass has written since the last update."""
+    return [parameter.name for parameter in trainer._params
+            if has_gradient(parameter) and any(data._fresh_grad for data in parameter._data)]
+
+
 def has_gradient(parameter: gluon.Parameter) -> bool:
     """Tell whether a parameter has a gradient."""
     return parameter.grad_req != "null" and parameter._grad is not None

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Sequence
 
+from .. import native
 from ..dtypes import BFLOAT16, FLOAT16
 from .page import markdown
 from .processes import malloc_checks
@@ -28,11 +29,12 @@ def main(argv: list[str] | None = None) -> int:
         audit = read(arguments.from_json)
     else:
         names = sampled_operators() if arguments.all else [name for name in arguments.ops.split(",") if name]
-        unknown = [name for name in names if name not in sampled_operators()]
-        for name in unknown:
-            sys.stderr.write(f"{name}: {reason_of(name) or 'no such operator'}\n")
-        if unknown or not names:
+        obstacles = {name: found for name in names for found in [_obstacle(name)] if found}
+        for name, obstacle in obstacles.items():
+            sys.stderr.write(f"{name}: {obstacle}\n")
+        if (obstacles and not arguments.all) or not names:
             return 2
+        names = [name for name in names if name not in obstacles]
         options = Options(arguments.dtype, arguments.device, arguments.timeout)
         audit = run(names, options, arguments.jobs, None if arguments.update else arguments.json)
         if arguments.malloc_checks:
@@ -45,6 +47,13 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.markdown:
         Path(arguments.markdown).write_text(markdown(audit))
     return 0
+
+
+def _obstacle(name: str) -> str:
+    """Say why an operator cannot be audited here; nothing where it can."""
+    if name not in sampled_operators():
+        return reason_of(name) or "no such operator"
+    return native.obstacle_to(name)
 
 
 def run(names: Sequence[str], options: Options, jobs: int = 1, save_to: str | None = None) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from typing import Collection
 import mxnet as mx
 import numpy as np
 
+from .. import native
 from .._mxnet.invoke import invoke
+from .._mxnet.operators import parameters_of
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32
 from .modes import Mode, modes_for
@@ -49,13 +51,16 @@ class Judge:
 
     # FP32 runs on the same device and with copies instead of casts, so that only the type differs; or on the device
     # that ``reference`` names, and without copies, which MXNet does not survive in front of a Deconvolution's weight.
+    # It runs the sample's reference operator, which is its own where there is no other.
 
     def __init__(self, item: Sample, dtype: str, rounding: str, device: str, reference: str | None = None):
         self.item, self.dtype, self.rounding = item, dtype, rounding
         self.context, self._trusted = _context(device), _context(reference or device)
         self._bare = reference is not None
         self._references: dict[bool, dict[str, np.ndarray]] = {}
-        self._types: list[str] = []
+        self._types: dict[str, list[str]] = {}  # of the outputs of operators
+        if item.op in native.OPERATORS:
+            native.load()
 
     def run(self, mode: Mode) -> Result:
         """Run the sample in one mode."""
@@ -64,41 +69,52 @@ class Judge:
             try:
                 desired = self._reference(mode)
                 failure = ERROR
-                actual = self._run(mode, self.dtype, self.context)
+                actual = self._run(self.item, mode, self.dtype, self.context)
             except Exception as error:
                 _drain()
                 return Result(failure, message_of(error), gradient=self.item.gradient)
-        result = judge(actual, desired, self.item.tolerance * EPSILON[self.dtype])
+        resolution = EPSILON[self.dtype if self.item.runs_low else FLOAT32]
+        result = judge(actual, desired, self.item.tolerance * resolution)
         return result._replace(gradient=self.item.gradient)
 
     def _reference(self, mode: Mode) -> dict[str, np.ndarray]:
         """Return what FP32 gives, computed once for training and once for prediction."""
         training = mode.grad != "infer"
         if training not in self._references:
-            self._types = self._types or self._output_types()
             plain = Mode("plain", "write" if training else "infer", "eager")
             try:
-                self._references[training] = self._run(plain, FLOAT32, self._trusted, self._bare)
+                self._references[training] = self._run(_reference(self.item), plain, FLOAT32, self._trusted, self._bare)
             except mx.MXNetError as error:
                 if _NO_GRADIENT not in str(error):
                     raise
                 self.item = replace(self.item, gradient=False)
-                self._references[training] = self._run(plain, FLOAT32, self._trusted, self._bare)
+                self._references[training] = self._run(_reference(self.item), plain, FLOAT32, self._trusted, self._bare)
         runs = 2 if mode.grad in ("add", "addlow") else 1
         return {name: value * runs if name.startswith("gradient") else value
                 for name, value in self._references[training].items()}
 
-    def _output_types(self) -> list[str]:
+    def _output_types(self, item: Sample) -> list[str]:
         """Run the bare operator in FP32 to learn the types of its outputs."""
         arrays = [mx.nd.array(value, ctx=self._trusted, dtype=value.dtype)
-                  for number, each in enumerate(self.item.inputs)
-                  for value in [fill(each, self.rounding, f"{self.item.op} {number}")]]
-        outputs = invoke(self.item.op, arrays, self.item.attrs)
+                  for number, each in enumerate(item.inputs)
+                  for value in [fill(each, self.rounding, f"{item.seed} {number}")]]
+        outputs = invoke(item.op, arrays, item.attrs_in(FLOAT32))
         mx.nd.waitall()
         return [dtype_name(output.dtype) or "" for output in outputs]
 
-    def _run(self, mode: Mode, dtype: str, context: mx.Context, bare: bool = False) -> dict[str, np.ndarray]:
-        return Program(self.item, mode, dtype, self.rounding, context, self._types, bare).run()
+    def _run(self, item: Sample, mode: Mode, dtype: str, context: mx.Context,
+             bare: bool = False) -> dict[str, np.ndarray]:
+        if item.op not in self._types:
+            self._types[item.op] = self._output_types(item)
+        return Program(item, mode, dtype, self.rounding, context, self._types[item.op], bare).run()
+
+
+def _reference(item: Sample) -> Sample:
+    """Return a sample whose FP32 says what is right."""
+    if not item.reference:
+        return item
+    known = parameters_of(item.reference)
+    return replace(item, op=item.reference, attrs={key: value for key, value in item.attrs.items() if key in known})
 
 
 def _drain() -> None:

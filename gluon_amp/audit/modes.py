@@ -35,6 +35,8 @@ _BLOCKED_OUT, _MIXED = _modes("blocked_out", "write"), _modes("mixed", "write")
 
 def modes_for(item: Sample, dtype: str, device: str) -> tuple[Mode, ...]:
     """List the modes that make sense for a sample: blocked layouts exist for bfloat16 on the CPU only."""
+    if not item.in_graphs:
+        return (Mode("plain", "infer", "eager"),)
     modes = _PLAIN
     if device.startswith("cpu") and dtype == BFLOAT16:
         able = any(each.can_be_blocked for each in item.inputs)

@@ -39,6 +39,9 @@ def _introduction(audit: dict) -> Iterator[str]:
         "Error: the largest of an element, relative to the element plus the tensor's root mean square, in any output, "
         "gradient or state; rounding alone gives 0.004 at most in bfloat16. Biased: magnitudes shrink by more than "
         "0.1 % in the mean, because the kernel truncates or accumulates in low precision.", "",
+        "The operators in C++ of this package run in FP32 as well. Both types are compared with MXNet's own operator "
+        "in FP32 where one computes the same. As in graphs, gradients are added behind an identity. Optimizer updates "
+        "have no outputs: they are called, and what they write is compared.", "",
         "The verdict is that of the worst mode. Errors that FP32 gives too do not count, nor does `addlow` unless it "
         "ends the process: AMP keeps gradient buffers in FP32.", "",
         f"{len(conditions)} conditions of {sum('conditions' in entry for entry in operators.values())} operators: "

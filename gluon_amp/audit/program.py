@@ -29,8 +29,10 @@ class Program:
         self._arrays: dict[str, mx.nd.NDArray] = {}
         self._gradients: dict[str, mx.nd.NDArray] = {}
         self._floats = [number for number, kind in enumerate(types) if kind == FLOAT32]
-        node = Node(item.op, "op", item.attrs, list(map(self._input, range(len(item.inputs)))), max(len(types), 1))
-        self._graph = Graph([Entry(node, number) for number in range(len(types))], {"mxnet_version": ["int", 10901]})
+        inputs = list(map(self._input, range(len(item.inputs))))
+        self._node = Node(item.op, "op", item.attrs_in(dtype), inputs, max(len(types), 1))
+        self._graph = Graph([Entry(self._node, number) for number in range(len(types))],
+                            {"mxnet_version": ["int", 10901]})
         heads = self._graph.heads
         if mode.layout in ("blocked", "blocked_out") and 0 in self._floats:
             self._block_output()
@@ -50,12 +52,13 @@ class Program:
         def variable(value: np.ndarray) -> mx.nd.NDArray:
             return cast_arrays(self._array(value), self._dtype) if is_low_variable else self._array(value)
 
-        self._arrays[name] = variable(fill(each, self._rounding, f"{self._item.op} {number}"))
+        self._arrays[name] = variable(fill(each, self._rounding, f"{self._item.seed} {number}"))
         if self._item.gradient and mode.grad != "infer" and each.differentiable:
             self._gradients[name] = variable(np.zeros(each.shape, np.float32))
         entry = Entry(Node(VARIABLE, name))
         if each.kind != LOW or is_low_variable:
-            return entry
+            is_added = name in self._gradients and mode.grad != "write"
+            return _copy(entry, f"copy {number}") if is_added and self._item.needs_identities else entry
         if mode.grad == "add":  # straight behind amp_cast MXNet loses gradients that are added up
             entry = _copy(entry, f"copy {number}")
         entry = self._cast(entry, f"cast {number}")
@@ -130,7 +133,7 @@ class Program:
     def _interpret(self) -> list[mx.nd.NDArray]:
         """Run the graph operator by operator, as non-hybridized code would."""
         values: dict[int, list[mx.nd.NDArray]] = {}
-        for node in self._graph.nodes():
+        for node in Graph([*self._graph.heads, Entry(self._node)], self._graph.attrs).nodes():
             inputs = [values[id(entry.node)][entry.output] for entry in node.inputs]
             values[id(node)] = [self._arrays[node.name]] if node.is_variable else invoke(node.op, inputs, node.attrs)
         return [values[id(head.node)][head.output] for head in self._graph.heads]

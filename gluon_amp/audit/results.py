@@ -23,6 +23,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
+from .. import native
 from .._isa import cpu_name
 from .._mxnet.operators import registered_operators
 from ..dtypes import cpu_isa
@@ -34,8 +35,8 @@ ONEDNN = "2.4.4"  # of the published CPU wheels; no function of MXNet tells it
 
 
 def forward_operators() -> list[str]:
-    """List the registered names of all operators that are not merely gradients of others."""
-    return sorted(op for op in set(registered_operators().values()) if not is_backward(op))
+    """List the registered names of all operators that are not merely gradients of others, those in C++ among them."""
+    return sorted({op for op in registered_operators().values() if not is_backward(op)} | native.OPERATORS)
 
 
 def not_applicable() -> dict[str, dict]:

@@ -93,6 +93,7 @@ VALUES: dict[str, Callable[[Random, Shape, str], np.ndarray]] = {
     "valid": lambda random, shape, _: random.permutation(np.arange(int(np.prod(shape))) % 2),
     "length": lambda random, shape, argument: random.randint(1, int(argument) + 1, size=shape),
     "grid_index": lambda random, shape, argument: np.arange(int(np.prod(shape))) % int(argument),
+    "doubled": lambda random, shape, _: 2.0 * random.randint(0, 2, size=shape),  # what dropout by a half makes of ones
     # Linear algebra and detection.
     "positive_definite": _positive_definite,
     "lower": lambda random, shape, _: np.tril(random.normal(size=shape) * 0.5) + 2 * np.eye(shape[-1]),

@@ -9,7 +9,6 @@ from .models import add_file_arguments
 from .report import reported
 from .words import filled
 
-NAME = "advise"
 HELP = "say in words what holds a network back on this machine"
 
 

@@ -16,7 +16,6 @@ from ..selftest import FAILED, INFO, OK, SECTIONS, check
 from .env import environment
 from .words import filled
 
-NAME = "check"
 HELP = "test kernels, overflow detection, training and speed on this machine; a few minutes"
 
 _FORMAT = "gluon_amp check 1"

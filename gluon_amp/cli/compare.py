@@ -14,22 +14,10 @@ from .._mxnet.timing import in_turns
 from ..convert.model_files import load_model
 from ..dtypes import FLOAT32
 from ..errors import GraphError
+from . import models
 from .convert import converted
-from .models import (
-    Model,
-    add_conversion_arguments,
-    add_file_arguments,
-    count,
-    inputs_of,
-    named_errors,
-    record_of,
-    refuse_converted,
-    required_shapes,
-    runnable,
-)
 from .words import counted, print_facts
 
-NAME = "compare"
 HELP = "compare an FP32 network with its conversion: errors, top-1 agreement, speed"
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp"}
@@ -42,16 +30,18 @@ TOO_LARGE = 1  # the exit code for an error above --max-error
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_file_arguments(parser)
-    add_conversion_arguments(parser)
+    models.add_file_arguments(parser)
+    models.add_conversion_arguments(parser)
     parser.add_argument("--converted", nargs=2, metavar=("SYMBOL.json", "PARAMS"),
                         help="the converted network (default: convert now)")
     parser.add_argument("--images", metavar="DIR", help="a directory of images, searched to any depth (default: random "
                                                         "data)")
     parser.add_argument("--mean", type=_numbers, default=_MEAN, help=f"mean of the colour channels (default: {_MEAN})")
     parser.add_argument("--std", type=_numbers, default=_STD, help=f"and their deviation (default: {_STD})")
-    parser.add_argument("--batches", type=count, default=8, metavar="N", help="how many batches at most (default: 8)")
-    parser.add_argument("--rounds", type=count, default=10, metavar="N", help="how many timed rounds (default: 10)")
+    parser.add_argument("--batches", type=models.count, default=8, metavar="N",
+                        help="how many batches at most (default: %(default)s)")
+    parser.add_argument("--rounds", type=models.count, default=10, metavar="N",
+                        help="how many timed rounds (default: %(default)s)")
     parser.add_argument("--max-error", type=_positive, metavar="E",
                         help="end with exit status 1 where the relative error of the outputs is larger, as in 0.01")
 
@@ -59,18 +49,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare, and print the figures."""
     model = load_model(args.symbol, args.params)
-    refuse_converted(args, model)
-    shapes = required_shapes(args, model)
+    models.refuse_converted(args, model)
+    shapes = models.required_shapes(args, model)
     changed = _converted(args, model)
     batches = _batches(args, shapes)
     files = [args.symbol, *(args.converted[:1] if args.converted else [])]
-    with named_errors(*files):
-        before, after = runnable(model, list(shapes)), runnable(changed, list(shapes))
+    with models.named_errors(*files):
+        before, after = models.runnable(model, list(shapes)), models.runnable(changed, list(shapes))
         errors = _errors(before, after, batches)
-    record = record_of(changed)
+    slow, fast = in_turns([partial(_outputs, block, batches[0]) for block in (before, after)], args.rounds, warm_up=0)
+    record = models.record_of(changed)
     figures = {"fp32_type": FLOAT32, "converted_type": record.target_dtype if record else "unknown",
                "conversion": record.summary() if record else "not converted by gluon_amp",
-               **errors, **_speed(before, after, batches[0], args.rounds)}
+               **errors, "fp32_ms": slow, "converted_ms": fast, "speed_ratio": slow / fast}
     failed = args.max_error is not None and not figures["relative_error"] <= args.max_error
     if args.json:
         print(json.dumps({**figures, "max_error_exceeded": failed}, indent=2))
@@ -111,13 +102,14 @@ def _verdict(args: argparse.Namespace, figures: dict[str, Any]) -> str:
     return ". ".join(told)
 
 
-def _converted(args: argparse.Namespace, model: Model) -> Model:
+def _converted(args: argparse.Namespace, model: models.Model) -> models.Model:
     """Return the converted network: from its files, which must fit the first network, or made now."""
     if args.converted is None:
         return converted(args, model)
     other = load_model(*args.converted)
     names, others = set(model[1]) | set(model[2]), set(other[1]) | set(other[2])
-    if inputs_of(model) != inputs_of(other) or len(model[0].list_outputs()) != len(other[0].list_outputs()) or (
+    alike = models.inputs_of(model) == models.inputs_of(other)
+    if not alike or len(model[0].list_outputs()) != len(other[0].list_outputs()) or (
             names and others and not names & others):
         raise GraphError(f"{args.converted[0]} is not made from {args.symbol}: expected the same inputs and outputs "
                          "and some of the same parameters")
@@ -201,9 +193,3 @@ def _errors(before: Any, after: Any, batches: Sequence[Sequence[mx.nd.NDArray]])
     return {"batches": len(batches), "relative_error": relative, "max_error": largest,
             "mean_error": total / max(values, 1), "largest_output": scale,
             "top1_agreement": agreed / samples if samples else None}
-
-
-def _speed(before: Any, after: Any, batch: Sequence[mx.nd.NDArray], rounds: int) -> dict[str, float]:
-    """Time both in turns."""
-    slow, fast = in_turns([partial(_outputs, block, batch) for block in (before, after)], rounds, warm_up=0)
-    return {"fp32_ms": slow, "converted_ms": fast, "speed_ratio": slow / fast}

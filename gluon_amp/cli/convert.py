@@ -13,38 +13,28 @@ from rich.filesize import decimal
 from ..convert import convert_model
 from ..convert.model_files import load_model, save_model
 from ..errors import GraphError
-from .models import (
-    add_conversion_arguments,
-    add_file_arguments,
-    base_name,
-    epoch_of,
-    inputs_of,
-    named_errors,
-    record_of,
-    refuse_converted,
-)
+from . import models
 from .words import done, filled
 
-NAME = "convert"
 HELP = "convert the files of a trained FP32 network for inference: mixed precision, folded and fused operators"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_file_arguments(parser)
-    add_conversion_arguments(parser)
+    models.add_file_arguments(parser)
+    models.add_conversion_arguments(parser)
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="where to write the files; made if absent")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert, write the files and say what was done."""
-    prefix = os.path.join(args.output, base_name(args.symbol))
+    prefix = os.path.join(args.output, models.base_name(args.symbol))
     _refuse_to_overwrite(args, prefix)
     model = load_model(args.symbol, args.params)
     made = converted(args, model)
     os.makedirs(args.output, exist_ok=True)
-    files = save_model(prefix, epoch_of(args.params), *made)
-    record = record_of(made)
+    files = save_model(prefix, models.epoch_of(args.params), *made)
+    record = models.record_of(made)
     sizes = [os.path.getsize(args.params), os.path.getsize(files[1])]
     if args.json:
         print(json.dumps({"files": files, "parameter_bytes": sizes, **asdict(record)}, indent=2))  # type: ignore[arg-type]
@@ -54,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"  parameters take {decimal(sizes[1])}, before {decimal(sizes[0])}")
     print(f"Written: {files[0]}\n         {files[1]}")
     if not args.data:
-        options = " ".join(f"--data {name}:1,3,224,224" for name in inputs_of(model))
+        options = " ".join(f"--data {name}:1,3,224,224" for name in models.inputs_of(model))
         print(filled(f"Add the shape of the input ({options}): with it precisions are chosen by the sizes of tensors, "
                      "which saves casts."), file=sys.stderr)
     return 0
@@ -62,16 +52,16 @@ def run(args: argparse.Namespace) -> int:
 
 def converted(args: argparse.Namespace, model: Any) -> Any:
     """Convert a network as the arguments say."""
-    refuse_converted(args, model)
+    models.refuse_converted(args, model)
     shapes = dict(args.data)
-    with named_errors(args.symbol, args.params):
+    with models.named_errors(args.symbol, args.params):
         symbol, arg_params, aux_params = model
         return convert_model(symbol, arg_params, aux_params, args.dtype, exclude=args.exclude, optimize=args.optimize,
                              data_names=list(shapes) or None, data_example=shapes, disable_passes=args.disable_pass)
 
 
 def _refuse_to_overwrite(args: argparse.Namespace, prefix: str) -> None:
-    written = {f"{prefix}-symbol.json", f"{prefix}-{epoch_of(args.params):04d}.params"}
+    written = {f"{prefix}-symbol.json", f"{prefix}-{models.epoch_of(args.params):04d}.params"}
     if {os.path.realpath(args.symbol), os.path.realpath(args.params)} & set(map(os.path.realpath, written)):
         raise GraphError("the converted files would replace the FP32 ones: choose another directory than "
                          f"{args.output!r}")

@@ -19,7 +19,6 @@ from ..dtypes import FLOAT32, cpu_isa, cuda_support
 from ..runtime.devices import device_supports, verdict
 from .words import filled, print_facts
 
-NAME = "env"
 HELP = "show MXNet, oneDNN, the CPU's instruction sets, the GPUs, and the data type that init() chooses"
 
 # oneDNN says what it is with its first operator; importing this package runs one on CPUs with AMX only.
@@ -62,7 +61,8 @@ def _facts(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "AMX tiles", machine["amx"]
     yield "threads", (f"OMP_NUM_THREADS={machine['threads']}" if machine["threads"] else
                       "OMP_NUM_THREADS is not set: MXNet takes half of the logical processors")
-    yield "GPUs", "; ".join(_gpu_text(gpu) for gpu in machine["gpus"]) or _no_gpus()
+    yield "GPUs", "; ".join(gpu["reason"] if gpu["has_kernels"] else f"unused: {gpu['reason']}"
+                            for gpu in machine["gpus"]) or _no_gpus()
     for name, state in machine["native_operators"].items():
         yield f"C++ operators, {name}", state
     yield "MXNet's build", ", ".join(machine["features"])
@@ -71,10 +71,6 @@ def _facts(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _no_gpus() -> str:
     problem = gpus.problem()
     return f"none: NVIDIA's driver does not work: {problem}" if problem else "none that this build of MXNet can use"
-
-
-def _gpu_text(gpu: dict[str, Any]) -> str:
-    return gpu["reason"] if gpu["has_kernels"] else f"unused: {gpu['reason']}"
 
 
 def environment() -> dict[str, Any]:

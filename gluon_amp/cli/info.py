@@ -13,7 +13,6 @@ from ..convert.model_files import load_arrays, load_symbol_file
 from ..convert.options import drawback_here
 from .words import counted, done, filled
 
-NAME = "info"
 HELP = "say what a file of a network holds: whether it is converted, to which type, and what was done"
 
 

@@ -7,7 +7,6 @@ from ..parallel.launcher import ENGINES, Job, launch
 from .models import count
 from .run import add_script_arguments, script_of
 
-NAME = "launch"
 HELP = "run a script in several processes that train together on this machine, and end all of them when one fails"
 
 

@@ -37,7 +37,8 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how a network is converted."""
     parser.add_argument("--exclude", metavar="NAME", action="append", default=[],
                         help="an operator to keep in FP32; may hold wildcards; repeatable")
-    parser.add_argument("--optimize", metavar="STEPS", type=split_names, default="all",
+    parser.add_argument("--optimize", metavar="STEPS", default="all",
+                        type=lambda text: text if text in ("all", "none") else text.split(","),
                         help="all, none, or optimisations separated by commas")
     parser.add_argument("--disable-pass", metavar="NAME", action="append", default=[],
                         help=f"a graph pass to switch off; repeatable. One of {', '.join(list_passes())}")
@@ -64,11 +65,6 @@ def count(text: str) -> int:
     if not re.fullmatch(r"\+?\d+", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, received {text!r}")
     return int(text)
-
-
-def split_names(text: str) -> str | list[str]:
-    """Read ``all``, ``none``, or names separated by commas."""
-    return text if text in ("all", "none") else text.split(",")
 
 
 def required_shapes(args: argparse.Namespace, model: Model) -> dict[str, tuple[int, ...]]:

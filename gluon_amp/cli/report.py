@@ -11,7 +11,6 @@ from ..debug.report import Report, report
 from ..runtime.autocast import autocast, deinit, init
 from .models import add_file_arguments, named_errors, record_of, required_shapes, runnable
 
-NAME = "report"
 HELP = "run a network once and list its operators, the precision of each, and why"
 
 

@@ -13,7 +13,6 @@ from ..runtime.autocast import deinit, init
 from ..stand_in import install, uninstall
 from .models import dtype_name
 
-NAME = "run"
 HELP = "run a script with AMP switched on, and with this package in the place of mxnet.contrib.amp"
 
 

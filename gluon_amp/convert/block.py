@@ -12,12 +12,12 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from .. import checks
 from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays, first_array, is_recorded
-from .._mxnet.symbols import NumpySymbol, dtype_name, to_graph
+from .._mxnet.symbols import NumpySymbol, to_graph
 from .._mxnet.weights import NDArrayWeights
 from ..dtypes import BFLOAT16, FLOAT32
 from ..elsewhere import answers
 from ..errors import StateError
-from ..rules import ConditionalOp, Policy
+from ..rules import ConditionalOp
 from ..runtime.devices import require_bfloat16
 from ..runtime.graph_applier import RewritingCachedOp
 from ..runtime.state import State
@@ -45,7 +45,7 @@ class ConvertedBlock(SymbolBlock):
             warnings.simplefilter("ignore", UserWarning)
             super().__init__(outputs, inputs)
         self.conversion = conversion
-        self._state = state
+        self._state = state  # that it runs under; None where MXNet runs it as it is
 
     def forward(self, x: Any, *args: Any) -> Any:
         """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32.
@@ -199,27 +199,16 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     example = as_example(data_example)
     traced = traced_block(block, example, options.exclude.match)
     inputs = [data.name for data in traced.inputs]
-    devices = options.devices or _devices_of(block)
+    parameter = next(iter(block.collect_params().values()), None)
+    devices = options.devices or ([mx.context.current_context()] if parameter is None else parameter.list_ctx())
+    on_cpu = devices[0].device_type != "gpu"
     policy = options.policy(to_graph(traced.symbol), devices, block)
     weights = NDArrayWeights(blocks.parameters_of(block, [name for name in traced.symbol.list_inputs()
                                                           if name not in inputs]))
-    known = dict(zip(inputs, flat(example)))
-    symbol, record = convert(traced.symbol, weights, policy,
-                             {name: dtype_name(array.dtype) for name, array in known.items()},  # type: ignore[misc]
-                             {name: array.shape for name, array in known.items()},
-                             on_cpu=devices[0].device_type != "gpu", cast_outputs=options.cast_outputs)
-    made = ConvertedBlock(symbol, traced.inputs, record, _running(policy, devices[0]))
+    symbol, record = convert(traced.symbol, weights, policy, dict(zip(inputs, flat(example))), on_cpu=on_cpu,
+                             cast_outputs=options.cast_outputs)
+    made = ConvertedBlock(symbol, traced.inputs, record, State({"cpu": policy}) if on_cpu else None)
     blocks.set_formats(made, traced.formats)
     blocks.load_parameters(made, weights.arrays, devices)
     made.hybridize(**{"static_alloc": True, "static_shape": True, **blocks.flags_of(block)})
     return made
-
-
-def _running(policy: Policy, device: mx.Context) -> State | None:
-    """Return the setting that a converted network runs under, None where MXNet runs it as it is."""
-    return None if device.device_type == "gpu" else State({"cpu": policy})
-
-
-def _devices_of(block: HybridBlock) -> list[mx.Context]:
-    first = next(iter(block.collect_params().values()), None)
-    return [mx.context.current_context()] if first is None else first.list_ctx()

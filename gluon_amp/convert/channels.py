@@ -1,13 +1,13 @@
-"""Follow the channels of tensors through a graph: layer by layer, parameters of another network may look right."""
+"""Compare parameters with their layers, and with the channels of their data, which are followed through the graph."""
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from ..graph import Entry, Graph, Node
-from ..graph.attrs import integer, is_channels_last, is_set
+from ..graph.attrs import integer, integers, is_channels_last, is_set
 
-Shapes = Mapping[str, Sequence[int]]
+Shape = Sequence[int]
+Shapes = Mapping[str, Shape]
 
 # What leaves the channels of its first input alone.
 _PASSING = {"Activation", "BatchNorm", "BlockGrad", "Cast", "Dropout", "GroupNorm", "InstanceNorm", "LRN", "LayerNorm",
@@ -25,18 +25,22 @@ class _Channels(NamedTuple):
     places: int | None = None  # of the map, where that is known to be one
 
 
-def misfits(graph: Graph, shapes: Shapes) -> dict[str, list[tuple[str, Sequence[int], str]]]:
-    """Return, by the name of a layer, its parameters that do not fit the channels of its data."""
+def misfits(graph: Graph, shapes: Shapes) -> Iterator[tuple[Node, str, Shape, str]]:
+    """Yield the parameters that do not fit their layer or its data: the layer, name and shape, and what would fit."""
     known: dict[tuple[int, int], _Channels] = {}
-    wrong_of: dict[str, list[tuple[str, Sequence[int], str]]] = defaultdict(list)
     for node in graph.operators():
-        data = known.get(node.inputs[0].key) if node.inputs else None
-        if data is not None:
-            wrong_of[node.name].extend(_of_layer(node, data, shapes))
-        made = _result(node, [known.get(entry.key) for entry in node.inputs])
+        inputs = [known.get(entry.key) for entry in node.inputs]
+        for entry, wanted in zip(node.inputs[1:], _wanted(node, next(iter(inputs), None))):
+            shape = shapes.get(entry.node.name) if entry.node.is_variable else None
+            if shape is not None and not _fits(shape, wanted):
+                yield node, entry.node.name, shape, str(wanted).replace("None", "any")
+        made = _result(node, inputs)
         if made is not None:
             known[Entry(node).key] = made
-    return {name: wrong for name, wrong in wrong_of.items() if wrong}
+
+
+def _fits(actual: Shape, wanted: Sequence[int | None]) -> bool:
+    return len(actual) == len(wanted) and all(size is None or size == other for other, size in zip(actual, wanted))
 
 
 def _result(node: Node, inputs: Sequence[_Channels | None]) -> _Channels | None:
@@ -60,26 +64,24 @@ def _result(node: Node, inputs: Sequence[_Channels | None]) -> _Channels | None:
     return None
 
 
-def _of_layer(node: Node, data: _Channels, shapes: Shapes) -> Iterator[tuple[str, Sequence[int], str]]:
-    """Yield the parameters of a layer that do not fit its data."""
-    wanted = _wanted(node, data)
-    for position, (axis, count) in wanted.items():
-        variable = node.inputs[position].node if position < len(node.inputs) else None
-        shape = shapes.get(variable.name) if variable is not None and variable.is_variable else None
-        if variable is None or shape is None or axis >= len(shape) or shape[axis] == count:
-            continue
-        yield variable.name, shape, f"{count} along axis {axis}, as its data has {data.number} channels"
-
-
-def _wanted(node: Node, data: _Channels) -> dict[int, tuple[int, int]]:
-    """Return, by the position of a layer's parameters, the size that an axis of each must have."""
-    if node.op == "Convolution" and data.is_map and not is_channels_last(node.attrs):
-        return {1: (1, data.number // integer(node.attrs, "num_group", 1))}
-    if node.op == "Deconvolution" and data.is_map and not is_channels_last(node.attrs):
-        return {1: (0, data.number)}
-    if node.op == "BatchNorm" and data.is_map and node.attrs.get("axis", "1") == "1":
-        return dict.fromkeys(range(1, 5), (0, data.number))
-    flat = is_set(node.attrs, "flatten", default=True)
-    if node.op == "FullyConnected" and (data.places == 1 if flat else not data.is_map):
-        return {1: (1, data.number)}
-    return {}
+def _wanted(node: Node, data: _Channels | None) -> list[tuple[int | None, ...]]:
+    """Return the shapes that a layer's parameters must have, in the order of its inputs; None for any size."""
+    attrs = node.attrs
+    channels = data.number if data is not None and data.is_map and not is_channels_last(attrs) else None
+    group = integer(attrs, "num_group", 1)
+    if node.op == "Convolution":
+        filters, kernel = integer(attrs, "num_filter", 0), integers(attrs, "kernel")
+        read = None if channels is None else channels // group
+        return [(filters, *kernel, read) if is_channels_last(attrs) else (filters, read, *kernel), (filters,)]
+    if node.op == "Deconvolution":
+        filters = integer(attrs, "num_filter", 0)
+        return [(channels, filters // group, *integers(attrs, "kernel")), (filters,)]
+    if node.op == "BatchNorm" and attrs.get("axis", "1") == "1":
+        return [(channels,)] * 4
+    if node.op == "FullyConnected":
+        hidden, flat = integer(attrs, "num_hidden", 0), is_set(attrs, "flatten", default=True)
+        width = None if data is None or (data.places != 1 if flat else data.is_map) else data.number
+        return [(hidden, width), (hidden,)]
+    if node.op == "Embedding":
+        return [(integer(attrs, "input_dim", 0), integer(attrs, "output_dim", 0))]
+    return []

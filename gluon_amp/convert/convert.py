@@ -10,7 +10,7 @@ import mxnet as mx
 
 from .. import passes
 from .._mxnet.arrays import cast_arrays
-from .._mxnet.symbols import analyse, first_line, from_graph, fuse, to_graph, with_lasting_casts
+from .._mxnet.symbols import analyse, dtype_name, first_line, from_graph, fuse, to_graph, with_lasting_casts
 from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT32, FLOAT64, LOW_PRECISION
 from ..errors import GraphError
@@ -92,10 +92,11 @@ def _bearer(head: Node) -> Node:
     return head
 
 
-def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping[str, str],
-            shapes: Mapping[str, tuple[int, ...]], *, on_cpu: bool = True,
+def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mapping[str, Any], *, on_cpu: bool = True,
             cast_outputs: bool = True) -> tuple[mx.sym.Symbol, Conversion]:
-    """Convert a symbol; the caller's is left as it is."""
+    """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is."""
+    dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
+    shapes = {name: tuple(getattr(value, "shape", value)) for name, value in example.items()}
     graph = to_graph(symbol)
     earlier = conversion_of(graph)
     if earlier is not None:
@@ -110,7 +111,9 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, dtypes: Mapping
                          else lambda given: to_graph(fuse(from_graph(given, symbol))))
     counts = passes.run(graph, context)
     operators = graph.operators()
-    low, casts = _low_operators(operators, policy.target_dtype), sum(node.op == CAST for node in operators)
+    casts = sum(node.op == CAST for node in operators)
+    low = sum(node.op != CAST and any(entry.dtype == policy.target_dtype for entry in node.inputs)
+              for node in operators if policy.target_dtype != FLOAT32)
     _say_types(graph, set(dtypes))
     counts.update(passes.finish(graph, context))
     steps = {each.name: counts[each.name] for each in passes.PASSES if each.is_step and each.name in counts}
@@ -159,12 +162,6 @@ def _say_types(graph: Graph, data: Collection[str]) -> None:
         if (node.name not in data and node.attrs.get(DTYPE, "-1") == "-1" and node.dtypes == [FLOAT32] and reading
                 and all(reader.op == CAST or reader.role is Role.GUARD for reader in reading)):
             node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[FLOAT32])}
-
-
-def _low_operators(operators: Sequence[Node], target: str) -> int:
-    if target == FLOAT32:
-        return 0
-    return sum(node.op != CAST and any(entry.dtype == target for entry in node.inputs) for node in operators)
 
 
 def with_fp32_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, Any]) -> tuple[mx.sym.Symbol, dict[str, Any]]:

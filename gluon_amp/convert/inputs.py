@@ -9,12 +9,10 @@ from mxnet.gluon import Block, HybridBlock
 from .._mxnet import blocks
 from .._mxnet.symbols import to_graph
 from ..errors import GraphError, StateError, closest
-from ..graph import Graph, Node
-from ..graph.attrs import is_channels_last
+from ..graph import Graph
 from ..runtime.hooks import kept_in_place
-from . import channels
+from .channels import misfits
 
-Shape = Sequence[int]
 # Which inputs of an operator are parameters, whatever their names: only data_names makes data of them.
 _PARAMETERS = {"Convolution": (1, 2), "Deconvolution": (1, 2), "FullyConnected": (1, 2), "BatchNorm": (1, 2, 3, 4),
                "LayerNorm": (1, 2), "GroupNorm": (1, 2), "InstanceNorm": (1, 2), "Embedding": (1,), "RNN": (1,)}
@@ -76,11 +74,9 @@ def check_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray],
         raise GraphError(f"the parameters lack {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}, which the "
                          f"symbol reads: they do not belong together, or name these in data_names{data}."
                          f"{closest(missing[0], arrays)}")
-    fitted = channels.misfits(graph, {name: array.shape for name, array in arrays.items()})
-    for node in graph.operators():
-        for name, shape, expected in (*_wrong_shapes(node, arrays), *fitted.get(node.name, ())):
-            raise GraphError(f"the parameter {name!r} has shape {tuple(shape)}, the operator {node.name!r} ({node.op}) "
-                             f"needs {expected}: the symbol and the parameters do not belong together")
+    for node, name, shape, wanted in misfits(graph, {name: array.shape for name, array in arrays.items()}):
+        raise GraphError(f"the parameter {name!r} has shape {tuple(shape)}, the operator {node.name!r} ({node.op}) "
+                         f"needs {wanted}: the symbol and the parameters do not belong together")
 
 
 def _read_as_parameters(graph: Graph) -> Iterator[str]:
@@ -88,46 +84,3 @@ def _read_as_parameters(graph: Graph) -> Iterator[str]:
         for position in _PARAMETERS.get(node.op, ()):
             if position < len(node.inputs) and node.inputs[position].node.is_variable:
                 yield node.inputs[position].node.name
-
-
-def _wrong_shapes(node: Node, arrays: Mapping[str, mx.nd.NDArray]) -> Iterator[tuple[str, Shape, str]]:
-    """Yield the parameters whose shapes do not fit their layer: name, shape, and the shape that would fit."""
-    wanted = _SHAPES.get(node.op)
-    if wanted is None:
-        return
-    for entry, shape in zip(node.inputs[1:], wanted(node)):
-        array = arrays.get(entry.node.name) if entry.node.is_variable else None
-        if array is not None and not _fits(array.shape, shape):
-            yield entry.node.name, array.shape, str(shape).replace("None", "any")
-
-
-def _fits(actual: Shape, wanted: tuple[int | None, ...]) -> bool:
-    return len(actual) == len(wanted) and all(size is None or size == other for other, size in zip(actual, wanted))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.strip("()[] ").split(",") if part.strip())
-
-
-def _convolution(node: Node) -> list[tuple[int | None, ...]]:
-    filters, kernel = int(node.attrs["num_filter"]), _numbers(node.attrs["kernel"])
-    weight = (filters, *kernel, None) if is_channels_last(node.attrs) else (filters, None, *kernel)
-    return [weight, (filters,)]
-
-
-def _deconvolution(node: Node) -> list[tuple[int | None, ...]]:
-    filters, group = int(node.attrs["num_filter"]), int(node.attrs.get("num_group", 1))
-    return [(None, filters // group, *_numbers(node.attrs["kernel"])), (filters,)]
-
-
-def _dense(node: Node) -> list[tuple[int | None, ...]]:
-    hidden = int(node.attrs["num_hidden"])
-    return [(hidden, None), (hidden,)]
-
-
-def _embedding(node: Node) -> list[tuple[int | None, ...]]:
-    return [(int(node.attrs["input_dim"]), int(node.attrs["output_dim"]))]
-
-
-_SHAPES: dict[str, Callable[[Node], list[tuple[int | None, ...]]]] = {
-    "Convolution": _convolution, "Deconvolution": _deconvolution, "FullyConnected": _dense, "Embedding": _embedding}

@@ -9,7 +9,7 @@ from mxnet.module import BucketingModule
 
 from .. import checks
 from .._mxnet import modules
-from .._mxnet.symbols import dtype_name, to_graph, typed_variables
+from .._mxnet.symbols import to_graph, typed_variables
 from .._mxnet.weights import NamesOnly, NDArrayWeights
 from ..elsewhere import answers
 from ..errors import GraphError, StateError
@@ -90,11 +90,9 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
 
 
 def _converted(sym: mx.sym.Symbol, weights: Any, options: Options, example: Mapping[str, Any]) -> mx.sym.Symbol:
-    dtypes = {name: dtype_name(value.dtype) for name, value in example.items() if hasattr(value, "dtype")}
-    shapes = {name: tuple(getattr(value, "shape", value)) for name, value in example.items()}
     device = options.devices[0] if options.devices else mx.context.current_context()
-    return convert(sym, weights, options.policy(to_graph(sym), [device]), dtypes, shapes,  # type: ignore[arg-type]
-                   on_cpu=device.device_type != "gpu", cast_outputs=options.cast_outputs)[0]
+    return convert(sym, weights, options.policy(to_graph(sym), [device]), example, on_cpu=device.device_type != "gpu",
+                   cast_outputs=options.cast_outputs)[0]
 
 
 @answers(dtype=TARGET_DTYPE)

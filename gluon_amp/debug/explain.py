@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import asdict, dataclass
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
@@ -15,7 +15,7 @@ from ..runtime.state import controller
 from .recording.engine import prepared_operations
 from .report import Report, report
 from .report.match import planned
-from .report.rows import InsertedRow, OperatorRow, make_rows
+from .report.rows import InputRow, InsertedRow, OperatorRow, make_rows
 
 
 def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) -> Explanation:
@@ -142,15 +142,13 @@ def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[Inserted
         return net.operators, net.inserted, "cpu" if state is None else state.key(net.device)
     if not isinstance(net, Block):
         raise TypeError(expected("a Gluon block, or data to run a symbol with", "net", net))
-    state = controller.rewriter()
-    operations = prepared_operations(net) if state is not None else []
-    if state is None or not operations:
+    operations = [] if controller.rewriter() is None else prepared_operations(net)
+    plans = [(block, operation.latest) for block, operation in operations if operation.latest is not None]
+    if not plans:
         raise StateError("explain: there is no graph to explain, because the network has not been called under AMP "
                          "while hybridized. Give data to run it with: amp.explain(net, name, data)")
-    plans = [(block, operation.latest) for block, operation in operations]
-    operators, inserted = make_rows([record for block, plan in plans if plan is not None
-                                     for record in planned(block, plan.graph, plan.policy)], net)
-    return operators, inserted, next(plan.inputs.device for _, plan in plans if plan is not None)
+    records = [record for block, plan in plans for record in planned(block, plan.graph, plan.policy)]
+    return (*make_rows(records, net), plans[0][1].inputs.device)
 
 
 def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:
@@ -166,13 +164,16 @@ def _explained(row: OperatorRow, rows: Sequence[OperatorRow], policy: Policy | N
     in_fp32 = policy is not None and not policy.lowers
     target = next((other.precision for other in rows if _is_low(other)),
                   None if policy is None or in_fp32 else policy.target_dtype)
-    return OperatorExplanation(row, _why(row), tuple(_read(row)),
-                               (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(_remedies(row, target)))
+    remedies = [text.format(row=row, block=row.block, first=row.inputs[0].name if row.inputs else "",
+                            wide=", ".join(_fp32_inputs(row)), target=target)
+                for holds, text in _REMEDIES if holds(row)]
+    return OperatorExplanation(row, _why(row), tuple(map(_told, row.inputs)),
+                               (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(remedies))
 
 
 def _why(row: OperatorRow) -> str:
     if not row.rule:
-        return ("AMP did not decide about it: AMP is off, or the network was converted and its graph holds the types")
+        return "AMP did not decide about it: AMP is off, or the network was converted and its graph holds the types"
     rule = f"rule {row.rule}: {row.reason}"
     if row.rule == NEUTRAL and row.inputs:
         return f"{rule}. It follows its first input, {row.inputs[0].name}, which is {row.inputs[0].source_dtype}"
@@ -186,22 +187,13 @@ def _fp32_inputs(row: OperatorRow) -> list[str]:
     return [read.name for read in row.inputs if read.source_dtype == FLOAT32]
 
 
-def _read(row: OperatorRow) -> Iterator[str]:
-    for read in row.inputs:
-        cast = f", cast to {read.dtype}" if read.dtype != read.source_dtype else ""
-        yield f"{read.name}: {read.source_dtype}{cast}"
+def _told(read: InputRow) -> str:
+    cast = f", cast to {read.dtype}" if read.dtype != read.source_dtype else ""
+    return f"{read.name}: {read.source_dtype}{cast}"
 
 
 _NOTHING_LOWER = ("FP32 is fastest here. To run low precision all the same, name a type that the device can run: "
                   "amp.init('bfloat16')")
-
-
-# What to say, and when; all that hold are said.
-def _remedies(row: OperatorRow, target: str | None) -> Iterator[str]:
-    for holds, text in _REMEDIES:
-        if holds(row):
-            yield text.format(row=row, block=row.block, first=row.inputs[0].name if row.inputs else "",
-                              wide=", ".join(_fp32_inputs(row)), target=target)
 
 
 def _is_low(row: OperatorRow) -> bool:
@@ -212,6 +204,7 @@ def _because(*causes: Cause) -> Callable[[OperatorRow], bool]:
     return lambda row: row.rule == FP32 and row.cause in causes
 
 
+# When to say what; all that hold are said.
 _REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
     (lambda row: not row.rule,
      "amp.init() rewrites networks that are not converted; a converted one is made again from its FP32 original: "

@@ -6,9 +6,10 @@ import math
 import os
 import weakref
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping
 
 from mxnet import autograd, gluon, nd
 from mxnet.ndarray import NDArray
@@ -111,11 +112,12 @@ class DriftMonitor:
         self._every = every
         self._step = first_step - 1
         self.rows: deque[tuple[int, DriftRow]] = deque(maxlen=keep)
-        self._sinks: list[CsvSink | TensorBoardSink] = []
+        self._files = ExitStack()
+        self._writers: list[Writer] = []
         if csv is not None:
-            self._sinks.append(CsvSink(csv, [field.name for field in fields(DriftRow)]))
+            self._writers.append(_to_csv(csv, self._files))
         if tensorboard is not None:
-            self._sinks.append(TensorBoardSink(tensorboard, "amp"))
+            self._writers.append(_to_tensorboard(tensorboard, self._files))
         scaler.listeners.append(self._stepped)
 
     @property
@@ -131,16 +133,16 @@ class DriftMonitor:
             return
         row = _measured(scaler, overflowed)
         self.rows.append((self._step, row))
-        for sink in self._sinks:
-            sink.write(self._step, asdict(row))
+        for write in self._writers:
+            write(self._step, asdict(row))
 
     def close(self) -> None:
         """Stop listening, and close the files; may be called again."""
         scaler = self._scaler()
         if scaler is not None and self._stepped in scaler.listeners:
             scaler.listeners.remove(self._stepped)
-        while self._sinks:
-            self._sinks.pop().close()
+        self._writers = []
+        self._files.close()
 
     def __enter__(self) -> DriftMonitor:
         return self
@@ -157,7 +159,8 @@ def _measured(scaler: TrainerScaler, overflowed: bool) -> DriftRow:
         weights = [parameter.list_data()[0] for parameter in trainers.parameters(trainer)
                    if trainers.is_initialized(parameter)]
         largest, weight = _largest(gradients), _largest(weights)
-        flushed = _count_up_to(gradients, FORMATS[FLOAT16].flush)
+        sizes = (nd.abs(_plain(gradient)) for gradient in gradients)
+        flushed = sum(int(((size <= FORMATS[FLOAT16].flush) * (size > 0)).sum().asscalar()) for size in sizes)
     size = sum(gradient.size for gradient in gradients)
     return DriftRow(carried, int(overflowed), scaler.num_skipped + int(overflowed),
                     trainers.gradient_norm(trainer) / carried, largest / carried,
@@ -175,58 +178,43 @@ def _plain(array: NDArray) -> NDArray:
     return cast_arrays(array, FLOAT32).as_nd_ndarray()
 
 
-def _count_up_to(arrays: Iterable[NDArray], limit: float) -> int:
-    """Count the values that are no larger than a limit, and not zero."""
-    sizes = (nd.abs(_plain(array)) for array in arrays)
-    return sum(int(((size <= limit) * (size > 0)).sum().asscalar()) for size in sizes)
+Writer = Callable[[int, Mapping[str, float]], None]  # takes the number of a step, and its row
 
 
-class CsvSink:
-    """A CSV file with a line per row. One that exists is continued when it has the same columns."""
+def _to_csv(path: str | os.PathLike, files: ExitStack) -> Writer:
+    """Write a line per row to a CSV file, at once. One that exists is continued when it has the same columns."""
+    header = ["step", *(field.name for field in fields(DriftRow))]
+    target = Path(path)
+    continued = target.exists() and target.stat().st_size > 0
+    if continued:
+        with target.open(newline="", encoding="utf-8") as file:
+            before = next(csv.reader(file))
+        if before != header:
+            raise StateError(f"{target} exists with the columns {before}, expected {header}: give another path, or "
+                             "remove it")
+    file = files.enter_context(target.open("a", newline="", encoding="utf-8"))
+    writer = csv.DictWriter(file, header)
+    if not continued:
+        writer.writeheader()
 
-    def __init__(self, path: str | os.PathLike, columns: Sequence[str]):
-        header = ["step", *columns]
-        target = Path(path)
-        continued = target.exists() and target.stat().st_size > 0
-        if continued:
-            with target.open(newline="", encoding="utf-8") as file:
-                before = next(csv.reader(file))
-            if before != header:
-                raise StateError(f"{target} exists with the columns {before}, expected {header}: give another path, or "
-                                 "remove it")
-        self._file = target.open("a", newline="", encoding="utf-8")
-        self._writer = csv.DictWriter(self._file, header)
-        if not continued:
-            self._writer.writeheader()
-
-    def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Append a line, at once."""
-        self._writer.writerow({"step": step, **row})
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    def write(step: int, row: Mapping[str, float]) -> None:
+        writer.writerow({"step": step, **row})
+        file.flush()
+    return write
 
 
-class TensorBoardSink:
-    """Scalars for TensorBoard, written by tensorboardX."""
+def _to_tensorboard(logdir: str | os.PathLike, files: ExitStack) -> Writer:
+    """Write scalars for TensorBoard, by tensorboardX."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise StateError("logging for TensorBoard needs tensorboardX: pip install 'gluon_amp[debug]', or log to CSV"
+                         ) from error
+    writer: Any = SummaryWriter(os.fspath(logdir))
+    files.callback(writer.close)
 
-    def __init__(self, logdir: str | os.PathLike, prefix: str):
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError as error:
-            raise StateError("logging for TensorBoard needs tensorboardX: pip install 'gluon_amp[debug]', or log to CSV"
-                             ) from error
-        self._writer: Any = SummaryWriter(os.fspath(logdir))
-        self._prefix = prefix
-
-    def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Add one point to each scalar."""
+    def write(step: int, row: Mapping[str, float]) -> None:
         for name, value in row.items():
-            self._writer.add_scalar(f"{self._prefix}/{name}", value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Write what is left, and close the file."""
-        self._writer.close()
+            writer.add_scalar(f"amp/{name}", value, step)
+        writer.flush()
+    return write

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import numpy as np
 from mxnet import Context, autograd, cpu, gluon
@@ -69,7 +69,8 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
             raise TypeError(expected("no data beside a dict of parameters", "data", data))
         arrays, lowered = dict(net), None
     else:
-        lowered = None if data is None else _read_in_low_precision(net, data)
+        lowered = None if data is None else {read.name for row in report(net, data).operators for read in row.inputs
+                                             if read.operator is None and read.dtype in LOW_PRECISION}
         arrays = _parameters(net)
     device = next((array.context for array in arrays.values()), cpu())
     target = wanted or active_dtype(device) or (FLOAT16 if device.device_type == "gpu" else BFLOAT16)
@@ -85,11 +86,6 @@ def _parameters(net: Any) -> dict[str, NDArray]:
         return {name: parameter.list_data()[0] for name, parameter in net.collect_params().items()}
     except RuntimeError as error:
         raise StateError(f"preflight: {error}. Initialize the network, or load its parameters, first") from error
-
-
-def _read_in_low_precision(net: Block, data: Any) -> set[str]:
-    return {read.name for row in report(net, data).operators for read in row.inputs
-            if read.operator is None and read.dtype in LOW_PRECISION}
 
 
 def _values(array: NDArray) -> np.ndarray:
@@ -253,27 +249,33 @@ def suggest_scale(source: gluon.Trainer | Block | Sequence[float], *, target_dty
     """
     if not checks.is_number(headroom) or not 1 <= headroom < math.inf:
         raise ValueError(expected("a number from 1 on", "headroom", headroom))
-    target = normalize(target_dtype) if target_dtype is not None else active_dtype(_device_of(source)) or FLOAT16
-    if isinstance(source, (gluon.Trainer, Block)):
-        gradients = [values for values in _gradients(source) if np.isfinite(values).all()]
-        largest = max((float(np.abs(values).max()) for values in gradients), default=0.0)
-    else:
-        gradients = []
-        largest = max((norm for norm in _norms(source) if math.isfinite(norm)), default=0.0)
+    device, gradients = _observed(source)
+    target = normalize(target_dtype) if target_dtype is not None else active_dtype(device) or FLOAT16
+    finite = [values for values in gradients if np.isfinite(values).all()]
+    largest = max((float(np.abs(values).max()) for values in finite), default=0.0)
     if largest == 0:
         raise StateError("suggest_scale: all gradients are zero or not finite: run a backward pass first")
     scale = _scale(largest, target, headroom)
-    if not gradients:
+    if not isinstance(source, (gluon.Trainer, Block)):
         return ScaleSuggestion(scale, target, largest)
-    return ScaleSuggestion(scale, target, largest, _flushed(gradients, target, 1.0), _flushed(gradients, target, scale))
+    return ScaleSuggestion(scale, target, largest, _flushed(finite, target, 1.0), _flushed(finite, target, scale))
 
 
-def _device_of(source: Any) -> Context:
-    """Return where gradients are; the CPU for norms, which come from anywhere."""
+def _observed(source: Any) -> tuple[Context, list[np.ndarray]]:
+    """Return the device of gradients, and their values without loss scale; norms count as gradients on the CPU."""
     if isinstance(source, gluon.Trainer):
-        return trainers.contexts(source)[0]
-    parameters = source.collect_params().values() if isinstance(source, Block) else ()
-    return next((parameter.list_ctx()[0] for parameter in parameters), cpu())
+        attached = trainers.attached(source)
+        carried = attached.carried if isinstance(attached, TrainerScaler) else 1.0
+        return trainers.contexts(source)[0], [gradient.asnumpy() / carried
+                                              for _, gradient in trainers.named_gradients(source)]
+    if isinstance(source, Block):
+        parameters = source.collect_params().values()
+        return (next((parameter.list_ctx()[0] for parameter in parameters), cpu()),
+                [_values(parameter.list_grad()[0]) for parameter in parameters if parameter.grad_req != "null"])
+    try:
+        return cpu(), [np.array(float(norm)) for norm in source]
+    except (TypeError, ValueError) as error:
+        raise TypeError(expected("a gluon.Trainer, a Gluon block or norms of gradients", "source", source)) from error
 
 
 def _scale(largest: float, target: str, headroom: float) -> float:
@@ -281,26 +283,6 @@ def _scale(largest: float, target: str, headroom: float) -> float:
         return 1.0
     exact = 2.0 ** math.floor(math.log2(FORMATS[target].largest / (headroom * largest)))
     return min(max(exact, _SMALLEST_SCALE), _LARGEST_SCALE)
-
-
-def _gradients(source: gluon.Trainer | Block) -> Iterator[np.ndarray]:
-    """Yield gradients without the loss scale that they carry."""
-    if isinstance(source, gluon.Trainer):
-        attached = trainers.attached(source)
-        carried = attached.carried if isinstance(attached, TrainerScaler) else 1.0
-        for _, gradient in trainers.named_gradients(source):
-            yield gradient.asnumpy() / carried
-        return
-    for parameter in source.collect_params().values():
-        if parameter.grad_req != "null":
-            yield _values(parameter.list_grad()[0])
-
-
-def _norms(source: Any) -> list[float]:
-    try:
-        return [float(norm) for norm in source]
-    except (TypeError, ValueError) as error:
-        raise TypeError(expected("a gluon.Trainer, a Gluon block or norms of gradients", "source", source)) from error
 
 
 def _flushed(gradients: Sequence[np.ndarray], target: str, scale: float) -> float:

@@ -2,7 +2,7 @@
 
 Everything works without them. :func:`load` says which there are, and why there are none.
 """
-from .loader import Library, is_available, load, operators
+from .loader import OPERATORS, Library, is_available, load, obstacle_to, operators
 from .updates import UPDATES, update
 
-__all__ = ["UPDATES", "Library", "is_available", "load", "operators", "update"]
+__all__ = ["OPERATORS", "UPDATES", "Library", "is_available", "load", "obstacle_to", "operators", "update"]

@@ -25,6 +25,7 @@ _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_dropo
                    "_gluon_amp_adamw", "_gluon_amp_lamb"})
 _ONEDNN = frozenset({"_gluon_amp_attention", "_gluon_amp_batch_dot", "_gluon_amp_dense",
                      "_gluon_amp_rnn"})
+OPERATORS = _CORE | _ONEDNN  # registered names of all operators that there may be
 _ONEDNN_PACKAGE, _ONEDNN_FILE = "onednn-cpu-gomp", "libdnnl.so.3"
 _INSTALL = f"pip install {_ONEDNN_PACKAGE}==2023.2.0, which gluon_amp[native] asks for"
 _lock = threading.Lock()
@@ -50,6 +51,14 @@ def load() -> tuple[Library, ...]:
 def is_available(op: str) -> bool:
     """Tell whether an operator of the libraries can be used, which loads them."""
     return op in operators()
+
+
+def obstacle_to(op: str) -> str:
+    """Say why an operator of the libraries cannot be used; nothing where it can, and of other operators."""
+    if op not in OPERATORS:
+        return ""
+    core, onednn = load()
+    return core.missing if op in _CORE else onednn.missing
 
 
 def operators() -> frozenset[str]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any, Iterable, Sequence, TypeVar
+from typing import Any, Iterable, Sequence
 
 from mxnet import gluon
 from mxnet.gluon import Block
@@ -13,15 +13,13 @@ from .._mxnet import trainers
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION
 from ..elsewhere import answers
-from ..errors import StateError, expected
+from ..errors import StateError
 from ..loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from ..runtime.devices import choose, device_supports, of_device
 from ..runtime.state import controller
 from ..trainer_scaler import UnscaledTrainer
-from .levels import Disabled, Enabled, PlainFP32, switch_on
+from .levels import Applied, switch_on
 from .options import DYNAMIC, LEVELS, LOW, Options, as_bool, describe, resolve
-
-Item = TypeVar("Item")
 
 
 @answers(models="it is called net", optimizers="the trainer stands in their place: amp.initialize(net, trainer)",
@@ -112,10 +110,10 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     128.0
     >>> amp.deinit()
     """
-    networks = _items("net", net, Block, "a Block")
-    several = [] if trainer is None else _items("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    networks = checks.one_or_several("net", net, Block, "a Block")
+    several = [] if trainer is None else checks.one_or_several("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     _refuse_repetition()
-    level: Enabled | Disabled = Disabled()
+    level = Applied(reduces=False)
     if as_bool("enabled", enabled):
         overrides = {"cast_model_type": cast_model_type, "keep_batchnorm_fp32": keep_batchnorm_fp32,
                      "master_weights": master_weights, "loss_scale": loss_scale,
@@ -135,14 +133,6 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
     for item in several:
         level.attach(item)
     return net if trainer is None else (net, trainer)
-
-
-def _items(name: str, value: Any, kind: type[Item], what: str) -> list[Item]:
-    items = list(value) if isinstance(value, (list, tuple)) else [value]
-    wrong = [item for item in items if not isinstance(item, kind)]
-    if wrong or not items:
-        raise TypeError(expected(f"{what} or a list of them", name, wrong[0] if wrong else value))
-    return items
 
 
 def _scaled_where_needed(options: Options, several: Sequence[gluon.Trainer]) -> Options:
@@ -185,7 +175,7 @@ def _refuse_unfit(networks: Sequence[Block], several: Sequence[gluon.Trainer], l
 
 
 def _start(name: str, options: Options, networks: Sequence[Block], several: Sequence[gluon.Trainer],
-           scalers: list[LossScaler], disabled_passes: frozenset[str]) -> Enabled | Disabled:
+           scalers: list[LossScaler], disabled_passes: frozenset[str]) -> Applied:
     scaled = name != "O0" or options.loss_scale != 1.0
     if scaled:
         for trainer in several:
@@ -194,17 +184,14 @@ def _start(name: str, options: Options, networks: Sequence[Block], several: Sequ
         warnings.warn(f"opt_level O0 with loss_scale={options.loss_scale}: FP32 needs no loss scaling; leave it out",
                       stacklevel=4)
     weights = switch_on(name, options, networks, disabled_passes)
-    return Enabled(scalers, weights) if scaled else PlainFP32()
+    return Applied(scalers, weights) if scaled else Applied()
 
 
 def _print(level: str, options: Options) -> None:
     meaning, defaults = LEVELS[level]
     if options.cast_model_type == LOW:
-        options = replace(options, cast_model_type=_low_types() or FLOAT32)
+        policies = controller.marked.policies if controller.marked is not None else {}
+        types = ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in policies.items())
+        options = replace(options, cast_model_type=types or FLOAT32)
     print(f"gluon_amp opt_level {level}: {meaning}. Its defaults:\n{describe(defaults)}\n"
           f"In force:\n{describe(options)}")
-
-
-def _low_types() -> str:
-    policies = controller.marked.policies if controller.marked is not None else {}
-    return ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in policies.items())

@@ -1,60 +1,91 @@
 """What is in force after ``initialize``: for the networks, and for the trainers."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from dataclasses import replace
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
 
 from .. import parallel
 from .._mxnet import trainers
+from .._mxnet.arrays import round_in_place
+from .._mxnet.batch_norms import batch_norm_parameters
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32
 from ..loss_scaler import LossScaler
+from ..rules import FP32, WIDEST, Policy, Rule
+from ..rules.tables import table
+from ..rules.tables.groups.layers import BATCH_NORMS
+from ..rules.tables.whole_network import WHOLE_NETWORK
 from ..runtime import hooks
 from ..runtime.autocast import init
 from ..runtime.devices import announce, choose, device_supports
 from ..runtime.policies import device_policies, rewrites
 from ..runtime.state import Network, State, controller
 from ..trainer_scaler import TrainerScaler, UnscaledTrainer, attach, stand_by
-from .cast_network import cast_network
-from .low_weights import LowWeights
 from .options import LOW, Options
 
-
-class Disabled:
-    """Leaves trainers as they are; ``scale_loss`` gives their losses back unscaled."""
-
-    def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
-        """Let losses be scaled by 1."""
-        stand_by(trainer, UnscaledTrainer(trainer))
-
-    def updated(self, trainer: gluon.Trainer) -> None:
-        """Do nothing."""
+_SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
 
 
-class PlainFP32(Disabled):
-    """Leaves trainers as they are; those that work with other processes reduce as they do at other levels."""
+class LowWeights:
+    """The parameters of networks without masters: what updates give, and running statistics, is rounded."""
 
-    def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
-        """Let losses be scaled by 1."""
-        if parallel.size() == 1:
-            super().attach(trainer, warn_after)
-        else:
-            trainers.update_locally(trainer)
-            attach(trainer, UnscaledTrainer(trainer), **reduction)
+    # MXNet cannot store bfloat16 parameters, and its optimizers refuse them. FP32 arrays that hold values of the
+    # low-precision type compute the same; a cast of such an array to the type is exact.
+
+    def __init__(self, networks: Sequence[Block], options: Options, state: State):
+        self._state = state
+        parameters = {id(parameter): parameter for net in networks for parameter in net.collect_params().values()}
+        normalizing = {id(parameter) for net in networks for parameter in batch_norm_parameters(net)}
+        self._trained: dict[int, gluon.Parameter] = {}
+        kept = normalizing if options.keep_batchnorm_fp32 else set()
+        if not options.master_weights:
+            self._trained = {key: parameter for key, parameter in parameters.items()
+                             if parameter.grad_req != "null" and key not in kept}
+        self._statistics = [parameters[key] for key in normalizing - kept if parameters[key].grad_req == "null"]
+
+    def round(self) -> None:
+        """Round the parameters that have values; deferred ones are rounded later."""
+        self._round(self._arrays([*self._trained.values(), *self._statistics]))
+
+    def round_updated(self, trainer: gluon.Trainer) -> None:
+        """Round what a trainer's update has written: weights, the optimizer's states, and running statistics."""
+        updated = [parameter for parameter in trainers.parameters(trainer) if id(parameter) in self._trained]
+        self._round(self._arrays([*updated, *self._statistics]))
+        self._round(trainers.optimizer_arrays(trainer, updated))
+
+    @staticmethod
+    def _arrays(parameters: Iterable[gluon.Parameter]) -> Iterator[NDArray]:
+        for parameter in parameters:
+            if trainers.is_initialized(parameter):
+                yield from parameter.list_data()
+
+    def _round(self, arrays: Iterable[NDArray]) -> None:
+        with autograd.pause():
+            for array in arrays:
+                policy = self._state.policy(self._state.key(array.context))
+                if policy is not None and policy.lowers:
+                    round_in_place(array, policy.target_dtype)
 
 
-class Enabled(NamedTuple):
+class Applied(NamedTuple):
     """A level's work on trainers."""
 
-    scalers: list[LossScaler]  # one per loss, shared by all trainers
-    weights: LowWeights | None  # what is rounded after updates
+    scalers: Sequence[LossScaler] = ()  # one per loss, shared by all trainers; none where losses are not scaled
+    weights: LowWeights | None = None  # what is rounded after updates
+    reduces: bool = True  # whether it reduces the gradients of several processes where losses are not scaled
 
     def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
         """Give a trainer the loss scalers; ``reduction`` is what ``init_trainer`` takes for several processes."""
-        trainers.update_locally(trainer)
-        attach(trainer, TrainerScaler(trainer, self.scalers, warn_after), **reduction)
+        scaler = TrainerScaler(trainer, self.scalers, warn_after) if self.scalers else UnscaledTrainer(trainer)
+        if self.scalers or (self.reduces and parallel.size() > 1):
+            trainers.update_locally(trainer)
+            attach(trainer, scaler, **reduction)
+        else:
+            stand_by(trainer, scaler)  # which trains as without it
 
     def updated(self, trainer: gluon.Trainer) -> None:
         """Round the weights that a trainer has updated."""
@@ -72,13 +103,27 @@ def switch_on(level: str, options: Options, networks: Sequence[Block],
         init(disable_passes=disabled_passes)
     else:
         state = _cast_state(options, disabled_passes)
-        dtypes = {device: policy.target_dtype for device, policy in state.policies.items() if policy.lowers}
-        weights = LowWeights(networks, options, dtypes, state.key)
+        weights = LowWeights(networks, options, state)
         weights.round()
     if state is not None or options.cast_model_outputs is not None:
         hooks.install()
         controller.cast({net: Network(state, options.cast_model_outputs) for net in networks})
     return weights
+
+
+def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:
+    """Return the policy for a network that is cast as a whole: operators with a correct kernel follow their data."""
+    known = table(policy.target_dtype)
+    followers = {name: tuple(map(_follower, known[name])) for name in WHOLE_NETWORK[policy.target_dtype]}
+    rounding = {name: tuple(replace(rule, rounded_inputs=_SCALE_AND_SHIFT) for rule in known[name])
+                for name in BATCH_NORMS if round_batch_norm}
+    return replace(policy, overrides={**followers, **rounding, **policy.overrides})
+
+
+def _follower(rule: Rule) -> Rule:
+    if rule.rule != FP32 or not rule.safe:
+        return rule
+    return replace(rule, rule=WIDEST, note="the network is cast as a whole; mixed inputs widen to FP32")
 
 
 def _cast_up(networks: Sequence[Block]) -> None:

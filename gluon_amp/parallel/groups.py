@@ -66,10 +66,6 @@ class Group:
         _spread(value, out)
 
 
-class LocalGroup(Group):
-    """A process of its own: sums are over its contexts."""
-
-
 class StoreGroup(Group):
     """Workers of a KVStore that sums: MXNet's ``dist_sync`` and ``dist_device_sync``, or a registered one."""
 
@@ -173,19 +169,16 @@ class HorovodGroup(Group):
     def sum(self, name: str, arrays: Sequence[NDArray], priority: int = 0) -> None:
         """See :meth:`Group.sum`."""
         total = total_of(arrays)
-        self._hvd.allreduce_(total, op=self._hvd.Sum, name=_qualified(name), priority=priority, process_set=self._set)
+        self._hvd.allreduce_(total, op=self._hvd.Sum, name=f"gluon_amp.{name}", priority=priority,
+                             process_set=self._set)
         _spread(total, arrays)
 
     def broadcast(self, name: str, value: NDArray, out: Sequence[NDArray]) -> None:
         """See :meth:`Group.broadcast`."""
         result = value.copy()
-        self._hvd.broadcast_(result, root_rank=self._root, name=_qualified(name), process_set=self._set)
+        self._hvd.broadcast_(result, root_rank=self._root, name=f"gluon_amp.{name}", process_set=self._set)
         result.wait_to_read()
         _spread(result, out)
-
-
-def _qualified(name: str) -> str:
-    return f"gluon_amp.{name}"
 
 
 def total_of(arrays: Sequence[NDArray]) -> NDArray:

@@ -38,8 +38,9 @@ def launch(job: Job) -> int:
     # Workers find their rank and number as the engine tells them, how often the job was restarted in
     # ``GLUON_AMP_RESTARTS``, and in ``OMP_NUM_THREADS``, unless it is set already, their share of the processors.
     _check(job)
+    threads = max(1, len(os.sched_getaffinity(0)) // job.workers)
     for restart in range(job.max_restarts + 1):
-        environ = {"OMP_NUM_THREADS": str(_threads_each(job.workers)), **os.environ, RESTARTS: str(restart)}
+        environ = {"OMP_NUM_THREADS": str(threads), **os.environ, RESTARTS: str(restart)}
         with ENGINES[job.engine](job, environ) as processes:
             result = Supervisor(processes, job.grace, job.timeout).run()
         if not result.failed:
@@ -63,10 +64,6 @@ def _check(job: Job) -> None:
     if script != "-m" and not os.path.isfile(script):
         what = "is a directory" if os.path.isdir(script) else "does not exist"
         raise FileNotFoundError(f"the script {script!r} {what}: expected a Python file, or -m and a module")
-
-
-def _threads_each(workers: int) -> int:
-    return max(1, len(os.sched_getaffinity(0)) // workers)
 
 
 @contextlib.contextmanager

@@ -44,15 +44,12 @@ def _group_of(trainer: gluon.Trainer, name: str) -> Group | None:
     if isinstance(store, str):
         _check_name(store)
     kind = store if isinstance(store, str) else getattr(store, "type", "")
-    if store is None or ("dist" not in kind and not _has_workers(store)):
+    has_workers = isinstance(store, KVStoreBase) and store.num_workers > 1
+    if store is None or ("dist" not in kind and not has_workers):
         return None
     group = store_group(store)
     distribution.use_store(trainer, GroupStore(group, name))
     return group
-
-
-def _has_workers(store: KVStoreBase | str) -> bool:
-    return isinstance(store, KVStoreBase) and store.num_workers > 1
 
 
 def _check_name(name: str) -> None:

@@ -17,7 +17,7 @@ from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError, expected
 from ..runtime.state import controller
-from .groups import Group, HorovodGroup, LocalGroup, StoreGroup
+from .groups import Group, HorovodGroup, StoreGroup
 
 _TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 _HOW_TO_START = "Start the processes together: gluon-amp launch -n 2 script.py"
@@ -52,7 +52,7 @@ def world() -> Group:
         return horovod_group(hvd.global_process_set)
     if os.environ.get("DMLC_ROLE") == "worker":
         return _native[0] if _native else store_group("dist_sync")
-    return LocalGroup()
+    return Group()
 
 
 def engine() -> str:
@@ -187,7 +187,7 @@ def horovod_group(process_set: Any) -> Group:
     """Return the group of a process set of Horovod; a process outside of it is a group of its own."""
     if process_set not in _horovod_groups:
         outside = process_set.included() is False
-        _horovod_groups[process_set] = LocalGroup() if outside else HorovodGroup(process_set)
+        _horovod_groups[process_set] = Group() if outside else HorovodGroup(process_set)
     return _horovod_groups[process_set]
 
 

@@ -85,14 +85,14 @@ def _widen(node: Node, extra: int, names: set[str]) -> None:
         weight.node.attrs = {**weight.node.attrs, SHAPE: str(weight.shape)}
     if data.node.is_variable:  # a monitor hears of every operator that reads a variable
         data = Entry(operator("_copy", unique_name(f"{data.node.name}_read", names), [data], data))
-    joined = _joined(data, _zeros_beside(data, extra, names), extra, names)
+    joined = _concatenated(data, _zeros_beside(data, extra, names), 1, extra, "widened", names)
     # MXNet cannot split a gradient in blocks of 16 channels: behind this it is plain.
     plain = operator("slice_axis", unique_name(f"{node.name}_plain", names), [joined], joined, axis=1, begin=0,
                      end=(joined.shape or ())[1])
     first, _, *rest = weight.shape or ()
     zeros = operator("_zeros", unique_name(f"{weight.node.name}_zeros", names), [], weight,
                      shape=(first, extra, *rest), dtype=weight.dtype)
-    node.inputs = [Entry(plain), _joined(weight, zeros, extra, names), *node.inputs[2:]]
+    node.inputs = [Entry(plain), _concatenated(weight, zeros, 1, extra, "widened", names), *node.inputs[2:]]
 
 
 def _zeros_beside(data: Entry, extra: int, names: set[str]) -> Node:
@@ -102,14 +102,9 @@ def _zeros_beside(data: Entry, extra: int, names: set[str]) -> Node:
     return operator("zeros_like", unique_name(f"{data.node.name}_zeros", names), [Entry(some)], data)
 
 
-def _joined(entry: Entry, zeros: Node, extra: int, names: set[str]) -> Entry:
-    """Append zeros on the second axis."""
-    return _concatenated(entry, zeros, 1, extra, unique_name(f"{entry.node.name}_widened", names))
-
-
-def _concatenated(entry: Entry, zeros: Node, axis: int, extra: int, name: str) -> Entry:
+def _concatenated(entry: Entry, zeros: Node, axis: int, extra: int, suffix: str, names: set[str]) -> Entry:
     """Append zeros on an axis."""
-    shape = entry.shape or ()
+    shape, name = entry.shape or (), unique_name(f"{entry.node.name}_{suffix}", names)
     zeros.shapes = [(*shape[:axis], extra, *shape[axis + 1:])]
     joined = operator("Concat", name, [entry, Entry(zeros)], entry, dim=axis, num_args=2)
     joined.shapes = [(*shape[:axis], shape[axis] + extra, *shape[axis + 1:])]
@@ -156,4 +151,4 @@ def _appended(entry: Entry, extra: int, names: set[str]) -> Entry:
     entry.node.attrs = {**entry.node.attrs, SHAPE: str(shape)}
     zeros = operator("_zeros", unique_name(f"{entry.node.name}_zeros", names), [], entry,
                      shape=(extra, *shape[1:]), dtype=entry.dtype)
-    return _concatenated(entry, zeros, 0, extra, unique_name(f"{entry.node.name}_padded", names))
+    return _concatenated(entry, zeros, 0, extra, "padded", names)

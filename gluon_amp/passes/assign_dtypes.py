@@ -5,15 +5,17 @@ from ..dtypes import FLOAT32
 from ..graph import Graph, Node
 from ..graph.attrs import REGION, REGION_ON, integer
 from ..rules import KEEP, Decision, precision
-from ..rules.decision import EXCLUDED, OUTSIDE, SWITCHED_OFF
+from ..rules.decision import EXCLUDED, OUTSIDE, READS_SPARSE, SWITCHED_OFF
+from . import sparse_tensors
 from .context import Context
 
 
 def run(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""
     lowered = 0
+    kept = sparse_tensors.readers(graph, context.sparse)
     for node in graph.operators():
-        node.decision = decide(node, context)
+        node.decision = READS_SPARSE if id(node) in kept else decide(node, context)
         if data_precision(node, context) == context.target:
             lowered += lower_outputs(node, context)
     return lowered

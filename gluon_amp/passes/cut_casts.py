@@ -10,9 +10,9 @@ FP32 to low precision only together with all its readers in FP32, which have to 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node
@@ -35,39 +35,27 @@ def is_needed(context: Context) -> bool:
 
 def run(graph: Graph, context: Context) -> int:
     """Decide again where that saves time; return how many operators were moved."""
-    return choose(graph, context, COSTS[context.target]).apply()
+    return Choice(graph, context, COSTS[context.target]).apply()
 
 
-def choose(graph: Graph, context: Context, costs: Costs) -> Choice:
-    """Collect the operators of a graph that may run in either precision, after ``assign_dtypes``."""
-    choice = Choice(graph, context, placement=Placement(least_share=_LEAST_SHARE))
-    choice.fill(costs)
-    return choice
-
-
-@dataclass
 class Choice:
-    """The operators of a graph that may run in either precision."""
+    """The operators of a graph that may run in either precision, after ``assign_dtypes``."""
 
-    graph: Graph  # its nodes have decisions
-    context: Context  # the settings of the rewrite
-    operators: list[Node] = field(default_factory=list)  # those that may be moved
-    placement: Placement = field(default_factory=Placement)  # the same, as numbers
-
-    def fill(self, costs: Costs) -> None:
-        """Find operators and tensors, and what they cost."""
-        nodes = self.graph.operators()
-        uses = _Uses(self.graph, nodes, self.context)
-        movable = _movable(self.graph, nodes, uses, self.context)
+    def __init__(self, graph: Graph, context: Context, costs: Costs):
+        self.graph, self.context = graph, context
+        self.placement = Placement(least_share=_LEAST_SHARE)  # the operators as numbers, and what they cost
+        nodes = graph.operators()
+        uses = _uses(graph, nodes, context)
+        movable = _movable(graph, nodes, uses, context)
         numbers = {key: number for number, key in enumerate(movable)}
         self.operators = list(movable.values())
         for node in self.operators:
-            size = sum(map(_size, (*_data(node, self.context), *_outputs(node))))
-            is_low = data_precision(node, self.context) == self.context.target
+            size = sum(map(_size, (*_data(node, context), *_outputs(node))))
+            is_low = data_precision(node, context) == context.target
             self.placement.low.append(is_low)
-            self.placement.kernels.append(costs.kernel(node.op, size, self.context.policy.training, is_low))
-        for key, reads in uses.of.items():
-            self._add(uses.entries[key], [read.end(numbers) for read in reads], numbers, costs)
+            self.placement.kernels.append(costs.kernel(node.op, size, context.policy.training, is_low))
+        for reads in uses.values():
+            self._add(reads[0].entry, [read.end(numbers) for read in reads], numbers, costs)
 
     def _add(self, entry: Entry, ends: Sequence[int], numbers: Mapping[int, int], costs: Costs) -> None:
         """Add a tensor, if a movable operator gives or reads it."""
@@ -148,8 +136,9 @@ def _size(entry: Entry) -> int:
 
 
 class _Read(NamedTuple):
-    """A use of a tensor."""
+    """A use of a tensor that may be cast."""
 
+    entry: Entry
     reader: Node | None  # None for one whose precision is settled
     is_low: bool
 
@@ -158,36 +147,30 @@ class _Read(NamedTuple):
         return numbers.get(id(self.reader), FIXED_LOW if self.is_low else FIXED_FP32)
 
 
-class _Uses:
-    """The readers of each tensor that may be cast, and their precision."""
-
-    def __init__(self, graph: Graph, nodes: Sequence[Node], context: Context):
-        self.of: dict[tuple[int, int], list[_Read]] = defaultdict(list)
-        self.entries: dict[tuple[int, int], Entry] = {}
-        for node in nodes:
-            for entry, read in _reads(node, context):
-                self._add(entry, read)
-        for head, dtype in zip(graph.heads, context.outputs):
-            if dtype == FLOAT32:
-                self._add(head, _Read(None, False))
-
-    def _add(self, entry: Entry, read: _Read) -> None:
-        self.of[entry.key].append(read)
-        self.entries[entry.key] = entry
+_ReadsOf = Mapping[Tuple[int, int], List[_Read]]  # by the key of the tensor
 
 
-def _reads(node: Node, context: Context) -> Iterator[tuple[Entry, _Read]]:
+def _uses(graph: Graph, nodes: Sequence[Node], context: Context) -> _ReadsOf:
+    """Return the uses of each tensor, and their precision."""
+    uses: dict[tuple[int, int], list[_Read]] = defaultdict(list)
+    heads = [_Read(head, None, False) for head, dtype in zip(graph.heads, context.outputs) if dtype == FLOAT32]
+    for read in (*(read for node in nodes for read in _reads(node, context)), *heads):
+        uses[read.entry.key].append(read)
+    return uses
+
+
+def _reads(node: Node, context: Context) -> Iterator[_Read]:
     if node.decision.rule == KEEP:
-        yield from ((entry, _Read(None, False)) for entry in node.inputs if entry.node.dtypes[entry.output] == FLOAT32)
+        yield from (_Read(entry, None, False) for entry in node.inputs if entry.node.dtypes[entry.output] == FLOAT32)
         return
     is_low = data_precision(node, context) == context.target
     for position, entry in enumerate(node.inputs):
         if context.is_float(entry):
             settled = position in node.decision.fp32_inputs
-            yield entry, _Read(None, False) if settled else _Read(node, is_low)
+            yield _Read(entry, None, False) if settled else _Read(entry, node, is_low)
 
 
-def _movable(graph: Graph, nodes: Sequence[Node], uses: _Uses, context: Context) -> dict[int, Node]:
+def _movable(graph: Graph, nodes: Sequence[Node], uses: _ReadsOf, context: Context) -> dict[int, Node]:
     """Return the nodes that may be moved, in order."""
     kept = {id(head.node) for head, dtype in zip(graph.heads, context.outputs) if dtype is None}
     free = {id(node): node for node in nodes if id(node) not in kept and _is_free(node, context)}
@@ -198,8 +181,8 @@ def _movable(graph: Graph, nodes: Sequence[Node], uses: _Uses, context: Context)
     return free
 
 
-def _is_needed(node: Node, uses: _Uses, free: Mapping[int, Node]) -> bool:
+def _is_needed(node: Node, uses: _ReadsOf, free: Mapping[int, Node]) -> bool:
     """Tell whether the FP32 readers of a node need FP32 values."""
     following = {entry.output for entry in _outputs(node)}
     return any(output not in following or not (read.is_low or id(read.reader) in free)
-               for output in range(len(node.dtypes)) for read in uses.of.get((id(node), output), ()))
+               for output in range(len(node.dtypes)) for read in uses.get((id(node), output), ()))

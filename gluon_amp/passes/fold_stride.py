@@ -14,14 +14,14 @@ from typing import Any
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node, operator, unique_name
 from ..graph.attrs import integers
-from ..rules.shapes import FEW_CHANNELS, can_fold_stride
+from ..rules.shapes import can_fold_stride, trains_on_amx
 from .align_channels import MULTIPLE
 from .context import Context
 
 
 def is_needed(context: Context) -> bool:
     """Tell whether convolutions of few channels are faster with it."""
-    return FEW_CHANNELS.applies(context.policy)
+    return trains_on_amx(context.policy)
 
 
 def run(graph: Graph, context: Context) -> int:

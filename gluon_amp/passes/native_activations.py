@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, operator, unique_name
+from ..rules import Cause
 from ..rules.tables.groups.layers import BATCH_NORMS
 from .context import Context
 
@@ -35,7 +36,7 @@ def run(graph: Graph, context: Context) -> int:
 
 def _in_fp32(graph: Graph) -> int:
     activations = [node for node in graph.operators() if node.op in _FP32_ACTIVATIONS
-                   and Entry(node).dtype == FLOAT32 and _fits(Entry(node))]
+                   and Entry(node).dtype == FLOAT32 and _fits(Entry(node)) and node.decision.cause is not Cause.STORAGE]
     for node in activations:
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": _FP32_ACTIVATIONS[node.op]}
     return len(activations)

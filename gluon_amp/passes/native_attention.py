@@ -110,6 +110,7 @@ def _around(product: Node, readers: Readers) -> Attention | None:
     if weights is None:
         return None
     scores, scale = _scaled(weights.scores)
+    may_be_shared = scores.node.op == "broadcast_add"  # of one image and one head: other calls may have several images
     if scores.node.op in ("broadcast_add", "elemwise_add") and scale == 1 and weights.masked is None:
         scores, weights.extras["bias"] = scores.node.inputs
         scores, scale = _scaled(scores)
@@ -123,7 +124,7 @@ def _around(product: Node, readers: Readers) -> Attention | None:
     if count < 1 or not all(len(shape) == 3 for shape in shapes) or not all(each.are_of(count) for each in heads):
         return None
     last = _joined(product, count, units, readers)
-    if heads[2].scale != 1 or last is None:
+    if heads[2].scale != 1 or last is None or (may_be_shared and (weights.scores.shape or ())[:1] == (1,)):
         return None
     layout, projections = _projections([each.base for each in heads], readers)
     sizes = _Sizes(shapes[0][0], shapes[0][1], shapes[1][1], count)

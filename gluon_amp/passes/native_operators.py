@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from math import inf, prod
-from typing import Callable, Mapping, NamedTuple
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
@@ -59,6 +59,9 @@ def _operations(node: Node) -> int:
     return 2 * prod(node.shapes[0] or ()) * matrix[-2 if is_set(node.attrs, "transpose_a") else -1]
 
 
+Shapes = Sequence[Sequence[int]]
+
+
 class Replacement(NamedTuple):
     """What takes the place of an operator of MXNet's."""
 
@@ -73,6 +76,9 @@ class Replacement(NamedTuple):
     rule: Rule | None = None  # how its precision is decided, where MXNet's operator has no bfloat16 kernel
     known: int = 2  # how many of its first inputs have to have a known shape before MXNet infers shapes backward
     integers: tuple[int, ...] = ()  # inputs that are int32, and have no gradient
+    # takes a node and the shapes of its first two inputs, and says whether it may be replaced there. A graph of its own
+    # is made where other calls decide otherwise.
+    follows: Callable[[Node, Shapes], bool] | None = None
 
 
 def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
@@ -97,9 +103,9 @@ def _is_pile(node: Node, readers: Readers) -> bool:
     return len(node.inputs[0].shape or ()) > 2 and integer(node.attrs, "axis", -2) == -2
 
 
-def _is_matmul(node: Node, readers: Readers) -> bool:
+def _is_matmul(node: Node, shapes: Shapes) -> bool:
     """Whether a pile is times another of the same leading dimensions, or times one matrix."""
-    left, right = (entry.shape or () for entry in node.inputs)
+    left, right = shapes
     return len(left) > 2 and (len(right) == 2 or left[:-2] == right[:-2])
 
 
@@ -112,12 +118,14 @@ def _is_slow_softmax(node: Node, readers: Readers) -> bool:
             and (not is_long or (len(node.inputs) == 2 and len(node.inputs[0].shape or ()) > 1)))
 
 
-def _is_inner_layer(node: Node, readers: Readers) -> bool:
-    """Whether rows are many, and the gradient of the data is of use: the operator in C++ always computes it.
+def _is_inner_layer(node: Node, shapes: Shapes) -> bool:
+    """Whether rows and weights are many, and the gradient of the data, which is always computed, is of use.
 
     MXNet's takes data of one dimension for a column.
     """
-    return (prod((node.shapes[0] or (0,))[:-1]) >= _MANY_ROWS and len(node.inputs[0].shape or ()) > 1
+    data, weight = shapes
+    rows = data[:1] if is_set(node.attrs, "flatten", True) else data[:-1]
+    return (len(data) > 1 and prod(rows) >= _MANY_ROWS and prod(weight) >= REPLACEMENTS["FullyConnected"].least
             and not node.inputs[0].node.is_variable)
 
 
@@ -134,9 +142,10 @@ REPLACEMENTS: Mapping[str, Replacement] = {
                              rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
     "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384, _always),
     "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
-    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, _is_inner_layer,
-                                  _weights, fp32_inputs=(1, 2)),
-    "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_matmul, _operations),
+    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, _always, _weights,
+                                  fp32_inputs=(1, 2), follows=_is_inner_layer),
+    "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations,
+                               follows=_is_matmul),
     "_linalg_gemm2": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_pile, _operations),
     "LeakyReLU": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536, _is_gelu, trains=True),
     "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, native_dropout.fits, trains=True,
@@ -158,6 +167,7 @@ def run(graph: Graph, context: Context) -> int:
     found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
              if each is not None and each.op in context.native and (context.recorded or not each.trains)
              and _gains(node, each) and each.fits(node, readers)
+             and may_replace(node, [entry.shape or () for entry in node.inputs[:2]])
              and not any(entry.node in unknown for entry in node.inputs[:each.known])]
     for node, each in found:
         is_free = node.decision is not None and node.decision.cause is Cause.TABLE
@@ -179,6 +189,18 @@ def run(graph: Graph, context: Context) -> int:
     if context.target == BFLOAT16:
         _follow(graph, context)
     return len(found) + fused
+
+
+def following(graph: Graph, available: frozenset[str]) -> frozenset[str]:
+    """Return the operators of a graph that :func:`may_replace` decides on at every call."""
+    return frozenset(node.op for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
+                     if each is not None and each.follows is not None and each.op in available)
+
+
+def may_replace(node: Node, shapes: Shapes) -> bool:
+    """Tell whether shapes of a node's first two inputs, which other calls may change, let C++ take its place."""
+    follows = REPLACEMENTS[node.op].follows
+    return follows is None or (len(shapes) == 2 and follows(node, shapes))
 
 
 def _follow(graph: Graph, context: Context) -> None:

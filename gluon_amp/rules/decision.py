@@ -26,6 +26,7 @@ class Cause(str, Enum):
     EXCLUSION = "exclusion"  # the policy excludes its node
     REGION = "region"  # it is in a region without AMP, or in an excluded block
     OUTSIDE = "outside"  # it is outside of every region with AMP
+    STORAGE = "storage"  # it reads sparse tensors
     SHAPE = "shape"  # there is no sound or fast kernel for its shape
     MEASURED = "measured"  # it was measured to be slower in low precision on this machine
     DEVICE = "device"  # the device is faster in FP32
@@ -95,6 +96,7 @@ SWITCHED_OFF = Decision(FP32, Cause.REGION, "inside an autocast(enabled=False) r
 OUTSIDE = Decision(FP32, Cause.OUTSIDE, "outside of every autocast region")
 FOR_SECOND_GRADIENTS = Decision(FP32, Cause.TABLE, "gradients of the network's data are recorded, which may be "
                                 "differentiated again: MXNet can do so in FP32 only")
+READS_SPARSE = Decision(KEEP, Cause.STORAGE, "reads sparse tensors, which are never cast")
 EXCLUDED = Decision(FP32, Cause.EXCLUSION, "excluded by name")
 
 

@@ -11,7 +11,7 @@ from ..errors import PolicyError, expected
 from ..files import replacing
 from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule
 from .measurements import signature
-from .shapes import FEW_CHANNELS, SHAPE_RULES
+from .shapes import SHAPE_RULES, gets_more_channels
 from .tables import table
 
 _MOST_SHOWN = 6
@@ -185,7 +185,8 @@ class Policy:
 
     def depends_on_shape(self, op: str) -> bool:
         """Tell whether the shape of its data may keep an operator in FP32."""
-        return (self.lowers and bool(self.slow)) or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
+        measured = self.lowers and any(name.startswith(f"{op}(") for name in self.slow)
+        return measured or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
 
     def _heeds(self, rule: Any) -> bool:
         return rule.applies(self) and not (rule.lifted_by and self.runs(rule.lifted_by))
@@ -199,14 +200,12 @@ class Policy:
         # In inference AMX kernels gain with few channels too, and leave their output in the layout of the others.
         if not shape or len(shape) < 2 or (self.amx and not self.training):
             return None
-        more = FEW_CHANNELS
-        lifted = op == more.op and more.applies(self) and self.runs(more.lifted_by) and more.holds(attrs, shape[1])
-        return None if lifted else shape[1]
+        return None if gets_more_channels(self, op, attrs, shape[1]) else shape[1]
 
     def fixed(self, op: str) -> Decision | None:
         """Return the decision on every use of an operator; None when it depends on the use."""
         first = self._rules(op)[0]
-        return None if first.is_conditional else first.decision
+        return None if first.is_conditional or self.depends_on_shape(op) else first.decision
 
     def may_lower(self, op: str) -> bool:
         """Tell whether some use of an operator on FP32 inputs runs in low precision, or rounds some of them to it."""

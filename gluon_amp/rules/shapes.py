@@ -1,4 +1,4 @@
-"""Shapes for which bfloat16 kernels of oneDNN 2.4.4 are wrong or slow, or convolutions are rewritten.
+"""Shapes for which bfloat16 kernels of oneDNN 2.4.4 are wrong or slow, convolutions are rewritten, or dots are sums.
 
 :data:`SHAPE_RULES` comes before the operator tables. A rule that a graph pass makes needless names the pass.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Callable, Iterator, Mapping, Sequence
 
-from ..dtypes import BFLOAT16
+from ..dtypes import BFLOAT16, FLOAT16
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from .decision import FP32, Cause, Decision
 
@@ -29,16 +29,6 @@ class ShapeRule:
     holds: Callable[[Attrs, Shape, bool], bool]
     decision: Decision  # what follows
     lifted_by: str = ""  # the pass that makes it needless when it is on
-
-
-@dataclass(frozen=True)
-class FewChannels:
-    """A pass that gives operators more input channels, so that rules on few channels do not apply."""
-
-    op: str  # registered operator name
-    applies: Callable[[Policy], bool]  # whether the pass is for graphs of a policy
-    holds: Callable[[Attrs, int], bool]  # takes the operator's attributes and its input channels
-    lifted_by: str  # the pass
 
 
 def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
@@ -125,11 +115,27 @@ def _meets_all_shapes_on_amx(policy: Policy) -> bool:
     return policy.amx and not policy.training and policy.target_dtype == BFLOAT16
 
 
-def _trains_on_amx(policy: Policy) -> bool:
+def trains_on_amx(policy: Policy) -> bool:
+    """Tell whether graphs are for training in bfloat16 on AMX tiles."""
     return policy.amx and _trains_bfloat16(policy) and not policy.imitated
 
 
+def _lowers_to_float16(policy: Policy) -> bool:
+    return policy.target_dtype == FLOAT16
+
+
+def is_vector(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> bool:
+    """Tell whether a product is of a vector."""
+    return len(shape) == 1
+
+
+_SUM = Decision(FP32, Cause.SHAPE, "a product of vectors is a sum of many values, as in gluon.utils.clip_global_norm, "
+                                   "and needs FP32's range and resolution; Tensor Cores have no use for it")
+
+
 SHAPE_RULES: tuple[ShapeRule, ...] = (
+    ShapeRule("dot", _lowers_to_float16, is_vector, _SUM),
+    ShapeRule("_np_dot", _lowers_to_float16, is_vector, _SUM),
     ShapeRule("Convolution", _meets_all_shapes_on_amx, lambda attrs, shape, amx: is_pointwise(attrs),
               Decision(FP32, Cause.SHAPE, "the pass dilate_pointwise is off, and oneDNN's AMX kernel writes beyond its "
                                           "output for some map sizes", safe=False),
@@ -146,4 +152,9 @@ SHAPE_RULES: tuple[ShapeRule, ...] = (
                                           "blocks of channels: in bfloat16 its gradient, and those before it, would "
                                           "take thirty times as long")),
 )
-FEW_CHANNELS = FewChannels("Convolution", _trains_on_amx, can_fold_stride, lifted_by="fold_stride")
+
+
+def gets_more_channels(policy: Policy, op: str, attrs: Attrs, channels: int) -> bool:
+    """Tell whether the pass ``fold_stride`` gives an operator more channels: rules on few do not apply then."""
+    return (op == "Convolution" and trains_on_amx(policy) and policy.runs("fold_stride")
+            and can_fold_stride(attrs, channels))

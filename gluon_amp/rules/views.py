@@ -5,13 +5,12 @@ shapes: an operator that runs in low precision for some inputs is listed as one 
 """
 from __future__ import annotations
 
-from typing import Callable
-
 from ..dtypes import FLOAT16, normalize
 from .decision import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Rule
 from .tables import table
 from .tables.groups.layers import LOSS_OUTPUTS
 
+_CONDITIONAL = "CONDITIONAL"  # FP32 for some attributes only
 _BATCH_NORM = ("data", "gamma", "beta", "moving_mean", "moving_var")
 _SEQUENCE = ("data", "sequence_length")
 
@@ -49,7 +48,7 @@ def list_lp16_ops(target_dtype: object = FLOAT16) -> list[str]:
     >>> list_lp16_ops('bfloat16')
     ['Convolution', 'FullyConnected']
     """
-    return _names(target_dtype, _is_lowered)
+    return _names(target_dtype, LOWER)
 
 
 def list_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
@@ -62,7 +61,7 @@ def list_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
     >>> 'exp' in list_fp32_ops('float16')
     True
     """
-    return _names(target_dtype, lambda records: _rest(records) == FP32)
+    return _names(target_dtype, FP32)
 
 
 def list_lp16_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
@@ -75,7 +74,7 @@ def list_lp16_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
     >>> {'relu', 'sgd_update'} <= set(list_lp16_fp32_ops('float16'))
     True
     """
-    return _names(target_dtype, lambda records: _rest(records) in (NEUTRAL, KEEP))
+    return _names(target_dtype, NEUTRAL, KEEP)
 
 
 def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str, str, list[str]]]:
@@ -94,8 +93,9 @@ def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str,
     >>> list_conditional_fp32_ops('float16')
     [('Activation', 'act_type', ['softrelu']), ('LeakyReLU', 'act_type', ['elu', 'selu'])]
     """
-    conditions = {name: next(record.when for record in records if record.rule == FP32 and record.when)
-                  for name, records in sorted(table(normalize(target_dtype)).items()) if _is_conditional(records)}
+    known = table(normalize(target_dtype))
+    conditions = {name: next(record.when for record in known[name] if record.rule == FP32 and record.when)
+                  for name in _names(target_dtype, _CONDITIONAL)}
     return [(name, attribute, list(values)) for name, (attribute, values) in conditions.items()]
 
 
@@ -109,7 +109,7 @@ def list_widest_type_cast(target_dtype: object = FLOAT16) -> list[str]:
     >>> 'elemwise_add' in list_widest_type_cast('float16')
     True
     """
-    return _names(target_dtype, lambda records: _rest(records) == WIDEST)
+    return _names(target_dtype, WIDEST)
 
 
 def list_loss_output_functions(target_dtype: object = FLOAT16) -> list[str]:
@@ -149,19 +149,13 @@ def list_lp16_use_fp32_params(target_dtype: object = FLOAT16) -> dict[str, list[
             for name, records in sorted(table(dtype).items()) if records[-1].fp32_inputs}
 
 
-def _names(target_dtype: object, belongs: Callable[[tuple[Rule, ...]], bool]) -> list[str]:
-    return sorted(name for name, records in table(normalize(target_dtype)).items() if belongs(records))
+def _names(target_dtype: object, *kinds: str) -> list[str]:
+    return sorted(name for name, records in table(normalize(target_dtype)).items() if _kind(records) in kinds)
 
 
-def _is_lowered(records: tuple[Rule, ...]) -> bool:
-    return any(record.rule == LOWER for record in records)
-
-
-def _is_conditional(records: tuple[Rule, ...]) -> bool:
-    """Tell whether rules keep an operator in FP32 for some attributes only."""
-    return not _is_lowered(records) and records[-1].rule != FP32 and any(record.rule == FP32 for record in records)
-
-
-def _rest(records: tuple[Rule, ...]) -> str | None:
-    """Return the rule of an operator; None when it runs in low precision or depends on attributes."""
-    return None if _is_lowered(records) or _is_conditional(records) else records[-1].rule
+def _kind(records: tuple[Rule, ...]) -> str:
+    """Return the rule that an operator is listed by: LOWER where it may hold, else that without a condition."""
+    if any(record.rule == LOWER for record in records):
+        return LOWER
+    rest = records[-1].rule
+    return _CONDITIONAL if rest != FP32 and any(record.rule == FP32 for record in records) else rest

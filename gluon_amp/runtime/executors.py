@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
 from weakref import WeakValueDictionary
@@ -14,11 +15,13 @@ from .._mxnet.symbols import dtype_name, of_inputs, typed_variables
 from ..dtypes import FLOAT32
 from ..graph.attrs import STORAGE
 from .observers import executor_callback
-from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
+from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
 from .recent import remember
 from .state import State, controller
 
 _stock_bind = mx.sym.Symbol.bind
+_DENSE = ("default", "0", "-1")  # as symbols and users note it
+_TOLD = "_amp_told"  # on executors that a warning was given for
 
 
 @dataclass(eq=False)
@@ -29,10 +32,10 @@ class Planner:
     traced: Traced  # the first one's symbol
     inputs: Inputs  # what was known of its inputs then
     bind: Callable  # MXNet's own ``Symbol.bind``
-    _plans: dict[frozenset[str], Plan] = field(default_factory=dict)
+    _plans: dict[Choices, Plan] = field(default_factory=dict)
 
     def plan(self, shapes: Sequence[tuple[int, ...]]) -> Plan:
-        """Return the plan for shapes of the inputs; shapes that keep the same operators in FP32 share one."""
+        """Return the plan for shapes of the inputs; shapes that decide alike share one."""
         kept = self.traced.kept(self.state, self.inputs.device, self.inputs.names, shapes)
         known = self._plans.get(kept)
         return known or remember(self._plans, kept, make_plan(self.state, self.traced, self.inputs._replace(
@@ -44,16 +47,17 @@ _planners: WeakValueDictionary[tuple, Planner] = WeakValueDictionary()
 
 
 def _planner(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Context, dtypes: Mapping[str, str | None],
-             shapes: Mapping[str, tuple[int, ...]], requests: Mapping[str, str], dense: bool) -> Planner:
+             shapes: Mapping[str, tuple[int, ...]], requests: Mapping[str, str], sparse: frozenset[str],
+             dense: bool) -> Planner:
     """Return what plans a symbol for inputs of these types, shapes and requests for gradients."""
     device = state.key(ctx)
     key = (symbol.tojson(remove_amp_cast=False), type(symbol), mx.util.is_np_shape(), bind, state, device,
-           *(frozenset(known.items()) for known in (dtypes, shapes, requests)), dense)
+           *(frozenset(known.items()) for known in (dtypes, shapes, requests)), sparse, dense)
     planner = _planners.get(key)
     if planner is None:
         traced = Traced(symbol)
-        planner = _planners[key] = Planner(state, traced, _inputs(traced, device, dtypes, shapes, requests, dense),
-                                           bind)
+        planner = _planners[key] = Planner(state, traced, _inputs(traced, device, dtypes, shapes, requests, sparse,
+                                                                  dense), bind)
     return planner
 
 
@@ -74,10 +78,14 @@ class PlannedExecutor(Executor):
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
         """Return an executor for other shapes that shares memory with this one, as MXNet's does."""
+        symbol, base = self._symbol, self
         if self.plan.is_native:
             kwargs = self._all_shapes(kwargs, partial_shaping)
-        made = super().reshape(partial_shaping, allow_up_sizing, **kwargs)
-        symbol = self._symbol
+            if self.planner.plan([kwargs[name] for name in self.planner.inputs.names]) is not self.plan:
+                # Its operators in C++ may refuse these shapes: one without them makes the arrays.
+                base = self.planner.bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
+                                         self.aux_arrays, self._group2ctx, self)
+        made = Executor.reshape(base, partial_shaping, allow_up_sizing, **kwargs)
         arrays = {**dict(zip(symbol.list_arguments(), made.arg_arrays)),
                   **dict(zip(symbol.list_auxiliary_states(), made.aux_arrays))}
         plan = self.planner.plan([arrays[name].shape for name in self.planner.inputs.names])
@@ -93,7 +101,7 @@ class PlannedExecutor(Executor):
     def _all_shapes(self, given: Mapping[str, tuple[int, ...]], may_change: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs, which MXNet cannot infer from operators of a library."""
         symbol = self._symbol
-        inferred = of_inputs(symbol, symbol.infer_shape(**given))
+        inferred = of_inputs(symbol, symbol.infer_shape(**_only_inputs(symbol, given)))
         if not inferred and self.arg_arrays:
             raise mx.MXNetError(f"expected shapes from which those of all inputs follow, received {dict(given)}")
         changed = [name for name, array in zip(inferred, [*self.arg_arrays, *self.aux_arrays])
@@ -123,10 +131,11 @@ def make_bind(original: Callable) -> Callable:
         dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in arrays.items()}
         gradients = _by_name(args_grad, symbol.list_arguments())
-        dense = not any(isinstance(array, BaseSparseNDArray) for array in (*arrays.values(), *gradients.values()))
+        sparse = frozenset(name for name, array in arrays.items() if isinstance(array, BaseSparseNDArray))
+        dense = not sparse and not any(isinstance(array, BaseSparseNDArray) for array in gradients.values())
         requests = {name: request if name in gradients else "null"
                     for name, request in _by_name(_listed(grad_req, symbol), symbol.list_arguments()).items()}
-        planner = _planner(state, symbol, original, ctx, dtypes, shapes, requests, dense)
+        planner = _planner(state, symbol, original, ctx, dtypes, shapes, requests, sparse, dense)
         try:
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
@@ -148,8 +157,8 @@ def make_simple_bind(original: Callable) -> Callable:
             dtypes = _inferred_dtypes(symbol, type_dict or {})
             shapes = _inferred_shapes(symbol, kwargs)
             requests = _by_name(_listed(grad_req, symbol), symbol.list_arguments())
-            planner = _planner(state, symbol, _stock_bind, ctx, dtypes, shapes, requests,
-                               not _has_sparse(symbol, rest, kwargs))
+            sparse = _sparse(symbol, rest[0] if rest else kwargs.get("stype_dict"))
+            planner = _planner(state, symbol, _stock_bind, ctx, dtypes, shapes, requests, sparse, not sparse)
             plan = planner.plan(planner.inputs.shapes)
         except mx.MXNetError:
             original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
@@ -164,27 +173,53 @@ def make_simple_bind(original: Callable) -> Callable:
     return simple_bind
 
 
+def make_forward(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Executor.forward``: it tells of executors that AMP does not reach."""
+    @functools.wraps(original)
+    def forward(executor: Executor, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(executor, PlannedExecutor):
+            _warn_of_older(executor)
+        return original(executor, *args, **kwargs)
+    return forward
+
+
+def _warn_of_older(executor: Executor) -> None:
+    """Warn of an executor that was bound before AMP was switched on, once."""
+    current = controller.current()
+    if current is None or not current.enabled or getattr(executor, _TOLD, False):
+        return
+    setattr(executor, _TOLD, True)
+    if Traced(executor._symbol).is_converted:
+        return
+    outputs = ", ".join(executor._symbol.list_outputs())
+    warnings.warn(f"the symbol of {outputs} was bound before AMP was switched on, and runs without AMP: bind it again. "
+                  "A Module takes its parameters along by module.get_params() and then module.bind(..., "
+                  "force_rebind=True)", stacklevel=3)
+
+
 def _listed(grad_req: Any, symbol: mx.sym.Symbol) -> Any:
     """Return what is requested of each argument."""
     return [grad_req] * len(symbol.list_arguments()) if isinstance(grad_req, str) else grad_req
 
 
 def _inputs(traced: Traced, device: str, dtypes: Mapping[str, str | None],
-            shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, str], dense: bool) -> Inputs:
+            shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, str], sparse: frozenset[str],
+            dense: bool) -> Inputs:
     symbol = traced.symbol
     names = tuple(symbol.list_inputs())
     requests = {**dict.fromkeys(symbol.list_arguments(), "null"), **given}
     guarded = frozenset(name for name, request in requests.items() if request == "add")
     return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
-                  device, guarded, dense=dense and all(name in shapes for name in names),
+                  device, guarded, dense=dense and all(name in shapes for name in names), sparse=sparse,
                   recorded=any(request != "null" for request in requests.values()),
                   frozen=traced.frozen(requests))
 
 
-def _has_sparse(symbol: mx.sym.Symbol, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether ``simple_bind`` is asked for sparse arrays."""
-    asked = rest[0] if rest else kwargs.get("stype_dict")
-    return bool(asked) or any(STORAGE in attrs for attrs in symbol.attr_dict().values())
+def _sparse(symbol: mx.sym.Symbol, asked: Mapping[str, str] | None) -> frozenset[str]:
+    """Name the inputs that ``simple_bind`` is asked to make as sparse arrays."""
+    noted = {name: attrs[STORAGE] for name, attrs in symbol.attr_dict().items() if STORAGE in attrs}
+    kinds = {**noted, **(asked or {})}
+    return frozenset(name for name in symbol.list_inputs() if kinds.get(name, _DENSE[0]) not in _DENSE)
 
 
 def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
@@ -194,8 +229,15 @@ def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
     return {name: value for name, value in pairs if value is not None}
 
 
+def _only_inputs(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was given for a symbol's inputs: executors ignore other names, where inference refuses them."""
+    names = set(symbol.list_inputs())
+    return {name: value for name, value in given.items() if name in names}
+
+
 def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: dict[str, Any]) -> dict[str, str | None]:
     names = symbol.list_inputs()
+    type_dict = _only_inputs(symbol, type_dict)
     try:
         inferred = of_inputs(symbol, symbol.infer_type_partial(**type_dict))
     except mx.MXNetError:  # some operators, such as Embedding, insist on knowing the types of their inputs
@@ -205,5 +247,5 @@ def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: dict[str, Any]) -> dict[s
 
 
 def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    known = {name: shape for name, shape in given.items() if isinstance(shape, tuple)}
+    known = {name: shape for name, shape in _only_inputs(symbol, given).items() if isinstance(shape, tuple)}
     return {name: shape for name, shape in of_inputs(symbol, symbol.infer_shape_partial(**known)).items() if shape}

@@ -21,7 +21,7 @@ from ..graph import Graph
 from ..graph.attrs import is_set
 from .frame import frame
 from .observers import operator_callback
-from .plans import MOST_PLANS, Inputs, Plan, Traced, make_plan
+from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
 from .recent import remember
 from .second_gradients import TWICE_DIFFERENTIABLE
 from .state import State, controller
@@ -42,12 +42,8 @@ class _Variants:
     """What a cached op has made for one setting."""
 
     def __init__(self) -> None:
-        self.kept: dict[Any, frozenset[str]] = {}  # by the shapes of the data: the operators that they keep in FP32
+        self.kept: dict[Any, Choices] = {}  # by the shapes of the data: what they decide on
         self.made: dict[Any, _Variant] = {}  # by everything that plans depend on
-
-
-def _are_dense(args: Sequence[NDArray]) -> bool:
-    return not any(isinstance(array, BaseSparseNDArray) for array in args)
 
 
 class RewritingCachedOp:
@@ -123,8 +119,13 @@ class RewritingCachedOp:
         """Describe the arguments of a call."""
         dtypes = tuple(dtype_name(array.dtype) for array in args)
         low = frozenset(self.names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
+        sparse = self._sparse(args)
         return Inputs(self.names, dtypes, tuple(array.shape for array in args),
-                      device, self._guarded(args), low, _are_dense(args), self._is_recorded(), self.frozen)
+                      device, self._guarded(args), low, not sparse, sparse, self._is_recorded(), self.frozen)
+
+    def _sparse(self, args: Sequence[NDArray]) -> frozenset[str]:
+        """Name the inputs that are sparse arrays."""
+        return frozenset(name for name, array in zip(self.names, args) if isinstance(array, BaseSparseNDArray))
 
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
@@ -155,7 +156,7 @@ class RewritingCachedOp:
         if kept is None:
             kept = self.traced.kept(state, device, self.names, [array.shape for array in args])
             remember(variants.kept, shapes, kept, _MOST_SHAPES)
-        key = (dtypes, device, self._guarded(args), kept, _are_dense(args), self._is_recorded(), self.frozen)
+        key = (dtypes, device, self._guarded(args), kept, self._sparse(args), self._is_recorded(), self.frozen)
         variant = variants.made.get(key)
         if variant is None:
             plan = make_plan(state, self.traced, self._inputs(args, device))

@@ -10,12 +10,14 @@
 - ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
 - ``Block.register_child``: networks given to ``initialize`` grow.
 - ``SymbolBlock.forward``: in another block's trace its operators carry the mark of the region around its call.
-- ``autograd.Function.__call__``: user code that expects what it was written for.
-- ``autograd.grad``, ``autograd.backward`` and ``NDArray.backward``: errors about gradients of gradients say what to do.
+- ``autograd.Function.__call__``, ``mxnet.operator._registry``: user code that expects what it was written for.
+- ``autograd.grad``, ``autograd.backward`` and ``NDArray.backward``: errors about gradients of gradients say what to do,
+  and whether what is differentiated is a scaled loss.
 - ``NDArray.asnumpy``: in networks that are not hybridized Python code reads what is in bfloat16 as FP32.
-- ``Trainer._update``: what the optimizer has written.
+- ``Trainer._update``: what the optimizer has written, and gradients with another trainer's loss scale.
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
 - ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
+- ``Executor.forward``: executors that were bound before AMP was switched on.
 """
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ from typing import Any, Callable, ContextManager, Iterator
 
 import mxnet as mx
 from mxnet import autograd
+from mxnet.executor import Executor
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer
 from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
@@ -35,11 +38,13 @@ from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Invoke
 from .._mxnet.symbols import make_symbol_creator
 from ..dtypes import BFLOAT16
+from . import scaled_losses
 from .block_calls import make_block_call, make_call_cached_op, make_get_graph, make_register_child
+from .custom_operators import make_registry
 from .eager_applier import make_invoke
 from .eager_casts import is_low, release
 from .eager_native import make_native_invoke
-from .executors import make_bind, make_simple_bind
+from .executors import make_bind, make_forward, make_simple_bind
 from .frame import frame
 from .graph_applier import RewritingCachedOp
 from .second_gradients import NOT_TWICE
@@ -91,6 +96,7 @@ def uninstall() -> None:
 
 def _restore() -> None:
     controller.hooked = False
+    scaled_losses.forget()
     while _originals:
         owner, name, original = _originals.pop()
         if original is _ABSENT:
@@ -131,6 +137,16 @@ def _make_function_call(original: Callable) -> Callable:
         with controller.off():
             return original(function, *inputs)
     return call
+
+
+def _make_backward(original: Callable) -> Callable:
+    differentiate = _make_differentiate(original)
+
+    @functools.wraps(original)
+    def backward(heads: Any, *args: Any, **kwargs: Any) -> Any:
+        scaled_losses.note_backward(heads)
+        return differentiate(heads, *args, **kwargs)
+    return backward
 
 
 def _make_differentiate(original: Callable) -> Callable:
@@ -177,6 +193,7 @@ def _make_tensordot(original: Callable) -> Callable:
 def _make_update(original: Callable) -> Callable:
     @functools.wraps(original)
     def update(trainer: Trainer, ignore_stale_grad: bool = False) -> None:
+        scaled_losses.check(trainer)
         original(trainer, ignore_stale_grad)
         controller.updated(trainer)
     return update
@@ -200,12 +217,14 @@ _REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (Block, "register_child", make_register_child),
     (SymbolBlock, "forward", make_symbol_block_forward),
     (autograd.Function, "__call__", _make_function_call),
+    (mx.operator, "_registry", make_registry),
     (autograd, "grad", _make_differentiate),
-    (autograd, "backward", _make_differentiate),
-    (NDArray, "backward", _make_differentiate),
+    (autograd, "backward", _make_backward),
+    (NDArray, "backward", _make_backward),
     (NDArray, "asnumpy", _make_asnumpy),
     (Trainer, "_update", _make_update),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),
     (mx.sym.Symbol, "bind", make_bind),
     (mx.sym.Symbol, "simple_bind", make_simple_bind),
+    (Executor, "forward", make_forward),
 )

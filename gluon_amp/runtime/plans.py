@@ -14,7 +14,7 @@ from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Role
 from ..graph.attrs import CONVERSION, REGION
-from ..passes.native_operators import NATIVE, REPLACEMENTS
+from ..passes.native_operators import NATIVE, REPLACEMENTS, following, may_replace
 from ..passes.widen import widen
 from ..rules import Policy
 from .state import State
@@ -37,12 +37,20 @@ class Inputs(NamedTuple):
     # the data inputs that arrive in bfloat16 from a block around, standing for FP32 ones
     low: frozenset[str] = frozenset()
     dense: bool = False  # whether all of them are dense arrays, of known shapes
+    sparse: frozenset[str] = frozenset()  # the inputs that are sparse arrays
     recorded: bool = True  # whether gradients may be asked for
     frozen: frozenset[str] = frozenset()  # weights of dense layers without a gradient, whose biases have one
 
     def types(self) -> dict[str, str]:
         """Return data types by name; data that an outer block passes in bfloat16 counts as FP32."""
         return {name: FLOAT32 if name in self.low else dtype for name, dtype in zip(self.names, self.dtypes) if dtype}
+
+
+class Choices(NamedTuple):
+    """What shapes of inputs decide on: a plan depends on nothing else of them."""
+
+    in_fp32: frozenset[str] = frozenset()  # the names of operators that they keep in FP32
+    stock: frozenset[str] = frozenset()  # the names of those that they keep from running in C++
 
 
 class Traced:
@@ -110,15 +118,22 @@ class Traced:
     def _written(self) -> list[str]:
         return self.symbol.list_auxiliary_states()
 
-    def kept(self, state: State, device: str, names: Sequence[str], shapes: Shapes) -> frozenset[str]:
-        """Name the operators that shapes keep in FP32: a plan depends on nothing else of the shapes."""
+    def kept(self, state: State, device: str, names: Sequence[str], shapes: Shapes) -> Choices:
+        """Return what shapes decide on."""
         policy = _policy_for(self, state, device, low=False)
-        if policy is None or self.is_converted:
-            return frozenset()
-        ops = frozenset(node.op for node in self.graph.operators() if policy.depends_on_shape(node.op))
+        if policy is None:
+            return Choices()
+        lowered = frozenset(node.op for node in self.graph.operators()
+                            if not self.is_converted and policy.depends_on_shape(node.op))
+        replaced = following(self.graph, native.operators()) if _may_be_native(policy, device) else frozenset()
+        ops = lowered | replaced
         if ops not in self._probes:
             self._probes[ops] = _Probe(self, ops)
-        return self._probes[ops].kept(policy, dict(zip(names, shapes)))
+        read = self._probes[ops].shapes(dict(zip(names, shapes)))
+        return Choices(frozenset(node.name for node, found in read
+                                 if node.op in lowered and policy.kept_for(node.op, node.attrs, found[0])),
+                       frozenset(node.name for node, found in read
+                                 if node.op in replaced and not may_replace(node, found)))
 
 
 class _Probe:
@@ -126,20 +141,19 @@ class _Probe:
 
     def __init__(self, traced: Traced, ops: frozenset[str]):
         self.nodes = [node for node in traced.graph.operators() if node.op in ops and node.inputs]
-        data = {node.inputs[0].key: node.inputs[0] for node in self.nodes}
+        data = {entry.key: entry for node in self.nodes for entry in node.inputs[:2]}
         self.order = {key: position for position, key in enumerate(data)}
         self.symbol = from_graph(Graph(list(data.values()), traced.graph.attrs), traced.symbol) if data else None
 
-    def kept(self, policy: Policy, shapes: Mapping[str, Sequence[int]]) -> frozenset[str]:
-        """Name the operators whose shapes keep them in FP32."""
+    def shapes(self, known: Mapping[str, Sequence[int]]) -> list[tuple[Node, Shapes]]:
+        """Return the operators with the shapes of their first two inputs, which are empty where unknown."""
         if self.symbol is None:
-            return frozenset()
+            return []
         try:
-            shapes_read = infer_shapes(self.symbol, shapes)
+            inferred = infer_shapes(self.symbol, known)
         except mx.MXNetError:  # shapes that do not fit: the call that follows says so, and is explained
-            return frozenset()
-        return frozenset(node.name for node in self.nodes
-                         if policy.kept_for(node.op, node.attrs, shapes_read[self.order[node.inputs[0].key]]))
+            return []
+        return [(node, [inferred[self.order[entry.key]] or () for entry in node.inputs[:2]]) for node in self.nodes]
 
 
 @dataclass(frozen=True)
@@ -222,10 +236,14 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
         if node.name in inputs.low:
             node.planned = [BFLOAT16]
     counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled,
-                            native=_native(graph, inputs), recorded=inputs.recorded,
+                            sparse=inputs.sparse, native=_native(graph, inputs), recorded=inputs.recorded,
                             frozen=inputs.frozen, converted=traced.is_converted)
     changed = is_widened or any(counts.values()) or (inputs.low and policy.lowers)
     return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
+
+
+def _may_be_native(policy: Policy, device: str) -> bool:
+    return device == "cpu" and policy.runs("native_operators") and not policy.imitated
 
 
 def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:

@@ -11,8 +11,8 @@ from .. import _cuda
 from .._mxnet import gpus
 from ..dtypes import Support
 from ..runtime.devices import support
-from .finding import ERROR, FAILED, INFO, OK, SKIPPED, WRONG, Finding
-from .isolation import Section, findings
+from .isolation import ERROR, FAILED, INFO, OK, SKIPPED, WRONG, Finding, Section, findings
+from .native import NATIVE
 from .results import FUSION, OPERATORS, OVERFLOW, TRAINING
 from .speed import TIMING
 
@@ -20,7 +20,8 @@ __all__ = ["ERROR", "FAILED", "INFO", "OK", "SECTIONS", "SKIPPED", "WRONG", "Fin
 
 _VERSIONS = "versions"
 _TESTS: Mapping[str, Section] = {
-    "fusion": FUSION, "operators": OPERATORS, "overflow": OVERFLOW, "training": TRAINING, "timing": TIMING}
+    "fusion": FUSION, "operators": OPERATORS, "native": NATIVE, "overflow": OVERFLOW, "training": TRAINING,
+    "timing": TIMING}
 SECTIONS = (_VERSIONS, *_TESTS)
 
 
@@ -37,7 +38,7 @@ def check(device: mx.Context, sections: Sequence[str] = ()) -> Iterator[Finding]
         if name == _VERSIONS:
             yield from _versions(device, runs)
         elif not _TESTS[name].names(runs):
-            yield Finding(name, "all", SKIPPED, f"nothing runs in low precision here: {runs.reason}")
+            yield Finding(name, "all", SKIPPED, _TESTS[name].reason(runs))
         else:
             yield from findings(name, _TESTS[name], device, runs)
 

@@ -1,4 +1,4 @@
-"""Run tests in processes of their own, so that none is blamed for what another one left behind.
+"""Run tests in processes of their own, so that none is blamed for what another one left behind, and say what they find.
 
 A GPU's error outlives the operator that it comes from: CUDA reports a failed allocation again at the next launch, and
 after a kernel that failed nothing runs in that process any more.
@@ -6,8 +6,9 @@ after a kernel that failed nothing runs in that process any more.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import Callable, Iterator, Sequence
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 
@@ -15,12 +16,35 @@ from ..audit.judge import message_of
 from ..audit.processes import NORMALLY, Outcome, isolated
 from ..dtypes import Support
 from ..runtime.autocast import deinit
-from .finding import ERROR, Finding, is_out_of_memory
 
+OK, WRONG, ERROR, SKIPPED, INFO = "ok", "wrong", "error", "skipped", "info"
+FAILED = (WRONG, ERROR)
+# The words of CUDA, cuDNN and cuBLAS, of MXNet on a CPU, and of Python.
+_OUT_OF_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|Failed to allocate CPU Memory|bad_alloc|MemoryError")
 _SECONDS = 240.0
 _PROBE = 1 << 20  # bytes: more than any test's arrays, and next to nothing on a device
 
 Found = tuple  # verdict, detail and data of a Finding
+
+
+def _no_low_precision(runs: Support) -> str:
+    return f"nothing runs in low precision here: {runs.reason}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a self-test."""
+
+    # what was looked at
+    section: str
+    name: str
+    verdict: str  # ``'ok'``, ``'wrong'``, ``'error'``, ``'skipped'`` or ``'info'``
+    detail: str = ""  # for people
+    data: Mapping[str, Any] = field(default_factory=dict)  # for programs; what JSON can hold
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -31,6 +55,12 @@ class Section:
     test: Callable[[str, mx.Context, Support], Found]  # runs one of them; a function that can be pickled
     together: int = 25  # how many share a process: a GPU takes seconds to get ready in each
     forked: bool = True  # MXNet has one thread in a process that is forked, where nothing may be timed
+    reason: Callable[[Support], str] = _no_low_precision  # why it has nothing to run on a device
+
+
+def is_out_of_memory(said: str) -> bool:
+    """Tell whether an engine's words are about memory that ran out."""
+    return _OUT_OF_MEMORY.search(said) is not None
 
 
 def findings(name: str, section: Section, device: mx.Context, runs: Support) -> Iterator[Finding]:

@@ -17,8 +17,7 @@ from ..dtypes import FLOAT32, Support
 from ..rules import LOWER, NEUTRAL, WIDEST, Policy
 from ..runtime.autocast import deinit, init
 from ..training import init_trainer, scale_loss
-from .finding import ERROR, OK, SKIPPED, WRONG, is_out_of_memory
-from .isolation import Found, Section
+from .isolation import ERROR, OK, SKIPPED, WRONG, Found, Section, is_out_of_memory
 
 _STEPS = 20
 _LOSS_DISTANCE = 0.1  # of the first loss: how far the last losses may be apart

@@ -13,8 +13,7 @@ from ..audit.judge import message_of
 from ..dtypes import FLOAT32, Support
 from ..rules import LOWER, Policy
 from ..runtime.autocast import autocast
-from .finding import INFO, SKIPPED, is_out_of_memory
-from .isolation import Found, Section
+from .isolation import INFO, SKIPPED, Found, Section, is_out_of_memory
 from .results import low_type
 
 _ROUNDS = 5

@@ -23,7 +23,7 @@ SMALL = ["--network", "ssd_300_mobilenet0.25_voc", "--data-shape", "64", "--batc
 
 # Answers the protocol; every turn is logged with its number of steps, and takes the seconds it was given.
 FAKE_CHILD = """
-import json, sys
+import json, sys, time
 name, log, seconds, trouble = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4]
 
 def answer(**message):
@@ -45,6 +45,10 @@ for line in sys.stdin:
         continue
     if trouble == "chatter":
         print("hello", flush=True)
+    if command["command"] == "save":
+        time.sleep(1.5)
+        answer(event="save", parameter_file=1)
+        continue
     steps = command["steps"]
     losses = [{"loss": 1.0}] * steps
     answer(event="run", seconds=[seconds] * steps, losses=losses, peak_memory=int(1e9 * seconds))
@@ -399,6 +403,14 @@ def test_the_slowest_is_left_out_where_not_a_round_of_all_fits(clock):
     assert "too slow: a step took 45 s" in str(result.failures["slow"])
     assert len(result.tracks[0].turns) == 3
     assert clock.now - 100.0 <= 120.0
+
+
+def test_what_was_measured_is_not_lost_when_its_outputs_come_after_the_limit(fakes, tmp_path):
+    plan = Plan(rounds=2, warmup=1, limit=0.5, keep=("fp32", "amp"))  # outputs take 1.5 s
+    comparison = compare([fakes.command("fp32"), fakes.command("amp", 0.25)], plan, Silent(), save_to=tmp_path)
+    assert comparison.failures == {}
+    assert comparison.ratio("amp", "fp32").median == 2.0
+    assert [track.saved["parameter_file"] for track in comparison.tracks] == [1, 1]
 
 
 def test_what_would_take_the_time_of_the_others_is_not_begun(clock):

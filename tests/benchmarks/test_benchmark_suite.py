@@ -348,6 +348,7 @@ def test_a_run_divides_its_time():
     assert suites.share_of(plan, 300.0, [3.0, 1.0, 1.0]).limit == pytest.approx(234.0)
     share = suites.share_of(plan, 300.0, [1.0] * 3)
     assert (share.budget, share.limit, set(share.keep)) == (60.0, 130.0, {"fp32", "amp"})
+    assert suites.share_of(plan, 300.0, [1.0] * 30, [1.0] * 10).limit == pytest.approx(30.0)
     for total in (100.0, 1200.0, 7200.0):
         slots = bench.slots(list(bench.PARTS), total)
         assert sum(slots.values()) == pytest.approx(total)
@@ -413,6 +414,22 @@ def test_a_run_that_ends_in_time_compares_every_network_with_fp32_before_any_pee
     assert stops.index("torch") > 3
     assert [result["comparisons"][1]["settings"]["batch_size"] for result in record["results"]] == [2, 2]
     assert record["skipped"] == []
+
+
+def test_no_network_takes_the_time_in_which_another_is_compared_with_fp32(fakes, monkeypatch):  # noqa: F811
+    suite, args = two_networks(fakes, monkeypatch, "fp32,amp,mxnet-amp,torch")
+    clock, plans = [0.0], []
+
+    def takes_all_it_may(suite, network, batch_size, names, common, plan, *_):
+        plans.append((len(names), plan.limit))
+        clock[0] += plan.limit
+        return suites.Result(network, batch_size, {})
+
+    monkeypatch.setattr(suites, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(suites, "measure", takes_all_it_may)
+    suites.run(suite, args, end=1000.0)
+    pairs = [limit for number, limit in plans if number == 2]
+    assert pairs == pytest.approx([500.0, 500.0])
 
 
 def test_peers_of_what_is_quick_come_before_those_of_what_is_slow():
@@ -500,10 +517,13 @@ def test_results_measured_earlier_are_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "PARTS", {"training": measured_part})
     monkeypatch.setattr(bench, "_suites", lambda parts: [])
     monkeypatch.setattr(bench, "_PLOTTED", ())
-    for _ in range(2):
-        assert cli.main(bench.run, ["--output", str(tmp_path), "--add"]) == 0
-    results = json.loads((tmp_path / "bench.json").read_text())["parts"]["training"]["results"]
-    assert [(each["batch_size"], each["at"]) for each in results] == [(1, 2), (8, 1)]
+    path = tmp_path / "bench.json"
+    assert cli.main(bench.run, ["--output", str(tmp_path)]) == 0
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": 600.0}))
+    assert cli.main(bench.run, ["--output", str(tmp_path), "--add"]) == 0
+    written = json.loads(path.read_text())
+    assert [(each["batch_size"], each["at"]) for each in written["parts"]["training"]["results"]] == [(1, 2), (8, 1)]
+    assert 600.0 < written["seconds"] < 660.0  # the time of both
 
 
 def test_a_part_that_fails_fails_the_benchmark(tmp_path, monkeypatch, capsys):

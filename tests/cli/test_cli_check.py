@@ -5,16 +5,18 @@ import json
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-from gluon_amp import selftest
+from gluon_amp import native, selftest
 from gluon_amp.audit.judge import Judge
 from gluon_amp.audit.modes import Mode
 from gluon_amp.audit.processes import NORMALLY, isolated
+from gluon_amp.audit.samples import samples_of
 from gluon_amp.audit.verdicts import Result
 from gluon_amp.cli import main
 from gluon_amp.dtypes import cuda_support
@@ -165,6 +167,36 @@ def test_a_device_without_low_precision_has_none_to_judge(monkeypatch):
     found = list(selftest.check(mx.cpu(), ["operators", "timing"]))
     assert [(each.section, each.name, each.verdict) for each in found] == [
         ("operators", "all", SKIPPED), ("timing", "all", SKIPPED)]
+
+
+class TestOperatorsInCpp:
+    """The part of the self-test that runs this package's own operators."""
+
+    def test_each_is_compared_with_mxnets(self):
+        name = "_gluon_amp_clip"
+        if not native.is_available(name):
+            pytest.skip(native.load()[0].missing)
+        verdict, _, data = selftest.NATIVE.test(name, mx.cpu(), support("cpu"))
+        assert (verdict, data["errors"]["float32"]) == (OK, 0)
+        assert ("bfloat16" in data["errors"]) == (results.low_type(support("cpu")) == "bfloat16")
+
+    def test_wrong_values_are_found_out(self, monkeypatch):
+        if not native.is_available("_gluon_amp_clip"):
+            pytest.skip(native.load()[0].missing)
+        wrong = replace(samples_of("_gluon_amp_gelu")[0], op="_gluon_amp_clip", attrs={"a_min": "0", "a_max": "1"})
+        monkeypatch.setattr(selftest.native, "samples_of", lambda name: (wrong,))
+        assert selftest.NATIVE.test("_gluon_amp_gelu", mx.cpu(), support("cpu"))[0] == WRONG
+
+    def test_a_library_that_is_missing_is_one_line(self, monkeypatch):
+        libraries = (native.Library("core", frozenset({"one"})), native.Library("onednn", frozenset(), "no oneDNN"))
+        monkeypatch.setattr(native, "load", lambda: libraries)
+        monkeypatch.setattr(native, "operators", lambda: frozenset({"one"}))
+        assert selftest.NATIVE.names(support("cpu")) == ["one", "onednn"]
+        assert selftest.NATIVE.test("onednn", mx.cpu(), support("cpu")) == (SKIPPED, "no oneDNN", {})
+
+    def test_gpus_have_none(self):
+        assert selftest.NATIVE.names(cuda_support((8, 0))) == []
+        assert selftest.NATIVE.reason(cuda_support((8, 0))) == "operators in C++ are for CPUs"
 
 
 @pytest.mark.parametrize(("device", "said"), [

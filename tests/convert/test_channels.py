@@ -13,7 +13,7 @@ def shapes_of(*heads):
 
 def wrong(*heads, **changed):
     result, shapes = shapes_of(*heads)
-    return {(layer, name) for layer, found in misfits(result, {**shapes, **changed}).items() for name, *_ in found}
+    return {(node.name, name) for node, name, *_ in misfits(result, {**shapes, **changed})}
 
 
 def chain():

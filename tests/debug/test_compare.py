@@ -15,7 +15,7 @@ from rich.console import Console
 
 import gluon_amp as amp
 from gluon_amp import native
-from gluon_amp.debug.compare.differences import first_infinite, relative_error
+from gluon_amp.debug.differences import first_infinite, relative_error
 
 hybridized_or_not = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 

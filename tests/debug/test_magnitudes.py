@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 
-from gluon_amp.debug.compare.differences import relative_error
+from gluon_amp.debug.differences import relative_error
 from gluon_amp.debug.formats import FORMATS, Format, Losses, losses
 from gluon_amp.debug.overflow.findings import Magnitude
 from gluon_amp.debug.report.flops import flops
-from gluon_amp.debug.search.subsets import pruned, shortest_prefix
+from gluon_amp.debug.search import pruned, shortest_prefix
 from gluon_amp.graph import Entry, Node
 
 

@@ -17,8 +17,7 @@ from gluon_amp import native
 from gluon_amp._mxnet.symbols import dtype_name
 from gluon_amp.debug.recording.engine import Output, Stopwatch
 from gluon_amp.debug.report.flops import MATRIX_OPERATORS
-from gluon_amp.debug.report.match import matched
-from gluon_amp.debug.report.ran import Captured, GraphRan
+from gluon_amp.debug.report.match import Captured, GraphRan, matched
 from gluon_amp.dtypes import LOW_PRECISION
 from gluon_amp.graph import Entry, Graph, Node
 from gluon_amp.runtime.graph_applier import RewritingCachedOp

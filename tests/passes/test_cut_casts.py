@@ -203,7 +203,7 @@ def all_choices(placement):
 def test_no_choice_costs_less(made, costs):
     context = Context.of(made, Policy(LOW))
     assign_dtypes.run(made, context)
-    placement = replace(cut_casts.choose(made, context, costs).placement, least_share=0)  # takes every gain there is
+    placement = replace(cut_casts.Choice(made, context, costs).placement, least_share=0)  # takes every gain there is
     found = placement.cheapest()
     assert placement.cost(found) == min(map(placement.cost, all_choices(placement)))
     assert found in list(all_choices(placement))
@@ -218,7 +218,7 @@ def test_what_is_applied_is_what_was_chosen_and_sound(made, costs):
     assign_dtypes.run(made, context)
     before = precisions(made, context)
     read_in_fp32 = {head.key for head in made.heads}
-    choice = cut_casts.choose(made, context, costs)
+    choice = cut_casts.Choice(made, context, costs)
     expected = dict(zip((node.name for node in choice.operators), choice.placement.cheapest()))
     choice.apply()
     after = precisions(made, context)
@@ -248,7 +248,7 @@ def test_a_deep_graph_takes_little_time():
     made = graph(x)
     context = Context.of(made, Policy(LOW))
     assign_dtypes.run(made, context)
-    choice = cut_casts.choose(made, context, COSTS[LOW])
+    choice = cut_casts.Choice(made, context, COSTS[LOW])
     assert len(choice.operators) == 2000
     assert len(choice.placement.cheapest()) == 2000
 

@@ -57,6 +57,14 @@ def test_few_channels_pay_in_training_where_their_stride_is_folded(policy, rule)
     assert policy.decide("Convolution", attrs, (1, 3, 64, 64)).rule == rule
 
 
+@pytest.mark.parametrize("op", ["dot", "_np_dot"])
+@pytest.mark.parametrize(("shape", "rule"), [((1000,), "FP32"), ((1, 1000), "LOWER"), (None, "LOWER")])
+def test_products_of_vectors_are_sums_in_float16(op, shape, rule):
+    assert Policy("float16").decide(op, {}, shape).rule == rule
+    assert Policy("float16").fixed(op) is None
+    assert Policy("bfloat16").decide(op, {}, shape).rule == "FP32"
+
+
 GLOBAL = {"global_pool": "True"}
 
 

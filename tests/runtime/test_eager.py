@@ -415,3 +415,39 @@ def test_an_imitated_deconvolution_has_gradients():
         net.hybridize(active)
         found[active] = gradients(net, data)
     assert worst(found[True], found[False])[0] < 1e-3
+
+
+@pytest.mark.parametrize(("size", "value"), [(1000, 20.0), (1000, 1e-5)])
+def test_norms_of_gradients_are_not_float16(size, value):
+    # gluon.utils.clip_global_norm takes dot(x, x), whose sum leaves float16's range.
+    gradients = [mx.nd.full((size, 2), value) for _ in range(2)]
+    norm = value * np.sqrt(4 * size)
+    amp.init("float16")
+    assert gluon.utils.clip_global_norm(gradients, norm / 2) == pytest.approx(norm, rel=1e-4)
+    assert gradients[0].asnumpy()[0, 0] == pytest.approx(value / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_products_of_vectors_in_networks_are_not_float16(hybridize):
+    class Squares(HybridBlock):
+        def hybrid_forward(self, F, data):
+            return F.dot(data, data)
+    net = Squares()
+    net.hybridize(hybridize)
+    amp.init("float16")
+    assert net(mx.nd.full((100,), 30)).asscalar() == 90000
+
+
+def test_measurements_count_in_eager_calls():
+    data, weight = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32))
+
+    def dense():
+        return FullyConnected(data, weight, num_hidden=8, no_bias=True).asnumpy()
+    expected = dense()
+    amp.init("float16")
+    assert (dense() != expected).any()
+    amp.deinit()
+    slow = "FullyConnected(no_bias=True, num_hidden=8) on (4, 32)"
+    amp.init(policy=Policy("float16", slow=frozenset({slow})))
+    assert (dense() == expected).all()
+    assert (FullyConnected(data, weight, num_hidden=8, no_bias=True, flatten=False).asnumpy() != expected).any()

@@ -4,11 +4,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
+import warnings
 import weakref
 
 import mxnet as mx
 import numpy as np
 import pytest
+from cpu_kinds import LOW
 from mxnet import autograd
 from mxnet.gluon import nn
 from networks import BF16_EPS, relative
@@ -373,3 +375,91 @@ def test_an_operand_that_is_read_for_its_shape_gets_no_gradient(dtype):
         executor.backward([mx.nd.ones((4, 32, 16))])
         assert executor.grad_dict["data"].asnumpy().tolist() == (2 * np.ones((4, 32, 16))).tolist()
         assert not executor.grad_dict["gamma"].asnumpy().any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+def test_shapes_and_types_of_names_that_a_symbol_lacks_are_ignored(dtype):
+    # As MXNet does: scripts bind an inner tensor to all that their data iterator provides.
+    symbol = small_maps().get_internals()["pool_output"]
+    label = {"softmax_label": (4,)}
+
+    def run():
+        executor = symbol.simple_bind(mx.cpu(), type_dict={"data": "float32", "softmax_label": "float32"},
+                                      data=(4, 32, 8, 8), **label)
+        for array in executor.arg_arrays:
+            array[:] = 0.5
+        executor.aux_dict["norm_moving_var"][:] = 1
+        outputs = [executor.forward()[0].asnumpy()]
+        narrow = executor.reshape(data=(2, 32, 8, 8), softmax_label=(2,))
+        return [*outputs, narrow.forward()[0].asnumpy()]
+    expected = run()
+    amp.init(dtype)
+    for one, other in zip(expected, run()):
+        assert relative(one, other) < 8 * BF16_EPS
+
+
+class TestBoundBefore:
+    """Executors that were bound before AMP was switched on run as they are: that is said."""
+
+    def module(self):
+        module = mx.mod.Module(small_maps(), label_names=None)
+        module.bind([("data", (2, 32, 8, 8))])
+        module.init_params(mx.init.Xavier())
+        module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+        return module
+
+    def step(self, module, size=2):
+        module.forward(mx.io.DataBatch([mx.nd.ones((size, 32, 8, 8))]), is_train=True)
+        output = module.get_outputs()[0].asnumpy()
+        module.backward([mx.nd.array(output)])
+        module.update()
+        return output
+
+    def test_a_module_is_told_once_and_follows_when_bound_again(self):
+        module, plain = self.module(), self.module()
+        plain.set_params(*module.get_params())
+        expected = [self.step(plain) for _ in range(4)]
+        before = self.step(module)
+        amp.init(LOW)
+        with pytest.warns(UserWarning, match=r"the symbol of fc_output was bound before AMP.*force_rebind=True"):
+            again = self.step(module)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            third = self.step(module)
+            assert [each.tolist() for each in (before, again, third)] == [each.tolist() for each in expected[:3]]
+            module.get_params()
+            module.bind([("data", (2, 32, 8, 8))], force_rebind=True)
+            fourth = self.step(module)
+        assert 0 < relative(expected[3], fourth) < 0.05
+        assert module._exec_group.execs[0].plan.symbol is not None
+
+    def test_an_executor_and_what_is_reshaped_from_it(self):
+        executor = bound(small_maps(), (2, 32, 8, 8))
+        executor.forward()
+        with amp.autocast(), pytest.warns(UserWarning, match="bind it again"):
+            executor.forward()
+        amp.init()
+        with pytest.warns(UserWarning, match="bind it again"):
+            executor.reshape(data=(1, 32, 8, 8)).forward()
+
+    def test_nobody_is_told_of_executors_that_follow_or_need_not(self):
+        data = mx.nd.ones((2, 32, 8, 8))
+        shapes, _, aux_shapes = small_maps().infer_shape(data=data.shape)
+        values = {name: mx.nd.ones(size) for name, size in zip(small_maps().list_arguments(), shapes) if name != "data"}
+        aux = {name: mx.nd.ones(size) for name, size in zip(small_maps().list_auxiliary_states(), aux_shapes)}
+        symbol, arguments, auxiliary = amp.convert_model(small_maps(), values, aux)
+        converted = symbol.bind(mx.cpu(), {**arguments, "data": data}, aux_states=auxiliary)
+        plain = bound(small_maps(), (2, 32, 8, 8))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            plain.forward()
+            amp.init()
+            converted.forward()
+            with amp.autocast(enabled=False):
+                plain.forward()
+                off = bound(small_maps(), (2, 32, 8, 8))
+            for executor in (off, bound(small_maps(), (2, 32, 8, 8))):
+                executor.forward()
+                executor.reshape(data=(1, 32, 8, 8)).forward()
+            amp.deinit()
+            plain.forward()

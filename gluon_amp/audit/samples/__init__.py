@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from . import attention, detection, elementwise, linalg, losses, neural, numpy_style, reduce, shape
+from . import attention, detection, elementwise, linalg, losses, native, neural, numpy_style, reduce, shape
 from .excluded import reason_of
 from .sample import Sample
 
-__all__ = ["FAMILIES", "family_of", "reason_of", "sampled_operators", "samples_of"]
+__all__ = ["FAMILIES", "NATIVE", "family_of", "reason_of", "sampled_operators", "samples_of"]
 
+NATIVE = "Operators in C++ of gluon_amp"
 FAMILIES: Mapping[str, tuple[Sample, ...]] = {
     "Layers": neural.SAMPLES,
     "Matrix products and attention": attention.SAMPLES,
@@ -22,6 +23,7 @@ FAMILIES: Mapping[str, tuple[Sample, ...]] = {
     "Detection and vision": detection.SAMPLES,
     "Linear algebra": linalg.SAMPLES,
     "NumPy style (other than elementwise)": numpy_style.SAMPLES,
+    NATIVE: native.SAMPLES,
 }
 
 

@@ -20,7 +20,8 @@ class Culprit(NamedTuple):
     phase: str
     event: Event | None = None  # the operator of the program; None where none is to blame
     rounding: Event | None = None  # the cast of AMP's in which the value overflowed
-    tensor: str = ""  # the argument or parameter, or the number of the output, that is at fault by itself
+    tensor: str = ""  # the argument, parameter or output that is at fault by itself
+    array: NDArray | None = None  # the argument, or the gradient of the output
 
 
 class Locator:
@@ -49,7 +50,7 @@ class Locator:
         """Return what gave the first value that is not finite, None when all are."""
         for position, array in enumerate(self.arguments):
             if not self.is_finite(array):
-                return Culprit(DATA, tensor=f"argument {position}")
+                return Culprit(DATA, tensor=f"argument {position}", array=array)
         for array in self.run.outputs:
             source = self.run.tape.source(array)
             if not self.is_finite(array) and source is not None:
@@ -59,7 +60,7 @@ class Locator:
             return swallowed
         for position, gradient in enumerate(self.heads):
             if not self.is_finite(gradient):
-                return Culprit(LOSS, tensor=f"output {position}")
+                return Culprit(LOSS, tensor=f"output {position}", array=gradient)
         return self._backward()
 
     def _forward(self, event: Event) -> Culprit:
@@ -96,7 +97,7 @@ class Locator:
         reader = self._reader(event)
         output = self._output(reader) if reader.inserted else None
         if output is not None:  # the last cast of all, to what the network returns
-            return Culprit(LOSS, rounding=event, tensor=f"output {output}")
+            return Culprit(LOSS, rounding=event, tensor=f"output {output}", array=self.heads[output])
         return Culprit(phase, reader, event)
 
     def _written_by(self, event: Event) -> Event:

@@ -3,9 +3,8 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -24,31 +23,18 @@ from ...trainer_scaler import attached_to
 from ..recording.events import Event, Rerun, is_float
 from ..recording.runs import Run, dtype_of, float_arrays, recorded_run, unchanged
 from .findings import Magnitude, OverflowReport
-from .locate import BACKWARD, DATA, LOSS, Culprit, Locator
+from .locate import BACKWARD, DATA, Culprit, Locator
 
 _logger = logging.getLogger("gluon_amp")
 
 
-@dataclass(eq=False)
-class _Call:
+class _Call(NamedTuple):
     """One call of the network in a training step, and the gradients that came back to its outputs."""
 
     arguments: tuple
     state: State | None
     train_mode: bool
-    probes: list[_Probe] = field(default_factory=list)
-
-    def probed(self, array: NDArray) -> NDArray:
-        """Return an output of the network with a probe behind it; other values as they are."""
-        if not is_float(array):
-            return array
-        self.probes.append(_Probe())
-        return self.probes[-1](array)
-
-    @property
-    def gradients(self) -> list[NDArray | None]:
-        """The gradients of the floating-point outputs, None where none came back."""
-        return [probe.gradient for probe in self.probes]
+    gradients: list[NDArray | None]  # of the floating-point outputs, None where none came back
 
 
 class _Probe(autograd.Function):
@@ -56,7 +42,10 @@ class _Probe(autograd.Function):
 
     # One array each: MXNet hands uninitialized memory to a function for those of its outputs that get no gradient.
 
-    gradient: NDArray | None = None
+    def __init__(self, gradients: list[NDArray | None]):
+        super().__init__()
+        self._gradients, self._position = gradients, len(gradients)
+        gradients.append(None)
 
     @custom_fwd
     def forward(self, array: NDArray) -> NDArray:
@@ -65,7 +54,7 @@ class _Probe(autograd.Function):
 
     def backward(self, gradient: NDArray) -> NDArray:
         """Note the gradient and hand it on."""
-        self.gradient = gradient.copy()
+        self._gradients[self._position] = gradient.copy()
         return gradient
 
 
@@ -110,9 +99,9 @@ class OverflowTracer:
             return outputs
         if returns_fp32(arguments):
             outputs = cast_arrays(outputs, FLOAT32)
-        call = _Call(arguments, controller.current(), autograd.is_training())
+        call = _Call(arguments, controller.current(), autograd.is_training(), [])
         self._calls.append(call)
-        return map_arrays(call.probed, outputs)
+        return map_arrays(lambda array: _Probe(call.gradients)(array) if is_float(array) else array, outputs)
 
     def _step(self, skipped: bool) -> None:
         """Hear of a step."""
@@ -208,25 +197,19 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
 def _described(culprit: Culprit, locator: Locator, scale: float, gradients: tuple[Magnitude, ...]) -> OverflowReport:
     make = partial(OverflowReport, culprit.phase, scale, gradients, tensor=culprit.tensor,
                    rounded_to=_rounded_to(culprit))
-    event, measured = culprit.event, partial(_measured, locator)
-    if culprit.phase == DATA:
-        return make(inputs=measured([culprit.tensor], [locator.arguments[_number(culprit)]]))
-    if culprit.phase == LOSS:
-        return make(gradients=measured([culprit.tensor], [locator.heads[_number(culprit)]]))
+    event, backward = culprit.event, culprit.phase == BACKWARD
     if event is None:
-        return make()
-    backward = culprit.phase == BACKWARD
-    inputs, outputs = _input_names(event, locator), _numbered("output", event.outputs)
-    return make(operator=event.name, op=event.op, block=event.block, inputs=measured(inputs, event.inputs),
-                outputs=measured(outputs, event.outputs),
-                gradients=measured(outputs, event.gradients) if backward else (),
-                input_gradients=measured(inputs, event.input_gradients) if backward else (),
-                in_fp32=_in_fp32(culprit, event, locator),
+        at_fault = _measured(locator, [culprit.tensor], [culprit.array])
+        return make(inputs=at_fault) if culprit.phase == DATA else make(gradients=at_fault)
+    of_inputs = partial(_measured, locator, _input_names(event, locator))
+    of_outputs = partial(_measured, locator, [f"output {number}" for number in range(len(event.outputs))]
+                         if len(event.outputs) > 1 else ["output"])
+    fp32 = _in_fp32(culprit, event, locator)
+    return make(operator=event.name, op=event.op, block=event.block, inputs=of_inputs(event.inputs),
+                outputs=of_outputs(event.outputs), gradients=of_outputs(event.gradients) if backward else (),
+                input_gradients=of_inputs(event.input_gradients) if backward else (),
+                in_fp32=of_inputs(fp32.input_gradients) if backward else of_outputs(fp32.outputs),
                 around=tuple(locator.neighbours(event, culprit.phase)))
-
-
-def _number(culprit: Culprit) -> int:
-    return int(culprit.tensor.split()[-1])
 
 
 def _rounded_to(culprit: Culprit) -> str:
@@ -236,25 +219,17 @@ def _rounded_to(culprit: Culprit) -> str:
     return next((dtype for dtype in map(dtype_of, arrays) if dtype in LOW_PRECISION), "")
 
 
-def _in_fp32(culprit: Culprit, event: Event, locator: Locator) -> tuple[Magnitude, ...]:
+def _in_fp32(culprit: Culprit, event: Event, locator: Locator) -> Rerun:
+    """Return what the operator gives in FP32, nothing where that cannot be told."""
     if event.repeatable:
-        rerun = locator.run.tape.again(event)
-    elif culprit.rounding is not None:  # what was rounded is FP32
-        rerun = Rerun(event.outputs, event.input_gradients)
-    else:
-        return ()
-    if culprit.phase == BACKWARD:
-        return _measured(locator, _input_names(event, locator), rerun.input_gradients)
-    return _measured(locator, _numbered("output", rerun.outputs), rerun.outputs)
+        return locator.run.tape.again(event)
+    # What was rounded is FP32.
+    return Rerun([], []) if culprit.rounding is None else Rerun(event.outputs, event.input_gradients)
 
 
 def _measured(locator: Locator, names: Sequence[str], arrays: Sequence[NDArray | None]) -> tuple[Magnitude, ...]:
     return tuple(locator.measure(name, array) for name, array in zip(names, arrays)
                  if array is not None and is_float(array))
-
-
-def _numbered(word: str, arrays: Sequence[Any]) -> list[str]:
-    return [f"{word} {i}" if len(arrays) > 1 else word for i in range(len(arrays))]
 
 
 def _input_names(event: Event, locator: Locator) -> list[str]:

@@ -17,15 +17,14 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
+from ..._mxnet.blocks import Owners
 from ..._mxnet.invoke import StockCachedOp, original_invoke, run_operator
 from ..._mxnet.symbols import dtype_name, from_graph
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ...graph import CAST, Entry, Graph, Node, Role
+from ...graph import CAST, Entry, Graph, Node
 from ...graph.attrs import parameters
-from ...rules import Decision
 from ...runtime.graph_applier import RewritingCachedOp
 from .events import Event, Rerun, Source, is_float
-from .owners import Owners
 from .recorder import Call, Compute, recording
 
 
@@ -53,8 +52,7 @@ class Tape:
         if call.writes:
             return call.compute(call.inputs)
         block = call.block.name if call.block is not None else ""
-        return self._run(call.compute, call.inputs, call.op, f"{block}/{call.called or '+' + call.op}", block,
-                         call.attrs, call.role, call.decision, repeatable=not call.is_method)
+        return self._run(call, f"{block}/{call.called or '+' + call.op}")
 
     def graph_called(self, block: Block | None, operation: RewritingCachedOp, args: Sequence[NDArray]) -> Any:
         """Run a hybridized block's graph node by node."""
@@ -63,17 +61,15 @@ class Tape:
             outputs = [self._alias(array.as_np_ndarray(), array) for array in outputs]
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _run(self, compute: Compute, arguments: Sequence[NDArray], op: str, name: str, block: str,
-             attrs: Mapping[str, str], role: Role, rule: Decision | None, repeatable: bool,
-             in_graph: bool = False) -> list[NDArray]:
-        marked = [autograd.is_recording() and self._is_differentiable(array) for array in arguments]
+    def _run(self, call: Call, name: str, in_graph: bool = False) -> list[NDArray]:
+        marked = [autograd.is_recording() and self._is_differentiable(array) for array in call.inputs]
         # MXNet ties all operators that read an array into one graph, a constant too: each gets its own handle.
-        inputs = [_leaf_of(array) if mark else array.detach() for array, mark in zip(arguments, marked)]
-        outputs = list(compute(inputs))
-        sources = [self.source(array) for array in arguments]
-        event = Event(op, name, self._counts[name], block, attrs, role, rule, list(arguments), inputs, sources,
-                      marked=marked, training=autograd.is_training(),
-                      repeatable=repeatable, in_graph=in_graph)
+        inputs = [_leaf_of(array) if mark else array.detach() for array, mark in zip(call.inputs, marked)]
+        outputs = list(call.compute(inputs))
+        event = Event(call.op, name, self._counts[name], call.block.name if call.block is not None else "", call.attrs,
+                      call.role, call.decision, list(call.inputs), inputs,
+                      [self.source(array) for array in call.inputs], marked=marked, training=autograd.is_training(),
+                      repeatable=not call.is_method, in_graph=in_graph)
         self._counts[name] += 1
         event.outputs = [array.detach() for array in outputs] if any(marked) else outputs
         event.recorded = outputs if any(marked) else []
@@ -109,10 +105,9 @@ class Tape:
                 values[Entry(node).key] = arrays[node.name]
                 continue
             arguments = [values[entry.key] for entry in node.inputs]
-            block = owners.of(node.name) or around
-            outputs = self._run(self._node(node, context), arguments, node.op, node.name,
-                                block.name if block is not None else "", node.attrs, node.role, node.decision,
-                                repeatable=not node.extra, in_graph=True)
+            call = Call(node.op, node.op, owners.of(node.name) or around, arguments, self._node(node, context),
+                        node.attrs, node.role, decision=node.decision, is_method=bool(node.extra))
+            outputs = self._run(call, node.name, in_graph=True)
             values.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
         return [values[head.key] for head in graph.heads]
 

@@ -14,8 +14,11 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..._mxnet.symbols import dtype_name
-from ...errors import expected
+from ..._mxnet.arrays import cast_arrays
+from ..._mxnet.symbols import dtype_name, of_inputs
+from ...convert.inputs import check_names
+from ...dtypes import BFLOAT16, FLOAT32
+from ...errors import GraphError, expected
 from ...graph import Entry, Node, Role, unique_name
 from ...rules import Policy
 from ...runtime.graph_applier import RewritingCachedOp
@@ -24,9 +27,7 @@ from ..recording.engine import Stopwatch, run_observed
 from ..recording.recorder import Call, recording
 from ..recording.runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
 from .flops import flops
-from .match import judge_call, matched
-from .ran import Captured, GraphRan, Ran
-from .symbol_call import call_symbol
+from .match import Captured, GraphRan, Ran, judge_call, matched
 
 _TIMED_RUNS = 3  # after one that makes kernels
 
@@ -72,12 +73,49 @@ def _call(target: Any, data: Any, train: bool) -> Any:
     if isinstance(target, mx.sym.Symbol):
         if not isinstance(data, Mapping):
             raise TypeError(expected("a dict of input names to arrays or shapes", "data", data))
-        return call_symbol(target, data, train)
+        return _symbol_call(target, data, train)
     if not isinstance(target, Block):
         raise TypeError(expected("a Gluon block or a symbol", "net", target))
     arguments = arguments_of(data)
     make_ready(target, arguments)
     return lambda: target(*arguments)
+
+
+def _symbol_call(symbol: mx.sym.Symbol, data: Mapping[str, Any], gradients: bool) -> Callable[[], Any]:
+    """Make a function that runs a symbol on arrays or shapes; inputs that are not given are filled with ones."""
+    names = symbol.list_inputs()
+    check_names(data, names, "data")
+    shapes, dtypes = _inferred(symbol, data)
+    given = next((value for value in data.values() if isinstance(value, NDArray)), None)
+    device = mx.context.current_context() if given is None else given.context
+    with device:
+        arrays = [data[name] if isinstance(data.get(name), NDArray) else _ones(shapes[name], dtypes[name])
+                  for name in names]
+    if gradients:
+        arrays = [array.copy() for array in arrays]
+        for array in arrays:
+            if dtype_name(array.dtype) == FLOAT32:
+                array.attach_grad()
+    operation = RewritingCachedOp(symbol, ())
+    return lambda: operation(*arrays)
+
+
+def _ones(shape: tuple[int, ...], dtype: str) -> NDArray:
+    if dtype == BFLOAT16:  # MXNet makes no such arrays
+        return cast_arrays(mx.nd.ones(shape), BFLOAT16)
+    return mx.nd.ones(shape, dtype=dtype)
+
+
+def _inferred(symbol: mx.sym.Symbol, data: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    known = {name: tuple(getattr(value, "shape", value)) for name, value in data.items()}
+    shapes = {**of_inputs(symbol, symbol.infer_shape_partial(**known)), **known}
+    missing = [name for name, shape in shapes.items() if not shape or 0 in shape]
+    if missing or not shapes:
+        raise GraphError(f"data leaves the shapes of {', '.join(missing) or 'all inputs'} unknown: give arrays or "
+                         "shapes of more inputs")
+    types = {name: value.dtype for name, value in data.items() if isinstance(value, NDArray)}
+    kinds = symbol.infer_type_partial(**{name: kind for name, kind in types.items() if dtype_name(kind) != BFLOAT16})
+    return shapes, {name: dtype_name(kind) or FLOAT32 for name, kind in of_inputs(symbol, kinds).items()}
 
 
 class _Listener:
@@ -100,7 +138,6 @@ class _Listener:
         noted = GraphRan(block, operation.graph(args), operation.traced_graph(args), _policy(args))
         symbol = operation.symbol if plan is None or plan.symbol is None else plan.symbol
         noted.operation, result = run_observed(symbol, args, noted.heard, self.stopwatch)
-        noted.forward = len(noted.heard)
         self._recordings.append(noted)
         outputs = result if isinstance(result, (list, tuple)) else [result]
         for array, head in zip(outputs, noted.graph.heads):
@@ -146,7 +183,7 @@ class _Listener:
         return self._producers[key][1]
 
     def end_of_forward(self) -> None:
-        """Take what graphs report from now on for their backward pass."""
+        """Take what graphs have reported so far for their forward pass, and the rest for their backward pass."""
         for noted in self._recordings:
             if isinstance(noted, GraphRan):
                 noted.forward = len(noted.heard)

@@ -60,40 +60,30 @@ def _elementwise(node: Node) -> int:
     return max(sizes, default=0)
 
 
-def _convolution(node: Node) -> int:
+def _sums(length: Callable[[Node], int]) -> Count:
+    """Count a product by how many values each element of its output is the sum of."""
+    return lambda node: 2 * _product(_output(node)) * length(node)
+
+
+def _convolution(weight: int) -> Count:
     # A weight is (output channels, input channels of a group, kernel...), whatever the order of the last ones.
-    return 2 * _product(_output(node)) * _product(_input(node, 1)[1:])
+    return _sums(lambda node: _product(_input(node, weight)[1:]))
 
 
 def _deconvolution(node: Node) -> int:
     return 2 * _product(_input(node, 0)) * _product(_input(node, 1)[1:])
 
 
-def _fully_connected(node: Node) -> int:
-    return 2 * _product(_output(node)) * _input(node, 1)[-1]
-
-
 def _transposed_product(axis: int, transposed_axis: int) -> Count:
     """Count a matrix product that sums over the one or the other axis of its first input."""
-    def count(node: Node) -> int:
-        used = transposed_axis if is_set(node.attrs, "transpose_a") else axis
-        return 2 * _product(_output(node)) * _input(node, 0)[used]
-    return count
+    return _sums(lambda node: _input(node, 0)[transposed_axis if is_set(node.attrs, "transpose_a") else axis])
 
 
-def _last_axis_product(node: Node) -> int:
-    first = _input(node, 0)
-    return 2 * _product(_output(node)) * first[-1] if first else 0
-
-
-def _tensordot(node: Node) -> int:
+def _axes_of_tensordot(node: Node) -> int:
     first = _input(node, 0)
     if "axes" in node.attrs:
-        count = int(node.attrs["axes"])
-        summed = list(first[len(first) - count:])
-    else:
-        summed = [first[int(axis)] for axis in re.findall(r"-?\d+", str(node.attrs.get("a_axes_summed", "")))]
-    return 2 * _product(_output(node)) * _product(summed)
+        return _product(first[len(first) - int(node.attrs["axes"]):])
+    return _product(first[int(axis)] for axis in re.findall(r"-?\d+", str(node.attrs.get("a_axes_summed", ""))))
 
 
 def _einsum(node: Node) -> int:
@@ -108,17 +98,9 @@ def _einsum(node: Node) -> int:
     return len(terms) * _product(lengths.values())
 
 
-def _self_attention_scores(node: Node) -> int:
-    width = _input(node, 0)[-1] // (3 * int(node.attrs["heads"]))
-    return 2 * _product(_output(node)) * width
-
-
-def _attention_scores(node: Node) -> int:
-    return 2 * _product(_output(node)) * (_input(node, 0)[-1] // int(node.attrs["heads"]))
-
-
-def _attention_values(node: Node) -> int:
-    return 2 * _product(_output(node)) * _input(node, 1)[-1]
+def _attention_scores(arrays: int) -> Count:
+    """Count the products of queries and keys, where the first input holds so many arrays."""
+    return _sums(lambda node: _input(node, 0)[-1] // (arrays * int(node.attrs["heads"])))
 
 
 def _recurrent(node: Node) -> int:
@@ -141,29 +123,31 @@ def _attention(node: Node) -> int:
 # Operators in C++ that take the place of several.
 _FUSED: Mapping[str, Count] = {"_gluon_amp_attention": _attention}
 
+_LAST_AXIS = _sums(lambda node: _input(node, 0)[-1] if _input(node, 0) else 0)
+_DENSE = _sums(lambda node: _input(node, 1)[-1])
+_TENSORDOT = _sums(_axes_of_tensordot)
 MATRIX_OPERATORS: Mapping[str, Count] = {
-    "Convolution": _convolution,
-    "_sg_mkldnn_conv": _convolution,
-    "_contrib_DeformableConvolution": lambda node: 2 * _product(_output(node)) * _product(_input(node, 2)[1:]),
-    "_contrib_ModulatedDeformableConvolution":
-        lambda node: 2 * _product(_output(node)) * _product(_input(node, 3)[1:]),
+    "Convolution": _convolution(weight=1),
+    "_sg_mkldnn_conv": _convolution(weight=1),
+    "_contrib_DeformableConvolution": _convolution(weight=2),
+    "_contrib_ModulatedDeformableConvolution": _convolution(weight=3),
     "Deconvolution": _deconvolution,
-    "FullyConnected": _fully_connected,
-    "_sg_mkldnn_fully_connected": _fully_connected,
+    "FullyConnected": _DENSE,
+    "_sg_mkldnn_fully_connected": _DENSE,
     "dot": _transposed_product(-1, 0),
     "batch_dot": _transposed_product(-1, -2),
     "_linalg_gemm": _transposed_product(-1, -2),
     "_linalg_gemm2": _transposed_product(-1, -2),
-    "_np_dot": _last_axis_product,
-    "_npi_matmul": _last_axis_product,
-    "_npi_tensordot": _tensordot,
-    "_npi_tensordot_int_axes": _tensordot,
+    "_np_dot": _LAST_AXIS,
+    "_npi_matmul": _LAST_AXIS,
+    "_npi_tensordot": _TENSORDOT,
+    "_npi_tensordot_int_axes": _TENSORDOT,
     "_npi_einsum": _einsum,
-    "_contrib_interleaved_matmul_selfatt_qk": _self_attention_scores,
-    "_contrib_interleaved_matmul_encdec_qk": _attention_scores,
-    "_contrib_interleaved_matmul_selfatt_valatt": _attention_values,
-    "_contrib_interleaved_matmul_encdec_valatt": _attention_values,
-    "_sg_mkldnn_selfatt_qk": _self_attention_scores,
-    "_sg_mkldnn_selfatt_valatt": _attention_values,
+    "_contrib_interleaved_matmul_selfatt_qk": _attention_scores(arrays=3),
+    "_contrib_interleaved_matmul_encdec_qk": _attention_scores(arrays=1),
+    "_contrib_interleaved_matmul_selfatt_valatt": _DENSE,
+    "_contrib_interleaved_matmul_encdec_valatt": _DENSE,
+    "_sg_mkldnn_selfatt_qk": _attention_scores(arrays=3),
+    "_sg_mkldnn_selfatt_valatt": _DENSE,
     "RNN": _recurrent,
 }

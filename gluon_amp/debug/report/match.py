@@ -1,4 +1,4 @@
-"""Match the engine's reports of a run with the graphs that ran, and find the precision of each operator.
+"""What is noted of a run: the engine's reports, matched with the graphs that ran, and the precision of each operator.
 
 The engine knows operators by names alone, and reports those of one name in the order of the graph.
 """
@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
+import mxnet as mx
 from mxnet.gluon import Block
 
 from ...dtypes import FLOAT32
@@ -16,10 +18,56 @@ from ...rules import KEEP, Policy, precision
 from ..recording.engine import Output
 from ..recording.events import FLOATS
 from .flops import flops
-from .ran import Captured, GraphRan, Ran
 
 _BACKWARD = re.compile(r"(.+)_backward_\d+$")
 _Key = tuple  # what tells operators apart: kind and name
+
+
+@dataclass(eq=False)
+class Ran:
+    """An operator that ran; its node has types and shapes, and leads to the nodes that it read from."""
+
+    node: Node
+    block: Block | None  # the innermost whose call it belongs to; for graphs the hybridized block
+    in_graph: bool
+    policy: Policy | None
+    flops: int = 0  # of the program: without the channels that AMP appends
+    shape: tuple[int, ...] | None = None  # of its first output, likewise
+    planned: str | None = None  # the precision of its floating-point data, as decided
+    observed: str | None = None  # and as the engine reports it; None where there is none, or no report
+    milliseconds: float = 0.0  # forward and backward
+
+    @property
+    def inserted(self) -> bool:
+        """Whether AMP put it there."""
+        return self.node.role is not Role.OWN
+
+    @property
+    def imitation(self) -> bool:
+        """Whether it is a cast by which a type is imitated, not one between different precisions."""
+        return self.node.role is Role.ROUNDING
+
+
+@dataclass
+class Captured:
+    """One run of a network: its operators, in the order in which they ran."""
+
+    ran: list[Ran] = field(default_factory=list)
+    device: mx.Context | None = None  # where its arrays are
+    other_milliseconds: float = 0.0  # of what belongs to no operator, such as sums of gradients
+
+
+@dataclass
+class GraphRan:
+    """A graph that ran, and what was heard of it."""
+
+    block: Block | None
+    graph: Graph  # what ran
+    traced: Graph  # what the program made
+    policy: Policy | None
+    heard: list[Output] = field(default_factory=list)
+    forward: int = 0  # how many of them are of the forward pass
+    operation: Any = None  # kept until the backward pass is over
 
 
 def matched(graph_ran: GraphRan, captured: Captured) -> list[Ran]:

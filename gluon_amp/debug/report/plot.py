@@ -124,7 +124,9 @@ def _matplotlib(picture: Picture, title: str, path: Path | None) -> Any:
             axes.text(x, y, box.label, ha="center", va="center", fontsize=6, zorder=3,
                       bbox={"boxstyle": "round", "facecolor": _colour(box), "edgecolor": "white"})
     else:
-        axes.scatter([x for x, _ in places], [y for _, y in places], s=_sizes(picture.boxes),
+        most = max(box.flops for box in picture.boxes) or 1
+        axes.scatter([x for x, _ in places], [y for _, y in places],
+                     s=[12 + 110 * sqrt(box.flops / most) for box in picture.boxes],
                      c=[_colour(box) for box in picture.boxes], marker="s", zorder=3)
     axes.set(xlim=(-1, width), ylim=(-height, 1), title=title)
     axes.title.set(fontsize=9, wrap=True)
@@ -139,11 +141,6 @@ def save_figure(figure: Any, path: Any) -> None:
     """Write a picture whole or not at all; Matplotlib takes its kind from the suffix."""
     with replacing(path) as (temporary,):
         figure.savefig(temporary, format=Path(path).suffix[1:] or "png", dpi=130)
-
-
-def _sizes(boxes: Sequence[Box]) -> list[float]:
-    most = max(box.flops for box in boxes) or 1
-    return [12 + 110 * sqrt(box.flops / most) for box in boxes]
 
 
 def _add_legend(axes: Any, picture: Picture) -> None:
@@ -161,7 +158,9 @@ def _add_legend(axes: Any, picture: Picture) -> None:
 def _layout(picture: Picture) -> tuple[list[tuple[float, float]], float, float]:
     """Place boxes below those that they read, in columns; return places, width and height."""
     rows = _rows(picture)
-    length = _column_length(rows, _is_labelled(picture))
+    # About as wide as high.
+    across, ratio = max(map(len, rows), default=1), 2.7 if _is_labelled(picture) else 1.25
+    length = max(8, ceil(sqrt(len(rows) * min(across + 0.6, 3) * ratio)))
     places: list[tuple[float, float]] = [(0.0, 0.0)] * len(picture.boxes)
     left = 0.0
     for start in range(0, len(rows), length):
@@ -198,12 +197,6 @@ def _depths(picture: Picture) -> list[int]:
     for number in range(len(picture.boxes)):
         depths.append(1 + max((depths[source] for source in before[number]), default=-1))
     return depths
-
-
-def _column_length(rows: Sequence[Sequence[int]], labelled: bool) -> int:
-    """Choose the length of columns so that the picture is about as wide as high."""
-    across, ratio = max(map(len, rows), default=1), 2.7 if labelled else 1.25
-    return max(8, ceil(sqrt(len(rows) * min(across + 0.6, 3) * ratio)))
 
 
 _PICTURES = {"operator": _by_operator, "block": _by_block}

@@ -160,6 +160,11 @@ class Report:
         """The operators that ran in another precision than planned."""
         return tuple(row for row in self.operators if row.observed not in (None, row.planned))
 
+    @property
+    def is_off(self) -> bool:
+        """Whether AMP was off, and nothing ran in low precision by itself."""
+        return not (self.target_dtypes or self.reason or any(row.precision in LOW_PRECISION for row in self.operators))
+
     def arithmetic_share(self, dtype: str | None = None) -> float:
         """Return the share of the arithmetic, 0 to 1, that runs in a type; by default in any low-precision type."""
         wanted = LOW_PRECISION if dtype is None else (dtype,)
@@ -180,7 +185,7 @@ class Report:
                 f"arithmetic, {len(self.casts)} casts ({_bytes(sum(row.bytes_converted for row in self.casts))})")
 
     def _remarks(self) -> Iterator[str]:
-        if not (self.target_dtypes or self.reason or any(row.precision in LOW_PRECISION for row in self.operators)):
+        if self.is_off:
             yield "AMP is off"
         if self.imitated:
             yield "Low precision is imitated, and its casts are not counted"

@@ -1,18 +1,18 @@
 """Plain records of what ran, one per operator, made from a run: see ``report``."""
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from dataclasses import dataclass
 from math import prod
 from typing import Collection, Sequence
 
 from mxnet.gluon import Block, SymbolBlock
 
-from ..._mxnet.blocks import block_tree
+from ..._mxnet.blocks import Owners, block_tree
 from ...dtypes import FLOAT32
 from ...graph import CAST, Entry, Node, Role
 from ...rules import Cause
-from ..recording.owners import Owners
-from .ran import Ran
+from .match import Ran
 
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -145,16 +145,21 @@ def make_rows(ran: Sequence[Ran], net: Block | None) -> tuple[list[OperatorRow],
     blocks = _Blocks(net)
     own = [record for record in ran if not _is_inserted(record.node)]
     index = {id(record.node): position for position, record in enumerate(own)}
-    operators = [_operator_row(record, blocks, index) for record in own]
-    extras = [record for record in ran if _is_inserted(record.node)]
-    rows = [_inserted_row(record) for record in extras]
-    for record, row in zip(extras, rows):
-        owner = _owner(record.node, own, index) if row.is_cast else None
-        if owner is not None:
-            before = operators[owner]
-            operators[owner] = replace(before, casts=before.casts + 1,
-                                       bytes_converted=before.bytes_converted + row.bytes_converted)
-    return operators, rows
+    first_readers: dict[int, int] = {}  # of what was inserted, by the node's id
+    for position, record in enumerate(own):
+        for node in [entry.node for entry in record.node.inputs]:
+            while _is_inserted(node) and node.inputs:
+                first_readers.setdefault(id(node), position)
+                node = node.inputs[0].node
+    inserted: list[InsertedRow] = []
+    casts: dict[int | None, list[InsertedRow]] = defaultdict(list)  # made for what reads them first, or what gives them
+    for record in ran:
+        if _is_inserted(record.node):
+            inserted.append(_inserted_row(record))
+            if inserted[-1].is_cast:
+                writer = index.get(id(_source(record.node.inputs[0]).node))
+                casts[first_readers.get(id(record.node), writer)].append(inserted[-1])
+    return [_operator_row(record, blocks, index, casts[position]) for position, record in enumerate(own)], inserted
 
 
 def _is_inserted(node: Node) -> bool:
@@ -162,12 +167,12 @@ def _is_inserted(node: Node) -> bool:
     return node.role is not Role.OWN or node.op == CAST
 
 
-def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int]) -> OperatorRow:
+def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int], casts: Sequence[InsertedRow]) -> OperatorRow:
     node, decision = record.node, record.node.decision
     block, path = blocks.of(record)
     return OperatorRow(node.name, node.kind, block, path, record.in_graph, record.planned, record.observed,
                        decision.rule if decision else "", decision.note if decision else "", record.shape,
-                       record.flops, 0, 0, record.milliseconds,
+                       record.flops, len(casts), sum(row.bytes_converted for row in casts), record.milliseconds,
                        tuple(_input_row(entry, index, blocks.parameters) for entry in node.inputs),
                        decision.safe if decision else True, decision.cause if decision else "", bool(node.replaced))
 
@@ -201,21 +206,6 @@ def _inserted_row(record: Ran) -> InsertedRow:
         converted = prod(record.shape) * (_BYTES.get(str(before), 0) + _BYTES.get(str(dtype), 0))
     return InsertedRow(node.name, node.op, source.node.name if source else "", before, dtype, record.shape, converted,
                        record.milliseconds, record.imitation)
-
-
-def _owner(cast: Node, own: Sequence[Ran], index: dict[int, int]) -> int | None:
-    """Return the first operator that a cast was made for, else the one whose result it casts."""
-    for position, record in enumerate(own):
-        if any(_passes(entry.node, cast) for entry in record.node.inputs):
-            return position
-    return index.get(id(_source(cast.inputs[0]).node))
-
-
-def _passes(node: Node, cast: Node) -> bool:
-    """Tell whether a node's result comes through a cast, and after it only through operators that AMP inserted."""
-    while node is not cast and _is_inserted(node) and node.inputs:
-        node = node.inputs[0].node
-    return node is cast
 
 
 class _Blocks:

@@ -1,4 +1,4 @@
-"""Compare a network's mixed precision with FP32, operator by operator: ``compare``."""
+"""``amp.compare``: how far every operator of a network in mixed precision is from FP32."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -9,21 +9,22 @@ import numpy as np
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ...dtypes import FLOAT32
-from ...errors import PolicyError, expected
-from ...rules import Policy
-from ...runtime.state import State
-from ..console import print_table
-from ..recording.events import is_float
-from ..recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
+from ..dtypes import FLOAT32
+from ..errors import PolicyError, StateError, expected
+from ..rules import Policy
+from ..runtime.state import State
+from .console import print_table
 from .differences import SEED, OperatorError, difference, first_infinite, isolated_errors, relative_error
-from .plot import draw
+from .recording.events import is_float
+from .recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
+from .report.plot import COLOURS, save_figure
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _NEGLIGIBLE = 1e-3  # gradients smaller than this, beside a typical one, are sums that cancel: all rounding
-
+_LABELLED = 3  # operators in a panel of the picture
+_PANELS = (("output", "accumulated", "isolated"), ("gradient", "gradient", "isolated_gradient"))
 ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
 
 
@@ -124,7 +125,7 @@ class Comparison:
         StateError
             Matplotlib is not installed.
         """
-        return draw(self.operators, self.dtype, self.summary, path)
+        return _draw(self.operators, self.dtype, self.summary, path)
 
 
 def _number(error: float) -> str:
@@ -196,26 +197,21 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     arguments = arguments_of(data)
     make_ready(net, arguments)
     state = mixed_state(dtype, policy)
-    runs = Runner(net, arguments, loss, train_mode, loss_scale if gradients else None)
-    return _compared(runs.run(None), runs.run(state), state)
+    fp32, mixed = run_both(net, arguments, state, train_mode, loss_scale if gradients else None, loss)
+    return _compared(fp32, mixed, state)
 
 
-class Runner:
-    """Runs a network under several settings with the same random numbers; without a scale there is no backward pass."""
-
-    def __init__(self, net: Block, arguments: Sequence[Any], loss: Callable[[Any], NDArray] | None, train_mode: bool,
-                 scale: float | None):
-        self.net, self.arguments, self.loss, self.train_mode, self.scale = net, arguments, loss, train_mode, scale
-
-    def run(self, state: State | None) -> Run:
-        """Run forward, and backward where it is wanted; FP32 for None."""
-        with unchanged(self.net):
+def run_both(net: Block, arguments: Sequence[Any], state: State, train_mode: bool, scale: float | None = 1.0,
+             loss: Callable[[Any], NDArray] | None = None) -> tuple[Run, Run]:
+    """Run a network in FP32 and in a state with the same random numbers; without a scale there is no backward pass."""
+    def run(state: State | None) -> Run:
+        with unchanged(net):
             mx.random.seed(SEED)
-            run = recorded_run(self.net, self.arguments, state, self.train_mode,
-                               None if self.scale is None else self.loss)
-            if self.scale is not None:
-                run.tape.backward(_seeds(run, self.scale))
-        return run
+            made = recorded_run(net, arguments, state, train_mode, None if scale is None else loss)
+            if scale is not None:
+                made.tape.backward(_seeds(made, scale))
+        return made
+    return run(None), run(state)
 
 
 def _seeds(run: Run, scale: float) -> Iterator[tuple[NDArray, NDArray]]:
@@ -263,15 +259,48 @@ def _rounded(run: Run, target: str) -> dict[int, list[NDArray]]:
 
 
 def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
-    pairs = {name: (fp32.tape.values(gradient).astype("float64"), mixed.tape.values(other))
-             for name, gradient, other in _parameter_gradients(fp32, mixed)}
+    in_mixed = mixed.tape.parameter_gradients
+    pairs = {fp32.names[key]: (fp32.tape.values(gradient).astype("float64"), mixed.tape.values(in_mixed[key]))
+             for key, gradient in fp32.tape.parameter_gradients.items() if key in fp32.names and key in in_mixed}
     squares = [expected_.ravel() ** 2 for expected_, _ in pairs.values()]
     typical = np.sqrt(np.concatenate(squares).mean()) if squares else 0.0
     for name, pair in pairs.items():
         yield name, relative_error([pair], _NEGLIGIBLE * typical * np.sqrt(pair[0].size))
 
 
-def _parameter_gradients(fp32: Run, mixed: Run) -> Iterator[tuple[str, NDArray, NDArray]]:
-    in_mixed = mixed.tape.parameter_gradients
-    return ((fp32.names[key], gradient, in_mixed[key]) for key, gradient in fp32.tape.parameter_gradients.items()
-            if key in fp32.names and key in in_mixed)
+def _draw(rows: Sequence[OperatorError], dtype: str, title: str, path: Any = None) -> Any:
+    """Draw outputs' errors above, gradients' below, in the order of the operators; return the figure."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise StateError(f"plot: {error}. Install it with pip install 'gluon_amp[debug]'") from error
+    panels = [panel for panel in _PANELS if any(getattr(row, panel[1]) > 0 for row in rows)] or [_PANELS[0]]
+    figure = Figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
+    for axes, panel in zip(np.atleast_1d(figure.subplots(len(panels), 1, sharex=True)), panels):
+        _panel(axes, rows, dtype, *panel)
+    figure.axes[-1].set_xlabel("operator, in the order of the forward pass")
+    figure.suptitle(title, fontsize=9)
+    if path is not None:
+        save_figure(figure, path)
+    return figure
+
+
+def _panel(axes: Any, rows: Sequence[OperatorError], dtype: str, title: str, accumulated: str, isolated: str) -> None:
+    positions = np.arange(len(rows))
+    together = np.array([getattr(row, accumulated) for row in rows])
+    alone = np.array([getattr(row, isolated) for row in rows])
+    low = np.array([row.dtype == dtype for row in rows], dtype=bool)
+    axes.plot(positions, np.where(np.isfinite(together), together, np.nan), color="#999999", linewidth=1,
+              label="accumulated")
+    axes.scatter(positions[low], alone[low], s=14, color=COLOURS[dtype], label=f"isolated, in {dtype}")
+    axes.scatter(positions[~low], together[~low], s=9, color=COLOURS["float32"], label="accumulated, in float32")
+    culprit = first_infinite(rows, accumulated)
+    if culprit is not None:
+        axes.axvline(culprit, color="#D55E00", linewidth=1, label="first infinite error")
+    axes.set_yscale("log", nonpositive="mask")
+    axes.set_ylabel(f"relative error of the {title}")
+    axes.legend(fontsize=8, loc="lower right")
+    for position in np.argsort(-np.nan_to_num(alone, nan=-1.0, posinf=-1.0))[:_LABELLED]:
+        if low[position] and alone[position] > 0:
+            axes.annotate(rows[position].name, (position, alone[position]), fontsize=7, xytext=(3, 3),
+                          textcoords="offset points")

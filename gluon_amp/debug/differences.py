@@ -8,12 +8,12 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..._mxnet.invoke import original_invoke
-from ...graph.attrs import parameters
-from ...runtime.eager_applier import may_lower, run_lowered
-from ...runtime.eager_policy import EagerPolicy
-from ..recording.events import Event, Rerun, is_float
-from ..recording.tape import Tape
+from .._mxnet.invoke import original_invoke
+from ..graph.attrs import parameters
+from ..runtime.eager_applier import may_lower, run_lowered
+from ..runtime.eager_policy import EagerPolicy
+from .recording.events import Event, Rerun, is_float
+from .recording.tape import Tape
 
 SEED = 0  # of the random numbers that runs have in common
 

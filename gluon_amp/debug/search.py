@@ -1,10 +1,11 @@
-"""Find which operators have to stay in FP32 for a network to be accurate: ``search_exclusions``."""
+"""``amp.search_exclusions``: which operators have to stay in FP32 for a network to be accurate."""
 from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from dataclasses import replace
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Sequence, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -12,25 +13,26 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from tqdm import tqdm
 
-from ... import checks
-from ...errors import PolicyError, StateError, expected
-from ...graph import Entry, Node
-from ...rules import Policy
-from ...rules.measurements import Tuning, signature
-from ...runtime import hooks
-from ...runtime.eager_policy import EagerPolicy
-from ...runtime.state import State, in_force
-from ..compare.comparison import Runner
-from ..compare.differences import SEED, both_ways, lowers_alone, relative_error
-from ..recording.events import Event
-from ..recording.runs import arguments_of, float_arrays, make_ready, mixed_state, unchanged
-from ..recording.tape import Tape
-from ..report.flops import flops
-from .subsets import pruned, shortest_prefix
+from .. import checks
+from ..errors import PolicyError, StateError, expected
+from ..graph import Entry, Node
+from ..rules import Policy
+from ..rules.measurements import Tuning, signature
+from ..runtime import hooks
+from ..runtime.eager_policy import EagerPolicy
+from ..runtime.state import State, in_force
+from .compare import run_both
+from .differences import SEED, both_ways, lowers_alone, relative_error
+from .recording.events import Event
+from .recording.runs import arguments_of, float_arrays, make_ready, mixed_state, unchanged
+from .recording.tape import Tape
+from .report.flops import flops
 
 _logger = logging.getLogger("gluon_amp")
 _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itself by
 _NO_TIME = 1e-15  # milliseconds per operation of what was not measured: it decides between equals only
+Item = TypeVar("Item")
+Condition = Callable[[Sequence[Item]], bool]
 
 
 def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
@@ -108,9 +110,9 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     if base is None or not base.lowers:
         raise StateError(f"the low-precision type is not for arrays on the {device}, where the network runs")
     with hooks.kept_in_place(), tqdm(desc="search", unit="run", disable=not progress) as bar:
-        judge = (_OutputJudge(net, arguments, train_mode, max_error) if max_error is not None
-                 else _MetricJudge(net, metric, budget, greater_is_better))
-        trial = _Trial(net, judge, base, device, bar)
+        judge = (_judge_of_outputs(net, arguments, train_mode, max_error) if max_error is not None
+                 else _judge_of_metric(net, metric, budget, greater_is_better))
+        trial = _Trial(judge, base, device, bar)
         judge.check_reference()
         if trial.fits(()):
             return base
@@ -136,70 +138,64 @@ def _check(max_error: float | None, metric: Any, budget: float | None) -> None:
         raise PolicyError(expected("a number, 0 or above", name, value))
 
 
-class _OutputJudge:
-    """Measures how far the outputs are from those of FP32."""
+class _Judge:
+    """Measures how much worse a network's results are than in FP32."""
 
-    def __init__(self, net: Block, arguments: Sequence[Any], train_mode: bool, limit: float):
-        self.net, self.arguments, self.train_mode, self.limit = net, arguments, train_mode, limit
+    def __init__(self, net: Block, run: Callable[[], Any], error: Callable[[Any, Any], float], limit: float | None,
+                 words: tuple[str, str]):
+        self._net, self._run, self._error, self._words = net, run, error, words
+        self.limit = limit or 0.0
         with in_force(None):
-            self.reference = self._outputs()
+            self.reference = self._results()
 
     def check_reference(self) -> None:
-        """Refuse a network whose FP32 results depend on more than its data."""
+        """Refuse a network whose FP32 results are not finite, or depend on more than its data."""
+        differ, not_finite = self._words
         if not all(np.isfinite(values).all() for values in self.reference):
-            raise StateError("the network's results are not finite in FP32: there is nothing to compare with")
+            raise StateError(f"{not_finite.format(*self.reference)} in FP32: there is nothing to compare with")
         with in_force(None):
-            _check_agreement(self.measure(), self.limit, "results differ")
+            difference = abs(self.measure())
+        if difference > _SELF_AGREEMENT * self.limit:
+            raise StateError(f"two runs in FP32 do not agree: their {differ} by {difference:.3g}, expected at most "
+                             f"{_SELF_AGREEMENT:.0%} of {self.limit:g}. Look for random operators and for data that "
+                             "changes")
 
     def measure(self) -> float:
-        """Return the largest error of an output under the setting in force."""
-        return max((relative_error([pair]) for pair in zip(self.reference, self._outputs())), default=0.0)
+        """Return the error under the setting in force."""
+        return self._error(self.reference, self._results())
 
-    def _outputs(self) -> list[np.ndarray]:
-        mode = autograd.record() if self.train_mode else autograd.pause(train_mode=False)
-        with unchanged(self.net), mode:
+    def _results(self) -> Any:
+        with unchanged(self._net):
             mx.random.seed(SEED)
-            return [array.asnumpy().astype("float64") for array in float_arrays(self.net(*self.arguments))]
+            return self._run()
 
 
-class _MetricJudge:
-    """Measures how much worse a metric is than in FP32."""
+def _judge_of_outputs(net: Block, arguments: Sequence[Any], train_mode: bool, max_error: float) -> _Judge:
+    """Make a judge of how far the outputs are from those of FP32."""
+    def run() -> list[np.ndarray]:
+        with autograd.record() if train_mode else autograd.pause(train_mode=False):
+            return [array.asnumpy().astype("float64") for array in float_arrays(net(*arguments))]
 
-    def __init__(self, net: Block, metric: Any, limit: float | None, greater_is_better: bool):
-        self.net, self.metric, self.limit = net, metric, limit or 0.0
-        self.sign = 1.0 if greater_is_better else -1.0
-        with in_force(None):
-            self.reference = self._value()
+    def error(reference: list[np.ndarray], outputs: list[np.ndarray]) -> float:
+        return max((relative_error([pair]) for pair in zip(reference, outputs)), default=0.0)
 
-    def check_reference(self) -> None:
-        """Refuse a metric that differs from run to run."""
-        if not math.isfinite(self.reference):
-            raise StateError(f"the metric is {self.reference} in FP32: there is nothing to compare with")
-        with in_force(None):
-            _check_agreement(abs(self.measure()), self.limit, "metrics differ")
-
-    def measure(self) -> float:
-        """Return by how much the metric is worse under the setting in force."""
-        value = self._value()
-        return math.inf if math.isnan(value) else self.sign * (self.reference - value)
-
-    def _value(self) -> float:
-        with unchanged(self.net):
-            mx.random.seed(SEED)
-            return float(self.metric(self.net))
+    return _Judge(net, run, error, max_error, ("results differ", "the network's results are not finite"))
 
 
-def _check_agreement(difference: float, limit: float, what: str) -> None:
-    if difference > _SELF_AGREEMENT * limit:
-        raise StateError(f"two runs in FP32 do not agree: their {what} by {difference:.3g}, expected at most "
-                         f"{_SELF_AGREEMENT:.0%} of {limit:g}. Look for random operators and for data that changes")
+def _judge_of_metric(net: Block, metric: Any, budget: float | None, greater_is_better: bool) -> _Judge:
+    """Make a judge of how much worse a metric is than in FP32."""
+    def error(reference: list[float], values: list[float]) -> float:
+        loss = reference[0] - values[0]
+        return math.inf if math.isnan(values[0]) else loss if greater_is_better else -loss
+
+    return _Judge(net, lambda: [float(metric(net))], error, budget, ("metrics differ", "the metric is {}"))
 
 
 class _Trial:
     """Tries exclusions out, each once."""
 
-    def __init__(self, net: Block, judge: _OutputJudge | _MetricJudge, base: Policy, device: str, bar: Any):
-        self.net, self.judge, self.base, self.device, self.bar = net, judge, base, device, bar
+    def __init__(self, judge: _Judge, base: Policy, device: str, bar: Any):
+        self.judge, self.base, self.device, self.bar = judge, base, device, bar
         self.found: dict[frozenset[str], float] = {}
         self.told = ""
 
@@ -220,31 +216,24 @@ class _Trial:
         return self.found[key] <= self.judge.limit
 
 
-class _Candidate(NamedTuple):
-    """The operators of one name: the error that they cause alone, and their cost in FP32."""
-
-    error: float
-    cost: float
-
-
 def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool, tuning: Tuning | None) -> list[str]:
     """Name the operators that run in low precision, those whose exclusion gains most for its cost first."""
-    runner = Runner(net, arguments, None, train_mode, 1.0)
-    fp32, mixed = runner.run(None), runner.run(state)
+    fp32, mixed = run_both(net, arguments, state, train_mode)
     eager = state.eager(fp32.outputs)
     lowered = {event.key: event for event in mixed.operators()
                if eager is not None and event.in_graph and event.is_decided and event.runs_in(eager.target)}
     if not lowered:
         raise StateError("no operator runs in low precision as part of a graph, so none can be excluded by name: call "
                          "net.hybridize() first")
-    candidates: dict[str, _Candidate] = {}
+    # Operators of one name are excluded together.
+    errors: dict[str, float] = defaultdict(float)
+    costs: dict[str, float] = defaultdict(float)
     for event in fp32.operators():
         if event.key in lowered:
-            before = candidates.get(event.name, _Candidate(0.0, 0.0))
-            error = _error_caused(event, lowered[event.key], fp32.tape, eager) if event.repeatable else 0.0
-            candidates[event.name] = _Candidate(before.error + error, before.cost + _cost(event, tuning))
-    return sorted(candidates, key=lambda name: (-candidates[name].error / candidates[name].cost,
-                                                -candidates[name].error))
+            costs[event.name] += _cost(event, tuning)
+            if event.repeatable:
+                errors[event.name] += _error_caused(event, lowered[event.key], fp32.tape, eager)
+    return sorted(costs, key=lambda name: (-errors[name] / costs[name], -errors[name]))
 
 
 def _error_caused(event: Event, mixed: Event, tape: Tape, policy: EagerPolicy | None) -> float:
@@ -272,3 +261,33 @@ def _cost(event: Event, tuning: Tuning | None) -> float:
         return arithmetic
     fp32, low = tuning.milliseconds.get(signature(event.op, event.attrs, event.inputs[0].shape), (0.0, 0.0))
     return max(fp32 - low, 0.0) + _NO_TIME * arithmetic
+
+
+def shortest_prefix(order: Sequence[Item], holds: Condition) -> list[Item]:
+    """Return the prefix of ``order`` for which a condition holds, but not for the prefix that is one shorter."""
+    # The condition must hold for all items, and must not hold for none. It is asked about log2 of the length times.
+    too_short, enough = 0, len(order)
+    while enough - too_short > 1:
+        middle = (too_short + enough) // 2
+        if holds(order[:middle]):
+            enough = middle
+        else:
+            too_short = middle
+    return list(order[:enough])
+
+
+def pruned(items: Sequence[Item], holds: Condition) -> list[Item]:
+    """Remove items, the last first and in ever smaller pieces, as long as the condition holds."""
+    # No single item of the result can be removed, where a condition that holds for some items also holds for more.
+    kept, size = list(items), max(len(items) // 2, 1)
+    while kept:
+        start = len(kept)
+        while start > 0:
+            start = max(start - size, 0)
+            fewer = kept[:start] + kept[start + size:]
+            if holds(fewer):
+                kept = fewer
+        if size == 1:
+            break
+        size = max(min(size, len(kept)) // 2, 1)
+    return kept

@@ -1,0 +1,112 @@
+"""Samples of this package's operators in C++: small, odd and large ones, each in both types."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Iterable, Iterator, Sequence
+
+from ...dtypes import FLOAT32
+from .sample import LOW, Input, Sample, fixed, low, sample
+
+_SMALL, _ODD, _LARGE = low(2, 16, 6, 8), low(7, 13), low(4, 16, 40, 40)  # the large one is more than one thread's share
+_SIZES = (_SMALL, _ODD, _LARGE)
+_BITS = fixed(64, values="doubled")  # of which dropout is made
+
+
+def _in_both(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Yield every sample as it is, and in FP32."""
+    for item in samples:
+        note = ", ".join(filter(None, (item.note, " x ".join(map(str, item.inputs[0].shape)))))
+        yield replace(item, note=note)
+        inputs = tuple(replace(each, kind=FLOAT32) if each.kind == LOW else each for each in item.inputs)
+        yield replace(item, inputs=inputs, attrs=item.attrs_in(FLOAT32), note=f"{note}, FP32")
+
+
+def _pointwise() -> Iterable[Sample]:
+    for data in _SIZES:
+        yield sample("_gluon_amp_clip", data, a_min=-0.5, a_max=1.0, reference="clip")
+        yield sample("_gluon_amp_gelu", data, act_type="gelu", reference="LeakyReLU")
+        yield sample("_gluon_amp_dropout", (data, _BITS), p=0.3)
+    yield sample("_gluon_amp_dropout", (_SMALL, fixed(64, values="ones")), p=0.3, note="outside of training")
+
+
+def _rows() -> Iterable[Sample]:
+    for data in (_SMALL, low(3, 5, 33), low(300, 768)):
+        width = data.shape[-1]
+        yield sample("_gluon_amp_layer_norm", (data, fixed(width, values="positive"), fixed(width)), tolerance=8,
+                     axis=-1, eps=1e-5, reference="LayerNorm")
+    for name in ("softmax", "log_softmax"):
+        for data in (_SMALL, low(3, 7, 33), low(40, 1000)):
+            yield sample(f"_gluon_amp_{name}", data, temperature=2.0, reference=name)
+    yield sample("_gluon_amp_softmax", (low(24, 40), fixed(24, kind="int32", values="length:40")), use_length=True,
+                 reference="softmax")
+
+
+def _products() -> Iterable[Sample]:
+    for a, b in (((4, 24, 40), (4, 40, 32)), ((3, 5, 7), (3, 7, 9)), ((8, 96, 64), (8, 64, 80))):
+        yield sample("_gluon_amp_batch_dot", (low(*a), low(*b)), tolerance=6, reference="batch_dot")
+    yield sample("_gluon_amp_batch_dot", (low(3, 7, 5), low(3, 9, 7)), transpose_a=True, transpose_b=True, tolerance=6,
+                 reference="batch_dot")
+    yield sample("_gluon_amp_batch_dot", (low(2, 3, 5, 4), low(2, 3, 4, 6)), alpha=0.125, tolerance=6,
+                 reference="_linalg_gemm2")
+    yield sample("_gluon_amp_batch_dot", (low(3, 5, 7), low(7, 9)), tolerance=6, note="one matrix behind a pile",
+                 reference="_npi_matmul")
+    for data, units, flatten in ((_SMALL, 10, True), (low(3, 5, 33), 17, False), (low(1100, 64), 48, True)):
+        weight = fixed(units, 768 if data is _SMALL else data.shape[-1], values="small")
+        yield sample("_gluon_amp_dense", (data, weight, fixed(units)), num_hidden=units, flatten=flatten, tolerance=6,
+                     reference="FullyConnected")
+    yield sample("_gluon_amp_dense", (low(24, 40), fixed(32, 40, values="small")), num_hidden=32, no_bias=True,
+                 tolerance=6, reference="FullyConnected")
+
+
+def _attention() -> Iterable[Sample]:
+    def made(layout: str, heads: int, inputs: Sequence[Input], operands: str, **attrs: Any) -> Sample:
+        return sample("_gluon_amp_attention", inputs, layout=layout, heads=heads, scale=0.25, operands=operands,
+                      tolerance=6, **attrs)
+
+    yield made("joined", 2, [low(2, 10, 96)], "projections")
+    yield made("interleaved", 3, [low(7, 2, 45)], "projections")
+    yield made("joined", 2, [low(1, 130, 192)], "projections")
+    separate = [low(2, 4, 10), low(2, 7, 10), low(2, 7, 10)]
+    yield made("separate", 2, [*separate, fixed(2, 4, 7)], "queries,keys,values,bias")
+    yield made("separate", 2, [*separate, fixed(2, 1, 7, values="valid")], "queries,keys,values,mask", masked=-1e4)
+    yield made("separate", 2, [*separate, fixed(2, 4, kind="int32", values="length:7")], "queries,keys,values,lengths")
+    yield made("joined", 2, [low(2, 10, 96), _BITS], "projections,bits", p=0.3)
+
+
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def _recurrent() -> Iterable[Sample]:
+    def made(mode: str, steps: int, batch: int, inputs: int, states: int, layers: int = 1,
+             directions: int = 1) -> Sample:
+        widths = [inputs, *[directions * states] * (layers - 1)]
+        parameters = sum(directions * _GATES[mode] * states * (width + states + 2) for width in widths)
+        first = [fixed(layers * directions, batch, states)] * (2 if mode == "lstm" else 1)
+        return sample("_gluon_amp_rnn", (low(steps, batch, inputs), fixed(parameters, values="small"), *first),
+                      mode=mode, state_size=states, num_layers=layers, bidirectional=directions == 2,
+                      state_outputs=True, training=True, dtype=LOW, tolerance=8, reference="RNN")
+
+    for mode in _GATES:
+        yield made(mode, 5, 4, 16, 16)
+    yield made("lstm", 3, 5, 7, 9, layers=2, directions=2)
+    yield made("gru", 3, 5, 7, 9, layers=2, directions=2)
+    yield made("lstm", 12, 8, 100, 130)
+
+
+_STATES = {"sgd": 0, "sgd_momentum": 1, "nag": 1, "adam": 2, "adamw": 2, "lamb": 2}
+
+
+def _updates() -> Iterable[Sample]:
+    for name, states in _STATES.items():
+        inputs: list[Input] = []
+        for shape in ((7,), (33, 5), (40, 1000)):
+            inputs += [fixed(*shape, aux=True), low(*shape)]
+            inputs += [fixed(*shape, values="positive", aux=True)] * states
+        attrs: dict[str, Any] = {"steps": [3, 3, 3]} if name == "lamb" else {}
+        attrs.update({"momentum": 0.9} if states == 1 else {})
+        yield sample(f"_gluon_amp_{name}", inputs, num_weights=3, lrs=[0.1, 0.01, 0.02], wds=[0.01, 0.0, 0.1],
+                     gradient=False, in_graphs=False, **attrs)
+
+
+SAMPLES: tuple[Sample, ...] = tuple(_in_both((*_pointwise(), *_rows(), *_products(), *_attention(), *_recurrent(),
+                                              *_updates())))

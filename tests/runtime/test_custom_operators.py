@@ -1,0 +1,138 @@
+"""Operators written in Python compute in FP32, whatever thread MXNet runs them in."""
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from cpu_kinds import LOW
+from mxnet import autograd
+from mxnet.gluon import HybridBlock
+
+import gluon_amp as amp
+
+pytestmark = pytest.mark.machine
+LARGE = 1e6  # beyond float16
+
+
+class Product(mx.operator.CustomOp):
+    """A dense layer."""
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        data, weight = in_data
+        result = mx.nd.FullyConnected(data, weight, num_hidden=weight.shape[0], no_bias=True)
+        self.assign(out_data[0], req[0], result)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], mx.nd.dot(out_grad[0], in_data[1]))
+        self.assign(in_grad[1], req[1], mx.nd.dot(out_grad[0], in_data[0], transpose_a=True))
+
+
+@mx.operator.register("custom_operators_product")
+class ProductProp(mx.operator.CustomOpProp):
+    def list_arguments(self):
+        return ["data", "weight"]
+
+    def infer_shape(self, in_shape):
+        return in_shape, [[in_shape[0][0], in_shape[1][0]]], []
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Product()
+
+
+class Layer(HybridBlock):
+    def hybrid_forward(self, F, data, weight):
+        return F.Custom(data, weight, op_type="custom_operators_product")
+
+
+def arrays():
+    generator = np.random.RandomState(3)
+    return [mx.nd.array(generator.normal(size=shape)) for shape in ((4, 32), (16, 32))]
+
+
+def eager(data, weight):
+    return mx.nd.Custom(data, weight, op_type="custom_operators_product")
+
+
+def layer(hybridize):
+    net = Layer()
+    net.hybridize(hybridize)
+    return net
+
+
+def run(function):
+    data, weight = arrays()
+    data.attach_grad()
+    weight.attach_grad()
+    with autograd.record():
+        result = function(data, weight)
+    result.backward(mx.nd.full(result.shape, LARGE))
+    return [array.asnumpy() for array in (result, data.grad, weight.grad)]
+
+
+def run_bound():
+    symbol = mx.sym.Custom(mx.sym.var("data"), mx.sym.var("weight"), op_type="custom_operators_product")
+    executor = symbol.simple_bind(mx.cpu(), data=(4, 32), weight=(16, 32))
+    for array, values in zip(executor.arg_arrays, arrays()):
+        array[:] = values
+    (result,) = executor.forward(is_train=True)
+    executor.backward([mx.nd.full(result.shape, LARGE)])
+    return [array.asnumpy() for array in (result, *executor.grad_arrays)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+@pytest.mark.parametrize("how", [lambda: run(eager), lambda: run(layer(False)), lambda: run(layer(True)), run_bound],
+                         ids=["eager", "block", "hybridized", "symbol"])
+def test_what_it_calls_runs_in_fp32_forward_and_backward(how, dtype):
+    expected = how()
+    amp.init(dtype)
+    for one, other in zip(expected, how()):
+        assert (one == other).all()
+
+
+def test_one_that_is_registered_for_low_precision_gets_it_and_computes_in_it():
+    data, weight = arrays()
+    expected = eager(data, weight).asnumpy()
+    amp.register_op("custom_operators_product", "LOWER")
+    amp.init("float16")
+    found = eager(data, weight).asnumpy()
+    assert 0 < np.abs(found - expected).max() < 0.1
+
+
+def test_an_operator_that_is_returned_again_and_again():
+    one = Product()
+
+    @mx.operator.register("custom_operators_single")
+    class SingleProp(ProductProp):
+        def create_operator(self, ctx, shapes, dtypes):
+            return one
+    amp.init(LOW)
+    for _ in range(3):
+        mx.nd.Custom(*arrays(), op_type="custom_operators_single").wait_to_read()
+    assert not hasattr(one.forward.__wrapped__, "__wrapped__")
+
+
+def test_code_of_the_main_thread_is_not_affected():
+    amp.init(LOW)
+    data, weight = arrays()
+    eager(data, weight).wait_to_read()
+    assert amp.is_active()
+    plain = np.dot(data.asnumpy(), weight.asnumpy().T)
+    lowered = mx.nd.FullyConnected(data, weight, num_hidden=16, no_bias=True).asnumpy()
+    assert 1e-4 < np.abs(lowered - plain).max() < 0.5
+
+
+def test_mxnets_registry_is_restored_and_operators_of_before_go_on():
+    before, references = mx.operator._registry, mx.operator._registry.ref_holder
+    count = len(references)
+    data, weight = arrays()
+    expected = eager(data, weight).asnumpy()
+    amp.init(LOW)
+    net = layer(True)
+    net(data, weight).wait_to_read()
+    assert mx.operator._registry is not before
+    assert mx.operator._registry.counter == before.counter
+    assert len(references) > count
+    amp.deinit()
+    assert mx.operator._registry is before
+    assert before.ref_holder is references
+    assert (net(data, weight).asnumpy() == expected).all()
