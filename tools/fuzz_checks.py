@@ -9,8 +9,9 @@ from typing import Callable
 
 import gluon_amp as amp  # isort: skip
 import mxnet as mx
+from fuzz_apart import ENDED, apart
 from fuzz_networks import (
-    SHAPES,
+    EMPTY,
     UNWRITTEN,
     apply_amp,
     data,
@@ -22,13 +23,17 @@ from fuzz_networks import (
     outputs,
     renew,
     reset_statistics,
+    semantics,
+    shapes,
     some_ways,
     trained,
 )
 from fuzz_programs import Program
 from fuzz_stock import (
+    Wrong,
     compare,
     compare_named,
+    initialized,
     rounding,
     stock_accumulates,
     stock_gradients,
@@ -41,14 +46,18 @@ from fuzz_stock import (
 from fuzz_symbols import check_executor, check_imported, check_symbols
 from mxnet import gluon
 
+from gluon_amp._mxnet.arrays import cast_arrays
+
 __all__ = ["CHECKS", "full_source"]
 
 
 def check_ways(program: Program, dtype: str) -> None:
     """Forward and gradients, hybridized in every way and not, for changed shapes and changed parameters."""
-    expected = {shape: stock_outputs(program, shape) for shape in SHAPES}
-    bounds = {shape: rounding(program, dtype, shape) for shape in SHAPES}
+    first, second, _ = called = shapes(program)
+    expected = {shape: stock_outputs(program, shape) for shape in called}
+    bounds = {shape: rounding(program, dtype, shape) for shape in called}
     slopes, bound = stock_gradients(program), rounding(program, dtype, of="gradients")
+    later, later_bound = stock_gradients(program, second), rounding(program, dtype, second, of="gradients")
     renewed = stock_renewed(program)
     for way, flags in some_ways(program, dtype, 2).items():
         lost = _lost_biases(program, way, dtype)
@@ -57,7 +66,7 @@ def check_ways(program: Program, dtype: str) -> None:
             net = network(program)
             hybridize(net, flags)
             apply_amp(program, dtype)
-            compare(f"forward, {way}, {dtype}", expected[SHAPES[0]], outputs(net, data(program)), bounds[SHAPES[0]])
+            compare(f"forward, {way}, {dtype}", expected[first], outputs(net, data(program)), bounds[first])
             # Where data has gradients dense layers that are not hybridized keep FP32.
             found = gradients(net, program, data(program), with_data=program.seed % 4 != 1, unwritten=UNWRITTEN)
             compare_named(f"gradients, {way}, {dtype}", slopes, found, bound, written)
@@ -66,18 +75,21 @@ def check_ways(program: Program, dtype: str) -> None:
             compare_named(f"gradients that accumulate, {way}, {dtype}", {name: 2 * one for name, one in slopes.items()},
                           found, bound, added)
             reset_statistics(program, net)
-            for shape in (*SHAPES, SHAPES[0]):
+            for shape in (*called, first):
                 compare(f"forward, {way}, {dtype}, shape {shape}", expected[shape], outputs(net, data(program, shape)),
                         bounds[shape])
+            found = gradients(net, program, data(program, second))
+            compare_named(f"gradients, {way}, {dtype}, shape {second}", later, found, later_bound, written)
+            reset_statistics(program, net)
             if program.seed % 5 == 0:
                 hybridize(net, flags)
             if renewed is not None:
                 renew(program, net)
                 compare(f"forward, {way}, {dtype}, other parameters", renewed, outputs(net, data(program)),
-                        bounds[SHAPES[0]])
+                        bounds[first])
             amp.deinit()
             if all("on" not in part.settings for part in program.parts):
-                compare(f"forward, {way}, after deinit", renewed or expected[SHAPES[0]], outputs(net, data(program)),
+                compare(f"forward, {way}, after deinit", renewed or expected[first], outputs(net, data(program)),
                         2e-4)
 
 
@@ -86,7 +98,7 @@ def check_training(program: Program, dtype: str) -> None:
     rate, expected = stock_trained(program)
     bound = rounding(program, dtype, of="training")
     for way, flags in some_ways(program, dtype, 1).items():
-        if not stock_trains(program, way):
+        if expected.keys() - initialized(program, expected, way) or not stock_trains(program, way):
             continue
         with native_operators(program):
             net = network(program)
@@ -100,21 +112,23 @@ def check_training(program: Program, dtype: str) -> None:
 def _lost_biases(program: Program, way: str, dtype: str) -> set[str]:
     """Name the biases behind frozen weights in FP32 calls outside of graphs, which are MXNet's own and lose them."""
     steps = [step for part in program.parts if dtype == "float32" or part.runs_fp32 for step in part.steps]
-    layers = [step.parameters for step in steps if "FullyConnected" in step.text and len(step.parameters) == 2]
+    layers = [step.parameters for step in steps if len(step.parameters) == 2
+              and any(name in step.text for name in ("FullyConnected", "fully_connected"))]
     return {f"net_{bias}" for (weight, _), (bias, _) in layers
             if f"net_{weight}" in frozen(program)} if way == "eager" else set()
 
 
 def check_conversion(program: Program, dtype: str) -> None:
     """A converted network, and what MXNet alone makes of its files."""
-    expected = {shape: stock_outputs(program, shape) for shape in SHAPES}
-    bounds = {shape: rounding(program, dtype, shape) for shape in SHAPES}
+    called = shapes(program)
+    expected = {shape: stock_outputs(program, shape) for shape in called}
+    bounds = {shape: rounding(program, dtype, shape) for shape in called}
     keeps_types = program.seed % 5 != 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = amp.convert_hybrid_block(network(program), dtype, exclude=program.excluded or None,
                                         cast_outputs=keeps_types)
-    for shape in (*SHAPES, SHAPES[0]):
+    for shape in (*called, called[0]):
         compare(f"conversion, {dtype}, shape {shape}", expected[shape], outputs(_wide(made), data(program, shape)),
                 bounds[shape])
     with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +140,7 @@ def check_conversion(program: Program, dtype: str) -> None:
     for flags in (None, {"static_alloc": True}):
         if flags is not None:
             loaded.hybridize(**flags)
-        for shape in SHAPES:
+        for shape in called:
             compare(f"exported conversion, {dtype}, shape {shape}", expected[shape],
                     outputs(_wide(loaded), [data(program, shape)[int(name[4:])] for name in names]), bounds[shape])
 
@@ -135,7 +149,7 @@ def _wide(net: Callable) -> Callable:
     """Return a network whose outputs are FP32."""
     def call(*arguments: mx.nd.NDArray) -> list[mx.nd.NDArray]:
         made = net(*arguments)
-        return [mx.nd.amp_cast(one, dtype="float32") for one in (made if isinstance(made, (list, tuple)) else [made])]
+        return cast_arrays(list(made) if isinstance(made, (list, tuple)) else [made], "float32")
     return call
 
 
@@ -154,6 +168,30 @@ def check_first_call(program: Program, dtype: str) -> None:
     amp.deinit()
 
 
+def check_empty(program: Program, dtype: str) -> None:
+    """A batch without images, in inference. Where MXNet fails at it, it fails at what follows as well."""
+    def shapes_without_amp() -> str:
+        return str([one.shape for one in outputs(_hybridized(program.without_regions()), data(program, EMPTY))])
+
+    def shapes_with_amp() -> str:
+        net = _hybridized(program)
+        outputs(net, data(program))
+        apply_amp(program, dtype)
+        return str([[one.shape for one in outputs(net, data(program, shape))] for shape in (EMPTY, first, EMPTY)][-1])
+
+    def _hybridized(program: Program) -> gluon.HybridBlock:
+        net = network(program)
+        hybridize(net, *some_ways(program, dtype, 1).values())
+        return net
+
+    if not program.numpy:  # with legacy semantics a size of 0 is one that is not known
+        return
+    first, expected = shapes(program)[0], apart(shapes_without_amp)
+    found = None if expected is None or expected.startswith(ENDED) else apart(shapes_with_amp)
+    if found is not None and found != expected:
+        raise Wrong(f"a batch without images, {dtype}: {found}, expected {expected}")
+
+
 def full_source(program: Program, check: str, dtype: str) -> str:
     """Return a script that shows what went wrong."""
     return textwrap.dedent(f"""\
@@ -165,6 +203,15 @@ def full_source(program: Program, check: str, dtype: str) -> str:
         """)
 
 
-CHECKS: dict[str, Callable[[Program, str], None]] = {
+def _under_semantics(check: Callable[[Program, str], None]) -> Callable[[Program, str], None]:
+    """Let a check give programs the arrays that they are written for."""
+    def checked(program: Program, dtype: str) -> None:
+        with semantics(program):
+            check(program, dtype)
+    return checked
+
+
+CHECKS: dict[str, Callable[[Program, str], None]] = {name: _under_semantics(check) for name, check in {
     "ways": check_ways, "training": check_training, "conversion": check_conversion, "first_call": check_first_call,
-    "executor": check_executor, "symbols": check_symbols, "imported": check_imported}
+    "executor": check_executor, "symbols": check_symbols, "imported": check_imported,
+    "empty": check_empty}.items()}

@@ -8,7 +8,7 @@ import warnings
 import zlib
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import gluon_amp as amp  # isort: skip
 import mxnet as mx
@@ -19,17 +19,36 @@ from mxnet import autograd, gluon
 from gluon_amp.passes import native_operators as native
 from gluon_amp.runtime import eager_native
 
-__all__ = ["SHAPES", "UNWRITTEN", "WAYS", "apply_amp", "cotangent", "data", "frozen", "gradients", "hybridize",
-           "is_statistic", "native_operators", "network", "outputs", "renew", "reset_statistics", "some_ways", "stock",
-           "trained", "trains_batches"]
+__all__ = ["EMPTY", "UNWRITTEN", "WAYS", "Shape", "apply_amp", "array", "cotangent", "data", "frozen", "gradients",
+           "hybridize", "is_statistic", "native_operators", "network", "outputs", "renew", "reset_statistics",
+           "semantics", "shapes", "some_ways", "spoil_memory", "stock", "trained", "trains_batches"]
 
 Arrays = Mapping[str, np.ndarray]
 
 WAYS: dict[str, dict[str, Any] | None] = {"eager": None, "hybridized": {}, "static": {"static_alloc": True},
                                           "static shape": {"static_alloc": True, "static_shape": True},
                                           "parts": {"below": True}}
-SHAPES = ((2, 8, 8), (3, 12, 8), (1, 16, 12))
+Shape = Tuple[int, int, int]  # images in a batch, rows, columns
+_SHAPES: tuple[Shape, ...] = ((2, 8, 8), (3, 12, 8), (1, 16, 12), (1, 8, 8), (2, 4, 4), (6, 8, 4))
+EMPTY: Shape = (0, 8, 8)  # a batch without images
 UNWRITTEN = 7.0  # what gradients hold before they are written, where MXNet overwrites them all
+
+
+@contextmanager
+def semantics(program: Program) -> Iterator[None]:
+    """Give the body the arrays that a program is written for, as ``npx.set_np`` would give them to a script."""
+    with mx.util.np_shape(program.numpy), mx.util.np_array(program.numpy):
+        yield
+
+
+def array(values: Any) -> mx.nd.NDArray:
+    """Make an array of the semantics in force."""
+    return (mx.np if mx.util.is_np_array() else mx.nd).array(values, dtype="float32")
+
+
+def shapes(program: Program) -> tuple[Shape, ...]:
+    """Return the shapes that a program is called with; the first is the one that it trains with."""
+    return tuple(random.Random(f"{program.seed}shapes").sample(_SHAPES, 3))
 
 
 def is_statistic(name: str) -> bool:
@@ -43,9 +62,15 @@ def parameter(block: gluon.HybridBlock, name: str, shape: tuple[int, ...]) -> gl
     return block.params.get(name, shape=shape, grad_req="null" if fixed else "write", differentiable=not fixed)
 
 
+def layer(name: str, kind: type, *args: Any, **kwargs: Any) -> gluon.HybridBlock:
+    """Make a Gluon layer whose parameters have a name of their own in the network."""
+    return kind(*args, params=gluon.ParameterDict(f"net_{name}_"), **kwargs)
+
+
 def network(program: Program, rounded: Callable | None = None) -> gluon.HybridBlock:
     """Build a program, with the values that belong to its seed."""
-    names: dict[str, Any] = {"gluon": gluon, "amp": amp, "parameter": parameter, "rounded": rounded}
+    names: dict[str, Any] = {"gluon": gluon, "amp": amp, "parameter": parameter, "layer": layer,
+                             "rounded": rounded}
     exec(_compiled(program), names)
     net = names["Net"]()
     net.initialize()
@@ -84,7 +109,7 @@ def frozen(program: Program) -> frozenset[str]:
 
 def _set_values(program: Program, net: gluon.HybridBlock, version: int = 0) -> None:
     for name, found in net.collect_params().items():
-        found.set_data(mx.nd.array(_values(program, name.rpartition("_")[2], found.shape, version)))
+        found.set_data(array(_values(program, name, found.shape, version)))
 
 
 def renew(program: Program, net: gluon.HybridBlock) -> None:
@@ -100,9 +125,13 @@ def renew(program: Program, net: gluon.HybridBlock) -> None:
         net.load_parameters(path)
 
 
+_ROLES = {"weight": "w", "bias": "b", "gamma": "gamma", "beta": "beta", "mean": "mean", "var": "var"}  # in Gluon layers
+
+
 def _values(program: Program, name: str, shape: tuple[int, ...], version: int = 0) -> np.ndarray:
-    draw = np.random.RandomState(zlib.crc32(f"{program.seed}{name}".encode()) + version)
-    role = name.rstrip("0123456789")
+    own = name[len("net_"):]
+    draw = np.random.RandomState(zlib.crc32(f"{program.seed}{own}".encode()) + version)
+    role = _ROLES.get(name.rpartition("_")[2], own.rstrip("0123456789"))
     fan_in = int(np.prod(shape[1:]))
     if role == "big":
         return np.full(shape, 1024.0)
@@ -114,11 +143,11 @@ def _values(program: Program, name: str, shape: tuple[int, ...], version: int = 
     return draw.normal(scale=(1.6 / fan_in) ** 0.5 if role == "w" else 0.2, size=shape)
 
 
-def data(program: Program, shape: tuple[int, int, int] = SHAPES[0]) -> list[mx.nd.NDArray]:
+def data(program: Program, shape: Shape | None = None) -> list[mx.nd.NDArray]:
     """Return the arguments of a call."""
-    draw = np.random.RandomState(program.seed)
+    draw, shape = np.random.RandomState(program.seed), shape or shapes(program)[0]
     made = [draw.normal(size=(shape[0], kind.channels, *shape[1:])) for kind in program.inputs]
-    return [mx.nd.array(np.clip(np.rint(one), -3, 3) if program.mode == EXACT else one) for one in made]
+    return [array(np.clip(np.rint(one), -3, 3) if program.mode == EXACT else one) for one in made]
 
 
 def some_ways(program: Program, dtype: str, count: int) -> dict[str, dict[str, Any] | None]:
@@ -157,9 +186,16 @@ def outputs(net: Callable, arguments: Sequence[mx.nd.NDArray]) -> list[np.ndarra
     return [one.asnumpy() for one in _listed(net(*arguments))]
 
 
+def spoil_memory(sizes: Iterable[int]) -> None:
+    """Fill memory for arrays of some sizes with large numbers, so that what reads it uninitialised is found."""
+    arrays = [mx.nd.full((size,), 1e30) for size in set(sizes) for _ in range(12)]
+    mx.nd.waitall()
+    del arrays
+
+
 def trains_batches(program: Program) -> bool:
     """Tell whether gradients are those of training; of some programs those of inference, which Dropout leaves alone."""
-    return "F.Dropout" not in program.source()
+    return not any(f"{name}(" in program.source() for name in ("F.Dropout", "npx.dropout"))
 
 
 def gradients(net: gluon.HybridBlock, program: Program, arguments: Sequence[mx.nd.NDArray], passes: int = 1,
@@ -179,6 +215,7 @@ def gradients(net: gluon.HybridBlock, program: Program, arguments: Sequence[mx.n
         one.attach_grad(request)
         one.grad[:] = unwritten
     for _ in range(passes):
+        spoil_memory(one.grad().size for one in found.values())
         with autograd.record(train_mode=trains_batches(program)):
             loss = _loss(net(*arguments), program.mode == EXACT)
         loss.backward()
@@ -186,7 +223,7 @@ def gradients(net: gluon.HybridBlock, program: Program, arguments: Sequence[mx.n
     slopes.update((f"data{number}", one.grad.asnumpy()) for number, one in enumerate(arguments) if with_data)
     if passes == 1:
         slopes.update((name, net.collect_params()[name].data().asnumpy() - one) for name, one in moved.items()
-                      if sum(name.endswith(f"_{own}") for step in program.steps for own, _ in step.parameters) == 1)
+                      if sum(name.endswith(f"_{own}") for step in program.steps for own, _ in step.parameters) <= 1)
     return slopes
 
 
@@ -198,8 +235,8 @@ def cotangent(shape: tuple[int, ...], number: int, exact: bool) -> mx.nd.NDArray
     """Return the fixed weights of an output in the loss."""
     draw = np.random.RandomState(number)
     if exact:
-        return mx.nd.array(draw.choice([-1, 1], shape) * (draw.uniform(size=shape) < 0.05))
-    return mx.nd.array(draw.normal(size=shape))
+        return array(draw.choice([-1, 1], shape) * (draw.uniform(size=shape) < 0.05))
+    return array(draw.normal(size=shape))
 
 
 def trained(net: gluon.HybridBlock, program: Program, rate: float) -> dict[str, np.ndarray]:
@@ -238,4 +275,4 @@ def reset_statistics(program: Program, net: gluon.HybridBlock) -> None:
     """Undo what training did to the statistics of batches."""
     for name, found in net.collect_params().items():
         if is_statistic(name):
-            found.set_data(mx.nd.array(_values(program, name.rpartition("_")[2], found.shape)))
+            found.set_data(array(_values(program, name, found.shape)))

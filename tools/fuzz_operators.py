@@ -1,58 +1,17 @@
 """Random steps of networks: operators of MXNet with the shapes and parameters that they take."""
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-from typing import Callable
+from fuzz_loops import loop
+from fuzz_maker import CHANNELS, Adds, Maker, binary, unary
+from fuzz_programs import EXACT, Kind, Step
 
-from fuzz_programs import EXACT, FLOAT, Kind, Part, Program, Step, needed
-
-__all__ = ["generate"]
-
-CHANNELS = (8, 16, 24, 32, 48)
+__all__ = ["COMMON", "ON_FLOATS", "ON_INTEGERS", "along_sequence", "attention", "batch_norm", "convolution",
+           "deconvolution", "dense", "depthwise", "dropout", "norm", "pooling", "sequence_batch_norm", "telltale",
+           "to_flat"]
 
 
-class _Maker:
-    """Adds random steps to a program."""
 
-    def __init__(self, seed: int, mode: str):
-        self.random = random.Random(f"{mode}{seed}")
-        self.mode = mode
-        self.kinds = [Kind("map", 16), Kind("map", 16)]
-        self.steps: list[Step] = []
-        self.pool: list[tuple[str, tuple[int, ...]]] = []
-
-    def weight(self, role: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-        """Return a parameter: a new one, or sometimes one that an earlier step reads."""
-        alike = [found for found in self.pool if found[1] == shape and found[0].startswith(role)]
-        if alike and self.random.random() < 0.35:
-            return self.random.choice(alike)
-        self.pool.append((f"{role}{len(self.pool)}", shape))
-        return self.pool[-1]
-
-    def pick(self, kind: str | Kind) -> int:
-        """Return a tensor of a kind, preferably a late one; the first raises for want of one."""
-        found = [number for number, one in enumerate(self.kinds) if kind in (one, one.name)]
-        if not found:
-            raise LookupError(kind)
-        chance = self.random.random()
-        return found[-1] if chance < 0.4 else self.random.choice(found[-4:] if chance < 0.7 else found)
-
-    def add(self, inputs: tuple[int, ...], text: str, kind: Kind, *parameters: tuple[str, tuple[int, ...]]) -> int:
-        """Add a step."""
-        for number, (name, _) in enumerate(parameters):
-            text = text.replace(f"<{number}>", name)
-        self.kinds.append(kind)
-        self.steps.append(Step(len(self.kinds) - 1, inputs, text, kind, parameters))
-        return len(self.kinds) - 1
-
-    def bounded(self, made: int) -> None:
-        """Keep values small enough for exact arithmetic."""
-        if self.mode == EXACT:
-            self.add((made,), "F.clip({0}, a_min=-4, a_max=4)", self.kinds[made])
-
-
-def _convolution(make: _Maker) -> None:
+def convolution(make: Maker) -> None:
     source = make.pick("map")
     _, channels, level = make.kinds[source]
     out = make.random.choice(CHANNELS) if make.random.random() < 0.4 else channels
@@ -66,7 +25,7 @@ def _convolution(make: _Maker) -> None:
     make.bounded(make.add((source,), text, Kind("map", out, level + (stride == 2)), weight, *bias))
 
 
-def _dense(make: _Maker) -> None:
+def dense(make: Maker) -> None:
     source = make.pick(make.random.choice(("flat", "seq")))
     kind = make.kinds[source]
     out = make.random.choice(CHANNELS) if make.random.random() < 0.4 else kind.channels
@@ -75,22 +34,7 @@ def _dense(make: _Maker) -> None:
     make.bounded(make.add((source,), text, kind._replace(channels=out), make.weight("w", (out, kind.channels)), *bias))
 
 
-def _unary(*texts: str, kinds: tuple[str, ...] = ("map", "flat", "seq")) -> Callable[[_Maker], None]:
-    def add(make: _Maker) -> None:
-        source = make.pick(make.random.choice(kinds))
-        make.add((source,), make.random.choice(texts), make.kinds[source])
-    return add
-
-
-def _binary(*texts: str) -> Callable[[_Maker], None]:
-    def add(make: _Maker) -> None:
-        first = make.pick(make.random.choice(("map", "map", "flat", "seq")))
-        second = first if make.random.random() < 0.12 else make.pick(make.kinds[first])
-        make.bounded(make.add((first, second), make.random.choice(texts), make.kinds[first]))
-    return add
-
-
-def _concat(make: _Maker) -> None:
+def _concat(make: Maker) -> None:
     first = make.pick(make.random.choice(("map", "flat", "seq")))
     kind = make.kinds[first]
     alike = [number for number, one in enumerate(make.kinds) if (one.name, one.level) == (kind.name, kind.level)]
@@ -101,7 +45,7 @@ def _concat(make: _Maker) -> None:
         make.add((first, second), f"F.concat({{0}}, {{1}}, dim={axis})", kind._replace(channels=channels))
 
 
-def _slice(make: _Maker) -> None:
+def _slice(make: Maker) -> None:
     source = make.pick(make.random.choice(("map", "flat", "seq")))
     kind = make.kinds[source]
     axis = 2 if kind.name == "seq" else 1
@@ -112,27 +56,27 @@ def _slice(make: _Maker) -> None:
         make.add((source,), text, kind._replace(channels=kind.channels // 2))
 
 
-def _batch_norm(make: _Maker) -> None:
+def batch_norm(make: Maker) -> None:
     source = make.pick("map")
     channels = make.kinds[source].channels
     make.add((source,), "F.BatchNorm({0}, <0>, <1>, <2>, <3>, fix_gamma=False, eps=1e-3)", make.kinds[source],
              *(make.weight(role, (channels,)) for role in ("gamma", "beta", "mean", "var")))
 
 
-def _norm(make: _Maker) -> None:
+def norm(make: Maker) -> None:
     source = make.pick(make.random.choice(("flat", "seq")))
     channels = make.kinds[source].channels
     make.add((source,), "F.LayerNorm({0}, <0>, <1>, axis=-1)", make.kinds[source],
              make.weight("gamma", (channels,)), make.weight("beta", (channels,)))
 
 
-def _scaled(make: _Maker) -> None:
+def _scaled(make: Maker) -> None:
     source = make.pick("map")
     channels = make.kinds[source].channels
     make.add((source,), "F.broadcast_mul({0}, <0>)", make.kinds[source], make.weight("gamma", (1, channels, 1, 1)))
 
 
-def _pooling(make: _Maker) -> None:
+def pooling(make: Maker) -> None:
     source = make.pick("map")
     kind = make.kinds[source]
     types = ("max",) if make.mode == EXACT else ("avg",)  # rounding decides which of two close values is the largest
@@ -143,14 +87,14 @@ def _pooling(make: _Maker) -> None:
     make.add((source,), f"F.Pooling({{0}}, pool_type='{make.random.choice(types)}', {text})", kind)
 
 
-def _enlarged(make: _Maker) -> None:
+def _enlarged(make: Maker) -> None:
     source = make.pick("map")
     kind = make.kinds[source]
     if kind.level:
         make.add((source,), "F.UpSampling({0}, scale=2, sample_type='nearest')", kind._replace(level=kind.level - 1))
 
 
-def _to_flat(make: _Maker) -> None:
+def to_flat(make: Maker) -> None:
     source = make.pick(make.random.choice(("map", "map", "seq")))
     kind = make.kinds[source]
     reduce = "max" if make.mode == EXACT else "mean"
@@ -158,19 +102,19 @@ def _to_flat(make: _Maker) -> None:
     make.add((source,), f"F.{reduce}({{0}}, axis={axes})", Kind("flat", kind.channels))
 
 
-def _to_sequence(make: _Maker) -> None:
+def _to_sequence(make: Maker) -> None:
     source = make.pick("map")
     kind = make.kinds[source]
     make.add((source,), "F.transpose(F.reshape({0}, (0, 0, -1)), (0, 2, 1))", kind._replace(name="seq"))
 
 
-def _excite(make: _Maker) -> None:
+def _excite(make: Maker) -> None:
     target = make.pick("map")
     source = make.pick(Kind("flat", make.kinds[target].channels))
     make.add((target, source), "F.broadcast_mul({0}, F.sigmoid(F.reshape({1}, (0, -1, 1, 1))))", make.kinds[target])
 
 
-def _attention(make: _Maker) -> None:
+def attention(make: Maker) -> None:
     query = make.pick("seq")
     key = make.pick(make.kinds[query])
     scale = make.kinds[query].channels ** -0.5
@@ -178,7 +122,7 @@ def _attention(make: _Maker) -> None:
              make.kinds[query])
 
 
-def _recurrent(make: _Maker) -> None:
+def _recurrent(make: Maker) -> None:
     """Add a recurrent layer as Gluon writes it: parameters joined in the graph, states that have gradients."""
     source = make.pick("seq")
     kind = make.kinds[source]
@@ -204,7 +148,7 @@ def _recurrent(make: _Maker) -> None:
     make.add((source,), text, kind._replace(channels=size * directions), *weights, *biases)
 
 
-def _positions(make: _Maker) -> None:
+def _positions(make: Maker) -> None:
     source = make.pick("seq")
     kind = make.kinds[source]
     lookup = make.random.choice((
@@ -214,7 +158,7 @@ def _positions(make: _Maker) -> None:
              make.weight("e", (200, kind.channels)))
 
 
-def _along_sequence(make: _Maker) -> None:
+def along_sequence(make: Maker) -> None:
     source = make.pick("seq")
     kind = make.kinds[source]
     out = make.random.choice(CHANNELS)
@@ -226,7 +170,7 @@ def _along_sequence(make: _Maker) -> None:
         make.weight("w", (out, kind.channels, width))))
 
 
-def _depthwise(make: _Maker) -> None:
+def depthwise(make: Maker) -> None:
     source = make.pick("map")
     kind = make.kinds[source]
     width, spread = make.random.choice(((3, 1), (5, 1), (3, 2)))
@@ -237,7 +181,7 @@ def _depthwise(make: _Maker) -> None:
         make.weight("w", (kind.channels, 1, width, width))))
 
 
-def _deconvolution(make: _Maker) -> None:
+def deconvolution(make: Maker) -> None:
     source = make.pick("map")
     kind = make.kinds[source]
     if kind.level:
@@ -247,7 +191,7 @@ def _deconvolution(make: _Maker) -> None:
             Kind("map", out, kind.level - 1), make.weight("w", (kind.channels, out, 2, 2))))
 
 
-def _product(make: _Maker) -> None:
+def _product(make: Maker) -> None:
     source = make.pick(make.random.choice(("flat", "seq")))
     kind = make.kinds[source]
     out = make.random.choice(CHANNELS)
@@ -260,7 +204,7 @@ def _product(make: _Maker) -> None:
     make.bounded(make.add((source,), text, kind._replace(channels=out), make.weight("w", shape)))
 
 
-def _heads(make: _Maker) -> None:
+def _heads(make: Maker) -> None:
     """Add the attention of GluonNLP's fused layers."""
     source = make.pick("seq")
     kind = make.kinds[source]
@@ -270,7 +214,7 @@ def _heads(make: _Maker) -> None:
     make.add((source,), text, kind, make.weight("w", (3 * kind.channels, kind.channels)))
 
 
-def _group_norm(make: _Maker) -> None:
+def _group_norm(make: Maker) -> None:
     source = make.pick("map")
     channels = make.kinds[source].channels
     text = make.random.choice(("F.GroupNorm({0}, <0>, <1>, num_groups=4)", "F.InstanceNorm({0}, <0>, <1>)"))
@@ -278,7 +222,7 @@ def _group_norm(make: _Maker) -> None:
     make.add((source,), text, make.kinds[source], make.weight("gamma", (size,)), make.weight("beta", (size,)))
 
 
-def _sequence_batch_norm(make: _Maker) -> None:
+def sequence_batch_norm(make: Maker) -> None:
     source = make.pick(make.random.choice(("seq", "flat")))
     channels = make.kinds[source].channels
     fixed, axis = make.random.random() < 0.5, -1 if make.kinds[source].name == "seq" else 1
@@ -287,7 +231,7 @@ def _sequence_batch_norm(make: _Maker) -> None:
              *(make.weight(role, (channels,)) for role in ("fixed" if fixed else "gamma", "beta", "mean", "var")))
 
 
-def _telltale(make: _Maker, source: int) -> Step:
+def telltale(make: Maker, source: int) -> Step:
     """Make a step that is wrong where it does not run in FP32: nothing but noise is left behind its bias then."""
     kind = make.kinds[source]
     layer = ("F.Convolution({0}, <0>, <1>, kernel=(1, 1), num_filter=16)" if kind.name == "map" else
@@ -299,115 +243,54 @@ def _telltale(make: _Maker, source: int) -> Step:
     return make.steps[-1]
 
 
-def _loop(make: _Maker) -> None:
-    """Add a loop, whose body is an attribute of one operator; a layer may be inside."""
-    # No branches: MXNet leaves the gradient of what only the other branch reads uninitialised.
-    source = make.pick(make.random.choice(("map", "flat", "seq", "seq")))
-    kind = make.kinds[source]
-    if kind.name == "seq" and make.random.random() < 0.5:
-        layer = f"F.FullyConnected(one, <0>, num_hidden={kind.channels}, flatten=False, no_bias=True)"
-        weights = [make.weight("w", (kind.channels, kind.channels))]
-    else:
-        layer, weights = "F.sigmoid(one)", []
-    text = make.random.choice((
-        # Both results are read: MXNet fails where one has no gradient.
-        f"F.broadcast_add(*(lambda made: (made[0], F.expand_dims(made[1], axis=0)))(F.contrib.foreach(lambda one, "
-        f"state: ({layer} + state, F.tanh(one)), {{0}}, F.sum({{0}}, axis=0) * 0)))",
-        f"F.contrib.while_loop(lambda i, one: i < 2, lambda i, one: (one, [i + 1, {layer} + one]), "
-        "[F.zeros(shape=(1,)), {0}], max_iterations=3)[1][1]"))
-    make.add((source,), text, kind, *weights)
-
-
-def _dropout(make: _Maker) -> None:
+def dropout(make: Maker) -> None:
     source = make.pick(make.random.choice(("map", "flat", "seq")))
     make.add((source,), "F.Dropout({0}, p=0.5)", make.kinds[source])
 
 
-_COMMON = [_convolution, _convolution, _convolution, _dense, _dense, _to_flat, _to_sequence, _concat, _slice, _pooling,
-           _enlarged, _along_sequence, _depthwise, _deconvolution, _product,
-           _binary("{0} + {1}", "F.elemwise_add({0}, {1})", "F.broadcast_add({0}, {1})"),
-           _binary("{0} - {1}", "F.broadcast_sub({0}, {1})"), _binary("F.add_n({0}, {1})"),
-           _binary("F.where({0} > {1}, {0}, {1})", "F.squeeze(F.slice_axis(F.stack({0}, {1}, axis=0), axis=0, begin=1, "
-                   "end=2), axis=0)", "F.slice_like({0}, {1})",
-                   "F.reshape_like({0}, F.BlockGrad({1}))"),  # MXNet's executors do not write the latter's gradient
-           _unary("F.relu({0})", "F.Activation({0}, act_type='relu')", "F.clip({0}, a_min=0, a_max=6)"),
-           _unary("F.abs({0})", "-{0}", "F.identity({0})", "F.Dropout({0}, p=0.0)", "F.clip({0}, a_min=-2, a_max=2)",
-                  "F.BlockGrad(F.slice_axis({0}, axis=0, begin=0, end=None))", "F.flip({0}, axis=1)",
-                  "F.cast(F.cast({0}, dtype='float64') * 0.5, dtype='float32') * 2",
-                  "F.cast(F.cast({0}, dtype='float16') * 2, dtype='float32') * 0.5"),
-           _unary("F.depth_to_space(F.space_to_depth({0}, block_size=2), block_size=2)",
-                  "F.slice({0}, begin=(None, None, 1, 1), end=(None, None, None, None)).pad(mode='constant', "
-                  "pad_width=(0, 0, 0, 0, 1, 0, 1, 0))", "F.broadcast_sub({0}, F.max({0}, axis=1, keepdims=True))",
-                  "F.SwapAxis(F.SwapAxis({0}, dim1=1, dim2=2), dim1=1, dim2=2)", kinds=("map",)),
-           _unary("F.SequenceReverse({0})", "F.expand_dims({0}, axis=1).squeeze(axis=1)",
-                  "F.broadcast_add(F.sum(F.tile({0}, reps=(1, 1, 2)), axis=2, keepdims=True) * 0, {0})",
-                  "F.slice(F.repeat({0}, repeats=2, axis=1), begin=(None, 1, None), end=(None, None, None), "
-                  "step=(1, 2, 1))", kinds=("seq",))]
-_EXACT = [_binary("F.maximum({0}, {1})")]
-_INEXACT = [_batch_norm, _batch_norm, _norm, _norm, _scaled, _excite, _attention, _attention, _recurrent, _recurrent,
-            _loop, _positions, _heads, _group_norm, _sequence_batch_norm, _binary("{0} * F.tanh({1})"),
-            _binary("F.elemwise_mul(F.sigmoid({0}), {1})", "{0} / (F.abs({1}) + 1)",
-                    "F.broadcast_hypot({0}, F.abs({1}) + 1) * 0.5"),
-            _unary(*(f"F.Activation({{0}}, act_type='{kind}')"
-                     for kind in ("sigmoid", "tanh", "softrelu", "softsign"))),
-            _unary("F.LeakyReLU({0}, act_type='leaky', slope=0.1)", "F.LeakyReLU({0}, act_type='elu', slope=0.5)",
-                   "F.LeakyReLU({0}, act_type='gelu')", "F.LeakyReLU({0}, act_type='selu')"),
-            _unary("{0} * 0.5", "{0} + 0.5", "F.tanh({0})", "F.exp(-F.abs({0}))", "F.square(F.tanh({0}))",
-                   "F.sqrt(F.abs({0}) + 1)", "F.sigmoid({0})", "F.erf({0})", "F.log(F.abs({0}) + 1)",
-                   "F.log1p(F.abs({0}))",
-                   "F.smooth_l1({0}, scalar=1)", "F.arctan({0})", "F.rsqrt(F.square({0}) + 1)",
-                   "F.cbrt(F.abs({0}) + 1)",
-                   "F.hard_sigmoid({0})", "F.softsign({0})", "F.contrib.div_sqrt_dim({0})",
-                   "F.broadcast_div({0}, F.sum(F.abs({0}), axis=1, keepdims=True) + 1) * 4",
-                   "F.broadcast_sub({0}, F.mean({0}, axis=1, keepdims=True))",
-                   "F.broadcast_div({0}, F.norm(F.abs({0}) + 0.1, axis=1, keepdims=True) + 1) * 4"),
-            _unary("F.softmax({0}, axis=1)", "F.log_softmax({0}, axis=1) * 0.2", "F.softmin({0}, axis=1) * 4",
-                   kinds=("map", "flat")),
-            _unary("F.L2Normalization({0} + 1, mode='channel')", "F.LRN({0}, nsize=5)",
-                   "F.contrib.BilinearResize2D({0}, like=F.BlockGrad({0}), mode='like')",
-                   "F.broadcast_mul({0}, F.contrib.AdaptiveAvgPooling2D({0}, output_size=1))",
-                   "F.SoftmaxActivation({0}, mode='channel') * 4", kinds=("map",))]
-
-
-def generate(seed: int, steps: int = 30, mode: str = FLOAT) -> Program:
-    """Make a random program of at least so many steps.
-
-    Parameters
-    ----------
-    seed : int
-        The same gives the same program.
-    steps : int
-        Operators, some of which are two or three in MXNet's graph.
-    mode : {'float', 'exact'}
-        ``'exact'`` takes operators only whose results are exact on small integers.
-    """
-    make = _Maker(seed, mode)
-    makers = _COMMON + (_EXACT if mode == EXACT else _INEXACT)
-    if make.random.random() < 0.15:  # gradients are those of inference then
-        makers = [*makers, _dropout, _dropout, _dropout]
-    # MXNet's reverse writes its gradient where it is to add it: it must not read the data itself.
-    make.add((0, 1), "{0} + F.reverse(-{1}, axis=1)", make.kinds[0])
-    _convolution(make)
-    while len(make.steps) < 1.4 * steps:  # what no output needs is dropped below
-        try:
-            make.random.choice(makers)(make)
-        except LookupError:
-            continue
-    read = {one for step in make.steps for one in step.inputs}
-    ends = [step.result for step in make.steps if step.result not in read][-5:]
-    inner = make.random.sample([step.result for step in make.steps], make.random.randint(0, 3))
-    outputs = tuple(dict.fromkeys([*ends, *inner]))
-    remaining = needed(make.steps, outputs)
-    parts: list[Part] = []
-    while remaining:
-        count = make.random.randint(2, 9)
-        setting = make.random.choice(["plain"] * 6 + ["off", "on", "excluded"])
-        inner = make.random.choice([""] * 5 + ["plain", "off", "on", "excluded"])
-        parts.append(Part(tuple(remaining[:count]), setting, inner))
-        remaining = remaining[count:]
-    for number, part in enumerate(parts):
-        if part.runs_fp32:
-            told = _telltale(make, make.random.choice(part.steps).result)
-            parts[number] = replace(part, steps=(*part.steps, told))
-            outputs += (told.result,)
-    return Program(seed, mode, tuple(parts), outputs)
+COMMON: list[Adds] = [
+    convolution, convolution, convolution, dense, dense, to_flat, _to_sequence, _concat, _slice, pooling,
+    _enlarged, along_sequence, depthwise, deconvolution, _product,
+    binary("{0} + {1}", "F.elemwise_add({0}, {1})", "F.broadcast_add({0}, {1})"),
+    binary("{0} - {1}", "F.broadcast_sub({0}, {1})"), binary("F.add_n({0}, {1})"),
+    binary("F.where({0} > {1}, {0}, {1})", "F.squeeze(F.slice_axis(F.stack({0}, {1}, axis=0), axis=0, begin=1, "
+           "end=2), axis=0)", "F.slice_like({0}, {1})",
+           "F.reshape_like({0}, F.BlockGrad({1}))"),  # MXNet's executors do not write the latter's gradient
+    unary("F.relu({0})", "F.Activation({0}, act_type='relu')", "F.clip({0}, a_min=0, a_max=6)"),
+    unary("F.abs({0})", "-{0}", "F.identity({0})", "F.Dropout({0}, p=0.0)", "F.clip({0}, a_min=-2, a_max=2)",
+          "F.BlockGrad(F.slice_axis({0}, axis=0, begin=0, end=None))", "F.flip({0}, axis=1)",
+          "F.cast(F.cast({0}, dtype='float64') * 0.5, dtype='float32') * 2",
+          "F.cast(F.cast({0}, dtype='float16') * 2, dtype='float32') * 0.5"),
+    unary("F.depth_to_space(F.space_to_depth({0}, block_size=2), block_size=2)",
+          "F.slice({0}, begin=(None, None, 1, 1), end=(None, None, None, None)).pad(mode='constant', "
+          "pad_width=(0, 0, 0, 0, 1, 0, 1, 0))", "F.broadcast_sub({0}, F.max({0}, axis=1, keepdims=True))",
+          "F.SwapAxis(F.SwapAxis({0}, dim1=1, dim2=2), dim1=1, dim2=2)", kinds=("map",), most_halved=1),
+    unary("F.SequenceReverse({0})", "F.expand_dims({0}, axis=1).squeeze(axis=1)",
+          "F.broadcast_add(F.sum(F.tile({0}, reps=(1, 1, 2)), axis=2, keepdims=True) * 0, {0})",
+          "F.slice(F.repeat({0}, repeats=2, axis=1), begin=(None, 1, None), end=(None, None, None), "
+          "step=(1, 2, 1))", kinds=("seq",))]
+ON_INTEGERS: list[Adds] = [binary("F.maximum({0}, {1})")]
+ON_FLOATS: list[Adds] = [
+    batch_norm, batch_norm, norm, norm, _scaled, _excite, attention, attention, _recurrent, _recurrent,
+    loop, _positions, _heads, _group_norm, sequence_batch_norm, binary("{0} * F.tanh({1})"),
+    binary("F.elemwise_mul(F.sigmoid({0}), {1})", "{0} / (F.abs({1}) + 1)",
+           "F.broadcast_hypot({0}, F.abs({1}) + 1) * 0.5"),
+    unary(*(f"F.Activation({{0}}, act_type='{kind}')"
+          for kind in ("sigmoid", "tanh", "softrelu", "softsign"))),
+    unary("F.LeakyReLU({0}, act_type='leaky', slope=0.1)", "F.LeakyReLU({0}, act_type='elu', slope=0.5)",
+          "F.LeakyReLU({0}, act_type='gelu')", "F.LeakyReLU({0}, act_type='selu')"),
+    unary("{0} * 0.5", "{0} + 0.5", "F.tanh({0})", "F.exp(-F.abs({0}))", "F.square(F.tanh({0}))",
+          "F.sqrt(F.abs({0}) + 1)", "F.sigmoid({0})", "F.erf({0})", "F.log(F.abs({0}) + 1)",
+          "F.log1p(F.abs({0}))",
+          "F.smooth_l1({0}, scalar=1)", "F.arctan({0})", "F.rsqrt(F.square({0}) + 1)",
+          "F.cbrt(F.abs({0}) + 1)",
+          "F.hard_sigmoid({0})", "F.softsign({0})", "F.contrib.div_sqrt_dim({0})",
+          "F.broadcast_div({0}, F.sum(F.abs({0}), axis=1, keepdims=True) + 1) * 4",
+          "F.broadcast_sub({0}, F.mean({0}, axis=1, keepdims=True))",
+          "F.broadcast_div({0}, F.norm(F.abs({0}) + 0.1, axis=1, keepdims=True) + 1) * 4"),
+    unary("F.softmax({0}, axis=1)", "F.log_softmax({0}, axis=1) * 0.2", "F.softmin({0}, axis=1) * 4",
+          kinds=("map", "flat")),
+    unary("F.L2Normalization({0} + 1, mode='channel')", "F.LRN({0}, nsize=5)",
+          "F.contrib.BilinearResize2D({0}, like=F.BlockGrad({0}), mode='like')",
+          "F.broadcast_mul({0}, F.contrib.AdaptiveAvgPooling2D({0}, output_size=1))",
+          "F.SoftmaxActivation({0}, mode='channel') * 4", kinds=("map",))]

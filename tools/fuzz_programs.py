@@ -11,7 +11,7 @@ FLOAT, EXACT = "float", "exact"
 
 
 class Kind(NamedTuple):
-    """What a tensor is: a map (N, C, H, W), a sequence (N, T, C) or flat (N, C), halved ``level`` times."""
+    """What a tensor is: a map (N, C, H, W), halved ``level`` times, a sequence (N, T, C), flat (N, C), a scalar ()."""
 
     name: str
     channels: int
@@ -27,6 +27,7 @@ class Step:
     text: str
     kind: Kind
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    layers: tuple[tuple[str, str], ...] = ()  # names of Gluon layers that it calls, and what makes them
 
     @property
     def is_telltale(self) -> bool:
@@ -72,6 +73,7 @@ class Program:
     inputs: tuple[Kind, ...] = (Kind("map", 16), Kind("map", 16))
     with_regions: bool = field(default=True, compare=False)
     rounded: bool = False  # whether every step's result goes through a function ``rounded``
+    numpy: bool = False  # whether it is made of NumPy-style operators and arrays
 
     @property
     def steps(self) -> list[Step]:
@@ -84,6 +86,12 @@ class Program:
         return [name for number, part in enumerate(self.parts)
                 for name, setting in zip((f"part{number}", f"part{number}_inner"), part.settings)
                 if setting == "excluded"]
+
+    def is_in_loop(self, name: str) -> bool:
+        """Whether the network's parameter of a name is read in a loop or a branch."""
+        loops = [step for step in self.steps if "F.contrib." in step.text and "lambda" in step.text]
+        return any(name in [f"net_{own}" for own, _ in step.parameters]
+                   or any(name.startswith(f"net_{layer}_") for layer, _ in step.layers) for step in loops)
 
     def without_regions(self) -> Program:
         """Return the same network as plain FP32 code."""
@@ -107,6 +115,7 @@ class Program:
         parameters = dict(pair for step in part.steps for pair in step.parameters)
         body = [step.line(self.rounded) for step in part.steps] + ["return " + ", ".join(f"t{one}" for one in made)]
         own = [f"self.{name} = parameter(self, {name!r}, {shape})" for name, shape in parameters.items()]
+        own += [f"self.{name} = layer({name!r}, {made_by})" for step in part.steps for name, made_by in step.layers]
         if not part.inner:
             return self._block(f"Part{number}", part.setting, own, [*(f"t{one}" for one in read), *parameters], body)
         call = f"return self.inner({', '.join(f't{one}' for one in read)})"

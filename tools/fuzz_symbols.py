@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 import warnings
 from typing import Any, Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ import gluon_amp as amp  # isort: skip
 import mxnet as mx
 import numpy as np
 from fuzz_networks import (
-    SHAPES,
+    Shape,
     apply_amp,
     cotangent,
     data,
@@ -19,7 +20,9 @@ from fuzz_networks import (
     native_operators,
     network,
     outputs,
+    shapes,
     some_ways,
+    spoil_memory,
     stock,
     trains_batches,
 )
@@ -28,6 +31,7 @@ from fuzz_stock import (
     Wrong,
     compare,
     compare_named,
+    initialized,
     right,
     rounding,
     stock_alone,
@@ -38,23 +42,27 @@ from fuzz_stock import (
 from mxnet import gluon
 from mxnet.test_utils import environment
 
+from gluon_amp.rules.decision import FP32, Cause
+
 __all__ = ["check_executor", "check_imported", "check_symbols"]
 
 
 def _symbol(net: gluon.HybridBlock, program: Program) -> mx.sym.Symbol:
     """Trace a network."""
-    traced = net(*(mx.sym.var(f"data{number}") for number in range(len(program.inputs))))
-    return mx.sym.Group(traced) if isinstance(traced, (list, tuple)) else traced
+    inputs = [mx.sym.var(f"data{number}") for number in range(len(program.inputs))]
+    traced = net(*(one.as_np_ndarray() if program.numpy else one for one in inputs))
+    return mx.sym.Group(traced, type(traced[0])) if isinstance(traced, (list, tuple)) else traced
 
 
-def _feed(symbol: mx.sym.Symbol, program: Program, shape: tuple[int, int, int]) -> dict[str, mx.nd.NDArray]:
+def _feed(symbol: mx.sym.Symbol, program: Program, shape: Shape) -> dict[str, mx.nd.NDArray]:
     """Return the data that a symbol reads, by name."""
     read = set(symbol.list_inputs())
-    return {f"data{number}": one for number, one in enumerate(data(program, shape)) if f"data{number}" in read}
+    return {f"data{number}": one.as_nd_ndarray() for number, one in enumerate(data(program, shape))
+            if f"data{number}" in read}
 
 
 def _values(net: gluon.HybridBlock) -> dict[str, mx.nd.NDArray]:
-    return {name: one.data() for name, one in net.collect_params().items()}
+    return {name: one.data().as_nd_ndarray() for name, one in net.collect_params().items()}
 
 
 def _executor_results(executor: Any, feed: Mapping[str, mx.nd.NDArray], program: Program
@@ -67,8 +75,9 @@ def _executor_results(executor: Any, feed: Mapping[str, mx.nd.NDArray], program:
             one[:] = 1  # overwritten, or added to
     if not trains_batches(program):
         return made, {}
+    spoil_memory(one.size for one in executor.grad_dict.values() if one is not None)
     executor.forward(is_train=True, **feed)
-    executor.backward([cotangent(one.shape, number, program.mode == EXACT)
+    executor.backward([cotangent(one.shape, number, program.mode == EXACT).as_nd_ndarray()
                        for number, one in enumerate(executor.outputs)])
     slopes = {name: one.asnumpy() for name, one in executor.grad_dict.items() if one is not None}
     for name, one in kept.items():
@@ -76,40 +85,82 @@ def _executor_results(executor: Any, feed: Mapping[str, mx.nd.NDArray], program:
     return made, slopes
 
 
-def _run_executors(program: Program, net: gluon.HybridBlock) -> list[tuple[list[np.ndarray], dict[str, np.ndarray]]]:
-    """Bind a network, run it, and reshape it for the other shapes; again with gradients that are added up."""
+def _requests(program: Program, net: gluon.HybridBlock) -> list[dict[str, str]]:
+    """Return what two executors are asked for, by name of the argument: gradients that are written, added, or both."""
+    known = net.collect_params()
+    names = [*(f"data{number}" for number in range(len(program.inputs))), *known]
+    draw = random.Random(f"{program.seed}requests")
+    drawn = [{name: draw.choice(choices) for name in names}
+             for choices in draw.sample((("write",), ("add",), ("write", "add", "null")), 2)]
+    # Without AMP all gradients are asked for: MXNet loses those of biases behind weights that have none.
+    return [{name: "null" if name in known and known[name].grad_req == "null" else
+             "write" if one == "null" and not program.with_regions else one for name, one in each.items()}
+            for each in drawn]
+
+
+def _bound(symbol: mx.sym.Symbol, program: Program, net: gluon.HybridBlock, requests: Mapping[str, str],
+           shape: Shape) -> Any:
+    """Bind a symbol to arrays, of one's own or MXNet's, with a network's values."""
+    feed, values, names = _feed(symbol, program, shape), _values(net), symbol.list_arguments()
+    requests = {name: requests[name] for name in names}
+    arguments = {name: one.copy() for name, one in {**feed, **values}.items() if name in names}
+    auxiliary = {name: values[name].copy() for name in symbol.list_auxiliary_states()}
+    if program.seed % 2:
+        slopes = {name: mx.nd.zeros(one.shape) for name, one in arguments.items() if requests[name] != "null"}
+        return symbol.bind(mx.cpu(), arguments, slopes, requests, auxiliary)
+    executor = symbol.simple_bind(mx.cpu(), grad_req=requests, **{name: one.shape for name, one in feed.items()})
+    executor.copy_params_from({name: one for name, one in arguments.items() if name in values}, auxiliary)
+    return executor
+
+
+def _run_executors(program: Program) -> list[tuple[list[np.ndarray], dict[str, np.ndarray]]]:
+    """Bind a network, run it, and reshape it for the other shapes; again with other requests for gradients."""
+    net = network(program)
     symbol, found = _symbol(net, program), []
-    fixed = {name for name, one in net.collect_params().items() if one.grad_req == "null"}
-    for request in ("write", "add"):
-        requests = {name: "null" if name in fixed else request for name in symbol.list_arguments()}
-        executor = symbol.simple_bind(mx.cpu(), grad_req=requests,
-                                      **{name: one.shape for name, one in _feed(symbol, program, SHAPES[0]).items()})
-        executor.copy_params_from({name: one for name, one in _values(net).items() if name in executor.arg_dict},
-                                  {name: one for name, one in _values(net).items() if name in executor.aux_dict})
-        for shape in (*SHAPES, SHAPES[0]):
+    for requests in _requests(program, net):
+        executor = _bound(symbol, program, net, requests, shapes(program)[0])
+        for shape in _reshaped(program):
             feed = _feed(symbol, program, shape)
-            executor = executor.reshape(partial_shaping=True, allow_up_sizing=True,
-                                        **{name: one.shape for name, one in feed.items()})
+            # With NumPy semantics MXNet cannot let arrays of another size share memory.
+            executor = (_bound(symbol, program, net, requests, shape) if program.numpy else
+                        executor.reshape(partial_shaping=True, allow_up_sizing=True,
+                                         **{name: one.shape for name, one in feed.items()}))
             found.append(_executor_results(executor, feed, program))
+            if amp.is_active():
+                _check_kept(executor, _bound(symbol, program, net, requests, shape), shape)
     return found
 
 
+def _check_kept(executor: Any, fresh: Any, shape: Shape) -> None:
+    """Compare what a shape keeps in FP32 with an executor that has seen no other: few results show garbage."""
+    kept = {node.name for node in fresh.plan.graph.operators() if node.decision and node.decision.cause is Cause.SHAPE}
+    low = {node.name for node in executor.plan.graph.operators() if node.decision and node.decision.rule != FP32} & kept
+    if low:
+        raise Wrong(f"executor, shape {shape}: expected {sorted(low)} in FP32 because of shapes")
+
+
+def _reshaped(program: Program) -> list[Shape]:
+    """Return the shapes of the calls of an executor."""
+    return [*shapes(program), shapes(program)[0]]
+
+
 def check_executor(program: Program, dtype: str) -> None:
-    """``simple_bind``, ``reshape``, and gradients that are written and added."""
-    runs = [(request, shape) for request in ("write", "add") for shape in (*SHAPES, SHAPES[0])]
+    """``bind``, ``simple_bind``, ``reshape``, and gradients that are written, added, and not asked for."""
+    runs = [(requests, shape) for requests in _requests(program, network(program)) for shape in _reshaped(program)]
     with stock_alone():
-        ours = _run_executors(program, stock(program))
+        ours = _run_executors(program.without_regions())
     bounds = {shape: (rounding(program, dtype, shape), rounding(program, dtype, shape, of="gradients"))
-              for shape in SHAPES}
+              for shape in shapes(program)}
     with native_operators(program):
         apply_amp(program, dtype)
-        found = _run_executors(program, network(program))
-    for (request, shape), (outs, slopes), (other_outs, other_slopes) in zip(runs, ours, found):
-        compare(f"executor, {request}, shape {shape}, {dtype}", outs, other_outs, bounds[shape][0])
-        expected = stock_gradients(program, shape)
-        rightly = right({name: one + (request == "add") for name, one in expected.items()}, slopes)
-        compare_named(f"gradients of an executor, {request}, shape {shape}, {dtype}", expected,
-                      {name: one - (request == "add") for name, one in other_slopes.items()}, bounds[shape][1], rightly)
+        found = _run_executors(program)
+    for (requests, shape), (outs, slopes), (other_outs, other_slopes) in zip(runs, ours, found):
+        what = f"{'/'.join(sorted(set(requests.values())))}, shape {shape}, {dtype}"
+        compare(f"executor, {what}", outs, other_outs, bounds[shape][0])
+        expected, before = stock_gradients(program, shape), {name: one == "add" for name, one in requests.items()}
+        rightly = initialized(program, right({name: expected[name] + before[name] for name in slopes}, slopes))
+        compare_named(f"gradients of an executor, {what}", expected,
+                      {name: one - before[name] for name, one in other_slopes.items()}, bounds[shape][1], rightly)
 
 
 def _predict(symbol: mx.sym.Symbol, arguments: Mapping[str, Any], auxiliary: Mapping[str, Any],
@@ -132,17 +183,17 @@ def check_symbols(program: Program, dtype: str) -> None:
     program = program.without_telltales()
     plain = stock(program)
     symbol, values = _symbol(plain, program), _values(plain)
-    feeds = [_feed(symbol, program, shape) for shape in SHAPES]
+    feeds = [_feed(symbol, program, shape) for shape in shapes(program)]
     auxiliary = {name: values[name] for name in symbol.list_auxiliary_states()}
     arguments = {name: values[name] for name in symbol.list_arguments() if name in values}
     with stock_alone():
         expected = _predict(symbol, arguments, auxiliary, feeds)
-    bounds = [rounding(program, dtype, shape) for shape in SHAPES]
+    bounds = [rounding(program, dtype, shape) for shape in shapes(program)]
 
     def check(what: str, converted: mx.sym.Symbol, args: Mapping[str, Any], aux: Mapping[str, Any]) -> None:
         if converted.list_outputs() != symbol.list_outputs():
             raise Wrong(f"{what}: outputs are called {converted.list_outputs()}, expected {symbol.list_outputs()}")
-        for shape, bound, wanted, made in zip(SHAPES, bounds, expected, _predict(converted, args, aux, feeds)):
+        for shape, bound, wanted, made in zip(shapes(program), bounds, expected, _predict(converted, args, aux, feeds)):
             compare(f"{what}, {dtype}, shape {shape}", wanted, made, bound)
 
     with warnings.catch_warnings():

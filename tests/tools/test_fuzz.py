@@ -3,18 +3,23 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import mxnet as mx
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import fuzz
-from fuzz_checks import CHECKS
-from fuzz_operators import generate
+from fuzz_checks import CHECKS, full_source
+from fuzz_generate import generate
+from fuzz_networks import network, semantics
 from fuzz_programs import EXACT, FLOAT
+from fuzz_stock import Wrong, check_stock
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.bf16, pytest.mark.filterwarnings("ignore")]
 
 
@@ -40,6 +45,64 @@ def test_the_first_call(seed):
     ("symbols", 6, FLOAT, "float32"), ("imported", 4, FLOAT, "bfloat16")])
 def test_symbols(check, seed, mode, dtype):
     CHECKS[check](generate(seed, 12, mode), dtype)
+
+
+@pytest.mark.parametrize("check", ["ways", "training", "conversion", "executor", "imported"])
+@pytest.mark.parametrize(("seed", "mode"), [(1, FLOAT), (3, EXACT)])
+def test_numpy_style_operators(check, seed, mode):
+    CHECKS[check](generate(seed, 12, mode, numpy=True), "bfloat16")
+
+
+def runs_without_amp(program):
+    try:
+        check_stock(program)
+    except (Wrong, mx.MXNetError):
+        return False
+    return True
+
+
+def with_operator(name):
+    return next(made for seed in range(1000) for made in [generate(seed, 12, numpy=False)]
+                if name in made.source() and runs_without_amp(made))
+
+
+@pytest.mark.parametrize("name", ["contrib.cond", "contrib.foreach", "contrib.while_loop", "gluon.rnn.LSTM"])
+def test_loops_branches_and_layers(name):
+    CHECKS["ways"](with_operator(name), "bfloat16")
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+def test_programs_build(numpy):
+    programs = [generate(seed, 30, EXACT if seed % 4 == 3 else FLOAT, numpy) for seed in range(20)]
+    for program in programs:
+        with semantics(program):
+            network(program)
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+def test_the_printed_program_runs_by_itself(numpy):
+    script = full_source(generate(1, 6, FLOAT, numpy), "first_call", "bfloat16")
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_difference_near_its_bound_is_measured_again(monkeypatch):
+    asked = []
+
+    def wrong(excess):
+        def check(program, dtype):
+            asked.append(excess)
+            if excess > 4 or len(asked) == 1:
+                raise Wrong("off", excess)
+        return check
+
+    monkeypatch.setitem(CHECKS, "near", wrong(1.5))
+    assert fuzz.failure(generate(1), "near", "float32") is None
+    assert asked == [1.5, 1.5]
+    monkeypatch.setitem(CHECKS, "near", wrong(10.0))
+    assert fuzz.failure(generate(1), "near", "float32") == "off"
+    assert asked == [1.5, 1.5, 10.0]
 
 
 def test_programs_that_end_the_process_are_shrunk(monkeypatch):

@@ -1,0 +1,33 @@
+"""Run a function in a process of its own, which a crash may end."""
+from __future__ import annotations
+
+import json
+import os
+from typing import Callable
+
+__all__ = ["ENDED", "apart"]
+
+ENDED = "the process ended"
+
+
+def apart(function: Callable[[], str | None]) -> str | None:
+    """Return what a function returns that runs in another process, or that it ended the process."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        with os.fdopen(writer, "w") as pipe:
+            pipe.write(json.dumps(_result(function)))
+        os._exit(0)  # without the handlers of the process that this one was forked from
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    return json.loads(text) if text else f"{ENDED} with {os.waitstatus_to_exitcode(status)}"
+
+
+def _result(function: Callable[[], str | None]) -> str | None:
+    try:
+        return function()
+    except Exception as error:  # of whatever kind
+        return f"{ENDED} with {type(error).__name__}: {error}".splitlines()[0]
