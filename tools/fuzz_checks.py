@@ -98,14 +98,15 @@ def check_training(program: Program, dtype: str) -> None:
     rate, expected = stock_trained(program)
     bound = rounding(program, dtype, of="training")
     for way, flags in some_ways(program, dtype, 1).items():
-        if expected.keys() - initialized(program, expected, way) or not stock_trains(program, way):
+        if (expected.keys() - initialized(program, expected, way) or not stock_trains(program, way)
+                or _lost_biases(program, way, dtype)):  # one wrong gradient spoils all later steps
             continue
         with native_operators(program):
             net = network(program)
             hybridize(net, flags)
             apply_amp(program, dtype)
             compare_named(f"training, {way}, {dtype}", expected, trained(net, program, rate), bound,
-                          stock_writes(program, way) - _lost_biases(program, way, dtype))
+                          stock_writes(program, way))
             amp.deinit()
 
 
