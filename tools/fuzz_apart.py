@@ -30,4 +30,5 @@ def _result(function: Callable[[], str | None]) -> str | None:
     try:
         return function()
     except Exception as error:  # of whatever kind
-        return f"{ENDED} with {type(error).__name__}: {error}".splitlines()[0]
+        said = str(error).strip().splitlines() or [""]
+        return f"{ENDED} with {type(error).__name__}: {said[-1]}"  # MXNet names the check that failed last
