@@ -170,7 +170,7 @@ def analyse(symbol: mx.sym.Symbol, graph: Graph, dtypes: Mapping[str, str],
     known_types, known_shapes = iter(types or [None] * len(entries)), iter(inferred or [None] * len(entries))
     for node in nodes:
         node.dtypes = [dtype_name(next(known_types)) for _ in range(node.num_outputs)]
-        node.shapes = [_known(next(known_shapes)) for _ in range(node.num_outputs)]
+        node.shapes = [known_shape(next(known_shapes)) for _ in range(node.num_outputs)]
 
 
 @contextmanager
@@ -219,10 +219,11 @@ def infer_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]) -> 
     inputs = set(symbol.list_inputs())
     known = {name: tuple(shape) for name, shape in shapes.items() if name in inputs and shape}
     inferred = _infer(symbol.infer_shape_partial, known) or [None] * len(symbol.list_outputs())
-    return [_known(shape) for shape in inferred]
+    return [known_shape(shape) for shape in inferred]
 
 
-def _known(shape: Shape) -> Shape:
+def known_shape(shape: Shape) -> Shape:
+    """Return a shape that was inferred, None where a part of it is not known."""
     unknown = -1 if mx.util.is_np_shape() else 0
     return None if shape is None or len(shape) == 0 or unknown in shape else tuple(shape)
 

@@ -11,7 +11,7 @@ import mxnet as mx
 from mxnet.executor import Executor
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.symbols import dtype_name, of_inputs, typed_variables
+from .._mxnet.symbols import dtype_name, known_shape, of_inputs, typed_variables
 from ..dtypes import FLOAT32
 from ..graph.attrs import STORAGE
 from .observers import executor_callback
@@ -100,12 +100,11 @@ class PlannedExecutor(Executor):
 
     def _all_shapes(self, given: Mapping[str, tuple[int, ...]], may_change: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs, which MXNet cannot infer from operators of a library."""
-        symbol = self._symbol
-        inferred = of_inputs(symbol, symbol.infer_shape(**_only_inputs(symbol, given)))
-        if not inferred and self.arg_arrays:
-            raise mx.MXNetError(f"expected shapes from which those of all inputs follow, received {dict(given)}")
-        changed = [name for name, array in zip(inferred, [*self.arg_arrays, *self.aux_arrays])
-                   if name not in given and inferred[name] != array.shape]
+        names = self._symbol.list_arguments() + self._symbol.list_auxiliary_states()
+        now = {name: array.shape for name, array in zip(names, [*self.arg_arrays, *self.aux_arrays])}
+        partly = _inferred_shapes(self._symbol, given)  # nothing follows for weights inside of branches and loops
+        inferred = {name: known_shape(partly.get(name)) or shape for name, shape in now.items()}
+        changed = [name for name, shape in now.items() if name not in given and inferred[name] != shape]
         if changed and not may_change:
             raise mx.MXNetError(f"the shape of {', '.join(changed)} changes, which was not given: give it, or "
                                 "partial_shaping=True")
@@ -246,6 +245,6 @@ def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: dict[str, Any]) -> dict[s
     return {name: dtype_name(inferred.get(name)) or FLOAT32 for name in names}  # simple_bind's own default
 
 
-def _inferred_shapes(symbol: mx.sym.Symbol, given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _inferred_shapes(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     known = {name: shape for name, shape in _only_inputs(symbol, given).items() if isinstance(shape, tuple)}
     return {name: shape for name, shape in of_inputs(symbol, symbol.infer_shape_partial(**known)).items() if shape}

@@ -82,6 +82,36 @@ def test_executors_follow_the_batch():
     assert len(names) == 2
 
 
+class Branches(HybridBlock):
+    """A branch, from which MXNet infers no shapes of weights, beside a layer that runs in C++."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Dense(16, in_units=64, flatten=False), nn.LayerNorm(in_channels=64)
+
+    def hybrid_forward(self, F, data):
+        branch = F.contrib.cond(F.max(data) > 100, lambda: self.layer(F.relu(data)), lambda: F.tanh(self.layer(data)))
+        return branch, self.norm(data)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_executors_with_branches_are_reshaped(partial):
+    net = Branches()
+    net.initialize(mx.init.Normal(0.2))
+    symbol = mx.sym.Group(list(net(mx.sym.var("x"))))
+    data = mx.nd.random.normal(shape=(8, 16, 64))
+    values = {**{name: one.data() for name, one in net.collect_params().items()}, "x": data}
+    expected = [one.asnumpy() for one in symbol.bind(mx.cpu(), dict(values, x=data[:4])).forward()]
+    amp.init("float32")
+    executor = symbol.bind(mx.cpu(), values)
+    assert executor.plan.is_native
+    smaller = executor.reshape(partial_shaping=partial, x=(4, 16, 64))
+    assert [one.shape for one in smaller.arg_arrays] == [values[name].shape if name != "x" else (4, 16, 64)
+                                                         for name in symbol.list_arguments()]
+    for wanted, found in zip(expected, smaller.forward(x=data[:4])):
+        assert_close(found.asnumpy(), wanted, 1e-5)
+
+
 @pytest.mark.parametrize("setting", [{"disable_passes": ["native_operators"]}, {}])
 def test_one_graph_where_there_is_no_choice(setting, monkeypatch):
     if not setting:
