@@ -18,6 +18,7 @@ from ..dtypes import BFLOAT16, FLOAT32
 from ..elsewhere import answers
 from ..errors import StateError
 from ..rules import ConditionalOp
+from ..rules.tables.groups.system import CONTROL_FLOW
 from ..runtime.devices import require_bfloat16
 from ..runtime.graph_applier import RewritingCachedOp
 from ..runtime.state import State
@@ -210,5 +211,8 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     made = ConvertedBlock(symbol, traced.inputs, record, State({"cpu": policy}) if on_cpu else None)
     blocks.set_formats(made, traced.formats)
     blocks.load_parameters(made, weights.arrays, devices)
-    made.hybridize(**{"static_alloc": True, "static_shape": True, **blocks.flags_of(block)})
+    static = not any(node.op in CONTROL_FLOW for node in to_graph(symbol).operators())
+    flags = {"static_alloc": True, "static_shape": True, **blocks.flags_of(block)}
+    # With memory of its own MXNet's _foreach gives what was in that memory before.
+    made.hybridize(**(flags if static else {**flags, "static_alloc": False, "static_shape": False}))
     return made

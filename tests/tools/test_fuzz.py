@@ -13,11 +13,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import fuzz
+import fuzz_stock
 from fuzz_checks import CHECKS, full_source
 from fuzz_generate import generate
-from fuzz_networks import network, semantics
+from fuzz_networks import network, semantics, shapes
 from fuzz_programs import EXACT, FLOAT
-from fuzz_stock import Wrong, check_stock
+from fuzz_stock import stock_outputs
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.bf16, pytest.mark.filterwarnings("ignore")]
@@ -53,22 +54,27 @@ def test_numpy_style_operators(check, seed, mode):
     CHECKS[check](generate(seed, 12, mode, numpy=True), "bfloat16")
 
 
-def runs_without_amp(program):
+def infers_without_amp(program):
     try:
-        check_stock(program)
-    except (Wrong, mx.MXNetError):
+        for shape in shapes(program):
+            stock_outputs(program, shape)
+    except mx.MXNetError:
         return False
     return True
 
 
 def with_operator(name):
     return next(made for seed in range(1000) for made in [generate(seed, 12, numpy=False)]
-                if name in made.source() and runs_without_amp(made))
+                if name in made.source() and ("contrib." in name or "F.contrib." not in made.source())
+                and infers_without_amp(made))
 
 
-@pytest.mark.parametrize("name", ["contrib.cond", "contrib.foreach", "contrib.while_loop", "gluon.rnn.LSTM"])
-def test_loops_branches_and_layers(name):
-    CHECKS["ways"](with_operator(name), "bfloat16")
+# In training MXNet itself ends processes behind a branch, and gives weights of loops gradients of what was in memory.
+@pytest.mark.parametrize(("name", "check"), [
+    ("contrib.cond", "conversion"), ("contrib.foreach", "conversion"), ("contrib.while_loop", "conversion"),
+    ("gluon.rnn.LSTM", "ways")])
+def test_loops_branches_and_layers(name, check):
+    CHECKS[check](with_operator(name), "bfloat16")
 
 
 @pytest.mark.parametrize("numpy", [True, False])
@@ -94,7 +100,7 @@ def test_a_difference_near_its_bound_is_measured_again(monkeypatch):
         def check(program, dtype):
             asked.append(excess)
             if excess > 4 or len(asked) == 1:
-                raise Wrong("off", excess)
+                raise fuzz_stock.Wrong("off", excess)
         return check
 
     monkeypatch.setitem(CHECKS, "near", wrong(1.5))

@@ -19,7 +19,7 @@ FOUND = {  # by the program of a seed, and a check
     "weight_without_gradient": (0, "ways"), "cast_without_gradient": (0, "ways"), "scaled": (0, "ways"),
     "scaled_by_a_hundredth": (3, "ways"), "output_order": (0, "ways"), "channel_late": (6, "ways"),
     "still_statistics": (0, "ways"), "other_eps": (28, "ways"), "added_is_written": (0, "ways"),
-    "added_is_written_eager": (0, "ways"), "stale_weights": (1, "ways"), "stale_weights_eager": (0, "ways"),
+    "added_is_written_eager": (0, "ways"), "stale_weights": (4, "ways"), "stale_weights_eager": (0, "ways"),
     "exclusions_ignored": (4, "ways"), "regions_ignored": (2, "ways"), "first_call_stays": (0, "first_call"),
     "folded_without_bias": (21, "conversion"),
     "converted_output_order": (0, "conversion"), "converted_scaled": (0, "conversion"),
