@@ -12,6 +12,7 @@ from mxnet.gluon import SymbolBlock
 
 from .._mxnet.blocks import load_parameters
 from .._mxnet.symbols import to_graph
+from ..convert.block import memory_flags
 from ..convert.convert import Conversion, conversion_of
 from ..dtypes import normalize
 from ..errors import AmpError, DTypeError, GraphError
@@ -129,7 +130,7 @@ def runnable(model: Model, names: Sequence[str]) -> SymbolBlock:
         raise GraphError(f"{', '.join(missing[:5])} are neither parameters nor data: name data with --data")
     block = SymbolBlock(symbol, [mx.sym.var(name, dtype="float32") for name in names])
     load_parameters(block, arrays, [mx.context.current_context()])
-    block.hybridize(static_alloc=True, static_shape=True)
+    block.hybridize(**memory_flags(symbol))
     return block
 
 

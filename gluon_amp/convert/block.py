@@ -211,8 +211,13 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     made = ConvertedBlock(symbol, traced.inputs, record, State({"cpu": policy}) if on_cpu else None)
     blocks.set_formats(made, traced.formats)
     blocks.load_parameters(made, weights.arrays, devices)
-    static = not any(node.op in CONTROL_FLOW for node in to_graph(symbol).operators())
-    flags = {"static_alloc": True, "static_shape": True, **blocks.flags_of(block)}
-    # With memory of its own MXNet's _foreach gives what was in that memory before.
-    made.hybridize(**(flags if static else {**flags, "static_alloc": False, "static_shape": False}))
+    made.hybridize(**memory_flags(symbol, **blocks.flags_of(block)))
     return made
+
+
+def memory_flags(symbol: mx.sym.Symbol, **flags: Any) -> dict[str, Any]:
+    """Return the flags that a network for inference is hybridized with: it has memory of its own if it has no loops."""
+    if any(node.op in CONTROL_FLOW for node in to_graph(symbol).operators()):
+        # MXNet's _foreach would give what was in that memory before.
+        return {**flags, "static_alloc": False, "static_shape": False}
+    return {"static_alloc": True, "static_shape": True, **flags}

@@ -7,6 +7,7 @@ import pytest
 from mxnet.gluon import HybridBlock
 
 import gluon_amp as amp
+from gluon_amp.cli.models import runnable
 
 SHAPES = ((6, 8, 8, 4), (1, 8, 8, 8), (2, 8, 8, 8), (6, 8, 8, 4))
 
@@ -42,3 +43,15 @@ def test_a_loop_gives_what_it_gives_outside_of_graphs(dtype, bound, flags):
     converted = amp.convert_hybrid_block(net, dtype)
     for batch, wanted in zip(batches, expected):
         assert np.abs(converted(batch).asnumpy() - wanted).max() <= bound * np.abs(wanted).max()
+
+
+def test_a_model_of_the_command_line_is_right_as_well(tmp_path):
+    net = Scan()
+    net.initialize(mx.init.Normal(0.2))
+    net.hybridize()
+    batches = [mx.nd.random.normal(shape=shape) for shape in SHAPES]
+    expected = [net(batch).asnumpy() for batch in batches]
+    net.export(str(tmp_path / "net"))
+    block = runnable(mx.model.load_checkpoint(str(tmp_path / "net"), 0), ["data"])
+    for batch, wanted in zip(batches, expected):
+        assert np.abs(block(batch).asnumpy() - wanted).max() <= 1e-5 * np.abs(wanted).max()
