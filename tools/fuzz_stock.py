@@ -161,19 +161,25 @@ def stock_gradients(program: Program, shape: Shape | None = None) -> dict[str, n
 @lru_cache(maxsize=64)
 def stock_writes(program: Program, way: str) -> frozenset[str]:
     """Name the gradients that MXNet writes rightly where others were: some of its operators add to what is there."""
-    net = stock(program)
-    hybridize(net, WAYS[way])
-    found = gradients(net, program, data(program), unwritten=UNWRITTEN)
+    found = _stock_gradients(program, way, unwritten=UNWRITTEN)
     return initialized(program, right(stock_gradients(program), found), way)
 
 
 @lru_cache(maxsize=64)
 def stock_accumulates(program: Program, way: str) -> frozenset[str]:
     """Name the gradients that MXNet adds up rightly: some of its operators write instead."""
+    found = _stock_gradients(program, way, passes=2)
+    return initialized(program, right({name: 2 * one for name, one in stock_gradients(program).items()}, found), way)
+
+
+def _stock_gradients(program: Program, way: str, **settings: Any) -> dict[str, np.ndarray]:
+    """Return the gradients of a program without AMP, none where MXNet fails."""
     net = stock(program)
     hybridize(net, WAYS[way])
-    found = gradients(net, program, data(program), passes=2)
-    return initialized(program, right({name: 2 * one for name, one in stock_gradients(program).items()}, found), way)
+    try:
+        return gradients(net, program, data(program), **settings)
+    except mx.MXNetError:
+        return {}
 
 
 def initialized(program: Program, names: Collection[str], way: str = "hybridized") -> frozenset[str]:

@@ -69,12 +69,10 @@ def with_operator(name):
                 and infers_without_amp(made))
 
 
-# In training MXNet itself ends processes behind a branch, and gives weights of loops gradients of what was in memory.
-@pytest.mark.parametrize(("name", "check"), [
-    ("contrib.cond", "conversion"), ("contrib.foreach", "conversion"), ("contrib.while_loop", "conversion"),
-    ("gluon.rnn.LSTM", "ways")])
-def test_loops_branches_and_layers(name, check):
-    CHECKS[check](with_operator(name), "bfloat16")
+# Training such programs MXNet itself ends processes, fails at times, or gives gradients of what was in memory.
+@pytest.mark.parametrize("name", ["contrib.cond", "contrib.foreach", "contrib.while_loop", "gluon.rnn.LSTM"])
+def test_loops_branches_and_layers(name):
+    CHECKS["conversion"](with_operator(name), "bfloat16")
 
 
 @pytest.mark.parametrize("numpy", [True, False])
