@@ -61,6 +61,20 @@ def shapes_of_empty(function, inputs, out_grad):
     return [array.shape for array in results]
 
 
+def results_of_batches(net, grad_req, batches):
+    """Return what a network gives for each batch, and the gradients of two passes: with ``add`` those of both."""
+    found = []
+    for x in batches:
+        x.attach_grad(grad_req)
+        net.collect_params().zero_grad()
+        for _ in range(2):
+            with autograd.record():
+                out = net(x)
+            out.backward()
+        found += [out.asnumpy(), x.grad.asnumpy(), *(each.grad().asnumpy() for each in net.collect_params().values())]
+    return found
+
+
 def replaced(symbol, replacements):
     """Return a symbol with other operators; attributes stay."""
     nodes = json.loads(symbol.tojson())

@@ -5,7 +5,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from graphs import conv, describe, graph, op, variable
-from mxnet import autograd, nd
+from mxnet import nd
 from mxnet.gluon import HybridBlock, nn
 from native_cases import (
     BFLOAT16_ROUNDING,
@@ -13,6 +13,7 @@ from native_cases import (
     bfloat16,
     normal,
     requires_core,
+    results_of_batches,
     rounded,
     run,
     shapes_of_empty,
@@ -154,18 +155,8 @@ def test_a_network(target, grad_req):
         net.initialize(mx.init.Xavier())
         net.collect_params().setattr("grad_req", grad_req)
         net.hybridize(static_alloc=True, static_shape=True)
-        found = []
-        for batch in (4, 1, 3):
-            x = nd.array(np.random.RandomState(batch).normal(size=(batch, 16, 24, 24)))
-            x.attach_grad(grad_req)
-            net.collect_params().zero_grad()
-            for _ in range(2):
-                with autograd.record():
-                    out = net(x)
-                out.backward()
-            found += [out.asnumpy(), x.grad.asnumpy(), *(each.grad().asnumpy() for each in
-                                                         net.collect_params().values())]
-        return net, found
+        batches = [nd.array(np.random.RandomState(batch).normal(size=(batch, 16, 24, 24))) for batch in (4, 1, 3)]
+        return net, results_of_batches(net, grad_req, batches)
 
     _, expected = trained()
     amp.init(target)

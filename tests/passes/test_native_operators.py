@@ -10,7 +10,7 @@ import pytest
 from graphs import batch_norm, conv, describe, graph, op, variable
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, SymbolBlock, nn, rnn
-from native_cases import assert_close, requires_core
+from native_cases import assert_close, requires_core, results_of_batches
 
 import gluon_amp as amp
 from gluon_amp import native, passes
@@ -228,19 +228,9 @@ def data(seed, length=16, batch=40):
     return mx.nd.array(np.random.RandomState(seed).normal(size=(length, batch, 16)))
 
 
-def train(net, grad_req, batches=(40, 24)):
-    """Train on batches of several sizes; gradients of each, for `add` of two passes."""
-    found = []
-    for batch in batches:
-        x = data(batch, batch=batch)
-        x.attach_grad(grad_req)
-        net.collect_params().zero_grad()
-        for _ in range(2):
-            with autograd.record():
-                out = net(x)
-            out.backward()
-        found += [out.asnumpy(), x.grad.asnumpy(), *(p.grad().asnumpy() for p in net.collect_params().values())]
-    return found
+def train(net, grad_req):
+    """Train on batches of several sizes."""
+    return results_of_batches(net, grad_req, [data(batch, batch=batch) for batch in (40, 24)])
 
 
 def kinds(net):
