@@ -138,8 +138,7 @@ def check_conversion(program: Program, dtype: str) -> None:
             warnings.simplefilter("ignore")
             names = sorted(name for name in mx.sym.load(files[0]).list_inputs() if name.startswith("data"))
             loaded = gluon.SymbolBlock.imports(files[0], names, files[1])
-    has_loops = any(f"F.contrib.{name}" in program.source() for name in ("cond", "foreach", "while_loop"))
-    for flags in (None, {"static_alloc": not has_loops}):  # in which MXNet's loops give what was there before
+    for flags in (None, {"static_alloc": not program.loops}):  # MXNet's loops give what was in that memory before
         if flags is not None:
             loaded.hybridize(**flags)
         for shape in called:

@@ -87,11 +87,15 @@ class Program:
                 for name, setting in zip((f"part{number}", f"part{number}_inner"), part.settings)
                 if setting == "excluded"]
 
+    @property
+    def loops(self) -> list[Step]:
+        """The steps that are loops and branches."""
+        return [step for step in self.steps if "F.contrib." in step.text and "lambda" in step.text]
+
     def is_in_loop(self, name: str) -> bool:
         """Whether the network's parameter of a name is read in a loop or a branch."""
-        loops = [step for step in self.steps if "F.contrib." in step.text and "lambda" in step.text]
         return any(name in [f"net_{own}" for own, _ in step.parameters]
-                   or any(name.startswith(f"net_{layer}_") for layer, _ in step.layers) for step in loops)
+                   or any(name.startswith(f"net_{layer}_") for layer, _ in step.layers) for step in self.loops)
 
     def without_regions(self) -> Program:
         """Return the same network as plain FP32 code."""

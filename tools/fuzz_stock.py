@@ -28,6 +28,7 @@ from fuzz_networks import (
     trained,
 )
 from fuzz_programs import EXACT, Program
+from mxnet import gluon
 
 from gluon_amp._mxnet.arrays import cast_arrays
 
@@ -174,12 +175,17 @@ def stock_accumulates(program: Program, way: str) -> frozenset[str]:
 
 def _stock_gradients(program: Program, way: str, **settings: Any) -> dict[str, np.ndarray]:
     """Return the gradients of a program without AMP, none where MXNet fails."""
-    net = stock(program)
-    hybridize(net, WAYS[way])
     try:
-        return gradients(net, program, data(program), **settings)
+        return gradients(_hybridized(program, way), program, data(program), **settings)
     except mx.MXNetError:
         return {}
+
+
+def _hybridized(program: Program, way: str) -> gluon.HybridBlock:
+    """Build a program as stock MXNet runs it in a way."""
+    net = stock(program)
+    hybridize(net, WAYS[way])
+    return net
 
 
 def initialized(program: Program, names: Collection[str], way: str = "hybridized") -> frozenset[str]:
@@ -199,9 +205,7 @@ def stock_trained(program: Program) -> tuple[float, dict[str, np.ndarray]]:
 def stock_trains(program: Program, way: str) -> bool:
     """Tell whether MXNet trains all parameters rightly: from the second step on some gradients hold old memory."""
     rate, expected = stock_trained(program)
-    net = stock(program)
-    hybridize(net, WAYS[way])
-    return right(expected, trained(net, program, rate)) == set(expected)
+    return right(expected, trained(_hybridized(program, way), program, rate)) == set(expected)
 
 
 def check_stock(program: Program) -> None:
