@@ -130,7 +130,7 @@ def runnable(model: Model, names: Sequence[str]) -> SymbolBlock:
         raise GraphError(f"{', '.join(missing[:5])} are neither parameters nor data: name data with --data")
     block = SymbolBlock(symbol, [mx.sym.var(name, dtype="float32") for name in names])
     load_parameters(block, arrays, [mx.context.current_context()])
-    block.hybridize(**memory_flags(symbol))
+    block.hybridize(**memory_flags(to_graph(symbol)))
     return block
 
 

@@ -17,6 +17,7 @@ from .._mxnet.weights import NDArrayWeights
 from ..dtypes import BFLOAT16, FLOAT32
 from ..elsewhere import answers
 from ..errors import StateError
+from ..graph import Graph
 from ..rules import ConditionalOp
 from ..rules.tables.groups.system import CONTROL_FLOW
 from ..runtime.devices import require_bfloat16
@@ -203,7 +204,8 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     parameter = next(iter(block.collect_params().values()), None)
     devices = options.devices or ([mx.context.current_context()] if parameter is None else parameter.list_ctx())
     on_cpu = devices[0].device_type != "gpu"
-    policy = options.policy(to_graph(traced.symbol), devices, block)
+    graph = to_graph(traced.symbol)
+    policy = options.policy(graph, devices, block)
     weights = NDArrayWeights(blocks.parameters_of(block, [name for name in traced.symbol.list_inputs()
                                                           if name not in inputs]))
     symbol, record = convert(traced.symbol, weights, policy, dict(zip(inputs, flat(example))), on_cpu=on_cpu,
@@ -211,13 +213,13 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     made = ConvertedBlock(symbol, traced.inputs, record, State({"cpu": policy}) if on_cpu else None)
     blocks.set_formats(made, traced.formats)
     blocks.load_parameters(made, weights.arrays, devices)
-    made.hybridize(**memory_flags(symbol, **blocks.flags_of(block)))
+    made.hybridize(**memory_flags(graph, **blocks.flags_of(block)))
     return made
 
 
-def memory_flags(symbol: mx.sym.Symbol, **flags: Any) -> dict[str, Any]:
+def memory_flags(graph: Graph, **flags: Any) -> dict[str, Any]:
     """Return the flags that a network for inference is hybridized with: it has memory of its own if it has no loops."""
-    if any(node.op in CONTROL_FLOW for node in to_graph(symbol).operators()):
+    if any(node.op in CONTROL_FLOW for node in graph.operators()):
         # MXNet's _foreach would give what was in that memory before.
         return {**flags, "static_alloc": False, "static_shape": False}
     return {"static_alloc": True, "static_shape": True, **flags}

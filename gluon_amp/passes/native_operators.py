@@ -42,7 +42,7 @@ _NARROW = 16  # values in a row of a normalisation, below which its sums cannot 
 
 def is_needed(context: Context) -> bool:
     """Tell whether there are such operators for the device."""
-    return bool(context.native) and not context.policy.imitated
+    return bool(context.native) and context.policy.runs_native
 
 
 def _values(node: Node) -> int:

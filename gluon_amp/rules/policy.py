@@ -195,6 +195,11 @@ class Policy:
         """Tell whether a pass is on."""
         return name not in self.disabled_passes
 
+    @property
+    def runs_native(self) -> bool:
+        """Whether operators in C++ may take the place of MXNet's: they know no type that is imitated."""
+        return self.runs("native_operators") and not self.imitated
+
     def _channels(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> int | None:
         """Return the input channels that count for a rule, None where they do not matter or are unknown."""
         # In inference AMX kernels gain with few channels too, and leave their output in the layout of the others.

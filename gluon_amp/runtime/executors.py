@@ -78,17 +78,18 @@ class PlannedExecutor(Executor):
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
         """Return an executor for other shapes that shares memory with this one, as MXNet's does."""
-        symbol, base = self._symbol, self
+        symbol, base, plan = self._symbol, self, None
         if self.plan.is_native:
             kwargs = self._all_shapes(kwargs, partial_shaping)
-            if self.planner.plan([kwargs[name] for name in self.planner.inputs.names]) is not self.plan:
+            plan = self.planner.plan([kwargs[name] for name in self.planner.inputs.names])
+            if plan is not self.plan:
                 # Its operators in C++ may refuse these shapes: one without them makes the arrays.
                 base = self.planner.bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
                                          self.aux_arrays, self._group2ctx, self)
         made = Executor.reshape(base, partial_shaping, allow_up_sizing, **kwargs)
-        arrays = {**dict(zip(symbol.list_arguments(), made.arg_arrays)),
-                  **dict(zip(symbol.list_auxiliary_states(), made.aux_arrays))}
-        plan = self.planner.plan([arrays[name].shape for name in self.planner.inputs.names])
+        if plan is None:
+            shapes = _shapes_of(made, symbol)
+            plan = self.planner.plan([shapes[name] for name in self.planner.inputs.names])
         if plan is not self.plan:
             # The graph of the shapes before may hold kernels that are not sound for these.
             made = self.planner.bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
@@ -100,8 +101,7 @@ class PlannedExecutor(Executor):
 
     def _all_shapes(self, given: Mapping[str, tuple[int, ...]], may_change: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs, which MXNet cannot infer from operators of a library."""
-        names = self._symbol.list_arguments() + self._symbol.list_auxiliary_states()
-        now = {name: array.shape for name, array in zip(names, [*self.arg_arrays, *self.aux_arrays])}
+        now = _shapes_of(self, self._symbol)
         partly = _inferred_shapes(self._symbol, given)  # nothing follows for weights inside of branches and loops
         inferred = {name: known_shape(partly.get(name)) or shape for name, shape in now.items()}
         changed = [name for name, shape in now.items() if name not in given and inferred[name] != shape]
@@ -115,6 +115,12 @@ class PlannedExecutor(Executor):
         self._callback = callback
         rewritten = self.plan.symbol is not None
         super().set_monitor_callback(executor_callback(self.plan, callback) if rewritten else callback, monitor_all)
+
+
+def _shapes_of(executor: Executor, symbol: mx.sym.Symbol) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an executor's arrays, by the names of the inputs of the user's symbol."""
+    names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    return {name: array.shape for name, array in zip(names, [*executor.arg_arrays, *executor.aux_arrays])}
 
 
 def make_bind(original: Callable) -> Callable:

@@ -125,7 +125,7 @@ class Traced:
             return Choices()
         lowered = frozenset(node.op for node in self.graph.operators()
                             if not self.is_converted and policy.depends_on_shape(node.op))
-        replaced = following(self.graph, native.operators()) if _may_be_native(policy, device) else frozenset()
+        replaced = following(self.graph, native.operators()) if device == "cpu" and policy.runs_native else frozenset()
         ops = lowered | replaced
         if ops not in self._probes:
             self._probes[ops] = _Probe(self, ops)
@@ -240,10 +240,6 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
                             frozen=inputs.frozen, converted=traced.is_converted)
     changed = is_widened or any(counts.values()) or (inputs.low and policy.lowers)
     return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
-
-
-def _may_be_native(policy: Policy, device: str) -> bool:
-    return device == "cpu" and policy.runs("native_operators") and not policy.imitated
 
 
 def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple, Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from mxnet.gluon import Trainer
 from mxnet.ndarray import NDArray
@@ -37,7 +37,7 @@ class _Record:
         self.passes = _Passes()
         self.latest = 1.0  # the scale of the latest scaled loss
         self.at_update: WeakKeyDictionary[Trainer, _Passes] = WeakKeyDictionary()
-        self.told: WeakKeyDictionary[Trainer, bool] = WeakKeyDictionary()
+        self.told: WeakSet[Trainer] = WeakSet()
 
 
 _record = _Record()
@@ -79,7 +79,7 @@ def check(trainer: Trainer) -> None:
     names = trainers.fresh_parameters(trainer)
     if not names:
         return
-    _record.told[trainer] = True
+    _record.told.add(trainer)
     shown = ", ".join(names[:_MOST_SHOWN]) + (f" and {len(names) - _MOST_SHOWN} more" if names[_MOST_SHOWN:] else "")
     warnings.warn(f"the gradients of {shown} carry the loss scale {_record.latest:g} of another trainer: their own "
                   "trainer updates them without dividing it out. Give it the same scaler, amp.init_trainer(trainer, "

@@ -23,7 +23,6 @@ from .recent import remember
 if TYPE_CHECKING:
     from .plans import Traced
 
-NATIVE_OPERATORS = "native_operators"  # the pass that puts operators in C++ into graphs
 _MOST_STATES = 16  # of regions with settings of their own
 _CPU = mx.cpu()
 
@@ -172,7 +171,7 @@ class _Controller:
     def runs_natively(self) -> bool:
         """Tell whether imperative calls of this thread may run operators in C++, as those in graphs do."""
         policy = self.policy(_CPU)
-        return policy is not None and not policy.imitated and NATIVE_OPERATORS not in policy.disabled_passes
+        return policy is not None and policy.runs_native
 
     def region(self, block: Block) -> Any:
         """Return the region that a block's call is to run in, None for the one around it."""
