@@ -405,7 +405,7 @@ class TestBoundBefore:
         module = mx.mod.Module(small_maps(), label_names=None)
         module.bind([("data", (2, 32, 8, 8))])
         module.init_params(mx.init.Xavier())
-        module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+        module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 1e-3, "momentum": 0.9})
         return module
 
     def step(self, module, size=2):
