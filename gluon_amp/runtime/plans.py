@@ -23,6 +23,7 @@ MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other o
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
 _MAKES_SPARSE = "cast_storage"
+_WITHOUT_SHAPES = "_while_loop"  # with it in a graph MXNet knows no shapes before it runs the operators
 Shapes = Sequence[Sequence[int]]
 
 
@@ -244,7 +245,9 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
 
 def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
     """Return the operators in C++ for a graph: they take dense arrays, on a CPU."""
-    if not inputs.dense or inputs.device != "cpu" or any(node.op == _MAKES_SPARSE for node in graph.operators()):
+    # Beside a while_loop MXNet's engine gives wrong gradients now and then where operators are in C++.
+    if (not inputs.dense or inputs.device != "cpu"
+            or any(node.op in (_MAKES_SPARSE, _WITHOUT_SHAPES) for node in graph.operators())):
         return frozenset()
     return native.operators()
 

@@ -8,6 +8,8 @@ from mxnet import autograd
 from mxnet.gluon import HybridBlock
 
 import gluon_amp as amp
+from gluon_amp import native
+from gluon_amp.passes import native_operators
 
 SIZE = 8
 SHAPES = ((4, 5, SIZE), (2, 5, SIZE), (4, 5, SIZE))
@@ -65,6 +67,18 @@ class BoundedLoop(Cell):
                                     max_iterations=3)[1][1]
 
 
+class Deeper(WhileLoop):
+    """The loop reads what runs in C++ elsewhere."""
+
+    def body(self, F, data, second, third):
+        return super().body(F, dense(F, data, third), second, third)
+
+
+class Plain(Cell):
+    def body(self, F, data, second, third):
+        return dense(F, dense(F, data, second), third)
+
+
 class SameReads(Cell):
     """Both branches read the same tensors."""
 
@@ -89,7 +103,7 @@ class Passed(Cell):
         return cond(F, data, -1000, lambda: one, lambda: dense(F, one, third))
 
 
-NETWORKS = [Foreach, WhileLoop, BoundedLoop, SameReads, OtherReads, Passed]
+NETWORKS = [Foreach, WhileLoop, Deeper, BoundedLoop, SameReads, OtherReads, Passed]
 
 
 def ready(network):
@@ -149,6 +163,20 @@ def test_gradients_accumulate(network):
     net.hybridize()
     amp.init("float32")
     assert wrong(expected, trained(net, "add"), 1e-5) == {}
+
+
+@pytest.mark.skipif(not native.is_available("_gluon_amp_dense"), reason=native.load()[1].missing)
+def test_no_operator_is_in_cpp_beside_a_while_loop(monkeypatch):
+    """Wrong gradients come of it now and then, as threads happen to run."""
+    monkeypatch.setattr(native_operators, "REPLACEMENTS", {
+        name: one._replace(least=0) for name, one in native_operators.REPLACEMENTS.items()})
+    amp.init("float32")
+    for network, is_native in ((Deeper, False), (Plain, True)):
+        net = ready(network)
+        net.hybridize()
+        with autograd.record():
+            net(mx.nd.ones(SHAPES[0]))
+        assert net._cached_op.latest.is_native == is_native
 
 
 def test_a_converted_network_takes_no_memory_of_its_own():
