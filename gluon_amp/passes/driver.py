@@ -15,6 +15,7 @@ from ..rules import Policy
 from . import (
     align_channels,
     assign_dtypes,
+    branch_gradients,
     cast_params_offline,
     cut_casts,
     dilate_pointwise,
@@ -70,6 +71,9 @@ PASSES: tuple[Pass, ...] = (
     Pass("separate_biases", "biases of dense layers with frozen weights are added apart, so that they get gradients",
          separate_biases.run, where=(TRAINING,), applies=separate_biases.is_needed,
          required="without it those biases would get wrong gradients"),
+    Pass("branch_gradients", "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
+         branch_gradients.run, where=(TRAINING,), applies=branch_gradients.is_needed,
+         required="without it whatever is in memory would be taken for those gradients"),
     Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
     Pass("native_operators", "operators in C++ take the place of MXNet's slow ones on the CPU", native_operators.run,

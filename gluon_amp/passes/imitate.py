@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..dtypes import FLOAT32
 from ..graph import CAST, Entry, Graph, Node, Role, cast, unique_name
 from .context import Context
+from .widen import leave_onednn
 
 
 def is_needed(context: Context) -> bool:
@@ -29,6 +30,8 @@ def run(graph: Graph, context: Context) -> int:
         if node.op != CAST:
             _round_outputs(node, lowered, names, context)
     graph.heads = [lowered.get(head.key, head) for head in graph.heads]
+    if context.policy.training:
+        leave_onednn(graph, names, Role.ROUNDING)
     return len(raised)
 
 

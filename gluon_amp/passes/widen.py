@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Collection, Mapping
 
 from ..dtypes import FLOAT16, FLOAT32, FLOAT64
-from ..graph import Entry, Graph, Node, operator, redirect, unique_name
+from ..graph import Entry, Graph, Node, Role, operator, redirect, unique_name
 from ..graph.attrs import DTYPE, TYPE_FLAGS
 
 _HALF = (FLOAT16, str(TYPE_FLAGS[FLOAT16]))
@@ -20,17 +20,18 @@ def widen(graph: Graph, dtypes: Mapping[str, str], kept: Collection[str] = ()) -
     heads = list(graph.heads)
     redirect(graph, casts)
     graph.heads = heads  # outputs keep the types that they had
-    for node in nodes:
-        if node.op == "Deconvolution" and not node.inputs[1].node.is_variable:
-            _leave_onednn(graph, node, names)
+    leave_onednn(graph, names)
     return len(half)
 
 
-def _leave_onednn(graph: Graph, node: Node, names: set[str]) -> None:
-    """Run a Deconvolution whose weight is cast in float64: the backward of oneDNN's ends the process there."""
-    node.inputs = [_cast(entry, names, FLOAT64) for entry in node.inputs]
-    result = Entry(node)
-    redirect(graph, {result.key: _cast(result, names)})
+def leave_onednn(graph: Graph, names: set[str], role: Role = Role.HELPER) -> None:
+    """Run Deconvolutions whose weight is cast in float64: the backward of oneDNN's ends the process there."""
+    for node in graph.operators():
+        if node.op == "Deconvolution" and not node.inputs[1].node.is_variable and node.inputs[1].dtype != FLOAT64:
+            result = Entry(node)
+            redirect(graph, {result.key: _cast(result, names, role=role)})
+            node.inputs = [_cast(entry, names, FLOAT64, role) for entry in node.inputs]
+            node.planned = [FLOAT64] * len(node.planned)
 
 
 def _is_half(node: Node, dtypes: Mapping[str, str]) -> bool:
@@ -38,7 +39,8 @@ def _is_half(node: Node, dtypes: Mapping[str, str]) -> bool:
     return given in _HALF
 
 
-def _cast(entry: Entry, names: set[str], dtype: str = FLOAT32) -> Entry:
+def _cast(entry: Entry, names: set[str], dtype: str = FLOAT32, role: Role = Role.HELPER) -> Entry:
     # Not amp_cast, which loses gradients that accumulate.
-    name = unique_name(f"{entry.node.name}_{dtype}", names)
-    return Entry(operator("Cast", name, [entry], entry, dtype=dtype))
+    made = operator("Cast", unique_name(f"{entry.node.name}_{dtype}", names), [entry], entry, role, dtype=dtype)
+    made.dtypes = [dtype]
+    return Entry(made)

@@ -19,6 +19,7 @@ from .._mxnet.symbols import dtype_name, to_graph
 from ..dtypes import BFLOAT16, LOW_PRECISION
 from ..graph import Graph
 from ..graph.attrs import is_set
+from ..rules.tables.groups.system import CONTROL_FLOW
 from .frame import frame
 from .observers import operator_callback
 from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
@@ -92,6 +93,13 @@ class RewritingCachedOp:
                 and all(dtype_name(array.dtype) not in LOW_PRECISION for array in args))
 
     @cached_property
+    def _safe_flags(self) -> Sequence[tuple[str, Any]]:
+        """The flags without memory that is kept from call to call, where MXNet's loops and branches are wrong."""
+        if not any(node.op in CONTROL_FLOW for node in self.traced.graph.operators()):
+            return self.flags
+        return [(name, value) for name, value in self.flags if name not in ("static_alloc", "static_shape")]
+
+    @cached_property
     def _is_inlined(self) -> bool:
         flags = dict(self.flags)
         operators = to_graph(self.symbol).operators()
@@ -160,7 +168,8 @@ class RewritingCachedOp:
         variant = variants.made.get(key)
         if variant is None:
             plan = make_plan(state, self.traced, self._inputs(args, device))
-            operation = self._stock() if plan.symbol is None else StockCachedOp(plan.symbol, self.flags)
+            operation = (self._stock() if plan.symbol is None and self._safe_flags is self.flags else
+                         StockCachedOp(plan.runs, self._safe_flags))
             variant = remember(variants.made, key, _Variant(plan, operation), MOST_PLANS)
         self.latest = variant.plan
         return variant

@@ -1,0 +1,82 @@
+"""Give every tensor that a branch or the condition of a loop reads a gradient.
+
+MXNet writes the gradients of what the branch reads that was taken, and of what the body of a ``while_loop`` reads. What
+only the other branch reads, or only the condition, gets whatever is in memory as its gradient; and a tensor that both
+branches read counts as two, unless it is a variable. Here they read it as one, and what is not read is added times
+zero.
+"""
+from __future__ import annotations
+
+import json
+
+from ..graph import Entry, Graph, Node, operator, unique_name
+from .context import Context
+
+_CONDITION = "cond_input_locs"
+# The attributes that say which inputs those graphs of an operator read that have a backward pass, and where these are.
+_READS = {"_cond": {"then_input_locs": 1, "else_input_locs": 2}, "_while_loop": {"func_input_locs": 1}}
+
+
+def is_needed(context: Context) -> bool:
+    """Tell whether gradients may be asked for."""
+    return context.recorded
+
+
+def run(graph: Graph, context: Context) -> int:
+    """Complete what branches and loops read; return how many inputs were missing."""
+    return sum(_complete(node) for node in graph.operators() if node.op in _READS)
+
+
+def _complete(node: Node) -> int:
+    parts = [Graph.from_json(json.dumps(part)) for part in node.extra["subgraphs"]]
+    merged = _merge(node) if node.op == "_cond" else 0
+    added = sum(_read_all(node, parts[part], name) for name, part in _READS[node.op].items())
+    if added:
+        node.extra = {**node.extra, "subgraphs": [json.loads(part.to_json()) for part in parts]}
+    return merged + added
+
+
+def _locations(node: Node, name: str) -> list[int]:
+    return json.loads(node.attrs[name].replace("(", "[").replace(",)", "]").replace(")", "]"))
+
+
+def _merge(node: Node) -> int:
+    """Let both branches read a tensor as one input; return how many inputs that saves."""
+    reads = {name: _locations(node, name) for name in (_CONDITION, *_READS[node.op])}
+    first: dict[tuple[int, int], int] = {}
+    moved = {}
+    for location, entry in enumerate(node.inputs):
+        into = first.setdefault(entry.key, location)
+        if into != location and not any({into, location} <= set(read) for read in reads.values()):
+            moved[location] = into
+            reads = {name: [into if one == location else one for one in read] for name, read in reads.items()}
+    kept = [location for location in range(len(node.inputs)) if location not in moved]
+    if moved:
+        node.inputs = [node.inputs[location] for location in kept]
+        node.attrs = {**node.attrs, "num_args": str(int(node.attrs["num_args"]) - len(moved)),
+                      **{name: str([kept.index(one) for one in read]) for name, read in reads.items()}}
+    return len(moved)
+
+
+def _read_all(node: Node, part: Graph, name: str) -> int:
+    """Let a graph of an operator read all of its inputs; return how many it did not."""
+    reads, dtype = _locations(node, name), node.dtypes[-1] if node.dtypes else None
+    missing = [location for location, entry in enumerate(node.inputs)
+               if location not in reads and entry.dtype is not None and dtype is not None]
+    names = {one.name for one in part.nodes()}
+    for location in missing:  # behind the last output, so that the variables are the last ones as well
+        head, zero = part.heads[-1], _zero(node.inputs[location], str(dtype), names)
+        part.heads[-1] = Entry(operator("broadcast_add", unique_name(f"{head.node.name}_read", names), [head, zero],
+                                        head))
+    node.attrs = {**node.attrs, name: str([*reads, *missing])}
+    return len(missing)
+
+
+def _zero(entry: Entry, dtype: str, names: set[str]) -> Entry:
+    """Make a variable that stands for a tensor, and a zero that depends on it."""
+    made = Entry(Node("null", unique_name(f"{entry.node.name}_unread", names)))
+    for op in ("zeros_like", "sum"):
+        made = Entry(operator(op, unique_name(f"{entry.node.name}_{op}", names), [made], entry))
+    if entry.dtype == dtype:
+        return made
+    return Entry(operator("Cast", unique_name(f"{entry.node.name}_cast", names), [made], entry, dtype=dtype))

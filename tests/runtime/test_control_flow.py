@@ -1,0 +1,163 @@
+"""Training networks with loops and branches: in graphs MXNet leaves some of their gradients unwritten."""
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import HybridBlock
+
+import gluon_amp as amp
+
+SIZE = 8
+SHAPES = ((4, 5, SIZE), (2, 5, SIZE), (4, 5, SIZE))
+WAYS = {"hybridized": {}, "static_alloc": {"static_alloc": True},
+        "static_shape": {"static_alloc": True, "static_shape": True}}
+DTYPES = [("float32", 1e-5), ("float16", 0.02), pytest.param("bfloat16", 0.1, marks=pytest.mark.bf16)]
+
+
+class Cell(HybridBlock):
+    """A dense layer, and weights for what follows it."""
+
+    def __init__(self):
+        super().__init__(prefix="cell_")
+        with self.name_scope():
+            for name in ("first", "second", "third"):
+                setattr(self, name, self.params.get(name, shape=(SIZE, SIZE)))
+
+    def hybrid_forward(self, F, data, first, second, third):
+        return self.body(F, dense(F, data, first), second, third)
+
+
+def dense(F, data, weight):
+    return F.FullyConnected(data, weight, no_bias=True, num_hidden=SIZE, flatten=False)
+
+
+def cond(F, value, bound, then, other):
+    return F.contrib.cond(F.max(value) > bound, then, other)
+
+
+class Foreach(Cell):
+    def body(self, F, data, second, third):
+        def step(one, state):
+            return F.Activation(dense(F, one, second), act_type="relu") + state, F.LeakyReLU(dense(F, one, third))
+        outputs, state = F.contrib.foreach(step, F.swapaxes(data, 0, 1), F.sum(data, axis=1) * 0)
+        return F.broadcast_add(outputs, F.expand_dims(state, axis=0))
+
+
+class WhileLoop(Cell):
+    def body(self, F, data, second, third):
+        def step(count, one):
+            return one, [count + 1, F.tanh(dense(F, dense(F, one, second), third)) + one]
+        return F.contrib.while_loop(lambda count, one: count < 2, step, [F.zeros(shape=(1,)), data],
+                                    max_iterations=3)[1][1]
+
+
+class BoundedLoop(Cell):
+    """The bound of the loop is computed in the graph, and read by its condition alone."""
+
+    def body(self, F, data, second, third):
+        bound = F.sum(dense(F, data, third)) * 0 + 2
+
+        def step(count, one):
+            return one, [count + 1, F.tanh(dense(F, one, second)) + one]
+        return F.contrib.while_loop(lambda count, one: count < bound, step, [F.zeros(shape=(1,)), data],
+                                    max_iterations=3)[1][1]
+
+
+class SameReads(Cell):
+    """Both branches read the same tensors."""
+
+    def body(self, F, data, second, third):
+        return data + dense(F, cond(F, data, -1000, lambda: F.tanh(dense(F, data, second)),
+                                    lambda: dense(F, F.sigmoid(data), second)), third)
+
+
+class OtherReads(Cell):
+    """Each branch has a tensor and a weight of its own."""
+
+    def body(self, F, data, second, third):
+        one, two = F.tanh(data), F.sigmoid(data)
+        return cond(F, data, 1000, lambda: dense(F, one, second), lambda: dense(F, two, third)) * data
+
+
+class Passed(Cell):
+    """A branch returns what it is given."""
+
+    def body(self, F, data, second, third):
+        one = dense(F, F.tanh(data), second)
+        return cond(F, data, -1000, lambda: one, lambda: dense(F, one, third))
+
+
+NETWORKS = [Foreach, WhileLoop, BoundedLoop, SameReads, OtherReads, Passed]
+
+
+def ready(network):
+    net = network()
+    net.initialize()
+    for seed, parameter in enumerate(net.collect_params().values()):
+        parameter.set_data(mx.nd.array(np.random.RandomState(seed).normal(scale=0.4, size=(SIZE, SIZE))))
+    return net
+
+
+def spoil_memory():
+    arrays = [mx.nd.full(size, 1e30) for size in (4, 8, 16, 32, 64, 80, 160, 256) for _ in range(12)]
+    mx.nd.waitall()
+    del arrays
+
+
+def trained(net, request="write"):
+    """Return outputs, and gradients of weights and data, of several batches."""
+    net.collect_params().setattr("grad_req", request)
+    found = {}
+    for call, shape in enumerate(SHAPES):
+        data = mx.nd.array(np.random.RandomState(call).normal(size=shape))
+        data.attach_grad()
+        net.collect_params().zero_grad()
+        spoil_memory()
+        for _ in range(1 + (request == "add")):
+            with autograd.record():
+                out = net(data)
+                loss = (out * out).sum()
+            loss.backward()
+        found.update({f"{call} {name}": one.grad().asnumpy() for name, one in net.collect_params().items()})
+        found.update({f"{call} data": data.grad.asnumpy(), f"{call} out": out.asnumpy(),
+                      f"{call} inference": net(data).asnumpy()})
+    return found
+
+
+def wrong(expected, found, bound):
+    errors = {name: np.abs(one - found[name]).max() / max(np.abs(one).max(), 1.0) for name, one in expected.items()}
+    return {name: error for name, error in errors.items() if not error <= bound}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_gradients_are_those_outside_of_graphs(network, dtype, bound, way):
+    expected = trained(ready(network))
+    net = ready(network)
+    net.hybridize(**WAYS[way])
+    amp.init(dtype)
+    assert wrong(expected, trained(net), bound) == {}
+
+
+@pytest.mark.parametrize("network", [Foreach, SameReads, OtherReads])
+def test_gradients_accumulate(network):
+    expected = trained(ready(network), "add")
+    net = ready(network)
+    net.hybridize()
+    amp.init("float32")
+    assert wrong(expected, trained(net, "add"), 1e-5) == {}
+
+
+def test_a_converted_network_takes_no_memory_of_its_own():
+    """Not even where the user asks for it."""
+    net = ready(Foreach)
+    batches = [mx.nd.array(np.random.RandomState(call).normal(size=shape)) for call, shape in enumerate(SHAPES)]
+    expected = [net(batch).asnumpy() for batch in batches]
+    converted = amp.convert_hybrid_block(net, "float32")
+    converted.hybridize(static_alloc=True, static_shape=True)
+    for batch, one in zip(batches, expected):
+        spoil_memory()
+        assert np.abs(converted(batch).asnumpy() - one).max() <= 1e-5 * np.abs(one).max()
