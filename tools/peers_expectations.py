@@ -30,7 +30,7 @@ FILES = {
 _LONG = "more than 45 seconds in stock MXNet alone, on a busy machine"
 TOO_SLOW = {("unittest/test_operator.py", name): _LONG for name in (
     "test_batchnorm", "test_big_transpose", "test_broadcast_binary_op", "test_layer_norm",
-    "test_rnnrelu_bidirectional")}
+    "test_psroipooling", "test_rnnrelu_bidirectional")}
 
 # Statements of tests that expect what this package does otherwise by intent: file, a text in the statement, and why.
 LEFT_OUT = {
@@ -62,3 +62,6 @@ ROUNDED["unittest/test_operator.py", "test_op_all_names_monitor"] = (
     "casts read the variables before the operator does: a monitor is told the same names in another order")
 ROUNDED["unittest/test_gluon.py", "test_inline"] = (
     "it counts recorded operators: with its casts the network has more than inline_limit, and is recorded as one")
+ROUNDED["unittest/test_gluon.py", "test_hybrid_static_memory"] = (
+    "batch norms over two samples of one pixel are ill-conditioned: in stock FP32, weights moved by 2^-9 change the "
+    "output by half and gradients by all of their length")

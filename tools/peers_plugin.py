@@ -1,4 +1,4 @@
-"""pytest's plugin of tools/peers.py: nose's names, a model without a download, AMP, and a log of what happens."""
+"""pytest's plugin of tools/peers.py: nose's names, models without a download, AMP, and a log of what happens."""
 from __future__ import annotations
 
 import json
@@ -31,6 +31,7 @@ def pytest_configure() -> None:
     """Prepare what the tests import, and switch AMP on."""
     sys.modules.update({"nose": types.ModuleType("nose"), "nose.tools": _nose_tools()})
     mx.test_utils.download_model = _make_model
+    mx.gluon.model_zoo.model_store.get_model_file = _make_weights
     if MODE != "stock":
         gluon_amp.install()
         if MODE != "install":
@@ -156,6 +157,19 @@ def _make_model(name: str, dst_dir: str = "./", meta_info: Any = None) -> tuple[
               for name, shape in zip(symbol.list_auxiliary_states(), aux_shapes)}
     mx.model.save_checkpoint(prefix, 0, symbol, arguments, states)
     return prefix, 0
+
+
+def _make_weights(name: str, root: str = "") -> str:
+    """Write random weights for a network of Gluon's model zoo; the user's folder of trained ones is left alone."""
+    path = os.path.abspath(f"{name}.params")
+    net = mx.gluon.model_zoo.vision.get_model(name)
+    net.infer_shape(mx.nd.zeros((1, 3, 224, 224)))
+    net.initialize()
+    draw = np.random.RandomState(1)
+    for parameter in net.collect_params().values():
+        parameter.set_data(mx.nd.array(_value(parameter.name, parameter.shape, draw)))
+    net.save_parameters(path)
+    return path
 
 
 def _value(name: str, shape: tuple[int, ...], draw: np.random.RandomState) -> np.ndarray:

@@ -11,13 +11,15 @@ from ..graph import Graph, Node
 
 # What has one shape with all of its inputs, and takes it from any of them.
 _OF_ONE_SHAPE = ("elemwise_add", "elemwise_sub", "elemwise_mul", "elemwise_div", "add_n")
+# What says the shapes of its other inputs by that of its data, as those of its first states.
+_OF_DATA = ("RNN",)
 
 
 def unknown_forward(graph: Graph) -> set[Node]:
     """Return the operators whose outputs have no known shape on the way forward; all variables have one."""
     unknown: set[Node] = set()
     for node in graph.operators():
-        lacking = [entry.node in unknown for entry in node.inputs]
+        lacking = [entry.node in unknown for entry in node.inputs[:1 if node.op in _OF_DATA else None]]
         if _is_open(node) or (all(lacking) and lacking if node.op in _OF_ONE_SHAPE else any(lacking)):
             unknown.add(node)
     return unknown

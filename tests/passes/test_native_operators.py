@@ -444,6 +444,36 @@ def test_what_is_known_of_either_operand_is_known_of_the_sum():
     assert "_gluon_amp_clip" in "".join(lines(limited(state(BIG))))
 
 
+def test_a_recurrent_layer_takes_the_batch_from_its_data():
+    layer = recurrent()
+    layer.shapes = [BIG]
+    for name in ("h", "c"):
+        first = op("_zeros", name, shape=(2, 4, 16))
+        first.attrs = {"shape": "(2, 0, 16)"}
+        layer.inputs[2 + (name == "c")] = Entry(first)
+    assert "_gluon_amp_clip" in "".join(lines(limited(layer), available=frozenset({"_gluon_amp_clip"})))
+    layer.inputs[0] = Entry(state())
+    assert "_gluon_amp_clip" not in "".join(lines(limited(layer)))
+
+
+@requires_core
+@pytest.mark.skipif(not native.is_available("_gluon_amp_dense"), reason=native.load()[1].missing)
+@pytest.mark.parametrize("inputs", [4, 16])  # too few for a recurrent layer in C++, and enough
+def test_a_dense_layer_behind_a_recurrent_one_is_in_cpp(inputs):
+    net = nn.HybridSequential()
+    net.add(rnn.LSTM(512, input_size=inputs), nn.Dense(512, flatten=False, in_units=512))
+    net.initialize(mx.init.Xavier())
+    x = mx.nd.random.uniform(shape=(16, 1, inputs))
+    expected = results_of_batches(net, "write", [x])
+    net.hybridize(static_alloc=True)
+    amp.init("float32")
+    received = results_of_batches(net, "write", [x])
+    for one, other in zip(received, expected):
+        assert_close(one, other, 1e-5)
+    in_cpp = {row.op for row in amp.report(net, x, train=True).operators if row.native}
+    assert in_cpp == {"FullyConnected"} | ({"RNN"} if inputs > 4 else set())
+
+
 @requires_core
 @pytest.mark.parametrize("target", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
 def test_an_unrolled_cell_has_a_first_state_without_a_batch(target):

@@ -38,6 +38,10 @@ def test_of_a_product():
     found = mx.nd.FullyConnected(data, weight, no_bias=True, num_hidden=1)
     assert_almost_equal(found, mx.nd.array([[3.01]]), rtol=1e-6, atol=1e-6)
 
+def test_of_a_trained_network():
+    net = mx.gluon.model_zoo.vision.mobilenet0_25(pretrained=True)
+    assert abs(net.features[0].weight.data()).sum() > 0
+
 def test_that_amp_breaks():
     assert not amp._amp_initialized
 
@@ -64,7 +68,7 @@ def test_a_file_is_run_stock_and_with_amp(tmp_path):
     done = run(tmp_path, "--files", "unittest/test_small.py", "--modes", "install", "bfloat16")
     assert done.returncode == 1, done.stderr
     summary, breaks, died, _, total = done.stdout.splitlines()
-    assert summary == "unittest/test_small.py: 7 tests; pass stock 6, install 6, bfloat16 4 (1 by rounding)"
+    assert summary == "unittest/test_small.py: 8 tests; pass stock 7, install 7, bfloat16 5 (1 by rounding)"
     assert breaks.startswith("  bfloat16: test_that_amp_breaks failed: NO REASON: E ")
     assert died == "  bfloat16: test_that_ends_the_process_with_amp died: NO REASON: the process ended with code 9"
     assert total == "2 tests fail with AMP only, 2 of them without a reason"

@@ -17,8 +17,10 @@ class Buffer {
     std::align(kAlignment, bytes, data_, room);
   }
   void* data() const { return data_; }
-  float* floats() const { return static_cast<float*>(data_); }
-  bfloat16* lows() const { return static_cast<bfloat16*>(data_); }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
 
  private:
   std::unique_ptr<char[]> memory_;

@@ -44,12 +44,6 @@ Functions look_up() {
   LOOK_UP(matmul_primitive_desc_create);
   LOOK_UP(inner_product_forward_primitive_desc_create);
   LOOK_UP(inner_product_backward_weights_primitive_desc_create);
-  LOOK_UP(lstm_forward_primitive_desc_create);
-  LOOK_UP(lstm_backward_primitive_desc_create);
-  LOOK_UP(lbr_gru_forward_primitive_desc_create);
-  LOOK_UP(lbr_gru_backward_primitive_desc_create);
-  LOOK_UP(vanilla_rnn_forward_primitive_desc_create);
-  LOOK_UP(vanilla_rnn_backward_primitive_desc_create);
 #undef LOOK_UP
   const auto* version = f.version();
   if (version->major != 3) fail("expected oneDNN 3, received ", version->major, ".", version->minor);

@@ -29,31 +29,18 @@ struct Argument {
 };
 
 enum DataType { kBf16 = 2, kF32 = 3 };
-enum Prop { kForwardTraining = 64, kForwardInference = 96, kBackward = 128 };
-enum Direction { kLeftToRight = 1, kBothConcatenated = 3 };
-enum Algorithm { kRelu = 32, kTanh = 33, kLinear = 38 };
-enum Query { kWeights = 131, kDiffWeights = 132, kWorkspace = 135, kScratchpad = 136 };
+enum Prop { kForwardTraining = 64 };
+enum Algorithm { kLinear = 38 };
+enum Query { kWeights = 131, kScratchpad = 136 };
 constexpr int kAny = 1;  // the tag of a layout that oneDNN chooses
 enum Kind {
   kSrc = 1,
-  kSrcIter = 2,
-  kSrcIterC = 3,
   kDst = 17,
-  kDstIter = 18,
-  kDstIterC = 19,
   kWeightsLayer = 33,
-  kWeightsIter = 34,
   kBias = 41,
-  kWorkspaceData = 64,
   kScratchpadData = 80,
-  kDiffSrc = 129,
-  kDiffSrcIter = 130,
-  kDiffSrcIterC = 131,
   kDiffDst = 145,
-  kDiffDstIter = 146,
-  kDiffDstIterC = 147,
   kDiffWeightsLayer = 161,
-  kDiffWeightsIter = 162,
   kDiffBias = 169,
 };
 
@@ -93,23 +80,6 @@ struct Functions {
                                                      const Attr*);
   int (*inner_product_backward_weights_primitive_desc_create)(PrimitiveDesc**, Engine*, Md, Md, Md bias, Md,
                                                               const PrimitiveDesc*, const Attr*);
-  int (*lstm_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md,
-                                            Md peephole, Md projection, Md, Md, Md, Md, unsigned flags, const Attr*);
-  int (*lstm_backward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md, Md,
-                                             Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md,
-                                             unsigned flags, const PrimitiveDesc*, const Attr*);
-  int (*lbr_gru_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md,
-                                               Md, Md, unsigned flags, const Attr*);
-  int (*lbr_gru_backward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int direction, Md, Md, Md, Md, Md,
-                                                Md, Md, Md, Md, Md, Md, Md, Md, Md, unsigned flags,
-                                                const PrimitiveDesc*, const Attr*);
-  int (*vanilla_rnn_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int activation, int direction,
-                                                   Md, Md, Md, Md, Md, Md, Md, unsigned flags, float alpha, float beta,
-                                                   const Attr*);
-  int (*vanilla_rnn_backward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int activation, int direction,
-                                                    Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md, Md,
-                                                    unsigned flags, float alpha, float beta, const PrimitiveDesc*,
-                                                    const Attr*);
 };
 
 // oneDNN's functions; fails where it cannot be loaded or is another version.

@@ -10,7 +10,6 @@
 #include "buffer.h"
 #include "families.h"
 #include "operator.h"
-#include "rnn_bfloat16.h"
 #include "rnn_layer.h"
 #include "vector.h"
 
@@ -93,11 +92,6 @@ struct Settings {
   int type;
 };
 
-// MXNet orders a GRU's gates reset, update, new; oneDNN update, reset, new.
-int64_t gate_of_mxnet(const LayerShape& shape, int64_t gate) {
-  return shape.cell == Cell::kGru && gate < 2 ? 1 - gate : gate;
-}
-
 int64_t product(const std::vector<int64_t>& shape) {
   int64_t count = 1;
   for (const int64_t dimension : shape) count *= dimension;
@@ -114,76 +108,6 @@ std::vector<float*> places_of(const Settings& s, const Tensor& data, const Tenso
   return places;
 }
 
-// A matrix of weights of every direction, copied gate by gate. `copy` gets MXNet's place and oneDNN's.
-template <class Copy>
-void for_each_gate(const LayerShape& s, const Parameters& p, bool of_state, const Copy& copy) {
-  const int64_t gate_size = s.states * (of_state ? s.states : s.inputs);
-  for (int64_t d = 0; d < s.directions; ++d) {
-    float* first = p.weights[2 * d + of_state];
-    for (int64_t g = 0; g < s.gates(); ++g)
-      copy(first + gate_of_mxnet(s, g) * gate_size, (d * s.gates() + g) * gate_size, gate_size);
-  }
-}
-
-onednn::Desc plain_weights(const LayerShape& s, bool of_state) {
-  const int64_t inputs = of_state ? s.states : s.inputs, outputs = s.states, gates = s.gates();
-  return {{1, s.directions, inputs, gates, outputs},
-          onednn::kF32,
-          {s.directions * gates * outputs * inputs, gates * outputs * inputs, 1, outputs * inputs, inputs}};
-}
-
-bool same_order(const LayerShape& s) { return s.directions == 1 && s.cell != Cell::kGru; }
-
-// Weights as a primitive wants them.
-Buffer packed_weights(const LayerShape& s, const Parameters& p, bool of_state, onednn::Md wanted) {
-  Buffer packed(onednn::bytes(wanted));
-  const onednn::Desc plain = plain_weights(s, of_state);
-  if (same_order(s)) {
-    reorder(plain, p.weights[of_state], wanted, packed.data());
-    return packed;
-  }
-  const Buffer staged(onednn::bytes(plain));
-  for_each_gate(s, p, of_state,
-                [&](const float* from, int64_t to, int64_t count) { std::copy_n(from, count, staged.floats() + to); });
-  reorder(plain, staged.data(), wanted, packed.data());
-  return packed;
-}
-
-void unpack_gradient(const LayerShape& s, const Parameters& p, bool of_state, onednn::Md desc, const Buffer& packed) {
-  const onednn::Desc plain = plain_weights(s, of_state);
-  if (same_order(s)) {
-    reorder(desc, packed.data(), plain, p.weights[of_state]);
-    return;
-  }
-  const Buffer staged(onednn::bytes(plain));
-  reorder(desc, packed.data(), plain, staged.data());
-  for_each_gate(s, p, of_state,
-                [&](float* to, int64_t from, int64_t count) { std::copy_n(staged.floats() + from, count, to); });
-}
-
-// MXNet has a bias for the data and one for the state; oneDNN has their sum, but for a GRU's last gate.
-template <class Visit>
-void for_each_bias(const LayerShape& s, const Parameters& p, float* of_onednn, const Visit& visit) {
-  for (int64_t d = 0; d < s.directions; ++d)
-    for (int64_t g = 0; g < s.gates(); ++g) {
-      const int64_t gate = gate_of_mxnet(s, g) * s.states;
-      float *data = p.biases[2 * d] + gate, *state = p.biases[2 * d + 1] + gate;
-      float* both = of_onednn + (d * s.biases() + g) * s.states;
-      const bool apart = s.cell == Cell::kGru && g == 2;
-      for (int64_t i = 0; i < s.states; ++i)
-        visit(data[i], state[i], both[i], apart ? &both[s.states + i] : nullptr);
-    }
-}
-
-Buffer packed_biases(const LayerShape& s, const Parameters& p) {
-  Buffer packed(s.directions * s.biases() * s.states * sizeof(float));
-  for_each_bias(s, p, packed.floats(), [](float data, float state, float& first, float* second) {
-    first = second ? data : data + state;
-    if (second) *second = state;
-  });
-  return packed;
-}
-
 // A call's arrays, layer by layer.
 class Call {
  public:
@@ -191,11 +115,8 @@ class Call {
     size_t offset = 0;
     for (int i = 0; i < settings.layers; ++i) {
       shapes_.push_back(settings.layer(i, data.dim(0), data.dim(1), data.dim(2)));
-      const bool low = settings.type == kBfloat16;
-      layers_.push_back(low ? nullptr : layer_of(shapes_[i]));
       workspaces_.push_back(offset);
-      if (settings.training)
-        offset += aligned(low ? low_workspace_bytes(shapes_[i]) : layers_[i]->workspace_bytes());
+      if (settings.training) offset += aligned(kept_bytes(shapes_[i]));
       outputs_.push_back(offset);
       offset += i + 1 < settings.layers ? 2 * aligned(shapes_[i].outputs() * settings.item()) : 0;
     }
@@ -208,7 +129,6 @@ class Call {
     return {{weights, weights + 2 * settings_.directions}, {biases, biases + 2 * settings_.directions}};
   }
   const LayerShape& shape(int i) const { return shapes_[i]; }
-  const Layer& layer(int i) const { return *layers_[i]; }
   size_t workspace_size() const { return workspace_size_; }
   void* workspace(char* base, int i) const { return base + workspaces_[i]; }
   // What a layer but the last gives, and that times the mask, which the next layer reads.
@@ -222,7 +142,6 @@ class Call {
   const Settings& settings_;
   const Tensor& data_;
   std::vector<LayerShape> shapes_;
-  std::vector<std::shared_ptr<const Layer>> layers_;
   std::vector<size_t> workspaces_, outputs_;
   size_t workspace_size_;
 };
@@ -235,87 +154,6 @@ void apply_mask(const Settings& s, const Tensor& mask, const void* values, void*
     multiply(static_cast<const bfloat16*>(values), mask.as<float>(), static_cast<bfloat16*>(products), mask.size());
   else
     multiply(static_cast<const float*>(values), mask.as<float>(), static_cast<float*>(products), mask.size());
-}
-
-// What a layer reads and writes; states begin at those of the layer.
-struct LayerArrays {
-  const void* data;
-  const float *states, *cells;
-  void* out;
-  float *last_states, *last_cells;
-  void* workspace;
-};
-
-struct LayerGradients {
-  const float *out, *last_states, *last_cells;  // what comes
-  float *data, *states, *cells;                 // what goes
-};
-
-void forward_layer(const LayerShape& shape, const Layer& layer, const Parameters& parameters, const LayerArrays& a) {
-  const onednn::Md layer_weights = layer.forward.query(onednn::kWeights, 0);
-  const onednn::Md state_weights = layer.forward.query(onednn::kWeights, 1);
-  const Buffer weights = packed_weights(shape, parameters, false, layer_weights);
-  const Buffer recurrent = packed_weights(shape, parameters, true, state_weights);
-  const Buffer biases = packed_biases(shape, parameters);
-  layer.forward.run({{onednn::kSrc, layer.descs.data, a.data},
-                     {onednn::kSrcIter, layer.descs.states, a.states},
-                     {onednn::kSrcIterC, layer.descs.states, a.cells},
-                     {onednn::kWeightsLayer, layer_weights, weights.data()},
-                     {onednn::kWeightsIter, state_weights, recurrent.data()},
-                     {onednn::kBias, layer.descs.biases, biases.data()},
-                     {onednn::kDst, layer.descs.out, a.out},
-                     {onednn::kDstIter, layer.descs.states, a.last_states},
-                     {onednn::kDstIterC, layer.descs.states, a.last_cells},
-                     {onednn::kWorkspaceData, layer.forward.query(onednn::kWorkspace), a.workspace}});
-}
-
-void backward_layer(const LayerShape& shape, const Layer& layer, const Parameters& parameters, const LayerArrays& a,
-                    const Parameters& parameter_grads, const LayerGradients& g) {
-  const LayerDescs& d = layer.descs;
-  const onednn::Md layer_weights = layer.backward->query(onednn::kWeights, 0);
-  const onednn::Md state_weights = layer.backward->query(onednn::kWeights, 1);
-  const onednn::Md layer_grads = layer.backward->query(onednn::kDiffWeights, 0);
-  const onednn::Md recurrent_grads = layer.backward->query(onednn::kDiffWeights, 1);
-  const Buffer weights = packed_weights(shape, parameters, false, layer_weights);
-  const Buffer recurrent = packed_weights(shape, parameters, true, state_weights);
-  const Buffer biases = packed_biases(shape, parameters);
-  const Buffer weights_grad(onednn::bytes(layer_grads)), recurrent_grad(onednn::bytes(recurrent_grads));
-  const Buffer biases_grad(onednn::bytes(d.biases));
-  // oneDNN adds these three to what is there.
-  std::memset(weights_grad.data(), 0, onednn::bytes(layer_grads));
-  std::memset(recurrent_grad.data(), 0, onednn::bytes(recurrent_grads));
-  std::memset(biases_grad.data(), 0, onednn::bytes(d.biases));
-  layer.backward->run({{onednn::kSrc, d.data, a.data},
-                       {onednn::kSrcIter, d.states, a.states},
-                       {onednn::kSrcIterC, d.states, a.cells},
-                       {onednn::kWeightsLayer, layer_weights, weights.data()},
-                       {onednn::kWeightsIter, state_weights, recurrent.data()},
-                       {onednn::kBias, d.biases, biases.data()},
-                       {onednn::kDst, d.out, a.out},
-                       {onednn::kDstIter, d.states, a.last_states},
-                       {onednn::kDstIterC, d.states, a.last_cells},
-                       {onednn::kWorkspaceData, layer.forward.query(onednn::kWorkspace), a.workspace},
-                       {onednn::kDiffSrc, d.data, g.data},
-                       {onednn::kDiffSrcIter, d.states, g.states},
-                       {onednn::kDiffSrcIterC, d.states, g.cells},
-                       {onednn::kDiffWeightsLayer, layer_grads, weights_grad.data()},
-                       {onednn::kDiffWeightsIter, recurrent_grads, recurrent_grad.data()},
-                       {onednn::kDiffBias, d.biases, biases_grad.data()},
-                       {onednn::kDiffDst, d.out, g.out},
-                       {onednn::kDiffDstIter, d.states, g.last_states},
-                       {onednn::kDiffDstIterC, d.states, g.last_cells}});
-  unpack_gradient(shape, parameter_grads, false, layer_grads, weights_grad);
-  unpack_gradient(shape, parameter_grads, true, recurrent_grads, recurrent_grad);
-  for_each_bias(shape, parameter_grads, biases_grad.floats(),
-                [](float& data, float& state, float first, const float* second) {
-                  data = first;
-                  state = second ? *second : first;
-                });
-}
-
-LowArrays low(const LayerArrays& a) {
-  return {static_cast<const bfloat16*>(a.data), a.states,     a.cells, static_cast<bfloat16*>(a.out), a.last_states,
-          a.last_cells,                         static_cast<float*>(a.workspace)};
 }
 
 // The arrays of layer i. The operator's inputs and outputs are `in` and `out`.
@@ -345,10 +183,7 @@ void forward(const Attributes& attributes, const Tensors& inputs, const Tensors&
   char* base = static_cast<char*>(s.training ? outputs.back().data : own.data());
   for (int i = 0; i < s.layers; ++i) {
     const LayerArrays arrays = arrays_of(s, call, i, inputs.data(), outputs.data(), base);
-    if (s.type == kBfloat16)
-      low_forward(call.shape(i), call.parameters(i, places), low(arrays));
-    else
-      forward_layer(call.shape(i), call.layer(i), call.parameters(i, places), arrays);
+    forward_layer(call.shape(i), call.parameters(i, places), arrays);
     if (i + 1 < s.layers && s.masked)
       apply_mask(s, inputs[s.first_mask() + i], arrays.out, call.masked_output(base, i));
   }
@@ -358,9 +193,9 @@ void forward(const Attributes& attributes, const Tensors& inputs, const Tensors&
 Buffer as_floats(const Tensor& values) {
   Buffer floats(values.size() * sizeof(float));
   if (values.type == kBfloat16)
-    to_floats(values.as<bfloat16>(), floats.floats(), values.size());
+    to_floats(values.as<bfloat16>(), floats.as<float>(), values.size());
   else
-    std::copy_n(values.as<float>(), values.size(), floats.floats());
+    std::copy_n(values.as<float>(), values.size(), floats.as<float>());
   return floats;
 }
 
@@ -385,29 +220,24 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
     const Parameters parameters = call.parameters(i, places), parameter_grads = call.parameters(i, grad_places);
     const LayerArrays arrays = arrays_of(s, call, i, in, out, base);
     Buffer data_grad(shape.steps * shape.batch * shape.inputs * sizeof(float));
-    const LayerGradients gradients{out_grad.floats(),
+    const LayerGradients gradients{out_grad.as<float>(),
                                    at(&grads[1], offset),
                                    at(s.lstm() ? &grads[2] : nullptr, offset),
-                                   data_grad.floats(),
+                                   data_grad.as<float>(),
                                    at(&outputs[state], offset),
                                    at(s.lstm() ? &outputs[state + 1] : nullptr, offset)};
-    if (s.type == kBfloat16)
-      low_backward(shape, parameters, low(arrays), parameter_grads,
-                   {gradients.out, gradients.last_states, gradients.last_cells, gradients.data, gradients.states,
-                    gradients.cells});
-    else
-      backward_layer(shape, call.layer(i), parameters, arrays, parameter_grads, gradients);
+    backward_layer(shape, parameters, arrays, parameter_grads, gradients);
     if (i && s.masked) {
-      multiply(data_grad.floats(), in[s.first_mask() + i - 1].as<float>(), data_grad.floats(),
+      multiply(data_grad.as<float>(), in[s.first_mask() + i - 1].as<float>(), data_grad.as<float>(),
                in[s.first_mask() + i - 1].size());
       clear(outputs[s.first_mask() + i - 1]);  // masks are not learned
     }
     out_grad = std::move(data_grad);
   }
   if (s.type == kBfloat16)
-    to_bfloat16(out_grad.floats(), outputs[0].as<bfloat16>(), outputs[0].size());
+    to_bfloat16(out_grad.as<float>(), outputs[0].as<bfloat16>(), outputs[0].size());
   else
-    std::copy_n(out_grad.floats(), outputs[0].size(), outputs[0].as<float>());
+    std::copy_n(out_grad.as<float>(), outputs[0].size(), outputs[0].as<float>());
 }
 
 Arity arity(const Attributes& attributes) {

@@ -1,11 +1,12 @@
-// One layer of an RNN in float32 by oneDNN, in one direction or both.
+// One layer of an RNN, in one direction or both, by products of matrices: those with the data and the gradients of all
+// weights are one product for all steps. oneDNN 3.2 has layers, too: in float32 they train at half the speed with one
+// sequence, and their backward pass in bfloat16 adds to the gradient of the weights at every step.
 #pragma once
 
 #include "onednn.h"
+#include "rnn_cells.h"
 
 namespace gluon_amp {
-
-enum class Cell { kRelu, kTanh, kLstm, kGru };
 
 // Where a layer's parameters lie: for each direction those of the data and those of the state.
 struct Parameters {
@@ -19,33 +20,30 @@ struct LayerShape {
   bool training;
 
   int64_t gates() const { return cell == Cell::kLstm ? 4 : cell == Cell::kGru ? 3 : 1; }
-  int64_t biases() const { return cell == Cell::kGru ? 4 : gates(); }
-  int64_t layer_weights() const { return gates() * states * inputs; }  // of one direction
-  int64_t state_weights() const { return gates() * states * states; }
   int64_t outputs() const { return steps * batch * directions * states; }
   onednn::Dims key() const {
     return {static_cast<int64_t>(cell), steps, batch, inputs, states, directions, type, training};
   }
 };
 
-// Descriptions of a layer's arrays, in oneDNN's dimensions: layers, directions, inputs, gates, outputs.
-struct LayerDescs {
-  explicit LayerDescs(const LayerShape& shape);
-  onednn::Desc data, states, layer_weights, state_weights, biases, out;
+// What a layer reads and writes, data and output in its type. Arrays of states have a matrix for each direction;
+// `cells` are LSTM's.
+struct LayerArrays {
+  const void* data;
+  const float *states, *cells;  // before the first step
+  void* out;
+  float *last_states, *last_cells;
+  void* kept;  // for the backward pass, of kept_bytes; null when not training
 };
 
-// The primitives of a layer, and where its arrays lie.
-struct Layer {
-  explicit Layer(const LayerShape& shape);
-  LayerDescs descs;  // and of their gradients
-  onednn::Primitive forward;
-  std::shared_ptr<const onednn::Primitive> backward;  // when training
-  size_t workspace_bytes() const;
+struct LayerGradients {
+  const float *out, *last_states, *last_cells;  // what comes
+  float *data, *states, *cells;                 // what goes
 };
 
-std::shared_ptr<const Layer> layer_of(const LayerShape& shape);
-
-// Rearrange weights between MXNet's order and that of a primitive.
-void reorder(onednn::Md from, const void* source, onednn::Md to, void* target);
+size_t kept_bytes(const LayerShape& shape);
+void forward_layer(const LayerShape& shape, const Parameters& parameters, const LayerArrays& arrays);
+void backward_layer(const LayerShape& shape, const Parameters& parameters, const LayerArrays& arrays,
+                    const Parameters& parameter_gradients, const LayerGradients& gradients);
 
 }  // namespace gluon_amp
