@@ -195,7 +195,7 @@ def spoil_memory(sizes: Iterable[int]) -> None:
 
 def trains_batches(program: Program) -> bool:
     """Tell whether gradients are those of training; of some programs those of inference, which Dropout leaves alone."""
-    return not any(f"{name}(" in program.source() for name in ("F.Dropout", "npx.dropout"))
+    return not any("ropout(" in step.text and "p=0.5" in step.text for step in program.steps)
 
 
 def gradients(net: gluon.HybridBlock, program: Program, arguments: Sequence[mx.nd.NDArray], passes: int = 1,
@@ -222,9 +222,18 @@ def gradients(net: gluon.HybridBlock, program: Program, arguments: Sequence[mx.n
     slopes = {name: one.grad().asnumpy() for name, one in found.items()}
     slopes.update((f"data{number}", one.grad.asnumpy()) for number, one in enumerate(arguments) if with_data)
     if passes == 1:
+        still = set() if with_data else _still(program)
         slopes.update((name, net.collect_params()[name].data().asnumpy() - one) for name, one in moved.items()
-                      if sum(name.endswith(f"_{own}") for step in program.steps for own, _ in step.parameters) <= 1)
+                      if name not in still
+                      and sum(name.endswith(f"_{own}") for step in program.steps for own, _ in step.parameters) <= 1)
     return slopes
+
+
+def _still(program: Program) -> set[str]:
+    """Name the statistics that may not move: MXNet moves them in the backward pass, which frozen layers may lack."""
+    return {f"net_{own}" for step in program.steps if len(step.parameters) == 4
+            and all(f"net_{name}" in frozen(program) for name, _ in step.parameters[:2])
+            for own, _ in step.parameters[2:]}
 
 
 def _loss(outs: Any, exact: bool) -> mx.nd.NDArray:
