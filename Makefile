@@ -77,6 +77,7 @@ test-gpu: gpu-venv  ## run MXNet's CUDA build on a GPU that computes nothing: di
 lint: $(READY)  ## check style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy gluon_amp
+	$(VENV)/bin/clang-format --dry-run -Werror gluon_amp/native/src/*.cc gluon_amp/native/src/*.h
 
 native-check: $(READY)  ## run the tests of the C++ operators with the compiler's checks of memory and undefined behaviour
 	$(RUN) -m pip install --quiet wheel

@@ -17,6 +17,7 @@ ALL_ISAS = [*NO_BF16, "AVX512_CORE_BF16"]
 ROOT = Path(__file__).parents[2]
 FASTEST = support("cpu").dtype  # what the CPU takes where nothing is named
 RUNS_BFLOAT16 = support("cpu").requested(BFLOAT16) is not None  # native or emulated
+EMULATES_BFLOAT16 = RUNS_BFLOAT16 and FASTEST != BFLOAT16
 LOW = BFLOAT16 if RUNS_BFLOAT16 else FLOAT16  # a type that runs here, if only imitated
 
 

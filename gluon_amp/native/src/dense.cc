@@ -36,15 +36,15 @@ void add_up(const Matrices& grad, const Matrices& data, const Matrices& weight_g
   const Md bias = bias_grad ? static_cast<Md>(biases) : nullptr;
   const Desc any = Desc::any(weight_grad.dims, type);
   const auto forward_of = [&](PrimitiveDesc** desc, const Attr* attr) {
-    return functions().inner_product_forward_primitive_desc_create(
-        desc, engine(), kForwardTraining, rows, any, bias, grads, attr);
+    return functions().inner_product_forward_primitive_desc_create(desc, engine(), kForwardTraining, rows, any, bias,
+                                                                   grads, attr);
   };
   const Dims key{'d', data.type, data.rows(), data.columns(), grad.columns(), bias_grad != nullptr};
   const auto primitive = cached<Primitive>(key, [&] {
     const Primitive hint("a dense layer", forward_of);
     return Primitive("gradients of a dense layer", [&](PrimitiveDesc** desc, const Attr* attr) {
-      return functions().inner_product_backward_weights_primitive_desc_create(
-          desc, engine(), rows, weights, bias, grads, hint.desc(), attr);
+      return functions().inner_product_backward_weights_primitive_desc_create(desc, engine(), rows, weights, bias,
+                                                                              grads, hint.desc(), attr);
     });
   });
   primitive->run({{kSrc, rows, data.data},
@@ -87,8 +87,8 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   const Shape& data = inputs[0];
   expect_known(data, "data");
   if (data.size() < 2) fail("expected two dimensions or more, received data of shape ", describe(data));
-  const uint32_t width = s.flattens ? std::accumulate(data.begin() + 1, data.end(), 1u, std::multiplies<uint32_t>())
-                                    : data.back();
+  const uint32_t width =
+      s.flattens ? std::accumulate(data.begin() + 1, data.end(), 1u, std::multiplies<uint32_t>()) : data.back();
   expect_shape(inputs[1], {s.units, width}, "weight");
   if (s.is_biased) expect_shape(inputs[2], {s.units}, "bias");
   outputs[0] = s.flattens ? Shape{data[0], s.units} : data;

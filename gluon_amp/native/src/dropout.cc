@@ -29,9 +29,9 @@ INLINED void drop_rows(const Dropping& dropping, const T* data, T* out, int64_t 
   }
 }
 
-#define KERNELS(T)                                                                                              \
-  VECTORIZED void drop_kernel(const Dropping& dropping, const T* data, T* out, int64_t begin, int64_t end) {    \
-    drop_rows(dropping, data, out, begin, end);                                                                 \
+#define KERNELS(T)                                                                                           \
+  VECTORIZED void drop_kernel(const Dropping& dropping, const T* data, T* out, int64_t begin, int64_t end) { \
+    drop_rows(dropping, data, out, begin, end);                                                              \
   }
 KERNELS(float)
 KERNELS(bfloat16)

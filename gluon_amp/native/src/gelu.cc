@@ -80,12 +80,10 @@ INLINED void backward_loop(const T* out_grad, const T* data, T* data_grad, int64
   }
 }
 
-#define KERNELS(T)                                                                                  \
-  VECTORIZED void forward_kernel(const T* data, T* out, int64_t count) {                            \
-    forward_loop(data, out, count);                                                                 \
-  }                                                                                                 \
-  VECTORIZED void backward_kernel(const T* out_grad, const T* data, T* data_grad, int64_t count) {  \
-    backward_loop(out_grad, data, data_grad, count);                                                \
+#define KERNELS(T)                                                                                         \
+  VECTORIZED void forward_kernel(const T* data, T* out, int64_t count) { forward_loop(data, out, count); } \
+  VECTORIZED void backward_kernel(const T* out_grad, const T* data, T* data_grad, int64_t count) {         \
+    backward_loop(out_grad, data, data_grad, count);                                                       \
   }
 KERNELS(float)
 KERNELS(bfloat16)

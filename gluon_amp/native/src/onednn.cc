@@ -117,7 +117,8 @@ Desc Desc::any(const Dims& dims, DataType type) {
 
 size_t bytes(Md desc) { return functions().memory_desc_get_size(desc); }
 
-Primitive::Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale, bool adds) {
+Primitive::Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale,
+                     bool adds) {
   const Functions& f = functions();
   const AttrPointer attr = make_attr(scale, adds);
   PrimitiveDesc* desc = nullptr;

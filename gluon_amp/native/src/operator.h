@@ -106,8 +106,8 @@ void expect_shape(Shape& shape, const Shape& expected, const char* name);
 // Fail unless all dimensions are known.
 void expect_known(const Shape& shape, const char* name);
 
-// Memory for results that nobody needs after an operator, apart from others by the type given. It belongs to the thread,
-// until its next call: fresh memory would have to be cleared by the system every time.
+// Memory for results that nobody needs after an operator, apart from others by the type given. It belongs to the
+// thread, until its next call: fresh memory would have to be cleared by the system every time.
 template <class Use>
 void* scratch(size_t bytes) {
   constexpr size_t kCacheLine = 64;

@@ -14,9 +14,7 @@ using namespace onednn;
 
 constexpr char kProduct[] = "a product of matrices";
 
-Desc desc_of(const Matrices& matrices) {
-  return {matrices.dims, data_type_of(matrices.type), matrices.strides};
-}
+Desc desc_of(const Matrices& matrices) { return {matrices.dims, data_type_of(matrices.type), matrices.strides}; }
 
 int64_t product_of(const Dims& dims) {
   return std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<int64_t>());
@@ -81,10 +79,9 @@ void multiply(const Matrices& a, const Matrices& b, const Matrices& product, flo
   Dims key = key_of('m', a, b, product);
   key.push_back(alpha_bits);
   const Desc left = desc_of(a), right = desc_of(b), out = desc_of(product);
-  const auto primitive = cached<Primitive>(
-      key, [&] { return Primitive(kProduct, matmul(left, right, nullptr, out), alpha); });
-  primitive->run(
-      {{kSrc, left, a.data}, {kWeightsLayer, right, b.data}, {kDst, out, product.data}});
+  const auto primitive =
+      cached<Primitive>(key, [&] { return Primitive(kProduct, matmul(left, right, nullptr, out), alpha); });
+  primitive->run({{kSrc, left, a.data}, {kWeightsLayer, right, b.data}, {kDst, out, product.data}});
 }
 
 void multiply_rounded(const Matrices& a, const Matrices& b, const Matrices& product, const float* bias) {
@@ -94,19 +91,14 @@ void multiply_rounded(const Matrices& a, const Matrices& b, const Matrices& prod
   const bool rounds = a.type != kFloat32, packs = rounds && a.rows() >= kManyRows;
   Dims key = key_of(packs ? 'p' : 'r', a, b, product);
   key.push_back(bias != nullptr);
-  const Desc left = desc_of(a), from = desc_of(b), out = desc_of(product),
-             added({1, product.columns()}, kF32);
-  const Desc right = packs ? Desc::any(b.dims, data_type_of(a.type))
-                           : Desc(b.dims, data_type_of(a.type), b.strides);
-  const auto primitive = cached<Primitive>(key, [&] {
-    return Primitive(kProduct, matmul(left, right, bias ? static_cast<Md>(added) : nullptr, out));
-  });
+  const Desc left = desc_of(a), from = desc_of(b), out = desc_of(product), added({1, product.columns()}, kF32);
+  const Desc right = packs ? Desc::any(b.dims, data_type_of(a.type)) : Desc(b.dims, data_type_of(a.type), b.strides);
+  const auto primitive = cached<Primitive>(
+      key, [&] { return Primitive(kProduct, matmul(left, right, bias ? static_cast<Md>(added) : nullptr, out)); });
   const Md wanted = primitive->query(kWeights);
   const void* factor = rounds ? rounded(from, b.data, wanted, key) : b.data;
-  primitive->run({{kSrc, left, a.data},
-                  {kWeightsLayer, wanted, factor},
-                  {kBias, added, bias},
-                  {kDst, out, product.data}});
+  primitive->run(
+      {{kSrc, left, a.data}, {kWeightsLayer, wanted, factor}, {kBias, added, bias}, {kDst, out, product.data}});
 }
 
 }  // namespace gluon_amp

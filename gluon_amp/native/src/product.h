@@ -26,8 +26,8 @@ struct Matrices {
 // Write alpha * a * b. The piles have equal leading dimensions; a and b are of one type.
 void multiply(const Matrices& a, const Matrices& b, const Matrices& product, float alpha = 1);
 
-// Write a * b, of one pair of matrices of which b is float32 and rounded to the type of a. A bias, in float32, is added to
-// every row.
+// Write a * b, of one pair of matrices of which b is float32 and rounded to the type of a. A bias, in float32, is added
+// to every row.
 void multiply_rounded(const Matrices& a, const Matrices& b, const Matrices& product, const float* bias = nullptr);
 
 }  // namespace gluon_amp

@@ -1,6 +1,6 @@
-// LSTM, GRU and plain RNNs as MXNet's RNN takes them: layers, both directions, states in and out. The parameters come in
-// one vector, or, with separate=True, in an array each, in the order that they have in the vector: joining them takes
-// longer than a layer on few sequences. Data and output may be bfloat16; everything else is float32.
+// LSTM, GRU and plain RNNs as MXNet's RNN takes them: layers, both directions, states in and out. The parameters come
+// in one vector, or, with separate=True, in an array each, in the order that they have in the vector: joining them
+// takes longer than a layer on few sequences. Data and output may be bfloat16; everything else is float32.
 //
 // Between layers the values are multiplied by masks that are inputs: MXNet's Dropout of ones makes them, which knows
 // whether this is training. When training, the last output keeps what backward needs.
@@ -51,8 +51,7 @@ struct Settings {
       cell = Cell::kTanh;
     else
       fail("expected lstm, gru, rnn_relu or rnn_tanh, received mode='", mode, "'");
-    if (data != "float32" && data != "bfloat16")
-      fail("expected float32 or bfloat16, received dtype='", data, "'");
+    if (data != "float32" && data != "bfloat16") fail("expected float32 or bfloat16, received dtype='", data, "'");
     type = data == "bfloat16" ? kBfloat16 : kFloat32;
     if (states < 1 || layers < 1)
       fail("expected positive numbers, received state_size=", states, ", num_layers=", layers);
@@ -220,12 +219,9 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
     const Parameters parameters = call.parameters(i, places), parameter_grads = call.parameters(i, grad_places);
     const LayerArrays arrays = arrays_of(s, call, i, in, out, base);
     Buffer data_grad(shape.steps * shape.batch * shape.inputs * sizeof(float));
-    const LayerGradients gradients{out_grad.as<float>(),
-                                   at(&grads[1], offset),
-                                   at(s.lstm() ? &grads[2] : nullptr, offset),
-                                   data_grad.as<float>(),
-                                   at(&outputs[state], offset),
-                                   at(s.lstm() ? &outputs[state + 1] : nullptr, offset)};
+    const LayerGradients gradients{
+        out_grad.as<float>(),  at(&grads[1], offset),       at(s.lstm() ? &grads[2] : nullptr, offset),
+        data_grad.as<float>(), at(&outputs[state], offset), at(s.lstm() ? &outputs[state + 1] : nullptr, offset)};
     backward_layer(shape, parameters, arrays, parameter_grads, gradients);
     if (i && s.masked) {
       multiply(data_grad.as<float>(), in[s.first_mask() + i - 1].as<float>(), data_grad.as<float>(),

@@ -55,8 +55,8 @@ INLINED void lstm(const Row<T>& r) {
 template <class T>
 INLINED void gru(const Row<T>& r) {
   const int64_t n = r.states;
-  const float *__restrict bias = r.bias, *__restrict state_bias = r.state_bias, *__restrict sums = r.sums_of_state;
-  float *__restrict gates = r.gates, *__restrict extra = r.extra;
+  const float* __restrict bias = r.bias, * __restrict state_bias = r.state_bias, * __restrict sums = r.sums_of_state;
+  float* __restrict gates = r.gates, * __restrict extra = r.extra;
   const float* before = r.before;
   float* after = r.after;
   T* __restrict out = r.out;
@@ -95,8 +95,8 @@ INLINED void plain(const Row<T>& r) {
 template <class T>
 INLINED void lstm_gradient(const RowGradient<T>& r) {
   const int64_t n = r.states;
-  const float *__restrict gates = r.gates, *__restrict extra = r.extra, *__restrict out = r.out;
-  const float *__restrict cells_before = r.cells_before, *__restrict state = r.state;
+  const float* __restrict gates = r.gates, * __restrict extra = r.extra, * __restrict out = r.out;
+  const float* __restrict cells_before = r.cells_before, * __restrict state = r.state;
   float* __restrict cells = r.cells;
   T* __restrict to = r.to_data;
 #pragma omp simd
@@ -115,10 +115,10 @@ INLINED void lstm_gradient(const RowGradient<T>& r) {
 template <class T>
 INLINED void gru_gradient(const RowGradient<T>& r) {
   const int64_t n = r.states;
-  const float *__restrict gates = r.gates, *__restrict extra = r.extra, *__restrict out = r.out;
+  const float* __restrict gates = r.gates, * __restrict extra = r.extra, * __restrict out = r.out;
   const T* __restrict before = r.before;
   float* __restrict state = r.state;
-  T *__restrict to_data = r.to_data, *__restrict to_state = r.to_state;
+  T* __restrict to_data = r.to_data, * __restrict to_state = r.to_state;
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const float reset = gates[i], update = gates[n + i], value = gates[2 * n + i], grad = out[i] + state[i];
@@ -137,7 +137,7 @@ INLINED void gru_gradient(const RowGradient<T>& r) {
 
 template <bool kRectified, class T>
 INLINED void plain_gradient(const RowGradient<T>& r) {
-  const float *__restrict gates = r.gates, *__restrict out = r.out, *__restrict state = r.state;
+  const float* __restrict gates = r.gates, * __restrict out = r.out, * __restrict state = r.state;
   T* __restrict to = r.to_data;
 #pragma omp simd
   for (int64_t i = 0; i < r.states; ++i) {
@@ -146,14 +146,14 @@ INLINED void plain_gradient(const RowGradient<T>& r) {
   }
 }
 
-#define KERNELS_OF(T)                                                                  \
-  VECTORIZED void lstm_row(const Row<T>& r) { lstm(r); }                               \
-  VECTORIZED void gru_row(const Row<T>& r) { gru(r); }                                 \
-  VECTORIZED void tanh_row(const Row<T>& r) { plain<false>(r); }                       \
-  VECTORIZED void relu_row(const Row<T>& r) { plain<true>(r); }                        \
-  VECTORIZED void lstm_row(const RowGradient<T>& r) { lstm_gradient(r); }              \
-  VECTORIZED void gru_row(const RowGradient<T>& r) { gru_gradient(r); }                \
-  VECTORIZED void tanh_row(const RowGradient<T>& r) { plain_gradient<false>(r); }      \
+#define KERNELS_OF(T)                                                             \
+  VECTORIZED void lstm_row(const Row<T>& r) { lstm(r); }                          \
+  VECTORIZED void gru_row(const Row<T>& r) { gru(r); }                            \
+  VECTORIZED void tanh_row(const Row<T>& r) { plain<false>(r); }                  \
+  VECTORIZED void relu_row(const Row<T>& r) { plain<true>(r); }                   \
+  VECTORIZED void lstm_row(const RowGradient<T>& r) { lstm_gradient(r); }         \
+  VECTORIZED void gru_row(const RowGradient<T>& r) { gru_gradient(r); }           \
+  VECTORIZED void tanh_row(const RowGradient<T>& r) { plain_gradient<false>(r); } \
   VECTORIZED void relu_row(const RowGradient<T>& r) { plain_gradient<true>(r); }
 KERNELS_OF(float)
 KERNELS_OF(bfloat16)

@@ -58,8 +58,7 @@ struct Products {
         rows(s.steps * s.batch),
         width(s.directions * s.states),
         of_data(k.plain(rows, s.inputs), k.packed(s.inputs, gates), k.sums(rows, gates), false),
-        of_state(k.plain(s.batch, s.states), k.packed(s.states, gates), k.sums(s.batch, gates),
-                 s.cell != Cell::kGru) {}
+        of_state(k.plain(s.batch, s.states), k.packed(s.states, gates), k.sums(s.batch, gates), s.cell != Cell::kGru) {}
 
   int64_t gates, rows, width;
   Product of_data, of_state;
@@ -127,7 +126,6 @@ const void* packed(const float* weights, const Desc& desc, int64_t count, const 
   return result;
 }
 
-
 // LSTM's cells after each step, or what a GRU's reset gate multiplies, are kept beside the gates.
 bool keeps_extra(const LayerShape& s) { return s.cell == Cell::kLstm || s.cell == Cell::kGru; }
 
@@ -151,8 +149,10 @@ void forward_direction(const LayerShape& s, const Parameters& parameters, const 
   const Kind kind(s);
   const int64_t n = s.states, width = products->width, sums = products->gates, step = s.batch * n;
   const Biases biases(s, parameters, direction);
-  products->of_data.run(a.data, packed<T>(parameters.weights[2 * direction], kind.transposed(sums, s.inputs),
-                                          sums * s.inputs, products->of_data), gates);
+  products->of_data.run(
+      a.data,
+      packed<T>(parameters.weights[2 * direction], kind.transposed(sums, s.inputs), sums * s.inputs, products->of_data),
+      gates);
   const void* weights =
       packed<T>(parameters.weights[2 * direction + 1], kind.transposed(sums, n), sums * n, products->of_state);
   // States apart from those of the other direction: of odd rows within wider ones oneDNN made infinite sums NaN.
@@ -230,8 +230,9 @@ void backward_direction(const LayerShape& s, const Parameters& parameters, const
     products->to_state.run(to_state + t * s.batch * sums, weights, state);
   }
   const Product& to_inputs = direction ? products->to_data_too : products->to_data;
-  to_inputs.run(to_data.data(), packed<T>(parameters.weights[2 * direction], kind.plain(sums, s.inputs),
-                                          sums * s.inputs, to_inputs), g.data);
+  to_inputs.run(to_data.data(),
+                packed<T>(parameters.weights[2 * direction], kind.plain(sums, s.inputs), sums * s.inputs, to_inputs),
+                g.data);
   products->to_data_weights.run(to_data.data(), a.data, parameter_gradients.weights[2 * direction]);
   products->to_state_weights.run(to_state, before.data(), parameter_gradients.weights[2 * direction + 1]);
   add_rows(to_data.as<T>(), products->rows, sums, parameter_gradients.biases[2 * direction]);
