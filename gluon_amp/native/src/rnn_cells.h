@@ -1,5 +1,5 @@
-// What the cells of an RNN compute beside products with weights: one sequence of one step, forward and backward. Data is
-// float32 or bfloat16; all else is float32.
+// What the cells of an RNN compute beside products with weights: one sequence of one step, forward and backward.
+// Data is float32 or bfloat16; all else is float32.
 #pragma once
 
 #include "vector.h"

@@ -19,7 +19,8 @@ VECTORIZED void convert(const float* from, bfloat16* to, int64_t count) {
 
 void convert(const float* from, float* to, int64_t count) { std::copy_n(from, count, to); }
 
-// A product of matrices, rows x inner by inner x columns. The second one is in the order that oneDNN likes, or as it is.
+// A product of matrices, rows x inner by inner x columns. The second one is in the order that oneDNN likes, or as it
+// is.
 struct Product {
   Product(const Desc& a_desc, const Desc& b_desc, const Desc& c_desc, bool adds)
       : a(a_desc),
@@ -116,7 +117,8 @@ const void* in_type(const float* weights, int64_t count, bfloat16*) {
   return rounded;
 }
 
-// Weights in the order that a product wants, from a matrix described as it lies. They last until the next ones are made.
+// Weights in the order that a product wants, from a matrix described as it lies. They last until the next ones are
+// made.
 struct Packed {};
 template <class T>
 const void* packed(const float* weights, const Desc& desc, int64_t count, const Product& product) {
@@ -160,7 +162,8 @@ void forward_direction(const LayerShape& s, const Parameters& parameters, const 
   const Buffer of_state(gru ? s.batch * sums * sizeof(float) : 0);
   float* extra = gates + s.steps * s.batch * sums;
   const float *before = a.states + direction * step, *cells = a.cells ? a.cells + direction * step : nullptr;
-  float *after = a.last_states + direction * step, *cells_after = a.last_cells ? a.last_cells + direction * step : nullptr;
+  float* after = a.last_states + direction * step;
+  float* cells_after = a.last_cells ? a.last_cells + direction * step : nullptr;
   for (int64_t i = 0; i < s.steps; ++i) {
     const int64_t t = direction ? s.steps - 1 - i : i;
     float* here = gates + t * s.batch * sums;

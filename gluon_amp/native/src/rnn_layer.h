@@ -1,6 +1,6 @@
-// One layer of an RNN, in one direction or both, by products of matrices: those with the data and the gradients of all
-// weights are one product for all steps. oneDNN 3.2 has layers, too: in float32 they train at half the speed with one
-// sequence, and their backward pass in bfloat16 adds to the gradient of the weights at every step.
+// One layer of an RNN, in one direction or both, by products of matrices: those with the data, and the gradients of the
+// weights, are one product for all steps. oneDNN 3.2 has layers, too, whose backward pass adds to the gradients of the
+// weights: with one sequence it takes 1.6 times as long in float32, and six times in bfloat16.
 #pragma once
 
 #include "onednn.h"
