@@ -2,8 +2,7 @@
 
 MXNet writes the gradients of what the branch reads that was taken, and of what the body of a ``while_loop`` reads. What
 only the other branch reads, or only the condition, gets whatever is in memory as its gradient; and a tensor that both
-branches read counts as two, unless it is a variable. Here they read it as one, and what is not read is added times
-zero.
+branches read counts as two, unless it is a variable. Here what is not read is added times zero.
 """
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ import json
 from ..graph import Entry, Graph, Node, operator, unique_name
 from .context import Context
 
-_CONDITION = "cond_input_locs"
 # The attributes that say which inputs those graphs of an operator read that have a backward pass, and where these are.
 _READS = {"_cond": {"then_input_locs": 1, "else_input_locs": 2}, "_while_loop": {"func_input_locs": 1}}
 
@@ -29,33 +27,14 @@ def run(graph: Graph, context: Context) -> int:
 
 def _complete(node: Node) -> int:
     parts = [Graph.from_json(json.dumps(part)) for part in node.extra["subgraphs"]]
-    merged = _merge(node) if node.op == "_cond" else 0
     added = sum(_read_all(node, parts[part], name) for name, part in _READS[node.op].items())
     if added:
         node.extra = {**node.extra, "subgraphs": [json.loads(part.to_json()) for part in parts]}
-    return merged + added
+    return added
 
 
 def _locations(node: Node, name: str) -> list[int]:
     return json.loads(node.attrs[name].replace("(", "[").replace(",)", "]").replace(")", "]"))
-
-
-def _merge(node: Node) -> int:
-    """Let both branches read a tensor as one input; return how many inputs that saves."""
-    reads = {name: _locations(node, name) for name in (_CONDITION, *_READS[node.op])}
-    first: dict[tuple[int, int], int] = {}
-    moved = {}
-    for location, entry in enumerate(node.inputs):
-        into = first.setdefault(entry.key, location)
-        if into != location and not any({into, location} <= set(read) for read in reads.values()):
-            moved[location] = into
-            reads = {name: [into if one == location else one for one in read] for name, read in reads.items()}
-    kept = [location for location in range(len(node.inputs)) if location not in moved]
-    if moved:
-        node.inputs = [node.inputs[location] for location in kept]
-        node.attrs = {**node.attrs, "num_args": str(int(node.attrs["num_args"]) - len(moved)),
-                      **{name: str([kept.index(one) for one in read]) for name, read in reads.items()}}
-    return len(moved)
 
 
 def _read_all(node: Node, part: Graph, name: str) -> int:
