@@ -29,6 +29,7 @@ from . import (
     place_casts,
     separate_biases,
     shape_operands,
+    split_concat,
     verify,
 )
 from .context import Context
@@ -74,6 +75,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("branch_gradients", "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
          branch_gradients.run, where=(TRAINING,), applies=branch_gradients.is_needed,
          required="without it whatever is in memory would be taken for those gradients"),
+    Pass("split_concat", "the gradients of joined feature maps come in a layout that MXNet can split", split_concat.run,
+         where=(TRAINING,), applies=split_concat.is_needed, required="without it MXNet would end the process"),
     Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
     Pass("native_operators", "operators in C++ take the place of MXNet's slow ones on the CPU", native_operators.run,

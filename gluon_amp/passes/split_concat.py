@@ -1,0 +1,40 @@
+"""Let the gradient of a Concat of feature maps come in plain layout.
+
+MXNet cannot split a gradient that lies in blocks of 16 channels where the maps joined are not whole blocks: it raises
+"could not construct a sub-memory", or ends the process. Behind an operator that is not oneDNN's the gradient is plain.
+"""
+from __future__ import annotations
+
+from ..graph import Entry, Graph, Node, operator, redirect, unique_name
+from ..graph.attrs import REGION
+from .context import Context
+
+_BLOCK = 16  # channels in a block of oneDNN's widest layout; the others divide it
+
+
+def is_needed(context: Context) -> bool:
+    """Tell whether gradients may be asked for."""
+    return context.recorded
+
+
+def run(graph: Graph, context: Context) -> int:
+    """Put an operator that changes nothing behind such Concats; return how many."""
+    names = {node.name for node in graph.nodes()}
+    moved = {}
+    for node in graph.operators():
+        if node.op == "Concat" and _splits_blocks(node):
+            whole = operator("slice_axis", unique_name(f"{node.name}_plain", names), [Entry(node)], Entry(node), axis=1,
+                             begin=0, end=None)
+            if REGION in node.attrs:
+                whole.attrs[REGION] = node.attrs[REGION]
+            whole.stands_for = node.name
+            moved[Entry(node).key] = Entry(whole)
+    redirect(graph, moved)
+    return len(moved)
+
+
+def _splits_blocks(node: Node) -> bool:
+    """Tell whether it joins the channels of feature maps, some of which are no whole blocks."""
+    shapes = [entry.shape or () for entry in node.inputs]
+    return (node.attrs.get("dim", "1") == "1" and all(len(shape) == 4 for shape in shapes)
+            and any(shape[1] % _BLOCK for shape in shapes))
