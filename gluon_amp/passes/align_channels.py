@@ -16,6 +16,7 @@ from ..graph import Entry, Graph, Node, Readers, operator, redirect, unique_name
 from ..graph.attrs import SHAPE, integer
 from ..rules.tables.groups.layers import BATCH_NORMS
 from .context import Context
+from .split_concat import with_plain_gradient
 
 MULTIPLE = {BFLOAT16: 16, FLOAT16: 8, FLOAT32: 16}
 _WIDE = 256
@@ -86,9 +87,7 @@ def _widen(node: Node, extra: int, names: set[str]) -> None:
     if data.node.is_variable:  # a monitor hears of every operator that reads a variable
         data = Entry(operator("_copy", unique_name(f"{data.node.name}_read", names), [data], data))
     joined = _concatenated(data, _zeros_beside(data, extra, names), 1, extra, "widened", names)
-    # MXNet cannot split a gradient in blocks of 16 channels: behind this it is plain.
-    plain = operator("slice_axis", unique_name(f"{node.name}_plain", names), [joined], joined, axis=1, begin=0,
-                     end=(joined.shape or ())[1])
+    plain = with_plain_gradient(joined, node.name, names)
     first, _, *rest = weight.shape or ()
     zeros = operator("_zeros", unique_name(f"{weight.node.name}_zeros", names), [], weight,
                      shape=(first, extra, *rest), dtype=weight.dtype)

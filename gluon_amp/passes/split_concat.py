@@ -23,14 +23,18 @@ def run(graph: Graph, context: Context) -> int:
     moved = {}
     for node in graph.operators():
         if node.op == "Concat" and _splits_blocks(node):
-            whole = operator("slice_axis", unique_name(f"{node.name}_plain", names), [Entry(node)], Entry(node), axis=1,
-                             begin=0, end=None)
+            whole = with_plain_gradient(Entry(node), node.name, names)
             if REGION in node.attrs:
                 whole.attrs[REGION] = node.attrs[REGION]
             whole.stands_for = node.name
             moved[Entry(node).key] = Entry(whole)
     redirect(graph, moved)
     return len(moved)
+
+
+def with_plain_gradient(joined: Entry, name: str, names: set[str]) -> Node:
+    """Make an operator behind joined maps that passes all of them on, and their gradient in plain layout."""
+    return operator("slice_axis", unique_name(f"{name}_plain", names), [joined], joined, axis=1, begin=0, end=None)
 
 
 def _splits_blocks(node: Node) -> bool:
