@@ -52,6 +52,7 @@ class Context:
     native: frozenset[str] = frozenset()  # the operators in C++ that may take the place of MXNet's: registered names
     sparse: frozenset[str] = frozenset()  # names of variables that are sparse
     recorded: bool = True  # whether gradients may be asked for
+    trains: bool = False  # whether it is known that operators run in their training mode, and nobody watches them
     converted: bool = False  # whether the graph is one that was converted for inference, and is about to run
     # the inputs before the rewrite. Training passes them by position: their order must not change.
     variables: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
 from ..rules.tables.groups.layers import SOFTMAX
-from . import native_dropout, native_recurrent
+from . import channels_last, native_dropout, native_recurrent
 from .assign_dtypes import data_precision, decide, lower_outputs
 from .context import Context
 from .identities import Guards
@@ -165,7 +165,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
        for op in ("broadcast_mul", "_npi_multiply")},
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
 }
-NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION}
+NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION} | channels_last.NATIVE
 
 
 def run(graph: Graph, context: Context) -> int:

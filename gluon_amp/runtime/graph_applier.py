@@ -129,7 +129,8 @@ class RewritingCachedOp:
         low = frozenset(self.names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
         sparse = self._sparse(args)
         return Inputs(self.names, dtypes, tuple(array.shape for array in args),
-                      device, self._guarded(args), low, not sparse, sparse, self._is_recorded(), self.frozen)
+                      device, self._guarded(args), low, not sparse, sparse, self._is_recorded(), self.frozen,
+                      self._trains())
 
     def _sparse(self, args: Sequence[NDArray]) -> frozenset[str]:
         """Name the inputs that are sparse arrays."""
@@ -164,7 +165,8 @@ class RewritingCachedOp:
         if kept is None:
             kept = self.traced.kept(state, device, self.names, [array.shape for array in args])
             remember(variants.kept, shapes, kept, _MOST_SHAPES)
-        key = (dtypes, device, self._guarded(args), kept, self._sparse(args), self._is_recorded(), self.frozen)
+        key = (dtypes, device, self._guarded(args), kept, self._sparse(args), self._is_recorded(), self.frozen,
+               self._trains())
         variant = variants.made.get(key)
         if variant is None:
             plan = make_plan(state, self.traced, self._inputs(args, device))
@@ -176,6 +178,10 @@ class RewritingCachedOp:
 
     def _is_recorded(self) -> bool:
         return not self.traced.depends_on_recording or autograd.is_recording()
+
+    def _trains(self) -> bool:
+        # A hook is to see maps as the program made them.
+        return self.traced.depends_on_training and autograd.is_recording() and autograd.is_training() and not self._hook
 
     def _guarded(self, args: Sequence[NDArray]) -> frozenset[str]:
         if not autograd.is_recording():

@@ -14,6 +14,7 @@ from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Role
 from ..graph.attrs import CONVERSION, REGION
+from ..passes import channels_last
 from ..passes.native_operators import NATIVE, REPLACEMENTS, following, may_replace
 from ..passes.widen import widen
 from ..rules import Policy
@@ -41,6 +42,7 @@ class Inputs(NamedTuple):
     sparse: frozenset[str] = frozenset()  # the inputs that are sparse arrays
     recorded: bool = True  # whether gradients may be asked for
     frozen: frozenset[str] = frozenset()  # weights of dense layers without a gradient, whose biases have one
+    trains: bool = False  # whether operators run in their training mode, and no hook watches them
 
     def types(self) -> dict[str, str]:
         """Return data types by name; data that an outer block passes in bfloat16 counts as FP32."""
@@ -80,6 +82,11 @@ class Traced:
     def depends_on_recording(self) -> bool:
         """Tell whether it runs otherwise where no gradients are asked for."""
         return any(node.op in REPLACEMENTS for node in self.graph.operators())
+
+    @cached_property
+    def depends_on_training(self) -> bool:
+        """Tell whether it runs otherwise where operators are in their training mode."""
+        return channels_last.CONCERNED <= {node.op for node in self.graph.operators()}
 
     @cached_property
     def biased(self) -> tuple[tuple[str, str], ...]:
@@ -220,7 +227,8 @@ def _explained(node: Node, remedy: str) -> str:
 
 def _remedy(node: Node) -> str:
     if node.replaced:
-        return f"it ran in C++ of this package ({node.op}): amp.init(disable_passes=['native_operators']) keeps MXNet's"
+        name = "channels_last" if node.op in channels_last.NATIVE else "native_operators"
+        return f"it ran in C++ of this package ({node.op}): amp.init(disable_passes=['{name}']) keeps MXNet's"
     return f"amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in FP32"
 
 
@@ -238,7 +246,7 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
             node.planned = [BFLOAT16]
     counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled,
                             sparse=inputs.sparse, native=_native(graph, inputs), recorded=inputs.recorded,
-                            frozen=inputs.frozen, converted=traced.is_converted)
+                            frozen=inputs.frozen, converted=traced.is_converted, trains=inputs.trains)
     changed = is_widened or any(counts.values()) or (inputs.low and policy.lowers)
     return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
 

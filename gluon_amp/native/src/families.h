@@ -6,9 +6,9 @@
 namespace gluon_amp {
 
 extern const Operator layer_norm, dropout, gelu, softmax_op, log_softmax_op;
-extern const Operator clip, scale_rows;
+extern const Operator clip, scale_rows, batch_norm;
 extern const Operator sgd, sgd_momentum, nag, adam, adamw, lamb;
 // These need oneDNN when they run.
-extern const Operator attention, batch_dot, dense, rnn;
+extern const Operator attention, batch_dot, convolution, dense, rnn;
 
 }  // namespace gluon_amp

@@ -44,6 +44,9 @@ Functions look_up() {
   LOOK_UP(matmul_primitive_desc_create);
   LOOK_UP(inner_product_forward_primitive_desc_create);
   LOOK_UP(inner_product_backward_weights_primitive_desc_create);
+  LOOK_UP(convolution_forward_primitive_desc_create);
+  LOOK_UP(convolution_backward_data_primitive_desc_create);
+  LOOK_UP(convolution_backward_weights_primitive_desc_create);
 #undef LOOK_UP
   const auto* version = f.version();
   if (version->major != 3) fail("expected oneDNN 3, received ", version->major, ".", version->minor);

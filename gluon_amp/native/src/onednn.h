@@ -30,8 +30,8 @@ struct Argument {
 
 enum DataType { kBf16 = 2, kF32 = 3 };
 enum Prop { kForwardTraining = 64 };
-enum Algorithm { kLinear = 38 };
-enum Query { kWeights = 131, kScratchpad = 136 };
+enum Algorithm { kDirect = 1, kLinear = 38 };
+enum Query { kWeights = 131, kDiffWeights = 132, kScratchpad = 136 };
 constexpr int kAny = 1;  // the tag of a layout that oneDNN chooses
 enum Kind {
   kSrc = 1,
@@ -39,6 +39,7 @@ enum Kind {
   kWeightsLayer = 33,
   kBias = 41,
   kScratchpadData = 80,
+  kDiffSrc = 129,
   kDiffDst = 145,
   kDiffWeightsLayer = 161,
   kDiffBias = 169,
@@ -80,6 +81,15 @@ struct Functions {
                                                      const Attr*);
   int (*inner_product_backward_weights_primitive_desc_create)(PrimitiveDesc**, Engine*, Md, Md, Md bias, Md,
                                                               const PrimitiveDesc*, const Attr*);
+  int (*convolution_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int algorithm, Md, Md, Md bias,
+                                                   Md, const int64_t* strides, const int64_t* dilates,
+                                                   const int64_t* pads, const int64_t* end_pads, const Attr*);
+  int (*convolution_backward_data_primitive_desc_create)(PrimitiveDesc**, Engine*, int algorithm, Md, Md, Md,
+                                                         const int64_t*, const int64_t*, const int64_t*,
+                                                         const int64_t*, const PrimitiveDesc*, const Attr*);
+  int (*convolution_backward_weights_primitive_desc_create)(PrimitiveDesc**, Engine*, int algorithm, Md, Md, Md bias,
+                                                            Md, const int64_t*, const int64_t*, const int64_t*,
+                                                            const int64_t*, const PrimitiveDesc*, const Attr*);
 };
 
 // oneDNN's functions; fails where it cannot be loaded or is another version.

@@ -1,0 +1,199 @@
+"""Values and gradients of convolutions and BatchNorm with the channels last in C++, against MXNet's with them first."""
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import nd
+from native_cases import (
+    BFLOAT16_ROUNDING,
+    assert_close,
+    bfloat16,
+    normal,
+    rounded,
+    run,
+    shapes_of_empty,
+    with_gradients,
+)
+
+from gluon_amp import native
+
+pytestmark = pytest.mark.skipif(not native.is_available("_gluon_amp_convolution"), reason="oneDNN is missing")
+
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+# The shape of the data, and what the convolution is: filters, kernel, stride, pad, dilate, groups, whether it is biased.
+CONVOLUTIONS = [
+    ((1, 1, 1, 1), (1, (1, 1), (1, 1), (0, 0), (1, 1), 1, True)),
+    ((2, 16, 8, 8), (32, (1, 1), (1, 1), (0, 0), (1, 1), 1, False)),
+    ((2, 3, 9, 7), (5, (3, 3), (2, 2), (1, 1), (1, 1), 1, True)),
+    ((2, 17, 8, 5), (33, (1, 1), (2, 1), (0, 0), (1, 1), 1, False)),
+    ((2, 12, 9, 11), (8, (3, 2), (1, 2), (2, 0), (2, 1), 1, True)),
+    ((3, 24, 7, 7), (24, (3, 3), (1, 1), (1, 1), (1, 1), 24, False)),
+    ((3, 19, 8, 9), (19, (3, 3), (2, 2), (1, 1), (1, 1), 19, True)),
+    ((2, 12, 6, 6), (8, (3, 3), (1, 1), (1, 1), (1, 1), 4, True)),
+    ((2, 8, 5, 5), (16, (5, 5), (1, 1), (2, 2), (1, 1), 8, False)),
+]
+
+
+def convolution_attrs(filters, kernel, stride, pad, dilate, groups, biased):
+    return {"num_filter": filters, "kernel": kernel, "stride": stride, "pad": pad, "dilate": dilate,
+            "num_group": groups, "no_bias": not biased}
+
+
+def convolution_arrays(shape, filters, kernel, *rest):
+    *_, groups, biased = rest
+    inputs = [normal(*shape), normal(filters, shape[1] // groups, *kernel, seed=1), normal(filters, seed=2)]
+    return inputs if biased else inputs[:2]
+
+
+def in_last(op, attrs):
+    """Return a function of a map with the channels first, as MXNet's operators take it."""
+    def function(data, *others):
+        return nd.transpose(run(op, [nd.transpose(data, LAST), *others], **attrs), FIRST)
+    return function
+
+
+@pytest.mark.parametrize(("shape", "settings"), CONVOLUTIONS)
+def test_convolution_equals_mxnet(shape, settings):
+    attrs, inputs = convolution_attrs(*settings), convolution_arrays(shape, *settings)
+    out_grad = normal(*nd.Convolution(*inputs, **attrs).shape, seed=3)
+    wanted = with_gradients(lambda *each: nd.Convolution(*each, **attrs), inputs, out_grad)
+    received = with_gradients(in_last("_gluon_amp_convolution", attrs), inputs, out_grad)
+    assert len(received) == len(inputs) + 1
+    for one, other in zip(received, wanted):
+        assert one.shape == other.shape
+        assert_close(one, other, 2e-6)
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize(("shape", "settings"), CONVOLUTIONS)
+def test_convolution_in_bfloat16(shape, settings):
+    attrs, (data, weight, *bias) = convolution_attrs(*settings), convolution_arrays(shape, *settings)
+    data, weight = rounded(data), rounded(weight)
+    out_grad = rounded(normal(*nd.Convolution(data, weight, *bias, **attrs).shape, seed=3))
+    wanted = with_gradients(lambda *each: nd.Convolution(*each, **attrs), [data, weight, *bias], out_grad)
+    given = [bfloat16(nd.transpose(data, LAST)), weight, *bias]
+    received = with_gradients(lambda *each: run("_gluon_amp_convolution", each, **attrs), given,
+                              bfloat16(nd.transpose(out_grad, LAST)))
+    received[:2] = [each.transpose(FIRST) for each in received[:2]]
+    for one, other in zip(received, wanted):
+        assert_close(one, other, 2 * BFLOAT16_ROUNDING)
+
+
+def test_an_empty_batch():
+    with mx.util.np_shape(True):
+        inputs = [nd.zeros((0, 4, 4, 3)), normal(5, 3, 1, 1)]
+        attrs = {"num_filter": 5, "kernel": (1, 1), "no_bias": True}
+        shapes = shapes_of_empty(lambda *each: run("_gluon_amp_convolution", each, **attrs), inputs,
+                                 nd.zeros((0, 4, 4, 5)))
+        assert shapes == [(0, 4, 4, 5), (0, 4, 4, 3), (5, 3, 1, 1)]
+        assert not inputs[1].grad.asnumpy().any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38, 1e-42])
+def test_special_values_of_a_convolution(value):
+    attrs = {"num_filter": 3, "kernel": (1, 1), "no_bias": True}
+    data = normal(1, 2, 3, 3)
+    data[0, 1, 1, 1] = value
+    inputs, out_grad = [data, normal(3, 2, 1, 1, seed=1)], normal(1, 3, 3, 3, seed=2)
+    wanted = with_gradients(lambda *each: nd.Convolution(*each, **attrs), inputs, out_grad)
+    received = with_gradients(in_last("_gluon_amp_convolution", attrs), inputs, out_grad)
+    for one, other in zip(received, wanted):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_errors_of_a_convolution_say_what_was_expected():
+    attrs = {"num_filter": 4, "kernel": (3, 3), "no_bias": True}
+    with pytest.raises(mx.MXNetError, match="weight of shape"):
+        run("_gluon_amp_convolution", [normal(1, 5, 5, 2), normal(4, 3, 3, 3)], **attrs)
+    with pytest.raises(mx.MXNetError, match="as large as the kernel"):
+        run("_gluon_amp_convolution", [normal(1, 2, 5, 2), normal(4, 2, 3, 3)], **attrs)
+    with pytest.raises(mx.MXNetError, match="groups of equal size"):
+        run("_gluon_amp_convolution", [normal(1, 5, 5, 3), normal(4, 3, 3, 3)], **attrs, num_group=2)
+    with pytest.raises(mx.MXNetError, match="expected images"):
+        run("_gluon_amp_convolution", [normal(5, 5, 3), normal(4, 3, 3, 3)], **attrs)
+
+
+MAPS = [(1, 1, 1, 2), (2, 5, 3, 3), (3, 32, 4, 4), (2, 70, 9, 8), (4, 96, 28, 28)]
+NO_LIMITS, RELU6 = {}, {"a_min": 0.0, "a_max": 6.0}
+
+
+def statistics(channels):
+    return [normal(channels, seed=5), nd.abs(normal(channels, seed=6)) + 0.5]
+
+
+def normalised(attrs, limits):
+    """Return MXNet's BatchNorm and clip, one after the other."""
+    def function(data, gamma, beta, *moving):
+        result = nd.BatchNorm(data, gamma, beta, *moving, **attrs)
+        return nd.clip(result, **limits) if limits else result
+    return function
+
+
+@pytest.mark.parametrize("fix_gamma", [True, False])
+@pytest.mark.parametrize("limits", [NO_LIMITS, RELU6, {"a_min": -0.5, "a_max": 0.25}])
+@pytest.mark.parametrize("shape", MAPS)
+def test_batch_norm_equals_mxnet(shape, limits, fix_gamma):
+    channels = shape[1]
+    attrs = {"eps": 1e-5, "momentum": 0.7, "fix_gamma": fix_gamma}
+    inputs = [normal(*shape) * 3 + 2, normal(channels, seed=1), normal(channels, seed=2) + 1]
+    out_grad = normal(*shape, seed=3)
+    found = []
+    for function in (normalised(attrs, limits), in_last("_gluon_amp_batch_norm", {**attrs, **limits})):
+        moving = statistics(channels)
+        results = with_gradients(lambda *each: function(*each, *moving), [each.copy() for each in inputs], out_grad)  # noqa: B023
+        found.append([*results, *(each.asnumpy() for each in moving)])
+    for one, other in zip(*found):
+        assert one.shape == other.shape
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5 * max(1, np.abs(other).max()))
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("shape", MAPS[1:])
+def test_batch_norm_in_bfloat16(shape):
+    channels = shape[1]
+    data, out_grad = rounded(normal(*shape) * 3 + 2), rounded(normal(*shape, seed=3))
+    gamma, beta = normal(channels, seed=1), normal(channels, seed=2) + 1
+    attrs = {"eps": 1e-5, "fix_gamma": False}
+    wanted = with_gradients(lambda *each: normalised(attrs, {})(*each, *statistics(channels)), [data, gamma, beta],
+                            out_grad)
+    received = with_gradients(lambda *each: run("_gluon_amp_batch_norm", [*each, *statistics(channels)], **attrs),
+                              [bfloat16(nd.transpose(data, LAST)), gamma, beta],
+                              bfloat16(nd.transpose(out_grad, LAST)))
+    received[:2] = [each.transpose(FIRST) for each in received[:2]]
+    for one, other in zip(received, wanted):
+        assert_close(one, other, 2 * BFLOAT16_ROUNDING)
+
+
+def test_a_mean_far_from_zero_does_not_lose_the_deviation():
+    data = normal(4, 8, 16, 16) + 1e4
+    out = in_last("_gluon_amp_batch_norm", {"eps": 1e-12, "fix_gamma": True})(
+        data, nd.ones(8), nd.zeros(8), *statistics(8)).asnumpy()
+    exact = data.asnumpy().astype("float64")
+    exact = (exact - exact.mean((0, 2, 3), keepdims=True)) / exact.std((0, 2, 3), keepdims=True)
+    assert np.abs(out - exact).max() < 2e-3  # data of 1e4 is a multiple of 1e-3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e-42])
+def test_special_values_stay_in_their_channel(value):
+    data = normal(2, 3, 4, 4)
+    data[1, 1, 2, 2] = value
+    moving = statistics(3)
+    inputs, out_grad = [data, nd.ones(3), nd.zeros(3)], normal(2, 3, 4, 4, seed=1)
+    out, *grads = with_gradients(
+        lambda *each: in_last("_gluon_amp_batch_norm", {**RELU6, "fix_gamma": False})(*each, *moving), inputs, out_grad)
+    is_finite = [True, bool(np.isfinite(value)), True]
+    assert [bool(np.isfinite(out[:, channel]).all()) for channel in range(3)] == is_finite
+    assert [bool(np.isfinite(each)) for each in moving[0].asnumpy()] == is_finite
+    assert np.isfinite(grads[0][:, 0]).all() and np.isfinite(grads[1][[0, 2]]).all()
+
+
+def test_an_empty_batch_leaves_the_moving_averages():
+    with mx.util.np_shape(True):
+        moving = statistics(3)
+        before = [each.asnumpy() for each in moving]
+        shapes = shapes_of_empty(lambda *each: run("_gluon_amp_batch_norm", [*each, *moving]),
+                                 [nd.zeros((0, 4, 4, 3)), nd.ones(3), nd.zeros(3)], nd.zeros((0, 4, 4, 3)))
+        assert shapes == [(0, 4, 4, 3), (0, 4, 4, 3), (3,), (3,)]
+        for one, other in zip(moving, before):
+            np.testing.assert_array_equal(one.asnumpy(), other)
