@@ -20,15 +20,14 @@ from .known_forward import unknown_forward
 _BATCH_NORM = "_gluon_amp_batch_norm"
 _IN_CPP = {"Convolution": "_gluon_amp_convolution", "BatchNorm": _BATCH_NORM}
 NATIVE = frozenset(_IN_CPP.values())
-CONCERNED = frozenset({*_IN_CPP, "clip"})  # what a graph has where this may do something
+CONCERNED = frozenset({"Convolution", "clip"})  # what a graph has where this may do something
 _ELEMENTWISE = ("clip", "relu", "Activation", "elemwise_add")
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
 
 
 def is_needed(context: Context) -> bool:
     """Tell whether FP32 training is about to run on a CPU with such operators."""
-    return (context.trains and context.recorded and context.policy.runs_native and context.target == FLOAT32
-            and NATIVE <= context.native)
+    return context.trains and context.recorded and context.target == FLOAT32 and context.native >= NATIVE
 
 
 def run(graph: Graph, context: Context) -> int:

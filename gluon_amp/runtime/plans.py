@@ -86,7 +86,7 @@ class Traced:
     @cached_property
     def depends_on_training(self) -> bool:
         """Tell whether it runs otherwise where operators are in their training mode."""
-        return channels_last.CONCERNED <= {node.op for node in self.graph.operators()}
+        return {node.op for node in self.graph.operators()} >= channels_last.CONCERNED
 
     @cached_property
     def biased(self) -> tuple[tuple[str, str], ...]:

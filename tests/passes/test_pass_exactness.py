@@ -38,9 +38,10 @@ ROUNDOFF = {"float32": 2.0 ** -24, "bfloat16": 2.0 ** -8, "float16": 2.0 ** -11}
 BF16 = pytest.param("bfloat16", marks=pytest.mark.bf16)
 AMX = pytest.param("bfloat16", marks=[pytest.mark.bf16, pytest.mark.skipif(
     not cpu_support().amx, reason="the pass is for CPUs with AMX only")])
-_CORE = native.load()[0]
+_CORE, _ONEDNN = native.load()
 NEEDS_CORE = pytest.mark.skipif(bool(_CORE.missing), reason=_CORE.missing)
-CORE = pytest.param("float32", marks=NEEDS_CORE)
+NEEDS_ONEDNN = pytest.mark.skipif(bool(_ONEDNN.missing), reason=_ONEDNN.missing)
+CORE, ONEDNN = (pytest.param("float32", marks=mark) for mark in (NEEDS_CORE, NEEDS_ONEDNN))
 IN_FP32, EVERYWHERE = ("float32",), ("float32", "float16", BF16)
 
 
@@ -137,11 +138,16 @@ LIMITED = Case(lambda: chain(lambda: nn.Conv2D(64, 1, in_channels=16),
                              lambda: nn.Conv2D(16, 1, in_channels=64)),
                (CORE,), roundings=8, sums=8 * 36 + 64 + 16, shape=(8, 16, 6, 6))
 
+# Convolutions with limits between them; the first reads the image, and stays MXNet's.
+CHAINED = Case(lambda: chain(*[lambda: nn.Conv2D(16, 1, in_channels=16),
+                               lambda: nn.HybridLambda(lambda F, x: F.clip(x, -1e7, 1e7))] * 4),
+               (ONEDNN,), roundings=8, sums=4 * 17 + 72, shape=(2, 16, 6, 6))
+
 # Passes that change parameters, or behaviour in training, or that MXNet does.
 OF_WEIGHTS = {"drop_training", "fold_batch_norm", "cast_params_offline", "fuse"}
 
-TRAINING = {"native_operators": LIMITED, "native_activations": RECTIFIED, "cut_casts": MADE_POSITIVE,
-            "align_channels": PADDED, "shape_operands": SHAPED, "fold_stride": STRIDED}
+TRAINING = {"channels_last": CHAINED, "native_operators": LIMITED, "native_activations": RECTIFIED,
+            "cut_casts": MADE_POSITIVE, "align_channels": PADDED, "shape_operands": SHAPED, "fold_stride": STRIDED}
 INFERENCE = {
     "native_activations": RECTIFIED,
     "cut_casts": MADE_POSITIVE,
@@ -238,7 +244,7 @@ class TestAlone:
         """Apply a pass to a symbol, as for a CPU with AMX, but put no casts in."""
         where = next(each for each in passes.PASSES if each.name == name).where
         others = frozenset(each.name for each in passes.PASSES) - {"assign_dtypes", name}
-        target = "float32" if case.targets == (CORE,) else "bfloat16"
+        target = "float32" if case.targets in ((CORE,), (ONEDNN,)) else "bfloat16"
         policy = Policy(target, amx=True, channel_multiple=32, training="training" in where,
                         disabled_passes=others)
         graph = to_graph(symbol)
@@ -246,7 +252,7 @@ class TestAlone:
         analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
         before = outline(graph)
         guarded = frozenset(shapes) if grad_req == "add" else frozenset()
-        passes.rewrite(graph, policy, guarded=guarded, native=_CORE.operators)
+        passes.rewrite(graph, policy, guarded=guarded, native=native.operators(), trains=True)
         assert outline(graph) != before
         return from_graph(graph, symbol)
 
@@ -262,7 +268,7 @@ class TestAlone:
 
     @pytest.mark.parametrize("grad_req", ["write", "add"])
     @pytest.mark.parametrize("name", [
-        pytest.param(name, marks=NEEDS_CORE if name == "native_operators" else ())
+        pytest.param(name, marks={"native_operators": NEEDS_CORE, "channels_last": NEEDS_ONEDNN}.get(name, ()))
         for name in passes.list_passes() if name not in OF_WEIGHTS])
     def test_values_and_gradients_are_those_of_the_graph_as_traced(self, name, grad_req):
         case = TRAINING.get(name) or INFERENCE[name]

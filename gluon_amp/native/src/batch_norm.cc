@@ -1,6 +1,6 @@
 // Batch normalization of feature maps with the channels last, and limits on its results, as MXNet's BatchNorm and clip
-// compute them one after the other in training. Statistics and parameters are float32. Moving averages are brought up to
-// date forward. Backward computes the normalized values again: no map is kept for it.
+// compute them one after the other in training, in float32. Moving averages are brought up to date forward. Backward
+// computes the normalized values again: no map is kept for it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -27,39 +27,41 @@ struct Settings {
   bool is_gamma_one;
 };
 
-// What every channel is computed with.
-struct Channels {
-  const float *mean, *scale, *beta;
+// Some rows of channels.
+struct Rows {
+  const float* data;
+  int64_t count, width;
 };
 
-// Rows of channels, and how many of them are taken at once: they fit into a core's first cache.
-struct Rows {
-  explicit Rows(const Tensor& data)
-      : width(data.dim(-1)),
-        count(width ? data.size() / width : 0),
-        at_once(std::max<int64_t>(16, 8192 / std::max<int64_t>(width, 1))),
-        ranges((count + at_once - 1) / at_once) {}
-  int64_t width, count, at_once, ranges;
+// What the values of every channel are computed with, and the limits of all.
+struct Channels {
+  const float *mean, *scale, *beta;
+  float low, high;
 };
 
 INLINED float normalized(float value, const Channels& channels, int64_t i) {
   return (value - channels.mean[i]) * channels.scale[i] + channels.beta[i];
 }
 
-// The means of some rows, and the sums of squares around them. What the first sum lost in rounding the second pass finds.
-template <class T>
-INLINED void measure_block(const T* data, float* means, float* squares, int64_t rows, int64_t width, int64_t channels) {
-  const float share = 1 / static_cast<float>(rows);
+// What of an output's gradient reaches a value.
+INLINED float passed(float grad, float value, const Channels& channels, int64_t i) {
+  const float result = normalized(value, channels, i);
+  return (result > channels.high) | (result < channels.low) ? 0.f : grad;
+}
+
+// The means of rows, and the sums of squares around them. The second pass finds what rounding lost in the first.
+INLINED void measure_block(const float* data, const Rows& rows, float* means, float* squares, int64_t channels) {
+  const float share = 1 / static_cast<float>(rows.count);
   float centers[kBlock] = {}, rests[kBlock] = {}, totals[kBlock] = {};
-  for (int64_t row = 0; row < rows; ++row)
+  for (int64_t row = 0; row < rows.count; ++row)
 #pragma omp simd
-    for (int64_t i = 0; i < channels; ++i) centers[i] += to_float(data[row * width + i]);
+    for (int64_t i = 0; i < channels; ++i) centers[i] += data[row * rows.width + i];
 #pragma omp simd
   for (int64_t i = 0; i < channels; ++i) centers[i] *= share;
-  for (int64_t row = 0; row < rows; ++row)
+  for (int64_t row = 0; row < rows.count; ++row)
 #pragma omp simd
     for (int64_t i = 0; i < channels; ++i) {
-      const float difference = to_float(data[row * width + i]) - centers[i];
+      const float difference = data[row * rows.width + i] - centers[i];
       rests[i] += difference;
       totals[i] += difference * difference;
     }
@@ -70,36 +72,33 @@ INLINED void measure_block(const T* data, float* means, float* squares, int64_t 
   }
 }
 
-template <class T>
-INLINED void measure_rows(const T* data, float* means, float* squares, int64_t rows, int64_t width) {
+VECTORIZED void measure(const Rows& rows, float* means, float* squares) {
   int64_t i = 0;
-  for (; i + kBlock <= width; i += kBlock) measure_block(data + i, means + i, squares + i, rows, width, kBlock);
-  if (i < width) measure_block(data + i, means + i, squares + i, rows, width, width - i);
+  for (; i + kBlock <= rows.width; i += kBlock) measure_block(rows.data + i, rows, means + i, squares + i, kBlock);
+  if (i < rows.width) measure_block(rows.data + i, rows, means + i, squares + i, rows.width - i);
 }
 
-template <class T>
-INLINED void normalize_rows(const T* data, Channels channels, T* out, int64_t rows, int64_t width, float low,
-                            float high) {
-  for (const T* end = data + rows * width; data != end; data += width, out += width)
+VECTORIZED void normalize(const Rows& rows, const Channels& channels, float* out) {
+  const float* data = rows.data;
+  for (const float* end = data + rows.count * rows.width; data != end; data += rows.width, out += rows.width)
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) {
-      const float value = normalized(to_float(data[i]), channels, i);
-      store(value > high ? high : value < low ? low : value, &out[i]);
+    for (int64_t i = 0; i < rows.width; ++i) {
+      const float value = normalized(data[i], channels, i);
+      out[i] = value > channels.high ? channels.high : value < channels.low ? channels.low : value;
     }
 }
 
 // The sums of the gradients of normalized values, and of their products with the data around its mean.
-template <class T>
-INLINED void add_up_block(const T* out_grad, const T* data, Channels channels, float* grads, float* products,
-                          int64_t rows, int64_t width, int64_t count, float low, float high) {
+INLINED void add_up_block(const float* grad, const float* data, const Rows& rows, const Channels& channels,
+                          float* grads, float* products, int64_t count) {
   float sums[kBlock] = {}, totals[kBlock] = {};
-  for (int64_t row = 0; row < rows; ++row)
+  for (int64_t row = 0; row < rows.count; ++row)
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
-      const float value = to_float(data[row * width + i]), result = normalized(value, channels, i);
-      const float grad = (result > high) | (result < low) ? 0.f : to_float(out_grad[row * width + i]);
-      sums[i] += grad;
-      totals[i] += grad * (value - channels.mean[i]);
+      const float value = data[row * rows.width + i];
+      const float reached = passed(grad[row * rows.width + i], value, channels, i);
+      sums[i] += reached;
+      totals[i] += reached * (value - channels.mean[i]);
     }
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
@@ -108,178 +107,147 @@ INLINED void add_up_block(const T* out_grad, const T* data, Channels channels, f
   }
 }
 
-template <class T>
-INLINED void add_up_rows(const T* out_grad, const T* data, Channels channels, float* grads, float* products,
-                         int64_t rows, int64_t width, float low, float high) {
-  for (int64_t i = 0; i < width; i += kBlock) {
-    const Channels block{channels.mean + i, channels.scale + i, channels.beta + i};
-    if (i + kBlock <= width)
-      add_up_block(out_grad + i, data + i, block, grads + i, products + i, rows, width, kBlock, low, high);
-    else
-      add_up_block(out_grad + i, data + i, block, grads + i, products + i, rows, width, width - i, low, high);
+VECTORIZED void add_up(const float* grad, const Rows& rows, Channels channels, float* grads, float* products) {
+  int64_t i = 0;
+  for (; i + kBlock <= rows.width; i += kBlock) {
+    add_up_block(grad + i, rows.data + i, rows, channels, grads + i, products + i, kBlock);
+    channels.mean += kBlock, channels.scale += kBlock, channels.beta += kBlock;
   }
+  if (i < rows.width) add_up_block(grad + i, rows.data + i, rows, channels, grads + i, products + i, rows.width - i);
 }
 
-// `shift` and `slope` are the parts of the gradient that come from the mean and the deviation.
-template <class T>
-INLINED void backward_rows(const T* out_grad, const T* data, Channels channels, const float* shift, const float* slope,
-                           T* data_grad, int64_t rows, int64_t width, float low, float high) {
-  for (const T* end = data + rows * width; data != end; data += width, out_grad += width, data_grad += width)
+// `shift` and `slope` are the parts of the gradient that come through the mean and the deviation.
+VECTORIZED void differentiate(const float* grad, const Rows& rows, const Channels& channels, const float* shift,
+                              const float* slope, float* data_grad) {
+  const float* data = rows.data;
+  for (const float* end = data + rows.count * rows.width; data != end;
+       data += rows.width, grad += rows.width, data_grad += rows.width)
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) {
-      const float value = to_float(data[i]), result = normalized(value, channels, i);
-      const float grad = (result > high) | (result < low) ? 0.f : to_float(out_grad[i]);
-      store(grad * channels.scale[i] - shift[i] - (value - channels.mean[i]) * slope[i], &data_grad[i]);
-    }
+    for (int64_t i = 0; i < rows.width; ++i)
+      data_grad[i] = passed(grad[i], data[i], channels, i) * channels.scale[i] - shift[i] -
+                     (data[i] - channels.mean[i]) * slope[i];
 }
 
-#define KERNELS(T)                                                                                                   \
-  VECTORIZED void measure_kernel(const T* data, float* means, float* squares, int64_t rows, int64_t width) {         \
-    measure_rows(data, means, squares, rows, width);                                                                 \
-  }                                                                                                                  \
-  VECTORIZED void normalize_kernel(const T* data, Channels channels, T* out, int64_t rows, int64_t width, float low, \
-                                   float high) {                                                                     \
-    normalize_rows(data, channels, out, rows, width, low, high);                                                     \
-  }                                                                                                                  \
-  VECTORIZED void add_up_kernel(const T* out_grad, const T* data, Channels channels, float* grads, float* products,  \
-                                int64_t rows, int64_t width, float low, float high) {                                \
-    add_up_rows(out_grad, data, channels, grads, products, rows, width, low, high);                                  \
-  }                                                                                                                  \
-  VECTORIZED void backward_kernel(const T* out_grad, const T* data, Channels channels, const float* shift,           \
-                                  const float* slope, T* data_grad, int64_t rows, int64_t width, float low,          \
-                                  float high) {                                                                      \
-    backward_rows(out_grad, data, channels, shift, slope, data_grad, rows, width, low, high);                        \
-  }
-KERNELS(float)
-KERNELS(bfloat16)
-#undef KERNELS
-
-// For each range of rows two values a channel.
-class Parts {
+// All rows, in ranges that fit into a core's first cache, with two values a channel for each range.
+class Ranges {
  public:
-  explicit Parts(const Rows& rows) : rows_(rows), values_(new float[rows.ranges * 2 * rows.width]) {}
-  float* first(int64_t begin) const { return &values_[begin / rows_.at_once * 2 * rows_.width]; }
-  float* second(int64_t begin) const { return first(begin) + rows_.width; }
+  explicit Ranges(const Tensor& data)
+      : width(data.dim(-1)),
+        count(width ? data.size() / width : 0),
+        data_(data.as<float>()),
+        at_once_(std::max<int64_t>(16, 8192 / std::max<int64_t>(width, 1))),
+        parts_(new float[(count / at_once_ + 1) * 2 * width]) {}
+
+  // Calls a function with some rows, where they begin in memory, and their two values a channel.
+  template <class Body>
+  void each(const Body& body) const {
+    parallel_ranges(count, at_once_, [&](int64_t begin, int64_t end) {
+      body(Rows{data_ + begin * width, end - begin, width}, begin * width, first(begin), first(begin) + width);
+    });
+  }
+
+  // The mean and the variance of each channel, of those that the ranges have, always in the same order.
+  void combine(float* means, float* variances) const {
+    parallel_ranges(width, kBlock, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        double mean = 0, squares = 0;
+        for (int64_t row = 0; row < count; row += at_once_) {
+          const double seen = static_cast<double>(row), rows = static_cast<double>(std::min(at_once_, count - row));
+          const double difference = first(row)[i] - mean;
+          mean += difference * rows / (seen + rows);
+          squares += first(row)[i + width] + difference * difference * seen * rows / (seen + rows);
+        }
+        means[i] = static_cast<float>(mean);  // what is not a number stays that, in the next line, too
+        variances[i] = static_cast<float>(squares < 0 ? 0 : squares / static_cast<double>(count));
+      }
+    });
+  }
+
+  // The sums of both values of each channel, likewise.
+  void add_up_parts(double* sums) const {
+    for (int64_t row = 0; row < count; row += at_once_)
+      for (int64_t i = 0; i < 2 * width; ++i) sums[i] += first(row)[i];
+  }
+
+  const int64_t width, count;
 
  private:
-  const Rows& rows_;
-  std::unique_ptr<float[]> values_;
+  float* first(int64_t begin) const { return &parts_[begin / at_once_ * 2 * width]; }
+
+  const float* data_;
+  const int64_t at_once_;
+  const std::unique_ptr<float[]> parts_;
 };
 
-// The mean and the variance of each channel, from those of ranges, always in the same order.
-void combine(const Rows& rows, const Parts& parts, float* means, float* variances) {
-  parallel_ranges(rows.width, kBlock, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      double mean = 0, squares = 0, seen = 0;
-      for (int64_t row = 0; row < rows.count; row += rows.at_once) {
-        const double count = static_cast<double>(std::min(rows.at_once, rows.count - row));
-        const double difference = parts.first(row)[i] - mean;
-        mean += difference * count / (seen + count);
-        squares += parts.second(row)[i] + difference * difference * seen * count / (seen + count);
-        seen += count;
-      }
-      means[i] = static_cast<float>(mean);
-      variances[i] = static_cast<float>(squares < 0 ? 0 : squares / seen);  // what is not a number stays that
-    }
-  });
-}
-
-void add_up(const Rows& rows, const Parts& parts, double* grads, double* products) {
-  for (int64_t row = 0; row < rows.count; row += rows.at_once)
-    for (int64_t i = 0; i < rows.width; ++i) {
-      grads[i] += parts.first(row)[i];
-      products[i] += parts.second(row)[i];
-    }
-}
-
-float gamma_of(const Settings& s, const Tensor& gamma, int64_t i) { return s.is_gamma_one ? 1.f : gamma.as<float>()[i]; }
-
-template <class T>
-void forward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const Settings s(attributes);
-  const Tensor &data = inputs[0], &gamma = inputs[1];
-  const Rows rows(data);
-  if (!rows.count) return;
-  float *mean = outputs[1].as<float>(), *inverse_deviation = outputs[2].as<float>();
-  const Parts parts(rows);
-  parallel_ranges(rows.count, rows.at_once, [&](int64_t begin, int64_t end) {
-    measure_kernel(data.as<const T>() + begin * rows.width, parts.first(begin), parts.second(begin), end - begin,
-                   rows.width);
-  });
-  float* variance = inverse_deviation;
-  combine(rows, parts, mean, variance);
-  const std::unique_ptr<float[]> scale(new float[rows.width]);
-  float *moving_mean = inputs[3].as<float>(), *moving_variance = inputs[4].as<float>();
-  for (int64_t i = 0; i < rows.width; ++i) {
-    moving_mean[i] = moving_mean[i] * s.momentum + mean[i] * (1 - s.momentum);
-    moving_variance[i] = moving_variance[i] * s.momentum + variance[i] * (1 - s.momentum);
-    inverse_deviation[i] = 1 / std::sqrt(variance[i] + s.eps);
-    scale[i] = gamma_of(s, gamma, i) * inverse_deviation[i];
-  }
-  const Channels channels{mean, scale.get(), inputs[2].as<float>()};
-  parallel_ranges(rows.count, rows.at_once, [&](int64_t begin, int64_t end) {
-    normalize_kernel(data.as<const T>() + begin * rows.width, channels, outputs[0].as<T>() + begin * rows.width,
-                     end - begin, rows.width, s.low, s.high);
-  });
-}
-
-template <class T>
-void backward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const Settings s(attributes);
-  const Tensor &out_grad = inputs[0], &data = inputs[3], &gamma = inputs[4];
-  const float *mean = inputs[9].as<float>(), *inverse_deviation = inputs[10].as<float>();
-  float *gamma_grad = outputs[1].as<float>(), *beta_grad = outputs[2].as<float>();
-  const Rows rows(data);
-  for (int i = 1; i < 5; ++i) std::fill_n(outputs[i].as<float>(), rows.width, 0.f);
-  if (!rows.count) return;
-  const std::unique_ptr<float[]> memory(new float[3 * rows.width]);
-  float *scale = memory.get(), *shift = scale + rows.width, *slope = shift + rows.width;
-  for (int64_t i = 0; i < rows.width; ++i) scale[i] = gamma_of(s, gamma, i) * inverse_deviation[i];
-  const Channels channels{mean, scale, inputs[5].as<float>()};
-  const Parts parts(rows);
-  parallel_ranges(rows.count, rows.at_once, [&](int64_t begin, int64_t end) {
-    add_up_kernel(out_grad.as<const T>() + begin * rows.width, data.as<const T>() + begin * rows.width, channels,
-                  parts.first(begin), parts.second(begin), end - begin, rows.width, s.low, s.high);
-  });
-  const std::unique_ptr<double[]> sums(new double[2 * rows.width]());
-  double *grads = sums.get(), *products = grads + rows.width;
-  add_up(rows, parts, grads, products);
-  for (int64_t i = 0; i < rows.width; ++i) {
-    const double count = static_cast<double>(rows.count), inverse = inverse_deviation[i];
-    if (!s.is_gamma_one) gamma_grad[i] = static_cast<float>(products[i] * inverse);
-    beta_grad[i] = static_cast<float>(grads[i]);
-    shift[i] = static_cast<float>(scale[i] * grads[i] / count);
-    slope[i] = static_cast<float>(scale[i] * products[i] * inverse * inverse / count);
-  }
-  parallel_ranges(rows.count, rows.at_once, [&](int64_t begin, int64_t end) {
-    backward_kernel(out_grad.as<const T>() + begin * rows.width, data.as<const T>() + begin * rows.width, channels,
-                    shift, slope, outputs[0].as<T>() + begin * rows.width, end - begin, rows.width, s.low, s.high);
-  });
+void scale_channels(const Settings& s, const Tensor& gamma, const float* inverse_deviation, float* scale) {
+  for (int64_t i = 0; i < gamma.size(); ++i)
+    scale[i] = (s.is_gamma_one ? 1.f : gamma.as<float>()[i]) * inverse_deviation[i];
 }
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(attributes, inputs, outputs);
+  const Settings s(attributes);
+  const Ranges ranges(inputs[0]);
+  if (!ranges.count) return;
+  float *mean = outputs[1].as<float>(), *inverse_deviation = outputs[2].as<float>();
+  ranges.each([](const Rows& rows, int64_t, float* means, float* squares) { measure(rows, means, squares); });
+  const std::unique_ptr<float[]> variance(new float[2 * ranges.width]);
+  ranges.combine(mean, variance.get());
+  float *moving_mean = inputs[3].as<float>(), *moving_variance = inputs[4].as<float>();
+  for (int64_t i = 0; i < ranges.width; ++i) {
+    moving_mean[i] = moving_mean[i] * s.momentum + mean[i] * (1 - s.momentum);
+    moving_variance[i] = moving_variance[i] * s.momentum + variance[i] * (1 - s.momentum);
+    inverse_deviation[i] = 1 / std::sqrt(variance[i] + s.eps);
+  }
+  float* scale = &variance[ranges.width];
+  scale_channels(s, inputs[1], inverse_deviation, scale);
+  const Channels channels{mean, scale, inputs[2].as<float>(), s.low, s.high};
+  ranges.each([&](const Rows& rows, int64_t begin, float*, float*) {
+    normalize(rows, channels, outputs[0].as<float>() + begin);
+  });
 }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[3].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(attributes, inputs, outputs);
+  const Settings s(attributes);
+  const Tensor &out_grad = inputs[0], &gamma = inputs[4];  // inputs 1 and 2: the gradients of the statistics
+  const Ranges ranges(inputs[3]);
+  for (int i = 1; i < 5; ++i) std::fill_n(outputs[i].as<float>(), ranges.width, 0.f);
+  if (!ranges.count) return;
+  const float *mean = inputs[9].as<float>(), *inverse_deviation = inputs[10].as<float>();
+  const std::unique_ptr<float[]> memory(new float[3 * ranges.width]);
+  float *scale = memory.get(), *shift = scale + ranges.width, *slope = shift + ranges.width;
+  scale_channels(s, gamma, inverse_deviation, scale);
+  const Channels channels{mean, scale, inputs[5].as<float>(), s.low, s.high};
+  ranges.each([&](const Rows& rows, int64_t begin, float* grads, float* products) {
+    add_up(out_grad.as<float>() + begin, rows, channels, grads, products);
+  });
+  const std::unique_ptr<double[]> sums(new double[2 * ranges.width]());
+  ranges.add_up_parts(sums.get());
+  for (int64_t i = 0; i < ranges.width; ++i) {
+    const double count = static_cast<double>(ranges.count), inverse = inverse_deviation[i];
+    const double grad = sums[i], product = sums[i + ranges.width];
+    if (!s.is_gamma_one) outputs[1].as<float>()[i] = static_cast<float>(product * inverse);
+    outputs[2].as<float>()[i] = static_cast<float>(grad);
+    shift[i] = static_cast<float>(scale[i] * grad / count);
+    slope[i] = static_cast<float>(scale[i] * product * inverse * inverse / count);
+  }
+  ranges.each([&](const Rows& rows, int64_t begin, float*, float*) {
+    differentiate(out_grad.as<float>() + begin, rows, channels, shift, slope, outputs[0].as<float>() + begin);
+  });
 }
 
+constexpr const char* kNames[] = {"data", "gamma", "beta", "moving_mean", "moving_var"};
+
 void types(const Attributes&, Types& inputs, Types& outputs) {
-  static const char* names[] = {"data", "gamma", "beta", "moving_mean", "moving_var"};
-  outputs[0] = inputs[0] = data_type(inputs[0], "data");
-  for (int i = 1; i < 5; ++i) expect_type(inputs[i], kFloat32, names[i]);
-  outputs[1] = outputs[2] = kFloat32;
+  for (int i = 0; i < 5; ++i) expect_type(inputs[i], kFloat32, kNames[i]);
+  std::fill(outputs.begin(), outputs.end(), kFloat32);
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
-  static const char* names[] = {"data", "gamma", "beta", "moving_mean", "moving_var"};
   Settings{attributes};  // for errors at the call, not when it is run
   expect_known(inputs[0], "data");
   const Shape channels{inputs[0].back()};
-  for (int i = 1; i < 5; ++i) expect_shape(inputs[i], channels, names[i]);
-  outputs[0] = inputs[0];
-  outputs[1] = outputs[2] = channels;
+  for (int i = 1; i < 5; ++i) expect_shape(inputs[i], channels, kNames[i]);
+  outputs = {inputs[0], channels, channels};
 }
 
 Arity arity(const Attributes&) { return {5, 3}; }

@@ -1,5 +1,5 @@
 // Convolutions of images with the channels last, as MXNet's Convolution computes them with the channels first. The
-// weight stays as it is there, in float32; oneDNN gets it in the order and the type that it likes, at every call.
+// weight stays as it is there; oneDNN gets it in the order that it likes, at every call. All is float32.
 #include <algorithm>
 #include <numeric>
 
@@ -42,9 +42,7 @@ struct Settings {
 // A map in oneDNN's order of dimensions, which lies with the channels last.
 Desc map_desc(const Tensor& map) {
   const int64_t *d = map.shape, height = d[1], width = d[2], channels = d[3];
-  return {{d[0], channels, height, width},
-          data_type_of(map.type),
-          {height * width * channels, 1, width * channels, channels}};
+  return {{d[0], channels, height, width}, kF32, {height * width * channels, 1, width * channels, channels}};
 }
 
 Dims weight_dims(const Settings& s, const Tensor& weight) {
@@ -59,13 +57,12 @@ Dims weight_dims(const Settings& s, const Tensor& weight) {
 struct Problem {
   Problem(const Attributes& attributes, const Tensor& data, const Tensor& weight, const Tensor& out)
       : s(attributes),
-        type(data_type_of(data.type)),
         src(map_desc(data)),
         dst(map_desc(out)),
         weights(weight_dims(s, weight), kF32),
-        any_weights(Desc::any(weight_dims(s, weight), type)),
+        any_weights(Desc::any(weight_dims(s, weight), kF32)),
         bias({s.filters}, kF32),
-        key{0, data.type, s.groups, s.is_biased} {
+        key{0, s.groups, s.is_biased} {
     for (const Tensor* each : {&data, &weight}) key.insert(key.end(), each->shape, each->shape + 4);
     for (const Dims* each : {&s.stride, &s.dilate, &s.pad}) key.insert(key.end(), each->begin(), each->end());
   }
@@ -74,8 +71,8 @@ struct Problem {
   Dims end_pad(const Tensor& data, const Tensor& out) const {
     Dims result(2);
     for (int i = 0; i < 2; ++i)
-      result[i] = (out.dim(i + 1) - 1) * s.stride[i] + (s.kernel[i] - 1) * (s.dilate[i] + 1) + 1 - data.dim(i + 1) -
-                  s.pad[i];
+      result[i] =
+          (out.dim(i + 1) - 1) * s.stride[i] + (s.kernel[i] - 1) * (s.dilate[i] + 1) + 1 - data.dim(i + 1) - s.pad[i];
     return result;
   }
 
@@ -86,7 +83,6 @@ struct Problem {
   }
 
   Settings s;
-  DataType type;
   Desc src, dst, weights, any_weights, bias;
   Dims key;
 };
@@ -99,7 +95,7 @@ Primitive forward_of(const Problem& p, const Dims& end_pad, bool is_biased) {
   });
 }
 
-// Bring an array into another order or type, in memory of the thread.
+// Bring an array into another order, in memory of the thread unless a target is given.
 struct Reordered {};
 const void* reordered(const Dims& key, Md from, const void* values, Md to, void* target = nullptr) {
   const auto primitive = cached<Primitive>(key, [&] {
@@ -143,13 +139,12 @@ void find_data_grad(const Problem& p, const Dims& end_pad, const Tensor& out_gra
 
 void find_weight_grad(const Problem& p, const Dims& end_pad, const Tensor& out_grad, const Tensor& data,
                       const Tensor& weight_grad, const Tensor* bias_grad) {
-  const Desc any = Desc::any(weight_dims(p.s, weight_grad), kF32);
   const auto primitive = cached<Primitive>(p.key_of('g'), [&] {
     const Primitive hint = forward_of(p, end_pad, bias_grad != nullptr);
     return Primitive("the gradient of a convolution's weight", [&](PrimitiveDesc** desc, const Attr* attr) {
       return functions().convolution_backward_weights_primitive_desc_create(
-          desc, engine(), kDirect, p.src, any, bias_grad ? static_cast<Md>(p.bias) : nullptr, p.dst, p.s.stride.data(),
-          p.s.dilate.data(), p.s.pad.data(), end_pad.data(), hint.desc(), attr);
+          desc, engine(), kDirect, p.src, p.any_weights, bias_grad ? static_cast<Md>(p.bias) : nullptr, p.dst,
+          p.s.stride.data(), p.s.dilate.data(), p.s.pad.data(), end_pad.data(), hint.desc(), attr);
     });
   });
   const Md given = primitive->query(kDiffWeights);
@@ -175,9 +170,9 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
 }
 
 void types(const Attributes&, Types& inputs, Types& outputs) {
-  outputs[0] = inputs[0] = data_type(inputs[0], "data");
-  expect_type(inputs[1], kFloat32, "weight");
-  if (inputs.size() > 2) expect_type(inputs[2], kFloat32, "bias");
+  static const char* names[] = {"data", "weight", "bias"};
+  for (size_t i = 0; i < inputs.size(); ++i) expect_type(inputs[i], kFloat32, names[i]);
+  outputs[0] = kFloat32;
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {

@@ -85,8 +85,8 @@ struct Functions {
                                                    Md, const int64_t* strides, const int64_t* dilates,
                                                    const int64_t* pads, const int64_t* end_pads, const Attr*);
   int (*convolution_backward_data_primitive_desc_create)(PrimitiveDesc**, Engine*, int algorithm, Md, Md, Md,
-                                                         const int64_t*, const int64_t*, const int64_t*,
-                                                         const int64_t*, const PrimitiveDesc*, const Attr*);
+                                                         const int64_t*, const int64_t*, const int64_t*, const int64_t*,
+                                                         const PrimitiveDesc*, const Attr*);
   int (*convolution_backward_weights_primitive_desc_create)(PrimitiveDesc**, Engine*, int algorithm, Md, Md, Md bias,
                                                             Md, const int64_t*, const int64_t*, const int64_t*,
                                                             const int64_t*, const PrimitiveDesc*, const Attr*);
