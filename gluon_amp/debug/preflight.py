@@ -142,13 +142,15 @@ class Preflight:
     @property
     def summary(self) -> str:
         """The result in a sentence."""
-        problems = self.problems
+        problems, count = self.problems, sum(row.is_lowered for row in self.parameters)
+        if self.parameters and not count:
+            return "no parameter is read in low precision"
+        read = f"{count} parameters" + (" read in low precision" if count < len(self.parameters) else "")
         if not problems:
-            return f"all {len(self.parameters)} parameters fit in {self.target_dtype}"
+            return f"all {read} fit in {self.target_dtype}"
         shown = "; ".join(f"{row.name} ({_faults(row.losses)})" for row in problems[:5])
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        return (f"{len(problems)} of {len(self.parameters)} parameters do not fit in {self.target_dtype}: "
-                f"{shown}{more}")
+        return f"{len(problems)} of {read} do not fit in {self.target_dtype}: {shown}{more}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers."""

@@ -75,6 +75,18 @@ def test_with_data_what_stays_fp32_is_no_problem(net):
     lowered = {row.name for row in found.parameters if row.is_lowered}
     assert "net_dense0_weight" in lowered
     assert "net_batchnorm0_gamma" not in lowered
+    assert found.summary.startswith(f"1 of {len(lowered)} parameters read in low precision do not fit in float16: ")
+
+
+def test_the_summary_is_of_what_is_read_in_low_precision(net):
+    net[4].weight.set_data(mx.nd.ones(net[4].weight.shape))
+    amp.init("float16")
+    found = amp.preflight(net, mx.nd.ones(NETWORKS["conv"][1]))
+    assert not all(row.fits for row in found.parameters)  # the running variance, which stays FP32
+    count = sum(row.is_lowered for row in found.parameters)
+    assert found.summary == f"all {count} parameters read in low precision fit in float16"
+    amp.deinit()
+    assert amp.preflight(net, mx.nd.ones(NETWORKS["conv"][1])).summary == "no parameter is read in low precision"
 
 
 def test_a_sound_network():
