@@ -14,8 +14,8 @@ from networks import NETWORKS, Attention, Residual, conv_net, gradients, ready
 
 import gluon_amp as amp
 from gluon_amp import native
+from gluon_amp._mxnet.engine import Output, Stopwatch
 from gluon_amp._mxnet.symbols import dtype_name
-from gluon_amp.debug.recording.engine import Output, Stopwatch
 from gluon_amp.debug.report.flops import MATRIX_OPERATORS
 from gluon_amp.debug.report.match import Captured, GraphRan, matched
 from gluon_amp.dtypes import LOW_PRECISION

@@ -15,6 +15,7 @@ from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
 from ..._mxnet.arrays import cast_arrays
+from ..._mxnet.engine import Stopwatch, run_observed
 from ..._mxnet.symbols import dtype_name, of_inputs
 from ...convert.inputs import check_names
 from ...dtypes import BFLOAT16, FLOAT32
@@ -23,7 +24,6 @@ from ...graph import Entry, Node, Role, unique_name
 from ...rules import Policy
 from ...runtime.graph_applier import RewritingCachedOp
 from ...runtime.state import controller
-from ..recording.engine import Stopwatch, run_observed
 from ..recording.recorder import Call, recording
 from ..recording.runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
 from .flops import flops
