@@ -57,9 +57,9 @@ class Options:
 
     def policy(self, graph: Graph, devices: Sequence[mx.Context], block: Block | None = None) -> Policy:
         """Return the policy for a network on devices of one kind."""
-        device = _one_kind(self.target_dtype, devices)
+        device, chosen = _one_kind(self.target_dtype, devices)
         kind = f"gpu({device.device_id})" if device.device_type == "gpu" else "cpu"
-        policies = device_policies({kind: _chosen(self.target_dtype, device)}, **self.lists)
+        policies = device_policies({kind: chosen}, **self.lists)
         return replace(tuned(policies, self.tuning)[kind], excluded=self.exclude.nodes(graph, block), training=False,
                        disabled_passes=self.disabled_passes)
 
@@ -85,14 +85,14 @@ def _devices(value: mx.Context | Sequence[mx.Context] | None) -> tuple[mx.Contex
     return (value,) if isinstance(value, mx.Context) else tuple(value)
 
 
-def _one_kind(target: str | None, devices: Sequence[mx.Context]) -> mx.Context:
-    """Return the first device; raise DTypeError where another runs another type, or other graphs."""
-    kinds = {device: (device.device_type == "gpu", _chosen(target, device).dtype) for device in devices}
-    if len(set(kinds.values())) > 1:
-        told = ", ".join(f"{device} ({dtype})" for device, (_, dtype) in kinds.items())
+def _one_kind(target: str | None, devices: Sequence[mx.Context]) -> tuple[mx.Context, Support]:
+    """Return the first device and how it runs; raise DTypeError where another runs another type, or other graphs."""
+    chosen = {device: _chosen(target, device) for device in devices}
+    if len({(device.device_type == "gpu", own.dtype) for device, own in chosen.items()}) > 1:
+        told = ", ".join(f"{device} ({own.dtype})" for device, own in chosen.items())
         raise DTypeError(f"expected devices that run one converted network, received {told}: convert it for each by "
                          "itself, with device=")
-    return devices[0]
+    return devices[0], chosen[devices[0]]
 
 
 def _chosen(target: str | None, device: mx.Context) -> Support:
