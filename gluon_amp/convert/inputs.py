@@ -8,7 +8,7 @@ from mxnet.gluon import Block, HybridBlock
 
 from .._mxnet import blocks
 from .._mxnet.symbols import to_graph
-from ..errors import GraphError, StateError, closest
+from ..errors import GraphError, StateError, closest, expected
 from ..graph import Graph
 from ..runtime.hooks import kept_in_place
 from .channels import misfits
@@ -55,7 +55,9 @@ def flat(value: Any) -> list[Any]:
 
 
 def check_names(names: Iterable[str], known: Collection[str], argument: str) -> None:
-    """Raise GraphError unless a symbol has an input of that name."""
+    """Raise GraphError unless a symbol has inputs of these names."""
+    if isinstance(names, str):
+        raise TypeError(expected("a list of names", argument, names))
     for name in names:
         if name not in known:
             raise GraphError(f"{argument}: the symbol has no input {name!r}.{closest(name, known)}")

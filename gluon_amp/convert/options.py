@@ -9,7 +9,7 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence, Union
 import mxnet as mx
 from mxnet.gluon import Block
 
-from .. import passes
+from .. import checks, passes
 from .._mxnet.blocks import descendants
 from ..dtypes import BFLOAT16, FLOAT16, FOREIGN_BFLOAT16, IMITATED_FLOAT16, Support, cuda_support, normalize
 from ..errors import DTypeError, PolicyError, closest, expected
@@ -51,7 +51,7 @@ class Options:
         lists = {"target_precision_ops": target_dtype_ops, "fp32_ops": fp32_ops,
                  "conditional_fp32_ops": conditional_fp32_ops}
         offline = _one_of("cast_optional_params", cast_optional_params, "cast_params_offline", cast_params_offline)
-        devices = _one_of("ctx", _devices(ctx), "device", _devices(device)) or ()
+        devices = _one_of("ctx", _devices("ctx", ctx), "device", _devices("device", device)) or ()
         return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names), devices,
                    disabled_passes(optimize, offline, disable_passes), cast_outputs, tuning)
 
@@ -79,10 +79,8 @@ def _one_of(first: str, value: Any, second: str, other: Any) -> Any:
     return other if value is None else value
 
 
-def _devices(value: mx.Context | Sequence[mx.Context] | None) -> tuple[mx.Context, ...] | None:
-    if value is None:
-        return None
-    return (value,) if isinstance(value, mx.Context) else tuple(value)
+def _devices(name: str, value: Any) -> tuple[mx.Context, ...] | None:
+    return None if value is None else tuple(checks.one_or_several(name, value, mx.Context, "a Context"))
 
 
 def _one_kind(target: str | None, devices: Sequence[mx.Context]) -> tuple[mx.Context, Support]:
