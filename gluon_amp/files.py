@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from contextlib import contextmanager
 from typing import Iterator
@@ -34,7 +35,15 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
 def _publish(name: str, target: str) -> None:
     with open(name, "rb") as file:
         os.fsync(file.fileno())
-    umask = os.umask(0)
-    os.umask(umask)
-    os.chmod(name, 0o666 & ~umask)  # temporary files are private
+    os.chmod(name, _mode(target))  # temporary files are private
     os.replace(name, target)
+
+
+def _mode(target: str) -> int:
+    """Return the permissions that plain writing leaves: those of the file that is there, or what the umask allows."""
+    try:
+        return stat.S_IMODE(os.stat(target).st_mode)
+    except FileNotFoundError:
+        umask = os.umask(0)
+        os.umask(umask)
+        return 0o666 & ~umask
