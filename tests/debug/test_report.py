@@ -204,6 +204,12 @@ def test_a_converted_network_is_the_same_with_amp_on():
     assert [(row.name, row.observed) for row in before] == [(row.name, row.observed) for row in after]
 
 
+def test_a_symbol_whose_operators_insist_on_types():
+    symbol = mx.sym.FullyConnected(mx.sym.Embedding(mx.sym.var("data"), input_dim=5, output_dim=4), num_hidden=3)
+    found = amp.report(symbol, {"data": (2, 6)})
+    assert [row.op for row in found.operators] == ["Embedding", "FullyConnected"]
+
+
 def test_a_symbol(low):
     x = mx.sym.var("data")
     symbol = mx.sym.softmax(mx.sym.FullyConnected(x, num_hidden=6, name="fc"), name="out")

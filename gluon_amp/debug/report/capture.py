@@ -16,7 +16,7 @@ from mxnet.ndarray import NDArray
 
 from ..._mxnet.arrays import cast_arrays
 from ..._mxnet.engine import Stopwatch, run_observed
-from ..._mxnet.symbols import dtype_name, of_inputs
+from ..._mxnet.symbols import dtype_name, input_dtypes, of_inputs
 from ...convert.inputs import check_names
 from ...dtypes import BFLOAT16, FLOAT32
 from ...errors import GraphError, expected
@@ -113,9 +113,8 @@ def _inferred(symbol: mx.sym.Symbol, data: Mapping[str, Any]) -> tuple[dict[str,
     if missing or not shapes:
         raise GraphError(f"data leaves the shapes of {', '.join(missing) or 'all inputs'} unknown: give arrays or "
                          "shapes of more inputs")
-    types = {name: value.dtype for name, value in data.items() if isinstance(value, NDArray)}
-    kinds = symbol.infer_type_partial(**{name: kind for name, kind in types.items() if dtype_name(kind) != BFLOAT16})
-    return shapes, {name: dtype_name(kind) or FLOAT32 for name, kind in of_inputs(symbol, kinds).items()}
+    return shapes, input_dtypes(symbol, {name: value.dtype for name, value in data.items() if isinstance(value, NDArray)
+                                         and dtype_name(value.dtype) != BFLOAT16})
 
 
 class _Listener:
