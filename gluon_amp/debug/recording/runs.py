@@ -11,6 +11,7 @@ from mxnet.gluon import Block
 from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 
+from ... import checks
 from ..._mxnet.arrays import map_arrays
 from ..._mxnet.blocks import without_a_trace
 from ..._mxnet.symbols import dtype_name
@@ -101,6 +102,7 @@ def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
     """Return the setting of mixed precision that the user asks for; by default the one in force."""
     current = controller.current()
     if policy is not None:
+        checks.instance("policy", policy, Policy, "a Policy")
         return State(policies_of(policy))
     if dtype is None and current is not None and current.enabled and current.lowers:
         return current
