@@ -29,8 +29,8 @@ def state_dict() -> dict[str, dict[str, float]]:
     -------
     dict
         ``'loss_scaler0'``, ``'loss_scaler1'``, ... to the scaler's state; plain numbers, fit for JSON or pickle. A
-        scaler that several trainers share is there once. Trainers of before the last :func:`init` or :func:`initialize`
-        count when they scaled a loss since.
+        scaler that several trainers share is there once. A trainer that was set up before the last :func:`init` or
+        :func:`initialize` is left out until it scales a loss again.
 
     Examples
     --------

@@ -111,7 +111,7 @@ class _Recorder:
         return self.blocks[-1] if self.blocks else None
 
     def outer(self, invoke: Invoke) -> Invoke:
-        """Make what the program calls."""
+        """Make the function that the program calls in place of AMP's invoke."""
         def call(handle: int, *args: Any) -> Any:
             if not self._listens():
                 return invoke(handle, *args)
@@ -120,7 +120,7 @@ class _Recorder:
         return call
 
     def inner(self, *arguments: Any) -> Any:
-        """Replace the function that AMP, or the program where AMP leaves a call alone, calls in the end."""
+        """Take the place of MXNet's own invoke, which every call ends in, whether AMP changed it or not."""
         if not self._listens():
             return self.original(*arguments)
         made = Invocation(*arguments)
@@ -161,7 +161,7 @@ class _Recorder:
         return call
 
     def method(self, name: str, original: Callable) -> Callable:
-        """Make what is recorded as a whole."""
+        """Make the function that records a call as a whole."""
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             positions = [i for i, value in enumerate(args) if isinstance(value, NDArray)]
