@@ -103,6 +103,8 @@ def test_wrong_arguments():
         amp.preflight({}, mx.nd.ones(1), target_dtype="float16")
     with pytest.raises(TypeError, match="a Gluon block, or a dict"):
         amp.preflight(3, target_dtype="float16")
+    with pytest.raises(TypeError, match=r"expected an NDArray, received net\['w'\]="):
+        amp.preflight({"w": np.ones(3, np.float32)})
     with pytest.raises(amp.StateError, match=r"preflight: .*initialized"):
         amp.preflight(nn.Dense(2, in_units=2), target_dtype="float16")
 
@@ -158,3 +160,5 @@ class TestScale:
             amp.suggest_scale([1.0], headroom=0)
         with pytest.raises(TypeError, match="norms of gradients"):
             amp.suggest_scale("abc")
+        with pytest.raises(amp.StateError, match=r"suggest_scale: .*initialized"):
+            amp.suggest_scale(nn.Dense(2, in_units=2))

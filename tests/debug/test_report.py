@@ -204,6 +204,31 @@ def test_a_converted_network_is_the_same_with_amp_on():
     assert [(row.name, row.observed) for row in before] == [(row.name, row.observed) for row in after]
 
 
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("head", [
+    lambda F, x: x.argmax(axis=1).astype("int32"), lambda F, x: x.argmax(axis=1), lambda F, x: F.BlockGrad(x)],
+    ids=["integers", "argmax", "BlockGrad"])
+def test_times_of_networks_without_a_gradient(hybridize, head):
+    class Net(mx.gluon.HybridBlock):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def hybrid_forward(self, F, x):
+            return head(F, self.layer(x))
+
+    for layer in (mx.gluon.nn.Dense(3, in_units=4), mx.gluon.nn.Activation("relu")):
+        net = Net(layer)
+        net.initialize()
+        net.hybridize(hybridize)
+        found = amp.report(net, mx.nd.ones((2, 4)), train=True, time=True)
+        assert found.operators[0].milliseconds > 0
+
+
+def test_times_of_a_network_without_parameters():
+    assert amp.report(mx.gluon.nn.Activation("relu"), mx.nd.ones((2, 4)), train=True, time=True).milliseconds > 0
+
+
 def test_a_symbol_whose_operators_insist_on_types():
     symbol = mx.sym.FullyConnected(mx.sym.Embedding(mx.sym.var("data"), input_dim=5, output_dim=4), num_hidden=3)
     found = amp.report(symbol, {"data": (2, 6)})

@@ -14,7 +14,7 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..._mxnet.arrays import cast_arrays
+from ..._mxnet.arrays import cast_arrays, is_recorded
 from ..._mxnet.engine import Stopwatch, run_observed
 from ..._mxnet.symbols import dtype_name, input_dtypes, of_inputs
 from ...convert.inputs import check_names
@@ -51,7 +51,9 @@ def _run(call: Callable[[], Any], names: dict[int, str], train: bool, stopwatch:
             outputs = call()
         listener.end_of_forward()
         if train and stopwatch is not None:
-            autograd.backward(float_arrays(outputs))
+            heads = [array for array in float_arrays(outputs) if is_recorded(array)]
+            if heads:
+                autograd.backward(heads)
     mx.nd.waitall()
     captured = listener.result()
     if stopwatch is not None:
