@@ -16,9 +16,7 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
     targets = [os.path.realpath(os.fspath(path)) for path in paths]
     try:
         for target in targets:
-            handle, name = tempfile.mkstemp(dir=os.path.dirname(target), prefix=os.path.basename(target))
-            os.close(handle)
-            temporary.append(name)
+            temporary.append(_made_beside(target))
         yield temporary
         for target in targets:
             if os.path.isdir(target):
@@ -30,6 +28,15 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
         for name in temporary:
             if os.path.exists(name):
                 os.unlink(name)
+
+
+def _made_beside(target: str) -> str:
+    try:
+        handle, name = tempfile.mkstemp(dir=os.path.dirname(target), prefix=os.path.basename(target))
+    except OSError as error:  # it is about a name that nobody has given
+        raise OSError(error.errno, error.strerror, target) from error
+    os.close(handle)
+    return name
 
 
 def _publish(name: str, target: str) -> None:

@@ -74,6 +74,13 @@ def test_files(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_files_that_cannot_be_written_are_named(tmp_path):
+    path = tmp_path / "absent" / "note.txt"
+    with pytest.raises(FileNotFoundError) as caught, replacing(path):
+        pass
+    assert caught.value.filename == str(path)
+
+
 def test_files_keep_their_permissions(tmp_path):
     path, written = tmp_path / "note.txt", tmp_path / "written.txt"
     for mode in (None, 0o600, 0o664):
