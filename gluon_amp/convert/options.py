@@ -142,10 +142,10 @@ def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: b
 
 
 def _named_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool | None) -> set[str]:
-    if isinstance(optimize, str) or optimize is None:
-        named = {"all": set(STEPS), "none": set(), None: set()}.get(optimize)
-    else:
+    if isinstance(optimize, Iterable) and not isinstance(optimize, str):
         named = set(optimize)
+    else:
+        named = {"all": set(STEPS), "none": set(), None: set()}.get(optimize)
     if named is None or not named <= set(STEPS):
         wrong = next((step for step in sorted(map(str, named or ())) if step not in STEPS), str(optimize))
         raise PolicyError(expected(f"'all', 'none' or some of {', '.join(STEPS)}", "optimize", optimize)

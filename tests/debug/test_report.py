@@ -400,6 +400,15 @@ def test_wrong_arguments(arguments, message):
         amp.report(*arguments, time=1)
 
 
+def test_data_of_a_symbol_are_arrays_or_shapes():
+    symbol = mx.sym.relu(mx.sym.var("data"))
+    for wrong in (None, 3, "(2, 3)", (2, 3.5)):
+        with pytest.raises(TypeError, match=r"expected an NDArray or a shape, received data\['data'\]="):
+            amp.report(symbol, {"data": wrong})
+    for right in (mx.nd.ones((2, 3)), (2, 3), [2, 3]):
+        assert amp.report(symbol, {"data": right}).operators[0].shape == (2, 3)
+
+
 def test_a_network_that_is_not_initialized():
     with pytest.raises(amp.StateError, match="parameters are not initialized"):
         amp.report(conv_net(), mx.nd.ones((1, 3, 16, 16)))

@@ -17,7 +17,7 @@ from mxnet.ndarray import NDArray
 from ..._mxnet.arrays import cast_arrays, is_recorded
 from ..._mxnet.engine import Stopwatch, run_observed
 from ..._mxnet.symbols import dtype_name, input_dtypes, of_inputs
-from ...convert.inputs import check_names
+from ...convert.inputs import check_names, shapes_in
 from ...dtypes import BFLOAT16, FLOAT32
 from ...errors import GraphError, expected
 from ...graph import Entry, Node, Role, unique_name
@@ -109,7 +109,7 @@ def _ones(shape: tuple[int, ...], dtype: str) -> NDArray:
 
 
 def _inferred(symbol: mx.sym.Symbol, data: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    known = {name: tuple(getattr(value, "shape", value)) for name, value in data.items()}
+    known = shapes_in(data, "data")
     shapes = {**of_inputs(symbol, symbol.infer_shape_partial(**known)), **known}
     missing = [name for name, shape in shapes.items() if not shape or 0 in shape]
     if missing or not shapes:
