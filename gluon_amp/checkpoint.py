@@ -29,8 +29,8 @@ def state_dict() -> dict[str, dict[str, float]]:
     -------
     dict
         ``'loss_scaler0'``, ``'loss_scaler1'``, ... to the scaler's state; plain numbers, fit for JSON or pickle. A
-        scaler that several trainers share is there once. Trainers of before the last :func:`init` or :func:`initialize`
-        count when they scaled a loss since.
+        scaler that several trainers share is there once. A trainer that was set up before the last :func:`init` or
+        :func:`initialize` is left out until it scales a loss again.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
         file.write(content)
 
 
-def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Sequence[type] = ()) -> None:
+def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: type | Sequence[type] = ()) -> None:
     """Read a file of :func:`save_states` or of plain ``Trainer.save_states``, completely or not at all.
 
     Files of ``Trainer.save_states`` are pickles, which can run any code. Here they may refer to MXNet's and NumPy's own
@@ -123,7 +123,7 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Se
         Its optimizer, and its loss scalers where the file and the trainer have any, continue from the file.
     fname : path
         The file.
-    classes : sequence of type
+    classes : type or sequence of type
         Classes of your own that the file may hold objects of, such as a scheduler of learning rates.
 
     Raises
@@ -141,12 +141,11 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: Se
         amp.load_states(trainer, 'trainer.states')
     """
     scalers = scalers_of(trainer)
-    if not all(isinstance(one, type) for one in classes):
-        raise TypeError(expected("a list of classes", "classes", classes))
+    own_classes = checks.one_or_several("classes", classes, type, "a class") if classes else []
     with open(fname, "rb") as file:
         content = file.read()
     try:
-        states, read = _parsed(content, known_classes(*classes, *_classes_of(trainer)))
+        states, read = _parsed(content, known_classes(*own_classes, *_classes_of(trainer)))
         for state in states:
             ScalerState.of(state)
         hand_over = trainers.load_optimizer_states(trainer, read)

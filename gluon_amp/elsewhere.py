@@ -49,7 +49,8 @@ def answer(name: str, known: Iterable[str]) -> str:
     text = f"module 'gluon_amp' has no attribute {name!r}"
     if name in _ANSWERS:
         return f"{text}: write {_ANSWERS[name]}"
-    return text + ("." + closest(name, known) if closest(name, known) else "")
+    hint = closest(name, known)
+    return f"{text}.{hint}" if hint else text
 
 
 def answers(**texts: str) -> Callable[[Function], Function]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from contextlib import contextmanager
 from typing import Iterator
@@ -15,9 +16,7 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
     targets = [os.path.realpath(os.fspath(path)) for path in paths]
     try:
         for target in targets:
-            handle, name = tempfile.mkstemp(dir=os.path.dirname(target), prefix=os.path.basename(target))
-            os.close(handle)
-            temporary.append(name)
+            temporary.append(_made_beside(target))
         yield temporary
         for target in targets:
             if os.path.isdir(target):
@@ -31,10 +30,27 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
                 os.unlink(name)
 
 
+def _made_beside(target: str) -> str:
+    try:
+        handle, name = tempfile.mkstemp(dir=os.path.dirname(target), prefix=os.path.basename(target))
+    except OSError as error:  # it is about a name that nobody has given
+        raise OSError(error.errno, error.strerror, target) from error
+    os.close(handle)
+    return name
+
+
 def _publish(name: str, target: str) -> None:
     with open(name, "rb") as file:
         os.fsync(file.fileno())
-    umask = os.umask(0)
-    os.umask(umask)
-    os.chmod(name, 0o666 & ~umask)  # temporary files are private
+    os.chmod(name, _mode(target))  # temporary files are private
     os.replace(name, target)
+
+
+def _mode(target: str) -> int:
+    """Return the permissions that plain writing leaves: those of the file that is there, or what the umask allows."""
+    try:
+        return stat.S_IMODE(os.stat(target).st_mode)
+    except FileNotFoundError:
+        umask = os.umask(0)
+        os.umask(umask)
+        return 0o666 & ~umask

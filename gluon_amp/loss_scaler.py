@@ -58,6 +58,7 @@ class ScalerRule:
 
 
 _DEFAULT_RULE = ScalerRule()
+_NO_CHANGE = ScalerRule(growth_factor=1.0, backoff_factor=1.0)
 
 
 class LossScaler:
@@ -80,7 +81,7 @@ class LossScaler:
 
     def __init__(self, init_scale: float = 2.0 ** 16, rule: ScalerRule | None = _DEFAULT_RULE):
         self._state = ScalerState(checks.finite_above_zero("init_scale", init_scale))
-        self._rule = rule
+        self._rule = rule or _NO_CHANGE
 
     def has_overflow(self, params: Iterable[Any]) -> bool:
         """Check gradients and update the scale, for scripts that use a scaler as ``mxnet.contrib.amp``'s.
@@ -113,21 +114,19 @@ class LossScaler:
 
     @property
     def _scale_seq_len(self) -> int:
-        return (self._rule or _DEFAULT_RULE).growth_interval
+        return self._rule.growth_interval
 
     @_scale_seq_len.setter
     def _scale_seq_len(self, value: int) -> None:
-        _in_range("_scale_seq_len", value, 1, math.inf)
-        self._rule = self._rule and replace(self._rule, growth_interval=int(value))
+        self._rule = replace(self._rule, growth_interval=_count("_scale_seq_len", value, 1))
 
     @property
     def _max_loss_scale(self) -> float:
-        return (self._rule or _DEFAULT_RULE).max_scale
+        return self._rule.max_scale
 
     @_max_loss_scale.setter
     def _max_loss_scale(self, value: float) -> None:
-        checks.finite_above_zero("_max_loss_scale", value)
-        self._rule = self._rule and replace(self._rule, max_scale=float(value))
+        self._rule = replace(self._rule, max_scale=checks.finite_above_zero("_max_loss_scale", value))
 
     @property
     def loss_scale(self) -> float:
@@ -152,7 +151,7 @@ class LossScaler:
     @property
     def at_floor(self) -> bool:
         """Whether the scale cannot fall any more."""
-        return self._rule is None or self.loss_scale <= self._rule.min_scale
+        return self._rule.backoff_factor == 1 or self.loss_scale <= self._rule.min_scale
 
     def state_dict(self) -> dict[str, float]:
         """Return everything that changes, to be saved.
@@ -190,10 +189,7 @@ class LossScaler:
         >>> scaler.loss_scale, scaler.step_was_skipped
         (512.0, True)
         """
-        before = self._state
-        rule = self._rule or _DEFAULT_RULE
-        after = rule(before, found_inf)
-        self._state = after if self._rule else replace(after, scale=before.scale)
+        self._state = self._rule(self._state, found_inf)
 
 
 class DynamicLossScaler(LossScaler):
@@ -230,12 +226,11 @@ class DynamicLossScaler(LossScaler):
                  hysteresis: int = 1):
         _in_range("growth_factor", growth_factor, 1.0, math.inf)
         _in_range("backoff_factor", backoff_factor, 0.0, 1.0)
-        _in_range("growth_interval", growth_interval, 1, math.inf)
-        _in_range("hysteresis", hysteresis, 1, math.inf)
         _in_range("max_scale", max_scale, checks.finite_above_zero("min_scale", min_scale), math.inf)
         _in_range("init_scale", init_scale, min_scale, max_scale)
-        super().__init__(init_scale, ScalerRule(float(growth_factor), float(backoff_factor), int(growth_interval),
-                                                float(min_scale), float(max_scale), int(hysteresis)))
+        super().__init__(init_scale, ScalerRule(
+            float(growth_factor), float(backoff_factor), _count("growth_interval", growth_interval, 1),
+            float(min_scale), float(max_scale), _count("hysteresis", hysteresis, 1)))
 
 
 class StaticLossScaler(LossScaler):
@@ -256,9 +251,10 @@ class StaticLossScaler(LossScaler):
         super().__init__(value, None)
 
 
-def _count(name: str, value: float) -> int:
-    if not checks.is_number(value) or not (0 <= value < 2 ** 63) or value % 1:
-        raise ValueError(expected("a whole number, 0 or above", name, value))
+def _count(name: str, value: float, least: int = 0) -> int:
+    """Return a whole number, which may come as a float."""
+    if not checks.is_number(value) or not (least <= value < 2 ** 63) or value % 1:
+        raise ValueError(expected(f"a whole number, {least} or above", name, value))
     return int(value)
 
 

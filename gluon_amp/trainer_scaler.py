@@ -154,8 +154,7 @@ class TrainerScaler:
         self._refuse_unscaled_losses()
         carried = self.carried
         finite = self._all_are_finite()
-        for listener in self.listeners:
-            listener(not finite)
+        self._tell_listeners(skipped=not finite)
         if finite and carried != 1.0:
             trainers.divide_rescaling(self.trainer, carried)
         self._update(not finite)
@@ -164,6 +163,10 @@ class TrainerScaler:
             self._warn()
             trainers.discard_gradients(self.trainer)
         return not finite
+
+    def _tell_listeners(self, skipped: bool) -> None:
+        for listener in self.listeners:
+            listener(skipped)
 
     def _all_are_finite(self) -> bool:
         finite = trainers.gradients_are_finite(self.trainer)
@@ -223,6 +226,7 @@ class UnscaledTrainer(TrainerScaler):
 
     def has_overflow(self, params: Any) -> bool:
         """Let every step be taken."""
+        self._tell_listeners(skipped=False)
         if self.reduction is not None:
             trainers.divide_rescaling(self.trainer, self.carried)
             self.reduction.agree(True, 1.0, (), 1)

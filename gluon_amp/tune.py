@@ -56,6 +56,8 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     ------
     StateError, GraphError
         As in :func:`convert_hybrid_block`.
+    TypeError
+        ``net`` is not a HybridBlock.
     OSError, PolicyError
         The cache cannot be written, or is another kind of file.
 
@@ -71,6 +73,7 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     >>> amp.init(tuning=kept)
     >>> amp.deinit()
     """
+    checks.instance("net", net, HybridBlock, "a HybridBlock")
     checks.whole("rounds", rounds, 1, "a number of rounds above 0")
     example = as_example(data) or []
     arrays = flat(example)

@@ -246,6 +246,17 @@ def test_classes_of_the_users_own_are_named(tmp_path):
         np.testing.assert_array_equal(second.optimizer.held.value["array"], np.arange(3))
 
 
+def test_one_class_of_the_users_own(tmp_path):
+    _, trainer = make()
+    trainer.optimizer.lr_scheduler = OwnSchedule(base_lr=0.5)
+    amp.save_states(trainer, tmp_path / "states")
+    _, second = make()
+    amp.load_states(second, tmp_path / "states", classes=OwnSchedule)
+    assert isinstance(second.optimizer.lr_scheduler, OwnSchedule)
+    with pytest.raises(TypeError, match="expected a class or a list of them, received classes="):
+        amp.load_states(second, tmp_path / "states", classes=make)
+
+
 def test_what_cannot_be_written_without_code_is_refused(tmp_path):
     _, trainer = make()
     trainer.optimizer.hook = lambda: None

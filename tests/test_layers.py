@@ -61,8 +61,8 @@ INSIDE = {
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files", "_cuda",
                  "_isa", "_compat"}
-# Replacing names of MXNet is what hooks are; recordings replace some more while they last.
-MAY_USE_PRIVATE_NAMES = {("_mxnet",), ("runtime",), ("debug", "recording")}
+# Replacing names of MXNet is what hooks are.
+MAY_USE_PRIVATE_NAMES = {"_mxnet", "runtime"}
 
 
 def modules():
@@ -144,7 +144,7 @@ def test_lower_layers_do_not_import_mxnet():
 def test_private_names_of_mxnet_stay_in_one_package():
     objects = {"mx", "mxnet", "gluon", "trainer", "block", "symbol", "parameter", "param"}
     wrong = [f"{'/'.join(parts)}:{node.lineno} {node.attr}" for parts, tree in modules()
-             if not any(parts[:len(allowed)] == allowed for allowed in MAY_USE_PRIVATE_NAMES)
+             if parts[0] not in MAY_USE_PRIVATE_NAMES
              for node in ast.walk(tree)
              if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
              and isinstance(node.value, ast.Name) and node.value.id in objects]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gluon_amp.loss_scaler import DynamicLossScaler, StaticLossScaler
+from gluon_amp.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 
 RULES = st.fixed_dictionaries({
     "init_scale": st.floats(1, 2**24), "growth_factor": st.floats(1, 16), "backoff_factor": st.floats(0.01, 1),
@@ -39,10 +39,27 @@ def test_hysteresis_waits_for_overflows_in_a_row():
     assert scales(DynamicLossScaler(16, hysteresis=2), [1, 0, 1, 1, 1]) == [16, 16, 16, 8, 4]
 
 
-def test_a_static_scale_never_changes_but_counts():
-    scaler = StaticLossScaler(128)
+@pytest.mark.parametrize("scaler", [StaticLossScaler(128), LossScaler(128, None)], ids=["static", "no rule"])
+def test_a_static_scale_never_changes_but_counts(scaler):
     assert scales(scaler, [1, 0, 1]) == [128, 128, 128]
     assert (scaler.num_skipped, scaler.step_was_skipped) == (2, True)
+
+
+@pytest.mark.parametrize("scale", [0.25, 128, 2.0**30])
+def test_a_static_scale_may_be_outside_of_the_bounds_of_dynamic_ones(scale):
+    scaler = StaticLossScaler(scale)
+    assert set(scales(scaler, [1, *[0] * 2001, 1])) == {scale}
+
+
+def test_a_scale_that_cannot_fall_is_at_its_floor():
+    assert StaticLossScaler(128).at_floor
+    assert DynamicLossScaler(128, backoff_factor=1).at_floor
+    assert DynamicLossScaler(1).at_floor
+    assert not DynamicLossScaler(128).at_floor
+
+
+def test_counts_may_be_whole_floats():
+    assert scales(DynamicLossScaler(8, growth_interval=2.0, hysteresis=1.0), [0, 0, 1]) == [8, 16, 8]
 
 
 @given(RULES, st.lists(st.booleans(), max_size=60))
@@ -60,6 +77,7 @@ def test_the_scale_never_leaves_its_bounds_nor_moves_the_wrong_way(rule, overflo
 @pytest.mark.parametrize("arguments", [
     {"init_scale": 0}, {"init_scale": float("inf")}, {"init_scale": float("nan")}, {"init_scale": "big"},
     {"init_scale": True}, {"growth_factor": 0.5}, {"backoff_factor": 2}, {"growth_interval": 0}, {"hysteresis": 0},
+    {"growth_interval": float("inf")}, {"growth_interval": 2.5}, {"hysteresis": float("inf")},
     {"min_scale": 4, "max_scale": 2}, {"init_scale": 2, "min_scale": 4}])
 def test_wrong_parameters_are_refused_by_name(arguments):
     with pytest.raises(ValueError, match="expected a .*received (init_scale|" + list(arguments)[-1] + "|max_scale)="):

@@ -74,6 +74,25 @@ def test_files(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_files_that_cannot_be_written_are_named(tmp_path):
+    path = tmp_path / "absent" / "note.txt"
+    with pytest.raises(FileNotFoundError) as caught, replacing(path):
+        pass
+    assert caught.value.filename == str(path)
+
+
+def test_files_keep_their_permissions(tmp_path):
+    path, written = tmp_path / "note.txt", tmp_path / "written.txt"
+    for mode in (None, 0o600, 0o664):
+        for file in (path, written):
+            if mode is not None:
+                file.chmod(mode)
+        written.write_text("kept")
+        with replacing(path) as (temporary,), open(temporary, "w") as file:
+            file.write("kept")
+        assert path.stat().st_mode == written.stat().st_mode
+
+
 def test_levels():
     assert describe(LEVELS["O0"][1]).splitlines()[0] == "  cast_model_type      float32"
     assert resolve("O1", {"loss_scale": "128.0"})[1].loss_scale == 128.0

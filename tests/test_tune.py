@@ -63,6 +63,8 @@ class TestTune:
         assert set(found[machine()]) == set(tuning.milliseconds)
 
     def test_bad_arguments(self, tmp_path):
+        with pytest.raises(TypeError, match="expected a HybridBlock, received net=3"):
+            amp.tune(3, mx.nd.ones((4, 16)))
         with pytest.raises(ValueError, match="expected a number of rounds above 0, received rounds=0"):
             amp.tune(net(), mx.nd.ones((4, 16)), rounds=0)
         (tmp_path / "t.json").write_text("[]")

@@ -120,6 +120,18 @@ def make_symbol_block_forward(original: Callable) -> Callable:
     return forward
 
 
+@contextmanager
+def without_a_trace(net: Block) -> Iterator[None]:
+    """Forget the graphs that calls in the body trace: networks may compute something else in training."""
+    untraced = [block for block in descendants(net) if isinstance(block, HybridBlock)
+                and not isinstance(block, SymbolBlock) and block._cached_op is None]
+    try:
+        yield
+    finally:
+        for block in untraced:
+            block._clear_cached_op()
+
+
 def subtrees(block: Block, is_top: Callable[[Block], bool]) -> set[int]:
     """Return the ids of the blocks that ``is_top`` picks, and of all blocks inside them."""
     inside: set[int] = set()

@@ -7,7 +7,9 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.ndarray import NDArray, register
+from mxnet.ndarray import numpy as nd_numpy
 
 from .operators import handle_of
 
@@ -15,6 +17,11 @@ Invoke = Callable[..., Any]  # takes what :class:`Invocation` holds, in its orde
 # MXNet's own, whatever takes their place later.
 StockCachedOp = mx.ndarray.CachedOp
 original_invoke = register._imperative_invoke
+# What computes without a call of that function, or into arrays that were made before.
+PAST_INVOKE: tuple[tuple[Any, str], ...] = (
+    *((NDArray, name) for name in ("__getitem__", "reshape", "astype", "copy", "as_in_context", "as_np_ndarray")),
+    *((mx.np.ndarray, name) for name in ("__getitem__", "astype", "copy", "as_in_ctx", "as_nd_ndarray")),
+    (autograd.Function, "__call__"), (nd_numpy._api_internal, "tensordot"))
 
 
 class Invocation(NamedTuple):

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
-from ..dtypes import BFLOAT16, BFLOAT16_DTYPE
+from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node, inline_cached_ops
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
@@ -212,6 +212,17 @@ def of_inputs(symbol: mx.sym.Symbol, inferred: Sequence[Any]) -> dict[str, Any]:
 def typed_variables(symbol: mx.sym.Symbol) -> set[str]:
     """Name the variables that carry a type."""
     return {name for name, attrs in symbol.attr_dict().items() if attrs.get(DTYPE, "-1") != "-1"}
+
+
+def input_dtypes(symbol: mx.sym.Symbol, known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the data type of every input, FP32 where nothing tells: the default of ``simple_bind``."""
+    names = symbol.list_inputs()
+    try:
+        inferred = of_inputs(symbol, symbol.infer_type_partial(**known))
+    except mx.MXNetError:  # some operators, such as Embedding, insist on knowing the types of their inputs
+        types = {**dict.fromkeys(set(names) - typed_variables(symbol), FLOAT32), **known}
+        inferred = of_inputs(symbol, symbol.infer_type_partial(**types))
+    return {name: dtype_name(inferred.get(name)) or FLOAT32 for name in names}
 
 
 def infer_shapes(symbol: mx.sym.Symbol, shapes: Mapping[str, Sequence[int]]) -> list[Shape]:

@@ -10,6 +10,7 @@ from typing import Any, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
+from .._mxnet.symbols import first_line
 from .._mxnet.timing import in_turns
 from ..convert.model_files import load_model
 from ..dtypes import FLOAT32
@@ -144,10 +145,13 @@ def _image_batches(args: argparse.Namespace, shapes: dict[str, tuple[int, ...]])
     if len(shapes) != 1 or len(next(iter(shapes.values()))) != 4:
         raise GraphError("--images needs a network with one input of 4 dimensions (batch, colours, height, width)")
     size, *sample = next(iter(shapes.values()))
+    for option, values in (("--mean", args.mean), ("--std", args.std)):
+        if len(values) != 1 and len(values) < sample[0]:
+            raise GraphError(f"{option}: expected 1 number or {sample[0]}, received {len(values)}")
     files = _image_files(args.images)[:args.batches * size]
     if len(files) < size:
-        raise GraphError(f"measured too few images: {args.images} holds {len(files)}, a batch takes {size}. Give "
-                         "--data a smaller batch")
+        raise GraphError(f"too few images: {args.images} holds {len(files)}, a batch takes {size}. Give --data a "
+                         "smaller batch")
     for start in range(0, len(files) - size + 1, size):
         yield [mx.nd.stack(*(_image(path, sample, args) for path in files[start:start + size]))]
 
@@ -161,8 +165,12 @@ def _image_files(folder: str) -> list[Path]:
 
 def _image(path: Path, sample: Sequence[int], args: argparse.Namespace) -> mx.nd.NDArray:
     colours, height, width = sample
-    pixels = mx.image.imread(str(path), flag=int(colours == 3))
-    pixels = mx.image.imresize(pixels, width, height).astype("float32").transpose((2, 0, 1)) / 255
+    try:
+        pixels = mx.image.imread(str(path), flag=int(colours == 3))
+        pixels = mx.image.imresize(pixels, width, height).astype("float32").transpose((2, 0, 1)) / 255
+        pixels.wait_to_read()
+    except mx.MXNetError as error:
+        raise GraphError(f"{path}: expected an image, found something else ({first_line(error)})") from error
     mean, std = (mx.nd.array(values[:colours]).reshape((-1, 1, 1)) for values in (args.mean, args.std))
     return (pixels - mean) / std
 

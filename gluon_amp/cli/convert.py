@@ -34,13 +34,13 @@ def run(args: argparse.Namespace) -> int:
     made = converted(args, model)
     os.makedirs(args.output, exist_ok=True)
     files = save_model(prefix, models.epoch_of(args.params), *made)
-    record = models.record_of(made)
+    record: Any = models.record_of(made)
     sizes = [os.path.getsize(args.params), os.path.getsize(files[1])]
     if args.json:
-        print(json.dumps({"files": files, "parameter_bytes": sizes, **asdict(record)}, indent=2))  # type: ignore[arg-type]
+        print(json.dumps({"files": files, "parameter_bytes": sizes, **asdict(record)}, indent=2))
         return 0
-    print(f"Converted {args.symbol} to {record.target_dtype}:")  # type: ignore[union-attr]
-    print("\n".join(filled(f"  {line}", 4) for line in done(record)))  # type: ignore[arg-type]
+    print(f"Converted {args.symbol} to {record.target_dtype}:")
+    print("\n".join(filled(f"  {line}", 4) for line in done(record)))
     print(f"  parameters take {decimal(sizes[1])}, before {decimal(sizes[0])}")
     print(f"Written: {files[0]}\n         {files[1]}")
     if not args.data:

@@ -11,7 +11,7 @@ import mxnet as mx
 from mxnet.gluon import SymbolBlock
 
 from .._mxnet.blocks import load_parameters
-from .._mxnet.symbols import to_graph
+from .._mxnet.symbols import first_line, to_graph
 from ..convert.block import memory_flags
 from ..convert.convert import Conversion, conversion_of
 from ..dtypes import normalize
@@ -101,11 +101,14 @@ def inputs_of(model: Model) -> list[str]:
 
 @contextmanager
 def named_errors(*files: str) -> Iterator[None]:
-    """Begin errors of this package with the names of the files that they are about."""
+    """Begin errors with the names of the files that they are about."""
     try:
         yield
     except AmpError as error:
         raise type(error)(f"{' and '.join(files)}: {error}") from error
+    except mx.MXNetError as error:
+        raise GraphError(f"{' and '.join(files)}: the network does not run on data of these shapes: "
+                         f"{first_line(error)}") from error
 
 
 def record_of(model: Model) -> Conversion | None:

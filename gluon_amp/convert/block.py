@@ -176,7 +176,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     GraphError
         The network cannot be traced, or it is converted to another type already.
     TypeError
-        ``block`` is not a HybridBlock.
+        ``block`` is not a HybridBlock, or ``ctx`` or ``device`` no Context.
     ValueError
         ``ctx`` and ``device``, or ``cast_optional_params`` and ``cast_params_offline``, contradict each other.
 

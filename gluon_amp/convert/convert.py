@@ -18,6 +18,7 @@ from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, redirect, uni
 from ..graph.attrs import CONVERSION, DTYPE, TYPE_FLAGS
 from ..passes import Context
 from ..rules import Policy
+from .inputs import shapes_in
 from .names import name_outputs
 
 
@@ -96,7 +97,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
             cast_outputs: bool = True) -> tuple[mx.sym.Symbol, Conversion]:
     """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is."""
     dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
-    shapes = {name: tuple(getattr(value, "shape", value)) for name, value in example.items()}
+    shapes = shapes_in(example, "data_example")
     graph = to_graph(symbol)
     earlier = conversion_of(graph)
     if earlier is not None:

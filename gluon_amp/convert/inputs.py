@@ -1,6 +1,7 @@
 """Checks of what is converted: a block can be traced, and a symbol and its parameters belong together."""
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
@@ -8,7 +9,7 @@ from mxnet.gluon import Block, HybridBlock
 
 from .._mxnet import blocks
 from .._mxnet.symbols import to_graph
-from ..errors import GraphError, StateError, closest
+from ..errors import GraphError, StateError, closest, expected
 from ..graph import Graph
 from ..runtime.hooks import kept_in_place
 from .channels import misfits
@@ -55,10 +56,21 @@ def flat(value: Any) -> list[Any]:
 
 
 def check_names(names: Iterable[str], known: Collection[str], argument: str) -> None:
-    """Raise GraphError unless a symbol has an input of that name."""
+    """Raise GraphError unless a symbol has inputs of these names."""
+    if isinstance(names, str):
+        raise TypeError(expected("a list of names", argument, names))
     for name in names:
         if name not in known:
             raise GraphError(f"{argument}: the symbol has no input {name!r}.{closest(name, known)}")
+
+
+def shapes_in(example: Mapping[str, Any], argument: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of arrays by name; a shape may stand in the place of an array."""
+    shapes = {name: getattr(value, "shape", value) for name, value in example.items()}
+    for name, shape in shapes.items():
+        if not isinstance(shape, (tuple, list)) or not all(isinstance(size, Integral) for size in shape):
+            raise TypeError(expected("an NDArray or a shape", f"{argument}[{name!r}]", example[name]))
+    return {name: tuple(shape) for name, shape in shapes.items()}
 
 
 def check_parameters(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray],

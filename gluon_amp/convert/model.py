@@ -64,7 +64,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
 
     Raises
     ------
-    DTypeError, PolicyError, GraphError
+    DTypeError, PolicyError, GraphError, TypeError
         As in :func:`convert_hybrid_block`.
 
     Examples
@@ -136,7 +136,7 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
 
     Raises
     ------
-    DTypeError, PolicyError, GraphError
+    DTypeError, PolicyError, GraphError, TypeError
         As in :func:`convert_hybrid_block`.
 
     Examples
@@ -152,6 +152,8 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
     checks.instance("arg_params", arg_params, Mapping, "a dict of name to NDArray")
     checks.instance("aux_params", aux_params, Mapping, "a dict of name to NDArray")
+    if data_example is not None:
+        checks.instance("data_example", data_example, Mapping, "a dict of input name to NDArray or shape")
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
                            cast_optional_params, exclude=exclude,
                            optimize=_DIFFERENTIABLE if optimize is None else optimize, device=device,
@@ -165,7 +167,7 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_
     names = sym.list_inputs()
     check_names(data_names or (), names, "data_names")
     check_parameters(sym, arrays, data_names)
-    check_names(example or (), names, "data_example")
+    check_names(example or {}, names, "data_example")
     weights = NDArrayWeights({name: array for name, array in arrays.items() if name in set(names)})
     symbol = _converted(sym, weights, options, example or {})
     return (symbol, *split(symbol, weights.arrays))

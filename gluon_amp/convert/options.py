@@ -9,7 +9,7 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence, Union
 import mxnet as mx
 from mxnet.gluon import Block
 
-from .. import passes
+from .. import checks, passes
 from .._mxnet.blocks import descendants
 from ..dtypes import BFLOAT16, FLOAT16, FOREIGN_BFLOAT16, IMITATED_FLOAT16, Support, cuda_support, normalize
 from ..errors import DTypeError, PolicyError, closest, expected
@@ -51,15 +51,15 @@ class Options:
         lists = {"target_precision_ops": target_dtype_ops, "fp32_ops": fp32_ops,
                  "conditional_fp32_ops": conditional_fp32_ops}
         offline = _one_of("cast_optional_params", cast_optional_params, "cast_params_offline", cast_params_offline)
-        devices = _one_of("ctx", _devices(ctx), "device", _devices(device)) or ()
+        devices = _one_of("ctx", _devices("ctx", ctx), "device", _devices("device", device)) or ()
         return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names), devices,
                    disabled_passes(optimize, offline, disable_passes), cast_outputs, tuning)
 
     def policy(self, graph: Graph, devices: Sequence[mx.Context], block: Block | None = None) -> Policy:
         """Return the policy for a network on devices of one kind."""
-        device = _one_kind(self.target_dtype, devices)
+        device, chosen = _one_kind(self.target_dtype, devices)
         kind = f"gpu({device.device_id})" if device.device_type == "gpu" else "cpu"
-        policies = device_policies({kind: _chosen(self.target_dtype, device)}, **self.lists)
+        policies = device_policies({kind: chosen}, **self.lists)
         return replace(tuned(policies, self.tuning)[kind], excluded=self.exclude.nodes(graph, block), training=False,
                        disabled_passes=self.disabled_passes)
 
@@ -79,20 +79,18 @@ def _one_of(first: str, value: Any, second: str, other: Any) -> Any:
     return other if value is None else value
 
 
-def _devices(value: mx.Context | Sequence[mx.Context] | None) -> tuple[mx.Context, ...] | None:
-    if value is None:
-        return None
-    return (value,) if isinstance(value, mx.Context) else tuple(value)
+def _devices(name: str, value: Any) -> tuple[mx.Context, ...] | None:
+    return None if value is None else tuple(checks.one_or_several(name, value, mx.Context, "a Context"))
 
 
-def _one_kind(target: str | None, devices: Sequence[mx.Context]) -> mx.Context:
-    """Return the first device; raise DTypeError where another runs another type, or other graphs."""
-    kinds = {device: (device.device_type == "gpu", _chosen(target, device).dtype) for device in devices}
-    if len(set(kinds.values())) > 1:
-        told = ", ".join(f"{device} ({dtype})" for device, (_, dtype) in kinds.items())
+def _one_kind(target: str | None, devices: Sequence[mx.Context]) -> tuple[mx.Context, Support]:
+    """Return the first device and how it runs; raise DTypeError where another runs another type, or other graphs."""
+    chosen = {device: _chosen(target, device) for device in devices}
+    if len({(device.device_type == "gpu", own.dtype) for device, own in chosen.items()}) > 1:
+        told = ", ".join(f"{device} ({own.dtype})" for device, own in chosen.items())
         raise DTypeError(f"expected devices that run one converted network, received {told}: convert it for each by "
                          "itself, with device=")
-    return devices[0]
+    return devices[0], chosen[devices[0]]
 
 
 def _chosen(target: str | None, device: mx.Context) -> Support:
@@ -144,10 +142,10 @@ def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: b
 
 
 def _named_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool | None) -> set[str]:
-    if isinstance(optimize, str) or optimize is None:
-        named = {"all": set(STEPS), "none": set(), None: set()}.get(optimize)
-    else:
+    if isinstance(optimize, Iterable) and not isinstance(optimize, str):
         named = set(optimize)
+    else:
+        named = {"all": set(STEPS), "none": set(), None: set()}.get(optimize)
     if named is None or not named <= set(STEPS):
         wrong = next((step for step in sorted(map(str, named or ())) if step not in STEPS), str(optimize))
         raise PolicyError(expected(f"'all', 'none' or some of {', '.join(STEPS)}", "optimize", optimize)

@@ -150,9 +150,6 @@ class Situation(NamedTuple):
                 if row.rule == FP32 and row.precision == FLOAT32 and row.cause in causes]
 
 
-Check = Callable[[Situation], Iterator[Advice]]
-
-
 def _kinds(rows: Sequence[OperatorRow]) -> str:
     """Name the kinds of some operators, the ones with most arithmetic first."""
     weights: Counter[str] = Counter()
@@ -232,8 +229,9 @@ _BY_CAUSE: tuple[tuple[str, tuple[Cause, ...], str], ...] = (
 _OTHER_CAUSES = set(Cause).difference(*(causes for _, causes, _ in _BY_CAUSE))
 
 
-def _by_cause(topic: str, causes: Sequence[Cause], text: str) -> Check:
-    return lambda situation: _about(topic, situation, situation.in_fp32(*causes), text)
+def _by_cause(situation: Situation) -> Iterator[Advice]:
+    for topic, causes, text in _BY_CAUSE:
+        yield from _about(topic, situation, situation.in_fp32(*causes), text)
 
 
 def _no_kernel(situation: Situation) -> Iterator[Advice]:
@@ -312,6 +310,6 @@ def _not_as_planned(situation: Situation) -> Iterator[Advice]:
                                  f"{', '.join(row.name for row in rows[:5])}", None, tuple(row.name for row in rows))
 
 
-CHECKS: tuple[Check, ...] = (_is_off, _no_hardware, _unused_amx, _few_threads, _not_as_planned, _not_hybridized,
-                             *(_by_cause(*each) for each in _BY_CAUSE), _odd_channels, _no_kernel, _parameter_casts,
-                             _casts, _other_time)
+CHECKS: tuple[Callable[[Situation], Iterator[Advice]], ...] = (
+    _is_off, _no_hardware, _unused_amx, _few_threads, _not_as_planned, _not_hybridized, _by_cause, _odd_channels,
+    _no_kernel, _parameter_casts, _casts, _other_time)

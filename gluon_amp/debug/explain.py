@@ -11,8 +11,8 @@ from mxnet.gluon import Block
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError, StateError, closest, expected
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
+from ..runtime.graph_applier import prepared_operations
 from ..runtime.state import controller
-from .recording.engine import prepared_operations
 from .report import Report, report
 from .report.match import planned
 from .report.rows import InputRow, InsertedRow, OperatorRow, make_rows
@@ -157,7 +157,11 @@ def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:
         lambda row: bool(name) and (row.block == name or row.path == name or row.path.startswith(f"{name}.")),
         lambda row: any(read.name == name and read.operator is None for read in row.inputs),
         lambda row: fnmatch.fnmatchcase(row.name, name))
-    return next((chosen for fits in matches for chosen in [[row for row in rows if fits(row)]] if chosen), [])
+    for fits in matches:
+        chosen = [row for row in rows if fits(row)]
+        if chosen:
+            return chosen
+    return []
 
 
 def _explained(row: OperatorRow, rows: Sequence[OperatorRow], policy: Policy | None) -> OperatorExplanation:

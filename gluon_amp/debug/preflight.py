@@ -68,10 +68,12 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
         if data is not None:
             raise TypeError(expected("no data beside a dict of parameters", "data", data))
         arrays, lowered = dict(net), None
+        for name, array in arrays.items():
+            checks.instance(f"net[{name!r}]", array, NDArray, "an NDArray")
     else:
         lowered = None if data is None else {read.name for row in report(net, data).operators for read in row.inputs
                                              if read.operator is None and read.dtype in LOW_PRECISION}
-        arrays = _parameters(net)
+        arrays = _parameters(net, "preflight")
     device = next((array.context for array in arrays.values()), cpu())
     target = wanted or active_dtype(device) or (FLOAT16 if device.device_type == "gpu" else BFLOAT16)
     rows = [ParameterRow(name, lowered is None or name in lowered, losses(_values(array), FORMATS[target]))
@@ -79,13 +81,13 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
     return Preflight(target, tuple(rows))
 
 
-def _parameters(net: Any) -> dict[str, NDArray]:
+def _parameters(net: Any, caller: str) -> dict[str, NDArray]:
     if not isinstance(net, Block):
         raise TypeError(expected("a Gluon block, or a dict of names to arrays", "net", net))
     try:
         return {name: parameter.list_data()[0] for name, parameter in net.collect_params().items()}
     except RuntimeError as error:
-        raise StateError(f"preflight: {error}. Initialize the network, or load its parameters, first") from error
+        raise StateError(f"{caller}: {error}. Initialize the network, or load its parameters, first") from error
 
 
 def _values(array: NDArray) -> np.ndarray:
@@ -142,13 +144,15 @@ class Preflight:
     @property
     def summary(self) -> str:
         """The result in a sentence."""
-        problems = self.problems
+        problems, count = self.problems, sum(row.is_lowered for row in self.parameters)
+        if self.parameters and not count:
+            return "no parameter is read in low precision"
+        read = f"{count} parameters" + (" read in low precision" if count < len(self.parameters) else "")
         if not problems:
-            return f"all {len(self.parameters)} parameters fit in {self.target_dtype}"
+            return f"all {read} fit in {self.target_dtype}"
         shown = "; ".join(f"{row.name} ({_faults(row.losses)})" for row in problems[:5])
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        return (f"{len(problems)} of {len(self.parameters)} parameters do not fit in {self.target_dtype}: "
-                f"{shown}{more}")
+        return f"{len(problems)} of {read} do not fit in {self.target_dtype}: {shown}{more}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers."""
@@ -269,9 +273,10 @@ def _observed(source: Any) -> tuple[Context, list[np.ndarray]]:
         return trainers.contexts(source)[0], [gradient.asnumpy() / carried
                                               for _, gradient in trainers.named_gradients(source)]
     if isinstance(source, Block):
-        parameters = source.collect_params().values()
-        return (next((parameter.list_ctx()[0] for parameter in parameters), cpu()),
-                [_values(parameter.list_grad()[0]) for parameter in parameters if parameter.grad_req != "null"])
+        arrays = _parameters(source, "suggest_scale")
+        return (next((array.context for array in arrays.values()), cpu()),
+                [_values(parameter.list_grad()[0]) for parameter in source.collect_params().values()
+                 if parameter.grad_req != "null"])
     try:
         return cpu(), [np.array(float(norm)) for norm in source]
     except (TypeError, ValueError) as error:

@@ -94,7 +94,7 @@ class Applied(NamedTuple):
 
 
 def switch_on(level: str, options: Options, networks: Sequence[Block],
-              disabled_passes: frozenset[str] = frozenset()) -> LowWeights | None:
+              disabled_passes: frozenset[str]) -> LowWeights | None:
     """Put networks into the precision of a level; return the weights that are to hold low precision, None for none."""
     state, weights = None, None
     if level == "O0":

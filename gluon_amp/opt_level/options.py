@@ -20,7 +20,6 @@ class Options:
     # the type that networks run in: ``'float32'``, ``'float16'``, ``'bfloat16'`` or :data:`LOW`; None leaves that to
     # the operators
     cast_model_type: str | None
-    cast_operators: bool  # whether every operator of the process runs in the precision that suits it
     # whether scale, shift and statistics of BatchNorm stay FP32 in a network that is cast
     keep_batchnorm_fp32: bool | None
     master_weights: bool | None  # whether the optimizer updates FP32 weights in a network that is cast
@@ -29,10 +28,10 @@ class Options:
 
 
 LEVELS: Mapping[str, tuple[str, Options]] = {
-    "O0": ("plain FP32", Options(FLOAT32, False, None, None, 1.0)),
-    "O1": ("each operator in the precision that suits it, weights in FP32", Options(None, True, None, None, DYNAMIC)),
-    "O2": ("networks in low precision, BatchNorm and master weights in FP32", Options(LOW, False, True, True, DYNAMIC)),
-    "O3": ("networks and weights in low precision", Options(LOW, False, False, False, 1.0)),
+    "O0": ("plain FP32", Options(FLOAT32, None, None, 1.0)),
+    "O1": ("each operator in the precision that suits it, weights in FP32", Options(None, None, None, DYNAMIC)),
+    "O2": ("networks in low precision, BatchNorm and master weights in FP32", Options(LOW, True, True, DYNAMIC)),
+    "O3": ("networks and weights in low precision", Options(LOW, False, False, 1.0)),
 }
 
 _TRUTH = {"true": True, "false": False}

@@ -11,8 +11,7 @@ import mxnet as mx
 from mxnet.executor import Executor
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.symbols import dtype_name, known_shape, of_inputs, typed_variables
-from ..dtypes import FLOAT32
+from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs
 from ..graph.attrs import STORAGE
 from .observers import executor_callback
 from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
@@ -159,7 +158,7 @@ def make_simple_bind(original: Callable) -> Callable:
         if state is None or not isinstance(ctx, mx.Context):
             return original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)
         try:
-            dtypes = _inferred_dtypes(symbol, type_dict or {})
+            dtypes = input_dtypes(symbol, _only_inputs(symbol, type_dict or {}))
             shapes = _inferred_shapes(symbol, kwargs)
             requests = _by_name(_listed(grad_req, symbol), symbol.list_arguments())
             sparse = _sparse(symbol, rest[0] if rest else kwargs.get("stype_dict"))
@@ -170,7 +169,7 @@ def make_simple_bind(original: Callable) -> Callable:
             raise
         if plan.symbol is not None:
             # Behind a cast MXNet cannot infer the type of a variable: say it.
-            type_dict = {**{name: dtype for name, dtype in dtypes.items() if dtype}, **(type_dict or {})}
+            type_dict = {**dtypes, **(type_dict or {})}
         if plan.is_native:
             kwargs = {**kwargs, **shapes}  # MXNet cannot infer them from operators of a library
         executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)
@@ -238,17 +237,6 @@ def _only_inputs(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, A
     """Return what was given for a symbol's inputs: executors ignore other names, where inference refuses them."""
     names = set(symbol.list_inputs())
     return {name: value for name, value in given.items() if name in names}
-
-
-def _inferred_dtypes(symbol: mx.sym.Symbol, type_dict: dict[str, Any]) -> dict[str, str | None]:
-    names = symbol.list_inputs()
-    type_dict = _only_inputs(symbol, type_dict)
-    try:
-        inferred = of_inputs(symbol, symbol.infer_type_partial(**type_dict))
-    except mx.MXNetError:  # some operators, such as Embedding, insist on knowing the types of their inputs
-        types = {**dict.fromkeys(set(names) - typed_variables(symbol), FLOAT32), **type_dict}
-        inferred = of_inputs(symbol, symbol.infer_type_partial(**types))
-    return {name: dtype_name(inferred.get(name)) or FLOAT32 for name in names}  # simple_bind's own default
 
 
 def _inferred_shapes(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

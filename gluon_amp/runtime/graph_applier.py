@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet import autograd
+from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
@@ -189,3 +190,11 @@ class RewritingCachedOp:
         # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.
         marked = (self.names[i] for i in self._data_positions if args[i].grad is not None)
         return self.accumulating.union(marked)
+
+
+def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
+    """Return the hybridized blocks inside a block that have been called under AMP, and what they run."""
+    operation = getattr(block, "_cached_op", None)
+    if isinstance(operation, RewritingCachedOp) and operation.latest is not None:
+        return [(block, operation)]
+    return [pair for child in block._children.values() for pair in prepared_operations(child)]

@@ -195,7 +195,15 @@ class TestCompare:
         assert "no images" in err
         code, _, err = run(capsys, "compare", *files, "--data", "data:8,3,12,12", "--images", tmp_path / "images")
         assert code == 1
-        assert "measured too few images" in err
+        assert "too few images" in err
+        code, _, err = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / "images",
+                           "--mean", "0.5,0.5")
+        assert (code, err.count("\n")) == (1, 1)
+        assert "--mean: expected 1 number or 3, received 2" in err
+        (tmp_path / "images" / "zero" / "0.png").write_text("no image")
+        code, _, err = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / "images")
+        assert (code, err.count("\n")) == (1, 1)
+        assert f"{tmp_path / 'images' / 'zero' / '0.png'}: expected an image" in err
 
     def test_without_data_it_says_what_is_missing(self, folder, capsys):
         code, _, err = run(capsys, "compare", *model(folder))
@@ -204,6 +212,18 @@ class TestCompare:
         code, _, err = run(capsys, "compare", *model(folder), "--data", "dat:1,16,8,8")
         assert code == 1
         assert "no input 'dat', only data" in err
+
+    @pytest.mark.parametrize("command", ["compare", "report", "advise"])
+    def test_data_that_does_not_fit_the_network(self, folder, capsys, command):
+        symbol, params = model(folder)
+        given = ["--converted", symbol, params] if command == "compare" else []
+        for shape in ("2,3,8,8", "2,16"):
+            code, out, err = run(capsys, command, symbol, params, *given, "--data", f"data:{shape}")
+            assert (code, out) == (1, "")
+            assert err.startswith(f"gluon-amp {command}: {symbol}")
+            assert "does not run on data of these shapes" in err
+            assert "Stack trace" not in err
+            assert err.count("\n") == 1
 
     @pytest.mark.parametrize("command", ["compare", "report"])
     def test_parameters_of_another_network_are_refused(self, folder, tmp_path, capsys, command):

@@ -237,6 +237,8 @@ def test_mistakes_are_refused():
     net, data = two_layers(True)
     with pytest.raises(amp.PolicyError, match="expected dtype or policy, received both"):
         amp.compare(net, data, dtype="float16", policy=amp.Policy("float16"))
+    with pytest.raises(TypeError, match="expected a Policy, received policy='float16'"):
+        amp.compare(net, data, policy="float16")
     with pytest.raises(TypeError, match="an array, or a tuple"):
         amp.compare(net, None)
     with pytest.raises(TypeError, match="a Gluon block, received net"):

@@ -24,7 +24,8 @@ def make(scale=64.0):
     net = nn.Dense(1, in_units=4, use_bias=False)
     net.initialize(mx.init.Constant(0.5))
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
-    amp.init_trainer(trainer, amp.DynamicLossScaler(scale) if scale else None)
+    if scale:
+        amp.init_trainer(trainer, amp.DynamicLossScaler(scale))
     return net, trainer
 
 
@@ -74,6 +75,18 @@ def test_skipped_steps_are_logged_always():
         (2, 1, 1, 64.0), (3, 0, 1, 32.0), (5, 1, 2, 32.0), (6, 0, 2, 16.0)]
     assert math.isnan(monitor.rows[2][1].gradient_max)
     assert monitor.rows[0][1].float16_headroom == -math.inf
+
+
+@pytest.mark.parametrize("options", [{"opt_level": "O0"}, {"enabled": False}], ids=["O0", "disabled"])
+def test_training_in_plain_fp32_is_logged_too(options):
+    amp.deinit()
+    net, trainer = make(scale=None)
+    amp.initialize(net, trainer, verbosity=0, **options)
+    with amp.DriftMonitor(trainer, every=1) as monitor:
+        for value in (3.0, np.inf):
+            step(net, trainer, value, 0.0, 0.0, 0.0)
+    assert [(row.loss_scale, row.skipped, row.gradient_max) for _, row in monitor.rows] == [
+        (1.0, 0, 3.0), (1.0, 0, np.inf)]
 
 
 def test_csv_is_written_at_once_and_continued(tmp_path):

@@ -75,6 +75,19 @@ def test_an_overflow_in_the_forward_pass(hybridize):
     assert "amp.exclude('net_times2')" in report.advice
 
 
+def test_training_in_plain_fp32_keeps_no_inputs():
+    net = chain(1)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    amp.initialize(net, trainer, "O0", verbosity=0)
+    with amp.trace_overflow(net, trainer) as tracer:
+        for _ in range(3):
+            with autograd.record(), amp.scale_loss(net(mx.nd.ones((2, 8))).sum(), trainer) as scaled:
+                scaled.backward()
+            trainer.step(1)
+            assert tracer._calls == []
+    assert tracer.reports == []
+
+
 @hybridized_or_not
 def test_an_overflow_in_the_backward_pass(hybridize):
     amp.init("float16")

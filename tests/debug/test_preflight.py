@@ -75,6 +75,18 @@ def test_with_data_what_stays_fp32_is_no_problem(net):
     lowered = {row.name for row in found.parameters if row.is_lowered}
     assert "net_dense0_weight" in lowered
     assert "net_batchnorm0_gamma" not in lowered
+    assert found.summary.startswith(f"1 of {len(lowered)} parameters read in low precision do not fit in float16: ")
+
+
+def test_the_summary_is_of_what_is_read_in_low_precision(net):
+    net[4].weight.set_data(mx.nd.ones(net[4].weight.shape))
+    amp.init("float16")
+    found = amp.preflight(net, mx.nd.ones(NETWORKS["conv"][1]))
+    assert not all(row.fits for row in found.parameters)  # the running variance, which stays FP32
+    count = sum(row.is_lowered for row in found.parameters)
+    assert found.summary == f"all {count} parameters read in low precision fit in float16"
+    amp.deinit()
+    assert amp.preflight(net, mx.nd.ones(NETWORKS["conv"][1])).summary == "no parameter is read in low precision"
 
 
 def test_a_sound_network():
@@ -91,6 +103,8 @@ def test_wrong_arguments():
         amp.preflight({}, mx.nd.ones(1), target_dtype="float16")
     with pytest.raises(TypeError, match="a Gluon block, or a dict"):
         amp.preflight(3, target_dtype="float16")
+    with pytest.raises(TypeError, match=r"expected an NDArray, received net\['w'\]="):
+        amp.preflight({"w": np.ones(3, np.float32)})
     with pytest.raises(amp.StateError, match=r"preflight: .*initialized"):
         amp.preflight(nn.Dense(2, in_units=2), target_dtype="float16")
 
@@ -146,3 +160,5 @@ class TestScale:
             amp.suggest_scale([1.0], headroom=0)
         with pytest.raises(TypeError, match="norms of gradients"):
             amp.suggest_scale("abc")
+        with pytest.raises(amp.StateError, match=r"suggest_scale: .*initialized"):
+            amp.suggest_scale(nn.Dense(2, in_units=2))

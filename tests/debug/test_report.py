@@ -14,8 +14,8 @@ from networks import NETWORKS, Attention, Residual, conv_net, gradients, ready
 
 import gluon_amp as amp
 from gluon_amp import native
+from gluon_amp._mxnet.engine import Output, Stopwatch
 from gluon_amp._mxnet.symbols import dtype_name
-from gluon_amp.debug.recording.engine import Output, Stopwatch
 from gluon_amp.debug.report.flops import MATRIX_OPERATORS
 from gluon_amp.debug.report.match import Captured, GraphRan, matched
 from gluon_amp.dtypes import LOW_PRECISION
@@ -204,6 +204,37 @@ def test_a_converted_network_is_the_same_with_amp_on():
     assert [(row.name, row.observed) for row in before] == [(row.name, row.observed) for row in after]
 
 
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("head", [
+    lambda F, x: x.argmax(axis=1).astype("int32"), lambda F, x: x.argmax(axis=1), lambda F, x: F.BlockGrad(x)],
+    ids=["integers", "argmax", "BlockGrad"])
+def test_times_of_networks_without_a_gradient(hybridize, head):
+    class Net(mx.gluon.HybridBlock):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def hybrid_forward(self, F, x):
+            return head(F, self.layer(x))
+
+    for layer in (mx.gluon.nn.Dense(3, in_units=4), mx.gluon.nn.Activation("relu")):
+        net = Net(layer)
+        net.initialize()
+        net.hybridize(hybridize)
+        found = amp.report(net, mx.nd.ones((2, 4)), train=True, time=True)
+        assert found.operators[0].milliseconds > 0
+
+
+def test_times_of_a_network_without_parameters():
+    assert amp.report(mx.gluon.nn.Activation("relu"), mx.nd.ones((2, 4)), train=True, time=True).milliseconds > 0
+
+
+def test_a_symbol_whose_operators_insist_on_types():
+    symbol = mx.sym.FullyConnected(mx.sym.Embedding(mx.sym.var("data"), input_dim=5, output_dim=4), num_hidden=3)
+    found = amp.report(symbol, {"data": (2, 6)})
+    assert [row.op for row in found.operators] == ["Embedding", "FullyConnected"]
+
+
 def test_a_symbol(low):
     x = mx.sym.var("data")
     symbol = mx.sym.softmax(mx.sym.FullyConnected(x, num_hidden=6, name="fc"), name="out")
@@ -367,6 +398,15 @@ def test_wrong_arguments(arguments, message):
         amp.report(*arguments)
     with pytest.raises(TypeError, match="True or False, received time=1"):
         amp.report(*arguments, time=1)
+
+
+def test_data_of_a_symbol_are_arrays_or_shapes():
+    symbol = mx.sym.relu(mx.sym.var("data"))
+    for wrong in (None, 3, "(2, 3)", (2, 3.5)):
+        with pytest.raises(TypeError, match=r"expected an NDArray or a shape, received data\['data'\]="):
+            amp.report(symbol, {"data": wrong})
+    for right in (mx.nd.ones((2, 3)), (2, 3), [2, 3]):
+        assert amp.report(symbol, {"data": right}).operators[0].shape == (2, 3)
 
 
 def test_a_network_that_is_not_initialized():

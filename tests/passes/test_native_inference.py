@@ -14,8 +14,8 @@ from test_native_operators import ALL, BIG, FLAGS, data, layer_norm, network, re
 
 import gluon_amp as amp
 from gluon_amp import native, passes
-from gluon_amp.debug.recording.engine import prepared_operations
 from gluon_amp.rules import Policy
+from gluon_amp.runtime.graph_applier import prepared_operations
 
 requires_rnn = pytest.mark.skipif(not native.is_available("_gluon_amp_rnn"), reason=native.load()[1].missing)
 

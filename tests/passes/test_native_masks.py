@@ -13,9 +13,9 @@ from native_cases import assert_close
 
 import gluon_amp as amp
 from gluon_amp import native, passes
-from gluon_amp.debug.recording.engine import prepared_operations
 from gluon_amp.graph import Entry
 from gluon_amp.rules import Policy
+from gluon_amp.runtime.graph_applier import prepared_operations
 
 SOFTMAX = frozenset({"_gluon_amp_softmax", "_gluon_amp_log_softmax"})
 ALL = SOFTMAX | frozenset({"_gluon_amp_attention", "_gluon_amp_dropout", "_gluon_amp_gelu", "_gluon_amp_batch_dot"})

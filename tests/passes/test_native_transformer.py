@@ -14,9 +14,9 @@ from native_cases import assert_close
 
 import gluon_amp as amp
 from gluon_amp import native, passes
-from gluon_amp.debug.recording.engine import prepared_operations
 from gluon_amp.graph import Entry
 from gluon_amp.rules import FP32, Cause, Policy, Rule
+from gluon_amp.runtime.graph_applier import prepared_operations
 
 ALL = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_batch_dot", "_gluon_amp_dense", "_gluon_amp_attention"})
 BATCH, LENGTH, HEADS, UNITS = 4, 32, 4, 128

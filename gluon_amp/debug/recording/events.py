@@ -40,7 +40,7 @@ class Event:
     block: str  # the innermost block that was called
     attrs: Mapping[str, str]
     role: Role
-    rule: Decision | None  # None where AMP had no say
+    decision: Decision | None  # None where AMP had no say
     arguments: list[NDArray]  # what the program handed over
     inputs: list[NDArray]  # the same values, cut off
     sources: list[Source | None]  # None for data and parameters
@@ -78,15 +78,15 @@ class Event:
     @property
     def is_decided(self) -> bool:
         """Whether AMP decided on its precision."""
-        return self.rule is not None and self.rule.rule != KEEP
+        return self.decision is not None and self.decision.rule != KEEP
 
     def runs_in(self, dtype: str) -> bool:
         """Tell whether it runs in a low-precision type, or on values rounded through it where it is imitated."""
-        if self.rule is None or not self.is_decided:
+        if self.decision is None or not self.is_decided:
             return any(dtype_name(array.dtype) == dtype for array in self.inputs)
         types = [dtype if _was_rounded(source, dtype) else dtype_name(array.dtype)
                  for array, source in zip(self.inputs, self.sources)]
-        return precision(self.rule, types, FLOAT32, dtype) == dtype
+        return precision(self.decision, types, FLOAT32, dtype) == dtype
 
 
 def _was_rounded(source: Source | None, dtype: str) -> bool:

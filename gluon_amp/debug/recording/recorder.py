@@ -15,13 +15,10 @@ import threading
 from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
-import mxnet as mx
-from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
-from mxnet.ndarray import numpy as nd_numpy
 
-from ..._mxnet.invoke import Invocation, Invoke
+from ..._mxnet.invoke import PAST_INVOKE, Invocation, Invoke
 from ..._mxnet.operators import handle_of, registered_operators
 from ...graph import CAST, Role
 from ...rules import Decision, Policy
@@ -34,10 +31,6 @@ from ...runtime.state import controller
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 
 _ROLES = {CAST: Role.CAST, "_mul_scalar": Role.GUARD}  # of what the eager applier inserts
-_METHODS: tuple[tuple[Any, str], ...] = (
-    *((NDArray, name) for name in ("__getitem__", "reshape", "astype", "copy", "as_in_context", "as_np_ndarray")),
-    *((mx.np.ndarray, name) for name in ("__getitem__", "astype", "copy", "as_in_ctx", "as_nd_ndarray")),
-    (autograd.Function, "__call__"), (nd_numpy._api_internal, "tensordot"))
 
 
 class Call(NamedTuple):
@@ -76,7 +69,7 @@ def recording(consumer: Consumer, methods: bool = False) -> Iterator[None]:
         put(recorder.inner, recorder.outer)
         stack.enter_context(_replaced(RewritingCachedOp, "__call__", recorder.cached_op))
         stack.enter_context(_replaced(Block, "__call__", recorder.block))
-        for owner, name in _METHODS if methods else ():
+        for owner, name in PAST_INVOKE if methods else ():
             stack.enter_context(_replaced(owner, name, functools.partial(recorder.method, name)))
         yield
 
@@ -118,7 +111,7 @@ class _Recorder:
         return self.blocks[-1] if self.blocks else None
 
     def outer(self, invoke: Invoke) -> Invoke:
-        """Make what the program calls."""
+        """Make the function that the program calls in place of AMP's invoke."""
         def call(handle: int, *args: Any) -> Any:
             if not self._listens():
                 return invoke(handle, *args)
@@ -127,7 +120,7 @@ class _Recorder:
         return call
 
     def inner(self, *arguments: Any) -> Any:
-        """Replace the function that AMP, or the program where AMP leaves a call alone, calls in the end."""
+        """Take the place of MXNet's own invoke, which every call ends in, whether AMP changed it or not."""
         if not self._listens():
             return self.original(*arguments)
         made = Invocation(*arguments)
@@ -168,7 +161,7 @@ class _Recorder:
         return call
 
     def method(self, name: str, original: Callable) -> Callable:
-        """Make what is recorded as a whole."""
+        """Make the function that records a call as a whole."""
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             positions = [i for i, value in enumerate(args) if isinstance(value, NDArray)]

@@ -7,12 +7,13 @@ from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock, SymbolBlock
+from mxnet.gluon import Block
 from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 
+from ... import checks
 from ..._mxnet.arrays import map_arrays
-from ..._mxnet.blocks import descendants
+from ..._mxnet.blocks import without_a_trace
 from ..._mxnet.symbols import dtype_name
 from ...dtypes import normalize
 from ...errors import DTypeError, StateError, expected
@@ -74,23 +75,11 @@ def make_ready(net: Block, arguments: Sequence[Any]) -> None:
         for parameter in net.collect_params().values():
             parameter.list_data()
     except DeferredInitializationError:
-        with _without_a_trace(net), autograd.pause():
+        with without_a_trace(net), autograd.pause():
             net(*arguments)
     except RuntimeError as error:
         raise StateError(f"the network's parameters are not initialized ({error}). Call net.initialize() or load "
                          "them first") from error
-
-
-@contextmanager
-def _without_a_trace(net: Block) -> Iterator[None]:
-    """Forget the graphs that calls in the body trace: networks may compute something else in training."""
-    untraced = [block for block in descendants(net) if isinstance(block, HybridBlock)
-                and not isinstance(block, SymbolBlock) and block._cached_op is None]
-    try:
-        yield
-    finally:
-        for block in untraced:
-            block._clear_cached_op()
 
 
 @contextmanager
@@ -113,6 +102,7 @@ def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
     """Return the setting of mixed precision that the user asks for; by default the one in force."""
     current = controller.current()
     if policy is not None:
+        checks.instance("policy", policy, Policy, "a Policy")
         return State(policies_of(policy))
     if dtype is None and current is not None and current.enabled and current.lowers:
         return current

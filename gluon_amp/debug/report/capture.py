@@ -14,16 +14,16 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..._mxnet.arrays import cast_arrays
-from ..._mxnet.symbols import dtype_name, of_inputs
-from ...convert.inputs import check_names
+from ..._mxnet.arrays import cast_arrays, is_recorded
+from ..._mxnet.engine import Stopwatch, run_observed
+from ..._mxnet.symbols import dtype_name, input_dtypes, of_inputs
+from ...convert.inputs import check_names, shapes_in
 from ...dtypes import BFLOAT16, FLOAT32
 from ...errors import GraphError, expected
 from ...graph import Entry, Node, Role, unique_name
 from ...rules import Policy
 from ...runtime.graph_applier import RewritingCachedOp
 from ...runtime.state import controller
-from ..recording.engine import Stopwatch, run_observed
 from ..recording.recorder import Call, recording
 from ..recording.runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
 from .flops import flops
@@ -51,7 +51,9 @@ def _run(call: Callable[[], Any], names: dict[int, str], train: bool, stopwatch:
             outputs = call()
         listener.end_of_forward()
         if train and stopwatch is not None:
-            autograd.backward(float_arrays(outputs))
+            heads = [array for array in float_arrays(outputs) if is_recorded(array)]
+            if heads:
+                autograd.backward(heads)
     mx.nd.waitall()
     captured = listener.result()
     if stopwatch is not None:
@@ -107,15 +109,14 @@ def _ones(shape: tuple[int, ...], dtype: str) -> NDArray:
 
 
 def _inferred(symbol: mx.sym.Symbol, data: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    known = {name: tuple(getattr(value, "shape", value)) for name, value in data.items()}
+    known = shapes_in(data, "data")
     shapes = {**of_inputs(symbol, symbol.infer_shape_partial(**known)), **known}
     missing = [name for name, shape in shapes.items() if not shape or 0 in shape]
     if missing or not shapes:
         raise GraphError(f"data leaves the shapes of {', '.join(missing) or 'all inputs'} unknown: give arrays or "
                          "shapes of more inputs")
-    types = {name: value.dtype for name, value in data.items() if isinstance(value, NDArray)}
-    kinds = symbol.infer_type_partial(**{name: kind for name, kind in types.items() if dtype_name(kind) != BFLOAT16})
-    return shapes, {name: dtype_name(kind) or FLOAT32 for name, kind in of_inputs(symbol, kinds).items()}
+    return shapes, input_dtypes(symbol, {name: value.dtype for name, value in data.items() if isinstance(value, NDArray)
+                                         and dtype_name(value.dtype) != BFLOAT16})
 
 
 class _Listener:

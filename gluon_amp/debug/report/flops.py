@@ -30,10 +30,10 @@ class _UnknownShape(Exception):
 
 def flops(node: Node) -> int:
     """Count the floating-point operations of an operator's forward pass."""
-    if node.kind in _MOVES_DATA and node.op not in _FUSED:
-        return 0
+    count = _FUSED.get(node.op) or MATRIX_OPERATORS.get(node.kind)
+    if count is None:
+        return 0 if node.kind in _MOVES_DATA else _elementwise(node)
     try:
-        count = _FUSED.get(node.op) or MATRIX_OPERATORS.get(node.kind, _elementwise)
         return count(node)
     except _UnknownShape:
         return 0

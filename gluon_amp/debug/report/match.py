@@ -12,10 +12,10 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
+from ..._mxnet.engine import Output
 from ...dtypes import FLOAT32
 from ...graph import Entry, Graph, Node, Role, named_by
 from ...rules import KEEP, Policy, precision
-from ..recording.engine import Output
 from ..recording.events import FLOATS
 from .flops import flops
 

@@ -147,7 +147,8 @@ def make_rows(ran: Sequence[Ran], net: Block | None) -> tuple[list[OperatorRow],
     index = {id(record.node): position for position, record in enumerate(own)}
     first_readers: dict[int, int] = {}  # of what was inserted, by the node's id
     for position, record in enumerate(own):
-        for node in [entry.node for entry in record.node.inputs]:
+        for entry in record.node.inputs:
+            node = entry.node
             while _is_inserted(node) and node.inputs:
                 first_readers.setdefault(id(node), position)
                 node = node.inputs[0].node

@@ -8,12 +8,10 @@ from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import profiler
-from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..._mxnet.invoke import StockCachedOp
-from ..._mxnet.symbols import dtype_name
-from ...runtime.graph_applier import RewritingCachedOp
+from .invoke import StockCachedOp
+from .symbols import dtype_name
 
 # What the engine itself does between operators.
 _MACHINERY = {"WaitForVar", "DeleteVariable"}
@@ -67,11 +65,3 @@ def run_observed(symbol: mx.sym.Symbol, args: Sequence[NDArray], heard: list[Out
     operation = StockCachedOp(symbol)
     operation._register_op_hook(report)
     return operation, operation(*args)
-
-
-def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
-    """Return the hybridized blocks inside a block that have been called under AMP, and what they run."""
-    operation = getattr(block, "_cached_op", None)
-    if isinstance(operation, RewritingCachedOp) and operation.latest is not None:
-        return [(block, operation)]
-    return [pair for child in block._children.values() for pair in prepared_operations(child)]
