@@ -27,7 +27,7 @@ def parameters(attrs: Attrs) -> dict[str, str]:
 
 def integers(attrs: Attrs, name: str) -> list[int]:
     """Return the numbers of a tuple, or the one number; none where the parameter is not given."""
-    return [int(number) for number in re.findall(r"\d+", str(attrs.get(name, "")))]
+    return [int(number) for number in re.findall(r"-?\d+", str(attrs.get(name, "")))]
 
 
 def integer(attrs: Attrs, name: str, default: int) -> int:

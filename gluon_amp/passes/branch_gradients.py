@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 from ..graph import Entry, Graph, Node, operator, unique_name
+from ..graph.attrs import integers
 from .context import Context
 
 # The attributes that say which inputs those graphs of an operator read that have a backward pass, and where these are.
@@ -33,13 +34,9 @@ def _complete(node: Node) -> int:
     return added
 
 
-def _locations(node: Node, name: str) -> list[int]:
-    return json.loads(node.attrs[name].replace("(", "[").replace(",)", "]").replace(")", "]"))
-
-
 def _read_all(node: Node, part: Graph, name: str) -> int:
     """Let a graph of an operator read all of its inputs; return how many it did not."""
-    reads, dtype = _locations(node, name), node.dtypes[-1] if node.dtypes else None
+    reads, dtype = integers(node.attrs, name), node.dtypes[-1] if node.dtypes else None
     missing = [location for location, entry in enumerate(node.inputs)
                if location not in reads and entry.dtype is not None and dtype is not None]
     names = {one.name for one in part.nodes()}

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from ..graph import Entry, Graph, Node, Readers
-from ..graph.attrs import integer, is_set
+from ..graph.attrs import integer, integers, is_set
 from .native_casts import is_widened
 from .native_dropout import is_plain_dropout
 
@@ -340,31 +340,17 @@ def _moved(node: Node, x: np.ndarray) -> np.ndarray:
     if node.op == "SwapAxis":
         return np.swapaxes(x, integer(node.attrs, "dim1", 0), integer(node.attrs, "dim2", 0))
     if node.op == "transpose":
-        return np.transpose(x, _signed(node.attrs.get("axes", "")) or None)
+        return np.transpose(x, integers(node.attrs, "axes") or None)
     if node.op == "repeat":
         return np.repeat(x, integer(node.attrs, "repeats", 0), axis=int(node.attrs.get("axis", "None")))
     if node.op == "expand_dims":
         return np.expand_dims(x, integer(node.attrs, "axis", 0))
     if node.op == "broadcast_axis":
-        return _broadcast(node, x)
-    wanted = _signed(node.attrs.get("shape", ""))
-    sizes = list(x.shape)
-    if is_set(node.attrs, "reverse"):
-        wanted, sizes = wanted[::-1], sizes[::-1]
-    if not wanted or min(wanted) < -1:
-        raise ValueError("not known here")
+        sizes = dict(zip(integers(node.attrs, "axis"), integers(node.attrs, "size")))
+        return np.broadcast_to(x, [sizes.get(axis, size) for axis, size in enumerate(x.shape)])
+    step = -1 if is_set(node.attrs, "reverse") else 1
+    wanted, sizes = integers(node.attrs, "shape")[::step], x.shape[::step]
     kept = [sizes[i] if size == 0 and i < len(sizes) else size for i, size in enumerate(wanted)]
-    if 0 in kept:
+    if not wanted or min(wanted) < -1 or 0 in kept:
         raise ValueError("not known here")
-    return x.reshape(kept[::-1] if is_set(node.attrs, "reverse") else kept)
-
-
-def _broadcast(node: Node, x: np.ndarray) -> np.ndarray:
-    shape = list(x.shape)
-    for axis, size in zip(_signed(node.attrs.get("axis", "")), _signed(node.attrs.get("size", ""))):
-        shape[axis] = size
-    return np.broadcast_to(x, shape)
-
-
-def _signed(text: str) -> list[int]:
-    return [int(number) for number in text.strip("()[] ").split(",") if number.strip()]
+    return x.reshape(kept[::step])
