@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -178,22 +178,17 @@ def _attention(last: Node, products: tuple[Node, Node], weights: _Weights, attrs
 
 def _weights(entry: Entry) -> _Weights | None:
     """Return how weights are made, if the operator can make them."""
-    moves: list[Node] = []
-    dropout = None
-    while entry.node.op in (*_MOVES, "_copy") or (dropout is None and is_plain_dropout(entry)):
-        if entry.node.op in _MOVES:
-            moves.insert(0, entry.node)
-        elif entry.node.op != "_copy":
-            dropout = entry.node
-        entry = entry.node.inputs[0]
+    entry, nodes = _behind(entry, lambda each: each.node.op in (*_MOVES, "_copy") or is_plain_dropout(each))
+    dropouts = [node for node in nodes if node.op == "Dropout"]
     mask = None
     if entry.node.op in _PRODUCTS:
         entry, mask = entry.node.inputs
     softmax = entry.node
-    if softmax.op != "softmax" or any(softmax.attrs.get(name, values[0]) not in values
-                                      for name, values in _DEFAULT_SOFTMAX.items()):
+    if len(dropouts) > 1 or softmax.op != "softmax" or any(
+            softmax.attrs.get(name, values[0]) not in values for name, values in _DEFAULT_SOFTMAX.items()):
         return None
-    found = _Weights(softmax, softmax.inputs[0], moves, dropout)
+    found = _Weights(softmax, softmax.inputs[0], [node for node in nodes if node.op in _MOVES],
+                     dropouts[0] if dropouts else None)
     if is_set(softmax.attrs, "use_length"):
         if len(softmax.inputs) < 2:
             return None
@@ -213,6 +208,15 @@ def _mask(weights: _Weights, mask: Entry) -> bool:
     weights.masked = 1.0 if ones is fill else float(fill.attrs.get("scalar", 1))
     weights.extras["mask"], weights.scores = mask, scores
     return True
+
+
+def _behind(entry: Entry, passes: Callable[[Entry], bool]) -> tuple[Entry, list[Node]]:
+    """Return what operators read that are to be looked through, and these in the order in which they run."""
+    nodes: list[Node] = []
+    while passes(entry):
+        nodes.insert(0, entry.node)
+        entry = entry.node.inputs[0]
+    return entry, nodes
 
 
 def _before_repeat(entry: Entry, heads: int, shapes: Sequence[tuple[int, ...]]) -> Entry | None:
@@ -247,7 +251,7 @@ def _in_order(last: Node, inputs: Mapping[str, Entry]) -> dict[str, Entry]:
     return found
 
 
-def _within(last: Node, inputs: Any, readers: Readers) -> frozenset[int]:
+def _within(last: Node, inputs: Iterable[Entry], readers: Readers) -> frozenset[int]:
     """Return the nodes between inputs and a last one that nothing else reads."""
     ends, within = {entry.node for entry in inputs}, {id(last)}
     waiting = [entry.node for entry in last.inputs]
@@ -268,11 +272,8 @@ def _is_inner(entry: Entry, readers: Readers) -> bool:
 
 def _scaled(entry: Entry) -> tuple[Entry, float]:
     """Return what is behind factors, and their product."""
-    scale = 1.0
-    while entry.node.op in _SCALES:
-        scale *= _factor(entry.node)
-        entry = entry.node.inputs[0]
-    return entry, scale
+    behind, nodes = _behind(entry, lambda each: each.node.op in _SCALES)
+    return behind, prod(map(_factor, nodes), start=1.0)
 
 
 def _factor(node: Node) -> float:
@@ -283,15 +284,9 @@ def _factor(node: Node) -> float:
 
 
 def _heads(entry: Entry, readers: Readers) -> _Heads:
-    moves: list[Node] = []
-    scale = 1.0
-    while _is_inner(entry, readers) and entry.node.op in (*_MOVES, *_SCALES):
-        if entry.node.op in _SCALES:
-            scale *= _factor(entry.node)
-        else:
-            moves.insert(0, entry.node)
-        entry = entry.node.inputs[0]
-    return _Heads(entry, moves, scale)
+    base, nodes = _behind(entry, lambda each: _is_inner(each, readers) and each.node.op in (*_MOVES, *_SCALES))
+    scale = prod((_factor(node) for node in nodes if node.op in _SCALES), start=1.0)
+    return _Heads(base, [node for node in nodes if node.op in _MOVES], scale)
 
 
 def _joined(product: Node, heads: int, units: int, readers: Readers) -> Node | None:
