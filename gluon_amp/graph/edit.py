@@ -63,6 +63,11 @@ class Readers:
         """Tell whether a tensor is an output of the graph."""
         return entry.key in self._heads
 
+    def is_first_only(self, node: Node) -> bool:
+        """Tell whether nothing reads the outputs of a node behind its first."""
+        others = [Entry(node, output) for output in range(1, node.num_outputs)]
+        return not any(self.of(entry) or self.is_head(entry) for entry in others)
+
     def only(self, entry: Entry) -> Node | None:
         """Return the one operator that reads a tensor, when nothing else reads anything of its producer."""
         others = [head for head in self._heads if head[0] == id(entry.node)]

@@ -46,10 +46,9 @@ def _is_foldable(norm: Node, readers: Readers, weights: Weights) -> bool:
         return False
     if layer.op == "Deconvolution" and integer(layer.attrs, "num_group", 1) > 1:
         return False
-    if any(readers.of(Entry(norm, output)) or readers.is_head(Entry(norm, output)) for output in (1, 2)):
-        return False
     trained = (*norm.inputs[1:], *layer.inputs[1:])
-    return all(entry.node.is_variable and entry.node.name in weights for entry in trained) and _axis_fits(norm, layer)
+    return (readers.is_first_only(norm) and _axis_fits(norm, layer)
+            and all(entry.node.is_variable and entry.node.name in weights for entry in trained))
 
 
 def _settings(node: Node, context: Context) -> tuple[bool, str | None]:

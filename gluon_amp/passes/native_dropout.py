@@ -17,9 +17,8 @@ def is_plain_dropout(entry: Entry) -> bool:
 
 
 def fits(node: Node, readers: Readers) -> bool:
-    """Tell whether nobody reads which values are dropped."""
-    masks = [Entry(node, output) for output in range(1, node.num_outputs)]
-    return is_plain_dropout(Entry(node)) and not any(readers.of(mask) or readers.is_head(mask) for mask in masks)
+    """Tell whether single values are dropped, and nobody reads which."""
+    return is_plain_dropout(Entry(node)) and readers.is_first_only(node)
 
 
 def random_bits(dropout: Node, names: set[str]) -> Entry:

@@ -83,11 +83,8 @@ class Replacement(NamedTuple):
 
 def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
     """Whether the last axis is normalised; other numbers of axes may come, for which a positive one is not the last."""
-    if (node.inputs[0].shape or (0,))[-1] < _NARROW:
-        return False
-    hidden = [Entry(node, output) for output in range(1, node.num_outputs)]
-    return integer(node.attrs, "axis", -1) == -1 and not any(
-        readers.of(entry) or readers.is_head(entry) for entry in hidden)
+    return ((node.inputs[0].shape or (0,))[-1] >= _NARROW and integer(node.attrs, "axis", -1) == -1
+            and readers.is_first_only(node))
 
 
 def _always(node: Node, readers: Readers) -> bool:
