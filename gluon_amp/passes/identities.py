@@ -10,7 +10,7 @@ from typing import Collection
 
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Readers, Role, operator, unique_name
-from .assign_dtypes import data_precision, lower_outputs
+from .assign_dtypes import plan_outputs
 from .context import Context
 from .summed_gradients import most_summed, numbers
 
@@ -58,6 +58,5 @@ def behind_identity(entry: Entry, names: set[str], context: Context) -> Entry:
     made = operator("_copy", unique_name(f"{entry.node.name}_native", names), [entry], entry, Role.GUARD)
     made.attrs[_APART] = made.name
     made.dtypes, made.decision = [FLOAT32], context.policy.decide("_copy", made.attrs, entry.shape)
-    if data_precision(made, context) == context.target:
-        lower_outputs(made, context)
+    plan_outputs(made, context)
     return Entry(made)

@@ -26,7 +26,7 @@ from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
 from ..rules.tables.groups.layers import SOFTMAX
 from . import native_dropout, native_recurrent
-from .assign_dtypes import data_precision, decide, lower_outputs
+from .assign_dtypes import decide, plan_outputs
 from .context import Context
 from .identities import Guards
 from .known_forward import unknown_forward
@@ -215,9 +215,7 @@ def _follow(graph: Graph, context: Context) -> None:
     """Let operators take the precision of their data again, after others have changed theirs."""
     for node in graph.operators():
         if node.decision is not None and node.decision.rule in (NEUTRAL, WIDEST):
-            node.planned = []
-            if data_precision(node, context) == context.target:
-                lower_outputs(node, context)
+            plan_outputs(node, context)
 
 
 def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: set[Node]) -> int:

@@ -7,7 +7,7 @@ from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, Role, operator, unique_name
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, Cause, Decision
-from .assign_dtypes import data_precision, decide, lower_outputs
+from .assign_dtypes import decide, plan_outputs
 from .context import Context
 from .identities import behind_identity
 from .native_casts import give_low, in_type
@@ -108,8 +108,7 @@ def _masks(node: Node, names: set[str], context: Context) -> list[Entry]:
         node.inputs[0] = behind_identity(data, names, context)
     first = made("slice_axis", data, 1, axis=2, begin=0, end=1)
     first.decision = context.policy.decide(first.op, first.attrs, data.shape)
-    if data_precision(first, context) == context.target:
-        lower_outputs(first, context)
+    plan_outputs(first, context)
     ones = Entry(made("broadcast_axis", Entry(made("ones_like", Entry(first), 1)), width, axis=2, size=width))
     masks = []
     for _ in range(layers - 1):
