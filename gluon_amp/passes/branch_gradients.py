@@ -16,11 +16,6 @@ from .context import Context
 _READS = {"_cond": {"then_input_locs": 1, "else_input_locs": 2}, "_while_loop": {"func_input_locs": 1}}
 
 
-def is_needed(context: Context) -> bool:
-    """Tell whether gradients may be asked for."""
-    return context.recorded
-
-
 def run(graph: Graph, context: Context) -> int:
     """Complete what branches and loops read; return how many inputs were missing."""
     return sum(_complete(node) for node in graph.operators() if node.op in _READS)

@@ -12,11 +12,6 @@ from .context import Context
 _BLOCK = 16  # channels in a block of oneDNN's widest layout; the others divide it
 
 
-def is_needed(context: Context) -> bool:
-    """Tell whether gradients may be asked for."""
-    return context.recorded
-
-
 def run(graph: Graph, context: Context) -> int:
     """Put an operator that changes nothing behind such Concats; return how many."""
     names = {node.name for node in graph.nodes()}
