@@ -63,6 +63,10 @@ class Readers:
         """Tell whether a tensor is an output of the graph."""
         return entry.key in self._heads
 
+    def is_read_once(self, entry: Entry) -> bool:
+        """Tell whether one operator reads a tensor, once, and it is no output of the graph."""
+        return len(self.of(entry)) == 1 and not self.is_head(entry)
+
     def is_first_only(self, node: Node) -> bool:
         """Tell whether nothing reads the outputs of a node behind its first."""
         others = [Entry(node, output) for output in range(1, node.num_outputs)]

@@ -87,8 +87,8 @@ def _bias(layer: Node, values: np.ndarray, readers: Readers, weights: Weights, n
 
 
 def _written(entry: Entry, values: np.ndarray, readers: Readers, weights: Weights, names: set[str]) -> Entry:
-    """Give a parameter other values; where other operators read it too, make a new one instead."""
-    if len(readers.of(entry)) > 1:
+    """Give a parameter other values; where something else reads it too, make a new one instead."""
+    if not readers.is_read_once(entry):
         return _added(f"{entry.node.name}_folded", values, entry.dtype, weights, names)
     entry.node.dtypes = [_write(entry.node.name, values, entry.dtype, weights)]
     return entry

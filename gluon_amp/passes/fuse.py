@@ -52,4 +52,4 @@ def _is_read_elsewhere(entry: Entry, reader: Node, readers: Readers) -> bool:
     """Tell whether a tensor has several readers; of variables only sums matter, the fusion begins behind them."""
     if entry.node.is_variable and reader.op != "elemwise_add":
         return False
-    return len(readers.of(entry)) > 1 or readers.is_head(entry)
+    return not readers.is_read_once(entry)

@@ -266,10 +266,6 @@ def _within(last: Node, inputs: Iterable[Entry], readers: Readers) -> frozenset[
     return frozenset(within)
 
 
-def _is_inner(entry: Entry, readers: Readers) -> bool:
-    return len(readers.of(entry)) == 1 and not readers.is_head(entry)
-
-
 def _scaled(entry: Entry) -> tuple[Entry, float]:
     """Return what is behind factors, and their product."""
     behind, nodes = _behind(entry, lambda each: each.node.op in _SCALES)
@@ -284,7 +280,7 @@ def _factor(node: Node) -> float:
 
 
 def _heads(entry: Entry, readers: Readers) -> _Heads:
-    base, nodes = _behind(entry, lambda each: _is_inner(each, readers) and each.node.op in (*_MOVES, *_SCALES))
+    base, nodes = _behind(entry, lambda each: readers.is_read_once(each) and each.node.op in (*_MOVES, *_SCALES))
     scale = prod((_factor(node) for node in nodes if node.op in _SCALES), start=1.0)
     return _Heads(base, [node for node in nodes if node.op in _MOVES], scale)
 
@@ -293,8 +289,10 @@ def _joined(product: Node, heads: int, units: int, readers: Readers) -> Node | N
     """Return the node that gives (batch, length, units) from heads, if that is what follows a product."""
     node = product
     moves: list[Node] = []
-    while _is_inner(Entry(node), readers) and readers.of(Entry(node))[0].op in _MOVES and len(moves) < len(_MOVES) + 1:
-        node = readers.of(Entry(node))[0]
+    while readers.is_read_once(Entry(node)) and len(moves) <= len(_MOVES):
+        (node,) = readers.of(Entry(node))
+        if node.op not in _MOVES:
+            return None
         moves.append(node)
         if _does(moves, lambda batch, length: (batch * heads, length, units // heads),
                  lambda x: x.reshape(-1, heads, *x.shape[1:]).transpose(0, 2, 1, 3).reshape(-1, x.shape[1], units)):
@@ -307,7 +305,7 @@ def _projections(bases: Sequence[Entry], readers: Readers) -> tuple[str, dict[st
     parts = [base.node.inputs[0] if is_widened(base) else base for base in bases]
     split = parts[0].node
     if (split.op == "SliceChannel" and all(part.node is split for part in parts)
-            and all(_is_inner(each, readers) for each in (*bases, *parts))
+            and all(map(readers.is_read_once, (*bases, *parts)))
             and [part.output for part in parts] == [0, 1, 2] and integer(split.attrs, "num_outputs", 0) == 3
             and split.attrs.get("axis") in ("2", "-1") and not is_set(split.attrs, "squeeze_axis")):
         return "joined", {"projections": split.inputs[0]}
