@@ -40,6 +40,11 @@ def is_set(attrs: Attrs, name: str, default: bool = False) -> bool:
     return str(attrs.get(name, default)) in ("True", "true", "1")
 
 
+def region_of(attrs: Attrs) -> dict[str, str]:
+    """Return the mark of the region that an operator was traced in, for one that takes its place or serves it."""
+    return {REGION: attrs[REGION]} if REGION in attrs else {}
+
+
 def is_channels_last(attrs: Attrs) -> bool:
     """Tell whether the layout has channels behind the axes of the map."""
     return str(attrs.get("layout")) in CHANNELS_LAST

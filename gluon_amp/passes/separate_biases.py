@@ -6,7 +6,7 @@ neither. Biases that are trained alone keep an old gradient then, and behind a c
 from __future__ import annotations
 
 from ..graph import Entry, Graph, operator, redirect, unique_name
-from ..graph.attrs import REGION, is_set
+from ..graph.attrs import is_set, region_of
 from .context import Context
 
 
@@ -23,11 +23,10 @@ def run(graph: Graph, context: Context) -> int:
         if (node.op != "FullyConnected" or is_set(node.attrs, "no_bias") or len(node.inputs) < 3
                 or node.inputs[1].node.name not in context.frozen):
             continue
-        total = operator("broadcast_add", unique_name(f"{node.name}_biased", names), [], Entry(node))
-        total.attrs = {REGION: node.attrs[REGION]} if REGION in node.attrs else {}
+        total = operator("broadcast_add", unique_name(f"{node.name}_biased", names), [Entry(node), node.inputs[2]],
+                         Entry(node), **region_of(node.attrs))
         total.stands_for = node.name
         moved[Entry(node).key] = Entry(total)
-        total.inputs = [Entry(node), node.inputs[2]]
         node.inputs, node.attrs = node.inputs[:2], {**node.attrs, "no_bias": "True"}
     redirect(graph, moved)
     return len(moved)

@@ -7,6 +7,7 @@ MXNet leaves the gradient of the shape operand of ``reshape_like`` uninitialised
 from __future__ import annotations
 
 from ..graph import Entry, Graph, operator, unique_name
+from ..graph.attrs import region_of
 from .context import Context
 
 _SHAPE_OPERANDS = {"slice_like": 1, "reshape_like": 1, "broadcast_like": 1}
@@ -30,7 +31,8 @@ def run(graph: Graph, context: Context) -> int:
         is_wild = node.op in _GRADIENT_IS_GARBAGE and context.recorded and source.node.op != "BlockGrad"
         if source.dtype is None or (source is operand and not is_wild):
             continue
-        block = operator("BlockGrad", unique_name(f"{node.name}_shape", names), [source], source)
+        block = operator("BlockGrad", unique_name(f"{node.name}_shape", names), [source], source,
+                         **region_of(node.attrs))
         node.inputs[position] = Entry(block)
         count += 1
     return count

@@ -6,7 +6,7 @@ MXNet cannot split a gradient that lies in blocks of 16 channels where the maps 
 from __future__ import annotations
 
 from ..graph import Entry, Graph, Node, operator, redirect, unique_name
-from ..graph.attrs import REGION
+from ..graph.attrs import region_of
 from .context import Context
 
 _BLOCK = 16  # channels in a block of oneDNN's widest layout; the others divide it
@@ -19,8 +19,7 @@ def run(graph: Graph, context: Context) -> int:
     for node in graph.operators():
         if node.op == "Concat" and _splits_blocks(node):
             whole = with_plain_gradient(Entry(node), node.name, names)
-            if REGION in node.attrs:
-                whole.attrs[REGION] = node.attrs[REGION]
+            whole.attrs.update(region_of(node.attrs))
             whole.stands_for = node.name
             moved[Entry(node).key] = Entry(whole)
     redirect(graph, moved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from graphs import batch_norm, conv, graph, op, rewritten, variable
+from graphs import batch_norm, conv, describe, graph, op, rewritten, variable
 
 from gluon_amp import GraphError, passes
 from gluon_amp.graph import Entry, Role, cast
@@ -199,6 +199,16 @@ def test_operands_read_for_their_shape_only_are_not_computed():
     assert rewritten("bfloat16", anchors)[-4:] == [
         "a_shape: BlockGrad(feature) -> bfloat16", "a_shape_float32: amp_cast(a_shape) -> float32",
         "a: slice_like(anchors, a_shape_float32) -> float32", "out: a"]
+
+
+def test_operands_read_for_their_shape_only_belong_to_the_region_of_their_reader():
+    one, two = (conv(name, data(), 16, 16, __amp__="on") for name in ("one", "two"))
+    zero = op("_mul_scalar", "zero", two, shape=(2, 16, 8, 8), scalar=0, __amp__="on")
+    result = graph(op("slice_like", "s", one, zero, shape=(2, 16, 8, 8), __amp__="on"))
+    passes.rewrite(result, Policy("bfloat16"), everywhere=False, check=True)
+    assert describe(result)[-4:] == [
+        "s_shape: BlockGrad(two) -> bfloat16", "s: slice_like(one, s_shape) -> bfloat16",
+        "s_float32: amp_cast(s) -> float32", "out: s_float32"]
 
 
 def test_hidden_outputs_of_batch_norm_stay_fp32():
