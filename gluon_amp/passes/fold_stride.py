@@ -15,7 +15,7 @@ from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node, operator, unique_name
 from ..graph.attrs import integers
 from ..rules.shapes import can_fold_stride, trains_on_amx
-from .align_channels import MULTIPLE
+from .align_channels import multiple_of
 from .context import Context
 
 
@@ -53,7 +53,7 @@ def _fold(node: Node, context: Context, names: set[str]) -> None:
 def _squares(node: Node, channels: int, context: Context, names: set[str]) -> Entry:
     """Return filters that take the four pixels of a square apart, one each; the surplus ones give zeros."""
     weight = node.inputs[1]
-    width = context.policy.channel_multiple or MULTIPLE[context.target]
+    width = multiple_of(context)
 
     def add(op: str, inputs: list[Entry], made_shape: tuple[int, ...], **attrs: Any) -> Entry:
         made = operator(op, unique_name(f"{node.name}_select", names), inputs, weight, **attrs)
