@@ -13,7 +13,7 @@ from math import prod
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, operator, redirect, unique_name
-from ..graph.attrs import SHAPE, integer
+from ..graph.attrs import SHAPE, integer, is_channels_last
 from ..rules.tables.groups.layers import BATCH_NORMS
 from .context import Context
 from .split_concat import with_plain_gradient
@@ -55,9 +55,9 @@ def run(graph: Graph, context: Context) -> int:
 
 
 def _is_convolution(node: Node, context: Context) -> bool:
-    """Tell whether a node is a convolution in the target type, without groups."""
+    """Tell whether a node is a convolution in the target type, without groups, of channels in front of the map."""
     return (node.op == "Convolution" and Entry(node).dtype == context.target
-            and integer(node.attrs, "num_group", 1) == 1)
+            and integer(node.attrs, "num_group", 1) == 1 and not is_channels_last(node.attrs))
 
 
 def _missing_channels(node: Node, context: Context) -> int:

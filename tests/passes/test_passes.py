@@ -125,10 +125,13 @@ def test_before_batch_norm_amx_takes_odd_channel_counts_as_they_are(amx, trainin
     assert any("slice_axis" in line for line in lines) == padded
 
 
-def test_grouped_and_unknown_shapes_are_not_padded():
-    grouped = conv("g", data(), 24, 8, num_group=2)
-    unknown = conv("u", data(), 24, 16, weight=variable("w"))
-    lines = rewritten("bfloat16", grouped, unknown)
+@pytest.mark.parametrize("target", ["bfloat16", "float16"])
+def test_groups_unknown_shapes_and_channels_behind_the_map_are_not_padded(target):
+    grouped = conv("g", data(), 20, 8, num_group=2)
+    unknown = conv("u", data(), 20, 16, weight=variable("w"))
+    last = op("Convolution", "last", variable("images", (2, 8, 8, 16)), variable("last_weight", (20, 3, 3, 16)),
+              num_filter=20, kernel=(3, 3), no_bias=True, layout="NHWC", shape=(2, 8, 8, 20))
+    lines = rewritten(target, grouped, unknown, last)
     assert not [line for line in lines if "_zeros" in line]
 
 
