@@ -12,8 +12,7 @@ from ..graph import VARIABLE, Entry, Graph, Node, Readers, redirect, unique_name
 from ..graph.attrs import REGION, integer, integers, is_channels_last, is_set
 from .context import Context, Weights
 
-# The axis of the weight that counts the layer's output channels.
-_OUTPUT_AXIS = {"Convolution": 0, "FullyConnected": 0, "Deconvolution": 1}
+_LAYERS = ("Convolution", "FullyConnected", "Deconvolution")
 _DEFAULT_EPS = 1e-3  # of MXNet's operator
 
 
@@ -42,7 +41,7 @@ def run(graph: Graph, context: Context) -> int:
 def _is_foldable(norm: Node, readers: Readers, weights: Weights) -> bool:
     source = norm.inputs[0]
     layer = source.node
-    if layer.op not in _OUTPUT_AXIS or readers.only(source) is not norm or source.output:
+    if layer.op not in _LAYERS or readers.only(source) is not norm or source.output:
         return False
     if layer.op == "Deconvolution" and integer(layer.attrs, "num_group", 1) > 1:
         return False
@@ -70,13 +69,19 @@ def _fold(norm: Node, layer: Node, readers: Readers, weights: Weights, names: se
         gamma = np.ones_like(gamma)
     scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
     weight = weights.read(layer.inputs[1].node.name).astype(np.float64)
-    axis = _OUTPUT_AXIS[layer.op]
-    along = scale.reshape([-1 if position == axis else 1 for position in range(weight.ndim)])
+    along = np.moveaxis(scale.reshape(-1, *[1] * (weight.ndim - 1)), 0, _output_axis(layer))
     bias = weights.read(layer.inputs[2].node.name).astype(np.float64) if len(layer.inputs) > 2 else 0.0
     layer.inputs = [layer.inputs[0],
                     _written(layer.inputs[1], weight * along, readers, weights, names),
                     _bias(layer, (bias - mean) * scale + beta, readers, weights, names)]
     layer.attrs = {**layer.attrs, "no_bias": "False"}
+
+
+def _output_axis(layer: Node) -> int:
+    """Return the axis of the weight that counts the layer's output channels."""
+    if layer.op != "Deconvolution":
+        return 0
+    return -1 if is_channels_last(layer.attrs) else 1
 
 
 def _bias(layer: Node, values: np.ndarray, readers: Readers, weights: Weights, names: set[str]) -> Entry:

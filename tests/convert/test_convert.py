@@ -172,6 +172,19 @@ class TestGraphs:
             np.testing.assert_allclose(one, third, rtol=2e-4, atol=1e-5)
 
 
+def test_folding_scales_the_output_channels_of_a_deconvolution_with_channels_behind_the_map():
+    data, weight = mx.sym.var("data"), mx.sym.var("w", shape=(4, 3, 3, 8))
+    layer = mx.sym.Deconvolution(data, weight, kernel=(3, 3), num_filter=8, no_bias=True, layout="NHWC", name="layer")
+    symbol = mx.sym.BatchNorm(layer, axis=3, eps=1e-5, fix_gamma=False, name="bn")
+    random = np.random.RandomState(2)
+    args = {"w": mx.nd.array(random.normal(size=(4, 3, 3, 8))),
+            **{name: mx.nd.array(random.uniform(0.5, 2, 8)) for name in ("bn_gamma", "bn_beta")}}
+    aux = {name: mx.nd.array(random.uniform(0.5, 2, 8)) for name in ("bn_moving_mean", "bn_moving_var")}
+    _, folded, _ = amp.convert_model(symbol, args, aux, optimize=["fold_batch_norm"], **GPU)
+    scale = args["bn_gamma"].asnumpy() / np.sqrt(aux["bn_moving_var"].asnumpy() + 1e-5)
+    np.testing.assert_allclose(folded["w"].astype("float32").asnumpy(), args["w"].asnumpy() * scale, rtol=2e-3)
+
+
 LAYERS = {
     "conv1d": (nn.Conv1D(8, 3, in_channels=4), (2, 4, 9)),
     "conv3d": (nn.Conv3D(8, 3, in_channels=4), (2, 4, 5, 5, 5)),
