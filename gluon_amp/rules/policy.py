@@ -11,7 +11,7 @@ from ..errors import PolicyError, expected
 from ..files import replacing
 from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule
 from .measurements import signature
-from .shapes import SHAPE_RULES, gets_more_channels
+from .shapes import SHAPE_RULES, ShapeRule, gets_more_channels
 from .tables import table
 
 _MOST_SHOWN = 6
@@ -60,7 +60,7 @@ class Policy:
     """
 
     target_dtype: str
-    overrides: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
+    overrides: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict, hash=False)
     imitated: bool = False
     excluded: frozenset[str] = frozenset()
     training: bool = True
@@ -82,10 +82,6 @@ class Policy:
                               for op, rules in self.overrides.items() if rules}
         shown = [f"{name}={_shown(value)}" for name, value in given.items() if value not in ({}, frozenset())]
         return f"Policy({', '.join([repr(self.target_dtype), *shown])})"
-
-    def __hash__(self) -> int:
-        return hash((self.target_dtype, frozenset(self.overrides.items()), self.imitated, self.excluded, self.training,
-                     self.amx, self.channel_multiple, self.slow, self.disabled_passes))
 
     @property
     def lowers(self) -> bool:
@@ -188,7 +184,7 @@ class Policy:
         measured = self.lowers and any(name.startswith(f"{op}(") for name in self.slow)
         return measured or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
 
-    def _heeds(self, rule: Any) -> bool:
+    def _heeds(self, rule: ShapeRule) -> bool:
         return rule.applies(self) and not (rule.lifted_by and self.runs(rule.lifted_by))
 
     def runs(self, name: str) -> bool:
