@@ -9,15 +9,6 @@ from .graph import Entry, Graph, Node, Role
 CAST = "amp_cast"
 
 
-def unique_name(base: str, taken: set[str]) -> str:
-    """Return ``base``, numbered when it is in ``taken`` already, and note it there."""
-    name, count = base, 1
-    while name in taken:
-        name, count = f"{base}{count}", count + 1
-    taken.add(name)
-    return name
-
-
 def named_by(tensor: str) -> Iterator[str]:
     """Yield the possible names of a tensor's node: the engine appends the name of the output or input."""
     while "_" in tensor:

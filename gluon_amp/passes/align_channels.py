@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import prod
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Readers, operator, redirect, unique_name
+from ..graph import Entry, Graph, Node, Readers, operator, redirect
 from ..graph.attrs import SHAPE, integer, is_channels_last
 from ..rules.tables.groups.layers import BATCH_NORMS
 from .context import Context
@@ -43,14 +43,13 @@ def run(graph: Graph, context: Context) -> int:
     if context.policy.imitated:
         return 0
     nodes = graph.nodes()
-    names = {node.name for node in nodes}
     readers = Readers(graph)
-    padded = {Entry(node).key: _pad(node, extra, names) for node in nodes
+    padded = {Entry(node).key: _pad(graph, node, extra) for node in nodes
               for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, readers, context)}
     redirect(graph, padded)
     widened = [(node, extra) for node in nodes for extra in [_missing_inputs(node, context)] if extra]
     for node, extra in widened:
-        _widen(node, extra, names)
+        _widen(graph, node, extra)
     return len(padded) + len(widened)
 
 
@@ -85,23 +84,23 @@ def _missing_inputs(node: Node, context: Context) -> int:
     return -data[1] % multiple
 
 
-def _widen(node: Node, extra: int, names: set[str]) -> None:
+def _widen(graph: Graph, node: Node, extra: int) -> None:
     """Append channels of zeros to a convolution's data, and to its weight."""
     data, weight = node.inputs[:2]
     if data.node.is_variable:  # a monitor hears of every operator that reads a variable
-        data = Entry(operator("_copy", unique_name(f"{data.node.name}_read", names), [data], data))
+        data = Entry(operator("_copy", graph.new_name(f"{data.node.name}_read"), [data], data))
     # Zeros like some of the channels fit images of any number and size: one plan serves several.
-    some = operator("slice_axis", unique_name(f"{data.node.name}_some", names), [data], data, axis=1, begin=0,
+    some = operator("slice_axis", graph.new_name(f"{data.node.name}_some"), [data], data, axis=1, begin=0,
                     end=extra)
-    zeros = operator("zeros_like", unique_name(f"{data.node.name}_zeros", names), [Entry(some)], data)
-    joined = _concatenated(data, zeros, 1, extra, "widened", names)
-    plain = with_plain_gradient(joined, node.name, names)
-    node.inputs = [Entry(plain), _appended(weight, 1, extra, "widened", names), *node.inputs[2:]]
+    zeros = operator("zeros_like", graph.new_name(f"{data.node.name}_zeros"), [Entry(some)], data)
+    joined = _concatenated(graph, data, zeros, 1, extra, "widened")
+    plain = with_plain_gradient(graph, joined, node.name)
+    node.inputs = [Entry(plain), _appended(graph, weight, 1, extra, "widened"), *node.inputs[2:]]
 
 
-def _concatenated(entry: Entry, zeros: Node, axis: int, extra: int, suffix: str, names: set[str]) -> Entry:
+def _concatenated(graph: Graph, entry: Entry, zeros: Node, axis: int, extra: int, suffix: str) -> Entry:
     """Append zeros on an axis."""
-    shape, name = entry.shape or (), unique_name(f"{entry.node.name}_{suffix}", names)
+    shape, name = entry.shape or (), graph.new_name(f"{entry.node.name}_{suffix}")
     if entry.node.is_variable:  # MXNet infers its shape wrongly when a symbol is bound or reshaped: say it
         entry.node.attrs = {**entry.node.attrs, SHAPE: str(shape)}
     zeros.shapes = [(*shape[:axis], extra, *shape[axis + 1:])]
@@ -128,23 +127,23 @@ def _is_normalised(node: Node, readers: Readers, context: Context) -> bool:
             and any(reader.op in BATCH_NORMS for reader in readers.of(Entry(node))))
 
 
-def _pad(node: Node, extra: int, names: set[str]) -> Entry:
+def _pad(graph: Graph, node: Node, extra: int) -> Entry:
     """Pad a convolution in place and return its output cut back to the user's channels."""
     channels = node.shapes[0]
     filters = int(node.attrs["num_filter"])
-    cut = operator("slice_axis", unique_name(f"{node.name}_unpad", names), [Entry(node)], Entry(node), axis=1, begin=0,
+    cut = operator("slice_axis", graph.new_name(f"{node.name}_unpad"), [Entry(node)], Entry(node), axis=1, begin=0,
                    end=filters)
     cut.stands_for = node.name
     node.attrs = {**node.attrs, "num_filter": str(filters + extra)}
     if channels is not None:
         node.shapes = [(channels[0], filters + extra, *channels[2:])]
-    node.inputs = [node.inputs[0], *(_appended(entry, 0, extra, "padded", names) for entry in node.inputs[1:])]
+    node.inputs = [node.inputs[0], *(_appended(graph, entry, 0, extra, "padded") for entry in node.inputs[1:])]
     return Entry(cut)
 
 
-def _appended(entry: Entry, axis: int, extra: int, suffix: str, names: set[str]) -> Entry:
+def _appended(graph: Graph, entry: Entry, axis: int, extra: int, suffix: str) -> Entry:
     """Append zeros to a weight or bias on an axis."""
     shape = entry.shape or ()
-    zeros = operator("_zeros", unique_name(f"{entry.node.name}_zeros", names), [], entry,
+    zeros = operator("_zeros", graph.new_name(f"{entry.node.name}_zeros"), [], entry,
                      shape=(*shape[:axis], extra, *shape[axis + 1:]), dtype=entry.dtype)
-    return _concatenated(entry, zeros, axis, extra, suffix, names)
+    return _concatenated(graph, entry, zeros, axis, extra, suffix)

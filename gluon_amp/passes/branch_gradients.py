@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from ..graph import Entry, Graph, Node, operator, unique_name
+from ..graph import Entry, Graph, Node, operator
 from ..graph.attrs import integers
 from .context import Context
 
@@ -34,20 +34,19 @@ def _read_all(node: Node, part: Graph, name: str) -> int:
     reads, dtype = integers(node.attrs, name), node.dtypes[-1] if node.dtypes else None
     missing = [location for location, entry in enumerate(node.inputs)
                if location not in reads and entry.dtype is not None and dtype is not None]
-    names = {one.name for one in part.nodes()}
     for location in missing:  # behind the last output, so that the variables are the last ones as well
-        head, zero = part.heads[-1], _zero(node.inputs[location], str(dtype), names)
-        part.heads[-1] = Entry(operator("broadcast_add", unique_name(f"{head.node.name}_read", names), [head, zero],
+        head, zero = part.heads[-1], _zero(part, node.inputs[location], str(dtype))
+        part.heads[-1] = Entry(operator("broadcast_add", part.new_name(f"{head.node.name}_read"), [head, zero],
                                         head))
     node.attrs = {**node.attrs, name: str([*reads, *missing])}
     return len(missing)
 
 
-def _zero(entry: Entry, dtype: str, names: set[str]) -> Entry:
+def _zero(part: Graph, entry: Entry, dtype: str) -> Entry:
     """Make a variable that stands for a tensor, and a zero that depends on it."""
-    made = Entry(Node("null", unique_name(f"{entry.node.name}_unread", names)))
+    made = Entry(Node("null", part.new_name(f"{entry.node.name}_unread")))
     for op in ("zeros_like", "sum"):
-        made = Entry(operator(op, unique_name(f"{entry.node.name}_{op}", names), [made], entry))
+        made = Entry(operator(op, part.new_name(f"{entry.node.name}_{op}"), [made], entry))
     if entry.dtype == dtype:
         return made
-    return Entry(operator("Cast", unique_name(f"{entry.node.name}_cast", names), [made], entry, dtype=dtype))
+    return Entry(operator("Cast", part.new_name(f"{entry.node.name}_cast"), [made], entry, dtype=dtype))

@@ -5,10 +5,12 @@ with weight ``s w`` and bias ``s (b - mean) + beta`` (https://arxiv.org/abs/1712
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..dtypes import FLOAT32, FLOAT64
-from ..graph import VARIABLE, Entry, Graph, Node, Readers, redirect, unique_name
+from ..graph import VARIABLE, Entry, Graph, Node, Readers, redirect
 from ..graph.attrs import REGION, integer, integers, is_channels_last, is_set
 from .context import Context, Weights
 
@@ -23,14 +25,14 @@ def run(graph: Graph, context: Context) -> int:
     if weights is None:
         return 0
     readers = Readers(graph)
-    names = {node.name for node in graph.nodes()}
+    folding = _Folding(graph, readers, weights)
     moved: dict[tuple[int, int], Entry] = {}
     for norm in graph.operators():
         if norm.op == "BatchNorm" and _is_foldable(norm, readers, weights):
             layer = norm.inputs[0].node
             if _settings(norm, context) != _settings(layer, context):
                 continue
-            _fold(norm, layer, readers, weights, names)
+            folding.fold(norm, layer)
             moved[Entry(norm).key] = Entry(layer)
             if readers.is_head(Entry(norm)):
                 layer.name = norm.name  # users find outputs by their names
@@ -63,20 +65,6 @@ def _axis_fits(norm: Node, layer: Node) -> bool:
     return axis in ((dimensions - 1, -1) if is_channels_last(layer.attrs) else (1,))
 
 
-def _fold(norm: Node, layer: Node, readers: Readers, weights: Weights, names: set[str]) -> None:
-    gamma, beta, mean, variance = (weights.read(entry.node.name).astype(np.float64) for entry in norm.inputs[1:])
-    if is_set(norm.attrs, "fix_gamma", default=True):
-        gamma = np.ones_like(gamma)
-    scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
-    weight = weights.read(layer.inputs[1].node.name).astype(np.float64)
-    along = np.moveaxis(scale.reshape(-1, *[1] * (weight.ndim - 1)), 0, _output_axis(layer))
-    bias = weights.read(layer.inputs[2].node.name).astype(np.float64) if len(layer.inputs) > 2 else 0.0
-    layer.inputs = [layer.inputs[0],
-                    _written(layer.inputs[1], weight * along, readers, weights, names),
-                    _bias(layer, (bias - mean) * scale + beta, readers, weights, names)]
-    layer.attrs = {**layer.attrs, "no_bias": "False"}
-
-
 def _output_axis(layer: Node) -> int:
     """Return the axis of the weight that counts the layer's output channels."""
     if layer.op != "Deconvolution":
@@ -84,28 +72,45 @@ def _output_axis(layer: Node) -> int:
     return -1 if is_channels_last(layer.attrs) else 1
 
 
-def _bias(layer: Node, values: np.ndarray, readers: Readers, weights: Weights, names: set[str]) -> Entry:
-    if len(layer.inputs) > 2:
-        return _written(layer.inputs[2], values, readers, weights, names)
-    weight = layer.inputs[1]
-    return _added(f"{weight.node.name.rsplit('weight', 1)[0]}bias", values, weight.dtype, weights, names)
+@dataclass(frozen=True)
+class _Folding:
+    """Changes the parameters of layers."""
 
+    graph: Graph
+    readers: Readers
+    weights: Weights
 
-def _written(entry: Entry, values: np.ndarray, readers: Readers, weights: Weights, names: set[str]) -> Entry:
-    """Give a parameter other values; where something else reads it too, make a new one instead."""
-    if not readers.is_read_once(entry):
-        return _added(f"{entry.node.name}_folded", values, entry.dtype, weights, names)
-    entry.node.dtypes = [_write(entry.node.name, values, entry.dtype, weights)]
-    return entry
+    def fold(self, norm: Node, layer: Node) -> None:
+        """Let a layer compute what the BatchNorm behind it gives."""
+        gamma, beta, mean, variance = map(self._values, norm.inputs[1:])
+        if is_set(norm.attrs, "fix_gamma", default=True):
+            gamma = np.ones_like(gamma)
+        scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
+        data, weight, *biases = layer.inputs
+        values = self._values(weight)
+        along = np.moveaxis(scale.reshape(-1, *[1] * (values.ndim - 1)), 0, _output_axis(layer))
+        shift = ((self._values(biases[0]) if biases else 0.0) - mean) * scale + beta
+        layer.inputs = [data, self._written(weight, values * along),
+                        self._written(biases[0], shift) if biases else
+                        self._added(f"{weight.node.name.rsplit('weight', 1)[0]}bias", shift, weight.dtype)]
+        layer.attrs = {**layer.attrs, "no_bias": "False"}
 
+    def _values(self, entry: Entry) -> np.ndarray:
+        return self.weights.read(entry.node.name).astype(np.float64)
 
-def _added(name: str, values: np.ndarray, dtype: str | None, weights: Weights, names: set[str]) -> Entry:
-    name = unique_name(name, names)
-    return Entry(Node(VARIABLE, name, dtypes=[_write(name, values, dtype, weights)], shapes=[values.shape]))
+    def _written(self, entry: Entry, values: np.ndarray) -> Entry:
+        """Give a parameter other values; where something else reads it too, make a new one instead."""
+        if not self.readers.is_read_once(entry):
+            return self._added(f"{entry.node.name}_folded", values, entry.dtype)
+        entry.node.dtypes = [self._write(entry.node.name, values, entry.dtype)]
+        return entry
 
+    def _added(self, name: str, values: np.ndarray, dtype: str | None) -> Entry:
+        name = self.graph.new_name(name)
+        return Entry(Node(VARIABLE, name, dtypes=[self._write(name, values, dtype)], shapes=[values.shape]))
 
-def _write(name: str, values: np.ndarray, dtype: str | None, weights: Weights) -> str:
-    """Write values in the type of what they replace, at least FP32; return it."""
-    written = FLOAT64 if dtype == FLOAT64 else FLOAT32
-    weights.write(name, values.astype(written))
-    return written
+    def _write(self, name: str, values: np.ndarray, dtype: str | None) -> str:
+        """Write values in the type of what they replace, at least FP32; return it."""
+        written = FLOAT64 if dtype == FLOAT64 else FLOAT32
+        self.weights.write(name, values.astype(written))
+        return written

@@ -167,11 +167,10 @@ NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION}
 
 def run(graph: Graph, context: Context) -> int:
     """Replace what runs faster in C++; return how many operators."""
-    names = {node.name for node in graph.nodes()}
     unknown = unknown_forward(graph)
-    fused = _fuse_attention(graph, names, context, unknown)
+    fused = _fuse_attention(graph, context, unknown)
     readers = Readers(graph)
-    guards = Guards(graph, readers, names, context)
+    guards = Guards(graph, readers, context)
     found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
              if each is not None and each.op in context.native and (context.recorded or not each.trains)
              and _gains(node, each) and each.fits(node, readers)
@@ -183,14 +182,14 @@ def run(graph: Graph, context: Context) -> int:
             node.decision = each.rule.decision
         if node.op == "RNN":
             native_recurrent.separate_parameters(node)
-        key = [native_dropout.random_bits(node, names)] if node.op == "Dropout" else []
+        key = [native_dropout.random_bits(graph, node)] if node.op == "Dropout" else []
         node.inputs = [*(entry if position in each.integers else guards.before(entry)
                          for position, entry in enumerate(node.inputs)), *key]
         node.replaced, node.op = node.op, each.op
         if each.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
             node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
         if node.replaced == "RNN":
-            native_recurrent.fit(graph, node, names, context)
+            native_recurrent.fit(graph, node, context)
         else:
             node.num_outputs = 1
             node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
@@ -218,7 +217,7 @@ def _follow(graph: Graph, context: Context) -> None:
             plan_outputs(node, context)
 
 
-def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: set[Node]) -> int:
+def _fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
     """Put one operator in the place of those that compute attention; return how many times."""
     if _ATTENTION not in context.native:
         return 0
@@ -227,17 +226,17 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
              and not any(entry.node in unknown for entry in each.inputs.values())]
     if not found:
         return 0
-    guards = Guards(graph, readers, names, context)
+    guards = Guards(graph, readers, context)
     casts: Made = {}
     for each in found:
         node, inputs = each.node, dict(each.inputs)
         if each.dropout is not None:
-            inputs["bits"] = native_dropout.random_bits(each.dropout, names)
+            inputs["bits"] = native_dropout.random_bits(graph, each.dropout)
         kept = tuple(position for position, name in enumerate(inputs) if name in _FP32_INPUTS)
         decision = _decision_on(each, context, kept)
         dtype = BFLOAT16 if decision.rule == LOWER else FLOAT32
         if context.converted:
-            inputs.update((name, in_type(entry, dtype, casts, readers, names)) for name, entry in each.inputs.items()
+            inputs.update((name, in_type(graph, entry, dtype, casts, readers)) for name, entry in each.inputs.items()
                           if name not in (*_FP32_INPUTS, "lengths"))
         uses = Counter(entry.key for entry in inputs.values())
         for name, entry in inputs.items():
@@ -252,7 +251,7 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
         if not context.converted:
             node.decision, node.planned = decision, [dtype]
         elif dtype == BFLOAT16:
-            give_low(graph, node, names)
+            give_low(graph, node)
     return len(found)
 
 

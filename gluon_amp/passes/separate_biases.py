@@ -5,7 +5,7 @@ neither. Biases that are trained alone keep an old gradient then, and behind a c
 """
 from __future__ import annotations
 
-from ..graph import Entry, Graph, operator, redirect, unique_name
+from ..graph import Entry, Graph, operator, redirect
 from ..graph.attrs import is_set, region_of
 from .context import Context
 
@@ -17,13 +17,12 @@ def is_needed(context: Context) -> bool:
 
 def run(graph: Graph, context: Context) -> int:
     """Separate biases from frozen weights; return how many."""
-    names = {node.name for node in graph.nodes()}
     moved = {}
     for node in graph.operators():
         if (node.op != "FullyConnected" or is_set(node.attrs, "no_bias") or len(node.inputs) < 3
                 or node.inputs[1].node.name not in context.frozen):
             continue
-        total = operator("broadcast_add", unique_name(f"{node.name}_biased", names), [Entry(node), node.inputs[2]],
+        total = operator("broadcast_add", graph.new_name(f"{node.name}_biased"), [Entry(node), node.inputs[2]],
                          Entry(node), **region_of(node.attrs))
         total.stands_for = node.name
         moved[Entry(node).key] = Entry(total)

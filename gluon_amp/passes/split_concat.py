@@ -5,7 +5,7 @@ MXNet cannot split a gradient that lies in blocks of 16 channels where the maps 
 """
 from __future__ import annotations
 
-from ..graph import Entry, Graph, Node, operator, redirect, unique_name
+from ..graph import Entry, Graph, Node, operator, redirect
 from ..graph.attrs import region_of
 from .context import Context
 
@@ -14,11 +14,10 @@ _BLOCK = 16  # channels in a block of oneDNN's widest layout; the others divide 
 
 def run(graph: Graph, context: Context) -> int:
     """Put an operator that changes nothing behind such Concats; return how many."""
-    names = {node.name for node in graph.nodes()}
     moved = {}
     for node in graph.operators():
         if node.op == "Concat" and _splits_blocks(node):
-            whole = with_plain_gradient(Entry(node), node.name, names)
+            whole = with_plain_gradient(graph, Entry(node), node.name)
             whole.attrs.update(region_of(node.attrs))
             whole.stands_for = node.name
             moved[Entry(node).key] = Entry(whole)
@@ -26,9 +25,9 @@ def run(graph: Graph, context: Context) -> int:
     return len(moved)
 
 
-def with_plain_gradient(joined: Entry, name: str, names: set[str]) -> Node:
+def with_plain_gradient(graph: Graph, joined: Entry, name: str) -> Node:
     """Make an operator behind joined maps that passes all of them on, and their gradient in plain layout."""
-    return operator("slice_axis", unique_name(f"{name}_plain", names), [joined], joined, axis=1, begin=0, end=None)
+    return operator("slice_axis", graph.new_name(f"{name}_plain"), [joined], joined, axis=1, begin=0, end=None)
 
 
 def _splits_blocks(node: Node) -> bool:
