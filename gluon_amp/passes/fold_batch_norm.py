@@ -41,9 +41,8 @@ def run(graph: Graph, context: Context) -> int:
 
 
 def _is_foldable(norm: Node, readers: Readers, weights: Weights) -> bool:
-    source = norm.inputs[0]
-    layer = source.node
-    if layer.op not in _LAYERS or readers.only(source) is not norm or source.output:
+    layer = norm.inputs[0].node
+    if layer.op not in _LAYERS or not readers.is_read_once(Entry(layer)):
         return False
     if layer.op == "Deconvolution" and integer(layer.attrs, "num_group", 1) > 1:
         return False
