@@ -62,6 +62,15 @@ class TestTune:
         assert found["another"] == kept["another"]
         assert set(found[machine()]) == set(tuning.milliseconds)
 
+    @pytest.mark.parametrize("text", ["[]", "{", '{"a": 1}', '{"a": {"b": [1]}}', '{"a": {"b": [1, 2, 3]}}',
+                                      '{"a": {"b": [null, 1]}}', '{"a": {"b": "xy"}}'])
+    def test_other_files_are_refused(self, tmp_path, text):
+        (tmp_path / "t.json").write_text(text)
+        for read in (amp.Tuning.load_all, lambda path: amp.Tuning.load(path, "a"), amp.Tuning("a").save):
+            with pytest.raises(PolicyError, match="not a file of measurements"):
+                read(tmp_path / "t.json")
+        assert (tmp_path / "t.json").read_text() == text
+
     def test_bad_arguments(self, tmp_path):
         with pytest.raises(ValueError, match="expected a number of rounds above 0, received rounds=0"):
             amp.tune(net(), mx.nd.ones((4, 16)), rounds=0)

@@ -6,6 +6,7 @@ import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Mapping, Sequence
 
+from ..checks import true_or_false, whole
 from ..dtypes import FLOAT32, normalize
 from ..errors import PolicyError, expected
 from ..files import replacing
@@ -119,9 +120,9 @@ class Policy:
             target = normalize(raw["target_dtype"], or_float32=True)
             overrides = {op: _sound(target, op, tuple(_read_rule(rule) for rule in rules))
                          for op, rules in raw["overrides"].items()}
-            return cls(target, overrides, excluded=frozenset(raw["excluded"]),
-                       slow=frozenset(raw["slow"]), training=bool(raw["training"]),
-                       disabled_passes=frozenset(raw.get("disabled_passes", ())))
+            return cls(target, overrides, excluded=frozenset(_texts("excluded", raw["excluded"])),
+                       slow=frozenset(_texts("slow", raw["slow"])), training=true_or_false("training", raw["training"]),
+                       disabled_passes=frozenset(_texts("disabled_passes", raw.get("disabled_passes", []))))
         except PolicyError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -249,11 +250,18 @@ def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, .
 
 def _read_rule(raw: Mapping[str, Any]) -> Rule:
     known = {key: value for key, value in raw.items() if key != "name"}  # earlier versions wrote the operator's
-    when = None if raw["when"] is None else (raw["when"][0], tuple(raw["when"][1]))
+    when = None if raw["when"] is None else (raw["when"][0], _texts("when", raw["when"][1]))
     if raw["rule"] not in RULES:
         raise ValueError(expected(f"one of {', '.join(RULES)}", "rule", raw["rule"]))
-    positions = {name: tuple(raw[name]) for name in ("fp32_inputs", "rounded_inputs")}
+    positions = {name: tuple(whole(name, position, 0) for position in raw[name])
+                 for name in ("fp32_inputs", "rounded_inputs")}
     return Rule(**{**known, "when": when, **positions, "cause": Cause(raw.get("cause", Cause.TABLE))})
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(expected("a list of texts", name, value))
+    return tuple(value)
 
 
 def _holds(rule: Rule, attrs: Mapping[str, str], channels: int | None) -> bool:
