@@ -59,6 +59,10 @@ def _operations(node: Node) -> int:
     return 2 * prod(node.shapes[0] or ()) * matrix[-2 if is_set(node.attrs, "transpose_a") else -1]
 
 
+def _always(node: Node, readers: Readers) -> bool:
+    return True
+
+
 Shapes = Sequence[Sequence[int]]
 
 
@@ -68,7 +72,8 @@ class Replacement(NamedTuple):
     op: str  # registered name
     types: tuple[str, ...]  # the types of data that it gains in
     least: int  # the work from which on it gains: a call of a library's operator takes longer
-    fits: Callable[[Node, Readers], bool]  # takes a node and says whether the operator computes the same
+    # takes a node and says whether the operator computes the same
+    fits: Callable[[Node, Readers], bool] = _always
     # takes a node of known shapes; of what the least is meant. The values of its data by default.
     work: Callable[[Node], int] = _values
     fp32_inputs: tuple[int, ...] = ()  # those that stay FP32 where the data is in low precision
@@ -85,10 +90,6 @@ def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
     """Whether the last axis is normalised; other numbers of axes may come, for which a positive one is not the last."""
     return ((node.inputs[0].shape or (0,))[-1] >= _NARROW and integer(node.attrs, "axis", -1) == -1
             and readers.is_first_only(node))
-
-
-def _always(node: Node, readers: Readers) -> bool:
-    return True
 
 
 def _is_gelu(node: Node, readers: Readers) -> bool:
@@ -145,19 +146,18 @@ def _scales_rows(node: Node, shapes: Shapes) -> bool:
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
                              rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
-    "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384, _always),
-    "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
-    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, _always, _weights,
-                                  fp32_inputs=(1, 2), follows=_is_inner_layer),
-    "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations,
-                               follows=_is_matmul),
-    "_linalg_gemm2": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_pile, _operations),
+    "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384),
+    "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations),
+    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, work=_weights, fp32_inputs=(1, 2),
+                                  follows=_is_inner_layer),
+    "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations, follows=_is_matmul),
+    "_linalg_gemm2": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_pile, work=_operations),
     "LeakyReLU": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536, _is_gelu, trains=True),
     "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, native_dropout.fits, trains=True,
                            rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel")),
     **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32, BFLOAT16), 16384, _is_slow_softmax, known=1, integers=(1,))
        for op in SOFTMAX},
-    **{op: Replacement("_gluon_amp_scale_rows", (FLOAT32,), 16384, _always, follows=_scales_rows,
+    **{op: Replacement("_gluon_amp_scale_rows", (FLOAT32,), 16384, follows=_scales_rows,
                        rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))
        for op in ("broadcast_mul", "_npi_multiply")},
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
