@@ -339,8 +339,8 @@ def _moved(node: Node, x: np.ndarray) -> np.ndarray:
     if node.op == "expand_dims":
         return np.expand_dims(x, integer(node.attrs, "axis", 0))
     if node.op == "broadcast_axis":
-        sizes = dict(zip(integers(node.attrs, "axis"), integers(node.attrs, "size")))
-        return np.broadcast_to(x, [sizes.get(axis, size) for axis, size in enumerate(x.shape)])
+        wider = dict(zip(integers(node.attrs, "axis"), integers(node.attrs, "size")))
+        return np.broadcast_to(x, [wider.get(axis, size) for axis, size in enumerate(x.shape)])
     step = -1 if is_set(node.attrs, "reverse") else 1
     wanted, sizes = integers(node.attrs, "shape")[::step], x.shape[::step]
     kept = [sizes[i] if size == 0 and i < len(sizes) else size for i, size in enumerate(wanted)]

@@ -23,7 +23,8 @@ def run(graph: Graph, context: Context) -> int:
                 or node.inputs[1].node.name not in context.frozen):
             continue
         total = operator("broadcast_add", graph.new_name(f"{node.name}_biased"), [Entry(node), node.inputs[2]],
-                         Entry(node), **region_of(node.attrs))
+                         Entry(node))
+        total.attrs = region_of(node.attrs)
         total.stands_for = node.name
         moved[Entry(node).key] = Entry(total)
         node.inputs, node.attrs = node.inputs[:2], {**node.attrs, "no_bias": "True"}

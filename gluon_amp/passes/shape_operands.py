@@ -29,7 +29,8 @@ def run(graph: Graph, context: Context) -> int:
         is_wild = node.op in _GRADIENT_IS_GARBAGE and context.recorded and source.node.op != "BlockGrad"
         if source.dtype is None or (source is operand and not is_wild):
             continue
-        block = operator("BlockGrad", graph.new_name(f"{node.name}_shape"), [source], source, **region_of(node.attrs))
+        block = operator("BlockGrad", graph.new_name(f"{node.name}_shape"), [source], source)
+        block.attrs = region_of(node.attrs)
         node.inputs[position] = Entry(block)
         count += 1
     return count

@@ -14,7 +14,7 @@ import mxnet as mx
 
 from ..audit.judge import message_of
 from ..audit.processes import NORMALLY, Outcome, isolated
-from ..audit.verdicts import ERROR, OK, WRONG
+from ..audit.verdicts import ERROR, WRONG
 from ..dtypes import Support
 from ..runtime.autocast import deinit
 
