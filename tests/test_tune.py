@@ -43,6 +43,16 @@ def _off():
     amp.deinit()
 
 
+@pytest.mark.parametrize("text", ["[]", "{", '{"a": 1}', '{"a": {"b": [1]}}', '{"a": {"b": [1, 2, 3]}}',
+                                  '{"a": {"b": [null, 1]}}', '{"a": {"b": "xy"}}'])
+def test_other_files_are_refused(tmp_path, text):
+    (tmp_path / "t.json").write_text(text)
+    for read in (amp.Tuning.load_all, lambda path: amp.Tuning.load(path, "a"), amp.Tuning("a").save):
+        with pytest.raises(PolicyError, match="not a file of measurements"):
+            read(tmp_path / "t.json")
+    assert (tmp_path / "t.json").read_text() == text
+
+
 @pytest.mark.bf16
 class TestTune:
     @pytest.fixture(autouse=True)
@@ -61,15 +71,6 @@ class TestTune:
         found = json.loads((tmp_path / "t.json").read_text())
         assert found["another"] == kept["another"]
         assert set(found[machine()]) == set(tuning.milliseconds)
-
-    @pytest.mark.parametrize("text", ["[]", "{", '{"a": 1}', '{"a": {"b": [1]}}', '{"a": {"b": [1, 2, 3]}}',
-                                      '{"a": {"b": [null, 1]}}', '{"a": {"b": "xy"}}'])
-    def test_other_files_are_refused(self, tmp_path, text):
-        (tmp_path / "t.json").write_text(text)
-        for read in (amp.Tuning.load_all, lambda path: amp.Tuning.load(path, "a"), amp.Tuning("a").save):
-            with pytest.raises(PolicyError, match="not a file of measurements"):
-                read(tmp_path / "t.json")
-        assert (tmp_path / "t.json").read_text() == text
 
     def test_bad_arguments(self, tmp_path):
         with pytest.raises(ValueError, match="expected a number of rounds above 0, received rounds=0"):
