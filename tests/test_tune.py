@@ -43,6 +43,16 @@ def _off():
     amp.deinit()
 
 
+@pytest.mark.parametrize("text", ["[]", "{", '{"a": 1}', '{"a": {"b": [1]}}', '{"a": {"b": [1, 2, 3]}}',
+                                  '{"a": {"b": [null, 1]}}', '{"a": {"b": "xy"}}'])
+def test_other_files_are_refused(tmp_path, text):
+    (tmp_path / "t.json").write_text(text)
+    for read in (amp.Tuning.load_all, lambda path: amp.Tuning.load(path, "a"), amp.Tuning("a").save):
+        with pytest.raises(PolicyError, match="not a file of measurements"):
+            read(tmp_path / "t.json")
+    assert (tmp_path / "t.json").read_text() == text
+
+
 @pytest.mark.bf16
 class TestTune:
     @pytest.fixture(autouse=True)

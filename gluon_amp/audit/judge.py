@@ -81,17 +81,20 @@ class Judge:
         """Return what FP32 gives, computed once for training and once for prediction."""
         training = mode.grad != "infer"
         if training not in self._references:
-            plain = Mode("plain", "write" if training else "infer", "eager")
-            try:
-                self._references[training] = self._run(_reference(self.item), plain, FLOAT32, self._trusted, self._bare)
-            except mx.MXNetError as error:
-                if _NO_GRADIENT not in str(error):
-                    raise
-                self.item = replace(self.item, gradient=False)
-                self._references[training] = self._run(_reference(self.item), plain, FLOAT32, self._trusted, self._bare)
+            self._references[training] = self._in_fp32(Mode("plain", "write" if training else "infer", "eager"))
         runs = 2 if mode.grad in ("add", "addlow") else 1
         return {name: value * runs if name.startswith("gradient") else value
                 for name, value in self._references[training].items()}
+
+    def _in_fp32(self, mode: Mode) -> dict[str, np.ndarray]:
+        """Run the sample in FP32; without a gradient from then on where the operator has none."""
+        try:
+            return self._run(_stock(self.item), mode, FLOAT32, self._trusted, self._bare)
+        except mx.MXNetError as error:
+            if _NO_GRADIENT not in str(error) or not self.item.gradient:
+                raise
+            self.item = replace(self.item, gradient=False)
+            return self._in_fp32(mode)
 
     def _output_types(self, item: Sample) -> list[str]:
         """Run the bare operator in FP32 to learn the types of its outputs."""
@@ -109,7 +112,7 @@ class Judge:
         return Program(item, mode, dtype, self.rounding, context, self._types[item.op], bare).run()
 
 
-def _reference(item: Sample) -> Sample:
+def _stock(item: Sample) -> Sample:
     """Return a sample whose FP32 says what is right."""
     if not item.reference:
         return item

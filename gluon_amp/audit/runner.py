@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, Sequence
+from typing import Any, Dict, Mapping, Sequence
 
 from ..dtypes import BFLOAT16, FLOAT32
 from .judge import Key, run_samples
@@ -24,7 +24,6 @@ class Options:
     device: str = "cpu(0)"  # ``'cpu(0)'`` or ``'gpu(0)'``
     # seconds of processor time that a process may take; it may wait half as long without using any
     timeout: float = 120.0
-    run: Callable[..., Results] = run_samples  # runs an operator's samples
 
 
 def audit_operator(op: str, options: Options) -> dict:
@@ -38,7 +37,7 @@ def audit_operator(op: str, options: Options) -> dict:
 
 def run_modes(op: str, options: Options, dtype: str, only: Sequence[Key] | None = None) -> Results:
     """Run an operator; where its process crashes, run each condition, then each mode, in a process of its own."""
-    outcome = isolated(options.run, (op, dtype, options.dtype, options.device, only), options.timeout)
+    outcome = isolated(run_samples, (op, dtype, options.dtype, options.device, only), options.timeout)
     if outcome.ended == NORMALLY:
         return outcome.value
     keys = only or [(item.condition, str(mode)) for item in samples_of(op)

@@ -27,7 +27,7 @@ def parameters(attrs: Attrs) -> dict[str, str]:
 
 def integers(attrs: Attrs, name: str) -> list[int]:
     """Return the numbers of a tuple, or the one number; none where the parameter is not given."""
-    return [int(number) for number in re.findall(r"\d+", str(attrs.get(name, "")))]
+    return [int(number) for number in re.findall(r"-?\d+", str(attrs.get(name, "")))]
 
 
 def integer(attrs: Attrs, name: str, default: int) -> int:
@@ -38,6 +38,11 @@ def integer(attrs: Attrs, name: str, default: int) -> int:
 def is_set(attrs: Attrs, name: str, default: bool = False) -> bool:
     """Return a parameter that is true or false."""
     return str(attrs.get(name, default)) in ("True", "true", "1")
+
+
+def region_of(attrs: Attrs) -> dict[str, str]:
+    """Return the mark of the region that an operator was traced in, for one that takes its place or serves it."""
+    return {REGION: attrs[REGION]} if REGION in attrs else {}
 
 
 def is_channels_last(attrs: Attrs) -> bool:

@@ -1,4 +1,4 @@
-"""Edit graphs: make nodes and names, find readers, and replace what they read."""
+"""Edit graphs: make nodes, find readers, and replace what they read."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -7,15 +7,6 @@ from typing import Iterator
 from .graph import Entry, Graph, Node, Role
 
 CAST = "amp_cast"
-
-
-def unique_name(base: str, taken: set[str]) -> str:
-    """Return ``base``, numbered when it is in ``taken`` already, and note it there."""
-    name, count = base, 1
-    while name in taken:
-        name, count = f"{base}{count}", count + 1
-    taken.add(name)
-    return name
 
 
 def named_by(tensor: str) -> Iterator[str]:
@@ -48,12 +39,10 @@ class Readers:
 
     def __init__(self, graph: Graph):
         self._operators: dict[tuple[int, int], list[Node]] = defaultdict(list)
-        self._nodes: dict[int, int] = defaultdict(int)
         self._heads = {head.key for head in graph.heads}
         for node in graph.nodes():
             for entry in node.inputs:
                 self._operators[entry.key].append(node)
-                self._nodes[id(entry.node)] += 1
 
     def of(self, entry: Entry) -> list[Node]:
         """Return the operators that read a tensor, once per use."""
@@ -63,11 +52,14 @@ class Readers:
         """Tell whether a tensor is an output of the graph."""
         return entry.key in self._heads
 
-    def only(self, entry: Entry) -> Node | None:
-        """Return the one operator that reads a tensor, when nothing else reads anything of its producer."""
-        others = [head for head in self._heads if head[0] == id(entry.node)]
-        readers = self.of(entry)
-        return readers[0] if len(readers) == 1 and self._nodes[id(entry.node)] == 1 and not others else None
+    def is_read_once(self, entry: Entry) -> bool:
+        """Tell whether one operator reads a tensor, once, and it is no output of the graph."""
+        return len(self.of(entry)) == 1 and not self.is_head(entry)
+
+    def is_first_only(self, node: Node) -> bool:
+        """Tell whether nothing reads the outputs of a node behind its first."""
+        others = [Entry(node, output) for output in range(1, node.num_outputs)]
+        return not any(self.of(entry) or self.is_head(entry) for entry in others)
 
 
 def redirect(graph: Graph, moved: dict[tuple[int, int], Entry]) -> None:

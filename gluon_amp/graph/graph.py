@@ -99,6 +99,7 @@ class Graph:
     def __init__(self, heads: list[Entry], attrs: dict[str, Any] | None = None):
         self.heads = heads
         self.attrs = attrs or {}
+        self._names: set[str] = set()  # of all nodes that there are and were, once somebody has asked for a new one
 
     @classmethod
     def from_json(cls, text: str) -> Graph:
@@ -162,6 +163,11 @@ class Graph:
                     order.append(node)
         return order
 
+    def new_name(self, base: str) -> str:
+        """Return a name for a new node: ``base``, numbered when it is taken."""
+        self._names = self._names or {node.name for node in self.nodes()}
+        return unique_name(base, self._names)
+
     def copy(self) -> Graph:
         """Return a graph of the same nodes, each a copy, decisions and all."""
         made: dict[int, Node] = {}
@@ -181,6 +187,15 @@ class Graph:
     def variables(self) -> list[Node]:
         """All nodes that are variables, in the order of ``Symbol.list_inputs``."""
         return [node for node in self.nodes() if node.is_variable]
+
+
+def unique_name(base: str, taken: set[str]) -> str:
+    """Return ``base``, numbered when it is in ``taken`` already, and note it there."""
+    name, count = base, 1
+    while name in taken:
+        name, count = f"{base}{count}", count + 1
+    taken.add(name)
+    return name
 
 
 _ESCAPE = re.compile(r"\\(?:u00([01][0-9a-f])|(.))")

@@ -12,13 +12,13 @@ from __future__ import annotations
 from math import prod
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Readers, operator, redirect, unique_name
-from ..graph.attrs import SHAPE, integer
+from ..graph import Entry, Graph, Node, Readers, operator, redirect
+from ..graph.attrs import SHAPE, integer, is_channels_last
 from ..rules.tables.groups.layers import BATCH_NORMS
 from .context import Context
 from .split_concat import with_plain_gradient
 
-MULTIPLE = {BFLOAT16: 16, FLOAT16: 8, FLOAT32: 16}
+_MULTIPLE = {BFLOAT16: 16, FLOAT16: 8, FLOAT32: 16}
 _WIDE = 256
 # In FP32 forward and backward of a 3x3 convolution of SSD's sizes take 1.05 to 2.5 times as long without padding, with
 # AVX512 and with AVX2. There is no gain where no windows are copied (1x1), where the product is small (fewer input
@@ -33,77 +33,76 @@ def is_needed(context: Context) -> bool:
     return context.policy.lowers or context.policy.training
 
 
+def multiple_of(context: Context) -> int:
+    """Return what the number of channels should be a multiple of."""
+    return context.policy.channel_multiple or _MULTIPLE[context.target]
+
+
 def run(graph: Graph, context: Context) -> int:
     """Pad every convolution of the target type that needs it and whose shapes are known; return how many."""
     if context.policy.imitated:
         return 0
     nodes = graph.nodes()
-    names = {node.name for node in nodes}
     readers = Readers(graph)
-    padded = {Entry(node).key: _pad(node, extra, names, context) for node in nodes
+    padded = {Entry(node).key: _pad(graph, node, extra) for node in nodes
               for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, readers, context)}
     redirect(graph, padded)
     widened = [(node, extra) for node in nodes for extra in [_missing_inputs(node, context)] if extra]
     for node, extra in widened:
-        _widen(node, extra, names)
+        _widen(graph, node, extra)
     return len(padded) + len(widened)
 
 
-def _missing_channels(node: Node, context: Context) -> int | None:
-    """Return how many output channels to add; None when the node is to be left alone."""
-    if node.op != "Convolution" or Entry(node).dtype != context.target or integer(node.attrs, "num_group", 1) != 1:
-        return None
-    weight = node.inputs[1].shape
-    if not all(entry.node.is_variable for entry in node.inputs[1:]):
-        return None
-    if context.target == FLOAT32 and not _gains_in_fp32(node):
-        return None
-    multiple = context.policy.channel_multiple or MULTIPLE[context.target]
+def _is_convolution(node: Node, context: Context) -> bool:
+    """Tell whether a node is a convolution in the target type, without groups, of channels in front of the map."""
+    return (node.op == "Convolution" and Entry(node).dtype == context.target
+            and integer(node.attrs, "num_group", 1) == 1 and not is_channels_last(node.attrs))
+
+
+def _missing_channels(node: Node, context: Context) -> int:
+    """Return how many output channels to add, 0 for none."""
+    if (not _is_convolution(node, context) or not all(entry.node.is_variable for entry in node.inputs[1:])
+            or (context.target == FLOAT32 and not _gains_in_fp32(node))):
+        return 0
+    weight, multiple = node.inputs[1].shape, multiple_of(context)
     # Fewer output channels than half a block would more than double the arithmetic. In inference the cut also keeps an
     # activation from being fused, and forward kernels mind the multiple less: only wide layers gain.
     least = multiple // 2 if context.policy.training else _WIDE
     if weight is None or 0 in weight or weight[0] < least:
-        return None
-    return -weight[0] % multiple or None
+        return 0
+    return -weight[0] % multiple
 
 
 def _missing_inputs(node: Node, context: Context) -> int:
     """Return how many input channels to add, 0 for none. Nothing was measured with AMX."""
-    if (not context.policy.training or context.target != BFLOAT16 or context.policy.amx or node.op != "Convolution"
-            or Entry(node).dtype != BFLOAT16 or integer(node.attrs, "num_group", 1) != 1):
+    if (not context.policy.training or context.target != BFLOAT16 or context.policy.amx
+            or not _is_convolution(node, context)):
         return 0
-    data, weight = node.inputs[0].shape, node.inputs[1].shape
-    multiple = context.policy.channel_multiple or MULTIPLE[BFLOAT16]
+    data, weight, multiple = node.inputs[0].shape, node.inputs[1].shape, multiple_of(context)
     if data is None or weight is None or not all((*data, *weight)) or len(data) != 4 or data[1] < multiple:
         return 0
     return -data[1] % multiple
 
 
-def _widen(node: Node, extra: int, names: set[str]) -> None:
+def _widen(graph: Graph, node: Node, extra: int) -> None:
     """Append channels of zeros to a convolution's data, and to its weight."""
     data, weight = node.inputs[:2]
-    if weight.node.is_variable:  # as in _appended
-        weight.node.attrs = {**weight.node.attrs, SHAPE: str(weight.shape)}
     if data.node.is_variable:  # a monitor hears of every operator that reads a variable
-        data = Entry(operator("_copy", unique_name(f"{data.node.name}_read", names), [data], data))
-    joined = _concatenated(data, _zeros_beside(data, extra, names), 1, extra, "widened", names)
-    plain = with_plain_gradient(joined, node.name, names)
-    first, _, *rest = weight.shape or ()
-    zeros = operator("_zeros", unique_name(f"{weight.node.name}_zeros", names), [], weight,
-                     shape=(first, extra, *rest), dtype=weight.dtype)
-    node.inputs = [Entry(plain), _concatenated(weight, zeros, 1, extra, "widened", names), *node.inputs[2:]]
-
-
-def _zeros_beside(data: Entry, extra: int, names: set[str]) -> Node:
-    """Return channels of zeros that fit images of any number and size: one plan serves several."""
-    some = operator("slice_axis", unique_name(f"{data.node.name}_some", names), [data], data, axis=1, begin=0,
+        data = Entry(operator("_copy", graph.new_name(f"{data.node.name}_read"), [data], data))
+    # Zeros like some of the channels fit images of any number and size: one plan serves several.
+    some = operator("slice_axis", graph.new_name(f"{data.node.name}_some"), [data], data, axis=1, begin=0,
                     end=extra)
-    return operator("zeros_like", unique_name(f"{data.node.name}_zeros", names), [Entry(some)], data)
+    zeros = operator("zeros_like", graph.new_name(f"{data.node.name}_zeros"), [Entry(some)], data)
+    joined = _concatenated(graph, data, zeros, 1, extra, "widened")
+    plain = with_plain_gradient(graph, joined, node.name)
+    node.inputs = [Entry(plain), _appended(graph, weight, 1, extra, "widened"), *node.inputs[2:]]
 
 
-def _concatenated(entry: Entry, zeros: Node, axis: int, extra: int, suffix: str, names: set[str]) -> Entry:
+def _concatenated(graph: Graph, entry: Entry, zeros: Node, axis: int, extra: int, suffix: str) -> Entry:
     """Append zeros on an axis."""
-    shape, name = entry.shape or (), unique_name(f"{entry.node.name}_{suffix}", names)
+    shape, name = entry.shape or (), graph.new_name(f"{entry.node.name}_{suffix}")
+    if entry.node.is_variable:  # MXNet infers its shape wrongly when a symbol is bound or reshaped: say it
+        entry.node.attrs = {**entry.node.attrs, SHAPE: str(shape)}
     zeros.shapes = [(*shape[:axis], extra, *shape[axis + 1:])]
     joined = operator("Concat", name, [entry, Entry(zeros)], entry, dim=axis, num_args=2)
     joined.shapes = [(*shape[:axis], shape[axis] + extra, *shape[axis + 1:])]
@@ -128,26 +127,23 @@ def _is_normalised(node: Node, readers: Readers, context: Context) -> bool:
             and any(reader.op in BATCH_NORMS for reader in readers.of(Entry(node))))
 
 
-def _pad(node: Node, extra: int, names: set[str], context: Context) -> Entry:
+def _pad(graph: Graph, node: Node, extra: int) -> Entry:
     """Pad a convolution in place and return its output cut back to the user's channels."""
     channels = node.shapes[0]
     filters = int(node.attrs["num_filter"])
-    cut = operator("slice_axis", unique_name(f"{node.name}_unpad", names), [], Entry(node), axis=1, begin=0,
+    cut = operator("slice_axis", graph.new_name(f"{node.name}_unpad"), [Entry(node)], Entry(node), axis=1, begin=0,
                    end=filters)
     cut.stands_for = node.name
     node.attrs = {**node.attrs, "num_filter": str(filters + extra)}
     if channels is not None:
         node.shapes = [(channels[0], filters + extra, *channels[2:])]
-    node.inputs = [node.inputs[0], *(_appended(entry, extra, names) for entry in node.inputs[1:])]
-    cut.inputs = [Entry(node)]
+    node.inputs = [node.inputs[0], *(_appended(graph, entry, 0, extra, "padded") for entry in node.inputs[1:])]
     return Entry(cut)
 
 
-def _appended(entry: Entry, extra: int, names: set[str]) -> Entry:
-    """Append ``extra`` zero rows to a weight or bias."""
+def _appended(graph: Graph, entry: Entry, axis: int, extra: int, suffix: str) -> Entry:
+    """Append zeros to a weight or bias on an axis."""
     shape = entry.shape or ()
-    # Behind a Concat MXNet infers a variable's shape wrongly when a symbol is bound or reshaped: say it.
-    entry.node.attrs = {**entry.node.attrs, SHAPE: str(shape)}
-    zeros = operator("_zeros", unique_name(f"{entry.node.name}_zeros", names), [], entry,
-                     shape=(extra, *shape[1:]), dtype=entry.dtype)
-    return _concatenated(entry, zeros, 0, extra, "padded", names)
+    zeros = operator("_zeros", graph.new_name(f"{entry.node.name}_zeros"), [], entry,
+                     shape=(*shape[:axis], extra, *shape[axis + 1:]), dtype=entry.dtype)
+    return _concatenated(graph, entry, zeros, axis, extra, suffix)

@@ -16,8 +16,7 @@ def run(graph: Graph, context: Context) -> int:
     kept = sparse_tensors.readers(graph, context.sparse)
     for node in graph.operators():
         node.decision = READS_SPARSE if id(node) in kept else decide(node, context)
-        if data_precision(node, context) == context.target:
-            lowered += lower_outputs(node, context)
+        lowered += plan_outputs(node, context)
     return lowered
 
 
@@ -49,8 +48,11 @@ def data_precision(node: Node, context: Context) -> str | None:
     return precision(node.decision, [entry.dtype for entry in node.inputs], FLOAT32, context.target)
 
 
-def lower_outputs(node: Node, context: Context) -> bool:
-    """Plan the outputs of a node that runs in low precision; return whether that changes a type."""
+def plan_outputs(node: Node, context: Context) -> bool:
+    """Give the outputs of a node the types that follow from its decision; return whether that lowers one of them."""
+    node.planned = []
+    if data_precision(node, context) != context.target:
+        return False
     # The hidden outputs of operators with FP32 inputs (BatchNorm's mean and variance) are FP32 as well.
     count = 1 if node.decision.fp32_inputs else len(node.dtypes)
     node.planned = [context.target if dtype == FLOAT32 and index < count else dtype

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import json
 
-from ..graph import Entry, Graph, Node, operator, unique_name
+from ..graph import Entry, Graph, Node, operator
+from ..graph.attrs import integers
 from .context import Context
 
 # The attributes that say which inputs those graphs of an operator read that have a backward pass, and where these are.
 _READS = {"_cond": {"then_input_locs": 1, "else_input_locs": 2}, "_while_loop": {"func_input_locs": 1}}
-
-
-def is_needed(context: Context) -> bool:
-    """Tell whether gradients may be asked for."""
-    return context.recorded
 
 
 def run(graph: Graph, context: Context) -> int:
@@ -33,29 +29,24 @@ def _complete(node: Node) -> int:
     return added
 
 
-def _locations(node: Node, name: str) -> list[int]:
-    return json.loads(node.attrs[name].replace("(", "[").replace(",)", "]").replace(")", "]"))
-
-
 def _read_all(node: Node, part: Graph, name: str) -> int:
     """Let a graph of an operator read all of its inputs; return how many it did not."""
-    reads, dtype = _locations(node, name), node.dtypes[-1] if node.dtypes else None
+    reads, dtype = integers(node.attrs, name), node.dtypes[-1] if node.dtypes else None
     missing = [location for location, entry in enumerate(node.inputs)
                if location not in reads and entry.dtype is not None and dtype is not None]
-    names = {one.name for one in part.nodes()}
     for location in missing:  # behind the last output, so that the variables are the last ones as well
-        head, zero = part.heads[-1], _zero(node.inputs[location], str(dtype), names)
-        part.heads[-1] = Entry(operator("broadcast_add", unique_name(f"{head.node.name}_read", names), [head, zero],
+        head, zero = part.heads[-1], _zero(part, node.inputs[location], str(dtype))
+        part.heads[-1] = Entry(operator("broadcast_add", part.new_name(f"{head.node.name}_read"), [head, zero],
                                         head))
     node.attrs = {**node.attrs, name: str([*reads, *missing])}
     return len(missing)
 
 
-def _zero(entry: Entry, dtype: str, names: set[str]) -> Entry:
+def _zero(part: Graph, entry: Entry, dtype: str) -> Entry:
     """Make a variable that stands for a tensor, and a zero that depends on it."""
-    made = Entry(Node("null", unique_name(f"{entry.node.name}_unread", names)))
+    made = Entry(Node("null", part.new_name(f"{entry.node.name}_unread")))
     for op in ("zeros_like", "sum"):
-        made = Entry(operator(op, unique_name(f"{entry.node.name}_{op}", names), [made], entry))
+        made = Entry(operator(op, part.new_name(f"{entry.node.name}_{op}"), [made], entry))
     if entry.dtype == dtype:
         return made
-    return Entry(operator("Cast", unique_name(f"{entry.node.name}_cast", names), [made], entry, dtype=dtype))
+    return Entry(operator("Cast", part.new_name(f"{entry.node.name}_cast"), [made], entry, dtype=dtype))

@@ -60,7 +60,7 @@ def _variable(node: Node, readers: Readers) -> Node:
     # Behind a cast MXNet cannot infer the type of a variable: say it.
     attrs = {DTYPE: str(TYPE_FLAGS[dtype])} if dtype in LOW_PRECISION else {}
     variable = Node(VARIABLE, node.name, attrs, dtypes=list(node.dtypes), shapes=list(node.shapes))
-    if len(sources) == 1 and readers.only(Entry(sources[0])) is not None:
+    if len(sources) == 1 and readers.is_read_once(Entry(sources[0])):
         variable.name = sources[0].name
     return variable
 

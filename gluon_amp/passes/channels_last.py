@@ -6,12 +6,14 @@ need none of that, and BatchNorm takes the limits along. Where a chain begins an
 """
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from ..dtypes import FLOAT32
-from ..graph import Entry, Graph, Node, Readers, operator, redirect, unique_name
+from ..graph import Entry, Graph, Node, Readers, operator, redirect
 from ..graph.attrs import integer, integers, is_set
 from .context import Context
 from .identities import Guards
@@ -39,9 +41,8 @@ def run(graph: Graph, context: Context) -> int:
     chains = [chain for chain in _chains(members) if _gains(chain, readers)]
     if not chains:
         return 0
-    names = {node.name for node in graph.nodes()}
-    guards = Guards(graph, readers, names, context)
-    return sum(_turn(graph, chain, readers, guards, names) for chain in chains)
+    guards = Guards(graph, readers, context)
+    return sum(_turn(graph, chain, readers, guards) for chain in chains)
 
 
 def _fits(node: Node, readers: Readers) -> bool:
@@ -56,8 +57,7 @@ def _fits(node: Node, readers: Readers) -> bool:
                 and len(integers(node.attrs, "kernel")) == 2)
     if node.op == "BatchNorm":
         return (integer(node.attrs, "axis", 1) == 1 and not is_set(node.attrs, "use_global_stats")
-                and not any(readers.of(Entry(node, hidden)) or readers.is_head(Entry(node, hidden))
-                            for hidden in range(1, node.num_outputs)))
+                and readers.is_first_only(node))
     return (node.op in _ELEMENTWISE and node.attrs.get("act_type", "relu") == "relu"
             and all(entry.shape == data.shape for entry in node.inputs))
 
@@ -71,8 +71,11 @@ def _chains(members: list[Node]) -> list[list[Node]]:
         return []
     rows, columns = zip(*pairs)
     size = len(members)
-    count, group = connected_components(coo_matrix((np.ones(len(pairs)), (rows, columns)), (size, size)), False)
-    return [[node for node, each in zip(members, group) if each == chain] for chain in range(count)]
+    _, groups = connected_components(coo_matrix((np.ones(len(pairs)), (rows, columns)), (size, size)), False)
+    chains: dict[int, list[Node]] = defaultdict(list)
+    for node, group in zip(members, groups):
+        chains[group].append(node)
+    return list(chains.values())
 
 
 def _maps(node: Node) -> list[Entry]:
@@ -93,46 +96,50 @@ def _leaves(node: Node, inside: set[int], readers: Readers) -> bool:
     return readers.is_head(entry) or any(id(reader) not in inside for reader in readers.of(entry))
 
 
-def _turn(graph: Graph, chain: list[Node], readers: Readers, guards: Guards, names: set[str]) -> int:
+def _turn(graph: Graph, chain: list[Node], readers: Readers, guards: Guards) -> int:
     """Turn the maps of a chain; return how many operators run in C++ then."""
     inside = {id(node) for node in chain}
-    ends = {Entry(node).key: transposed(Entry(node), _FIRST, names) for node in chain if _leaves(node, inside, readers)}
-    for node in graph.nodes():
-        if id(node) not in inside:
-            node.inputs = [ends.get(entry.key, entry) for entry in node.inputs]
-    graph.heads = [ends.get(head.key, head) for head in graph.heads]
+    _turn_back(graph, [node for node in chain if _leaves(node, inside, readers)], inside)
     for node in chain:
-        count = len(_maps(node))
-        is_native = node.op in _IN_CPP
-        maps = [transposed(entry, _LAST, names) if id(entry.node) not in inside else
+        count, is_native = len(_maps(node)), node.op in _IN_CPP
+        maps = [_transposed(graph, entry, _LAST, _last(entry.shape)) if id(entry.node) not in inside else
                 guards.before(entry) if is_native else entry for entry in node.inputs[:count]]
         # The moving averages, which BatchNorm writes, have no gradient.
         parameters = [guards.before(entry) for entry in node.inputs[count:count + 2]] if is_native else []
         node.inputs = [*maps, *parameters, *node.inputs[count + len(parameters):]]
-        node.shapes = [_in_order(node.shapes[0], _LAST), *node.shapes[1:]]
+        node.shapes = [_last(node.shapes[0]), *node.shapes[1:]]
         if is_native:
             node.replaced, node.op = node.op, _IN_CPP[node.op]
-    limited = {Entry(node).key: node.inputs[0] for node in chain if node.op == "clip" and _is_limit(node, readers)}
-    for node in chain:
-        if Entry(node).key in limited:
-            source = limited[Entry(node).key].node
-            source.attrs = {**source.attrs, **{name: node.attrs[name] for name in ("a_min", "a_max")}}
-    redirect(graph, limited)
+    _merge_limits(graph, chain, readers)
     return sum(node.op in NATIVE for node in chain)
 
 
-def _is_limit(clip: Node, readers: Readers) -> bool:
-    """Tell whether BatchNorm gives a ``clip`` all that it reads, and nobody else anything."""
-    (source,) = clip.inputs
-    return source.node.op == _BATCH_NORM and readers.only(source) is clip
+def _turn_back(graph: Graph, nodes: list[Node], inside: set[int]) -> None:
+    """Let operators outside of a chain, and the graph's outputs, have maps of these nodes as they were."""
+    ends = {Entry(node).key: _transposed(graph, Entry(node), _FIRST, node.shapes[0]) for node in nodes}
+    for node in graph.nodes():
+        if id(node) not in inside:
+            node.inputs = [ends.get(entry.key, entry) for entry in node.inputs]
+    graph.heads = [ends.get(head.key, head) for head in graph.heads]
 
 
-def transposed(entry: Entry, axes: tuple[int, ...], names: set[str]) -> Entry:
-    """Return a map with its axes in another order."""
-    made = operator("transpose", unique_name(f"{entry.node.name}_turned", names), [entry], entry, axes=axes)
-    made.shapes = [_in_order(entry.shape, axes)]
+def _merge_limits(graph: Graph, chain: list[Node], readers: Readers) -> None:
+    """Let BatchNorm set the limits of a ``clip`` that alone reads what it gives."""
+    moved = {}
+    for clip in chain:
+        source = clip.inputs[0]
+        if clip.op == "clip" and source.node.op == _BATCH_NORM and readers.is_read_once(source):
+            source.node.attrs = {**source.node.attrs, **{name: clip.attrs[name] for name in ("a_min", "a_max")}}
+            moved[Entry(clip).key] = source
+    redirect(graph, moved)
+
+
+def _transposed(graph: Graph, entry: Entry, axes: tuple[int, ...], shape: tuple[int, ...] | None) -> Entry:
+    """Return a map with its axes in another order, and the shape that it has then."""
+    made = operator("transpose", graph.new_name(f"{entry.node.name}_turned"), [entry], entry, axes=axes)
+    made.shapes = [shape]
     return Entry(made)
 
 
-def _in_order(shape: tuple[int, ...] | None, axes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple((shape or ())[axis] for axis in axes)
+def _last(shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    return tuple((shape or ())[axis] for axis in _LAST)

@@ -18,7 +18,7 @@ from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node
 from ..rules import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Cause
 from ..rules.costs import COSTS, Costs
-from .assign_dtypes import data_precision, lower_outputs
+from .assign_dtypes import data_precision, plan_outputs
 from .context import Context
 from .placement import FIXED_FP32, FIXED_LOW, Placement, Tensor
 
@@ -104,9 +104,7 @@ def _settle(node: Node, wanted: str, reason: str, context: Context) -> None:
         reason = reason or f"{decision.note}; stays in {wanted}, which costs least"
         decision = replace(decision, rule=LOWER if wanted == context.target else FP32)
     node.decision = replace(decision, cause=Cause.COST, note=reason) if reason else decision
-    node.planned = []
-    if wanted == context.target:
-        lower_outputs(node, context)
+    plan_outputs(node, context)
 
 
 def _is_free(node: Node, context: Context) -> bool:

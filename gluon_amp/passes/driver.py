@@ -43,6 +43,10 @@ def _always(context: Context) -> bool:
     return True
 
 
+def _records(context: Context) -> bool:
+    return context.recorded
+
+
 def _lowers(context: Context) -> bool:
     return context.policy.lowers
 
@@ -74,10 +78,10 @@ PASSES: tuple[Pass, ...] = (
          separate_biases.run, where=(TRAINING,), applies=separate_biases.is_needed,
          required="without it those biases would get wrong gradients"),
     Pass("branch_gradients", "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
-         branch_gradients.run, where=(TRAINING,), applies=branch_gradients.is_needed,
+         branch_gradients.run, where=(TRAINING,), applies=_records,
          required="without it whatever is in memory would be taken for those gradients"),
     Pass("split_concat", "the gradients of joined feature maps come in a layout that MXNet can split", split_concat.run,
-         where=(TRAINING,), applies=split_concat.is_needed, required="without it MXNet would end the process"),
+         where=(TRAINING,), applies=_records, required="without it MXNet would end the process"),
     Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
     Pass("channels_last", "chains of convolutions and ReLU6 train with the channels last, in C++", channels_last.run,

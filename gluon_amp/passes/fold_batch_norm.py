@@ -5,15 +5,16 @@ with weight ``s w`` and bias ``s (b - mean) + beta`` (https://arxiv.org/abs/1712
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..dtypes import FLOAT32, FLOAT64
-from ..graph import VARIABLE, Entry, Graph, Node, Readers, redirect, unique_name
+from ..graph import VARIABLE, Entry, Graph, Node, Readers, redirect
 from ..graph.attrs import REGION, integer, integers, is_channels_last, is_set
 from .context import Context, Weights
 
-# The axis of the weight that counts the layer's output channels.
-_OUTPUT_AXIS = {"Convolution": 0, "FullyConnected": 0, "Deconvolution": 1}
+_LAYERS = ("Convolution", "FullyConnected", "Deconvolution")
 _DEFAULT_EPS = 1e-3  # of MXNet's operator
 
 
@@ -24,14 +25,14 @@ def run(graph: Graph, context: Context) -> int:
     if weights is None:
         return 0
     readers = Readers(graph)
-    names = {node.name for node in graph.nodes()}
+    folding = _Folding(graph, readers, weights)
     moved: dict[tuple[int, int], Entry] = {}
     for norm in graph.operators():
         if norm.op == "BatchNorm" and _is_foldable(norm, readers, weights):
             layer = norm.inputs[0].node
             if _settings(norm, context) != _settings(layer, context):
                 continue
-            _fold(norm, layer, readers, weights, names)
+            folding.fold(norm, layer)
             moved[Entry(norm).key] = Entry(layer)
             if readers.is_head(Entry(norm)):
                 layer.name = norm.name  # users find outputs by their names
@@ -40,16 +41,14 @@ def run(graph: Graph, context: Context) -> int:
 
 
 def _is_foldable(norm: Node, readers: Readers, weights: Weights) -> bool:
-    source = norm.inputs[0]
-    layer = source.node
-    if layer.op not in _OUTPUT_AXIS or readers.only(source) is not norm or source.output:
+    layer = norm.inputs[0].node
+    if layer.op not in _LAYERS or not readers.is_read_once(Entry(layer)):
         return False
     if layer.op == "Deconvolution" and integer(layer.attrs, "num_group", 1) > 1:
         return False
-    if any(readers.of(Entry(norm, output)) or readers.is_head(Entry(norm, output)) for output in (1, 2)):
-        return False
     trained = (*norm.inputs[1:], *layer.inputs[1:])
-    return all(entry.node.is_variable and entry.node.name in weights for entry in trained) and _axis_fits(norm, layer)
+    return (readers.is_first_only(norm) and _axis_fits(norm, layer)
+            and all(entry.node.is_variable and entry.node.name in weights for entry in trained))
 
 
 def _settings(node: Node, context: Context) -> tuple[bool, str | None]:
@@ -65,43 +64,52 @@ def _axis_fits(norm: Node, layer: Node) -> bool:
     return axis in ((dimensions - 1, -1) if is_channels_last(layer.attrs) else (1,))
 
 
-def _fold(norm: Node, layer: Node, readers: Readers, weights: Weights, names: set[str]) -> None:
-    gamma, beta, mean, variance = (weights.read(entry.node.name).astype(np.float64) for entry in norm.inputs[1:])
-    if is_set(norm.attrs, "fix_gamma", default=True):
-        gamma = np.ones_like(gamma)
-    scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
-    weight = weights.read(layer.inputs[1].node.name).astype(np.float64)
-    axis = _OUTPUT_AXIS[layer.op]
-    along = scale.reshape([-1 if position == axis else 1 for position in range(weight.ndim)])
-    bias = weights.read(layer.inputs[2].node.name).astype(np.float64) if len(layer.inputs) > 2 else 0.0
-    layer.inputs = [layer.inputs[0],
-                    _written(layer.inputs[1], weight * along, readers, weights, names),
-                    _bias(layer, (bias - mean) * scale + beta, readers, weights, names)]
-    layer.attrs = {**layer.attrs, "no_bias": "False"}
+def _output_axis(layer: Node) -> int:
+    """Return the axis of the weight that counts the layer's output channels."""
+    if layer.op != "Deconvolution":
+        return 0
+    return -1 if is_channels_last(layer.attrs) else 1
 
 
-def _bias(layer: Node, values: np.ndarray, readers: Readers, weights: Weights, names: set[str]) -> Entry:
-    if len(layer.inputs) > 2:
-        return _written(layer.inputs[2], values, readers, weights, names)
-    weight = layer.inputs[1]
-    return _added(f"{weight.node.name.rsplit('weight', 1)[0]}bias", values, weight.dtype, weights, names)
+@dataclass(frozen=True)
+class _Folding:
+    """Changes the parameters of layers."""
 
+    graph: Graph
+    readers: Readers
+    weights: Weights
 
-def _written(entry: Entry, values: np.ndarray, readers: Readers, weights: Weights, names: set[str]) -> Entry:
-    """Give a parameter other values; where other operators read it too, make a new one instead."""
-    if len(readers.of(entry)) > 1:
-        return _added(f"{entry.node.name}_folded", values, entry.dtype, weights, names)
-    entry.node.dtypes = [_write(entry.node.name, values, entry.dtype, weights)]
-    return entry
+    def fold(self, norm: Node, layer: Node) -> None:
+        """Let a layer compute what the BatchNorm behind it gives."""
+        gamma, beta, mean, variance = map(self._values, norm.inputs[1:])
+        if is_set(norm.attrs, "fix_gamma", default=True):
+            gamma = np.ones_like(gamma)
+        scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
+        data, weight, *biases = layer.inputs
+        values = self._values(weight)
+        along = np.moveaxis(scale.reshape(-1, *[1] * (values.ndim - 1)), 0, _output_axis(layer))
+        shift = ((self._values(biases[0]) if biases else 0.0) - mean) * scale + beta
+        layer.inputs = [data, self._written(weight, values * along),
+                        self._written(biases[0], shift) if biases else
+                        self._added(f"{weight.node.name.rsplit('weight', 1)[0]}bias", shift, weight.dtype)]
+        layer.attrs = {**layer.attrs, "no_bias": "False"}
 
+    def _values(self, entry: Entry) -> np.ndarray:
+        return self.weights.read(entry.node.name).astype(np.float64)
 
-def _added(name: str, values: np.ndarray, dtype: str | None, weights: Weights, names: set[str]) -> Entry:
-    name = unique_name(name, names)
-    return Entry(Node(VARIABLE, name, dtypes=[_write(name, values, dtype, weights)], shapes=[values.shape]))
+    def _written(self, entry: Entry, values: np.ndarray) -> Entry:
+        """Give a parameter other values; where something else reads it too, make a new one instead."""
+        if not self.readers.is_read_once(entry):
+            return self._added(f"{entry.node.name}_folded", values, entry.dtype)
+        entry.node.dtypes = [self._write(entry.node.name, values, entry.dtype)]
+        return entry
 
+    def _added(self, name: str, values: np.ndarray, dtype: str | None) -> Entry:
+        name = self.graph.new_name(name)
+        return Entry(Node(VARIABLE, name, dtypes=[self._write(name, values, dtype)], shapes=[values.shape]))
 
-def _write(name: str, values: np.ndarray, dtype: str | None, weights: Weights) -> str:
-    """Write values in the type of what they replace, at least FP32; return it."""
-    written = FLOAT64 if dtype == FLOAT64 else FLOAT32
-    weights.write(name, values.astype(written))
-    return written
+    def _write(self, name: str, values: np.ndarray, dtype: str | None) -> str:
+        """Write values in the type of what they replace, at least FP32; return it."""
+        written = FLOAT64 if dtype == FLOAT64 else FLOAT32
+        self.weights.write(name, values.astype(written))
+        return written

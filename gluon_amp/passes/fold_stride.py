@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..dtypes import FLOAT32
-from ..graph import Entry, Graph, Node, operator, unique_name
+from ..graph import Entry, Graph, Node, operator
 from ..graph.attrs import integers
 from ..rules.shapes import can_fold_stride, trains_on_amx
-from .align_channels import MULTIPLE
+from .align_channels import multiple_of
 from .context import Context
 
 
@@ -26,37 +26,36 @@ def is_needed(context: Context) -> bool:
 
 def run(graph: Graph, context: Context) -> int:
     """Fold the stride of every low-precision convolution that is faster without; return how many."""
-    nodes = graph.nodes()
-    names = {node.name for node in nodes}
-    convolutions = [node for node in nodes if node.op == "Convolution" and Entry(node).dtype == context.target
+    convolutions = [node for node in graph.operators()
+                    if node.op == "Convolution" and Entry(node).dtype == context.target
                     and node.inputs[1].dtype == FLOAT32 and node.inputs[1].shape
                     and can_fold_stride(node.attrs, node.inputs[1].shape[1])]
     for node in convolutions:
-        _fold(node, context, names)
+        _fold(graph, node, context)
     return len(convolutions)
 
 
-def _fold(node: Node, context: Context, names: set[str]) -> None:
+def _fold(graph: Graph, node: Node, context: Context) -> None:
     data, weight, *bias = node.inputs
     filters, channels, size, _ = weight.shape or ()
-    squares = _squares(node, channels, context, names)
+    squares = _squares(graph, node, channels, context)
     odd = size % 2  # odd filters get a last row and column of zeros
     pad = (integers(node.attrs, "pad") or [0])[0]
-    folded_data = _folded(node, data, squares, f"{node.name}_squares", pad + odd, names)
-    folded_weight = _folded(node, weight, squares, f"{weight.node.name}_squares", odd, names)
+    folded_data = _folded(graph, node, data, squares, f"{node.name}_squares", pad + odd)
+    folded_weight = _folded(graph, node, weight, squares, f"{weight.node.name}_squares", odd)
     halved = ((size + odd) // 2,) * 2
     folded_weight.node.shapes = [(filters, (squares.shape or ())[0], *halved)]
     node.inputs = [folded_data, folded_weight, *bias]
     node.attrs = {**node.attrs, "kernel": str(halved), "stride": "(1, 1)", "pad": "(0, 0)"}
 
 
-def _squares(node: Node, channels: int, context: Context, names: set[str]) -> Entry:
+def _squares(graph: Graph, node: Node, channels: int, context: Context) -> Entry:
     """Return filters that take the four pixels of a square apart, one each; the surplus ones give zeros."""
     weight = node.inputs[1]
-    width = context.policy.channel_multiple or MULTIPLE[context.target]
+    width = multiple_of(context)
 
     def add(op: str, inputs: list[Entry], made_shape: tuple[int, ...], **attrs: Any) -> Entry:
-        made = operator(op, unique_name(f"{node.name}_select", names), inputs, weight, **attrs)
+        made = operator(op, graph.new_name(f"{node.name}_select"), inputs, weight, **attrs)
         made.shapes = [made_shape]
         return Entry(made)
 
@@ -69,10 +68,10 @@ def _squares(node: Node, channels: int, context: Context, names: set[str]) -> En
     return add("Pad", [squares], (width, channels, 3, 3), mode="constant", pad_width=(0, 0, 0, 0, 1, 0, 1, 0))
 
 
-def _folded(node: Node, entry: Entry, squares: Entry, name: str, pad: int, names: set[str]) -> Entry:
+def _folded(graph: Graph, node: Node, entry: Entry, squares: Entry, name: str, pad: int) -> Entry:
     """Return a tensor with its 2x2 squares as channels, in the precision of the convolution that reads it."""
     width, _, size, _ = squares.shape or ()
-    folded = operator("Convolution", unique_name(name, names), [entry, squares], squares, kernel=(size, size),
+    folded = operator("Convolution", graph.new_name(name), [entry, squares], squares, kernel=(size, size),
                       stride=(2, 2), pad=(pad, pad), num_filter=width, no_bias=True)
     folded.shapes, folded.planned = [None], list(node.planned)
     return Entry(folded)

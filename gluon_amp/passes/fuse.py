@@ -8,7 +8,7 @@ Operators that the fusion does not know stand in its way wherever it would go wr
 from __future__ import annotations
 
 from ..dtypes import FLOAT64
-from ..graph import Entry, Graph, Node, Readers, Role, operator, redirect, unique_name
+from ..graph import Entry, Graph, Node, Readers, Role, operator, redirect
 from .context import Context
 
 _FUSED = "_sg_mkldnn"
@@ -31,13 +31,12 @@ def run(graph: Graph, context: Context) -> int:
 def _shield(graph: Graph) -> set[str]:
     """Insert operators that stop the fusion where it must not happen; return their names."""
     # Each reader gets one of its own, so that no fused operator has the same input twice.
-    names = {node.name for node in graph.nodes()}
     readers = Readers(graph)
     shields = set()
     for node in graph.operators():
         for position, entry in enumerate(node.inputs):
             if _is_apart(node, position) or _is_read_elsewhere(entry, node, readers):
-                shield = operator("_mul_scalar", unique_name(f"{node.name}_shield", names), [entry], entry, Role.GUARD,
+                shield = operator("_mul_scalar", graph.new_name(f"{node.name}_shield"), [entry], entry, Role.GUARD,
                                   scalar=1.0)
                 node.inputs[position] = Entry(shield)
                 shields.add(shield.name)
@@ -52,4 +51,4 @@ def _is_read_elsewhere(entry: Entry, reader: Node, readers: Readers) -> bool:
     """Tell whether a tensor has several readers; of variables only sums matter, the fusion begins behind them."""
     if entry.node.is_variable and reader.op != "elemwise_add":
         return False
-    return len(readers.of(entry)) > 1 or readers.is_head(entry)
+    return not readers.is_read_once(entry)

@@ -9,8 +9,8 @@ from collections import Counter
 from typing import Collection
 
 from ..dtypes import FLOAT32
-from ..graph import Entry, Graph, Readers, Role, operator, unique_name
-from .assign_dtypes import data_precision, lower_outputs
+from ..graph import Entry, Graph, Readers, Role, operator
+from .assign_dtypes import plan_outputs
 from .context import Context
 from .summed_gradients import most_summed, numbers
 
@@ -20,8 +20,8 @@ _APART = "__gluon_amp_guard__"
 class Guards:
     """Puts identities before the operators in C++ of a graph, where gradients may be sums."""
 
-    def __init__(self, graph: Graph, readers: Readers, names: set[str], context: Context):
-        self._readers, self._names, self._context = readers, names, context
+    def __init__(self, graph: Graph, readers: Readers, context: Context):
+        self._graph, self._readers, self._context = graph, readers, context
         self._most = most_summed()
         self._numbers = numbers(graph)
         self._read = Counter((self._numbers[id(entry.node)], entry.output)
@@ -38,7 +38,7 @@ class Guards:
             return entry
         made, count = self._made.get(entry.key, (entry, self._most))
         if count == self._most:
-            made, count = behind_identity(entry, self._names, self._context), 0
+            made, count = behind_identity(self._graph, entry, self._context), 0
         self._made[entry.key] = made, count + 1
         return made
 
@@ -53,11 +53,10 @@ class Guards:
         return count != 1 or self._readers.is_head(entry)
 
 
-def behind_identity(entry: Entry, names: set[str], context: Context) -> Entry:
+def behind_identity(graph: Graph, entry: Entry, context: Context) -> Entry:
     """Return a tensor behind an identity of its own, in the precision that it has."""
-    made = operator("_copy", unique_name(f"{entry.node.name}_native", names), [entry], entry, Role.GUARD)
+    made = operator("_copy", graph.new_name(f"{entry.node.name}_native"), [entry], entry, Role.GUARD)
     made.attrs[_APART] = made.name
     made.dtypes, made.decision = [FLOAT32], context.policy.decide("_copy", made.attrs, entry.shape)
-    if data_precision(made, context) == context.target:
-        lower_outputs(made, context)
+    plan_outputs(made, context)
     return Entry(made)

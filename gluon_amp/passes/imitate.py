@@ -6,7 +6,7 @@ gradients are rounded through the type at every edge, as kernels that accumulate
 from __future__ import annotations
 
 from ..dtypes import FLOAT32
-from ..graph import CAST, Entry, Graph, Node, Role, cast, unique_name
+from ..graph import CAST, Entry, Graph, Node, Role, cast
 from .context import Context
 from .widen import leave_onednn
 
@@ -18,34 +18,32 @@ def is_needed(context: Context) -> bool:
 
 def run(graph: Graph, context: Context) -> int:
     """Surround every operator that reads or writes low precision with casts; return how many tensors are cast up."""
-    nodes = graph.nodes()
-    names = {node.name for node in nodes}
     raised: dict[tuple[int, int], Entry] = {}
     lowered: dict[tuple[int, int], Entry] = {}
-    for node in nodes:
+    for node in graph.nodes():
         node.inputs = [lowered.get(entry.key, entry) for entry in node.inputs]
         if node.role is Role.CAST or node.is_variable:
             continue
-        node.inputs = [_raised(entry, raised, names, context) for entry in node.inputs]
+        node.inputs = [_raised(graph, entry, raised, context) for entry in node.inputs]
         if node.op != CAST:
-            _round_outputs(node, lowered, names, context)
+            _round_outputs(graph, node, lowered, context)
     graph.heads = [lowered.get(head.key, head) for head in graph.heads]
     if context.policy.training:
-        leave_onednn(graph, names, Role.ROUNDING)
+        leave_onednn(graph, Role.ROUNDING)
     return len(raised)
 
 
-def _raised(entry: Entry, made: dict[tuple[int, int], Entry], names: set[str], context: Context) -> Entry:
+def _raised(graph: Graph, entry: Entry, made: dict[tuple[int, int], Entry], context: Context) -> Entry:
     if entry.dtype != context.target:
         return entry
     if entry.key not in made:
-        made[entry.key] = cast(entry, FLOAT32, unique_name(f"{entry.node.name}_raised", names), Role.ROUNDING)
+        made[entry.key] = cast(entry, FLOAT32, graph.new_name(f"{entry.node.name}_raised"), Role.ROUNDING)
     return made[entry.key]
 
 
-def _round_outputs(node: Node, made: dict[tuple[int, int], Entry], names: set[str], context: Context) -> None:
+def _round_outputs(graph: Graph, node: Node, made: dict[tuple[int, int], Entry], context: Context) -> None:
     for output, dtype in enumerate(node.planned or node.dtypes):
         if dtype == context.target:
             entry = Entry(node, output)
-            made[entry.key] = cast(entry, dtype, unique_name(f"{node.name}_rounded", names), Role.ROUNDING)
+            made[entry.key] = cast(entry, dtype, graph.new_name(f"{node.name}_rounded"), Role.ROUNDING)
     node.planned = [FLOAT32 if dtype == context.target else dtype for dtype in node.planned or node.dtypes]

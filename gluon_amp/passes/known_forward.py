@@ -5,9 +5,8 @@ Operators of libraries are asked for shapes on the way forward, once, and see no
 """
 from __future__ import annotations
 
-import re
-
 from ..graph import Graph, Node
+from ..graph.attrs import integers
 
 # What has one shape with all of its inputs, and takes it from any of them.
 _OF_ONE_SHAPE = ("elemwise_add", "elemwise_sub", "elemwise_mul", "elemwise_div", "add_n")
@@ -29,5 +28,4 @@ def _is_open(node: Node) -> bool:
     """Whether it makes a tensor whose shape it does not say in full."""
     if node.inputs or "shape" not in node.attrs:
         return False
-    sizes = [int(size) for size in re.findall(r"-?\d+", node.attrs["shape"])]
-    return not sizes or min(sizes) <= 0
+    return min(integers(node.attrs, "shape"), default=0) <= 0

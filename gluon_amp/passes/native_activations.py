@@ -12,7 +12,7 @@ maximum and a minimum.
 from __future__ import annotations
 
 from ..dtypes import BFLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, operator, unique_name
+from ..graph import Entry, Graph, Node, operator
 from ..rules import Cause
 from ..rules.tables.groups.layers import BATCH_NORMS
 from .context import Context
@@ -43,16 +43,14 @@ def _in_fp32(graph: Graph) -> int:
 
 
 def _in_bfloat16(graph: Graph, context: Context) -> int:
-    nodes = graph.nodes()
-    lowered = [node for node in nodes if not node.is_variable and Entry(node).dtype == BFLOAT16]
+    lowered = [node for node in graph.operators() if Entry(node).dtype == BFLOAT16]
     relus = [node for node in lowered if node.op in _RELU and _fits(Entry(node))]
     for node in relus:
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": "relu"}
     clips = [node for node in lowered if node.op == "clip" and float(node.attrs["a_min"]) == 0
              and node.inputs[0].node.op in BATCH_NORMS and _fits(Entry(node))]
-    names = {node.name for node in nodes}
     for node in clips:
-        _rectify_input(node, names, context)
+        _rectify_input(graph, node, context)
     return len(relus) + len(clips)
 
 
@@ -60,9 +58,9 @@ def _fits(entry: Entry) -> bool:
     return entry.shape is not None and 0 < len(entry.shape) <= _MOST_DIMENSIONS and all(entry.shape)
 
 
-def _rectify_input(clip: Node, names: set[str], context: Context) -> None:
+def _rectify_input(graph: Graph, clip: Node, context: Context) -> None:
     (source,) = clip.inputs
-    relu = operator("Activation", unique_name(f"{clip.name}_relu", names), [source], source, act_type="relu")
+    relu = operator("Activation", graph.new_name(f"{clip.name}_relu"), [source], source, act_type="relu")
     relu.dtypes, relu.planned = [FLOAT32], [BFLOAT16]
     relu.decision = context.policy.decide(relu.op, relu.attrs, source.shape)
     clip.inputs = [Entry(relu)]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from ..graph import Entry, Graph, Node, Readers
-from ..graph.attrs import integer, is_set
+from ..graph.attrs import integer, integers, is_set
 from .native_casts import is_widened
 from .native_dropout import is_plain_dropout
 
@@ -178,22 +178,17 @@ def _attention(last: Node, products: tuple[Node, Node], weights: _Weights, attrs
 
 def _weights(entry: Entry) -> _Weights | None:
     """Return how weights are made, if the operator can make them."""
-    moves: list[Node] = []
-    dropout = None
-    while entry.node.op in (*_MOVES, "_copy") or (dropout is None and is_plain_dropout(entry)):
-        if entry.node.op in _MOVES:
-            moves.insert(0, entry.node)
-        elif entry.node.op != "_copy":
-            dropout = entry.node
-        entry = entry.node.inputs[0]
+    entry, nodes = _behind(entry, lambda each: each.node.op in (*_MOVES, "_copy") or is_plain_dropout(each))
+    dropouts = [node for node in nodes if node.op == "Dropout"]
     mask = None
     if entry.node.op in _PRODUCTS:
         entry, mask = entry.node.inputs
     softmax = entry.node
-    if softmax.op != "softmax" or any(softmax.attrs.get(name, values[0]) not in values
-                                      for name, values in _DEFAULT_SOFTMAX.items()):
+    if len(dropouts) > 1 or softmax.op != "softmax" or any(
+            softmax.attrs.get(name, values[0]) not in values for name, values in _DEFAULT_SOFTMAX.items()):
         return None
-    found = _Weights(softmax, softmax.inputs[0], moves, dropout)
+    found = _Weights(softmax, softmax.inputs[0], [node for node in nodes if node.op in _MOVES],
+                     dropouts[0] if dropouts else None)
     if is_set(softmax.attrs, "use_length"):
         if len(softmax.inputs) < 2:
             return None
@@ -213,6 +208,15 @@ def _mask(weights: _Weights, mask: Entry) -> bool:
     weights.masked = 1.0 if ones is fill else float(fill.attrs.get("scalar", 1))
     weights.extras["mask"], weights.scores = mask, scores
     return True
+
+
+def _behind(entry: Entry, passes: Callable[[Entry], bool]) -> tuple[Entry, list[Node]]:
+    """Return what operators read that are to be looked through, and these in the order in which they run."""
+    nodes: list[Node] = []
+    while passes(entry):
+        nodes.insert(0, entry.node)
+        entry = entry.node.inputs[0]
+    return entry, nodes
 
 
 def _before_repeat(entry: Entry, heads: int, shapes: Sequence[tuple[int, ...]]) -> Entry | None:
@@ -247,7 +251,7 @@ def _in_order(last: Node, inputs: Mapping[str, Entry]) -> dict[str, Entry]:
     return found
 
 
-def _within(last: Node, inputs: Any, readers: Readers) -> frozenset[int]:
+def _within(last: Node, inputs: Iterable[Entry], readers: Readers) -> frozenset[int]:
     """Return the nodes between inputs and a last one that nothing else reads."""
     ends, within = {entry.node for entry in inputs}, {id(last)}
     waiting = [entry.node for entry in last.inputs]
@@ -262,17 +266,10 @@ def _within(last: Node, inputs: Any, readers: Readers) -> frozenset[int]:
     return frozenset(within)
 
 
-def _is_inner(entry: Entry, readers: Readers) -> bool:
-    return len(readers.of(entry)) == 1 and not readers.is_head(entry)
-
-
 def _scaled(entry: Entry) -> tuple[Entry, float]:
     """Return what is behind factors, and their product."""
-    scale = 1.0
-    while entry.node.op in _SCALES:
-        scale *= _factor(entry.node)
-        entry = entry.node.inputs[0]
-    return entry, scale
+    behind, nodes = _behind(entry, lambda each: each.node.op in _SCALES)
+    return behind, prod(map(_factor, nodes), start=1.0)
 
 
 def _factor(node: Node) -> float:
@@ -283,23 +280,19 @@ def _factor(node: Node) -> float:
 
 
 def _heads(entry: Entry, readers: Readers) -> _Heads:
-    moves: list[Node] = []
-    scale = 1.0
-    while _is_inner(entry, readers) and entry.node.op in (*_MOVES, *_SCALES):
-        if entry.node.op in _SCALES:
-            scale *= _factor(entry.node)
-        else:
-            moves.insert(0, entry.node)
-        entry = entry.node.inputs[0]
-    return _Heads(entry, moves, scale)
+    base, nodes = _behind(entry, lambda each: readers.is_read_once(each) and each.node.op in (*_MOVES, *_SCALES))
+    scale = prod((_factor(node) for node in nodes if node.op in _SCALES), start=1.0)
+    return _Heads(base, [node for node in nodes if node.op in _MOVES], scale)
 
 
 def _joined(product: Node, heads: int, units: int, readers: Readers) -> Node | None:
     """Return the node that gives (batch, length, units) from heads, if that is what follows a product."""
     node = product
     moves: list[Node] = []
-    while _is_inner(Entry(node), readers) and readers.of(Entry(node))[0].op in _MOVES and len(moves) < len(_MOVES) + 1:
-        node = readers.of(Entry(node))[0]
+    while readers.is_read_once(Entry(node)) and len(moves) <= len(_MOVES):
+        (node,) = readers.of(Entry(node))
+        if node.op not in _MOVES:
+            return None
         moves.append(node)
         if _does(moves, lambda batch, length: (batch * heads, length, units // heads),
                  lambda x: x.reshape(-1, heads, *x.shape[1:]).transpose(0, 2, 1, 3).reshape(-1, x.shape[1], units)):
@@ -312,7 +305,7 @@ def _projections(bases: Sequence[Entry], readers: Readers) -> tuple[str, dict[st
     parts = [base.node.inputs[0] if is_widened(base) else base for base in bases]
     split = parts[0].node
     if (split.op == "SliceChannel" and all(part.node is split for part in parts)
-            and all(_is_inner(each, readers) for each in (*bases, *parts))
+            and all(map(readers.is_read_once, (*bases, *parts)))
             and [part.output for part in parts] == [0, 1, 2] and integer(split.attrs, "num_outputs", 0) == 3
             and split.attrs.get("axis") in ("2", "-1") and not is_set(split.attrs, "squeeze_axis")):
         return "joined", {"projections": split.inputs[0]}
@@ -340,31 +333,17 @@ def _moved(node: Node, x: np.ndarray) -> np.ndarray:
     if node.op == "SwapAxis":
         return np.swapaxes(x, integer(node.attrs, "dim1", 0), integer(node.attrs, "dim2", 0))
     if node.op == "transpose":
-        return np.transpose(x, _signed(node.attrs.get("axes", "")) or None)
+        return np.transpose(x, integers(node.attrs, "axes") or None)
     if node.op == "repeat":
         return np.repeat(x, integer(node.attrs, "repeats", 0), axis=int(node.attrs.get("axis", "None")))
     if node.op == "expand_dims":
         return np.expand_dims(x, integer(node.attrs, "axis", 0))
     if node.op == "broadcast_axis":
-        return _broadcast(node, x)
-    wanted = _signed(node.attrs.get("shape", ""))
-    sizes = list(x.shape)
-    if is_set(node.attrs, "reverse"):
-        wanted, sizes = wanted[::-1], sizes[::-1]
-    if not wanted or min(wanted) < -1:
-        raise ValueError("not known here")
+        wider = dict(zip(integers(node.attrs, "axis"), integers(node.attrs, "size")))
+        return np.broadcast_to(x, [wider.get(axis, size) for axis, size in enumerate(x.shape)])
+    step = -1 if is_set(node.attrs, "reverse") else 1
+    wanted, sizes = integers(node.attrs, "shape")[::step], x.shape[::step]
     kept = [sizes[i] if size == 0 and i < len(sizes) else size for i, size in enumerate(wanted)]
-    if 0 in kept:
+    if not wanted or min(wanted) < -1 or 0 in kept:
         raise ValueError("not known here")
-    return x.reshape(kept[::-1] if is_set(node.attrs, "reverse") else kept)
-
-
-def _broadcast(node: Node, x: np.ndarray) -> np.ndarray:
-    shape = list(x.shape)
-    for axis, size in zip(_signed(node.attrs.get("axis", "")), _signed(node.attrs.get("size", ""))):
-        shape[axis] = size
-    return np.broadcast_to(x, shape)
-
-
-def _signed(text: str) -> list[int]:
-    return [int(number) for number in text.strip("()[] ").split(",") if number.strip()]
+    return x.reshape(kept[::step])

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from ..dtypes import FLOAT32
-from ..graph import Entry, Node, Readers, Role, unique_name
+from ..graph import Entry, Graph, Node, Readers, Role
 from ..rules import FP32, Cause, Decision
 
 _COUNT = 64  # of bits
@@ -17,21 +17,20 @@ def is_plain_dropout(entry: Entry) -> bool:
 
 
 def fits(node: Node, readers: Readers) -> bool:
-    """Tell whether nobody reads which values are dropped."""
-    masks = [Entry(node, output) for output in range(1, node.num_outputs)]
-    return is_plain_dropout(Entry(node)) and not any(readers.of(mask) or readers.is_head(mask) for mask in masks)
+    """Tell whether single values are dropped, and nobody reads which."""
+    return is_plain_dropout(Entry(node)) and readers.is_first_only(node)
 
 
-def random_bits(dropout: Node, names: set[str]) -> Entry:
+def random_bits(graph: Graph, dropout: Node) -> Entry:
     """Make random bits by MXNet's Dropout, for its seed and in its mode; they are all ones where it drops nothing."""
     mode = {name: value for name, value in dropout.attrs.items() if name == "mode"}
-    ones = _made("_ones", dropout, names, [], shape=f"({_COUNT},)", dtype=FLOAT32)
-    drawn = _made("Dropout", dropout, names, [Entry(ones)], p=0.5, **mode)
+    ones = _made(graph, "_ones", dropout, [], shape=f"({_COUNT},)", dtype=FLOAT32)
+    drawn = _made(graph, "Dropout", dropout, [Entry(ones)], p=0.5, **mode)
     drawn.num_outputs, drawn.dtypes, drawn.shapes = 2, drawn.dtypes * 2, drawn.shapes * 2
-    return Entry(_made("BlockGrad", dropout, names, [Entry(drawn)]))
+    return Entry(_made(graph, "BlockGrad", dropout, [Entry(drawn)]))
 
 
-def _made(op: str, dropout: Node, names: set[str], inputs: list[Entry], **attrs: object) -> Node:
-    name = unique_name(f"{dropout.name}_{op.strip('_').lower()}", names)
+def _made(graph: Graph, op: str, dropout: Node, inputs: list[Entry], **attrs: object) -> Node:
+    name = graph.new_name(f"{dropout.name}_{op.strip('_').lower()}")
     return Node(op, name, {key: str(value) for key, value in attrs.items()}, inputs, dtypes=[FLOAT32],
                 shapes=[(_COUNT,)], role=Role.HELPER, decision=_BITS)

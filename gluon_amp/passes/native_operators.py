@@ -26,7 +26,7 @@ from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
 from ..rules.tables.groups.layers import SOFTMAX
 from . import channels_last, native_dropout, native_recurrent
-from .assign_dtypes import data_precision, decide, lower_outputs
+from .assign_dtypes import decide, plan_outputs
 from .context import Context
 from .identities import Guards
 from .known_forward import unknown_forward
@@ -59,6 +59,10 @@ def _operations(node: Node) -> int:
     return 2 * prod(node.shapes[0] or ()) * matrix[-2 if is_set(node.attrs, "transpose_a") else -1]
 
 
+def _always(node: Node, readers: Readers) -> bool:
+    return True
+
+
 Shapes = Sequence[Sequence[int]]
 
 
@@ -68,7 +72,8 @@ class Replacement(NamedTuple):
     op: str  # registered name
     types: tuple[str, ...]  # the types of data that it gains in
     least: int  # the work from which on it gains: a call of a library's operator takes longer
-    fits: Callable[[Node, Readers], bool]  # takes a node and says whether the operator computes the same
+    # takes a node and says whether the operator computes the same
+    fits: Callable[[Node, Readers], bool] = _always
     # takes a node of known shapes; of what the least is meant. The values of its data by default.
     work: Callable[[Node], int] = _values
     fp32_inputs: tuple[int, ...] = ()  # those that stay FP32 where the data is in low precision
@@ -83,15 +88,8 @@ class Replacement(NamedTuple):
 
 def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
     """Whether the last axis is normalised; other numbers of axes may come, for which a positive one is not the last."""
-    if (node.inputs[0].shape or (0,))[-1] < _NARROW:
-        return False
-    hidden = [Entry(node, output) for output in range(1, node.num_outputs)]
-    return integer(node.attrs, "axis", -1) == -1 and not any(
-        readers.of(entry) or readers.is_head(entry) for entry in hidden)
-
-
-def _always(node: Node, readers: Readers) -> bool:
-    return True
+    return ((node.inputs[0].shape or (0,))[-1] >= _NARROW and integer(node.attrs, "axis", -1) == -1
+            and readers.is_first_only(node))
 
 
 def _is_gelu(node: Node, readers: Readers) -> bool:
@@ -148,19 +146,18 @@ def _scales_rows(node: Node, shapes: Shapes) -> bool:
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
                              rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
-    "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384, _always),
-    "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations),
-    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, _always, _weights,
-                                  fp32_inputs=(1, 2), follows=_is_inner_layer),
-    "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _always, _operations,
-                               follows=_is_matmul),
-    "_linalg_gemm2": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_pile, _operations),
+    "clip": Replacement("_gluon_amp_clip", (FLOAT32, BFLOAT16), 16384),
+    "batch_dot": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations),
+    "FullyConnected": Replacement("_gluon_amp_dense", (FLOAT32, BFLOAT16), 512 * 512, work=_weights, fp32_inputs=(1, 2),
+                                  follows=_is_inner_layer),
+    "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations, follows=_is_matmul),
+    "_linalg_gemm2": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_pile, work=_operations),
     "LeakyReLU": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536, _is_gelu, trains=True),
     "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, native_dropout.fits, trains=True,
                            rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel")),
     **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32, BFLOAT16), 16384, _is_slow_softmax, known=1, integers=(1,))
        for op in SOFTMAX},
-    **{op: Replacement("_gluon_amp_scale_rows", (FLOAT32,), 16384, _always, follows=_scales_rows,
+    **{op: Replacement("_gluon_amp_scale_rows", (FLOAT32,), 16384, follows=_scales_rows,
                        rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))
        for op in ("broadcast_mul", "_npi_multiply")},
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
@@ -170,11 +167,10 @@ NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION} | c
 
 def run(graph: Graph, context: Context) -> int:
     """Replace what runs faster in C++; return how many operators."""
-    names = {node.name for node in graph.nodes()}
     unknown = unknown_forward(graph)
-    fused = _fuse_attention(graph, names, context, unknown)
+    fused = _fuse_attention(graph, context, unknown)
     readers = Readers(graph)
-    guards = Guards(graph, readers, names, context)
+    guards = Guards(graph, readers, context)
     found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
              if each is not None and each.op in context.native and (context.recorded or not each.trains)
              and _gains(node, each) and each.fits(node, readers)
@@ -186,14 +182,14 @@ def run(graph: Graph, context: Context) -> int:
             node.decision = each.rule.decision
         if node.op == "RNN":
             native_recurrent.separate_parameters(node)
-        key = [native_dropout.random_bits(node, names)] if node.op == "Dropout" else []
+        key = [native_dropout.random_bits(graph, node)] if node.op == "Dropout" else []
         node.inputs = [*(entry if position in each.integers else guards.before(entry)
                          for position, entry in enumerate(node.inputs)), *key]
         node.replaced, node.op = node.op, each.op
         if each.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
             node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
         if node.replaced == "RNN":
-            native_recurrent.fit(graph, node, names, context)
+            native_recurrent.fit(graph, node, context)
         else:
             node.num_outputs = 1
             node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
@@ -218,12 +214,10 @@ def _follow(graph: Graph, context: Context) -> None:
     """Let operators take the precision of their data again, after others have changed theirs."""
     for node in graph.operators():
         if node.decision is not None and node.decision.rule in (NEUTRAL, WIDEST):
-            node.planned = []
-            if data_precision(node, context) == context.target:
-                lower_outputs(node, context)
+            plan_outputs(node, context)
 
 
-def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: set[Node]) -> int:
+def _fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
     """Put one operator in the place of those that compute attention; return how many times."""
     if _ATTENTION not in context.native:
         return 0
@@ -232,17 +226,17 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
              and not any(entry.node in unknown for entry in each.inputs.values())]
     if not found:
         return 0
-    guards = Guards(graph, readers, names, context)
+    guards = Guards(graph, readers, context)
     casts: Made = {}
     for each in found:
         node, inputs = each.node, dict(each.inputs)
         if each.dropout is not None:
-            inputs["bits"] = native_dropout.random_bits(each.dropout, names)
+            inputs["bits"] = native_dropout.random_bits(graph, each.dropout)
         kept = tuple(position for position, name in enumerate(inputs) if name in _FP32_INPUTS)
         decision = _decision_on(each, context, kept)
         dtype = BFLOAT16 if decision.rule == LOWER else FLOAT32
         if context.converted:
-            inputs.update((name, in_type(entry, dtype, casts, readers, names)) for name, entry in each.inputs.items()
+            inputs.update((name, in_type(graph, entry, dtype, casts, readers)) for name, entry in each.inputs.items()
                           if name not in (*_FP32_INPUTS, "lengths"))
         uses = Counter(entry.key for entry in inputs.values())
         for name, entry in inputs.items():
@@ -257,7 +251,7 @@ def _fuse_attention(graph: Graph, names: set[str], context: Context, unknown: se
         if not context.converted:
             node.decision, node.planned = decision, [dtype]
         elif dtype == BFLOAT16:
-            give_low(graph, node, names)
+            give_low(graph, node)
     return len(found)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..dtypes import BFLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Readers, Role, operator, unique_name
+from ..graph import Entry, Graph, Node, Readers, Role, operator
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, Cause, Decision
-from .assign_dtypes import data_precision, decide, lower_outputs
+from .assign_dtypes import decide, plan_outputs
 from .context import Context
 from .identities import behind_identity
 from .native_casts import give_low, in_type
@@ -52,7 +52,7 @@ def _directions(node: Node) -> int:
     return 2 if is_set(node.attrs, "bidirectional") else 1
 
 
-def fit(graph: Graph, node: Node, names: set[str], context: Context) -> None:
+def fit(graph: Graph, node: Node, context: Context) -> None:
     """Give a layer its masks, its precision, and all outputs: states, and what backward needs."""
     states = 2 if node.attrs["mode"] == "lstm" else 1
     state_shape = node.inputs[-1].shape
@@ -60,12 +60,12 @@ def fit(graph: Graph, node: Node, names: set[str], context: Context) -> None:
     node.shapes = [node.shapes[0], *[state_shape] * states, *[None] * context.recorded]
     node.dtypes, node.planned = [FLOAT32] * node.num_outputs, []
     lowered = _is_lowered(node, context)
-    masks = _masks(node, names, context)
+    masks = _masks(graph, node, context)
     node.inputs = [*node.inputs, *masks]
     node.attrs = {**node.attrs, "masks": str(bool(masks)), "training": str(context.recorded)}
     if lowered:
         node.attrs["dtype"] = BFLOAT16
-        _lower(graph, node, names, context)
+        _lower(graph, node, context)
 
 
 def _is_lowered(node: Node, context: Context) -> bool:
@@ -76,17 +76,17 @@ def _is_lowered(node: Node, context: Context) -> bool:
     return decision.rule == FP32 and decision.cause is Cause.TABLE
 
 
-def _lower(graph: Graph, node: Node, names: set[str], context: Context) -> None:
+def _lower(graph: Graph, node: Node, context: Context) -> None:
     if not context.converted:
         node.decision = Decision(LOWER, Cause.TABLE, "in C++; weights, states and sums stay FP32",
                                  tuple(range(1, len(node.inputs))))
         node.planned = [BFLOAT16, *node.dtypes[1:]]
         return
-    node.inputs[0] = in_type(node.inputs[0], BFLOAT16, {}, Readers(graph), names)
-    give_low(graph, node, names)
+    node.inputs[0] = in_type(graph, node.inputs[0], BFLOAT16, {}, Readers(graph))
+    give_low(graph, node)
 
 
-def _masks(node: Node, names: set[str], context: Context) -> list[Entry]:
+def _masks(graph: Graph, node: Node, context: Context) -> list[Entry]:
     """Make a mask for the values between each two layers, by MXNet's Dropout: of its seed, and of ones in inference."""
     p, layers = node.attrs.get("p", "0"), integer(node.attrs, "num_layers", 1)
     if not float(p) or layers == 1 or context.converted:
@@ -95,7 +95,7 @@ def _masks(node: Node, names: set[str], context: Context) -> list[Entry]:
     steps, batch = (node.inputs[0].shape or ())[:2]
 
     def made(op: str, entry: Entry, last: int, **attrs: object) -> Node:
-        helper = operator(op, unique_name(f"{node.name}_{op.strip('_').lower()}", names), [entry], entry, Role.HELPER,
+        helper = operator(op, graph.new_name(f"{node.name}_{op.strip('_').lower()}"), [entry], entry, Role.HELPER,
                           **attrs)
         helper.dtypes, helper.shapes, helper.decision = [FLOAT32], [(steps, batch, last)], _MASKS
         return helper
@@ -105,11 +105,10 @@ def _masks(node: Node, names: set[str], context: Context) -> list[Entry]:
     if data.node.role is Role.GUARD:
         data = data.node.inputs[0]
     elif context.recorded:
-        node.inputs[0] = behind_identity(data, names, context)
+        node.inputs[0] = behind_identity(graph, data, context)
     first = made("slice_axis", data, 1, axis=2, begin=0, end=1)
     first.decision = context.policy.decide(first.op, first.attrs, data.shape)
-    if data_precision(first, context) == context.target:
-        lower_outputs(first, context)
+    plan_outputs(first, context)
     ones = Entry(made("broadcast_axis", Entry(made("ones_like", Entry(first), 1)), width, axis=2, size=width))
     masks = []
     for _ in range(layers - 1):

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import Collection, Sequence
 
 from ..dtypes import FLOAT32
-from ..graph import Entry, Graph, Node, Role, cast, operator, unique_name
+from ..graph import Entry, Graph, Node, Role, cast, operator
 from ..graph.attrs import integer
 from .assign_dtypes import input_dtypes
 from .context import Context
@@ -17,7 +17,7 @@ def run(graph: Graph, context: Context) -> int:
     """Make the data types of the graph agree; its outputs keep the types they had. Return how many casts there are."""
     nodes = graph.nodes()
     asked = [_wanted(node, context) for node in nodes]
-    casts = _Casts(context, {node.name for node in nodes}, _grouped_weights(nodes), _read_often(graph, asked, context))
+    casts = _Casts(graph, context, _grouped_weights(nodes), _read_often(graph, asked, context))
     for node, types in zip(nodes, asked):
         for position, wanted in enumerate(types):
             if wanted is not None:
@@ -76,11 +76,9 @@ def _grouped_weights(nodes: list[Node]) -> set[str]:
 class _Casts:
     """Makes casts, one per tensor and type."""
 
-    def __init__(self, context: Context, names: set[str], grouped_weights: set[str],
-                 read_often: set[tuple[int, int]]):
-        self.context = context
+    def __init__(self, graph: Graph, context: Context, grouped_weights: set[str], read_often: set[tuple[int, int]]):
+        self.graph = graph
         self.read_often = read_often
-        self.names = names
         self.fragile = context.guarded | grouped_weights
         self.guards: dict[tuple[int, int], Entry] = {}
         self.made: dict[tuple[tuple[int, int], str], Entry] = {}
@@ -107,4 +105,4 @@ class _Casts:
 
     def _name(self, entry: Entry, suffix: str) -> str:
         output = str(entry.output) if entry.node.num_outputs > 1 and entry.output else ""
-        return unique_name(f"{entry.node.name}{output}_{suffix}", self.names)
+        return self.graph.new_name(f"{entry.node.name}{output}_{suffix}")

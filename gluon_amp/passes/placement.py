@@ -50,8 +50,8 @@ class Placement:
 
     >>> tensors = [Tensor(FIXED_LOW, (0,), 5), Tensor(0, (1,), 5), Tensor(1, (FIXED_LOW,), 5)]
     >>> placement = Placement([False, True], [(0, 0), (0, 0)], tensors)
-    >>> placement.cost(placement.low), placement.cheapest()
-    (10, [True, True])
+    >>> placement.cost(placement.low), placement.gains()
+    (10, [Gain(operators=[0], saved=10)])
     """
 
     low: list[bool] = field(default_factory=list)  # which of them run in low precision now
@@ -64,16 +64,10 @@ class Placement:
 
     def cost(self, low: Sequence[bool]) -> int:
         """Return what a choice of precisions costs."""
-        return (sum(costs[side] for costs, side in zip(self.kernels, low))
-                + sum(tensor.cost for tensor in self.tensors if _is_cast(tensor, low)))
-
-    def cheapest(self) -> list[bool]:
-        """Return the choice that costs least and, of those, changes fewest operators."""
-        moved = {number for gain in self.gains() for number in gain.operators}
-        return [low != (number in moved) for number, low in enumerate(self.low)]
+        return _Part(list(range(len(self.low))), self.tensors).cost(self.kernels, low)
 
     def gains(self) -> list[Gain]:
-        """Return the changes, for each connected part that gains by them."""
+        """Return the changes that make the cheapest choice, and of those the fewest, for each connected part."""
         # Only operators that are connected with a cast, or with an operator that is slower as it is, are looked at.
         parts = self._parts()
         members = [number for part in parts for number in part.operators]

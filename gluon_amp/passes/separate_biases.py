@@ -5,8 +5,8 @@ neither. Biases that are trained alone keep an old gradient then, and behind a c
 """
 from __future__ import annotations
 
-from ..graph import Entry, Graph, operator, redirect, unique_name
-from ..graph.attrs import REGION, is_set
+from ..graph import Entry, Graph, operator, redirect
+from ..graph.attrs import is_set, region_of
 from .context import Context
 
 
@@ -17,17 +17,16 @@ def is_needed(context: Context) -> bool:
 
 def run(graph: Graph, context: Context) -> int:
     """Separate biases from frozen weights; return how many."""
-    names = {node.name for node in graph.nodes()}
     moved = {}
     for node in graph.operators():
         if (node.op != "FullyConnected" or is_set(node.attrs, "no_bias") or len(node.inputs) < 3
                 or node.inputs[1].node.name not in context.frozen):
             continue
-        total = operator("broadcast_add", unique_name(f"{node.name}_biased", names), [], Entry(node))
-        total.attrs = {REGION: node.attrs[REGION]} if REGION in node.attrs else {}
+        total = operator("broadcast_add", graph.new_name(f"{node.name}_biased"), [Entry(node), node.inputs[2]],
+                         Entry(node))
+        total.attrs = region_of(node.attrs)
         total.stands_for = node.name
         moved[Entry(node).key] = Entry(total)
-        total.inputs = [Entry(node), node.inputs[2]]
         node.inputs, node.attrs = node.inputs[:2], {**node.attrs, "no_bias": "True"}
     redirect(graph, moved)
     return len(moved)

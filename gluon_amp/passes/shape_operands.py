@@ -6,7 +6,8 @@ MXNet leaves the gradient of the shape operand of ``reshape_like`` uninitialised
 """
 from __future__ import annotations
 
-from ..graph import Entry, Graph, operator, unique_name
+from ..graph import Entry, Graph, operator
+from ..graph.attrs import region_of
 from .context import Context
 
 _SHAPE_OPERANDS = {"slice_like": 1, "reshape_like": 1, "broadcast_like": 1}
@@ -16,10 +17,8 @@ _KEEPS_SHAPE_AND_TYPE = {"_mul_scalar", "_plus_scalar", "_minus_scalar"}
 
 def run(graph: Graph, context: Context) -> int:
     """Replace operands that give only their shape by a cheap tensor of that shape; return how many."""
-    nodes = graph.nodes()
-    names = {node.name for node in nodes}
     count = 0
-    for node in nodes:
+    for node in graph.operators():
         position = _SHAPE_OPERANDS.get(node.op)
         if position is None or position >= len(node.inputs):
             continue
@@ -30,7 +29,8 @@ def run(graph: Graph, context: Context) -> int:
         is_wild = node.op in _GRADIENT_IS_GARBAGE and context.recorded and source.node.op != "BlockGrad"
         if source.dtype is None or (source is operand and not is_wild):
             continue
-        block = operator("BlockGrad", unique_name(f"{node.name}_shape", names), [source], source)
+        block = operator("BlockGrad", graph.new_name(f"{node.name}_shape"), [source], source)
+        block.attrs = region_of(node.attrs)
         node.inputs[position] = Entry(block)
         count += 1
     return count

@@ -5,36 +5,29 @@ MXNet cannot split a gradient that lies in blocks of 16 channels where the maps 
 """
 from __future__ import annotations
 
-from ..graph import Entry, Graph, Node, operator, redirect, unique_name
-from ..graph.attrs import REGION
+from ..graph import Entry, Graph, Node, operator, redirect
+from ..graph.attrs import region_of
 from .context import Context
 
 _BLOCK = 16  # channels in a block of oneDNN's widest layout; the others divide it
 
 
-def is_needed(context: Context) -> bool:
-    """Tell whether gradients may be asked for."""
-    return context.recorded
-
-
 def run(graph: Graph, context: Context) -> int:
     """Put an operator that changes nothing behind such Concats; return how many."""
-    names = {node.name for node in graph.nodes()}
     moved = {}
     for node in graph.operators():
         if node.op == "Concat" and _splits_blocks(node):
-            whole = with_plain_gradient(Entry(node), node.name, names)
-            if REGION in node.attrs:
-                whole.attrs[REGION] = node.attrs[REGION]
+            whole = with_plain_gradient(graph, Entry(node), node.name)
+            whole.attrs.update(region_of(node.attrs))
             whole.stands_for = node.name
             moved[Entry(node).key] = Entry(whole)
     redirect(graph, moved)
     return len(moved)
 
 
-def with_plain_gradient(joined: Entry, name: str, names: set[str]) -> Node:
+def with_plain_gradient(graph: Graph, joined: Entry, name: str) -> Node:
     """Make an operator behind joined maps that passes all of them on, and their gradient in plain layout."""
-    return operator("slice_axis", unique_name(f"{name}_plain", names), [joined], joined, axis=1, begin=0, end=None)
+    return operator("slice_axis", graph.new_name(f"{name}_plain"), [joined], joined, axis=1, begin=0, end=None)
 
 
 def _splits_blocks(node: Node) -> bool:

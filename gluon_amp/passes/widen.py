@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Collection, Mapping
 
 from ..dtypes import FLOAT16, FLOAT32, FLOAT64
-from ..graph import Entry, Graph, Node, Role, operator, redirect, unique_name
+from ..graph import Entry, Graph, Node, Role, operator, redirect
 from ..graph.attrs import DTYPE, TYPE_FLAGS
 
 _HALF = (FLOAT16, str(TYPE_FLAGS[FLOAT16]))
@@ -13,24 +13,23 @@ _HALF = (FLOAT16, str(TYPE_FLAGS[FLOAT16]))
 def widen(graph: Graph, dtypes: Mapping[str, str], kept: Collection[str] = ()) -> int:
     """Cast every float16 tensor that enters a graph, or that one of its operators makes on request, to FP32."""
     nodes = graph.nodes()
-    names = {node.name for node in nodes}
     half = [Entry(node, output) for node in nodes if _is_half(node, dtypes) and node.name not in kept
             for output in range(node.num_outputs)]
-    casts = {entry.key: _cast(entry, names) for entry in half}
+    casts = {entry.key: _cast(graph, entry) for entry in half}
     heads = list(graph.heads)
     redirect(graph, casts)
     graph.heads = heads  # outputs keep the types that they had
-    leave_onednn(graph, names)
+    leave_onednn(graph)
     return len(half)
 
 
-def leave_onednn(graph: Graph, names: set[str], role: Role = Role.HELPER) -> None:
+def leave_onednn(graph: Graph, role: Role = Role.HELPER) -> None:
     """Run Deconvolutions whose weight is cast in float64: the backward of oneDNN's ends the process there."""
     for node in graph.operators():
         if node.op == "Deconvolution" and not node.inputs[1].node.is_variable and node.inputs[1].dtype != FLOAT64:
             result = Entry(node)
-            redirect(graph, {result.key: _cast(result, names, role=role)})
-            node.inputs = [_cast(entry, names, FLOAT64, role) for entry in node.inputs]
+            redirect(graph, {result.key: _cast(graph, result, role=role)})
+            node.inputs = [_cast(graph, entry, FLOAT64, role) for entry in node.inputs]
             node.planned = [FLOAT64] * len(node.planned)
 
 
@@ -39,8 +38,8 @@ def _is_half(node: Node, dtypes: Mapping[str, str]) -> bool:
     return given in _HALF
 
 
-def _cast(entry: Entry, names: set[str], dtype: str = FLOAT32, role: Role = Role.HELPER) -> Entry:
+def _cast(graph: Graph, entry: Entry, dtype: str = FLOAT32, role: Role = Role.HELPER) -> Entry:
     # Not amp_cast, which loses gradients that accumulate.
-    made = operator("Cast", unique_name(f"{entry.node.name}_{dtype}", names), [entry], entry, role, dtype=dtype)
+    made = operator("Cast", graph.new_name(f"{entry.node.name}_{dtype}"), [entry], entry, role, dtype=dtype)
     made.dtypes = [dtype]
     return Entry(made)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from typing import Callable, Mapping, Sequence, Tuple
 
 from ..errors import PolicyError, closest, expected
@@ -112,10 +113,7 @@ def _registered(argument: str, name: str, known: Mapping[str, str]) -> str:
 
 
 def _check_disjoint(listed: Mapping[str, Sequence[str]]) -> None:
-    arguments = list(listed)
-    for position, first in enumerate(arguments):
-        for second in arguments[position + 1:]:
-            common = sorted(set(listed[first]) & set(listed[second]))
-            if common:
-                raise PolicyError(f"operators can be in one list only; in both {first} and {second}: "
-                                  f"{', '.join(common)}")
+    for first, second in combinations(listed, 2):
+        common = sorted(set(listed[first]) & set(listed[second]))
+        if common:
+            raise PolicyError(f"operators can be in one list only; in both {first} and {second}: {', '.join(common)}")

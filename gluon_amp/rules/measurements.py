@@ -5,9 +5,9 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Mapping, Sequence
 
-from ..errors import PolicyError, expected
+from ..errors import PolicyError
 from ..files import replacing
 from ..graph.attrs import parameters
 
@@ -96,17 +96,14 @@ class Tuning:
         OSError
             The file cannot be read.
         """
-        return [cls(machine, {name: (float(pair[0]), float(pair[1])) for name, pair in entries.items()})
-                for machine, entries in _read(path).items()]
+        return [cls(machine, entries) for machine, entries in _read(path).items()]
 
 
-def _read(path: str | os.PathLike) -> dict[str, Any]:
+def _read(path: str | os.PathLike) -> dict[str, dict[str, tuple[float, float]]]:
     try:
         known = json.loads(Path(path).read_text(encoding="utf-8"))
-        sound = all(len(pair) == 2 for entries in known.values() for pair in entries.values())
+        return {machine: {name: (float(fp32), float(low)) for name, (fp32, low) in entries.items()}
+                for machine, entries in known.items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise PolicyError(f"{os.fspath(path)!r} is not a file of measurements, as amp.tune writes it: {error}"
                           ) from error
-    if not sound:
-        raise PolicyError(expected("pairs of times", "the file", os.fspath(path)))
-    return known

@@ -6,12 +6,13 @@ import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Mapping, Sequence
 
+from ..checks import true_or_false, whole
 from ..dtypes import FLOAT32, normalize
 from ..errors import PolicyError, expected
 from ..files import replacing
 from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule
 from .measurements import signature
-from .shapes import SHAPE_RULES, gets_more_channels
+from .shapes import SHAPE_RULES, ShapeRule, gets_more_channels
 from .tables import table
 
 _MOST_SHOWN = 6
@@ -60,7 +61,7 @@ class Policy:
     """
 
     target_dtype: str
-    overrides: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
+    overrides: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict, hash=False)
     imitated: bool = False
     excluded: frozenset[str] = frozenset()
     training: bool = True
@@ -82,10 +83,6 @@ class Policy:
                               for op, rules in self.overrides.items() if rules}
         shown = [f"{name}={_shown(value)}" for name, value in given.items() if value not in ({}, frozenset())]
         return f"Policy({', '.join([repr(self.target_dtype), *shown])})"
-
-    def __hash__(self) -> int:
-        return hash((self.target_dtype, frozenset(self.overrides.items()), self.imitated, self.excluded, self.training,
-                     self.amx, self.channel_multiple, self.slow, self.disabled_passes))
 
     @property
     def lowers(self) -> bool:
@@ -123,9 +120,9 @@ class Policy:
             target = normalize(raw["target_dtype"], or_float32=True)
             overrides = {op: _sound(target, op, tuple(_read_rule(rule) for rule in rules))
                          for op, rules in raw["overrides"].items()}
-            return cls(target, overrides, excluded=frozenset(raw["excluded"]),
-                       slow=frozenset(raw["slow"]), training=bool(raw["training"]),
-                       disabled_passes=frozenset(raw.get("disabled_passes", ())))
+            return cls(target, overrides, excluded=frozenset(_texts("excluded", raw["excluded"])),
+                       slow=frozenset(_texts("slow", raw["slow"])), training=true_or_false("training", raw["training"]),
+                       disabled_passes=frozenset(_texts("disabled_passes", raw.get("disabled_passes", []))))
         except PolicyError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -188,7 +185,7 @@ class Policy:
         measured = self.lowers and any(name.startswith(f"{op}(") for name in self.slow)
         return measured or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
 
-    def _heeds(self, rule: Any) -> bool:
+    def _heeds(self, rule: ShapeRule) -> bool:
         return rule.applies(self) and not (rule.lifted_by and self.runs(rule.lifted_by))
 
     def runs(self, name: str) -> bool:
@@ -253,11 +250,18 @@ def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, .
 
 def _read_rule(raw: Mapping[str, Any]) -> Rule:
     known = {key: value for key, value in raw.items() if key != "name"}  # earlier versions wrote the operator's
-    when = None if raw["when"] is None else (raw["when"][0], tuple(raw["when"][1]))
+    when = None if raw["when"] is None else (raw["when"][0], _texts("when", raw["when"][1]))
     if raw["rule"] not in RULES:
         raise ValueError(expected(f"one of {', '.join(RULES)}", "rule", raw["rule"]))
-    positions = {name: tuple(raw[name]) for name in ("fp32_inputs", "rounded_inputs")}
+    positions = {name: tuple(whole(name, position, 0) for position in raw[name])
+                 for name in ("fp32_inputs", "rounded_inputs")}
     return Rule(**{**known, "when": when, **positions, "cause": Cause(raw.get("cause", Cause.TABLE))})
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(expected("a list of texts", name, value))
+    return tuple(value)
 
 
 def _holds(rule: Rule, attrs: Mapping[str, str], channels: int | None) -> bool:

@@ -84,8 +84,8 @@ def overruns_amx_tiles(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
     *rows, columns = (1, *shape[2:])
     height = prod(rows)
     counted = height if height >= _SMALL_MAP else height * columns
-    group = next((size for size in range(_TILE_ROWS, 0, -1) if counted % size == 0), 1)
-    return group > 0 and height * columns == 3 * group
+    group = next(size for size in range(_TILE_ROWS, 0, -1) if counted % size == 0)
+    return height * columns == 3 * group
 
 
 def is_pointwise(attrs: Mapping[str, str]) -> bool:

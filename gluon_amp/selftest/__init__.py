@@ -9,9 +9,10 @@ import numpy as np
 
 from .. import _cuda
 from .._mxnet import gpus
+from ..audit.verdicts import ERROR, OK, WRONG
 from ..dtypes import Support
 from ..runtime.devices import support
-from .isolation import ERROR, FAILED, INFO, OK, SKIPPED, WRONG, Finding, Section, findings
+from .isolation import FAILED, INFO, SKIPPED, Finding, Section, findings
 from .native import NATIVE
 from .results import FUSION, OPERATORS, OVERFLOW, TRAINING
 from .speed import TIMING

@@ -14,10 +14,11 @@ import mxnet as mx
 
 from ..audit.judge import message_of
 from ..audit.processes import NORMALLY, Outcome, isolated
+from ..audit.verdicts import ERROR, WRONG
 from ..dtypes import Support
 from ..runtime.autocast import deinit
 
-OK, WRONG, ERROR, SKIPPED, INFO = "ok", "wrong", "error", "skipped", "info"
+SKIPPED, INFO = "skipped", "info"  # beside the verdicts of the audit
 FAILED = (WRONG, ERROR)
 # The words of CUDA, cuDNN and cuBLAS, of MXNet on a CPU, and of Python.
 _OUT_OF_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|Failed to allocate CPU Memory|bad_alloc|MemoryError")

@@ -7,8 +7,9 @@ from .. import native
 from ..audit.judge import Judge
 from ..audit.modes import Mode
 from ..audit.samples import samples_of
+from ..audit.verdicts import ERROR, OK, WRONG
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, Support
-from .isolation import ERROR, OK, SKIPPED, WRONG, Found, Section
+from .isolation import SKIPPED, Found, Section
 from .results import low_type
 
 

@@ -12,12 +12,12 @@ from mxnet.gluon import HybridBlock, nn, rnn
 from ..audit.judge import Judge
 from ..audit.modes import Mode
 from ..audit.samples import sampled_operators, samples_of
-from ..audit.verdicts import UNUSABLE
+from ..audit.verdicts import ERROR, OK, UNUSABLE, WRONG
 from ..dtypes import FLOAT32, Support
 from ..rules import LOWER, NEUTRAL, WIDEST, Policy
 from ..runtime.autocast import deinit, init
 from ..training import init_trainer, scale_loss
-from .isolation import ERROR, OK, SKIPPED, WRONG, Found, Section, is_out_of_memory
+from .isolation import SKIPPED, Found, Section, is_out_of_memory
 
 _STEPS = 20
 _LOSS_DISTANCE = 0.1  # of the first loss: how far the last losses may be apart

@@ -133,8 +133,9 @@ def test_error_message_is_cut_to_what_it_says():
     ("spin", "timeout", "no end within the time allowed"),
     ("fail", "error", "ValueError: no good"),
 ])
-def test_a_process_that_does_not_end_well_costs_only_its_mode(name, verdict, detail):
-    options = runner.Options(timeout=2.0 if verdict == "timeout" else 120.0, run=getattr(audit_runners, name))
+def test_a_process_that_does_not_end_well_costs_only_its_mode(name, verdict, detail, monkeypatch):
+    monkeypatch.setattr(runner, "run_samples", getattr(audit_runners, name))
+    options = runner.Options(timeout=2.0 if verdict == "timeout" else 120.0)
     write = ("default", "eager/plain/write")
     found = runner.run_modes(name, options, "bfloat16", [("default", "eager/plain/infer"), write])
     assert found[("default", "eager/plain/infer")].verdict == "ok"

@@ -11,7 +11,7 @@ import pytest
 from native_cases import requires_core
 
 from gluon_amp import native
-from gluon_amp.audit.judge import Judge, _reference
+from gluon_amp.audit.judge import Judge, _stock
 from gluon_amp.audit.modes import Mode, modes_for
 from gluon_amp.audit.samples import FAMILIES, NATIVE, samples_of
 from gluon_amp.audit.verdicts import UNUSABLE
@@ -38,7 +38,7 @@ def test_every_operator_has_samples_in_the_types_that_it_takes():
 def test_references_are_mxnets_operators_with_the_parameters_that_they_have():
     item = samples_of("_gluon_amp_rnn")[0]
     assert (item.attrs["dtype"], item.attrs_in("bfloat16")["dtype"]) == ("low", "bfloat16")
-    stock = _reference(item)
+    stock = _stock(item)
     assert stock.op == "RNN"
     assert stock.seed == item.seed == "RNN"
     assert set(item.attrs) - set(stock.attrs) == {"training", "dtype"}

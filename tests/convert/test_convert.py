@@ -141,7 +141,8 @@ class TestGraphs:
         assert {name: array.dtype for name, array in args.items()} == {"w": np.float32, "w_float16": np.float16}
         assert converted.list_outputs() == ["fc_output", "size_output"]
 
-    @pytest.mark.parametrize("layer", ["shared weight", "other axis", "read twice", "statistics used"])
+    @pytest.mark.parametrize("layer", ["shared weight", "returned weight", "other axis", "read twice",
+                                       "statistics used"])
     def test_batch_norm_that_cannot_be_folded_is_left(self, layer):
         data, weight = mx.sym.var("data"), mx.sym.var("w")
         conv = mx.sym.Convolution(data, weight, kernel=(1, 1), num_filter=8, no_bias=True, name="conv")
@@ -150,6 +151,8 @@ class TestGraphs:
         heads = [*norm]
         if layer == "shared weight":
             heads.append(mx.sym.Convolution(heads[0], weight, kernel=(1, 1), num_filter=8, no_bias=True, name="again"))
+        if layer == "returned weight":
+            heads.append(weight)
         if layer == "read twice":
             heads.append(mx.sym.relu(conv))
         symbol = mx.sym.Group(heads)
@@ -161,12 +164,25 @@ class TestGraphs:
         expected = run_symbol(symbol, args, aux, data=x)
         converted, new_args, new_aux = amp.convert_model(symbol, args, aux, "float32", optimize=["fold_batch_norm"])
         folded = not any("BatchNorm" in line for line in describe(converted))
-        assert folded == (layer == "shared weight")  # the folded layer gets a weight of its own
+        assert folded == layer.endswith("weight")  # the folded layer gets a weight of its own
         fused, fused_args, fused_aux = amp.convert_model(symbol, args, aux, "float32")
         for one, other, third in zip(expected, run_symbol(converted, new_args, new_aux, data=x),
                                      run_symbol(fused, fused_args, fused_aux, data=x)):
             np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-5)
             np.testing.assert_allclose(one, third, rtol=2e-4, atol=1e-5)
+
+
+def test_folding_scales_the_output_channels_of_a_deconvolution_with_channels_behind_the_map():
+    data, weight = mx.sym.var("data"), mx.sym.var("w", shape=(4, 3, 3, 8))
+    layer = mx.sym.Deconvolution(data, weight, kernel=(3, 3), num_filter=8, no_bias=True, layout="NHWC", name="layer")
+    symbol = mx.sym.BatchNorm(layer, axis=3, eps=1e-5, fix_gamma=False, name="bn")
+    random = np.random.RandomState(2)
+    args = {"w": mx.nd.array(random.normal(size=(4, 3, 3, 8))),
+            **{name: mx.nd.array(random.uniform(0.5, 2, 8)) for name in ("bn_gamma", "bn_beta")}}
+    aux = {name: mx.nd.array(random.uniform(0.5, 2, 8)) for name in ("bn_moving_mean", "bn_moving_var")}
+    _, folded, _ = amp.convert_model(symbol, args, aux, optimize=["fold_batch_norm"], **GPU)
+    scale = args["bn_gamma"].asnumpy() / np.sqrt(aux["bn_moving_var"].asnumpy() + 1e-5)
+    np.testing.assert_allclose(folded["w"].astype("float32").asnumpy(), args["w"].asnumpy() * scale, rtol=2e-3)
 
 
 LAYERS = {

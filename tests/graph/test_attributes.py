@@ -10,6 +10,7 @@ def test_attributes_are_read():
     assert is_set({}, "fix_gamma", default=True)
     assert [integer({"num_group": "2"}, "num_group", 1), integer({}, "axis", 1)] == [2, 1]
     assert [integers({"kernel": "(3, 3)"}, "kernel"), integers({}, "kernel")] == [[3, 3], []]
+    assert integers({"shape": "(0, -1)"}, "shape") == [0, -1]
     assert parameters({"num_hidden": "8", "__amp__": "on"}) == {"num_hidden": "8"}
 
 

@@ -72,6 +72,18 @@ def test_a_chain_is_turned_once_and_back_again():
     ]
 
 
+def test_shapes_are_those_of_the_turned_maps():
+    shape, last = (2, 8, 6, 4), (2, 6, 4, 8)
+    made = graph(block("c", block("b", block("a", plain()))))
+    for node in made.operators():
+        node.shapes[0] = shape
+    next(node for node in made.variables() if node.name == "data").shapes[0] = shape
+    passes.rewrite(made, Policy("float32"), trains=True, native=NATIVE, keep_outputs=False)
+    assert {node.name: node.shapes[0] for node in made.operators()} == {
+        "image": shape, "image_turned": last, "a": last, "a_norm": last, "b": last, "b_norm": last, "c": last,
+        "c_norm": last, "c_relu6_turned": shape}
+
+
 def test_a_sum_in_a_chain_is_guarded_where_gradients_meet():
     first = block("a", plain())
     total = Entry(op("elemwise_add", "total", first, Entry(norm("b_norm", Entry(conv("b", first)))), shape=SHAPE))

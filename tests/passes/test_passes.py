@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from graphs import batch_norm, conv, graph, op, rewritten, variable
+from graphs import batch_norm, conv, describe, graph, op, rewritten, variable
 
 from gluon_amp import GraphError, passes
 from gluon_amp.graph import Entry, Role, cast
@@ -125,10 +125,13 @@ def test_before_batch_norm_amx_takes_odd_channel_counts_as_they_are(amx, trainin
     assert any("slice_axis" in line for line in lines) == padded
 
 
-def test_grouped_and_unknown_shapes_are_not_padded():
-    grouped = conv("g", data(), 24, 8, num_group=2)
-    unknown = conv("u", data(), 24, 16, weight=variable("w"))
-    lines = rewritten("bfloat16", grouped, unknown)
+@pytest.mark.parametrize("target", ["bfloat16", "float16"])
+def test_groups_unknown_shapes_and_channels_behind_the_map_are_not_padded(target):
+    grouped = conv("g", data(), 20, 8, num_group=2)
+    unknown = conv("u", data(), 20, 16, weight=variable("w"))
+    last = op("Convolution", "last", variable("images", (2, 8, 8, 16)), variable("last_weight", (20, 3, 3, 16)),
+              num_filter=20, kernel=(3, 3), no_bias=True, layout="NHWC", shape=(2, 8, 8, 20))
+    lines = rewritten(target, grouped, unknown, last)
     assert not [line for line in lines if "_zeros" in line]
 
 
@@ -199,6 +202,16 @@ def test_operands_read_for_their_shape_only_are_not_computed():
     assert rewritten("bfloat16", anchors)[-4:] == [
         "a_shape: BlockGrad(feature) -> bfloat16", "a_shape_float32: amp_cast(a_shape) -> float32",
         "a: slice_like(anchors, a_shape_float32) -> float32", "out: a"]
+
+
+def test_operands_read_for_their_shape_only_belong_to_the_region_of_their_reader():
+    one, two = (conv(name, data(), 16, 16, __amp__="on") for name in ("one", "two"))
+    zero = op("_mul_scalar", "zero", two, shape=(2, 16, 8, 8), scalar=0, __amp__="on")
+    result = graph(op("slice_like", "s", one, zero, shape=(2, 16, 8, 8), __amp__="on"))
+    passes.rewrite(result, Policy("bfloat16"), everywhere=False, check=True)
+    assert describe(result)[-4:] == [
+        "s_shape: BlockGrad(two) -> bfloat16", "s: slice_like(one, s_shape) -> bfloat16",
+        "s_float32: amp_cast(s) -> float32", "out: s_float32"]
 
 
 def test_hidden_outputs_of_batch_norm_stay_fp32():

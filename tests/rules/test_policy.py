@@ -163,6 +163,18 @@ class TestFiles:
         with pytest.raises(PolicyError, match=r"fp32_inputs of 'BatchNorm' lack \[1, 2, 3, 4\]"):
             Policy.from_json(self.text("BatchNorm"))
 
+    @pytest.mark.parametrize("changes", [{"excluded": "net_dense0"}, {"slow": [1]}, {"disabled_passes": "fuse"},
+                                         {"training": "false"}])
+    def test_what_is_no_list_or_no_choice_is_refused(self, changes):
+        with pytest.raises(PolicyError, match=f"expected .*, received {next(iter(changes))}="):
+            Policy.from_json(json.dumps({**json.loads(Policy("bfloat16").to_json()), **changes}))
+
+    @pytest.mark.parametrize("changes", [{"fp32_inputs": "01"}, {"rounded_inputs": [-1]},
+                                         {"when": ["act_type", "relu"]}])
+    def test_rules_are_refused_whose_parts_are_of_other_kinds(self, changes):
+        with pytest.raises(PolicyError, match=f"expected .*, received {next(iter(changes))}="):
+            Policy.from_json(self.text("Activation", **changes))
+
     def test_lists_survive(self):
         known = registered_operators()
         for lists in ({"target_precision_ops": ["Convolution", "Activation", "BatchNorm"]}, {"fp32_ops": ["transpose"]},
