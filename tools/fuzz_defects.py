@@ -165,9 +165,9 @@ def _stale_casts(original: Callable) -> Callable:
 
 
 def _fold_without_bias(original: Callable) -> Callable:
-    def fold(norm: Node, layer: Node, *rest: Any) -> None:
+    def fold(self: Any, norm: Node, layer: Node) -> None:
         layer.inputs = layer.inputs[:2]
-        original(norm, layer, *rest)
+        original(self, norm, layer)
     return fold
 
 
@@ -202,7 +202,8 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "first_variant_stays": _patched((plans.Traced, "kept", lambda *_: frozenset())),
     "first_plan_stays": _patched((executors.Planner, "plan", _first_plan)),
     "output_fused_away": _patched((fuse, "_is_read_elsewhere", lambda *_: False)),
-    "folded_without_bias": _patched((fold_batch_norm, "_fold", _fold_without_bias(fold_batch_norm._fold))),
+    "folded_without_bias": _patched(
+        (fold_batch_norm._Folding, "fold", _fold_without_bias(fold_batch_norm._Folding.fold))),
     "converted_output_order": _converted(_outputs_in_another_order),
     "converted_scaled": _converted(_scaled),
     "converted_scaled_by_a_hundredth": _converted(_scaled_by_a_hundredth),
