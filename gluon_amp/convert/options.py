@@ -142,6 +142,7 @@ def disabled_passes(optimize: str | Iterable[str] | None, cast_params_offline: b
 
 
 def _named_steps(optimize: str | Iterable[str] | None, cast_params_offline: bool | None) -> set[str]:
+    named: set[str] | None
     if isinstance(optimize, Iterable) and not isinstance(optimize, str):
         named = set(optimize)
     else:
