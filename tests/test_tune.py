@@ -73,14 +73,17 @@ class TestTune:
         assert set(found[machine()]) == set(tuning.milliseconds)
 
     def test_bad_arguments(self, tmp_path):
-        with pytest.raises(TypeError, match="expected a HybridBlock, received net=3"):
-            amp.tune(3, mx.nd.ones((4, 16)))
         with pytest.raises(ValueError, match="expected a number of rounds above 0, received rounds=0"):
             amp.tune(net(), mx.nd.ones((4, 16)), rounds=0)
         (tmp_path / "t.json").write_text("[]")
         with pytest.raises(PolicyError, match="not a file of measurements"):
             amp.tune(net(), mx.nd.ones((4, 16)), rounds=1, cache=tmp_path / "t.json", progress=False)
         assert (tmp_path / "t.json").read_text() == "[]"
+
+
+def test_what_is_no_network():
+    with pytest.raises(TypeError, match="expected a HybridBlock, received net=3"):
+        amp.tune(3, mx.nd.ones((4, 16)))
 
 
 class TestUse:

@@ -5,6 +5,7 @@ import argparse
 import json
 import re
 from collections import Counter
+from typing import Any, Sequence
 
 import mxnet as mx
 from rich.console import Console
@@ -33,9 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the self-test; return 1 when something is wrong."""
-    device, console = _device(args.device), Console(highlight=False)
-    lines = []
-    for line in check(device, args.only):
+    with replacing(*([args.json] if args.json else [])) as files:  # one that cannot be written is told of at once
+        report = _checked(_device(args.device), args.only)
+        for name in files:
+            with open(name, "w", encoding="utf-8") as file:
+                json.dump({"format": _FORMAT, **report, "environment": environment()}, file, indent=1)
+    return 1 if report["failed"] else 0
+
+
+def _checked(device: mx.Context, parts: Sequence[str]) -> dict[str, Any]:
+    """Test a device, printing what is found; return that."""
+    console, lines = Console(highlight=False), []
+    for line in check(device, parts):
         lines.append(line)
         console.print(filled(f"{line.verdict:8} {line.section}: {line.name}  {line.detail}", 9), markup=False,
                       soft_wrap=True, style=_STYLES.get(line.verdict, "dim"))
@@ -43,12 +53,8 @@ def run(args: argparse.Namespace) -> int:
     failed = sum(counts[verdict] for verdict in FAILED)
     verdict = f"{failed} of {len(lines)} lines are wrong" if failed else "everything that was tested is right"
     console.print(f"{device}: {verdict} ({', '.join(f'{count} {name}' for name, count in sorted(counts.items()))})")
-    if args.json:
-        report = {"format": _FORMAT, "device": str(device), "verdict": verdict, "failed": failed,
-                  "environment": environment(), "findings": [line.to_dict() for line in lines]}
-        with replacing(args.json) as (temporary,), open(temporary, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
-    return 1 if failed else 0
+    return {"device": str(device), "verdict": verdict, "failed": failed,
+            "findings": [line.to_dict() for line in lines]}
 
 
 def _device(text: str | None) -> mx.Context:

@@ -53,6 +53,13 @@ def test_what_is_wrong_ends_with_1(tmp_path, monkeypatch, capsys):
     assert "1 of 2 lines are wrong" in capsys.readouterr().out
 
 
+def test_a_file_that_cannot_be_written_is_told_of_before_the_tests(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(selftest._TESTS, "fusion", Section(lambda runs: pytest.fail("it was tested"), wrong_or_right))
+    path = tmp_path / "absent" / "c.json"
+    assert main(["check", "--device", "cpu", "--only", "fusion", "--json", str(path)]) == 1
+    assert f"gluon-amp check: {path}: No such file or directory" in capsys.readouterr().err
+
+
 def wrong_or_right(name, device, runs):
     return (WRONG if name == "one" else OK), "", {}
 
