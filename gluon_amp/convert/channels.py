@@ -68,14 +68,13 @@ def _wanted(node: Node, data: _Channels | None) -> list[tuple[int | None, ...]]:
     """Return the shapes that a layer's parameters must have, in the order of its inputs; None for any size."""
     attrs = node.attrs
     channels = data.number if data is not None and data.is_map and not is_channels_last(attrs) else None
-    group = integer(attrs, "num_group", 1)
+    group, filters, kernel = integer(attrs, "num_group", 1), integer(attrs, "num_filter", 0), integers(attrs, "kernel")
     if node.op == "Convolution":
-        filters, kernel = integer(attrs, "num_filter", 0), integers(attrs, "kernel")
         read = None if channels is None else channels // group
         return [(filters, *kernel, read) if is_channels_last(attrs) else (filters, read, *kernel), (filters,)]
     if node.op == "Deconvolution":
-        filters = integer(attrs, "num_filter", 0)
-        return [(channels, filters // group, *integers(attrs, "kernel")), (filters,)]
+        written = filters // group
+        return [(channels, *kernel, written) if is_channels_last(attrs) else (channels, written, *kernel), (filters,)]
     if node.op == "BatchNorm" and attrs.get("axis", "1") == "1":
         return [(channels,)] * 4
     if node.op == "FullyConnected":
