@@ -26,6 +26,7 @@ _SUITES = {TRAINING: suites.TRAINING, INFERENCE: replace(suites.INFERENCE, inspe
 # pass -> workload -> networks that it acts on. A new pass needs a line: a test says so.
 MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "shape_operands": {TRAINING: ("ssd512",), INFERENCE: ("ssd512",)},
+    "channels_last": {TRAINING: ("mobilenet_v2",)},
     "native_operators": {TRAINING: ("mobilenet_v2", "lstm", "encoder")},
     "native_activations": {TRAINING: ("mobilenet_v2",)},
     "cut_casts": {TRAINING: ("mobilenet_v2", "densenet121"), INFERENCE: ("densenet121",)},
