@@ -118,9 +118,7 @@ def has_gradients(trainer: gluon.Trainer) -> bool:
 
 
 def _gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
-    """Yield every non-empty gradient on every context."""
-    for parameter in trainer._params:
-        yield from _gradients_of(parameter)
+    return (gradient for _, gradient in named_gradients(trainer))
 
 
 def _gradients_of(parameter: gluon.Parameter) -> Iterator[NDArray]:

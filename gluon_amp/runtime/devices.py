@@ -125,9 +125,10 @@ def choose(requested: str | None, supports: Mapping[str, Support]) -> dict[str, 
     if not able and requested == FLOAT16 and "gpu" not in supports:
         able = {"cpu": IMITATED_FLOAT16}
     if not able:
+        reasons = "; ".join(f"{name}: {each.reason}" for name, each in supports.items())
         needs = {BFLOAT16: "a CPU with AVX512", FLOAT16: "a CUDA GPU of compute capability 5.0 to 8.9"}[requested]
         raise DTypeError(f"expected a type that this machine runs, received {requested!r}, which needs {needs} "
-                         f"({_reasons(supports)}). Leave the type out, and each device runs in its best one")
+                         f"({reasons}). Leave the type out, and each device runs in its best one")
     return {name: able.get(name) or Support(FLOAT32, True, f"it does not run {requested}, which was asked for")
             for name in supports}
 
@@ -194,7 +195,3 @@ def _depth_of_caller() -> int:
 
 def _for_people(device: str) -> str:
     return "GPU" if device == "gpu" else device.upper()
-
-
-def _reasons(supports: Mapping[str, Support]) -> str:
-    return "; ".join(f"{name}: {each.reason}" for name, each in supports.items())

@@ -103,7 +103,7 @@ def _register(module: Any, name: str, make: Callable[[Callable], Callable]) -> N
 def register_op(op_type: str, rule: str = "FP32") -> None:
     """Set the precision of a custom operator (``mx.operator.register``), until ``deinit``.
 
-    Custom operators get FP32 without this. To have an effect it must come before ``init``.
+    Custom operators get FP32 without this. To have an effect it must come before ``init`` and ``initialize``.
 
     Parameters
     ----------
@@ -127,8 +127,8 @@ def register_op(op_type: str, rule: str = "FP32") -> None:
     """
     if rule not in RULES:
         raise PolicyError(expected(f"one of {', '.join(RULES)}", "rule", rule))
-    if controller.state is not None:
-        raise StateError("AMP is on: call amp.register_op before amp.init()")
+    if controller.switched_on():
+        raise StateError("AMP is on: call amp.register_op before amp.init() or amp.initialize()")
     if op_type in controller.custom_ops:
         raise StateError(f"the operator {op_type!r} is registered already, with rule {controller.custom_ops[op_type]}")
     controller.custom_ops[op_type] = rule

@@ -398,6 +398,14 @@ def test_custom_operators_are_registered_once_and_with_a_known_rule():
         amp.register_op("late")
 
 
+def test_custom_operators_are_not_registered_after_initialize():
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    amp.initialize(net, opt_level="O2", cast_model_type="float16", verbosity=0)
+    with pytest.raises(amp.StateError, match=r"before amp\.init\(\) or amp\.initialize\(\)"):
+        amp.register_op("late")
+
+
 def test_plain_blocks_see_fp32_only(data):
     class Plain(Block):
         def forward(self, x):
