@@ -239,9 +239,10 @@ class autocast(ContextDecorator):
         stack = ExitStack()
         hooks.install()  # they stay, for what is traced here
         if self._enabled:
+            state = self._state()  # which may raise: nothing is entered then
             if controller.current() is None:
                 stack.enter_context(outermost())  # the code around does not know low precision; that in FP32 does
-            stack.enter_context(region(self._state(), self._dtype or REGION_ON))
+            stack.enter_context(region(state, self._dtype or REGION_ON))
         else:
             stack.enter_context(controller.off())
         self._entered.setdefault(get_ident(), []).append(stack)

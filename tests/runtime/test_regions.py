@@ -16,6 +16,7 @@ from networks import BF16_EPS, relative
 
 import gluon_amp as amp
 from gluon_amp._mxnet.operators import handle_of
+from gluon_amp.runtime.frame import frame
 
 pytestmark = pytest.mark.machine
 
@@ -404,6 +405,18 @@ def test_custom_operators_are_not_registered_after_initialize():
     amp.initialize(net, opt_level="O2", cast_model_type="float16", verbosity=0)
     with pytest.raises(amp.StateError, match=r"before amp\.init\(\) or amp\.initialize\(\)"):
         amp.register_op("late")
+
+
+def test_a_region_that_cannot_be_entered_leaves_nothing_behind(monkeypatch):
+    def refuse(region):
+        raise UserWarning("as a warning does that is made an error")
+
+    monkeypatch.setattr(amp.autocast, "_state", refuse)
+    monkeypatch.setattr(frame, "hybrid_blocks", 1)
+    with pytest.raises(UserWarning) as refused, amp.autocast():
+        pass
+    assert refused.tb is not None  # it holds what was entered
+    assert frame.hybrid_blocks == 1
 
 
 def test_plain_blocks_see_fp32_only(data):
