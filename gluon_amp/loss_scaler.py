@@ -112,6 +112,10 @@ class LossScaler:
     def _unskipped(self) -> int:
         return self._state.good_steps
 
+    @_unskipped.setter
+    def _unskipped(self, value: int) -> None:
+        self._state = replace(self._state, good_steps=_count("_unskipped", value))
+
     @property
     def _scale_seq_len(self) -> int:
         return self._rule.growth_interval

@@ -155,6 +155,27 @@ def test_scripts_may_set_up_the_scaler_of_a_trainer():
     assert static.loss_scale == 4
 
 
+@pytest.mark.usefixtures("_installed")
+def test_scripts_may_store_what_a_scaler_holds_and_put_it_back():
+    from mxnet.contrib.amp.loss_scaler import LossScaler
+    names = ["_loss_scale", "_next_loss_scale", "_max_loss_scale", "_scale_seq_len", "_unskipped"]  # all there is
+    amp.init()
+    trainers = [trainer_of(nn.Dense(2, in_units=4)) for _ in range(2)]
+    for trainer in trainers:
+        amp.init_trainer(trainer, LossScaler())
+    old, new = (trainer._amp_loss_scaler for trainer in trainers)
+    for found_inf in (True, False, False):
+        old.scaler.update(found_inf)
+    for name in names:
+        setattr(new, name, getattr(old, name))
+    assert (new._loss_scale, new._unskipped) == (2.0 ** 15, 2)
+    assert {name: getattr(new, name) for name in names} == {name: getattr(old, name) for name in names}
+    for wrong in (-1, 0.5, "2", True):
+        with pytest.raises(ValueError, match="_unskipped"):
+            new._unskipped = wrong
+    assert new._unskipped == 2
+
+
 def test_a_scaler_checks_parameters_as_mxnets_own():
     net = nn.Dense(2, in_units=4)
     trainer = trainer_of(net)
