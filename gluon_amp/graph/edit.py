@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Iterator
+from typing import Iterator, Sequence
 
 from .graph import Entry, Graph, Node, Role
 
@@ -60,6 +60,16 @@ class Readers:
         """Tell whether nothing reads the outputs of a node behind its first."""
         others = [Entry(node, output) for output in range(1, node.num_outputs)]
         return not any(self.of(entry) or self.is_head(entry) for entry in others)
+
+
+def connected_parts(pairs: Sequence[tuple[int, int]], size: int) -> Sequence[int]:
+    """Return the number of the part that each of so many things is in, where pairs of them hang together."""
+    # Few graphs need SciPy, and its import takes a while.
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    starts, ends = zip(*pairs) if pairs else ((), ())
+    return connected_components(coo_matrix(([1.0] * len(pairs), (starts, ends)), (size, size)), False)[1].tolist()
 
 
 def redirect(graph: Graph, moved: dict[tuple[int, int], Entry]) -> None:

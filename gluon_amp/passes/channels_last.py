@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import numpy as np
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
-
 from ..dtypes import FLOAT32
-from ..graph import Entry, Graph, Node, Readers, operator, redirect
-from ..graph.attrs import integer, integers, is_set
+from ..graph import Entry, Graph, Node, Readers, connected_parts, operator, redirect
+from ..graph.attrs import integer, integers, is_channels_last, is_set
 from .context import Context
 from .identities import Guards
 from .known_forward import unknown_forward
@@ -38,9 +34,9 @@ def run(graph: Graph, context: Context) -> int:
     unknown = unknown_forward(graph)
     members = [node for node in graph.operators()
                if _fits(node, readers) and not any(entry.node in unknown for entry in node.inputs[:2])]
-    chains = [chain for chain in _chains(members) if _gains(chain, readers)]
-    if not chains:
+    if not any(node.op == "clip" for node in members):
         return 0
+    chains = [chain for chain in _chains(members) if _gains(chain, readers)]
     guards = Guards(graph, readers, context)
     return sum(_turn(graph, chain, readers, guards) for chain in chains)
 
@@ -53,7 +49,7 @@ def _fits(node: Node, readers: Readers) -> bool:
     if data is None or len(data.shape or ()) != 4:
         return False
     if node.op == "Convolution":  # the gradient of the data is always computed: that of an image is of no use
-        return (not data.node.is_variable and node.attrs.get("layout", "None") in ("None", "NCHW")
+        return (not data.node.is_variable and not is_channels_last(node.attrs)
                 and len(integers(node.attrs, "kernel")) == 2)
     if node.op == "BatchNorm":
         return (integer(node.attrs, "axis", 1) == 1 and not is_set(node.attrs, "use_global_stats")
@@ -67,14 +63,9 @@ def _chains(members: list[Node]) -> list[list[Node]]:
     number = {id(node): position for position, node in enumerate(members)}
     pairs = [(number[id(entry.node)], position) for position, node in enumerate(members)
              for entry in _maps(node) if id(entry.node) in number]
-    if not pairs:
-        return []
-    rows, columns = zip(*pairs)
-    size = len(members)
-    _, groups = connected_components(coo_matrix((np.ones(len(pairs)), (rows, columns)), (size, size)), False)
     chains: dict[int, list[Node]] = defaultdict(list)
-    for node, group in zip(members, groups):
-        chains[group].append(node)
+    for node, part in zip(members, connected_parts(pairs, len(members))):
+        chains[part].append(node)
     return list(chains.values())
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
+from ..graph import connected_parts
+
 # Stand for everything whose precision is settled, where the number of an operator is expected.
 FIXED_LOW, FIXED_FP32 = -1, -2
 
@@ -99,14 +101,8 @@ class Placement:
 
     def _components(self) -> Sequence[int]:
         """Return the number of each operator's connected part."""
-        # Only graphs in which there is something to decide need SciPy, and its import takes a while.
-        from scipy.sparse import coo_matrix
-        from scipy.sparse.csgraph import connected_components
-
         pairs = [(max(tensor.ends), end) for tensor in self.tensors for end in tensor.ends if end >= 0]
-        starts, ends = zip(*pairs) if pairs else ((), ())
-        size = len(self.low)
-        return connected_components(coo_matrix((np.ones(len(pairs)), (starts, ends)), (size, size)), False)[1].tolist()
+        return connected_parts(pairs, len(self.low))
 
     def _cut(self, members: Sequence[int], tensors: Sequence[Tensor]) -> list[bool]:
         """Return ``low`` with the operators of some parts as the smallest cut has them."""
