@@ -1,7 +1,6 @@
 // Convolutions of images with the channels last, as MXNet's Convolution computes them with the channels first. The
 // weight stays as it is there; oneDNN gets it in the order that it likes, at every call. All is float32.
 #include <algorithm>
-#include <numeric>
 
 #include "families.h"
 #include "onednn.h"
@@ -15,21 +14,20 @@ using namespace onednn;
 
 struct Settings {
   explicit Settings(const Attributes& attributes)
-      : kernel(pair(attributes, "kernel", 0)),
-        stride(pair(attributes, "stride", 1)),
-        dilate(pair(attributes, "dilate", 1)),
-        pad(pair(attributes, "pad", 0)),
+      : kernel(pair(attributes, "kernel", {})),
+        stride(pair(attributes, "stride", {1, 1})),
+        dilate(pair(attributes, "dilate", {1, 1})),
+        pad(pair(attributes, "pad", {0, 0})),
         filters(attributes.integer("num_filter", 0)),
         groups(attributes.integer("num_group", 1)),
         is_biased(!attributes.flag("no_bias", false)) {
     for (int64_t& each : dilate) --each;  // oneDNN counts the gaps
   }
 
-  static Dims pair(const Attributes& attributes, const char* name, int64_t otherwise) {
+  static Dims pair(const Attributes& attributes, const char* name, const Dims& otherwise) {
     const std::string text = attributes.text(name, "()");
-    const auto values = text == "()" || text == "None" ? std::vector<double>{} : attributes.numbers(name);
-    if (values.empty() && otherwise) return {otherwise, otherwise};
-    if (values.empty() && std::string(name) == "pad") return {0, 0};
+    if (!otherwise.empty() && (text == "()" || text == "None")) return otherwise;
+    const std::vector<double> values = attributes.numbers(name);
     if (values.size() != 2) fail("expected two numbers, received ", name, "=", text);
     return {static_cast<int64_t>(values[0]), static_cast<int64_t>(values[1])};
   }
@@ -65,15 +63,9 @@ struct Problem {
         key{0, s.groups, s.is_biased} {
     for (const Tensor* each : {&data, &weight}) key.insert(key.end(), each->shape, each->shape + 4);
     for (const Dims* each : {&s.stride, &s.dilate, &s.pad}) key.insert(key.end(), each->begin(), each->end());
-  }
-
-  // The padding at the end: what the output's size says.
-  Dims end_pad(const Tensor& data, const Tensor& out) const {
-    Dims result(2);
     for (int i = 0; i < 2; ++i)
-      result[i] =
-          (out.dim(i + 1) - 1) * s.stride[i] + (s.kernel[i] - 1) * (s.dilate[i] + 1) + 1 - data.dim(i + 1) - s.pad[i];
-    return result;
+      end_pad.push_back((out.dim(i + 1) - 1) * s.stride[i] + (s.kernel[i] - 1) * (s.dilate[i] + 1) + 1 -
+                        data.dim(i + 1) - s.pad[i]);
   }
 
   Dims key_of(char kind) const {
@@ -84,36 +76,22 @@ struct Problem {
 
   Settings s;
   Desc src, dst, weights, any_weights, bias;
-  Dims key;
+  Dims key, end_pad;  // the padding behind a map: what the output's size says
 };
 
-Primitive forward_of(const Problem& p, const Dims& end_pad, bool is_biased) {
+Primitive forward_of(const Problem& p, bool is_biased) {
   return Primitive("a convolution", [&](PrimitiveDesc** desc, const Attr* attr) {
     return functions().convolution_forward_primitive_desc_create(
         desc, engine(), kForwardTraining, kDirect, p.src, p.any_weights, is_biased ? static_cast<Md>(p.bias) : nullptr,
-        p.dst, p.s.stride.data(), p.s.dilate.data(), p.s.pad.data(), end_pad.data(), attr);
+        p.dst, p.s.stride.data(), p.s.dilate.data(), p.s.pad.data(), p.end_pad.data(), attr);
   });
-}
-
-// Bring an array into another order, in memory of the thread unless a target is given.
-struct Reordered {};
-const void* reordered(const Dims& key, Md from, const void* values, Md to, void* target = nullptr) {
-  const auto primitive = cached<Primitive>(key, [&] {
-    return Primitive("a weight in another order", [&](PrimitiveDesc** desc, const Attr* attr) {
-      return functions().reorder_primitive_desc_create(desc, from, engine(), to, engine(), attr);
-    });
-  });
-  if (!target) target = scratch<Reordered>(bytes(to));
-  primitive->run({{kSrc, from, values}, {kDst, to, target}});
-  return target;
 }
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Tensor &data = inputs[0], &weight = inputs[1], &out = outputs[0];
   if (!out.size()) return;
   const Problem p(attributes, data, weight, out);
-  const Dims end_pad = p.end_pad(data, out);
-  const auto primitive = cached<Primitive>(p.key_of('c'), [&] { return forward_of(p, end_pad, p.s.is_biased); });
+  const auto primitive = cached<Primitive>(p.key_of('c'), [&] { return forward_of(p, p.s.is_biased); });
   const Md wanted = primitive->query(kWeights);
   primitive->run({{kSrc, p.src, data.data},
                   {kWeightsLayer, wanted, reordered(p.key_of('w'), p.weights, weight.data, wanted)},
@@ -121,14 +99,13 @@ void forward(const Attributes& attributes, const Tensors& inputs, const Tensors&
                   {kDst, p.dst, out.data}});
 }
 
-void find_data_grad(const Problem& p, const Dims& end_pad, const Tensor& out_grad, const Tensor& weight,
-                    const Tensor& data_grad) {
+void find_data_grad(const Problem& p, const Tensor& out_grad, const Tensor& weight, const Tensor& data_grad) {
   const auto primitive = cached<Primitive>(p.key_of('d'), [&] {
-    const Primitive hint = forward_of(p, end_pad, false);
+    const Primitive hint = forward_of(p, false);
     return Primitive("the gradient of a convolution's data", [&](PrimitiveDesc** desc, const Attr* attr) {
       return functions().convolution_backward_data_primitive_desc_create(
           desc, engine(), kDirect, p.src, p.any_weights, p.dst, p.s.stride.data(), p.s.dilate.data(), p.s.pad.data(),
-          end_pad.data(), hint.desc(), attr);
+          p.end_pad.data(), hint.desc(), attr);
     });
   });
   const Md wanted = primitive->query(kWeights);
@@ -137,18 +114,18 @@ void find_data_grad(const Problem& p, const Dims& end_pad, const Tensor& out_gra
                   {kDiffSrc, p.src, data_grad.data}});
 }
 
-void find_weight_grad(const Problem& p, const Dims& end_pad, const Tensor& out_grad, const Tensor& data,
-                      const Tensor& weight_grad, const Tensor* bias_grad) {
+void find_weight_grad(const Problem& p, const Tensor& out_grad, const Tensor& data, const Tensor& weight_grad,
+                      const Tensor* bias_grad) {
   const auto primitive = cached<Primitive>(p.key_of('g'), [&] {
-    const Primitive hint = forward_of(p, end_pad, bias_grad != nullptr);
+    const Primitive hint = forward_of(p, bias_grad != nullptr);
     return Primitive("the gradient of a convolution's weight", [&](PrimitiveDesc** desc, const Attr* attr) {
       return functions().convolution_backward_weights_primitive_desc_create(
           desc, engine(), kDirect, p.src, p.any_weights, bias_grad ? static_cast<Md>(p.bias) : nullptr, p.dst,
-          p.s.stride.data(), p.s.dilate.data(), p.s.pad.data(), end_pad.data(), hint.desc(), attr);
+          p.s.stride.data(), p.s.dilate.data(), p.s.pad.data(), p.end_pad.data(), hint.desc(), attr);
     });
   });
   const Md given = primitive->query(kDiffWeights);
-  void* grad = scratch<Reordered>(bytes(given));
+  void* grad = scratch<Problem>(bytes(given));
   primitive->run({{kSrc, p.src, data.data},
                   {kDiffDst, p.dst, out_grad.data},
                   {kDiffWeightsLayer, given, grad},
@@ -164,9 +141,8 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
     return;
   }
   const Problem p(attributes, data, weight, out_grad);
-  const Dims end_pad = p.end_pad(data, out_grad);
-  find_data_grad(p, end_pad, out_grad, weight, outputs[0]);
-  find_weight_grad(p, end_pad, out_grad, data, outputs[1], bias_grad);
+  find_data_grad(p, out_grad, weight, outputs[0]);
+  find_weight_grad(p, out_grad, data, outputs[1], bias_grad);
 }
 
 void types(const Attributes&, Types& inputs, Types& outputs) {

@@ -158,4 +158,16 @@ void Primitive::run(std::initializer_list<Array> arrays) const {
   check(f.stream_wait(stream), "a primitive");
 }
 
+const void* reordered(const Dims& key, Md from, const void* values, Md to, void* target) {
+  const auto primitive = cached<Primitive>(key, [&] {
+    return Primitive("an array in another order", [&](PrimitiveDesc** desc, const Attr* attr) {
+      return functions().reorder_primitive_desc_create(desc, from, engine(), to, engine(), attr);
+    });
+  });
+  struct Reordered {};
+  if (!target) target = scratch<Reordered>(bytes(to));
+  primitive->run({{kSrc, from, values}, {kDst, to, target}});
+  return target;
+}
+
 }  // namespace gluon_amp::onednn

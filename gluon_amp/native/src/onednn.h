@@ -149,6 +149,9 @@ std::shared_ptr<const T> cached(const Dims& key, const std::function<T()>& make)
   return made[key] = std::make_shared<const T>(make());
 }
 
+// Bring an array into another order or type: into memory of the thread, until its next call, unless a target is given.
+const void* reordered(const Dims& key, Md from, const void* values, Md to, void* target = nullptr);
+
 inline DataType data_type_of(int type) { return type == kBfloat16 ? kBf16 : kF32; }
 
 }  // namespace gluon_amp::onednn

@@ -41,20 +41,6 @@ std::function<int(PrimitiveDesc**, const Attr*)> matmul(Md a, Md b, Md bias, Md 
   };
 }
 
-// Round a matrix of float32, into memory of the thread.
-struct Rounded {};
-const void* rounded(Md from, const void* values, Md to, Dims key) {
-  key.push_back('c');
-  const auto primitive = cached<Primitive>(key, [&] {
-    return Primitive("a rounded matrix", [&](PrimitiveDesc** desc, const Attr* attr) {
-      return functions().reorder_primitive_desc_create(desc, from, engine(), to, engine(), attr);
-    });
-  });
-  void* target = scratch<Rounded>(bytes(to));
-  primitive->run({{kSrc, from, values}, {kDst, to, target}});
-  return target;
-}
-
 }  // namespace
 
 Matrices::Matrices(const Tensor& tensor) : data(tensor.data), type(tensor.type) {
@@ -96,7 +82,8 @@ void multiply_rounded(const Matrices& a, const Matrices& b, const Matrices& prod
   const auto primitive = cached<Primitive>(
       key, [&] { return Primitive(kProduct, matmul(left, right, bias ? static_cast<Md>(added) : nullptr, out)); });
   const Md wanted = primitive->query(kWeights);
-  const void* factor = rounds ? rounded(from, b.data, wanted, key) : b.data;
+  key.push_back('c');
+  const void* factor = rounds ? reordered(key, from, b.data, wanted) : b.data;
   primitive->run(
       {{kSrc, left, a.data}, {kWeightsLayer, wanted, factor}, {kBias, added, bias}, {kDst, out, product.data}});
 }
