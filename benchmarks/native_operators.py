@@ -20,7 +20,7 @@ from typing import Callable, Iterator, NamedTuple
 
 import numpy as np
 
-from gluon_amp import _isa, native  # isort: skip (before MXNet)
+from gluon_amp import _isa, dtypes, native  # isort: skip (before MXNet)
 from gluon_amp._mxnet.invoke import invoke
 from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
 
@@ -60,6 +60,8 @@ def trained(function, inputs, out_grad):
 def layer_cases(name, stock, ours, inputs, out_grad, what):
     yield Case(name, f"{what}, forward", lambda: stock(*inputs), lambda: ours(*inputs))
     yield Case(name, f"{what}, both ways", trained(stock, inputs, out_grad), trained(ours, list(inputs), out_grad))
+    if not dtypes.cpu_support().requested(BFLOAT16):
+        return
     low = [lower(inputs[0]), *inputs[1:]]
     yield Case(name, f"{what}, both ways, bfloat16 against FP32", trained(stock, list(inputs), out_grad),
                trained(ours, low, lower(out_grad)))
@@ -90,6 +92,15 @@ def scale_rows() -> Iterator[Case]:
     for shape in ((4, 64, 8, 8), (4, 72, 28, 28), (32, 120, 28, 28), (32, 672, 14, 14), (32, 960, 7, 7)):
         inputs = [normal(*shape), normal(*shape[:2], 1, 1, seed=1)]
         yield from layer_cases("scale_rows", nd.broadcast_mul, ours, inputs, normal(*shape, seed=2),
+                               "x".join(map(str, shape)))
+
+
+def log_softmax() -> Iterator[Case]:
+    def ours(data):
+        return invoke("_gluon_amp_log_softmax", [data], {})[0]
+
+    for shape in ((560, 10000), (96, 128, 128), (64, 1000), (560, 50), (8, 24564, 21), (8192, 2)):
+        yield from layer_cases("log_softmax", nd.log_softmax, ours, [normal(*shape)], normal(*shape, seed=1),
                                "x".join(map(str, shape)))
 
 
@@ -156,6 +167,7 @@ def dense_cases(dtype) -> Iterator[Case]:
 
 FAMILIES = {"dense": partial(dense_cases, FLOAT32), "dense_bfloat16": partial(dense_cases, BFLOAT16),
             "layer_norm": layer_norm, "clip": clip, "scale_rows": scale_rows,
+            "log_softmax": log_softmax,
             **{kind: (lambda kind=kind: update_cases(kind)) for kind in native.UPDATES}}
 
 

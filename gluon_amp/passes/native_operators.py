@@ -38,6 +38,7 @@ _ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
 _WISHES = (Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED, Cause.EXCLUSION, Cause.REGION, Cause.OUTSIDE)
 _MANY_ROWS = 16  # of a dense layer's data, from which on MXNet's product of matrices is the slower one
 _NARROW = 16  # values in a row of a normalisation, below which its sums cannot be vectorised
+_AVX2_VALUES = 8  # FP32 values in a vector, and so channels in a block
 
 
 def is_needed(context: Context) -> bool:
@@ -59,8 +60,13 @@ def _operations(node: Node) -> int:
     return 2 * prod(node.shapes[0] or ()) * matrix[-2 if is_set(node.attrs, "transpose_a") else -1]
 
 
-def _always(node: Node, readers: Readers) -> bool:
+def _always(node: Node, of: Readers | Context) -> bool:
     return True
+
+
+def _recorded(node: Node, context: Context) -> bool:
+    """Whether gradients may be asked for, which is where it gains."""
+    return context.recorded
 
 
 Shapes = Sequence[Sequence[int]]
@@ -77,7 +83,7 @@ class Replacement(NamedTuple):
     # takes a node of known shapes; of what the least is meant. The values of its data by default.
     work: Callable[[Node], int] = _values
     fp32_inputs: tuple[int, ...] = ()  # those that stay FP32 where the data is in low precision
-    trains: bool = False  # whether it gains only where gradients are asked for
+    gains: Callable[[Node, Context], bool] = _always  # takes a node and says whether it is faster on this device
     rule: Rule | None = None  # how its precision is decided, where MXNet's operator has no bfloat16 kernel
     known: int = 2  # how many of its first inputs have to have a known shape before MXNet infers shapes backward
     integers: tuple[int, ...] = ()  # inputs that are int32, and have no gradient
@@ -107,13 +113,24 @@ def _is_matmul(node: Node, shapes: Shapes) -> bool:
     return len(left) > 2 and (len(right) == 2 or left[:-2] == right[:-2])
 
 
-def _is_slow_softmax(node: Node, readers: Readers) -> bool:
-    """Whether oneDNN does not run it: with a temperature or lengths; over the last axis, whatever their number is."""
-    temperature, is_long = node.attrs.get("temperature", "None"), is_set(node.attrs, "use_length")
-    divides = temperature != "None" and float(temperature) != 1
+def _is_softmax_of_rows(node: Node, readers: Readers) -> bool:
+    """Whether the last axis is meant, whatever their number is, by a temperature and lengths that are heeded."""
     return (integer(node.attrs, "axis", -1) == -1 and node.attrs.get("dtype", "None") == "None"
-            and (divides or is_long) and (not divides or 0 < float(temperature) < inf)
-            and (not is_long or (len(node.inputs) == 2 and len(node.inputs[0].shape or ()) > 1)))
+            and 0 < _temperature(node) < inf
+            and (not is_set(node.attrs, "use_length")
+                 or (len(node.inputs) == 2 and len(node.inputs[0].shape or ()) > 1)))
+
+
+def _is_slow_softmax(node: Node, context: Context) -> bool:
+    """Whether oneDNN does not run it, or, of a logarithm without AVX512, has no kernel for its gradient."""
+    return (_temperature(node) != 1 or is_set(node.attrs, "use_length")
+            or (node.op == "log_softmax" and context.recorded and context.policy.channel_multiple == _AVX2_VALUES
+                and (node.inputs[0].shape or (0,))[-1] >= _AVX2_VALUES))
+
+
+def _temperature(node: Node) -> float:
+    given = node.attrs.get("temperature", "None")
+    return 1.0 if given == "None" else float(given)
 
 
 def _is_inner_layer(node: Node, shapes: Shapes) -> bool:
@@ -140,9 +157,10 @@ def _scales_rows(node: Node, shapes: Shapes) -> bool:
 # 128 tokens, batch 4: 14% of a step in bfloat16 and 7% in FP32. Its least work is estimated. Of 1.6M values, forward
 # and backward, dropout takes 1.2 ms in FP32 and 0.8 ms in bfloat16 where MXNet's takes 6.0 ms, GELU 1.7 ms in either
 # where MXNet's takes 2.1 ms. np.matmul of piles is 1.5 to 2.7 times as fast, of two matrices 0.9 to 1.3 times. oneDNN's
-# softmax is as fast as that in C++ (0.5 to 1.2 times); MXNet's own one, for temperatures and lengths, takes 1.2 to 8.7
-# times as long from 16,384 values on. Channels times factors take MXNet 2 times as long at 16,384 values, 10 to 17
-# times from 225,000 on, forward and backward.
+# softmax is as fast as that in C++ (0.5 to 1.2 times), but for the logarithm's gradient without AVX512: forward and
+# backward takes 1.4 to 3.8 times as long on an AMD EPYC with AVX2, of rows of two values 0.9 times. MXNet's own one,
+# for temperatures and lengths, takes 1.2 to 8.7 times as long from 16,384 values on. Channels times factors take MXNet
+# 2 times as long at 16,384 values, 10 to 17 times from 225,000 on, forward and backward.
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
                              rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
@@ -152,10 +170,11 @@ REPLACEMENTS: Mapping[str, Replacement] = {
                                   follows=_is_inner_layer),
     "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations, follows=_is_matmul),
     "_linalg_gemm2": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_pile, work=_operations),
-    "LeakyReLU": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536, _is_gelu, trains=True),
-    "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, native_dropout.fits, trains=True,
+    "LeakyReLU": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536, _is_gelu, gains=_recorded),
+    "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, native_dropout.fits, gains=_recorded,
                            rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel")),
-    **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32, BFLOAT16), 16384, _is_slow_softmax, known=1, integers=(1,))
+    **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32, BFLOAT16), 16384, _is_softmax_of_rows, gains=_is_slow_softmax,
+                       known=1, integers=(1,))
        for op in SOFTMAX},
     **{op: Replacement("_gluon_amp_scale_rows", (FLOAT32,), 16384, follows=_scales_rows,
                        rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))
@@ -172,8 +191,8 @@ def run(graph: Graph, context: Context) -> int:
     readers = Readers(graph)
     guards = Guards(graph, readers, context)
     found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
-             if each is not None and each.op in context.native and (context.recorded or not each.trains)
-             and _gains(node, each) and each.fits(node, readers)
+             if each is not None and each.op in context.native and _is_large(node, each)
+             and each.fits(node, readers) and each.gains(node, context)
              and may_replace(node, [entry.shape or () for entry in node.inputs[:2]])
              and not any(entry.node in unknown for entry in node.inputs[:each.known])]
     for node, each in found:
@@ -287,7 +306,7 @@ def _decision_on(found: Attention, context: Context, fp32_inputs: tuple[int, ...
     return Decision(LOWER, Cause.TABLE, "attention in C++ keeps its scores in FP32", fp32_inputs)
 
 
-def _gains(node: Node, replacement: Replacement) -> bool:
+def _is_large(node: Node, replacement: Replacement) -> bool:
     """Whether types are right and sizes known; MXNet ends the process when it infers shapes without any of them."""
     shapes = [entry.shape for entry in node.inputs]
     return (Entry(node).dtype in replacement.types and node.inputs[0].dtype in (FLOAT32, BFLOAT16)

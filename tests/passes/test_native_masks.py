@@ -193,6 +193,16 @@ class TestSoftmax:
         node.attrs = {name: str(value) for name, value in attrs.items()}
         assert rewritten(node)[0] == [f"shares: {'_gluon_amp_' * replaced}{kind}(x) -> float32", "out: shares"]
 
+    @pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
+    @pytest.mark.parametrize("values", [8, 16])
+    @pytest.mark.parametrize(("recorded", "shape"), [(True, (128, 128)), (True, (8192, 2)), (False, (128, 128))])
+    def test_gradients_without_kernels(self, kind, values, recorded, shape):
+        """MXNet's oneDNN computes softmax in vectors of eight values, but not the gradient of its logarithm."""
+        node = op(kind, "shares", variable("x", shape), shape=shape)
+        lines, _ = rewritten(node, recorded=recorded, channel_multiple=values)
+        replaced = kind == "log_softmax" and values == 8 and recorded and shape[-1] > 2
+        assert lines == [f"shares: {'_gluon_amp_' * replaced}{kind}(x) -> float32", "out: shares"]
+
     @pytest.mark.parametrize(("dtype", "replaced"), [("int32", True), ("int64", False), ("float32", False)])
     def test_lengths(self, dtype, replaced):
         lengths = variable("lengths", (128,), dtype)
