@@ -88,6 +88,7 @@ _ISA_FLAGS = ((_isa.AMX, ("amx_bf16", "amx_tile")), ("AVX512_CORE_BF16", ("avx51
               ("AVX512_CORE_VNNI", ("avx512_vnni",)),
               ("AVX512_CORE", ("avx512f", "avx512bw", "avx512vl", "avx512dq")),
               ("AVX2", ("avx2",)), ("AVX", ("avx",)))
+AVX2_VALUES = 8  # FP32 values in a vector of AVX2, and so channels in a block
 
 
 def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None, amx: bool | None = None) -> str:
@@ -112,7 +113,7 @@ def cpu_support(isa: str | None = None) -> Support:
                        amx=amx)
     runs_bfloat16 = level >= _ISA_LEVELS.index("AVX512_CORE")
     return Support(FLOAT32, True, f"this CPU has no BF16 instructions ({isa})", BFLOAT16 if runs_bfloat16 else None,
-                   channel_multiple=16 if runs_bfloat16 else 8,
+                   channel_multiple=16 if runs_bfloat16 else AVX2_VALUES,
                    cost="oneDNN emulates bfloat16, about 2x slower than FP32" if runs_bfloat16 else "")
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from math import inf, prod
 from typing import Callable, Mapping, NamedTuple, Sequence
 
-from ..dtypes import BFLOAT16, FLOAT32
+from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
@@ -38,7 +38,6 @@ _ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
 _WISHES = (Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED, Cause.EXCLUSION, Cause.REGION, Cause.OUTSIDE)
 _MANY_ROWS = 16  # of a dense layer's data, from which on MXNet's product of matrices is the slower one
 _NARROW = 16  # values in a row of a normalisation, below which its sums cannot be vectorised
-_AVX2_VALUES = 8  # FP32 values in a vector, and so channels in a block
 
 
 def is_needed(context: Context) -> bool:
@@ -124,8 +123,8 @@ def _is_softmax_of_rows(node: Node, readers: Readers) -> bool:
 def _is_slow_softmax(node: Node, context: Context) -> bool:
     """Whether oneDNN does not run it, or, of a logarithm without AVX512, has no kernel for its gradient."""
     return (_temperature(node) != 1 or is_set(node.attrs, "use_length")
-            or (node.op == "log_softmax" and context.recorded and context.policy.channel_multiple == _AVX2_VALUES
-                and (node.inputs[0].shape or (0,))[-1] >= _AVX2_VALUES))
+            or (node.op == "log_softmax" and context.recorded and context.policy.channel_multiple == AVX2_VALUES
+                and (node.inputs[0].shape or (0,))[-1] >= AVX2_VALUES))
 
 
 def _temperature(node: Node) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, nd
+from mxnet import autograd, gluon, nd
 from native_cases import assert_close, normal, requires_core
 
 import gluon_amp as amp
+from gluon_amp import dtypes
 from gluon_amp.runtime import eager_native
 
 pytestmark = requires_core
@@ -51,6 +52,39 @@ def test_values_and_gradients_are_mxnets(grad_req, served):
         assert_close(one, other, 2e-6)
     assert served
     assert all(served)
+
+
+@pytest.fixture(params=["AVX2", "AVX512_CORE"])
+def isa(request, monkeypatch):
+    """A CPU whose instruction set is this one."""
+    monkeypatch.setattr(eager_native, "cpu_support", lambda: dtypes.cpu_support(request.param))
+    eager_native._kernels.cache_clear()
+    yield request.param
+    eager_native._kernels.cache_clear()
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize(("columns", "recorded"), [(256, True), (256, False), (2, True)])
+def test_a_loss_without_a_kernel_for_its_gradient(grad_req, columns, recorded, isa, served):
+    """MXNet's oneDNN has none for log_softmax on CPUs with AVX2."""
+    data, labels = normal(2 * LARGE[0] * LARGE[1] // columns, columns), nd.array(np.arange(1 << 19) // 3 % columns)
+    labels = labels[:len(data)]
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def results():
+        data.attach_grad(grad_req)
+        for _ in range(2):
+            with autograd.record() if recorded else autograd.pause():
+                out = loss(data, labels)
+            if recorded:
+                out.backward()
+        return out.asnumpy(), data.grad.asnumpy()
+
+    expected = results()
+    amp.init("float32")
+    for one, other in zip(results(), expected):
+        assert_close(one, other, 1e-5)
+    assert any(served) == (isa == "AVX2" and recorded and columns > 2)
 
 
 @pytest.mark.parametrize(("call", "message"), [
