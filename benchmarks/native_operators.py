@@ -26,6 +26,7 @@ from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, nd  # isort: skip
+from mxnet.gluon import nn  # isort: skip
 
 
 class Case(NamedTuple):
@@ -93,6 +94,30 @@ def scale_rows() -> Iterator[Case]:
         inputs = [normal(*shape), normal(*shape[:2], 1, 1, seed=1)]
         yield from layer_cases("scale_rows", nd.broadcast_mul, ours, inputs, normal(*shape, seed=2),
                                "x".join(map(str, shape)))
+
+
+class Pooled(nn.HybridBlock):
+    """Means of what a convolution gives, in the order of axes that MXNet keeps it in."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.layer = nn.Conv2D(channels, 1, in_channels=8)
+
+    def hybrid_forward(self, F, x):
+        return F.Pooling(self.layer(x), kernel=(1, 1), global_pool=True, pool_type="avg")
+
+
+def global_pool() -> Iterator[Case]:
+    flags = (("static_alloc", True), ("static_shape", True))
+    for shape in ((4, 72, 28, 28), (4, 120, 28, 28), (2, 64, 56, 56), (8, 16, 24, 24)):
+        inputs = [normal(shape[0], 8, *shape[2:]), normal(shape[1], 8, 1, 1, seed=1), normal(shape[1], seed=2)]
+        out_grad = normal(*shape[:2], 1, 1, seed=3)
+        net = Pooled(shape[1])
+        graph = net(mx.sym.var("data"))
+        stock, ours = (nd.CachedOp(mx.sym.load_json(graph.tojson().replace('"op": "Pooling"', f'"op": "{op}"')), flags)
+                       for op in ("Pooling", "_gluon_amp_global_pool"))
+        yield Case("global_pool", "x".join(map(str, shape)) + " behind a convolution, both ways",
+                   trained(stock, inputs, out_grad), trained(ours, inputs, out_grad))
 
 
 def log_softmax() -> Iterator[Case]:
@@ -167,7 +192,7 @@ def dense_cases(dtype) -> Iterator[Case]:
 
 FAMILIES = {"dense": partial(dense_cases, FLOAT32), "dense_bfloat16": partial(dense_cases, BFLOAT16),
             "layer_norm": layer_norm, "clip": clip, "scale_rows": scale_rows,
-            "log_softmax": log_softmax,
+            "global_pool": global_pool, "log_softmax": log_softmax,
             **{kind: (lambda kind=kind: update_cases(kind)) for kind in native.UPDATES}}
 
 

@@ -22,8 +22,9 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
-from ..graph.attrs import integer, is_set
+from ..graph.attrs import integer, is_channels_last, is_set
 from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
+from ..rules.shapes import pools_out_of_order
 from ..rules.tables.groups.layers import SOFTMAX
 from . import channels_last, native_dropout, native_recurrent
 from .assign_dtypes import decide, plan_outputs
@@ -66,6 +67,19 @@ def _always(node: Node, of: Readers | Context) -> bool:
 def _recorded(node: Node, context: Context) -> bool:
     """Whether gradients may be asked for, which is where it gains."""
     return context.recorded
+
+
+def _is_global_mean(node: Node, readers: Readers) -> bool:
+    """Whether the means of all channels of images are taken, which come behind the batch."""
+    return (is_set(node.attrs, "global_pool") and node.attrs.get("pool_type") == "avg"
+            and not is_channels_last(node.attrs))
+
+
+def _pools_slowly(node: Node, context: Context) -> bool:
+    """Whether oneDNN has no kernel for the gradient. Low precision has a shape rule for it."""
+    policy = context.policy
+    return (context.recorded and not policy.lowers
+            and pools_out_of_order(node.attrs, node.inputs[0].shape or (), policy.amx, policy.channel_multiple or 16))
 
 
 Shapes = Sequence[Sequence[int]]
@@ -178,6 +192,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     **{op: Replacement("_gluon_amp_scale_rows", (FLOAT32,), 16384, follows=_scales_rows,
                        rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))
        for op in ("broadcast_mul", "_npi_multiply")},
+    "Pooling": Replacement("_gluon_amp_global_pool", (FLOAT32,), 16384, _is_global_mean, gains=_pools_slowly),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
 }
 NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION} | channels_last.NATIVE

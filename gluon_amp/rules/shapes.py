@@ -57,14 +57,17 @@ def _is_idle(kernel: int, stride: int, pad: int, dilate: int, size: int) -> bool
 _BLOCK = 16  # channels that oneDNN keeps side by side
 
 
-def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> bool:
-    """Tell whether a pooling's gradient has an order of axes that only oneDNN's slow reference kernels take."""
+def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool, block: int = _BLOCK) -> bool:
+    """Tell whether a pooling's gradient has an order of axes that only oneDNN's slow reference kernels take.
+
+    ``block`` is how many channels oneDNN keeps side by side.
+    """
     # Where the result has height or width 1, its strides do not tell the order of that axis and of its neighbours any
     # more, and oneDNN takes the larger ones of the data for the outer ones. The neighbours are the blocks of channels
     # and, between AMX kernels, which keep channels innermost, the batch.
     if len(shape) != 4 or is_channels_last(attrs) or not all(shape):
         return False
-    blocks = -(-shape[1] // _BLOCK)
+    blocks = -(-shape[1] // block)
     if max(shape[2:]) <= (min(shape[0], blocks) if amx else blocks):
         return False
     return is_set(attrs, "global_pool") or any(_positions(*window) == 1 for window in _windows(attrs, shape))

@@ -96,7 +96,7 @@ def _recurrent() -> Iterable[Sample]:
 
 
 def _maps() -> Iterable[Sample]:
-    """Yield what takes maps with the channels last, in FP32 only."""
+    """Yield what takes maps in FP32 only: all but means of channels with the channels last."""
     for data in (fixed(2, 6, 8, 16), fixed(3, 5, 7, 33), fixed(4, 40, 40, 32)):
         channels = data.shape[-1]
         statistics = (fixed(channels, aux=True), fixed(channels, values="positive", aux=True))
@@ -107,6 +107,9 @@ def _maps() -> Iterable[Sample]:
         weight = fixed(filters, data.shape[-1] // groups, kernel, kernel, values="small")
         yield sample("_gluon_amp_convolution", (data, weight), num_filter=filters, kernel=(kernel, kernel),
                      pad=(kernel // 2, kernel // 2), num_group=groups, no_bias=True)
+    for data in (fixed(2, 16, 6, 8), fixed(3, 5, 7, 33), fixed(4, 24, 40, 40)):
+        yield sample("_gluon_amp_global_pool", data, global_pool=True, pool_type="avg", kernel=(1, 1),
+                     note=" x ".join(map(str, data.shape)), reference="Pooling")
 
 
 _STATES = {"sgd": 0, "sgd_momentum": 1, "nag": 1, "adam": 2, "adamw": 2, "lamb": 2}
