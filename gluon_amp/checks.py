@@ -1,7 +1,7 @@
 """Checks of arguments; each returns the value, or raises an error that says what was expected."""
 from __future__ import annotations
 
-import math
+import sys
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ def above_zero(name: str, value: Any) -> float:
 
 def finite_above_zero(name: str, value: Any) -> float:
     """Return a finite number above 0."""
-    if not is_number(value) or not 0 < value < math.inf:
+    if not is_number(value) or not 0 < value <= sys.float_info.max:
         raise ValueError(expected("a finite number above 0", name, value))
     return float(value)
 

@@ -10,12 +10,10 @@ from . import checks
 from ._mxnet import trainers
 from .elsewhere import answers
 from .errors import StateError, expected
-from .loss_scaler import DynamicLossScaler
+from .loss_scaler import LEAST_SCALE, MOST_SCALE, DynamicLossScaler, scale_of
 from .trainer_scaler import TrainerScaler, attach
 from .training import Loss, losses_in, scaled
 
-# torch's only bounds are those of float32.
-_LEAST, _MOST = 2.0 ** -126, 2.0 ** 127
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 _UNSCALED, _STEPPED = "unscaled", "stepped"
 
@@ -38,7 +36,7 @@ class _UpdatedLater(DynamicLossScaler):
 
     def put(self, scale: float) -> None:
         """Set the scale."""
-        self._state = replace(self._state, scale=checks.finite_above_zero("new_scale", scale))
+        self._state = replace(self._state, scale=scale_of("new_scale", scale))
         self.found_inf = []
 
     def take(self, other: _UpdatedLater) -> None:
@@ -103,7 +101,8 @@ class GradScaler:
             raise ValueError(expected("a number between 0 and 1", "backoff_factor", backoff_factor))
         self._settings = {"growth_factor": growth_factor, "backoff_factor": backoff_factor,
                           "growth_interval": checks.whole("growth_interval", growth_interval, 1)}
-        self._scaler = _UpdatedLater(init_scale=init_scale, min_scale=_LEAST, max_scale=_MOST, **self._settings)
+        self._scaler = _UpdatedLater(init_scale=init_scale, min_scale=LEAST_SCALE, max_scale=MOST_SCALE,
+                                     **self._settings)
         self._losses = 0  # scaled since the last update
         self._done: dict[TrainerScaler, str] = {}  # what was called for each trainer since the last update
 

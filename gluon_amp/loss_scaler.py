@@ -10,6 +10,15 @@ import numpy as np
 from . import checks
 from .errors import expected
 
+LEAST_SCALE, MOST_SCALE = 2.0 ** -126, 2.0 ** 127  # losses are multiplied in FP32
+
+
+def scale_of(name: str, value: Any) -> float:
+    """Return a loss scale; raise ValueError for what FP32 cannot multiply by."""
+    if not checks.is_number(value) or not LEAST_SCALE <= value <= MOST_SCALE:
+        raise ValueError(expected("a finite number above 0 that FP32 holds (2^-126 to 2^127)", name, value))
+    return float(value)
+
 
 @dataclass(frozen=True)
 class ScalerState:
@@ -27,7 +36,7 @@ class ScalerState:
         if not isinstance(state, Mapping) or set(state) != set(names):
             raise ValueError(expected(f"a dict with {', '.join(names)}", "state", state))
         counts = [_count(name, state[name]) for name in names[1:]]
-        return cls(checks.finite_above_zero("scale", state["scale"]), *counts)
+        return cls(scale_of("scale", state["scale"]), *counts)
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,7 @@ class LossScaler:
     """
 
     def __init__(self, init_scale: float = 2.0 ** 16, rule: ScalerRule | None = _DEFAULT_RULE):
-        self._state = ScalerState(checks.finite_above_zero("init_scale", init_scale))
+        self._state = ScalerState(scale_of("init_scale", init_scale))
         self._rule = rule or _NO_CHANGE
 
     def has_overflow(self, params: Iterable[Any]) -> bool:
@@ -104,7 +113,7 @@ class LossScaler:
 
     @_loss_scale.setter
     def _loss_scale(self, value: float) -> None:
-        self._state = replace(self._state, scale=checks.finite_above_zero("_loss_scale", value))
+        self._state = replace(self._state, scale=scale_of("_loss_scale", value))
 
     _next_loss_scale = _loss_scale  # a scale holds from the next backward on
 
@@ -130,7 +139,7 @@ class LossScaler:
 
     @_max_loss_scale.setter
     def _max_loss_scale(self, value: float) -> None:
-        self._rule = replace(self._rule, max_scale=checks.finite_above_zero("_max_loss_scale", value))
+        self._rule = replace(self._rule, max_scale=scale_of("_max_loss_scale", value))
 
     @property
     def loss_scale(self) -> float:
@@ -230,11 +239,11 @@ class DynamicLossScaler(LossScaler):
                  hysteresis: int = 1):
         _in_range("growth_factor", growth_factor, 1.0, math.inf)
         _in_range("backoff_factor", backoff_factor, 0.0, 1.0)
-        _in_range("max_scale", max_scale, checks.finite_above_zero("min_scale", min_scale), math.inf)
+        _in_range("max_scale", max_scale, scale_of("min_scale", min_scale), math.inf)
         _in_range("init_scale", init_scale, min_scale, max_scale)
         super().__init__(init_scale, ScalerRule(
             float(growth_factor), float(backoff_factor), _count("growth_interval", growth_interval, 1),
-            float(min_scale), float(max_scale), _count("hysteresis", hysteresis, 1)))
+            float(min_scale), min(float(max_scale), MOST_SCALE), _count("hysteresis", hysteresis, 1)))
 
 
 class StaticLossScaler(LossScaler):

@@ -13,7 +13,7 @@ from ._mxnet import trainers
 from .dtypes import FLOAT16
 from .elsewhere import answers
 from .errors import StateError, expected
-from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
+from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler, scale_of
 from .runtime import scaled_losses
 from .runtime.autocast import active_dtype, is_active
 from .runtime.state import controller
@@ -98,7 +98,7 @@ def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]
     if value == "dynamic":
         return DynamicLossScaler()
     if checks.is_number(value):
-        return StaticLossScaler(checks.finite_above_zero("loss_scaler", value))
+        return StaticLossScaler(scale_of("loss_scaler", value))
     raise TypeError(expected("a LossScaler, a number, 'dynamic' or None", "loss_scaler", value))
 
 

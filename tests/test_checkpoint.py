@@ -152,6 +152,9 @@ def test_wrong_trainers_are_refused(tmp_path):
 
 MALFORMED = [None, 3, "text", [], {}, {"scale": None, "good_steps": 0, "bad_steps": 0, "num_skipped": 0},
              {"scale": float("inf"), "good_steps": 0, "bad_steps": 0, "num_skipped": 0},
+             {"scale": 1e-320, "good_steps": 0, "bad_steps": 0, "num_skipped": 0},
+             {"scale": 1e39, "good_steps": 0, "bad_steps": 0, "num_skipped": 0},
+             {"scale": 10 ** 400, "good_steps": 0, "bad_steps": 0, "num_skipped": 0},
              {"scale": 8.0, "good_steps": -1e9, "bad_steps": 0, "num_skipped": 0},
              {"scale": 8.0, "good_steps": None, "bad_steps": 0, "num_skipped": 0},
              {"scale": 8.0, "good_steps": 0, "bad_steps": float("nan"), "num_skipped": 0},
@@ -196,6 +199,45 @@ def test_a_file_cut_off_changes_nothing(tmp_path):
         with pytest.raises(ValueError, match="holds no trainer states"):
             amp.load_states(second, tmp_path / "cut")
     assert (second.optimizer.num_update, second._updaters[0].states) == (0, {})
+
+
+def plainly(trainer, fname):
+    trainer.save_states(str(fname))
+
+
+@pytest.mark.parametrize("save", [amp.save_states, plainly])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "groupadagrad"])
+def test_the_states_of_another_network_change_nothing(optimizer, save, tmp_path):
+    def made(units):
+        net = gluon.nn.Dense(units, use_bias=False, in_units=3)
+        net.initialize()
+        trainer = gluon.Trainer(net.collect_params(), optimizer, {"momentum": 0.9} if optimizer == "sgd" else {})
+        amp.init_trainer(trainer, 1)
+        step(net, trainer)
+        return net, trainer
+
+    def step(net, trainer):
+        with mx.autograd.record(), amp.scale_loss(net(mx.nd.ones((2, 3))).sum(), trainer) as loss:
+            loss.backward()
+        trainer.step(2)
+
+    save(made(4)[1], tmp_path / "states")
+    net, trainer = made(5)
+    with pytest.raises(ValueError, match=r"parameter '.*_weight' of shape \(5, 3\), a state of \(4, .\): it is of"):
+        amp.load_states(trainer, tmp_path / "states")
+    assert trainer.optimizer.num_update == 1
+    step(net, trainer)
+    _, other = made(4)
+    amp.load_states(other, tmp_path / "states")
+
+
+def test_states_that_are_no_arrays_change_nothing(tmp_path):
+    net, trainer = make()
+    train(net, trainer, range(2))
+    (tmp_path / "states").write_bytes(pickle.dumps({0: 1.5}))
+    with pytest.raises(ValueError, match=r"a state of float: it is of another network"):
+        amp.load_states(trainer, tmp_path / "states")
+    train(net, trainer, range(2, 3))
 
 
 class Malicious:

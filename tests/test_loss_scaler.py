@@ -84,7 +84,16 @@ def test_wrong_parameters_are_refused_by_name(arguments):
         DynamicLossScaler(**arguments)
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), None, "1"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), None, "1", 1e-320, 1e39, 10 ** 400])
 def test_wrong_static_scales_are_refused(value):
     with pytest.raises(ValueError, match="expected a finite number above 0"):
         StaticLossScaler(value)
+    with pytest.raises(ValueError, match="expected a finite number above 0"):
+        LossScaler()._loss_scale = value
+
+
+def test_a_scale_without_bounds_stays_where_float32_has_numbers():
+    scaler = DynamicLossScaler(growth_factor=2.0**60, backoff_factor=2.0**-60, growth_interval=1, min_scale=2.0**-126,
+                               max_scale=float("inf"))
+    assert scales(scaler, [0] * 4)[-1] == 2.0**127
+    assert scales(scaler, [1] * 6)[-1] == 2.0**-126

@@ -1,6 +1,7 @@
 """Trace a block without leaving a mark on it, and make blocks from symbols."""
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from contextlib import ExitStack, contextmanager
@@ -8,8 +9,10 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
+from mxnet.gluon.block import _flatten, _regroup
 
 from ..graph.attrs import REGION, REGION_OFF
+from .arrays import first_array
 from .symbols import current_mark, marked, outermost_trace, to_graph
 
 
@@ -212,6 +215,31 @@ def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], dev
 def set_formats(block: SymbolBlock, formats: tuple[Any, Any]) -> None:
     """Let a symbol block take and return the same structures as the block that it was made from."""
     block._in_format, block._out_format = formats
+
+
+def call_symbol_block(block: SymbolBlock, arguments: Sequence[Any]) -> Any:
+    """Call a symbol block with arrays or symbols, in the structure of :func:`set_formats`: lists and None, too."""
+    array = first_array(arguments)
+    if array is not None:
+        with array.context:
+            return block._call_cached_op(*arguments)
+    given, formats = _flatten(arguments, "input")
+    if _without_last_nones(formats) != _without_last_nones(block._in_format):
+        raise ValueError(f"the argument structure is not that of the network: expected {block._in_format}, received "
+                         f"{formats}, where 0 is a symbol and -1 is None")
+    inputs, symbol = block._cached_graph
+    mark = current_mark()
+    made = copy.copy(symbol) if mark is None else marked(symbol, mark)
+    values = [value for value in given if value is not None]
+    made._compose(**{variable.name: value for variable, value in zip(inputs, values)})
+    return _regroup(list(made), block._out_format)
+
+
+def _without_last_nones(formats: Sequence[Any]) -> list[Any]:
+    kept = list(formats)
+    while kept and kept[-1] == -1:
+        kept.pop()
+    return kept
 
 
 def graph_of(block: SymbolBlock) -> tuple[list[mx.sym.Symbol], mx.sym.Symbol]:

@@ -239,4 +239,26 @@ def _states_and_optimizer(value: Any, trainer: gluon.Trainer) -> tuple[dict[int,
     strangers = [index for index in states if index not in range(len(trainer._params))]
     if strangers:
         raise ValueError(f"it holds states of a parameter {strangers[0]!r}, the trainer has {len(trainer._params)}")
+    for index, state in states.items():
+        parameter = trainer._params[index]
+        if is_initialized(parameter):
+            _refuse_strange_state(state, index, parameter, optimizer or trainer._optimizer)
     return states, optimizer
+
+
+def _refuse_strange_state(state: Any, index: int, parameter: gluon.Parameter, optimizer: Optimizer) -> None:
+    """Raise ValueError for a state that the optimizer cannot have made for a parameter."""
+    weight = parameter.list_data()[0]
+    strange = _kinds_and_shapes(state) - {"NoneType", weight.shape}  # None of SGD as long as its momentum is 0
+    if strange:
+        strange -= _kinds_and_shapes(optimizer.create_state_multi_precision(index, weight.as_nd_ndarray()))
+    if strange:
+        raise ValueError(f"it holds, for the parameter {parameter.name!r} of shape {weight.shape}, a state of "
+                         f"{', '.join(map(str, strange))}: it is of another network or another optimizer")
+
+
+def _kinds_and_shapes(state: Any) -> set[Any]:
+    """Return the shapes of the arrays in a state, and the names of the types of what else is in it."""
+    if isinstance(state, (list, tuple)):
+        return {each for item in state for each in _kinds_and_shapes(item)}
+    return {state.shape} if isinstance(state, NDArray) else {type(state).__name__}

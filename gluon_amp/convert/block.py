@@ -66,7 +66,7 @@ class ConvertedBlock(SymbolBlock):
         array = first_array((x, *args))  # None in another block's trace
         if self.conversion.target_dtype == BFLOAT16 and array is not None and array.context.device_type != "gpu":
             require_bfloat16()
-        return super().forward(*cast_arrays((x, *args), FLOAT32))
+        return blocks.call_symbol_block(self, cast_arrays((x, *args), FLOAT32))
 
     def _build_cache(self, *args: Any) -> None:
         """Let what runs, and no file, hold operators in C++."""

@@ -1,7 +1,6 @@
 """The arguments of a conversion, each read once and under one name."""
 from __future__ import annotations
 
-import fnmatch
 import os
 from dataclasses import dataclass, replace
 from typing import Any, Iterable, Iterator, Mapping, Sequence, Union
@@ -18,7 +17,7 @@ from ..graph.attrs import REGION, REGION_OFF
 from ..rules import Policy
 from ..rules.measurements import Tuning
 from ..runtime.devices import device_supports, of_device, warn_once
-from ..runtime.exclusions import can_be_target, is_target
+from ..runtime.exclusions import can_be_target, is_named, is_target
 from ..runtime.policies import device_policies, tuned
 
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
@@ -183,7 +182,7 @@ class Exclusions:
         operators = [node.name for node in graph.operators()]
         chosen = {node.name for node in graph.operators() if node.attrs.get(REGION) == REGION_OFF}
         for name in self.names:
-            matching = fnmatch.filter(operators, name)
+            matching = [operator for operator in operators if is_named(operator, name)]
             if not matching and not any(is_target(inner, name) for inner in inside):
                 raise PolicyError(f"exclude: the network has no node or block {name!r}.{closest(name, operators)}")
             chosen.update(matching)

@@ -4,10 +4,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Callable, Mapping
 
-from .. import checks
 from ..dtypes import FLOAT32, normalize
 from ..errors import PolicyError, closest, expected
-from ..loss_scaler import LossScaler
+from ..loss_scaler import LossScaler, scale_of
 
 DYNAMIC = "dynamic"
 LOW = "low precision"  # the type that the device at hand runs
@@ -53,7 +52,7 @@ def _as_scale(name: str, value: object) -> float | str | LossScaler:
     if isinstance(value, LossScaler) or value == DYNAMIC:
         return value  # type: ignore[return-value]
     try:
-        return checks.finite_above_zero(name, float(value) if isinstance(value, str) else value)
+        return scale_of(name, float(value) if isinstance(value, str) else value)
     except ValueError:
         raise ValueError(expected("a number above 0, 'dynamic' or a LossScaler", name, value)) from None
 

@@ -21,6 +21,7 @@ from ..dtypes import BFLOAT16, FLOAT32
 from ..errors import PolicyError
 from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Decision, precision
 from ..rules.decision import FOR_SECOND_GRADIENTS
+from ..rules.tables.groups.shapes import FILLED_LIKE
 from .eager_casts import (
     LOW_FLAGS,
     NAMES,
@@ -39,6 +40,7 @@ from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
 from .zero_gradients import make_saving_invoke
 
 _COPIES = {"_copyto", "_npi_copyto"}
+_FILLED_LIKE = {*FILLED_LIKE, "_npi_full_like"}
 
 
 def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPolicy | None],
@@ -57,7 +59,9 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
             if operator is not None and (operator.may_lower or frame.hybrid_blocks or policy.target != BFLOAT16):
                 flags = [flag_of(array) for array in inputs]
                 # Outside of hybrid blocks bfloat16 arrays are the user's own: what only reads them is as in MXNet.
-                is_own = not frame.hybrid_blocks and policy.target == BFLOAT16 and 0 not in flags
+                # So is what attach_grad makes a gradient of, which has to have the type of its array.
+                is_own = (not frame.hybrid_blocks and 0 not in flags
+                          and (policy.target == BFLOAT16 or operator.name in _FILLED_LIKE))
                 if not is_own and (operator.may_lower or policy.flag in flags):
                     call = Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list)
                     return _Applier(original, policy).run(operator, call, flags)

@@ -18,10 +18,15 @@ def can_be_target(value: object) -> bool:
     return isinstance(value, (Block, str)) or (isinstance(value, type) and issubclass(value, Block))
 
 
+def is_named(name: str, pattern: str) -> bool:
+    """Tell whether a user's pattern is a name, brackets and stars in it included, or fits it."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
 def is_target(block: Block, target: Block | type | str) -> bool:
     """Tell whether a block is, or is named by, what a user excludes."""
     if isinstance(target, str):
-        return fnmatch.fnmatchcase(block.name, target)
+        return is_named(block.name, target)
     return isinstance(block, target) if isinstance(target, type) else block is target
 
 

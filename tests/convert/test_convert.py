@@ -384,6 +384,15 @@ class TestExclusions:
         with pytest.raises(PolicyError, match=r"no node or block 'net_dens1_fwd'.*Did you mean 'net_dense1_fwd'"):
             amp.convert_hybrid_block(self.net(), **{argument: ["net_dens1_fwd"]})
 
+    @pytest.mark.parametrize("name", ["net[0]_dense0_fwd", "net[0]_dense0"])
+    def test_a_name_with_brackets_in_it(self, name):
+        net = nn.HybridSequential(prefix="net[0]_")
+        with net.name_scope():
+            net.add(nn.Dense(16, in_units=16), nn.Dense(16, in_units=16))
+        net.initialize()
+        found = amp.convert_hybrid_block(net, "float16", exclude=name)
+        assert found.conversion.casts == amp.convert_hybrid_block(net, "float16", exclude=net[0]).conversion.casts == 4
+
     def test_blocks_of_another_network_are_refused(self):
         with pytest.raises(PolicyError, match="holds no block"):
             amp.convert_hybrid_block(self.net(), exclude=nn.Conv2D)

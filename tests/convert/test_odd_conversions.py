@@ -69,6 +69,63 @@ def test_a_converted_network_is_called_with_a_symbol(dtype):
     assert len(made(mx.sym.var("picture")).list_outputs()) == 1
 
 
+class Nested(gluon.HybridBlock):
+    """Takes a list first, and perhaps a factor in its middle."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.layer = nn.Dense(4, in_units=3)
+
+    def hybrid_forward(self, F, pair, factor=None, offset=None):
+        made = self.layer(pair[0]) + self.layer(pair[1])
+        made = made if factor is None else made * factor
+        return [made if offset is None else made + offset, (made * 2,)]
+
+
+class AroundNested(gluon.HybridBlock):
+    def __init__(self, inner, has_offset):
+        super().__init__()
+        self.inner = inner
+        self.has_offset = has_offset
+
+    def hybrid_forward(self, F, x, y):
+        first, (second,) = self.inner([x, x * 2], None, y) if self.has_offset else self.inner([x, x * 2])
+        return first + second
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("has_offset", [False, True])
+def test_a_converted_network_takes_lists_and_none_as_the_network_did(has_offset, hybridized):
+    inner = Nested()
+    inner.initialize(mx.init.Xavier())
+    x, y = mx.nd.array(DATA[:, :3, 0, 0]), mx.nd.array(DATA[:, :4, 0, 0])
+    arguments = [[x, x * 2], None, y] if has_offset else [[x, x * 2]]
+    expected = inner(*arguments)
+    around = AroundNested(inner, has_offset)(x, y)
+    made = amp.convert_hybrid_block(inner, "float32", data_example=arguments)
+    first, (second,) = made(*arguments)
+    np.testing.assert_allclose(first.asnumpy(), expected[0].asnumpy(), atol=1e-6)
+    np.testing.assert_allclose(second.asnumpy(), expected[1][0].asnumpy(), atol=1e-6)
+    net = AroundNested(made, has_offset)
+    net.hybridize(active=hybridized)
+    np.testing.assert_allclose(net(x, y).asnumpy(), around.asnumpy(), atol=1e-6)
+
+
+def test_a_converted_network_whose_first_argument_is_none():
+    inner = Nested()
+    inner.hybrid_forward = lambda F, nothing, x: inner.layer(x) if nothing is None else x
+    inner.initialize()
+    x = mx.nd.ones((2, 3))
+    made = amp.convert_hybrid_block(inner, "float32", data_example=[None, x])
+    np.testing.assert_allclose(made(None, x).asnumpy(), inner(None, x).asnumpy(), atol=1e-6)
+    assert len(made(None, mx.sym.var("x")).list_outputs()) == 1
+    with pytest.raises(ValueError, match="structure"):
+        made(x, None)
+    with pytest.raises(ValueError, match="structure"):
+        made(mx.sym.var("x"), None)
+
+
 class Tripled(gluon.HybridBlock):
     def __init__(self, alone):
         super().__init__()

@@ -64,6 +64,24 @@ def test_operators(arrays, name, swapped, way):
     assert relative(expected.asnumpy(), found.asnumpy()) <= 4 * BF16_EPS
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("numpy_style", [False, True])
+def test_gradients_of_half_arrays(dtype, numpy_style):
+    amp.init(dtype)
+    half, single = mx.nd.array([[1.0, 2.0]], dtype="float16"), mx.nd.array([[3.0, 4.0]])
+    if numpy_style:
+        half, single = half.as_np_ndarray(), single.as_np_ndarray()
+    half.attach_grad()
+    single.attach_grad()
+    with mx.autograd.record():
+        product = half * single
+    product.backward()
+    assert (half.grad.dtype, single.grad.dtype) == (np.float16, np.float32)
+    np.testing.assert_array_equal(half.grad.asnumpy(), [[3, 4]])
+    np.testing.assert_array_equal(single.grad.asnumpy(), [[1, 2]])
+    assert mx.nd.ones_like(half.as_nd_ndarray()).dtype == np.float16
+
+
 @pytest.mark.bf16
 @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 class TestNetworks:
