@@ -4,7 +4,8 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Mapping, Sequence
+from functools import partial
+from typing import Any, Callable, Mapping, Sequence
 
 from ..checks import true_or_false, whole
 from ..dtypes import FLOAT32, normalize
@@ -125,7 +126,7 @@ class Policy:
                        disabled_passes=frozenset(_texts("disabled_passes", raw.get("disabled_passes", []))))
         except PolicyError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             told = f"{type(error).__name__}: {error}"
             raise PolicyError(f"not the JSON text of a policy, as Policy.save writes it: {told}") from error
 
@@ -250,12 +251,30 @@ def _sound(target_dtype: str, op: str, rules: tuple[Rule, ...]) -> tuple[Rule, .
 
 def _read_rule(raw: Mapping[str, Any]) -> Rule:
     known = {key: value for key, value in raw.items() if key != "name"}  # earlier versions wrote the operator's
-    when = None if raw["when"] is None else (raw["when"][0], _texts("when", raw["when"][1]))
     if raw["rule"] not in RULES:
         raise ValueError(expected(f"one of {', '.join(RULES)}", "rule", raw["rule"]))
-    positions = {name: tuple(whole(name, position, 0) for position in raw[name])
-                 for name in ("fp32_inputs", "rounded_inputs")}
-    return Rule(**{**known, "when": when, **positions, "cause": Cause(raw.get("cause", Cause.TABLE))})
+    read: dict[str, Any] = {name: tuple(whole(name, position, 0) for position in raw[name])
+                            for name in ("fp32_inputs", "rounded_inputs")}
+    checks: dict[str, Callable[[str, Any], Any]] = {
+        "min_channels": partial(whole, least=0), "safe": true_or_false, "note": _text}
+    read.update((name, check(name, raw[name])) for name, check in checks.items() if name in raw)
+    when, cause = _condition("when", raw["when"]), Cause(raw.get("cause", Cause.TABLE))
+    return Rule(**{**known, **read, "when": when, "cause": cause})
+
+
+def _condition(name: str, value: Any) -> tuple[str, tuple[str, ...]] | None:
+    """Return the attribute and the values for which a rule holds; None for a rule that always does."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str):
+        raise ValueError(expected("an attribute and a list of values, or null", name, value))
+    return value[0], _texts(name, value[1])
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(expected("a text", name, value))
+    return value
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

@@ -170,10 +170,17 @@ class TestFiles:
             Policy.from_json(json.dumps({**json.loads(Policy("bfloat16").to_json()), **changes}))
 
     @pytest.mark.parametrize("changes", [{"fp32_inputs": "01"}, {"rounded_inputs": [-1]},
-                                         {"when": ["act_type", "relu"]}])
+                                         {"when": ["act_type", "relu"]}, {"when": [1, ["relu"]]},
+                                         {"when": ["act_type"]}, {"when": {}}, {"min_channels": "16"},
+                                         {"min_channels": 1.5}, {"min_channels": -1}, {"min_channels": True},
+                                         {"safe": "yes"}, {"note": 1}])
     def test_rules_are_refused_whose_parts_are_of_other_kinds(self, changes):
         with pytest.raises(PolicyError, match=f"expected .*, received {next(iter(changes))}="):
             Policy.from_json(self.text("Activation", **changes))
+
+    def test_a_text_of_countless_brackets_is_refused(self):
+        with pytest.raises(PolicyError, match="not the JSON text of a policy"):
+            Policy.from_json("[" * 100_000)
 
     def test_lists_survive(self):
         known = registered_operators()
