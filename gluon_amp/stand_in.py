@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import mxnet.contrib
 
@@ -112,6 +114,22 @@ def _change(module: ModuleType, names: Mapping[str, Any]) -> None:
     module.__class__ = _Live
 
 
+class _View(list):
+    """A list of operators as the tables have them; changes warn, because nothing reads them."""
+
+
+def _warning(name: str) -> Callable[..., Any]:
+    def change(self: _View, *args: Any) -> Any:
+        warnings.warn("the lists of mxnet.contrib.amp.lists show gluon_amp's tables, and changing them does nothing: "
+                      "pass amp.init(target_precision_ops=..., fp32_ops=..., conditional_fp32_ops=...)", stacklevel=2)
+        return getattr(list, name)(self, *args)
+    return change
+
+
+for _name in ("append", "extend", "insert", "remove", "pop", "clear", "__setitem__", "__delitem__", "__iadd__"):
+    setattr(_View, _name, _warning(_name))
+
+
 def _list_modules() -> dict[str, ModuleType]:
     """Return the stand-ins for ``mxnet.contrib.amp.lists`` and its modules, by the ends of their names."""
     parent = ModuleType(f"{_NAME}.lists", "The operator tables as the lists of mxnet.contrib.amp.")
@@ -121,11 +139,13 @@ def _list_modules() -> dict[str, ModuleType]:
         vars(module).update(_lists_of(dtype, prefix))
         setattr(parent, name, module)
     parent.__path__ = []  # it has submodules, none of them in a file
+    for suffix, module in modules.items():
+        module.__spec__ = ModuleSpec(_NAME + suffix, None, is_package=module is parent)
     return modules
 
 
 def _lists_of(dtype: str, prefix: str) -> dict[str, Any]:
-    lists = {
+    tables: dict[str, Any] = {
         f"{prefix}_FUNCS": views.list_lp16_ops(dtype),
         f"{prefix}_FP32_FUNCS": views.list_lp16_fp32_ops(dtype),
         "FP32_FUNCS": views.list_fp32_ops(dtype),
@@ -134,4 +154,5 @@ def _lists_of(dtype: str, prefix: str) -> dict[str, Any]:
         "LOSS_OUTPUT_FUNCTIONS": views.list_loss_output_functions(dtype),
     }
     inputs = views.list_lp16_use_fp32_params(dtype)
+    lists = {name: _View(value) for name, value in tables.items()}
     return lists if inputs is None else {**lists, f"{prefix}_USE_FP32_PARAMS": inputs}

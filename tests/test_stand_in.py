@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 
@@ -115,6 +116,22 @@ def test_lists_are_those_of_the_tables(dtype, prefix):
     assert "Activation" in found[4]
     assert "SoftmaxOutput" in module.LOSS_OUTPUT_FUNCTIONS
     assert hasattr(module, "BF16_USE_FP32_PARAMS") == (dtype == "bfloat16")
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize("change", [lambda names: names.append("relu"), lambda names: names.remove("Convolution"),
+                                    lambda names: names.__iadd__(["relu"]), lambda names: names.__setitem__(0, "relu")])
+def test_changes_of_lists_warn(change):
+    from mxnet.contrib.amp.lists import symbol_fp16
+    with pytest.warns(UserWarning, match=r"changing them does nothing: pass amp\.init"):
+        change(symbol_fp16.FP16_FUNCS)
+    assert "Convolution" in amp.list_lp16_ops("float16")
+
+
+@pytest.mark.usefixtures("_installed")
+def test_the_modules_of_lists_are_found():
+    name = "mxnet.contrib.amp.lists.symbol_fp16"
+    assert importlib.util.find_spec(name) is importlib.import_module(name).__spec__
 
 
 @pytest.mark.usefixtures("_installed")
