@@ -136,3 +136,53 @@ def test_a_network_cast_by_the_user_trains_with_masters(hybridize):
     assert (net[0].weight.dtype, net[1].gamma.dtype, output.dtype) == ("float16", "float32", np.float16)
     assert losses[-1] < 0.2 * losses[0]
     assert {value.dtype for value in amp.master_params(trainer)} == {np.float32}
+
+
+class Chained(HybridBlock):
+    """An inner block that reads what a dense layer gives, excluded or in a region without AMP."""
+
+    def __init__(self, inner, in_region):
+        super().__init__()
+        self.in_region = in_region
+        with self.name_scope():
+            self.first = nn.Dense(32, in_units=32)
+        self.inner = inner
+
+    def hybrid_forward(self, F, x):
+        if not self.in_region:
+            return self.inner(self.first(x))
+        x = self.first(x)
+        with amp.autocast(enabled=False):
+            return self.inner(x)
+
+
+def symbol_block():
+    data = mx.sym.var("data")
+    layer = mx.sym.FullyConnected(data, num_hidden=32, no_bias=True, name="imported")
+    return gluon.SymbolBlock(mx.sym.tanh(layer), data)
+
+
+@pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
+@pytest.mark.parametrize("in_region", [False, True], ids=["excluded", "region"])
+@pytest.mark.parametrize("make", [symbol_block, lambda: nn.Dense(32, in_units=32)], ids=["symbol", "dense"])
+def test_an_inner_graph_without_amp_reads_low_precision_in_fp32(make, in_region, hybridize):
+    net, data = Chained(make(), in_region), mx.nd.random.normal(shape=(4, 32))
+    net.initialize(mx.init.Xavier())
+    net(data)
+    net.inner.hybridize()
+    if hybridize:
+        net.hybridize()
+
+    def run():
+        with autograd.record():
+            result = net(data)
+        result.backward()
+        return [result.asnumpy(), net.first.weight.grad().asnumpy()]
+
+    expected = run()
+    amp.init("float16")
+    if not in_region:
+        amp.exclude(net.inner)
+    for found, exact in zip(run(), expected):
+        assert found.dtype == np.float32
+        assert 0 < np.abs(found - exact).max() < 0.01 * np.abs(exact).max()  # the first layer is rounded

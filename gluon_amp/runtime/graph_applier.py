@@ -17,7 +17,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, to_graph
-from ..dtypes import BFLOAT16, LOW_PRECISION
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION
 from ..graph import Graph
 from ..graph.attrs import is_set
 from ..rules.tables.groups.system import CONTROL_FLOW
@@ -131,7 +131,13 @@ class RewritingCachedOp:
         sparse = self._sparse(args)
         return Inputs(self.names, dtypes, tuple(array.shape for array in args),
                       device, self._guarded(args), low, not sparse, sparse, self._is_recorded(), self.frozen,
-                      self._trains())
+                      self._trains(), self._is_half(dtypes))
+
+    def _is_half(self, dtypes: Sequence[str | None]) -> bool:
+        """Tell whether float16 data meets FP32 parameters, as where a block around hands it to one without AMP."""
+        given = {dtypes[i] for i in self._data_positions}
+        parameters = {dtype for i, dtype in enumerate(dtypes) if i not in self._data_positions}
+        return FLOAT16 in given and FLOAT32 in parameters and FLOAT16 not in parameters
 
     def _sparse(self, args: Sequence[NDArray]) -> frozenset[str]:
         """Name the inputs that are sparse arrays."""

@@ -43,6 +43,7 @@ class Inputs(NamedTuple):
     recorded: bool = True  # whether gradients may be asked for
     frozen: frozenset[str] = frozenset()  # weights of dense layers without a gradient, whose biases have one
     trains: bool = False  # whether operators run in their training mode, and no hook watches them
+    half: bool = False  # whether data arrives in float16, from a block around perhaps, and parameters are FP32
 
     def types(self) -> dict[str, str]:
         """Return data types by name; data that an outer block passes in bfloat16 counts as FP32."""
@@ -234,7 +235,7 @@ def _remedy(node: Node) -> str:
 
 def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
     """Plan how a symbol runs under a setting."""
-    policy = _policy_for(traced, state, inputs.device, bool(inputs.low))
+    policy = _policy_for(traced, state, inputs.device, bool(inputs.low), inputs.half)
     if policy is None or traced.is_converted:
         inputs = inputs._replace(low=frozenset())
     if policy is None:
@@ -260,9 +261,9 @@ def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
     return native.operators()
 
 
-def _policy_for(traced: Traced, state: State, device: str, low: bool) -> Policy | None:
+def _policy_for(traced: Traced, state: State, device: str, low: bool, half: bool = False) -> Policy | None:
     """Return the policy to rewrite a symbol by, None where nothing in it can change."""
-    idle = not state.enabled and not low and not traced.is_marked
+    idle = not (state.enabled or low or half or traced.is_marked)
     policy = None if idle or not traced.keeps_inputs else state.policy(device)
     # A user who hands bfloat16 to a network that runs in FP32 gets what MXNet makes of it.
     return None if policy is not None and low and not policy.lowers else policy
