@@ -150,8 +150,10 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     <class 'numpy.float16'>
     """
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
-    checks.instance("arg_params", arg_params, Mapping, "a dict of name to NDArray")
-    checks.instance("aux_params", aux_params, Mapping, "a dict of name to NDArray")
+    for name, arrays in (("arg_params", arg_params), ("aux_params", aux_params)):
+        checks.instance(name, arrays, Mapping, "a dict of name to NDArray")
+        for key, array in arrays.items():
+            checks.instance(f"{name}[{key!r}]", array, mx.nd.NDArray, "an NDArray")
     if data_example is not None:
         checks.instance("data_example", data_example, Mapping, "a dict of input name to NDArray or shape")
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,

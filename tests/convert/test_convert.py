@@ -580,6 +580,10 @@ class TestBadInput:
             amp.convert_model(symbol, args, aux, data_example=mx.nd.ones((2, 16, 6, 6)))
         with pytest.raises(TypeError, match=r"expected an NDArray or a shape, received data_example\['data'\]=3"):
             amp.convert_model(symbol, args, aux, data_example={"data": 3})
+        with pytest.raises(TypeError, match=r"expected an NDArray, received arg_params\['fc_weight'\]=None"):
+            amp.convert_model(symbol, {**args, "fc_weight": None}, aux)
+        with pytest.raises(TypeError, match=r"expected an NDArray, received aux_params\['bn_moving_mean'\]=array"):
+            amp.convert_model(symbol, args, {**aux, "bn_moving_mean": np.zeros(32)})
         for call in (lambda **options: amp.convert_model(symbol, args, aux, **options),
                      lambda **options: amp.convert_symbol(symbol, **options)):
             with pytest.raises(TypeError, match="expected a list of names, received data_names='data'"):
