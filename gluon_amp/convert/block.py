@@ -66,7 +66,10 @@ class ConvertedBlock(SymbolBlock):
         array = first_array((x, *args))  # None in another block's trace
         if self.conversion.target_dtype == BFLOAT16 and array is not None and array.context.device_type != "gpu":
             require_bfloat16()
-        return blocks.call_symbol_block(self, cast_arrays((x, *args), FLOAT32))
+        arguments = cast_arrays((x, *args), FLOAT32)
+        if isinstance(x, mx.nd.NDArray):  # MXNet's own way knows no other first argument
+            return super().forward(*arguments)
+        return blocks.call_symbol_block(self, arguments)
 
     def _build_cache(self, *args: Any) -> None:
         """Let what runs, and no file, hold operators in C++."""

@@ -1,6 +1,8 @@
 """Converted networks in places where others are used: inside other blocks, as symbols, around custom operators."""
 from __future__ import annotations
 
+import warnings
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -124,6 +126,19 @@ def test_a_converted_network_whose_first_argument_is_none():
         made(x, None)
     with pytest.raises(ValueError, match="structure"):
         made(mx.sym.var("x"), None)
+
+
+def test_an_input_that_nothing_reads_is_warned_of_by_mxnet():
+    """Whose warnings about a call are those of the caller, not of this package."""
+    inner = Nested()
+    inner.hybrid_forward = lambda F, x, unread: inner.layer(x)
+    inner.initialize()
+    x = mx.nd.ones((2, 3))
+    made = amp.convert_hybrid_block(inner, "float32", data_example=[x, x])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert made(x, x).shape == inner(x, x).shape
+    assert all("gluon_amp" not in each.filename for each in caught)
 
 
 class Tripled(gluon.HybridBlock):
