@@ -26,7 +26,6 @@ from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, nd  # isort: skip
-from mxnet.gluon import nn  # isort: skip
 
 
 class Case(NamedTuple):
@@ -68,6 +67,13 @@ def layer_cases(name, stock, ours, inputs, out_grad, what):
                trained(ours, low, lower(out_grad)))
 
 
+def with_operator(symbol, name, op):
+    """Return a symbol in which another operator computes a node."""
+    graph = json.loads(symbol.tojson())
+    next(node for node in graph["nodes"] if node["name"] == name)["op"] = op
+    return mx.sym.load_json(json.dumps(graph))
+
+
 def layer_norm() -> Iterator[Case]:
     def ours(*inputs):
         return invoke("_gluon_amp_layer_norm", inputs, {})[0]
@@ -96,25 +102,15 @@ def scale_rows() -> Iterator[Case]:
                                "x".join(map(str, shape)))
 
 
-class Pooled(nn.HybridBlock):
-    """Means of what a convolution gives, in the order of axes that MXNet keeps it in."""
-
-    def __init__(self, channels):
-        super().__init__()
-        self.layer = nn.Conv2D(channels, 1, in_channels=8)
-
-    def hybrid_forward(self, F, x):
-        return F.Pooling(self.layer(x), kernel=(1, 1), global_pool=True, pool_type="avg")
-
-
 def global_pool() -> Iterator[Case]:
+    """Means of what a convolution gives, in the order of axes that MXNet keeps it in."""
     flags = (("static_alloc", True), ("static_shape", True))
     for shape in ((4, 72, 28, 28), (4, 120, 28, 28), (2, 64, 56, 56), (8, 16, 24, 24)):
         inputs = [normal(shape[0], 8, *shape[2:]), normal(shape[1], 8, 1, 1, seed=1), normal(shape[1], seed=2)]
         out_grad = normal(*shape[:2], 1, 1, seed=3)
-        net = Pooled(shape[1])
-        graph = net(mx.sym.var("data"))
-        stock, ours = (nd.CachedOp(mx.sym.load_json(graph.tojson().replace('"op": "Pooling"', f'"op": "{op}"')), flags)
+        layer = mx.sym.Convolution(*map(mx.sym.var, ("data", "weight", "bias")), kernel=(1, 1), num_filter=shape[1])
+        pool = mx.sym.Pooling(layer, kernel=(1, 1), global_pool=True, pool_type="avg", name="pool")
+        stock, ours = (nd.CachedOp(with_operator(pool, "pool", op), flags)
                        for op in ("Pooling", "_gluon_amp_global_pool"))
         yield Case("global_pool", "x".join(map(str, shape)) + " behind a convolution, both ways",
                    trained(stock, inputs, out_grad), trained(ours, inputs, out_grad))
@@ -172,9 +168,7 @@ def dense_graph(op, units, dtype):
         weights = [mx.sym.amp_cast(each, dtype=BFLOAT16_DTYPE) for each in weights]
     data = mx.sym.amp_cast(data, dtype=BFLOAT16_DTYPE) if dtype == BFLOAT16 else mx.sym.identity(data)
     layer = mx.sym.FullyConnected(data, *weights, num_hidden=units, name="layer")
-    graph = json.loads(mx.sym.amp_cast(layer, dtype=FLOAT32).tojson())
-    next(node for node in graph["nodes"] if node["name"] == "layer")["op"] = op
-    return mx.sym.load_json(json.dumps(graph))
+    return with_operator(mx.sym.amp_cast(layer, dtype=FLOAT32), "layer", op)
 
 
 def dense_cases(dtype) -> Iterator[Case]:

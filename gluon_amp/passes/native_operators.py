@@ -24,7 +24,7 @@ from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_channels_last, is_set
 from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
-from ..rules.shapes import pools_out_of_order
+from ..rules.shapes import BLOCK, pools_out_of_order
 from ..rules.tables.groups.layers import SOFTMAX
 from . import channels_last, native_dropout, native_recurrent
 from .assign_dtypes import decide, plan_outputs
@@ -77,9 +77,9 @@ def _is_global_mean(node: Node, readers: Readers) -> bool:
 
 def _pools_slowly(node: Node, context: Context) -> bool:
     """Whether oneDNN has no kernel for the gradient. Low precision has a shape rule for it."""
-    policy = context.policy
+    policy, shape = context.policy, node.inputs[0].shape or ()
     return (context.recorded and not policy.lowers
-            and pools_out_of_order(node.attrs, node.inputs[0].shape or (), policy.amx, policy.channel_multiple or 16))
+            and pools_out_of_order(node.attrs, shape, policy.amx, policy.channel_multiple or BLOCK))
 
 
 Shapes = Sequence[Sequence[int]]

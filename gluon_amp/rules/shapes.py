@@ -54,10 +54,10 @@ def _is_idle(kernel: int, stride: int, pad: int, dilate: int, size: int) -> bool
     return size > 0 and any(all(not 0 <= start + tap * dilate < size for start in starts) for tap in range(kernel))
 
 
-_BLOCK = 16  # channels that oneDNN keeps side by side
+BLOCK = 16  # channels that oneDNN keeps side by side
 
 
-def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool, block: int = _BLOCK) -> bool:
+def pools_out_of_order(attrs: Mapping[str, str], shape: Sequence[int], amx: bool, block: int = BLOCK) -> bool:
     """Tell whether a pooling's gradient has an order of axes that only oneDNN's slow reference kernels take.
 
     ``block`` is how many channels oneDNN keeps side by side.

@@ -7,10 +7,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, nd
+from mxnet.gluon import HybridBlock, nn
 
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import invoke
 from gluon_amp.dtypes import BFLOAT16_DTYPE
+from gluon_amp.runtime.graph_applier import prepared_operations
 
 BFLOAT16_ROUNDING = 2.0 ** -8
 CACHED_OP_FLAGS = [(), (("static_alloc", True),), (("static_alloc", True), ("static_shape", True)),
@@ -73,6 +75,36 @@ def results_of_batches(net, grad_req, batches):
             out.backward()
         found += [out.asnumpy(), x.grad.asnumpy(), *(each.grad().asnumpy() for each in net.collect_params().values())]
     return found
+
+
+class SqueezeAndExcite(HybridBlock):
+    """A convolution that is read twice: its means say how much of each channel another one is given."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first, self.last = nn.Conv2D(32, 3, padding=1, in_channels=16), nn.Conv2D(16, 1, in_channels=32)
+            self.pool, self.squeeze = nn.GlobalAvgPool2D(), nn.Conv2D(32, 1, in_channels=32)
+
+    def hybrid_forward(self, F, x):
+        x = self.first(x)
+        return self.last(F.broadcast_mul(x, F.sigmoid(self.squeeze(self.pool(x)))))
+
+
+def squeezed_and_excited(grad_req, static):
+    """Return a network of squeeze and excite, and :func:`results_of_batches` of it."""
+    mx.random.seed(3)
+    net = SqueezeAndExcite()
+    net.initialize(mx.init.Xavier())
+    net.collect_params().setattr("grad_req", grad_req)
+    net.hybridize(static_alloc=static, static_shape=static)
+    batches = [nd.array(np.random.RandomState(batch).normal(size=(batch, 16, 24, 24))) for batch in (4, 1, 3)]
+    return net, results_of_batches(net, grad_req, batches)
+
+
+def kinds(net):
+    """Return the operators that the hybridized parts of a network ran last."""
+    return {node.op for _, operation in prepared_operations(net) for node in operation.latest.graph.operators()}
 
 
 def replaced(symbol, replacements):

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from graphs import describe, graph, op, variable
 from mxnet import nd
-from mxnet.gluon import HybridBlock, nn
 from native_cases import (
+    SqueezeAndExcite,
+    kinds,
     normal,
     requires_core,
-    results_of_batches,
     run,
     shapes_of_empty,
+    squeezed_and_excited,
     with_gradients,
 )
 
@@ -101,45 +102,21 @@ class TestGraphs:
         assert "pool: Pooling(data) -> float32" in lines(**{"shape": (4, 120, 28, 28), **change})
 
 
-class Squeezed(HybridBlock):
-    """A convolution's map, whose means say how much of each channel is kept."""
-
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            self.first = nn.Conv2D(40, 3, padding=1, in_channels=16)
-            self.pool = nn.GlobalAvgPool2D()
-            self.squeeze = nn.Conv2D(40, 1, in_channels=40)
-
-    def hybrid_forward(self, F, x):
-        x = self.first(x)
-        return F.broadcast_mul(x, F.sigmoid(self.squeeze(self.pool(x))))
-
-
 @requires_core
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize("static", [False, True])
 def test_a_network(grad_req, static):
-    def trained():
-        mx.random.seed(3)
-        net = Squeezed()
-        net.initialize(mx.init.Xavier())
-        net.collect_params().setattr("grad_req", grad_req)
-        net.hybridize(static_alloc=static, static_shape=static)
-        batches = [nd.array(np.random.RandomState(batch).normal(size=(batch, 16, 24, 24))) for batch in (4, 1, 3)]
-        return net, results_of_batches(net, grad_req, batches)
-
-    _, expected = trained()
+    _, expected = squeezed_and_excited(grad_req, static)
     amp.init("float32")
-    net, received = trained()
-    assert NAME in {node.op for node in net._cached_op.latest.graph.operators()}
+    net, received = squeezed_and_excited(grad_req, static)
+    assert NAME in kinds(net)
     for one, other in zip(received, expected):
         assert np.linalg.norm(one - other) < 1e-5 * np.linalg.norm(other)
 
 
 @requires_core
 def test_a_report_says_so():
-    net = Squeezed()
+    net = SqueezeAndExcite()
     net.initialize()
     net.hybridize()
     amp.init("float32")

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 from graphs import conv, describe, graph, op, variable
 from mxnet import nd
-from mxnet.gluon import HybridBlock, nn
+from mxnet.gluon import HybridBlock
 from native_cases import (
     BFLOAT16_ROUNDING,
     assert_close,
     bfloat16,
+    kinds,
     normal,
     requires_core,
-    results_of_batches,
     rounded,
     run,
     shapes_of_empty,
+    squeezed_and_excited,
     with_gradients,
 )
 
@@ -127,40 +128,13 @@ class TestGraphs:
         assert "after: Convolution(product, after_weight_bfloat16) -> bfloat16" in describe(result)
 
 
-class Excited(HybridBlock):
-    """A block of squeeze and excite; its first convolution is read twice."""
-
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            self.first, self.last = nn.Conv2D(32, 3, padding=1, in_channels=16), nn.Conv2D(16, 1, in_channels=32)
-            self.squeeze = nn.Conv2D(32, 1, in_channels=32)
-
-    def hybrid_forward(self, F, x):
-        x = self.first(x)
-        return self.last(F.broadcast_mul(x, F.sigmoid(self.squeeze(F.Pooling(x, global_pool=True, pool_type="avg")))))
-
-
-def kinds(net):
-    return {node.op for node in net._cached_op.latest.graph.operators()}
-
-
 @requires_core
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize("target", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
 def test_a_network(target, grad_req):
-    def trained():
-        mx.random.seed(3)
-        net = Excited()
-        net.initialize(mx.init.Xavier())
-        net.collect_params().setattr("grad_req", grad_req)
-        net.hybridize(static_alloc=True, static_shape=True)
-        batches = [nd.array(np.random.RandomState(batch).normal(size=(batch, 16, 24, 24))) for batch in (4, 1, 3)]
-        return net, results_of_batches(net, grad_req, batches)
-
-    _, expected = trained()
+    _, expected = squeezed_and_excited(grad_req, static=True)
     amp.init(target)
-    net, received = trained()
+    net, received = squeezed_and_excited(grad_req, static=True)
     assert NAME in kinds(net)
     for one, other in zip(received, expected):
         error = np.linalg.norm(one - other) / np.linalg.norm(other)

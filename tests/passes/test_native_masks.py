@@ -9,13 +9,12 @@ import pytest
 from graphs import describe, graph, op, variable
 from mxnet import autograd, nd
 from mxnet.gluon import HybridBlock, nn
-from native_cases import assert_close
+from native_cases import assert_close, kinds
 
 import gluon_amp as amp
 from gluon_amp import native, passes
 from gluon_amp.graph import Entry
 from gluon_amp.rules import Policy
-from gluon_amp.runtime.graph_applier import prepared_operations
 
 SOFTMAX = frozenset({"_gluon_amp_softmax", "_gluon_amp_log_softmax"})
 ALL = SOFTMAX | frozenset({"_gluon_amp_attention", "_gluon_amp_dropout", "_gluon_amp_gelu", "_gluon_amp_batch_dot"})
@@ -369,10 +368,6 @@ def train(net, grad_req="write", batches=(8, 6), seed=None):
         found += [out.asnumpy(), *(each.grad.asnumpy() for each in (x, extra)),
                   *(p.grad().asnumpy() for p in net.collect_params().values() if p._data is not None)]
     return found
-
-
-def kinds(net):
-    return {node.op for _, operation in prepared_operations(net) for node in operation.latest.graph.operators()}
 
 
 FLAGS = [{"static_alloc": False}, {"static_alloc": True, "static_shape": True}]

@@ -10,7 +10,7 @@ import pytest
 from graphs import batch_norm, conv, describe, graph, op, variable
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, SymbolBlock, nn, rnn
-from native_cases import assert_close, requires_core, results_of_batches
+from native_cases import assert_close, kinds, requires_core, results_of_batches
 
 import gluon_amp as amp
 from gluon_amp import native, passes
@@ -231,10 +231,6 @@ def data(seed, length=16, batch=40):
 def train(net, grad_req):
     """Train on batches of several sizes."""
     return results_of_batches(net, grad_req, [data(batch, batch=batch) for batch in (40, 24)])
-
-
-def kinds(net):
-    return {node.op for _, operation in prepared_operations(net) for node in operation.latest.graph.operators()}
 
 
 FLAGS = [{"static_alloc": False}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]

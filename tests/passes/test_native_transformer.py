@@ -10,13 +10,12 @@ from graphs import describe, graph, op, variable
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, Trainer, nn
 from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
-from native_cases import assert_close
+from native_cases import assert_close, kinds
 
 import gluon_amp as amp
 from gluon_amp import native, passes
 from gluon_amp.graph import Entry
 from gluon_amp.rules import FP32, Cause, Policy, Rule
-from gluon_amp.runtime.graph_applier import prepared_operations
 
 ALL = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_batch_dot", "_gluon_amp_dense", "_gluon_amp_attention"})
 BATCH, LENGTH, HEADS, UNITS = 4, 32, 4, 128
@@ -267,10 +266,6 @@ def train(net, grad_req, batches=(32, 28)):
             out.backward(mx.nd.array(random.normal(size=out.shape)))
         found += [out.asnumpy(), x.grad.asnumpy(), *(p.grad().asnumpy() for p in net.collect_params().values())]
     return found
-
-
-def kinds(net):
-    return {node.op for _, operation in prepared_operations(net) for node in operation.latest.graph.operators()}
 
 
 FLAGS = [{"static_alloc": False}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
