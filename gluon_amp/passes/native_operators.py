@@ -171,7 +171,7 @@ def _scales_rows(node: Node, shapes: Shapes) -> bool:
 # and backward, dropout takes 1.2 ms in FP32 and 0.8 ms in bfloat16 where MXNet's takes 6.0 ms, GELU 1.7 ms in either
 # where MXNet's takes 2.1 ms. np.matmul of piles is 1.5 to 2.7 times as fast, of two matrices 0.9 to 1.3 times. oneDNN's
 # softmax is as fast as that in C++ (0.5 to 1.2 times), but for the logarithm's gradient without AVX512: forward and
-# backward takes 1.4 to 3.8 times as long on an AMD EPYC with AVX2, of rows of two values 0.9 times. MXNet's own one,
+# backward takes 1.5 to 4.0 times as long on an AMD EPYC with AVX2, of rows of two values 0.8 times. MXNet's own one,
 # for temperatures and lengths, takes 1.2 to 8.7 times as long from 16,384 values on. Channels times factors take MXNet
 # 2 times as long at 16,384 values, 10 to 17 times from 225,000 on, forward and backward.
 REPLACEMENTS: Mapping[str, Replacement] = {
