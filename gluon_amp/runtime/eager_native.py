@@ -9,7 +9,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import native
-from .._mxnet.invoke import Invoke, run_operator
+from .._mxnet.invoke import Invoke
 from .._mxnet.operators import handle_of
 from .._mxnet.symbols import dtype_name
 from ..dtypes import AVX2_VALUES, FLOAT32, cpu_support
@@ -23,8 +23,9 @@ class _Kernel(NamedTuple):
     trains: bool  # whether it gains only with a gradient, of rows that fill a vector
 
 
-# With a gradient every input goes through an identity first: MXNet does not tell operators of libraries that a gradient
-# is to be added, and nobody knows yet who else will read the input.
+# With a gradient every input goes through a view of itself first: MXNet does not tell operators of libraries that a
+# gradient is to be added, and nobody knows yet who else will read the input. MXNet copies a view's gradient.
+_view = NDArray.reshape
 _KERNELS = {"LayerNorm": ("_gluon_amp_layer_norm", {"axis": "-1", "output_mean_var": "False"}),
             "clip": ("_gluon_amp_clip", {}),
             "log_softmax": ("_gluon_amp_log_softmax", {"axis": "-1", "temperature": "None", "dtype": "None",
@@ -51,7 +52,7 @@ def make_native_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
             if kernel is not None and _fits(kernel, inputs, keys, values):
                 handle = kernel.handle
                 if autograd.is_recording():
-                    inputs = [run_operator(original, "_copy", [array], {}, is_np_op=is_np_op) for array in inputs]
+                    inputs = [_view(array, array.shape) for array in inputs]
         return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
 
     served = frozenset(map(handle_of, _KERNELS))

@@ -54,6 +54,25 @@ def test_values_and_gradients_are_mxnets(grad_req, served):
     assert all(served)
 
 
+def test_a_gradient_is_added_behind_a_sum(served):
+    """MXNet hands the gradient of a sum to its inputs as it is: the last operator before it adds it to theirs."""
+    constant = normal(*LARGE, seed=1)
+
+    def gradient():
+        x = normal(*LARGE)
+        x.attach_grad("add")
+        for _ in range(2):
+            with autograd.record():
+                out = nd.clip(x + constant, -0.5, 1.0)
+            out.backward(constant)
+        return x.grad.asnumpy()
+
+    expected = gradient()
+    amp.init("float32")
+    np.testing.assert_array_equal(gradient(), expected)
+    assert served == [True, True]
+
+
 @pytest.fixture(params=["AVX2", "AVX512_CORE"])
 def isa(request, monkeypatch):
     """A CPU whose instruction set is this one."""

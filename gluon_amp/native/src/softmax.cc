@@ -16,19 +16,24 @@ namespace {
 // Rows of so many values at a time.
 constexpr int64_t kRange = 16384;
 
-// Values of a row in float32, and what becomes of them.
-INLINED void log_softmax(float* values, int64_t length, int64_t width) {
+// The logarithm of the softmax of values in float32.
+template <class T>
+INLINED void log_softmax(const float* values, T* out, int64_t length) {
   const float most = largest(values, length);
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < length; ++i) {
-    values[i] -= most;
-    sum += exp_of_negative(values[i]);
-  }
+  for (int64_t i = 0; i < length; ++i) sum += exp_of_negative(values[i] - most);
   const float subtracted = std::log(sum);
 #pragma omp simd
-  for (int64_t i = 0; i < length; ++i) values[i] -= subtracted;
-  std::fill(values + length, values + width, 0.f);
+  for (int64_t i = 0; i < length; ++i) store(values[i] - most - subtracted, &out[i]);
+}
+
+// A row's values in float32: the row itself, or in memory that is given.
+INLINED const float* as_floats(const float* data, float*, int64_t) { return data; }
+INLINED const float* as_floats(const bfloat16* data, float* values, int64_t length) {
+#pragma omp simd
+  for (int64_t i = 0; i < length; ++i) values[i] = to_float(data[i]);
+  return values;
 }
 
 // Take the largest value away, which leaves less to round, and divide.
@@ -41,15 +46,22 @@ INLINED void divide(float* values, int64_t length, float temperature) {
 template <class T>
 INLINED void forward_row(const T* data, T* out, float* values, int64_t length, int64_t width, float temperature,
                          bool is_log) {
+  const float* scores = values;
+  if (is_log && temperature == 1)
+    scores = as_floats(data, values, length);
+  else {
 #pragma omp simd
-  for (int64_t i = 0; i < length; ++i) values[i] = to_float(data[i]);
-  if (temperature != 1) divide(values, length, temperature);
+    for (int64_t i = 0; i < length; ++i) values[i] = to_float(data[i]);
+    if (temperature != 1) divide(values, length, temperature);
+  }
   if (is_log)
-    log_softmax(values, length, width);
-  else
-    softmax(values, length, width);
+    log_softmax(scores, out, length);
+  else {
+    softmax(values, length, length);
 #pragma omp simd
-  for (int64_t i = 0; i < width; ++i) store(values[i], &out[i]);
+    for (int64_t i = 0; i < length; ++i) store(values[i], &out[i]);
+  }
+  std::fill(out + length, out + width, T{});
 }
 
 template <class T>
