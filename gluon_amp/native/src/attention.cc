@@ -62,7 +62,7 @@ INLINED void scores_to_shares(const Head& head, int64_t row, float* scores) {
 #pragma omp simd
     for (int64_t i = 0; i < head.width; ++i) scores[i] = mask[i] != 0 ? scores[i] : masked;
   }
-  softmax(scores, head.length(row), head.width);
+  softmax(scores, scores, head.length(row), head.width);
 }
 
 // What the mask and dropout multiply the shares of a row by; null where that is 1.

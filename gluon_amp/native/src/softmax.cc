@@ -36,28 +36,25 @@ INLINED const float* as_floats(const bfloat16* data, float* values, int64_t leng
   return values;
 }
 
-// Take the largest value away, which leaves less to round, and divide.
-INLINED void divide(float* values, int64_t length, float temperature) {
+// Take the largest value away, which leaves less to round, and divide; the results may take the values' place.
+INLINED void divide(const float* values, float* results, int64_t length, float temperature) {
   const float most = largest(values, length);
 #pragma omp simd
-  for (int64_t i = 0; i < length; ++i) values[i] = (values[i] - most) / temperature;
+  for (int64_t i = 0; i < length; ++i) results[i] = (values[i] - most) / temperature;
 }
 
 template <class T>
 INLINED void forward_row(const T* data, T* out, float* values, int64_t length, int64_t width, float temperature,
                          bool is_log) {
-  const float* scores = values;
-  if (is_log && temperature == 1)
-    scores = as_floats(data, values, length);
-  else {
-#pragma omp simd
-    for (int64_t i = 0; i < length; ++i) values[i] = to_float(data[i]);
-    if (temperature != 1) divide(values, length, temperature);
+  const float* scores = as_floats(data, values, length);
+  if (temperature != 1) {
+    divide(scores, values, length, temperature);
+    scores = values;
   }
   if (is_log)
     log_softmax(scores, out, length);
   else {
-    softmax(values, length, length);
+    softmax(scores, values, length, length);
 #pragma omp simd
     for (int64_t i = 0; i < length; ++i) store(values[i], &out[i]);
   }

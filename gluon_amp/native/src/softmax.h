@@ -19,19 +19,19 @@ INLINED float largest(const float* values, int64_t length) {
   return most;
 }
 
-// Write the shares of a row where its scores are. Those behind `length` are 0.
-INLINED void softmax(float* scores, int64_t length, int64_t width) {
+// Write the shares of a row, maybe where its scores are. Those behind `length` are 0.
+INLINED void softmax(const float* scores, float* shares, int64_t length, int64_t width) {
   const float most = largest(scores, length);
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < length; ++i) {
-    scores[i] = exp_of_negative(scores[i] - most);
-    sum += scores[i];
+    shares[i] = exp_of_negative(scores[i] - most);
+    sum += shares[i];
   }
   const float share = 1 / sum;
 #pragma omp simd
-  for (int64_t i = 0; i < length; ++i) scores[i] *= share;
-  std::fill(scores + length, scores + width, 0.f);
+  for (int64_t i = 0; i < length; ++i) shares[i] *= share;
+  std::fill(shares + length, shares + width, 0.f);
 }
 
 }  // namespace gluon_amp
