@@ -46,6 +46,7 @@ LAYERS = {
     "files": "files that are written whole or not at all",
     "_cuda": "the CUDA driver and its run-time compiler, asked directly",
     "_isa": "the instructions that oneDNN uses",
+    "_memory": "what glibc does with freed memory",
     "_compat": "checks of versions, NumPy's old names, CUDA's libraries: before MXNet is imported",
 }
 # Likewise, inside of a package.
@@ -60,7 +61,7 @@ INSIDE = {
     "graph": ["__init__", "subgraphs", "edit", "graph", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files", "_cuda",
-                 "_isa", "_compat"}
+                 "_isa", "_memory", "_compat"}
 # Replacing names of MXNet is what hooks are.
 MAY_USE_PRIVATE_NAMES = {"_mxnet", "runtime"}
 

@@ -13,7 +13,7 @@ from typing import Any, Iterator
 import mxnet as mx
 import numpy as np
 
-from .. import _compat, _cuda, _isa, native
+from .. import _compat, _cuda, _isa, _memory, native
 from .._mxnet import gpus
 from ..dtypes import FLOAT32, cpu_isa, cuda_support
 from ..runtime.devices import device_supports, verdict
@@ -61,11 +61,16 @@ def _facts(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "AMX tiles", machine["amx"]
     yield "threads", (f"OMP_NUM_THREADS={machine['threads']}" if machine["threads"] else
                       "OMP_NUM_THREADS is not set: MXNet takes half of the logical processors")
+    yield "freed memory", machine["freed_memory"]
     yield "GPUs", "; ".join(gpu["reason"] if gpu["has_kernels"] else f"unused: {gpu['reason']}"
                             for gpu in machine["gpus"]) or _no_gpus()
     for name, state in machine["native_operators"].items():
         yield f"C++ operators, {name}", state
     yield "MXNet's build", ", ".join(machine["features"])
+
+
+def _freed_memory(obstacle: str) -> str:
+    return f"goes back to the system: {obstacle}" if obstacle else "stays in the process for the next step's arrays"
 
 
 def _no_gpus() -> str:
@@ -86,6 +91,7 @@ def environment() -> dict[str, Any]:
         "native_operators": {library.name: library.missing or "loaded" for library in native.load()},
         "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
         "threads": os.environ.get("OMP_NUM_THREADS"), "processors": os.cpu_count(),
+        "freed_memory": _freed_memory(_memory.obstacle(os.environ)),
         "gpus": [_gpu(index) for index in range(gpus.count())],
         "gpu_driver": _cuda_versions(),
         "features": sorted(name for name, feature in mx.runtime.Features().items() if feature.enabled),

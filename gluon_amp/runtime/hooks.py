@@ -34,6 +34,7 @@ from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol import register as symbol_register
 
+from .._memory import keep_freed_memory
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Invoke
 from .._mxnet.symbols import make_symbol_creator
@@ -65,6 +66,7 @@ def install() -> None:
     with _lock:
         if _originals:
             return
+        keep_freed_memory()
         try:
             for owner, name, make in _REPLACEMENTS:
                 original = getattr(owner, name, _ABSENT)
