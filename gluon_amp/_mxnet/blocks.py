@@ -212,6 +212,11 @@ def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], dev
         parameter._load_init(arrays[name], list(devices))
 
 
+def save_under_full_names(block: SymbolBlock) -> None:
+    """Make ``save_parameters`` write what ``load_parameters`` reads: MXNet cuts off with what all names begin."""
+    block._reg_params = dict(block._params.items())
+
+
 def set_formats(block: SymbolBlock, formats: tuple[Any, Any]) -> None:
     """Let a symbol block take and return the same structures as the block that it was made from."""
     block._in_format, block._out_format = formats

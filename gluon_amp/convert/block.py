@@ -46,6 +46,7 @@ class ConvertedBlock(SymbolBlock):
             # MXNet asks for the type of the data, which any call may bring in another.
             warnings.simplefilter("ignore", UserWarning)
             super().__init__(outputs, inputs)
+        blocks.save_under_full_names(self)
         self.conversion = conversion
         self._state = state  # that it runs under; None where MXNet runs it as it is
 

@@ -466,6 +466,33 @@ class TestFiles:
             converted.export(tmp_path / "net")
         assert os.listdir(tmp_path) == ["net-0000.params"]
 
+    @pytest.mark.filterwarnings("ignore:the bfloat16 network cannot run on this machine")
+    @pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_parameters_saved_by_a_converted_network_load_into_another(self, dtype, inside, tmp_path):
+        def network(seed):
+            mx.random.seed(seed)
+            net = nn.HybridSequential(prefix="my_")  # with which all names begin
+            with net.name_scope():
+                net.add(nn.Conv2D(16, 3, in_channels=16), nn.Dense(4, in_units=16 * 36))
+            net.initialize(mx.init.Uniform(1))
+            converted = amp.convert_hybrid_block(net, dtype, data_example=[mx.nd.ones((1, 16, 8, 8))])
+            if not inside:
+                return converted
+            parent = nn.HybridSequential()
+            parent.add(converted)
+            return parent
+
+        def values(net):
+            return [mx.nd.amp_cast(each.data(), dtype="float32").asnumpy() for each in net.collect_params().values()]
+
+        saved, loaded = network(1), network(2)
+        saved.save_parameters(str(tmp_path / "net.params"))
+        assert not np.array_equal(values(loaded)[0], values(saved)[0])
+        loaded.load_parameters(str(tmp_path / "net.params"))
+        for one, other in zip(values(loaded), values(saved)):
+            np.testing.assert_array_equal(one, other)
+
     def test_casts_cannot_be_removed(self, tmp_path):
         net = nn.Dense(2, in_units=2)
         net.initialize()
