@@ -25,6 +25,7 @@ Functions look_up() {
   LOOK_UP(memory_desc_create_with_tag);
   LOOK_UP(memory_desc_destroy);
   LOOK_UP(memory_desc_get_size);
+  LOOK_UP(memory_desc_equal);
   LOOK_UP(memory_create);
   LOOK_UP(memory_destroy);
   LOOK_UP(primitive_attr_create);
@@ -119,6 +120,8 @@ Desc Desc::any(const Dims& dims, DataType type) {
 }
 
 size_t bytes(Md desc) { return functions().memory_desc_get_size(desc); }
+
+bool are_equal(Md one, Md other) { return functions().memory_desc_equal(one, other) != 0; }
 
 Primitive::Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale,
                      bool adds) {

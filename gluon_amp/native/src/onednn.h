@@ -60,6 +60,7 @@ struct Functions {
   int (*memory_desc_create_with_tag)(MemoryDesc**, int ndims, const int64_t* dims, int type, int tag);
   int (*memory_desc_destroy)(MemoryDesc*);
   size_t (*memory_desc_get_size)(Md);
+  int (*memory_desc_equal)(Md, Md);
   int (*memory_create)(Memory**, Md, Engine*, void* data);
   int (*memory_destroy)(Memory*);
   int (*primitive_attr_create)(Attr**);
@@ -121,6 +122,7 @@ struct Array {
 };
 
 size_t bytes(Md desc);
+bool are_equal(Md one, Md other);
 
 // A primitive and its description. It never changes and holds no memory for results: threads may share it.
 class Primitive {

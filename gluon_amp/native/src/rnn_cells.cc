@@ -12,7 +12,7 @@ INLINED float exponential(float x) {
 }
 INLINED float sigmoid(float x) { return 1.0F / (1.0F + exponential(-x)); }
 
-// To the last bit but one; near zero by a series, where the difference of 2 * sigmoid(2 * x) and 1 would lose digits.
+// To the last bit but one; near zero by a series, where the difference of 1 and something near it would lose digits.
 INLINED float hyperbolic_tangent(float x) {
   const float z = x * x;
   float sum = -5.70498872745e-3F;
@@ -20,8 +20,8 @@ INLINED float hyperbolic_tangent(float x) {
   sum = sum * z - 5.37397155531e-2F;
   sum = sum * z + 1.33314422036e-1F;
   sum = sum * z - 3.33332819422e-1F;
-  const float near = sum * z * x + x, far = 2.0F * sigmoid(2.0F * x) - 1.0F;
-  return z < 0.390625F ? near : far;
+  const float size = __builtin_fabsf(x), far = 1.0F - 2.0F / (1.0F + exponential(2.0F * size));
+  return z < 0.390625F ? sum * z * x + x : __builtin_copysignf(far, x);
 }
 
 template <class T>

@@ -1,6 +1,7 @@
 #include "rnn_layer.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "buffer.h"
 
@@ -19,8 +20,7 @@ VECTORIZED void convert(const float* from, bfloat16* to, int64_t count) {
 
 void convert(const float* from, float* to, int64_t count) { std::copy_n(from, count, to); }
 
-// A product of matrices, rows x inner by inner x columns. The second one is in the order that oneDNN likes, or as it
-// is.
+// A product of matrices, rows x inner by inner x columns.
 struct Product {
   Product(const Desc& a_desc, const Desc& b_desc, const Desc& c_desc, bool adds)
       : a(a_desc),
@@ -48,6 +48,13 @@ struct Kind {
   Desc transposed(int64_t rows, int64_t columns) const { return {{columns, rows}, type, {1, columns}}; }
   Desc packed(int64_t rows, int64_t columns) const { return Desc::any({rows, columns}, type); }
   static Desc sums(int64_t rows, int64_t columns) { return {{rows, columns}, kF32}; }
+  // A product with weights that lie as described, in the order that oneDNN likes; as they are where that is a plain
+  // one, and they need not be rounded.
+  Product with_weights(const Desc& a, const Desc& lie, int64_t inner, int64_t columns, const Desc& c, bool adds) const {
+    Product liked(a, packed(inner, columns), c, adds);
+    const bool is_plain = type == kF32 && are_equal(liked.order(), plain(inner, columns));
+    return is_plain ? Product(a, lie, c, adds) : liked;
+  }
   DataType type;
 };
 
@@ -57,8 +64,10 @@ struct Products {
       : gates(s.gates() * s.states),
         rows(s.steps * s.batch),
         width(s.directions * s.states),
-        of_data(k.plain(rows, s.inputs), k.packed(s.inputs, gates), k.sums(rows, gates), false),
-        of_state(k.plain(s.batch, s.states), k.packed(s.states, gates), k.sums(s.batch, gates), s.cell != Cell::kGru) {}
+        of_data(k.with_weights(k.plain(rows, s.inputs), k.transposed(gates, s.inputs), s.inputs, gates,
+                               k.sums(rows, gates), false)),
+        of_state(k.with_weights(k.plain(s.batch, s.states), k.transposed(gates, s.states), s.states, gates,
+                                k.sums(s.batch, gates), s.cell != Cell::kGru)) {}
 
   int64_t gates, rows, width;
   Product of_data, of_state;
@@ -68,9 +77,12 @@ struct BackwardProducts {
   explicit BackwardProducts(const LayerShape& s, Kind k)
       : gates(s.gates() * s.states),
         rows(s.steps * s.batch),
-        to_state(k.plain(s.batch, gates), k.packed(gates, s.states), k.sums(s.batch, s.states), s.cell == Cell::kGru),
-        to_data(k.plain(rows, gates), k.packed(gates, s.inputs), k.sums(rows, s.inputs), false),
-        to_data_too(k.plain(rows, gates), k.packed(gates, s.inputs), k.sums(rows, s.inputs), true),
+        to_state(k.with_weights(k.plain(s.batch, gates), k.plain(gates, s.states), gates, s.states,
+                                k.sums(s.batch, s.states), s.cell == Cell::kGru)),
+        to_data(k.with_weights(k.plain(rows, gates), k.plain(gates, s.inputs), gates, s.inputs, k.sums(rows, s.inputs),
+                               false)),
+        to_data_too(k.with_weights(k.plain(rows, gates), k.plain(gates, s.inputs), gates, s.inputs,
+                                   k.sums(rows, s.inputs), true)),
         to_data_weights(k.transposed(rows, gates), k.plain(rows, s.inputs), k.sums(gates, s.inputs), false),
         to_state_weights(k.transposed(rows, gates), k.plain(rows, s.states), k.sums(gates, s.states), false) {}
 
@@ -116,11 +128,12 @@ const void* in_type(const float* weights, int64_t count, bfloat16*) {
   return rounded;
 }
 
-// Weights in the order that a product wants, from a matrix described as it lies. They last until the next ones are
-// made.
+// Weights in the order that a product wants, from a matrix described as it lies: what it is made of, or memory that
+// lasts until the next ones are made.
 struct Packed {};
 template <class T>
 const void* packed(const float* weights, const Desc& desc, int64_t count, const Product& product) {
+  if (std::is_same<T, float>() && are_equal(desc, product.order())) return weights;
   void* result = scratch<Packed>(bytes(product.order()));
   reorder(desc, in_type(weights, count, static_cast<T*>(nullptr)), product.order(), result);
   return result;
