@@ -4,7 +4,7 @@ from __future__ import annotations
 from ..dtypes import FLOAT32
 from ..graph import Graph, Node
 from ..graph.attrs import REGION, REGION_ON, integer
-from ..rules import KEEP, Decision, precision
+from ..rules import KEEP, NEUTRAL, WIDEST, Decision, precision
 from ..rules.decision import EXCLUDED, OUTSIDE, READS_SPARSE, SWITCHED_OFF
 from . import sparse_tensors
 from .context import Context
@@ -18,6 +18,13 @@ def run(graph: Graph, context: Context) -> int:
         node.decision = READS_SPARSE if id(node) in kept else decide(node, context)
         lowered += plan_outputs(node, context)
     return lowered
+
+
+def follow(graph: Graph, context: Context) -> None:
+    """Let operators take the precision of their data again, after others have changed theirs."""
+    for node in graph.operators():
+        if node.decision is not None and node.decision.rule in (NEUTRAL, WIDEST):
+            plan_outputs(node, context)
 
 
 def decide(node: Node, context: Context) -> Decision:

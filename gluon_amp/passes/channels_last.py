@@ -3,14 +3,22 @@
 MXNet runs convolutions and BatchNorm in oneDNN's own layouts, and hands plain arrays to whatever else there is: three
 times a map is written again forward and backward for each ``clip``. Operators in C++ whose maps have the channels last
 need none of that, and BatchNorm takes the limits along. Where a chain begins and ends maps are transposed.
+
+A chain is of one type: FP32, or bfloat16 where that is the low-precision type and not imitated. Its weights stay FP32:
+the operators round them. What only goes along with its data, or was kept in FP32 for its few channels alone, joins a
+chain in bfloat16 where nothing but the chain reads it. MXNet transposes in FP32 only, so that casts come before and
+behind: a transposition has to save more there.
 """
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
-from ..dtypes import FLOAT32
+from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, connected_parts, operator, redirect
 from ..graph.attrs import integer, integers, is_channels_last, is_set
+from ..rules import LOWER, NEUTRAL, WIDEST, Cause
+from .assign_dtypes import follow, plan_outputs
 from .context import Context
 from .identities import Guards
 from .known_forward import unknown_forward
@@ -20,29 +28,50 @@ _IN_CPP = {"Convolution": "_gluon_amp_convolution", "BatchNorm": _BATCH_NORM}
 NATIVE = frozenset(_IN_CPP.values())
 CONCERNED = frozenset({"Convolution", "clip"})  # what a graph has where this may do something
 _ELEMENTWISE = ("clip", "relu", "Activation", "elemwise_add")
+_FP32_INPUTS = (1, 2)  # weight and bias of a convolution
+_SAVED = {FLOAT32: 1, BFLOAT16: 2}  # how many operators ``clip`` outweigh a transposition in a chain, by its type
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
 
 
 def is_needed(context: Context) -> bool:
-    """Tell whether FP32 training is about to run on a CPU with such operators."""
-    return context.trains and context.recorded and context.target == FLOAT32 and context.native >= NATIVE
+    """Tell whether training in a type of theirs is about to run on a CPU with such operators."""
+    return (context.trains and context.recorded and context.target in _SAVED and not context.policy.imitated
+            and context.native >= NATIVE)
 
 
 def run(graph: Graph, context: Context) -> int:
     """Put operators in C++ in the place of convolutions and BatchNorm in such chains; return how many."""
     readers = Readers(graph)
-    unknown = unknown_forward(graph)
-    members = [node for node in graph.operators()
-               if _fits(node, readers) and not any(entry.node in unknown for entry in node.inputs[:2])]
+    members = _members(graph, readers, context)
     if not any(node.op == "clip" for node in members):
         return 0
-    chains = [chain for chain in _chains(members) if _gains(chain, readers)]
+    chains = [chain for chain in _chains(members) if _gains(chain, readers, context)]
     guards = Guards(graph, readers, context)
-    return sum(_turn(graph, chain, readers, guards) for chain in chains)
+    count = sum(_turn(graph, chain, readers, guards, context) for chain in chains)
+    follow(graph, context)
+    return count
+
+
+def _members(graph: Graph, readers: Readers, context: Context) -> list[Node]:
+    """Return the operators that can run with the channels last, in the target type or brought to it, in order."""
+    unknown = unknown_forward(graph)
+    fitting = [node for node in graph.operators()
+               if _fits(node, readers) and not any(entry.node in unknown for entry in node.inputs[:2])]
+    members = {id(node) for node in fitting if Entry(node).dtype == context.target}
+    for node in reversed(fitting):
+        if id(node) not in members and _is_free(node) and not _leaves(node, members, readers):
+            members.add(id(node))
+    return [node for node in fitting if id(node) in members]
+
+
+def _is_free(node: Node) -> bool:
+    """Tell whether an operator in FP32 is so for its data, or for speed in another layout, and may be lowered."""
+    decision = node.decision
+    return decision.safe and (decision.rule in (NEUTRAL, WIDEST) or decision.cause is Cause.CHANNELS)
 
 
 def _fits(node: Node, readers: Readers) -> bool:
-    """Tell whether an operator can run with the channels last: on images, in FP32."""
+    """Tell whether an operator can run with the channels last: on images, which are FP32 in the program."""
     if not all(len(shape or ()) == 4 for shape in node.shapes[:1]) or any(dtype != FLOAT32 for dtype in node.dtypes):
         return False
     data = node.inputs[0] if node.inputs else None
@@ -74,12 +103,12 @@ def _maps(node: Node) -> list[Entry]:
     return node.inputs if node.op in _ELEMENTWISE else node.inputs[:1]
 
 
-def _gains(chain: list[Node], readers: Readers) -> bool:
-    """Tell whether fewer maps are transposed than are written again for each ``clip``."""
+def _gains(chain: list[Node], readers: Readers, context: Context) -> bool:
+    """Tell whether maps that are transposed cost less than those that are written again for each ``clip``."""
     inside = {id(node) for node in chain}
     begins = sum(id(entry.node) not in inside for node in chain for entry in _maps(node))
     ends = sum(_leaves(node, inside, readers) for node in chain)
-    return sum(node.op == "clip" for node in chain) > begins + ends
+    return sum(node.op == "clip" for node in chain) > _SAVED[context.target] * (begins + ends)
 
 
 def _leaves(node: Node, inside: set[int], readers: Readers) -> bool:
@@ -87,13 +116,15 @@ def _leaves(node: Node, inside: set[int], readers: Readers) -> bool:
     return readers.is_head(entry) or any(id(reader) not in inside for reader in readers.of(entry))
 
 
-def _turn(graph: Graph, chain: list[Node], readers: Readers, guards: Guards) -> int:
+def _turn(graph: Graph, chain: list[Node], readers: Readers, guards: Guards, context: Context) -> int:
     """Turn the maps of a chain; return how many operators run in C++ then."""
     inside = {id(node) for node in chain}
-    _turn_back(graph, [node for node in chain if _leaves(node, inside, readers)], inside)
+    _turn_back(graph, [node for node in chain if _leaves(node, inside, readers)], inside, context)
     for node in chain:
+        if context.policy.lowers:
+            _lower(node, context)
         count, is_native = len(_maps(node)), node.op in _IN_CPP
-        maps = [_transposed(graph, entry, _LAST, _last(entry.shape)) if id(entry.node) not in inside else
+        maps = [_transposed(graph, entry, _LAST, _last(entry.shape), context) if id(entry.node) not in inside else
                 guards.before(entry) if is_native else entry for entry in node.inputs[:count]]
         # The moving averages, which BatchNorm writes, have no gradient.
         parameters = [guards.before(entry) for entry in node.inputs[count:count + 2]] if is_native else []
@@ -105,9 +136,20 @@ def _turn(graph: Graph, chain: list[Node], readers: Readers, guards: Guards) -> 
     return sum(node.op in NATIVE for node in chain)
 
 
-def _turn_back(graph: Graph, nodes: list[Node], inside: set[int]) -> None:
+def _lower(node: Node, context: Context) -> None:
+    """Let a member of a chain take its data in low precision, and its parameters in FP32."""
+    decision = node.decision
+    if Entry(node).dtype == FLOAT32:
+        decision = replace(decision, cause=Cause.COST, note=f"in {context.target} rather than {FLOAT32}: "
+                                                            "so are those that it has the channels last with")
+    fp32_inputs = _FP32_INPUTS if node.op == "Convolution" else decision.fp32_inputs
+    node.decision = replace(decision, rule=LOWER, fp32_inputs=fp32_inputs)
+    plan_outputs(node, context)
+
+
+def _turn_back(graph: Graph, nodes: list[Node], inside: set[int], context: Context) -> None:
     """Let operators outside of a chain, and the graph's outputs, have maps of these nodes as they were."""
-    ends = {Entry(node).key: _transposed(graph, Entry(node), _FIRST, node.shapes[0]) for node in nodes}
+    ends = {Entry(node).key: _transposed(graph, Entry(node), _FIRST, node.shapes[0], context) for node in nodes}
     for node in graph.nodes():
         if id(node) not in inside:
             node.inputs = [ends.get(entry.key, entry) for entry in node.inputs]
@@ -125,10 +167,12 @@ def _merge_limits(graph: Graph, chain: list[Node], readers: Readers) -> None:
     redirect(graph, moved)
 
 
-def _transposed(graph: Graph, entry: Entry, axes: tuple[int, ...], shape: tuple[int, ...] | None) -> Entry:
-    """Return a map with its axes in another order, and the shape that it has then."""
+def _transposed(graph: Graph, entry: Entry, axes: tuple[int, ...], shape: tuple[int, ...] | None,
+                context: Context) -> Entry:
+    """Return a map with its axes in another order, and the shape that it has then; in FP32."""
     made = operator("transpose", graph.new_name(f"{entry.node.name}_turned"), [entry], entry, axes=axes)
-    made.shapes = [shape]
+    made.dtypes, made.shapes = [FLOAT32], [shape]
+    made.decision = context.policy.decide(made.op, made.attrs, entry.shape)
     return Entry(made)
 
 

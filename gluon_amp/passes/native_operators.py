@@ -23,11 +23,11 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_channels_last, is_set
-from ..rules import FP32, LOWER, NEUTRAL, WIDEST, Cause, Decision, Rule
+from ..rules import FP32, LOWER, NEUTRAL, Cause, Decision, Rule
 from ..rules.shapes import BLOCK, pools_out_of_order
 from ..rules.tables.groups.layers import SOFTMAX
 from . import channels_last, native_dropout, native_recurrent
-from .assign_dtypes import decide, plan_outputs
+from .assign_dtypes import decide, follow
 from .context import Context
 from .identities import Guards
 from .known_forward import unknown_forward
@@ -227,7 +227,7 @@ def run(graph: Graph, context: Context) -> int:
             node.num_outputs = 1
             node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
     if context.target == BFLOAT16:
-        _follow(graph, context)
+        follow(graph, context)
     return len(found) + fused
 
 
@@ -241,13 +241,6 @@ def may_replace(node: Node, shapes: Shapes) -> bool:
     """Tell whether shapes of a node's first two inputs, which other calls may change, let C++ take its place."""
     follows = REPLACEMENTS[node.op].follows
     return follows is None or (len(shapes) == 2 and follows(node, shapes))
-
-
-def _follow(graph: Graph, context: Context) -> None:
-    """Let operators take the precision of their data again, after others have changed theirs."""
-    for node in graph.operators():
-        if node.decision is not None and node.decision.rule in (NEUTRAL, WIDEST):
-            plan_outputs(node, context)
 
 
 def _fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:

@@ -1,13 +1,27 @@
-"""Values and gradients of convolutions and BatchNorm with the channels last in C++, against MXNet's with them first."""
+"""Values and gradients of convolutions and BatchNorm with the channels last in C++, against MXNet's with them first.
+
+In bfloat16 they are compared with the same operators of MXNet's in FP32, on rounded data.
+"""
 from __future__ import annotations
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import nd
-from native_cases import assert_close, normal, run, shapes_of_empty, with_gradients
+from native_cases import (
+    BFLOAT16_ROUNDING,
+    assert_close,
+    bfloat16,
+    float32,
+    normal,
+    rounded,
+    run,
+    shapes_of_empty,
+    with_gradients,
+)
 
 from gluon_amp import native
+from gluon_amp.dtypes import BFLOAT16_DTYPE
 
 pytestmark = pytest.mark.skipif(not native.is_available("_gluon_amp_convolution"), reason="oneDNN is missing")
 
@@ -37,10 +51,12 @@ def convolution_arrays(shape, filters, kernel, *rest):
     return inputs if biased else inputs[:2]
 
 
-def in_last(op, attrs):
-    """Return a function of a map with the channels first, as MXNet's operators take it."""
+def in_last(op, attrs, low=False):
+    """Return a function of a map with the channels first, as MXNet's operators take it; ``low`` for one in bfloat16."""
     def function(data, *others):
-        return nd.transpose(run(op, [nd.transpose(data, LAST), *others], **attrs), FIRST)
+        data = nd.transpose(data, LAST)
+        out = run(op, [bfloat16(data) if low else data, *others], **attrs)
+        return nd.transpose(float32(out) if low else out, FIRST)  # MXNet's transpose has no sound kernel in bfloat16
     return function
 
 
@@ -56,6 +72,39 @@ def test_convolution_equals_mxnet(shape, settings):
         assert_close(one, other, 2e-6)
 
 
+@pytest.mark.bf16
+@pytest.mark.parametrize(("shape", "settings"), CONVOLUTIONS)
+def test_convolution_in_bfloat16(shape, settings):
+    attrs, (data, weight, *bias) = convolution_attrs(*settings), convolution_arrays(shape, *settings)
+    inputs = [rounded(data), rounded(weight), *bias]
+    out_grad = rounded(normal(*nd.Convolution(*inputs, **attrs).shape, seed=3))
+    wanted = with_gradients(lambda *each: nd.Convolution(*each, **attrs), inputs, out_grad)
+    received = with_gradients(in_last("_gluon_amp_convolution", attrs, low=True), inputs, out_grad)
+    for one, other in zip(received[:2], wanted[:2]):
+        assert_close(one, other, BFLOAT16_ROUNDING)
+    for one, other in zip(received[2:], wanted[2:]):  # float32
+        assert_close(one, other, 1e-5)
+
+
+@pytest.mark.bf16
+def test_weights_of_a_convolution_are_rounded_to_nearest():
+    weight = nd.array([1 + 2 ** -8 + 2 ** -12, 1 + 2 ** -8, 1 + 3 * 2 ** -8]).reshape((3, 1, 1, 1))
+    out = run("_gluon_amp_convolution", [bfloat16(nd.ones((1, 2, 2, 1))), weight], num_filter=3, kernel=(1, 1),
+              no_bias=True)
+    assert_close(float32(out).asnumpy()[0, 0, 0], rounded(weight).asnumpy().ravel(), 0)
+
+
+@pytest.mark.bf16
+def test_both_types_in_turn_do_not_mix():
+    attrs = {"num_filter": 32, "kernel": (1, 1), "no_bias": True}
+    inputs, out_grad = [rounded(normal(2, 16, 8, 8)), rounded(normal(32, 16, 1, 1, seed=1))], normal(2, 32, 8, 8)
+    found = [with_gradients(in_last("_gluon_amp_convolution", attrs, low), inputs, rounded(out_grad))
+             for low in (True, False, True)]
+    for first, exact, again in zip(*found):
+        np.testing.assert_array_equal(first, again)
+        assert_close(first, exact, BFLOAT16_ROUNDING)
+
+
 def test_an_empty_batch():
     with mx.util.np_shape(True):
         inputs = [nd.zeros((0, 4, 4, 3)), normal(5, 3, 1, 1)]
@@ -64,6 +113,26 @@ def test_an_empty_batch():
                                  nd.zeros((0, 4, 4, 5)))
         assert shapes == [(0, 4, 4, 5), (0, 4, 4, 3), (5, 3, 1, 1)]
         assert not inputs[1].grad.asnumpy().any()
+
+
+def empty(*shape):
+    return nd.empty(shape, dtype=BFLOAT16_DTYPE)  # MXNet casts no arrays without values
+
+
+@pytest.mark.bf16
+def test_an_empty_batch_in_bfloat16():
+    with mx.util.np_shape(True):
+        inputs, moving = [empty(0, 4, 4, 3), normal(5, 3, 1, 1), normal(5)], statistics(5)
+        before = [each.asnumpy() for each in moving]
+
+        def function(data, weight, gamma):
+            out = run("_gluon_amp_convolution", [data, weight], num_filter=5, kernel=(1, 1), no_bias=True)
+            return run("_gluon_amp_batch_norm", [out, gamma, nd.zeros(5), *moving], fix_gamma=False)
+        shapes = shapes_of_empty(function, inputs, empty(0, 4, 4, 5))
+        assert shapes == [(0, 4, 4, 5), (0, 4, 4, 3), (5, 3, 1, 1), (5,)]
+        assert not any(each.grad.asnumpy().any() for each in inputs[1:])
+        for one, other in zip(moving, before):
+            np.testing.assert_array_equal(one.asnumpy(), other)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e38, 1e-42])
@@ -76,6 +145,20 @@ def test_special_values_of_a_convolution(value):
     received = with_gradients(in_last("_gluon_amp_convolution", attrs), inputs, out_grad)
     for one, other in zip(received, wanted):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
+def test_special_values_of_a_convolution_in_bfloat16(value):
+    attrs = {"num_filter": 3, "kernel": (1, 1), "no_bias": True}
+    data = rounded(normal(1, 2, 3, 3))
+    data[0, 1, 1, 1] = value
+    data = rounded(data)
+    inputs, out_grad = [data, rounded(normal(3, 2, 1, 1, seed=1))], rounded(normal(1, 3, 3, 3, seed=2))
+    wanted = with_gradients(lambda *each: nd.Convolution(*each, **attrs), inputs, out_grad)
+    received = with_gradients(in_last("_gluon_amp_convolution", attrs, low=True), inputs, out_grad)
+    for one, other in zip(received, wanted):
+        np.testing.assert_allclose(one, other, rtol=2 * BFLOAT16_ROUNDING, atol=2 * BFLOAT16_ROUNDING)
 
 
 def test_errors_of_a_convolution_say_what_was_expected():
@@ -124,6 +207,28 @@ def test_batch_norm_equals_mxnet(shape, limits, fix_gamma):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5 * max(1, np.abs(other).max()))
 
 
+@pytest.mark.bf16
+@pytest.mark.parametrize("fix_gamma", [True, False])
+@pytest.mark.parametrize("limits", [NO_LIMITS, RELU6, {"a_min": -0.5, "a_max": 0.25}])
+@pytest.mark.parametrize("shape", MAPS)
+def test_batch_norm_in_bfloat16(shape, limits, fix_gamma):
+    channels = shape[1]
+    attrs = {"eps": 1e-5, "momentum": 0.7, "fix_gamma": fix_gamma, **limits}
+    inputs = [rounded(normal(*shape) * 3 + 2), normal(channels, seed=1), normal(channels, seed=2) + 1]
+    out_grad = rounded(normal(*shape, seed=3))
+    found = []
+    for low in (True, False):  # in FP32 it equals MXNet's
+        moving = statistics(channels)
+        function = in_last("_gluon_amp_batch_norm", attrs, low)
+        results = with_gradients(lambda *each: function(*each, *moving), [each.copy() for each in inputs], out_grad)  # noqa: B023
+        found.append([*results, *(each.asnumpy() for each in moving)])
+    received, wanted = found
+    for one, other in zip(received[:2], wanted[:2]):
+        assert_close(one, other, BFLOAT16_ROUNDING)
+    for one, other in zip(received[2:], wanted[2:]):  # float32, of the same values
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_mean_far_from_zero_does_not_lose_the_deviation():
     data = normal(4, 8, 16, 16) + 1e4
     out = in_last("_gluon_amp_batch_norm", {"eps": 1e-12, "fix_gamma": True})(
@@ -133,14 +238,16 @@ def test_a_mean_far_from_zero_does_not_lose_the_deviation():
     assert np.abs(out - exact).max() < 2e-3  # data of 1e4 is a multiple of 1e-3
 
 
+@pytest.mark.parametrize("low", [False, pytest.param(True, marks=pytest.mark.bf16)])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e-42])
-def test_special_values_stay_in_their_channel(value):
+def test_special_values_stay_in_their_channel(value, low):
     data = normal(2, 3, 4, 4)
     data[1, 1, 2, 2] = value
     moving = statistics(3)
     inputs, out_grad = [data, nd.ones(3), nd.zeros(3)], normal(2, 3, 4, 4, seed=1)
     out, *grads = with_gradients(
-        lambda *each: in_last("_gluon_amp_batch_norm", {**RELU6, "fix_gamma": False})(*each, *moving), inputs, out_grad)
+        lambda *each: in_last("_gluon_amp_batch_norm", {**RELU6, "fix_gamma": False}, low)(*each, *moving), inputs,
+        out_grad)
     is_finite = [True, bool(np.isfinite(value)), True]
     assert [bool(np.isfinite(out[:, channel]).all()) for channel in range(3)] == is_finite
     assert [bool(np.isfinite(each)) for each in moving[0].asnumpy()] == is_finite

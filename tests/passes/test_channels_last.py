@@ -1,4 +1,7 @@
-"""Chains of convolutions and ReLU6 with the channels last: graphs written by hand, and training against float64."""
+"""Chains of convolutions and ReLU6 with the channels last: graphs written by hand, and training against float64.
+
+In bfloat16 training is compared with what MXNet's operators give in that type.
+"""
 from __future__ import annotations
 
 import mxnet as mx
@@ -6,35 +9,44 @@ import numpy as np
 import pytest
 from graphs import describe, graph, op, variable
 from mxnet import autograd
-from mxnet.gluon import HybridBlock, nn
+from mxnet.gluon import HybridBlock, Trainer, nn
+from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
+from mxnet.gluon.model_zoo import vision
 from networks import observed, relative
 
 import gluon_amp as amp
 from gluon_amp import native, passes
 from gluon_amp.graph import Entry
 from gluon_amp.passes.channels_last import NATIVE
-from gluon_amp.rules import Policy
+from gluon_amp.rules import FP32, Cause, Policy, Rule
 
 pytestmark = pytest.mark.skipif(not native.operators() >= NATIVE, reason="the operators in C++ are missing")
 
-SHAPE = (2, 8, 6, 6)
+SHAPE, WIDE = (2, 8, 6, 6), (2, 16, 6, 6)  # of 8 channels bfloat16 makes no convolution faster
 FLAGS = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 
 
+def shape_of(data):
+    return (data if isinstance(data, Entry) else Entry(data)).shape
+
+
 def conv(name, data, **attrs):
-    settings = {"num_filter": 8, "kernel": (1, 1), "no_bias": True, **attrs}
-    return op("Convolution", name, data, variable(f"{name}_weight", (8, 8, 1, 1)), shape=SHAPE, **settings)
+    shape = shape_of(data)
+    settings = {"num_filter": shape[1], "kernel": (1, 1), "no_bias": True, **attrs}
+    weight = variable(f"{name}_weight", (settings["num_filter"], shape[1], 1, 1))
+    return op("Convolution", name, data, weight, shape=(shape[0], settings["num_filter"], *shape[2:]), **settings)
 
 
 def norm(name, data, **attrs):
-    parameters = [variable(f"{name}_{part}", (8,)) for part in ("gamma", "beta", "mean", "var")]
-    made = op("BatchNorm", name, data, *parameters, outputs=3, shape=SHAPE, **attrs)
-    made.shapes = [SHAPE, (8,), (8,)]
+    shape = shape_of(data)
+    parameters = [variable(f"{name}_{part}", shape[1:2]) for part in ("gamma", "beta", "mean", "var")]
+    made = op("BatchNorm", name, data, *parameters, outputs=3, shape=shape, **attrs)
+    made.shapes = [shape, shape[1:2], shape[1:2]]
     return made
 
 
 def clip(name, data):
-    return op("clip", name, data, shape=SHAPE, a_min=0, a_max=6)
+    return op("clip", name, data, shape=shape_of(data), a_min=0, a_max=6)
 
 
 def block(name, data, **attrs):
@@ -42,9 +54,16 @@ def block(name, data, **attrs):
     return Entry(clip(f"{name}_relu6", Entry(norm(f"{name}_norm", conv(name, data), **attrs))))
 
 
-def plain():
+def blocks(names, data):
+    """A block for each letter, one behind the other."""
+    for name in names:
+        data = block(name, data)
+    return data
+
+
+def plain(shape=SHAPE, **attrs):
     """What a chain begins with, and does not take in: the gradient of an image is of no use."""
-    return Entry(conv("image", variable("data", SHAPE)))
+    return Entry(conv("image", variable("data", shape), **attrs))
 
 
 def turned(*heads, **settings):
@@ -120,12 +139,95 @@ def test_what_would_not_gain_stays(head):
     assert not any("_gluon_amp_" in line for line in turned(head()))
 
 
+LOW = Policy("bfloat16")
+
+
 @pytest.mark.parametrize("settings", [{"trains": False}, {"native": frozenset()}, {"recorded": False},
-                                      {"policy": Policy("bfloat16")}, {"policy": Policy("float16", imitated=True)},
+                                      {"policy": Policy("float16")}, {"policy": Policy("float16", imitated=True)},
+                                      {"policy": Policy("bfloat16", imitated=True)},
                                       {"policy": Policy("float32", disabled_passes=frozenset({"channels_last"}))}])
-def test_only_fp32_training_in_c_plus_plus_is_concerned(settings):
-    lines = turned(block("c", block("b", block("a", plain()))), **settings)
+def test_only_training_in_c_plus_plus_is_concerned(settings):
+    lines = turned(blocks("abcde", plain(WIDE)), **settings)
     assert not any("_gluon_amp_convolution" in line for line in lines)
+
+
+def test_in_bfloat16_casts_are_where_a_chain_begins_and_ends():
+    inner = [line for name, data in zip("abcde", ("image_turned_bfloat16", "a_norm", "b_norm", "c_norm", "d_norm"))
+             for line in (f"{name}: _gluon_amp_convolution({data}, {name}_weight) -> bfloat16",
+                          f"{name}_norm: _gluon_amp_batch_norm({name}, {name}_norm_gamma, {name}_norm_beta, "
+                          f"{name}_norm_mean, {name}_norm_var) -> bfloat16")]
+    assert turned(blocks("abcde", plain(WIDE)), policy=LOW, check=True) == [
+        "data_bfloat16: amp_cast(data) -> bfloat16",
+        "image_weight_bfloat16: amp_cast(image_weight) -> bfloat16",
+        "image: Convolution(data_bfloat16, image_weight_bfloat16) -> bfloat16",
+        "image_float32: amp_cast(image) -> float32",
+        "image_turned: transpose(image_float32) -> float32",
+        "image_turned_bfloat16: amp_cast(image_turned) -> bfloat16",
+        *inner,
+        "e_norm_float32: amp_cast(e_norm) -> float32",
+        "e_relu6_turned: transpose(e_norm_float32) -> float32",
+        "out: e_relu6_turned",
+    ]
+
+
+@pytest.mark.parametrize(("names", "policy", "is_turned"), [
+    ("abc", Policy("float32"), True), ("ab", Policy("float32"), False), ("abcde", LOW, True), ("abcd", LOW, False)])
+def test_a_transposition_between_casts_has_to_save_more(names, policy, is_turned):
+    lines = turned(blocks(names, plain(WIDE)), policy=policy)
+    assert any("_gluon_amp_convolution" in line for line in lines) == is_turned
+
+
+def test_what_goes_along_with_its_data_joins_a_chain_in_bfloat16():
+    first = Entry(clip("image_relu6", Entry(norm("image_norm", plain((2, 3, 6, 6), num_filter=16)))))
+    lines = turned(blocks("abcd", first), policy=LOW, check=True)
+    assert lines[:4] == [
+        "image: Convolution(data, image_weight) -> float32",
+        "image_turned: transpose(image) -> float32",
+        "image_turned_bfloat16: amp_cast(image_turned) -> bfloat16",
+        "image_norm: _gluon_amp_batch_norm(image_turned_bfloat16, image_norm_gamma, image_norm_beta, image_norm_mean, "
+        "image_norm_var) -> bfloat16",
+    ]
+
+
+def test_what_is_in_fp32_for_its_few_channels_alone_joins_a_chain_in_bfloat16():
+    narrow = Entry(norm("narrow_norm", Entry(conv("narrow", blocks("abc", plain(WIDE)), num_filter=8))))
+    wide = Entry(clip("d_relu6", Entry(conv("d", narrow, num_filter=16))))
+    lines = turned(blocks("ef", wide), policy=LOW, check=True)
+    assert "narrow: _gluon_amp_convolution(c_norm, narrow_weight) -> bfloat16" in lines
+    assert "d: _gluon_amp_convolution(narrow_norm, d_weight) -> bfloat16" in lines
+    assert sum("transpose" in line for line in lines) == 2
+
+
+def test_what_is_read_in_fp32_is_not_rounded_for_a_chain():
+    made = norm("image_norm", plain((2, 3, 6, 6), num_filter=16))
+    first = Entry(clip("image_relu6", Entry(made)))
+    lines = turned(blocks("abcde", first), Entry(op("exp", "outside", first, shape=WIDE)), policy=LOW, check=True)
+    assert any(line.startswith("image_norm: BatchNorm") and line.endswith("float32") for line in lines)
+    assert "image_relu6_turned: transpose(image_relu6) -> float32" in lines
+    assert "outside: exp(image_relu6) -> float32" in lines
+
+
+@pytest.mark.parametrize("policy", [
+    Policy("bfloat16", excluded=frozenset({"c_norm"})), Policy("bfloat16", excluded=frozenset({"c"})),
+    Policy("bfloat16", {"clip": (Rule(FP32, note="wished", cause=Cause.USER_LIST),)})])
+def test_a_chain_that_is_partly_fp32_by_a_wish_stays(policy):
+    lines = turned(blocks("abcde", plain(WIDE)), policy=policy, check=True)
+    assert not any("_gluon_amp_convolution" in line for line in lines)
+
+
+def test_casts_on_either_side_of_what_stays_in_fp32_bound_two_chains():
+    policy = Policy("bfloat16", excluded=frozenset({"x"}))
+    lines = turned(blocks("fghij", Entry(conv("x", blocks("abcde", plain(WIDE))))), policy=policy, check=True)
+    assert "x: Convolution(e_relu6_turned, x_weight) -> float32" in lines
+    assert "x_turned: transpose(x) -> float32" in lines
+    assert sum("_gluon_amp_convolution" in line for line in lines) == 10
+
+
+def test_what_follows_a_chain_takes_its_type_again():
+    last = blocks("abcde", plain(WIDE))
+    pooled = Entry(op("Pooling", "pool", last, shape=(2, 16, 3, 3), kernel=(2, 2), stride=(2, 2)))
+    lines = turned(pooled, policy=LOW, check=True)
+    assert "pool: Pooling(e_relu6_turned) -> float32" in lines
 
 
 def test_statistics_that_are_outputs_stay():
@@ -138,18 +240,20 @@ def test_statistics_that_are_outputs_stay():
 class Residual(HybridBlock):
     """Inverted residuals, as in MobileNet v2, with a branch that leaves the chain."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, filters=8, count=2, first_sum=0, **kwargs):
         super().__init__(prefix="residual_", **kwargs)
+        self.first_sum = first_sum
         with self.name_scope():
-            self.stem, self.stem_norm = nn.Conv2D(8, 3, padding=1, in_channels=3), nn.BatchNorm(in_channels=8)
+            self.stem = nn.Conv2D(filters, 3, padding=1, in_channels=3)
+            self.stem_norm = nn.BatchNorm(in_channels=filters)
             self.wide, self.deep = nn.HybridSequential(), nn.HybridSequential()
-            for _ in range(2):
-                self.wide.add(self._normalised(24, 1, 8, 1))
-                self.deep.add(self._normalised(24, 3, 24, 24))
+            for _ in range(count):
+                self.wide.add(self._normalised(3 * filters, 1, filters, 1))
+                self.deep.add(self._normalised(3 * filters, 3, 3 * filters, 3 * filters))
             self.narrow = nn.HybridSequential()
-            for _ in range(2):
-                self.narrow.add(self._normalised(8, 1, 24, 1))
-            self.out = nn.Dense(4, in_units=8)
+            for _ in range(count):
+                self.narrow.add(self._normalised(filters, 1, 3 * filters, 1))
+            self.out = nn.Dense(4, in_units=filters)
 
     @staticmethod
     def _normalised(filters, kernel, channels, groups):
@@ -161,13 +265,14 @@ class Residual(HybridBlock):
     def hybrid_forward(self, F, data):
         x = F.clip(self.stem_norm(self.stem(data)), 0, 6)
         first = x
-        for wide, deep, narrow in zip(self.wide, self.deep, self.narrow):
-            x = x + narrow(F.clip(deep(F.clip(wide(x), 0, 6)), 0, 6))
+        for number, (wide, deep, narrow) in enumerate(zip(self.wide, self.deep, self.narrow)):
+            y = narrow(F.clip(deep(F.clip(wide(x), 0, 6)), 0, 6))
+            x = y if number < self.first_sum else x + y
         return self.out(F.mean(x, axis=(2, 3))), F.max(first, axis=(1, 2, 3))
 
 
-def made(dtype="float32"):
-    net = Residual()
+def made(dtype="float32", **settings):
+    net = Residual(**settings)
     net.initialize(mx.init.Constant(1))
     values = np.random.RandomState(1)
     for name, parameter in sorted(net.collect_params().items()):
@@ -223,6 +328,75 @@ def test_training_is_that_of_float64(flags):
     net.hybridize(**flags)
     assert_as_exact(results(net, batches), stock, exact)
     assert operators_of(net) >= NATIVE
+
+
+# Of which all sums are in bfloat16, as those of MobileNet v2.
+IN_BFLOAT16 = {"filters": 16, "count": 3, "first_sum": 1}
+
+
+def in_bfloat16(batches, off=(), grad_req="write", **flags):
+    amp.init("bfloat16", disable_passes=off)
+    net = made(**IN_BFLOAT16)
+    net.collect_params().setattr("grad_req", grad_req)
+    net.collect_params(".*running.*").setattr("grad_req", "null")
+    net.hybridize(**flags)
+    found = results(net, batches), operators_of(net)
+    amp.deinit()
+    return found
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("flags", FLAGS)
+def test_training_in_bfloat16_is_as_exact_as_mxnets(flags, grad_req):
+    batches = [batch(seed, (size, 3, 16, width)) for seed, (size, width) in enumerate([(4, 16), (2, 12)])]
+    net = made("float64", **IN_BFLOAT16)
+    net.collect_params().setattr("grad_req", grad_req)
+    net.collect_params(".*running.*").setattr("grad_req", "null")
+    exact = results(net, [each.astype("float64") for each in batches])
+    stock, without = in_bfloat16(batches, ["channels_last"], grad_req, **flags)
+    received, operators = in_bfloat16(batches, (), grad_req, **flags)
+    assert operators >= NATIVE
+    assert not operators & {"BatchNorm", "_gluon_amp_clip"} - without
+    for one, other, wanted in zip(received, stock, exact):
+        assert error(one, wanted) < max(2 * error(other, wanted), 2 ** -7)
+
+
+def step(target=None, off=(), steps=1):
+    """Return the loss of each step of MobileNet v2, the gradients of the first, and the operators."""
+    if target:
+        amp.init(target, disable_passes=off)
+    mx.random.seed(5)
+    net = vision.get_mobilenet_v2(0.5, classes=8)
+    net.initialize(mx.init.Xavier(magnitude=2))
+    net(batch(shape=(1, 3, 64, 64)))  # in FP32, without a plan for training
+    net.hybridize(static_alloc=True)
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9})
+    data, labels = batch(3, (8, 3, 64, 64)), mx.nd.arange(8)
+    losses, grads = [], {}
+    for _ in range(steps):
+        with autograd.record():
+            loss = SoftmaxCrossEntropyLoss()(net(data), labels).mean()
+        loss.backward()
+        grads = grads or {name: each.grad().asnumpy() for name, each in net.collect_params().items()
+                          if each.grad_req != "null"}
+        trainer.step(1)
+        losses.append(loss.asscalar())
+    operators = operators_of(net) if target else set()
+    amp.deinit()
+    return losses, grads, operators
+
+
+@pytest.mark.bf16
+def test_a_step_of_mobilenet_v2_in_bfloat16_is_as_exact_as_mxnets():
+    (wanted,), exact, _ = step()
+    (stock,), other, _ = step("bfloat16", ["channels_last"])
+    (received,), grads, operators = step("bfloat16")
+    assert operators >= NATIVE
+    assert abs(received - wanted) < max(2 * abs(stock - wanted), 0.02 * wanted)
+    shares = [error(one, wanted) / error(two, wanted)
+              for one, two, wanted in zip(grads.values(), other.values(), exact.values())]
+    assert np.median(shares) < 1.25
 
 
 def test_gradients_are_added_where_asked_for():

@@ -1,6 +1,7 @@
 // Batch normalization of feature maps with the channels last, and limits on its results, as MXNet's BatchNorm and clip
-// compute them one after the other in training, in float32. Moving averages are brought up to date forward. Backward
-// computes the normalized values again: no map is kept for it.
+// compute them one after the other in training. Parameters and statistics are float32, and so is the arithmetic: maps
+// in bfloat16 are rounded once. Moving averages are brought up to date forward. Backward computes the normalized values
+// again: no map is kept for it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -28,8 +29,9 @@ struct Settings {
 };
 
 // Some rows of channels.
+template <class T>
 struct Rows {
-  const float* data;
+  const T* data;
   int64_t count, width;
 };
 
@@ -50,18 +52,19 @@ INLINED float passed(float grad, float value, const Channels& channels, int64_t 
 }
 
 // The means of rows, and the sums of squares around them. The second pass finds what rounding lost in the first.
-INLINED void measure_block(const float* data, const Rows& rows, float* means, float* squares, int64_t channels) {
+template <class T>
+INLINED void measure_block(const T* data, const Rows<T>& rows, float* means, float* squares, int64_t channels) {
   const float share = 1 / static_cast<float>(rows.count);
   float centers[kBlock] = {}, rests[kBlock] = {}, totals[kBlock] = {};
   for (int64_t row = 0; row < rows.count; ++row)
 #pragma omp simd
-    for (int64_t i = 0; i < channels; ++i) centers[i] += data[row * rows.width + i];
+    for (int64_t i = 0; i < channels; ++i) centers[i] += to_float(data[row * rows.width + i]);
 #pragma omp simd
   for (int64_t i = 0; i < channels; ++i) centers[i] *= share;
   for (int64_t row = 0; row < rows.count; ++row)
 #pragma omp simd
     for (int64_t i = 0; i < channels; ++i) {
-      const float difference = data[row * rows.width + i] - centers[i];
+      const float difference = to_float(data[row * rows.width + i]) - centers[i];
       rests[i] += difference;
       totals[i] += difference * difference;
     }
@@ -72,31 +75,35 @@ INLINED void measure_block(const float* data, const Rows& rows, float* means, fl
   }
 }
 
-VECTORIZED void measure(const Rows& rows, float* means, float* squares) {
+template <class T>
+INLINED void measure_rows(const Rows<T>& rows, float* means, float* squares) {
   int64_t i = 0;
   for (; i + kBlock <= rows.width; i += kBlock) measure_block(rows.data + i, rows, means + i, squares + i, kBlock);
   if (i < rows.width) measure_block(rows.data + i, rows, means + i, squares + i, rows.width - i);
 }
 
-VECTORIZED void normalize(const Rows& rows, const Channels& channels, float* out) {
-  const float* data = rows.data;
-  for (const float* end = data + rows.count * rows.width; data != end; data += rows.width, out += rows.width)
+template <class T>
+INLINED void normalize_rows(const Rows<T>& rows, const Channels& channels, T* out) {
+  const T* data = rows.data;
+  for (const T* end = data + rows.count * rows.width; data != end; data += rows.width, out += rows.width)
 #pragma omp simd
     for (int64_t i = 0; i < rows.width; ++i) {
-      const float value = normalized(data[i], channels, i);
-      out[i] = value > channels.high ? channels.high : value < channels.low ? channels.low : value;
+      const float value = normalized(to_float(data[i]), channels, i);
+      const float risen = value < channels.low ? channels.low : value;
+      store(value > channels.high ? channels.high : risen, &out[i]);
     }
 }
 
 // The sums of the gradients of normalized values, and of their products with the data around its mean.
-INLINED void add_up_block(const float* grad, const float* data, const Rows& rows, const Channels& channels,
-                          float* grads, float* products, int64_t count) {
+template <class T>
+INLINED void add_up_block(const T* grad, const T* data, const Rows<T>& rows, const Channels& channels, float* grads,
+                          float* products, int64_t count) {
   float sums[kBlock] = {}, totals[kBlock] = {};
   for (int64_t row = 0; row < rows.count; ++row)
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
-      const float value = data[row * rows.width + i];
-      const float reached = passed(grad[row * rows.width + i], value, channels, i);
+      const float value = to_float(data[row * rows.width + i]);
+      const float reached = passed(to_float(grad[row * rows.width + i]), value, channels, i);
       sums[i] += reached;
       totals[i] += reached * (value - channels.mean[i]);
     }
@@ -107,7 +114,8 @@ INLINED void add_up_block(const float* grad, const float* data, const Rows& rows
   }
 }
 
-VECTORIZED void add_up(const float* grad, const Rows& rows, Channels channels, float* grads, float* products) {
+template <class T>
+INLINED void add_up_rows(const T* grad, const Rows<T>& rows, Channels channels, float* grads, float* products) {
   int64_t i = 0;
   for (; i + kBlock <= rows.width; i += kBlock) {
     add_up_block(grad + i, rows.data + i, rows, channels, grads + i, products + i, kBlock);
@@ -117,24 +125,46 @@ VECTORIZED void add_up(const float* grad, const Rows& rows, Channels channels, f
 }
 
 // `shift` and `slope` are the parts of the gradient that come through the mean and the deviation.
-VECTORIZED void differentiate(const float* grad, const Rows& rows, const Channels& channels, const float* shift,
-                              const float* slope, float* data_grad) {
-  const float* data = rows.data;
-  for (const float* end = data + rows.count * rows.width; data != end;
+template <class T>
+INLINED void differentiate_rows(const T* grad, const Rows<T>& rows, const Channels& channels, const float* shift,
+                                const float* slope, T* data_grad) {
+  const T* data = rows.data;
+  for (const T* end = data + rows.count * rows.width; data != end;
        data += rows.width, grad += rows.width, data_grad += rows.width)
 #pragma omp simd
-    for (int64_t i = 0; i < rows.width; ++i)
-      data_grad[i] = passed(grad[i], data[i], channels, i) * channels.scale[i] - shift[i] -
-                     (data[i] - channels.mean[i]) * slope[i];
+    for (int64_t i = 0; i < rows.width; ++i) {
+      const float value = to_float(data[i]);
+      store(passed(to_float(grad[i]), value, channels, i) * channels.scale[i] - shift[i] -
+                (value - channels.mean[i]) * slope[i],
+            &data_grad[i]);
+    }
 }
 
+#define KERNELS(T)                                                                                                   \
+  VECTORIZED void measure(const Rows<T>& rows, float* means, float* squares) { measure_rows(rows, means, squares); } \
+  VECTORIZED void normalize(const Rows<T>& rows, const Channels& channels, T* out) {                                 \
+    normalize_rows(rows, channels, out);                                                                             \
+  }                                                                                                                  \
+  VECTORIZED void add_up(const T* grad, const Rows<T>& rows, const Channels& channels, float* grads,                 \
+                         float* products) {                                                                          \
+    add_up_rows(grad, rows, channels, grads, products);                                                              \
+  }                                                                                                                  \
+  VECTORIZED void differentiate(const T* grad, const Rows<T>& rows, const Channels& channels, const float* shift,    \
+                                const float* slope, T* data_grad) {                                                  \
+    differentiate_rows(grad, rows, channels, shift, slope, data_grad);                                               \
+  }
+KERNELS(float)
+KERNELS(bfloat16)
+#undef KERNELS
+
 // All rows, in ranges that fit into a core's first cache, with two values a channel for each range.
+template <class T>
 class Ranges {
  public:
   explicit Ranges(const Tensor& data)
       : width(data.dim(-1)),
         count(width ? data.size() / width : 0),
-        data_(data.as<float>()),
+        data_(data.as<const T>()),
         at_once_(std::max<int64_t>(16, 8192 / std::max<int64_t>(width, 1))),
         parts_(new float[(count / at_once_ + 1) * 2 * width]) {}
 
@@ -142,7 +172,7 @@ class Ranges {
   template <class Body>
   void each(const Body& body) const {
     parallel_ranges(count, at_once_, [&](int64_t begin, int64_t end) {
-      body(Rows{data_ + begin * width, end - begin, width}, begin * width, first(begin), first(begin) + width);
+      body(Rows<T>{data_ + begin * width, end - begin, width}, begin * width, first(begin), first(begin) + width);
     });
   }
 
@@ -174,7 +204,7 @@ class Ranges {
  private:
   float* first(int64_t begin) const { return &parts_[begin / at_once_ * 2 * width]; }
 
-  const float* data_;
+  const T* data_;
   const int64_t at_once_;
   const std::unique_ptr<float[]> parts_;
 };
@@ -184,12 +214,13 @@ void scale_channels(const Settings& s, const Tensor& gamma, const float* inverse
     scale[i] = (s.is_gamma_one ? 1.f : gamma.as<float>()[i]) * inverse_deviation[i];
 }
 
-void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+template <class T>
+void forward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  const Ranges ranges(inputs[0]);
+  const Ranges<T> ranges(inputs[0]);
   if (!ranges.count) return;
   float *mean = outputs[1].as<float>(), *inverse_deviation = outputs[2].as<float>();
-  ranges.each([](const Rows& rows, int64_t, float* means, float* squares) { measure(rows, means, squares); });
+  ranges.each([](const Rows<T>& rows, int64_t, float* means, float* squares) { measure(rows, means, squares); });
   const std::unique_ptr<float[]> variance(new float[2 * ranges.width]);
   ranges.combine(mean, variance.get());
   float *moving_mean = inputs[3].as<float>(), *moving_variance = inputs[4].as<float>();
@@ -201,15 +232,16 @@ void forward(const Attributes& attributes, const Tensors& inputs, const Tensors&
   float* scale = &variance[ranges.width];
   scale_channels(s, inputs[1], inverse_deviation, scale);
   const Channels channels{mean, scale, inputs[2].as<float>(), s.low, s.high};
-  ranges.each([&](const Rows& rows, int64_t begin, float*, float*) {
-    normalize(rows, channels, outputs[0].as<float>() + begin);
+  ranges.each([&](const Rows<T>& rows, int64_t begin, float*, float*) {
+    normalize(rows, channels, outputs[0].as<T>() + begin);
   });
 }
 
-void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+template <class T>
+void backward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
   const Tensor &out_grad = inputs[0], &gamma = inputs[4];  // inputs 1 and 2: the gradients of the statistics
-  const Ranges ranges(inputs[3]);
+  const Ranges<T> ranges(inputs[3]);
   for (int i = 1; i < 5; ++i) std::fill_n(outputs[i].as<float>(), ranges.width, 0.f);
   if (!ranges.count) return;
   const float *mean = inputs[9].as<float>(), *inverse_deviation = inputs[10].as<float>();
@@ -217,8 +249,8 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
   float *scale = memory.get(), *shift = scale + ranges.width, *slope = shift + ranges.width;
   scale_channels(s, gamma, inverse_deviation, scale);
   const Channels channels{mean, scale, inputs[5].as<float>(), s.low, s.high};
-  ranges.each([&](const Rows& rows, int64_t begin, float* grads, float* products) {
-    add_up(out_grad.as<float>() + begin, rows, channels, grads, products);
+  ranges.each([&](const Rows<T>& rows, int64_t begin, float* grads, float* products) {
+    add_up(out_grad.as<const T>() + begin, rows, channels, grads, products);
   });
   const std::unique_ptr<double[]> sums(new double[2 * ranges.width]());
   ranges.add_up_parts(sums.get());
@@ -230,16 +262,25 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
     shift[i] = static_cast<float>(scale[i] * grad / count);
     slope[i] = static_cast<float>(scale[i] * product * inverse * inverse / count);
   }
-  ranges.each([&](const Rows& rows, int64_t begin, float*, float*) {
-    differentiate(out_grad.as<float>() + begin, rows, channels, shift, slope, outputs[0].as<float>() + begin);
+  ranges.each([&](const Rows<T>& rows, int64_t begin, float*, float*) {
+    differentiate(out_grad.as<const T>() + begin, rows, channels, shift, slope, outputs[0].as<T>() + begin);
   });
+}
+
+void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  (inputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(attributes, inputs, outputs);
+}
+
+void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  (inputs[3].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(attributes, inputs, outputs);
 }
 
 constexpr const char* kNames[] = {"data", "gamma", "beta", "moving_mean", "moving_var"};
 
 void types(const Attributes&, Types& inputs, Types& outputs) {
-  for (int i = 0; i < 5; ++i) expect_type(inputs[i], kFloat32, kNames[i]);
-  std::fill(outputs.begin(), outputs.end(), kFloat32);
+  outputs = {data_type(inputs[0], kNames[0]), kFloat32, kFloat32};
+  inputs[0] = outputs[0];
+  for (int i = 1; i < 5; ++i) expect_type(inputs[i], kFloat32, kNames[i]);
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {

@@ -1,5 +1,6 @@
-// Convolutions of images with the channels last, as MXNet's Convolution computes them with the channels first. The
-// weight stays as it is there; oneDNN gets it in the order that it likes, at every call. All is float32.
+// Convolutions of images with the channels last, as MXNet's Convolution computes them with the channels first. Weight
+// and bias are float32, and their gradients. The weight stays as it is there; oneDNN gets it at every call in the order
+// that it likes, rounded to the type of the data, which the output has, too.
 #include <algorithm>
 
 #include "families.h"
@@ -40,7 +41,9 @@ struct Settings {
 // A map in oneDNN's order of dimensions, which lies with the channels last.
 Desc map_desc(const Tensor& map) {
   const int64_t *d = map.shape, height = d[1], width = d[2], channels = d[3];
-  return {{d[0], channels, height, width}, kF32, {height * width * channels, 1, width * channels, channels}};
+  return {{d[0], channels, height, width},
+          data_type_of(map.type),
+          {height * width * channels, 1, width * channels, channels}};
 }
 
 Dims weight_dims(const Settings& s, const Tensor& weight) {
@@ -58,9 +61,10 @@ struct Problem {
         src(map_desc(data)),
         dst(map_desc(out)),
         weights(weight_dims(s, weight), kF32),
-        any_weights(Desc::any(weight_dims(s, weight), kF32)),
+        any_weights(Desc::any(weight_dims(s, weight), data_type_of(data.type))),
+        any_weight_grads(Desc::any(weight_dims(s, weight), kF32)),
         bias({s.filters}, kF32),
-        key{0, s.groups, s.is_biased} {
+        key{0, data.type, s.groups, s.is_biased} {
     for (const Tensor* each : {&data, &weight}) key.insert(key.end(), each->shape, each->shape + 4);
     for (const Dims* each : {&s.stride, &s.dilate, &s.pad}) key.insert(key.end(), each->begin(), each->end());
     for (int i = 0; i < 2; ++i)
@@ -75,7 +79,7 @@ struct Problem {
   }
 
   Settings s;
-  Desc src, dst, weights, any_weights, bias;
+  Desc src, dst, weights, any_weights, any_weight_grads, bias;
   Dims key, end_pad;  // the padding behind a map: what the output's size says
 };
 
@@ -120,7 +124,7 @@ void find_weight_grad(const Problem& p, const Tensor& out_grad, const Tensor& da
     const Primitive hint = forward_of(p, bias_grad != nullptr);
     return Primitive("the gradient of a convolution's weight", [&](PrimitiveDesc** desc, const Attr* attr) {
       return functions().convolution_backward_weights_primitive_desc_create(
-          desc, engine(), kDirect, p.src, p.any_weights, bias_grad ? static_cast<Md>(p.bias) : nullptr, p.dst,
+          desc, engine(), kDirect, p.src, p.any_weight_grads, bias_grad ? static_cast<Md>(p.bias) : nullptr, p.dst,
           p.s.stride.data(), p.s.dilate.data(), p.s.pad.data(), p.end_pad.data(), hint.desc(), attr);
     });
   });
@@ -146,9 +150,9 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
 }
 
 void types(const Attributes&, Types& inputs, Types& outputs) {
-  static const char* names[] = {"data", "weight", "bias"};
-  for (size_t i = 0; i < inputs.size(); ++i) expect_type(inputs[i], kFloat32, names[i]);
-  outputs[0] = kFloat32;
+  outputs[0] = inputs[0] = data_type(inputs[0], "data");
+  expect_type(inputs[1], kFloat32, "weight");
+  if (inputs.size() > 2) expect_type(inputs[2], kFloat32, "bias");
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
