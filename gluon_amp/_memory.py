@@ -23,8 +23,9 @@ _SETTINGS = (
 def keep_freed_memory() -> None:
     """Tell glibc, for the rest of the process, unless there is an obstacle; a second call changes nothing."""
     if not obstacle(os.environ):
+        libc = ctypes.CDLL(None)
         for _, number, value in _SETTINGS:
-            ctypes.CDLL(None).mallopt(number, value)
+            libc.mallopt(number, value)
 
 
 def obstacle(environ: Mapping[str, str]) -> str:

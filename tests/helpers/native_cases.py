@@ -119,3 +119,11 @@ def assert_close(received, wanted, relative):
     """Compare with the scale of the whole array, as small results of large terms are all rounding."""
     scale = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
     np.testing.assert_allclose(received, wanted, rtol=relative, atol=relative * scale)
+
+
+def assert_low_close(received, wanted):
+    """Compare an output and the gradient of data, which are in bfloat16, and the gradients of FP32 parameters."""
+    for one, other in zip(received[:2], wanted[:2]):
+        assert_close(one, other, BFLOAT16_ROUNDING)
+    for one, other in zip(received[2:], wanted[2:]):
+        assert_close(one, other, 1e-5)

@@ -11,6 +11,7 @@ from mxnet import nd
 from native_cases import (
     BFLOAT16_ROUNDING,
     assert_close,
+    assert_low_close,
     bfloat16,
     float32,
     normal,
@@ -80,10 +81,7 @@ def test_convolution_in_bfloat16(shape, settings):
     out_grad = rounded(normal(*nd.Convolution(*inputs, **attrs).shape, seed=3))
     wanted = with_gradients(lambda *each: nd.Convolution(*each, **attrs), inputs, out_grad)
     received = with_gradients(in_last("_gluon_amp_convolution", attrs, low=True), inputs, out_grad)
-    for one, other in zip(received[:2], wanted[:2]):
-        assert_close(one, other, BFLOAT16_ROUNDING)
-    for one, other in zip(received[2:], wanted[2:]):  # float32
-        assert_close(one, other, 1e-5)
+    assert_low_close(received, wanted)
 
 
 @pytest.mark.bf16

@@ -5,7 +5,16 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, nd
-from native_cases import BFLOAT16_ROUNDING, assert_close, bfloat16, normal, rounded, run, with_gradients
+from native_cases import (
+    BFLOAT16_ROUNDING,
+    assert_close,
+    assert_low_close,
+    bfloat16,
+    normal,
+    rounded,
+    run,
+    with_gradients,
+)
 
 from gluon_amp import native
 
@@ -46,10 +55,7 @@ def test_in_bfloat16(shape, units, flatten):
     attrs = {"num_hidden": units, "flatten": flatten}
     wanted = with_gradients(lambda *each: nd.FullyConnected(*each, **attrs), [data, weight, bias], out_grad)
     received = with_gradients(lambda *each: dense(*each, **attrs), [bfloat16(data), weight, bias], bfloat16(out_grad))
-    for one, other in zip(received[:2], wanted[:2]):
-        assert_close(one, other, BFLOAT16_ROUNDING)
-    for one, other in zip(received[2:], wanted[2:]):  # float32
-        assert_close(one, other, 1e-5)
+    assert_low_close(received, wanted)
 
 
 @pytest.mark.bf16

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from mxnet import autograd, nd
 from native_cases import (
-    BFLOAT16_ROUNDING,
     CACHED_OP_FLAGS,
     assert_close,
+    assert_low_close,
     bfloat16,
     normal,
     replaced,
@@ -51,10 +51,7 @@ def test_layer_norm_in_bfloat16(shape):
     data, out_grad = rounded(normal(*shape)), rounded(normal(*shape, seed=3))
     wanted = with_gradients(nd.LayerNorm, [data, *parameters(shape)], out_grad)
     received = with_gradients(layer_norm, [bfloat16(data), *parameters(shape)], bfloat16(out_grad))
-    for one, other in zip(received[:2], wanted[:2]):
-        assert_close(one, other, BFLOAT16_ROUNDING)
-    for one, other in zip(received[2:], wanted[2:]):  # float32
-        assert_close(one, other, 1e-5)
+    assert_low_close(received, wanted)
 
 
 def test_layer_norm_of_many_rows_adds_up_exactly():
