@@ -1,27 +1,47 @@
-"""Let glibc keep the memory of arrays that MXNet frees, for those of the next step.
+"""Let glibc keep the memory of arrays that MXNet frees, for those of the next step, and let MXNet's graphs need less.
 
 MXNet 1.9.1 takes every array on a CPU from malloc. glibc gives large ones back to the system with free, so that the
 system clears each page of the next step's arrays anew: a fifth of the time of an LSTM's step, half of it in
 MobileNet v2's inference. Graphs with ``static_alloc`` keep their arrays and do not need this.
+
+The first step is left alone: it makes what stays (gradients, the optimizer's states, arrays of graphs), and what is
+never written of that takes no memory where it lies on fresh pages.
 """
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 from typing import Mapping
 
 VARIABLE = "GLUON_AMP_KEEP_MEMORY"
+_SEARCH, _RANGE = "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE"
 # What glibc calls a setting, its number for mallopt, and the value.
 _SETTINGS = (
     ("TRIM_THRESHOLD", -1, 1 << 30),  # bytes that stay free at the end of the main heap
     ("TOP_PAD", -2, 1 << 26),  # as large as a heap of another thread: empty ones stay
     ("MMAP_THRESHOLD", -3, 1 << 25),  # the most that glibc takes; larger arrays are mapped, and go back at once
 )
+_seen: set[str] = set()
 
 
+def search_plans() -> None:
+    """Let MXNet choose the smallest of five plans of a graph's memory, unless the user has set how it plans."""
+    if _RANGE not in os.environ:
+        os.environ.setdefault(_SEARCH, "1")
+
+
+def note(event: str) -> None:
+    """Take note of what happens once a step; the first step is over when the same event comes again."""
+    if event in _seen:
+        keep_freed_memory()
+    _seen.add(event)
+
+
+@functools.lru_cache(maxsize=None)
 def keep_freed_memory() -> None:
-    """Tell glibc, for the rest of the process, unless there is an obstacle; a second call changes nothing."""
+    """Tell glibc, for the rest of the process, unless there is an obstacle; a second call does nothing."""
     if not obstacle(os.environ):
         libc = ctypes.CDLL(None)
         for _, number, value in _SETTINGS:

@@ -9,6 +9,7 @@ from typing import Any, Collection, Mapping, Sequence
 import mxnet as mx
 
 from .. import passes
+from .._memory import keep_freed_memory
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import analyse, dtype_name, first_line, from_graph, fuse, to_graph, with_lasting_casts
 from .._mxnet.weights import NamesOnly
@@ -96,6 +97,7 @@ def _bearer(head: Node) -> Node:
 def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mapping[str, Any], *, on_cpu: bool = True,
             cast_outputs: bool = True) -> tuple[mx.sym.Symbol, Conversion]:
     """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is."""
+    keep_freed_memory()
     dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
     shapes = shapes_in(example, "data_example")
     graph = to_graph(symbol)

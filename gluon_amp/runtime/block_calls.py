@@ -10,6 +10,7 @@ from mxnet.gluon import Block, HybridBlock
 from mxnet.gluon.utils import _check_all_np_ndarrays
 from mxnet.util import is_np_array
 
+from .. import _memory
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import outermost_trace
 from .eager_casts import is_low, release
@@ -101,6 +102,8 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
     casts, data_gradients = frame.casts, frame.data_gradients
     if not frame.blocks:
         frame.data_gradients = are_recorded(args)
+        if not autograd.is_recording():
+            _memory.note("call")
     if not hybrid or type(block).forward is not HybridBlock.forward:
         frame.casts = None  # users' Python code may write weights and run backward passes; what can be traced does not
     elif casts is None:

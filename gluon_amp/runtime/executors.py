@@ -11,6 +11,7 @@ import mxnet as mx
 from mxnet.executor import Executor
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from .. import _memory
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs
 from ..graph.attrs import STORAGE
 from .observers import executor_callback
@@ -183,6 +184,7 @@ def make_forward(original: Callable) -> Callable:
     def forward(executor: Executor, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(executor, PlannedExecutor):
             _warn_of_older(executor)
+        _memory.note("forward")
         return original(executor, *args, **kwargs)
     return forward
 

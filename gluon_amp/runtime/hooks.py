@@ -34,7 +34,7 @@ from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol import register as symbol_register
 
-from .._memory import keep_freed_memory
+from .. import _memory
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Invoke
 from .._mxnet.symbols import make_symbol_creator
@@ -66,7 +66,7 @@ def install() -> None:
     with _lock:
         if _originals:
             return
-        keep_freed_memory()
+        _memory.search_plans()
         try:
             for owner, name, make in _REPLACEMENTS:
                 original = getattr(owner, name, _ABSENT)
@@ -146,6 +146,7 @@ def _make_backward(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def backward(heads: Any, *args: Any, **kwargs: Any) -> Any:
+        _memory.note("backward")
         scaled_losses.note_backward(heads)
         return differentiate(heads, *args, **kwargs)
     return backward
