@@ -2,7 +2,8 @@
 
 Everything works without them. :func:`load` says which there are, and why there are none.
 """
-from .loader import OPERATORS, Library, is_available, load, obstacle_to, operators
+from .loader import OPERATORS, Library, is_available, load, obstacle_to, operators, say_what_is_missing
 from .updates import UPDATES, update
 
-__all__ = ["OPERATORS", "UPDATES", "Library", "is_available", "load", "obstacle_to", "operators", "update"]
+__all__ = ["OPERATORS", "UPDATES", "Library", "is_available", "load", "obstacle_to", "operators",
+           "say_what_is_missing", "update"]

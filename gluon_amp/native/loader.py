@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 import platform
 import struct
@@ -11,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Iterator
+from typing import AbstractSet, Callable, Iterator
 
 from mxnet.base import MXNetError
 
@@ -28,7 +29,8 @@ _ONEDNN = frozenset({"_gluon_amp_attention", "_gluon_amp_batch_dot", "_gluon_amp
 OPERATORS = _CORE | _ONEDNN  # registered names of all operators that there may be
 _ONEDNN_PACKAGE, _ONEDNN_FILE = "onednn-cpu-gomp", "libdnnl.so.3"
 _INSTALL = f"pip install {_ONEDNN_PACKAGE}==2023.2.0, which gluon_amp[native] asks for"
-_lock = threading.Lock()
+_lock = threading.RLock()
+_logger = logging.getLogger("gluon_amp")
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,11 @@ def load() -> tuple[Library, ...]:
     """Load the libraries once, and return for each whether it loaded and why not."""
     # ``GLUON_AMP_NATIVE=0`` in the environment, at the first call, leaves them alone; the path of a folder takes them
     # from there.
-    with _lock:
-        return _load_once()
+    return _core(), _onednn()
 
 
 def is_available(op: str) -> bool:
-    """Tell whether an operator of the libraries can be used, which loads them."""
+    """Tell whether an operator of the libraries can be used, which loads the library that it needs."""
     return op in operators()
 
 
@@ -57,21 +58,73 @@ def obstacle_to(op: str) -> str:
     """Say why an operator of the libraries cannot be used; nothing where it can, and of other operators."""
     if op not in OPERATORS:
         return ""
-    core, onednn = load()
-    return core.missing if op in _CORE else onednn.missing
+    return _core().missing if op in _CORE else _onednn().missing
 
 
-def operators() -> frozenset[str]:
-    """Return the registered names of all operators that can be used, which loads the libraries."""
-    return frozenset().union(*(library.operators for library in load()))
+def say_what_is_missing() -> None:
+    """Log what is missing and what to do; a oneDNN that seems to be in order is not loaded to find out."""
+    if not _seems_in_order():
+        _say(_onednn())
 
 
-@functools.lru_cache(maxsize=None)
-def _load_once() -> tuple[Library, ...]:
+def _seems_in_order() -> bool:
+    path = None if _core().missing else next(onednn_files(), None)
+    return path is not None and not _is_cut_short(path)
+
+
+def _say(library: Library) -> None:
+    if library.missing:
+        _logger.info("The CPU does without some operators in C++, which make networks faster: %s", library.missing)
+
+
+class Operators(AbstractSet[str]):
+    """The registered names of operators that can be used. oneDNN is loaded when one of those that need it is asked for.
+
+    It takes 14 MB, which networks without such operators do not spend.
+    """
+
+    def __contains__(self, op: object) -> bool:
+        return op in _core().operators or (op in _ONEDNN and op in _onednn().operators)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_core().operators | _onednn().operators)
+
+    def __len__(self) -> int:
+        return len(_core().operators | _onednn().operators)
+
+    def __bool__(self) -> bool:
+        return bool(_core().operators)
+
+
+def operators() -> Operators:
+    """Return the registered names of all operators that can be used."""
+    return Operators()
+
+
+def _once(load_library: Callable[[], Library]) -> Callable[[], Library]:
+    """Let the first of several threads load a library, and the others wait."""
+    cached = functools.lru_cache(maxsize=None)(load_library)
+
+    @functools.wraps(load_library)
+    def loaded() -> Library:
+        with _lock:
+            return cached()
+    return loaded
+
+
+@_once
+def _core() -> Library:
     setting = os.environ.get(VARIABLE, "")
     folder = Path(setting) if os.path.isdir(setting) else Path(__file__).parent
-    core = _load("core", folder / "_core.so", _CORE)
-    return core, _load_onednn(core)
+    return _load("core", folder / "_core.so", _CORE)
+
+
+@_once
+def _onednn() -> Library:
+    library = _load_onednn(_core())
+    if _seems_in_order():
+        _say(library)
+    return library
 
 
 def _load(name: str, path: Path, operators: frozenset[str]) -> Library:

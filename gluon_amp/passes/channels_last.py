@@ -34,16 +34,16 @@ _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channel
 
 
 def is_needed(context: Context) -> bool:
-    """Tell whether training in a type of theirs is about to run on a CPU with such operators."""
+    """Tell whether training in a type of theirs is about to run on a CPU with operators in C++."""
     return (context.trains and context.recorded and context.target in _SAVED and not context.policy.imitated
-            and context.native >= NATIVE)
+            and bool(context.native))
 
 
 def run(graph: Graph, context: Context) -> int:
     """Put operators in C++ in the place of convolutions and BatchNorm in such chains; return how many."""
     readers = Readers(graph)
     members = _members(graph, readers, context)
-    if not any(node.op == "clip" for node in members):
+    if not any(node.op == "clip" for node in members) or not context.native >= NATIVE:
         return 0
     chains = [chain for chain in _chains(members) if _gains(chain, readers, context)]
     guards = Guards(graph, readers, context)

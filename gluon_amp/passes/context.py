@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Collection, Mapping, Protocol, Sequence
+from typing import AbstractSet, Callable, Collection, Mapping, Protocol, Sequence
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Context:
     # lets MXNet fuse the operators of a graph, and returns another graph; None where it cannot
     engine: Callable[[Graph], Graph] | None = None
     check: bool = False  # whether the result is verified
-    native: frozenset[str] = frozenset()  # the operators in C++ that may take the place of MXNet's: registered names
+    native: AbstractSet[str] = frozenset()  # the operators in C++ that may take the place of MXNet's: registered names
     sparse: frozenset[str] = frozenset()  # names of variables that are sparse
     recorded: bool = True  # whether gradients may be asked for
     trains: bool = False  # whether it is known that operators run in their training mode, and nobody watches them

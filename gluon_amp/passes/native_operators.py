@@ -205,10 +205,9 @@ def run(graph: Graph, context: Context) -> int:
     readers = Readers(graph)
     guards = Guards(graph, readers, context)
     found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
-             if each is not None and each.op in context.native and _is_large(node, each)
-             and each.fits(node, readers) and each.gains(node, context)
+             if each is not None and _is_large(node, each) and each.fits(node, readers) and each.gains(node, context)
              and may_replace(node, [entry.shape or () for entry in node.inputs[:2]])
-             and not any(entry.node in unknown for entry in node.inputs[:each.known])]
+             and not any(entry.node in unknown for entry in node.inputs[:each.known]) and each.op in context.native]
     for node, each in found:
         is_free = node.decision is not None and node.decision.cause is Cause.TABLE
         if each.rule is not None and context.target == BFLOAT16 and is_free:
@@ -231,10 +230,10 @@ def run(graph: Graph, context: Context) -> int:
     return len(found) + fused
 
 
-def following(graph: Graph, available: frozenset[str]) -> frozenset[str]:
+def following(graph: Graph) -> frozenset[str]:
     """Return the operators of a graph that :func:`may_replace` decides on at every call."""
     return frozenset(node.op for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
-                     if each is not None and each.follows is not None and each.op in available)
+                     if each is not None and each.follows is not None)
 
 
 def may_replace(node: Node, shapes: Shapes) -> bool:
@@ -245,12 +244,10 @@ def may_replace(node: Node, shapes: Shapes) -> bool:
 
 def _fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
     """Put one operator in the place of those that compute attention; return how many times."""
-    if _ATTENTION not in context.native:
-        return 0
     readers = Readers(graph)
     found = [each for each in find(graph, readers) if _gains_as_one(each, context)
              and not any(entry.node in unknown for entry in each.inputs.values())]
-    if not found:
+    if not found or _ATTENTION not in context.native:
         return 0
     guards = Guards(graph, readers, context)
     casts: Made = {}

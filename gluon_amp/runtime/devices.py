@@ -166,9 +166,8 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
             warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}. "
                       f"{_AMX_REMEDIES[_isa.outcome()]}")
     _logger.info("AMP runs %s. Switched on: %s", verdict(chosen), rewrites)
-    missing = next((library.missing for library in native.load() if library.missing), "") if "cpu" in chosen else ""
-    if missing:
-        _logger.info("The CPU does without some operators in C++, which make networks faster: %s", missing)
+    if "cpu" in chosen:
+        native.say_what_is_missing()
 
 
 def warn_if_slow(chosen: Mapping[str, Support]) -> None:

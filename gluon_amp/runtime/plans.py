@@ -5,7 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Mapping, NamedTuple, Sequence
+from typing import AbstractSet, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 
@@ -134,7 +134,8 @@ class Traced:
             return Choices()
         lowered = frozenset(node.op for node in self.graph.operators()
                             if not self.is_converted and policy.depends_on_shape(node.op))
-        replaced = following(self.graph, native.operators()) if device == "cpu" and policy.runs_native else frozenset()
+        is_native = device == "cpu" and policy.runs_native and bool(native.operators())
+        replaced = following(self.graph) if is_native else frozenset()
         ops = lowered | replaced
         if ops not in self._probes:
             self._probes[ops] = _Probe(self, ops)
@@ -252,7 +253,7 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
     return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
 
 
-def _native(graph: Graph, inputs: Inputs) -> frozenset[str]:
+def _native(graph: Graph, inputs: Inputs) -> AbstractSet[str]:
     """Return the operators in C++ for a graph: they take dense arrays, on a CPU."""
     # Beside a while_loop MXNet's engine gives wrong gradients now and then where operators are in C++.
     if (not inputs.dense or inputs.device != "cpu"
