@@ -58,6 +58,11 @@ def test_numpy_semantics():
         assert finite.are_finite([values.as_nd_ndarray()])
         values[99, 7] = float("nan")
         assert not finite.are_finite([values.as_nd_ndarray()])
+        scalars = [mx.np.array(value) for value in (1.0, -2.0)]  # arrays without axes
+        assert finite.are_finite(scalars)
+        assert finite.norm(scalars) == pytest.approx(5 ** 0.5)
+        assert not finite.are_finite([*scalars, mx.np.array(float("inf"))])
+        assert not finite.all_finite([mx.np.array(float("nan"))])
 
 
 def test_the_arrays_stay_as_they_are():

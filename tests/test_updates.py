@@ -246,6 +246,31 @@ def test_numpy_style_weights():
     assert_same(run(True), run(False))
 
 
+class Two(mx.init.Initializer):
+    def _init_weight(self, _, array):
+        array[()] = 2  # MXNet's own initializers write to array[:], which an array without axes does not have
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam", "lamb"])
+def test_a_weight_without_axes(optimizer):
+    """NumPy's scalars have a gradient, a check of it and an update as every other array."""
+    def run(ours):
+        with mx.util.np_shape(True), mx.util.np_array(True):
+            scale = gluon.Parameter("scale", shape=(), init=Two())
+            scale.initialize()
+            trainer = gluon.Trainer([scale], optimizer, {"learning_rate": 0.1}, update_on_kvstore=False)
+            if ours:
+                amp.init_trainer(trainer, 1.0)
+            for value in (1.0, -2.0, float("inf") if ours else 0, 3.0):
+                with autograd.record():
+                    loss = scale.data() ** 2 * value
+                loss.backward()
+                if value:
+                    trainer.step(BATCH)
+            return [scale.data().asnumpy()]
+    assert_same(run(True), run(False))
+
+
 def test_the_users_aggregation_size_is_respected(monkeypatch):
     calls = []
     monkeypatch.setenv("MXNET_OPTIMIZER_AGGREGATION_SIZE", "3")

@@ -35,7 +35,7 @@ def are_finite(arrays: Iterable[NDArray]) -> bool:
 def all_finite(arrays: list[NDArray]) -> bool:
     """Tell whether all values of arrays of one context and type are finite, by MXNet's own check."""
     with autograd.pause():
-        return bool(nd.multi_all_finite(*arrays, num_arrays=len(arrays)).asscalar())
+        return bool(nd.multi_all_finite(*map(_with_axis, arrays), num_arrays=len(arrays)).asscalar())
 
 
 def _checked(chunks: list[list[NDArray]]) -> NDArray:
@@ -59,10 +59,15 @@ def norm(arrays: Iterable[NDArray]) -> float:
         return float(np.sqrt(sum(total.asnumpy().astype("float64").sum() for total in sums)))
 
 
+def _with_axis(array: NDArray) -> NDArray:
+    """Give an array without axes one: multi-tensor operators do not take NumPy's scalars."""
+    return array if array.shape else array.as_nd_ndarray().reshape((1,))
+
+
 def _chunks(arrays: Iterable[NDArray]) -> Iterator[list[NDArray]]:
     """Group by context and type, as multi-tensor operators need it."""
     groups: dict[tuple[Any, Any], list[NDArray]] = defaultdict(list)
-    for array in arrays:
+    for array in map(_with_axis, arrays):
         groups[array.context, array.dtype].append(array)
     for group in groups.values():
         yield from (group[start:start + _ARRAYS_A_CALL] for start in range(0, len(group), _ARRAYS_A_CALL))
