@@ -11,7 +11,7 @@ from ._mxnet import trainers
 from .elsewhere import answers
 from .errors import StateError, expected
 from .loss_scaler import LEAST_SCALE, MOST_SCALE, DynamicLossScaler, scale_of
-from .trainer_scaler import TrainerScaler, attach
+from .trainer_scaler import TrainerScaler, attach, gradients_are_finite
 from .training import Loss, losses_in, scaled
 
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
@@ -238,7 +238,7 @@ class GradScaler:
     def _note_trainers_without_step(self) -> None:
         for item, last in self._done.items():
             if last == _UNSCALED:
-                self._scaler.update(not trainers.gradients_are_finite(item.trainer))
+                self._scaler.update(not gradients_are_finite(item.trainer))
                 item.forget()
 
     def get_scale(self) -> float:

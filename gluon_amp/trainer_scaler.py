@@ -76,7 +76,7 @@ class TrainerScaler:
         try:
             yield scale
         finally:
-            if len(self.scalers) > 1 and not self._overflowed and not trainers.gradients_are_finite(self.trainer):
+            if len(self.scalers) > 1 and not self._overflowed and not gradients_are_finite(self.trainer):
                 self._overflowed = set(self._open)
             self._open.remove(loss_id)
 
@@ -169,7 +169,7 @@ class TrainerScaler:
             listener(skipped)
 
     def _all_are_finite(self) -> bool:
-        finite = trainers.gradients_are_finite(self.trainer)
+        finite = gradients_are_finite(self.trainer)
         if self.reduction is None:
             return finite
         scale = self.applied if self.state == SCALED else 1.0
@@ -248,6 +248,12 @@ def stand_by(trainer: gluon.Trainer, scaler: TrainerScaler) -> None:
     _attached_scalers[:] = [reference for reference in _attached_scalers if reference() is not None]
     if not isinstance(scaler, UnscaledTrainer):
         _attached_scalers.append(weakref.ref(scaler))
+
+
+def gradients_are_finite(trainer: gluon.Trainer) -> bool:
+    """Tell whether every gradient of a trainer is finite."""
+    has_check = native.is_available("_gluon_amp_all_finite")
+    return trainers.gradients_are_finite(trainer, native.all_finite if has_check else None)
 
 
 def attached_to(trainer: gluon.Trainer, caller: str) -> TrainerScaler:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import lru_cache
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from mxnet import Context, autograd, nd
@@ -11,25 +11,32 @@ from mxnet.ndarray import NDArray
 
 from .invoke import original_invoke, run_operator
 
+Check = Callable[[Sequence[NDArray]], NDArray]  # its answer is 1 where all values of the arrays are finite, else 0
 _LARGE = 100_000  # elements from which one call for an array pays
 _ARRAYS_A_CALL = 200  # as many as MXNet's multi-tensor operators take comfortably
 _WIDTHS = range(2048, 63, -1)  # of rows that oneDNN adds up with all threads
 
 
-def are_finite(arrays: Iterable[NDArray]) -> bool:
-    """Tell whether all values are finite."""
-    # On a CPU a finite sum proves that its terms are, and takes a fraction of the time of MXNet's exact check; one that
-    # is not finite may come from large finite values, so that the exact check decides. A GPU runs the exact check at
-    # the speed of memory: each is asked once, whatever the number of arrays.
-    chunks = list(_chunks(arrays))
+def are_finite(arrays: Iterable[NDArray], check: Check | None = None) -> bool:
+    """Tell whether all values are finite; float32 arrays on a CPU are left to a check, where one is given."""
+    # A GPU runs MXNet's exact check at the speed of memory: each is asked once, whatever the number of arrays. A CPU
+    # takes long for it, so that what has no check of its own is added up: a finite sum proves that its terms are, and
+    # the exact check decides on one that is not, which may come from large finite values.
+    on_gpus: dict[Context, list[list[NDArray]]] = defaultdict(list)
+    checked: list[list[NDArray]] = []
+    summed: list[list[NDArray]] = []
+    for chunk in _chunks(arrays):
+        if chunk[0].context.device_type == "gpu":
+            on_gpus[chunk[0].context].append(chunk)
+        else:
+            (checked if check is not None and chunk[0].dtype == np.float32 else summed).append(chunk)
     with autograd.pause():
-        if any(_on_gpu(chunk) for chunk in chunks):
-            gpus = {chunk[0].context: None for chunk in chunks if _on_gpu(chunk)}
-            answers = [_checked([chunk for chunk in chunks if chunk[0].context == gpu]) for gpu in gpus]
-            others = [array for chunk in chunks if not _on_gpu(chunk) for array in chunk]
-            return all(bool(answer.asscalar()) for answer in answers) and are_finite(others)
-        sums = [_sums(chunk, _sum_of_rows) for chunk in chunks]
-        return all(_have_finite_values(of_chunk) or all_finite(chunk) for of_chunk, chunk in zip(sums, chunks))
+        answers = list(map(_checked, on_gpus.values()))
+        if check is not None:
+            answers += map(check, checked)
+        sums = [_sums(chunk, _sum_of_rows) for chunk in summed]
+        return (all(bool(answer.asscalar()) for answer in answers)
+                and all(_have_finite_values(of_chunk) or all_finite(chunk) for of_chunk, chunk in zip(sums, summed)))
 
 
 def all_finite(arrays: list[NDArray]) -> bool:
@@ -44,10 +51,6 @@ def _checked(chunks: list[list[NDArray]]) -> NDArray:
     for chunk in chunks[1:]:
         nd.multi_all_finite(*chunk, num_arrays=len(chunk), init_output=False, out=result)
     return result
-
-
-def _on_gpu(chunk: list[NDArray]) -> bool:
-    return chunk[0].context.device_type == "gpu"
 
 
 def norm(arrays: Iterable[NDArray]) -> float:

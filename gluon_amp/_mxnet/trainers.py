@@ -77,9 +77,9 @@ def divide_rescaling(trainer: gluon.Trainer, factor: float) -> None:
     trainer._optimizer.rescale_grad /= factor
 
 
-def gradients_are_finite(trainer: gluon.Trainer) -> bool:
+def gradients_are_finite(trainer: gluon.Trainer, check: finite.Check | None = None) -> bool:
     """Tell whether every gradient on every context is finite; one answer for all."""
-    return finite.are_finite(_gradients(trainer))
+    return finite.are_finite(_gradients(trainer), check)
 
 
 def gradient_norm(trainer: gluon.Trainer) -> float:

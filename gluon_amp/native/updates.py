@@ -1,11 +1,11 @@
-"""Optimizer updates of many weights in one call of a C++ operator."""
+"""Optimizer updates of many weights, and the check of their gradients, in one call of a C++ operator."""
 from __future__ import annotations
 
 from typing import Mapping, Sequence
 
 import mxnet as mx
 
-from .._mxnet.invoke import invoke
+from .._mxnet.invoke import invoke, original_invoke, run_operator
 from .._mxnet.libraries import bring_to_plain_layout
 
 # Each with the number of states that a weight has.
@@ -21,3 +21,8 @@ def update(kind: str, weights: Sequence[mx.nd.NDArray], grads: Sequence[mx.nd.ND
     arrays = [array for group in zip(weights, grads, *states) for array in group]
     attrs = {"num_weights": len(weights), "lrs": list(map(float, lrs)), "wds": list(map(float, wds)), **options}
     invoke(f"_gluon_amp_{kind}", arrays, {name: str(value) for name, value in attrs.items()})
+
+
+def all_finite(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """Compute 1 where all values of float32 arrays are finite, 0 otherwise."""
+    return run_operator(original_invoke, "_gluon_amp_all_finite", arrays, {"num_arrays": str(len(arrays))})

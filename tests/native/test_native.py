@@ -186,6 +186,7 @@ def test_other_platform(monkeypatch, tmp_path):
     ("sgd", [(2,), (2,)], {"lrs": [1, 2], "wds": [0]}, "received 2 lrs and 1 wds for 1 weights"),
     ("sgd", [(2,), (2,)], {"lrs": [1], "wds": [0], "num_weights": 0}, "received num_weights=0"),
     ("sgd", [(2,), (2,)], {"lrs": [1], "wds": [0], "num_weights": 1.5}, "expected an integer"),
+    ("all_finite", [(2,)], {"num_arrays": -1}, "expected a positive number, received num_arrays=-1"),
 ])
 def test_errors_say_what_was_expected(op, shapes, attrs, told):
     arrays = [nd.ones(shape) for shape in shapes]
@@ -198,6 +199,8 @@ def test_errors_say_what_was_expected(op, shapes, attrs, told):
 def test_other_types_are_refused():
     with pytest.raises(mx.MXNetError, match="expected float32 or bfloat16, received data of float64"):
         run("_gluon_amp_clip", [nd.ones(2, dtype="float64")], a_min=0, a_max=1)
+    with pytest.raises(mx.MXNetError, match="expected float32, received an array of float16"):
+        native.all_finite([nd.ones(2), nd.ones(2, dtype="float16")])
 
 
 @requires_core

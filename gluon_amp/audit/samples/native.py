@@ -131,5 +131,13 @@ def _updates() -> Iterable[Sample]:
                      gradient=False, in_graphs=False, **attrs)
 
 
-SAMPLES: tuple[Sample, ...] = tuple(_in_both((*_pointwise(), *_rows(), *_products(), *_attention(), *_recurrent(),
-                                              *_maps(), *_updates()))) + tuple(_means())
+def _checks() -> Iterable[Sample]:
+    """Yield what takes gradients of FP32 weights."""
+    for shapes in (((7,),), ((33, 5), (1,)), ((40, 5000), (7,), (33, 5))):
+        yield sample("_gluon_amp_all_finite", [fixed(*shape) for shape in shapes], num_arrays=len(shapes),
+                     note=", ".join(" x ".join(map(str, shape)) for shape in shapes), gradient=False, in_graphs=False,
+                     reference="multi_all_finite")
+
+
+SAMPLES: tuple[Sample, ...] = (*_in_both((*_pointwise(), *_rows(), *_products(), *_attention(), *_recurrent(), *_maps(),
+                                          *_updates())), *_means(), *_checks())

@@ -57,6 +57,12 @@ int Attributes::integer(const char* name, int otherwise) const {
   return static_cast<int>(value);
 }
 
+int Attributes::count(const char* name) const {
+  const int value = integer(name, 1);
+  if (value < 1) fail("expected a positive number, received ", name, "=", value);
+  return value;
+}
+
 bool Attributes::flag(const char* name, bool otherwise) const {
   const char* value = find(name);
   if (!value) return otherwise;

@@ -46,6 +46,7 @@ class Attributes {
   double number(const char* name) const;
   double number(const char* name, double otherwise) const;
   int integer(const char* name, int otherwise) const;
+  int count(const char* name) const;  // at least 1, the default
   bool flag(const char* name, bool otherwise) const;
   std::string text(const char* name) const { return require(name); }
   std::string text(const char* name, const char* otherwise) const {

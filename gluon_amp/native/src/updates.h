@@ -111,9 +111,7 @@ class Weights {
 
 template <int kStates>
 Arity update_arity(const Attributes& attributes) {
-  const int count = attributes.integer("num_weights", 1);
-  if (count < 1) fail("expected a positive number, received num_weights=", count);
-  return {count * (2 + kStates), 0};
+  return {attributes.count("num_weights") * (2 + kStates), 0};
 }
 
 template <int kStates>
