@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 from contextlib import contextmanager
@@ -10,10 +11,13 @@ from typing import Iterator
 
 @contextmanager
 def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
-    """Give temporary files to write, which replace ``paths`` together when the body succeeds."""
-    # A symbolic link stays: the file that it points to is replaced.
+    """Give temporary files to write, which replace ``paths`` together when the body succeeds.
+
+    A symbolic link stays: the file that it points to is replaced. So does a device or a pipe, such as ``/dev/stdout``:
+    it is written to.
+    """
     temporary: list[str] = []
-    targets = [os.path.realpath(os.fspath(path)) for path in paths]
+    targets = [os.fspath(path) if _is_device(path) else os.path.realpath(path) for path in paths]
     try:
         for target in targets:
             temporary.append(_made_beside(target))
@@ -30,9 +34,14 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
                 os.unlink(name)
 
 
+def _is_device(path: str | os.PathLike) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
 def _made_beside(target: str) -> str:
+    directory = None if _is_device(target) else os.path.dirname(target)
     try:
-        handle, name = tempfile.mkstemp(dir=os.path.dirname(target), prefix=os.path.basename(target))
+        handle, name = tempfile.mkstemp(dir=directory, prefix=os.path.basename(target))
     except OSError as error:  # it is about a name that nobody has given
         raise OSError(error.errno, error.strerror, target) from error
     os.close(handle)
@@ -40,6 +49,10 @@ def _made_beside(target: str) -> str:
 
 
 def _publish(name: str, target: str) -> None:
+    if _is_device(target):
+        with open(name, "rb") as file, open(target, "wb") as device:
+            shutil.copyfileobj(file, device)
+        return
     with open(name, "rb") as file:
         os.fsync(file.fileno())
     os.chmod(name, _mode(target))  # temporary files are private

@@ -1,6 +1,12 @@
 """Functions that have one answer: wording, names, types, attributes, shapes."""
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import threading
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -79,6 +85,27 @@ def test_files_that_cannot_be_written_are_named(tmp_path):
     with pytest.raises(FileNotFoundError) as caught, replacing(path):
         pass
     assert caught.value.filename == str(path)
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    received = []
+    reader = threading.Thread(target=lambda: received.append(path.read_text()), daemon=True)
+    reader.start()
+    with replacing(path) as (temporary,), open(temporary, "w") as file:
+        file.write("whole")
+    reader.join(60)
+    assert received == ["whole"]
+    assert path.is_fifo()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_standard_output_can_be_named():
+    code = "from gluon_amp import Policy; Policy('float16').save('/dev/stdout')"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["target_dtype"] == "float16"
 
 
 def test_files_keep_their_permissions(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import tempfile
 from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
@@ -34,7 +35,10 @@ class Stopwatch:
 
     def __enter__(self) -> Stopwatch:
         mx.nd.waitall()
-        profiler.set_config(profile_symbolic=True, profile_imperative=True, aggregate_stats=True, filename=os.devnull)
+        # MXNet removes the file of this name first, be it /dev/null, and writes what it has recorded when it stops.
+        self._directory = tempfile.TemporaryDirectory()
+        profiler.set_config(profile_symbolic=True, profile_imperative=True, aggregate_stats=True,
+                            filename=os.path.join(self._directory.name, "profile.json"))
         profiler.set_state("run")
         self.lap()
         return self
@@ -43,6 +47,7 @@ class Stopwatch:
         mx.nd.waitall()
         profiler.set_state("stop")
         profiler.dumps(reset=True)
+        self._directory.cleanup()
 
     def lap(self) -> float:
         """Return the milliseconds that operators took since the last call."""

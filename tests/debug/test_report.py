@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 
 import mxnet as mx
 import numpy as np
@@ -14,6 +15,7 @@ from networks import NETWORKS, Attention, Residual, conv_net, gradients, ready
 
 import gluon_amp as amp
 from gluon_amp import native
+from gluon_amp._mxnet import engine
 from gluon_amp._mxnet.engine import Output, Stopwatch
 from gluon_amp._mxnet.symbols import dtype_name
 from gluon_amp.debug.report.flops import MATRIX_OPERATORS
@@ -284,6 +286,23 @@ def test_times_are_those_of_all_operators(low):
         assert found.milliseconds == pytest.approx(sum(row.milliseconds for row in (*found.operators, *found.inserted))
                                                    + found.other_milliseconds)
     assert amp.report(net, data).milliseconds == 0
+
+
+def test_times_leave_no_file_and_remove_none(monkeypatch):
+    """MXNet removes the file that its profiler is to write: as root /dev/null, too."""
+    names, original = [], engine.profiler.set_config
+
+    def set_config(**options):
+        names.append(options["filename"])
+        assert not os.path.exists(names[-1])
+        original(**options)
+
+    monkeypatch.setattr(engine.profiler, "set_config", set_config)
+    with Stopwatch() as stopwatch:
+        mx.nd.ones((64, 64)).wait_to_read()
+        assert stopwatch.lap() > 0
+    assert len(names) == 1
+    assert not os.path.exists(os.path.dirname(names[0]))
 
 
 def test_the_backward_pass_is_timed_in_training(low, monkeypatch):
