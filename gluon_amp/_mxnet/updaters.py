@@ -140,6 +140,7 @@ def _copied(state: Any) -> Any:
 
 
 def _way(grad: NDArray, weight: NDArray) -> str:
+    # Operators for several weights do not take NumPy's scalars, which have no axes.
     if not weight.shape or any(array.stype != "default" or array.dtype != np.float32 for array in (grad, weight)):
         return AS_BEFORE
     return ALONE if weight.size >= _LARGE else TOGETHER
