@@ -106,11 +106,14 @@ void forward(const Attributes& attributes, const Tensors& inputs, const Tensors&
 void find_data_grad(const Problem& p, const Tensor& out_grad, const Tensor& weight, const Tensor& data_grad) {
   const auto primitive = cached<Primitive>(p.key_of('d'), [&] {
     const Primitive hint = forward_of(p, false);
-    return Primitive("the gradient of a convolution's data", [&](PrimitiveDesc** desc, const Attr* attr) {
+    const auto make = [&](PrimitiveDesc** desc, const Attr* attr) {
       return functions().convolution_backward_data_primitive_desc_create(
           desc, engine(), kDirect, p.src, p.any_weights, p.dst, p.s.stride.data(), p.s.dilate.data(), p.s.pad.data(),
           p.end_pad.data(), hint.desc(), attr);
-    });
+    };
+    // With a stride oneDNN 3.2 puts matrix products first in bfloat16, which take ten times as long.
+    const char* preferred = p.s.groups == data_grad.dim(-1) ? "jit_dw" : "";
+    return Primitive("the gradient of a convolution's data", make, 1, false, preferred);
   });
   const Md wanted = primitive->query(kWeights);
   primitive->run({{kDiffDst, p.dst, out_grad.data},

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
+
 namespace gluon_amp::onednn {
 
 namespace {
@@ -37,6 +39,8 @@ Functions look_up() {
   LOOK_UP(post_ops_append_sum);
   LOOK_UP(post_ops_destroy);
   LOOK_UP(primitive_desc_query_md);
+  LOOK_UP(primitive_desc_query);
+  LOOK_UP(primitive_desc_next_impl);
   LOOK_UP(primitive_desc_destroy);
   LOOK_UP(primitive_create);
   LOOK_UP(primitive_destroy);
@@ -78,6 +82,17 @@ AttrPointer make_attr(float scale, bool adds) {
     check(f.primitive_attr_set_post_ops(attr, ops), "operations after another");
   }
   return owned;
+}
+
+// Whether a description came to an implementation whose name begins so; it is at the last one otherwise.
+bool advance(PrimitiveDesc* desc, const char* name) {
+  const Functions& f = functions();
+  do {
+    const char* found = "";
+    check(f.primitive_desc_query(desc, kImplementation, 0, &found), "an implementation's name");
+    if (!std::strncmp(found, name, std::strlen(name))) return true;
+  } while (!f.primitive_desc_next_impl(desc));
+  return false;
 }
 
 }  // namespace
@@ -124,12 +139,16 @@ size_t bytes(Md desc) { return functions().memory_desc_get_size(desc); }
 bool are_equal(Md one, Md other) { return functions().memory_desc_equal(one, other) != 0; }
 
 Primitive::Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale,
-                     bool adds) {
+                     bool adds, const char* preferred) {
   const Functions& f = functions();
   const AttrPointer attr = make_attr(scale, adds);
   PrimitiveDesc* desc = nullptr;
   check(make(&desc, attr.get()), what);
   desc_.reset(desc, f.primitive_desc_destroy);
+  if (!advance(desc, preferred)) {
+    check(make(&desc, attr.get()), what);
+    desc_.reset(desc, f.primitive_desc_destroy);
+  }
   PrimitiveHandle* handle = nullptr;
   check(f.primitive_create(&handle, desc), what);
   handle_.reset(handle, f.primitive_destroy);

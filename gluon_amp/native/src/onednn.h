@@ -31,7 +31,7 @@ struct Argument {
 enum DataType { kBf16 = 2, kF32 = 3 };
 enum Prop { kForwardTraining = 64 };
 enum Algorithm { kDirect = 1, kLinear = 38 };
-enum Query { kWeights = 131, kDiffWeights = 132, kScratchpad = 136 };
+enum Query { kImplementation = 8, kWeights = 131, kDiffWeights = 132, kScratchpad = 136 };
 constexpr int kAny = 1;  // the tag of a layout that oneDNN chooses
 enum Kind {
   kSrc = 1,
@@ -72,6 +72,8 @@ struct Functions {
   int (*post_ops_append_sum)(PostOps*, float scale, int32_t zero_point, int type);
   int (*post_ops_destroy)(PostOps*);
   Md (*primitive_desc_query_md)(const PrimitiveDesc*, int what, int index);
+  int (*primitive_desc_query)(const PrimitiveDesc*, int what, int index, void* result);
+  int (*primitive_desc_next_impl)(PrimitiveDesc*);
   int (*primitive_desc_destroy)(PrimitiveDesc*);
   int (*primitive_create)(PrimitiveHandle**, const PrimitiveDesc*);
   int (*primitive_destroy)(PrimitiveHandle*);
@@ -127,9 +129,10 @@ bool are_equal(Md one, Md other);
 // A primitive and its description. It never changes and holds no memory for results: threads may share it.
 class Primitive {
  public:
-  // The function makes the description. `scale` multiplies the result; with `adds` it is added to what is there.
+  // The function makes the description. `scale` multiplies the result; with `adds` it is added to what is there. Of
+  // oneDNN's implementations the first one is taken whose name begins with `preferred`, or else the first one.
   Primitive(const char* what, const std::function<int(PrimitiveDesc**, const Attr*)>& make, float scale = 1,
-            bool adds = false);
+            bool adds = false, const char* preferred = "");
   Md query(Query what, int index = 0) const;
   const PrimitiveDesc* desc() const { return desc_.get(); }
   void run(std::initializer_list<Array> arrays) const;
