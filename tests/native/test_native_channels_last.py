@@ -4,6 +4,10 @@ In bfloat16 they are compared with the same operators of MXNet's in FP32, on rou
 """
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -36,6 +40,9 @@ CONVOLUTIONS = [
     ((2, 12, 9, 11), (8, (3, 2), (1, 2), (2, 0), (2, 1), 1, True)),
     ((3, 24, 7, 7), (24, (3, 3), (1, 1), (1, 1), (1, 1), 24, False)),
     ((3, 19, 8, 9), (19, (3, 3), (2, 2), (1, 1), (1, 1), 19, True)),
+    ((2, 96, 13, 11), (96, (3, 3), (2, 2), (1, 1), (1, 1), 96, False)),
+    ((1, 32, 12, 15), (32, (5, 5), (2, 1), (2, 2), (1, 1), 32, True)),
+    ((1, 32, 11, 9), (32, (3, 3), (2, 2), (2, 2), (2, 2), 32, False)),
     ((2, 12, 6, 6), (8, (3, 3), (1, 1), (1, 1), (1, 1), 4, True)),
     ((2, 8, 5, 5), (16, (5, 5), (1, 1), (2, 2), (1, 1), 8, False)),
 ]
@@ -82,6 +89,28 @@ def test_convolution_in_bfloat16(shape, settings):
     wanted = with_gradients(lambda *each: nd.Convolution(*each, **attrs), inputs, out_grad)
     received = with_gradients(in_last("_gluon_amp_convolution", attrs, low=True), inputs, out_grad)
     assert_low_close(received, wanted)
+
+
+STRIDED = """
+from mxnet import autograd, nd
+from native_cases import bfloat16, normal, run
+data, weight = bfloat16(normal(1, 8, 8, 32)), normal(32, 1, 3, 3)
+data.attach_grad()
+with autograd.record():
+    out = run("_gluon_amp_convolution", [data, weight], num_filter=32, kernel=(3, 3), stride=(2, 2), pad=(1, 1),
+              num_group=32, no_bias=True)
+out.backward()
+nd.waitall()
+"""
+
+
+@pytest.mark.bf16
+def test_the_data_gradient_of_strided_depthwise_convolutions_runs_in_the_kernel_for_them():
+    environ = {**os.environ, "ONEDNN_VERBOSE": "1", "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    done = subprocess.run([sys.executable, "-c", STRIDED], env=environ, text=True, capture_output=True, check=True,
+                          timeout=120)
+    lines = [line for line in done.stdout.splitlines() if ",convolution," in line and ",backward_data," in line]
+    assert [line.split(",convolution,")[1].split(":")[0] for line in lines] == ["jit_dw"]
 
 
 @pytest.mark.bf16
