@@ -102,11 +102,13 @@ def _maps() -> Iterable[Sample]:
         statistics = (fixed(channels, aux=True), fixed(channels, values="positive", aux=True))
         yield sample("_gluon_amp_batch_norm", (data, fixed(channels, values="positive"), fixed(channels), *statistics),
                      fix_gamma=False, a_min=-0.5, a_max=1.0, tolerance=6)
-    for data, filters, kernel, groups in ((low(2, 6, 8, 16), 32, 1, 1), (low(3, 9, 7, 33), 17, 3, 1),
-                                          (low(2, 14, 14, 48), 48, 3, 48)):
+    for data, filters, kernel, stride, groups in ((low(2, 6, 8, 16), 32, 1, 1, 1), (low(3, 9, 7, 33), 17, 3, 1, 1),
+                                                  (low(2, 14, 14, 48), 48, 3, 1, 48),
+                                                  (low(2, 15, 14, 48), 48, 3, 2, 48)):
         weight = fixed(filters, data.shape[-1] // groups, kernel, kernel, values="small")
         yield sample("_gluon_amp_convolution", (data, weight), num_filter=filters, kernel=(kernel, kernel),
-                     pad=(kernel // 2, kernel // 2), num_group=groups, no_bias=True, tolerance=6)
+                     stride=(stride, stride), pad=(kernel // 2, kernel // 2), num_group=groups, no_bias=True,
+                     tolerance=6)
 
 
 def _means() -> Iterable[Sample]:
