@@ -189,14 +189,8 @@ def _hybridized(program: Program, way: str) -> gluon.HybridBlock:
 
 
 def initialized(program: Program, names: Collection[str], way: str = "hybridized") -> frozenset[str]:
-    """Leave out weights inside of loops in graphs: MXNet adds their gradients to memory that nothing has written.
-
-    All are left out where a graph has two loops or branches: its engine runs them beside one another, and what it gives
-    is right by chance (``MXNET_ENGINE_TYPE=NaiveEngine`` always gives the same).
-    """
-    if way == "eager":
-        return frozenset(names)
-    return frozenset(name for name in names if len(program.loops) < 2 and not program.is_in_loop(name))
+    """Leave out weights inside of loops in graphs: MXNet adds their gradients to memory that nothing has written."""
+    return frozenset(name for name in names if way == "eager" or not program.is_in_loop(name))
 
 
 @lru_cache(maxsize=4)
