@@ -2,6 +2,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -14,10 +18,19 @@ from gluon_amp._mxnet.invoke import invoke
 from gluon_amp.dtypes import BFLOAT16_DTYPE
 from gluon_amp.runtime.graph_applier import prepared_operations
 
+ROOT = Path(__file__).parents[2]
 BFLOAT16_ROUNDING = 2.0 ** -8
 CACHED_OP_FLAGS = [(), (("static_alloc", True),), (("static_alloc", True), ("static_shape", True)),
                    (("inline_limit", 0),)]
 requires_core = pytest.mark.skipif(not native.is_available("_gluon_amp_clip"), reason=native.load()[0].missing)
+
+
+def script(text, **environment):
+    """Run a program in a Python of its own, with more in its environment, and return what it printed."""
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, env={**os.environ, **environment}, text=True,
+                          capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def bfloat16(array):

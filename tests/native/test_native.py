@@ -2,9 +2,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,22 +9,14 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import nd
-from native_cases import normal, replaced, requires_core, run
+from native_cases import normal, replaced, requires_core, run, script
 
 import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import invoke
 from gluon_amp.native import loader
 
-ROOT = Path(__file__).parents[2]
 CORE = Path(native.__file__).parent / "_core.so"
-
-
-def script(text, **environment):
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, env={**os.environ, **environment}, text=True,
-                          capture_output=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def load_path(path):

@@ -4,10 +4,6 @@ In bfloat16 they are compared with the same operators of MXNet's in FP32, on rou
 """
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -21,6 +17,7 @@ from native_cases import (
     normal,
     rounded,
     run,
+    script,
     shapes_of_empty,
     with_gradients,
 )
@@ -93,12 +90,14 @@ def test_convolution_in_bfloat16(shape, settings):
 
 STRIDED = """
 from mxnet import autograd, nd
-from native_cases import bfloat16, normal, run
-data, weight = bfloat16(normal(1, 8, 8, 32)), normal(32, 1, 3, 3)
+from gluon_amp import native
+from gluon_amp._mxnet.invoke import invoke
+native.load()
+data, = invoke("amp_cast", [nd.ones((1, 8, 8, 32))], {"dtype": "bfloat16"})
 data.attach_grad()
 with autograd.record():
-    out = run("_gluon_amp_convolution", [data, weight], num_filter=32, kernel=(3, 3), stride=(2, 2), pad=(1, 1),
-              num_group=32, no_bias=True)
+    out, = invoke("_gluon_amp_convolution", [data, nd.ones((32, 1, 3, 3))], {"num_filter": "32", "kernel": "(3, 3)",
+                  "stride": "(2, 2)", "pad": "(1, 1)", "num_group": "32", "no_bias": "True"})
 out.backward()
 nd.waitall()
 """
@@ -106,10 +105,8 @@ nd.waitall()
 
 @pytest.mark.bf16
 def test_the_data_gradient_of_strided_depthwise_convolutions_runs_in_the_kernel_for_them():
-    environ = {**os.environ, "ONEDNN_VERBOSE": "1", "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    done = subprocess.run([sys.executable, "-c", STRIDED], env=environ, text=True, capture_output=True, check=True,
-                          timeout=120)
-    lines = [line for line in done.stdout.splitlines() if ",convolution," in line and ",backward_data," in line]
+    lines = [line for line in script(STRIDED, ONEDNN_VERBOSE="1").splitlines()
+             if ",convolution," in line and ",backward_data," in line]
     assert [line.split(",convolution,")[1].split(":")[0] for line in lines] == ["jit_dw"]
 
 

@@ -2,12 +2,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import mxnet as mx
@@ -16,7 +12,17 @@ import pytest
 from cpu_kinds import EMULATES_BFLOAT16
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn, rnn
-from native_cases import BFLOAT16_ROUNDING, CACHED_OP_FLAGS, bfloat16, float32, normal, rounded, run, with_gradients
+from native_cases import (
+    BFLOAT16_ROUNDING,
+    CACHED_OP_FLAGS,
+    bfloat16,
+    float32,
+    normal,
+    rounded,
+    run,
+    script,
+    with_gradients,
+)
 
 import gluon_amp as amp
 from gluon_amp import native
@@ -26,7 +32,6 @@ from gluon_amp.runtime.graph_applier import prepared_operations
 
 pytestmark = pytest.mark.skipif(not native.is_available("_gluon_amp_rnn"), reason=native.load()[1].missing)
 
-ROOT = Path(__file__).parents[2]
 TYPES = ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)]
 # The largest distance of an array from that of FP32, as a share of its length; a recurrent layer rounds at every step.
 BOUNDS = {"float32": 2e-6, "bfloat16": 4 * BFLOAT16_ROUNDING}
@@ -308,9 +313,7 @@ print("equal")
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_forked_workers_of_a_data_loader(dtype):
-    done = subprocess.run([sys.executable, "-c", FORKED.replace("DTYPE", repr(dtype))], cwd=ROOT, env=dict(os.environ),
-                          text=True, capture_output=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "equal"), done.stderr
+    assert script(FORKED.replace("DTYPE", repr(dtype))) == "equal"
 
 
 def guarded(case, dtype):

@@ -143,12 +143,12 @@ Primitive::Primitive(const char* what, const std::function<int(PrimitiveDesc**, 
   const Functions& f = functions();
   const AttrPointer attr = make_attr(scale, adds);
   PrimitiveDesc* desc = nullptr;
-  check(make(&desc, attr.get()), what);
-  desc_.reset(desc, f.primitive_desc_destroy);
-  if (!advance(desc, preferred)) {
+  const auto describe = [&] {
     check(make(&desc, attr.get()), what);
     desc_.reset(desc, f.primitive_desc_destroy);
-  }
+  };
+  describe();
+  if (!advance(desc, preferred)) describe();
   PrimitiveHandle* handle = nullptr;
   check(f.primitive_create(&handle, desc), what);
   handle_.reset(handle, f.primitive_destroy);
