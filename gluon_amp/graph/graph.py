@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ..errors import GraphError
 
 VARIABLE = "null"
+_AFTER = "control_deps"  # what nnvm calls it
 
 
 class Role(Enum):
@@ -67,6 +68,7 @@ class Node:
     num_outputs: int = 1  # all outputs, hidden ones included
     # JSON fields that are carried along unread (``subgraphs`` of control flow operators)
     extra: dict[str, Any] = field(default_factory=dict)
+    after: list[Node] = field(default_factory=list)  # what comes before it in the order, beside its inputs
     # per output, written by the analysis; empty until then
     dtypes: list[str | None] = field(default_factory=list)
     shapes: list[tuple[int, ...] | None] = field(default_factory=list)
@@ -132,20 +134,22 @@ class Graph:
             if node.attrs:
                 item["attrs"] = node.attrs
             item["inputs"] = [triple(entry) for entry in node.inputs]
+            if node.after:
+                item[_AFTER] = [number[id(each)] for each in node.after]
             item.update(node.extra)
             items.append(item)
         return _dumps({"nodes": items, "arg_nodes": [i for i, node in enumerate(nodes) if node.is_variable],
                        "node_row_ptr": rows, "heads": [triple(head) for head in self.heads], "attrs": self.attrs})
 
     def nodes(self) -> list[Node]:
-        """All nodes in nnvm's own order (depth first, inputs before their reader)."""
+        """All nodes in nnvm's own order (depth first, inputs before their reader, and then what it comes after)."""
         order: list[Node] = []
         state: dict[int, bool] = {}  # False: being visited, True: done
         for head in self.heads:
             if id(head.node) in state:
                 continue
             state[id(head.node)] = False
-            stack = [(head.node, iter(head.node.inputs))]
+            stack = [(head.node, iter(_before(head.node)))]
             while stack:  # in line: graphs may have many thousands of nodes, and every pass asks for them
                 node, pending = stack[-1]
                 for entry in pending:
@@ -153,7 +157,7 @@ class Graph:
                     done = state.get(id(child))
                     if done is None:
                         state[id(child)] = False
-                        stack.append((child, iter(child.inputs)))
+                        stack.append((child, iter(_before(child))))
                         break
                     if not done:
                         raise GraphError(f"the graph has a cycle through {child!r}")
@@ -177,7 +181,8 @@ class Graph:
 
         for node in self.nodes():
             made[id(node)] = replace(node, attrs=dict(node.attrs), inputs=[entry(old) for old in node.inputs],
-                                     dtypes=list(node.dtypes), shapes=list(node.shapes), planned=list(node.planned))
+                                     after=[made[id(old)] for old in node.after], dtypes=list(node.dtypes),
+                                     shapes=list(node.shapes), planned=list(node.planned))
         return Graph([entry(head) for head in self.heads], dict(self.attrs))
 
     def operators(self) -> list[Node]:
@@ -187,6 +192,10 @@ class Graph:
     def variables(self) -> list[Node]:
         """All nodes that are variables, in the order of ``Symbol.list_inputs``."""
         return [node for node in self.nodes() if node.is_variable]
+
+
+def _before(node: Node) -> list[Entry]:
+    return [*node.inputs, *map(Entry, node.after)] if node.after else node.inputs
 
 
 def unique_name(base: str, taken: set[str]) -> str:
@@ -233,7 +242,8 @@ def _read_entry(raw: Any, nodes: list[Node]) -> Entry:
 def _read_node(raw: Any, nodes: list[Node], num_outputs: int) -> Node:
     # Files of MXNet before 1.0 say "param" or "attr" where later ones say "attrs".
     attrs = {**raw.get("param", {}), **raw.get("attr", {}), **raw.get("attrs", {})}
-    known = {"op", "name", "attrs", "attr", "param", "inputs", "backward_source_id"}
+    known = {"op", "name", "attrs", "attr", "param", "inputs", _AFTER, "backward_source_id"}
     return Node(op=raw["op"], name=raw["name"], attrs=attrs,
                 inputs=[_read_entry(entry, nodes) for entry in raw["inputs"]], num_outputs=num_outputs,
+                after=[_read_entry((number, 0), nodes).node for number in raw.get(_AFTER, ())],
                 extra={key: value for key, value in raw.items() if key not in known})

@@ -22,6 +22,7 @@ from ..graph import Graph
 from ..graph.attrs import is_set
 from ..rules.tables.groups.system import CONTROL_FLOW
 from .frame import frame
+from .gradient_order import cached_op
 from .observers import operator_callback
 from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
 from .recent import remember
@@ -178,7 +179,7 @@ class RewritingCachedOp:
         if variant is None:
             plan = make_plan(state, self.traced, self._inputs(args, device))
             operation = (self._stock() if plan.symbol is None and self._safe_flags is self.flags else
-                         StockCachedOp(plan.runs, self._safe_flags))
+                         cached_op(plan, self._safe_flags))
             variant = remember(variants.made, key, _Variant(plan, operation), MOST_PLANS)
         self.latest = variant.plan
         return variant
