@@ -189,3 +189,55 @@ def test_a_converted_network_takes_no_memory_of_its_own():
     for batch, one in zip(batches, expected):
         spoil_memory()
         assert np.abs(converted(batch).asnumpy() - one).max() <= 1e-5 * np.abs(one).max()
+
+
+class Convolutions(HybridBlock):
+    """A loop over images between two convolutions, of which its body is, or begins or ends with, another one."""
+
+    def __init__(self, inner):
+        super().__init__(prefix="convolutions_")
+        self.inner = inner
+        with self.name_scope():
+            self.first = self.params.get("first", shape=(16, 16, 3, 3))
+            self.middle = self.params.get("middle", shape=(16, 16, 1, 1))
+            self.last = self.params.get("last", shape=(16, 16, 3, 3))
+
+    def hybrid_forward(self, F, data, first, middle, last):
+        def step(one, state):
+            whole = F.expand_dims(one, axis=0)
+            made = {"alone": lambda: convolved(F, whole, middle, 1),
+                    "first": lambda: F.sigmoid(convolved(F, whole, middle, 1)),
+                    "last": lambda: convolved(F, F.sigmoid(whole), middle, 1)}[self.inner]()
+            return F.squeeze(made, axis=0), state * 0.5
+        value = convolved(F, data, first, 3)
+        value, state = F.contrib.foreach(step, value, F.sum(value, axis=0) * 0)
+        return F.broadcast_add(convolved(F, value, last, 3), F.expand_dims(state, axis=0))
+
+
+def convolved(F, data, weight, size):
+    return F.Convolution(data, weight, kernel=(size, size), pad=(size // 2, size // 2), num_filter=16, no_bias=True)
+
+
+@pytest.mark.parametrize("inner", ["alone", "first", "last"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES[:2])
+def test_convolutions_inside_of_a_loop_and_around_it_get_their_gradients(dtype, bound, way, inner):
+    random = np.random.RandomState(0)
+    data = mx.nd.array(random.normal(size=(3, 16, 8, 8)))
+    net = Convolutions(inner)
+    net.initialize()
+    for one in net.collect_params().values():
+        one.set_data(mx.nd.array(random.normal(scale=0.2, size=one.shape)))
+
+    def gradients():
+        with autograd.record():
+            loss = (net(data) ** 2).sum()
+        loss.backward()
+        return {name: one.grad().asnumpy() for name, one in net.collect_params().items()}
+
+    expected = gradients()  # operator by operator
+    amp.init(dtype)
+    net.hybridize(**WAYS[way])
+    for _ in range(3):
+        for name, found in gradients().items():
+            assert np.linalg.norm(found - expected[name]) < bound * np.linalg.norm(expected[name]), name

@@ -1,0 +1,46 @@
+"""Keep oneDNN's operators away from the parts of arrays that loops read and write.
+
+In each step of a loop MXNet hands its body one part of an array, forward and backward. An operator of oneDNN writes
+such a part, or the gradient of one, in a layout of its own, where a part cannot lie: the step fails ("Check failed:
+!is_view"), or gradients before the loop are wrong without a word. Here another operator stands between.
+"""
+from __future__ import annotations
+
+import json
+
+from ..dtypes import FLOAT32, LOW_PRECISION
+from ..graph import Entry, Graph, Node, Role, operator, redirect
+from ..graph.attrs import integer, integers
+from .context import Context
+
+_BODY = {"_foreach": 0, "_while_loop": 1}  # which of a loop's graphs is run in each step
+_READ_IN_PARTS = "in_data_locs"  # where a body reads parts of what the loop reads first
+_FLOATS = (FLOAT32, *LOW_PRECISION)
+
+
+def run(graph: Graph, context: Context) -> int:
+    """Put an operator that changes nothing behind and before such parts; return how many."""
+    return sum(_separate(node) for node in graph.operators() if node.op in _BODY)
+
+
+def _separate(node: Node) -> int:
+    parts = [Graph.from_json(json.dumps(part)) for part in node.extra["subgraphs"]]
+    body = parts[_BODY[node.op]]
+    read = integers(node.attrs, _READ_IN_PARTS)  # none for a while_loop
+    variables = body.variables()
+    moved = {}
+    for location, entry in zip(read, node.inputs):
+        if entry.dtype in _FLOATS:
+            moved[Entry(variables[location]).key] = _behind(body, Entry(variables[location]))
+    written = [position for position in range(integer(node.attrs, "num_out_data", 0))
+               if node.dtypes[position] in _FLOATS]
+    for position in written:
+        body.heads[position] = _behind(body, body.heads[position])
+    redirect(body, moved)
+    node.extra = {**node.extra, "subgraphs": [json.loads(part.to_json()) for part in parts]}
+    return len(moved) + len(written)
+
+
+def _behind(body: Graph, entry: Entry) -> Entry:
+    return Entry(operator("_mul_scalar", body.new_name(f"{entry.node.name}_whole"), [entry], entry, Role.GUARD,
+                          scalar=1.0))
