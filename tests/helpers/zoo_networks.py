@@ -104,7 +104,7 @@ def names(count: int = CLASSES) -> list[str]:
     return [f"class{i}" for i in range(count)]
 
 
-def ssd(name: str, pixels: int, batch: int = 2) -> Callable[[], Task]:
+def ssd(name: str, pixels: int, batch: int = 2, learning_rate: float = 0.001) -> Callable[[], Task]:
     def make() -> Task:
         data, (box, label) = images(pixels, batch), boxes(batch, pixels)
         net = get_model(name, pretrained_base=False, classes=names(), transfer=None)
@@ -118,7 +118,7 @@ def ssd(name: str, pixels: int, batch: int = 2) -> Callable[[], Task]:
         def loss(net: HybridBlock, x: mx.nd.NDArray) -> mx.nd.NDArray:
             cls, offsets, _ = net(x)
             return multi_box_loss([cls], [offsets], [targets[0]], [targets[1]])[0][0].sum() / batch
-        return Task(net, data, outputs, loss, learning_rate=0.001)
+        return Task(net, data, outputs, loss, learning_rate)
     return make
 
 
@@ -212,11 +212,18 @@ def rcnn(build: Callable[[int], HybridBlock], pixels: int, batch: int = 2, learn
     return make
 
 
+def without_dropout(block: gluon.Block) -> None:
+    """Let nothing be dropped: in C++ other values are, for the same seed, than by MXNet's operator."""
+    if isinstance(block, nn.Dropout):
+        block._rate = 0
+
+
 def segmentation(model: str, pixels: int, batch: int = 2) -> Callable[[], Task]:
     def make() -> Task:
         data = images(pixels, batch)
         net = getattr(gluoncv.model_zoo, model)(nclass=CLASSES, backbone="resnet50", pretrained_base=False,
                                                 crop_size=pixels, aux=True)
+        net.apply(without_dropout)
         target = mx.nd.random.randint(-1, CLASSES, shape=(batch, pixels, pixels)).astype("float32")
         mixed_loss = gluoncv.loss.MixSoftmaxCrossEntropyLoss(aux=True, aux_weight=0.5)
         return Task(initialized(net, data), data, outputs, lambda net, x: mixed_loss(*net(x), target).mean(), 0.002)
@@ -351,7 +358,7 @@ NETWORKS: dict[str, Callable[[], Task]] = {
     "se_resnet18_v1": from_gluoncv("se_resnet18_v1", 64),
     "ssd_512_resnet50_v1": ssd("ssd_512_resnet50_v1_custom", 128),
     "ssd_512_mobilenet1.0": ssd("ssd_512_mobilenet1.0_custom", 128),
-    "ssd_300_vgg16_atrous": ssd("ssd_300_vgg16_atrous_custom", 300, batch=1),
+    "ssd_300_vgg16_atrous": ssd("ssd_300_vgg16_atrous_custom", 300, batch=1, learning_rate=0.00001),
     "yolo3_mobilenet0.25": yolo3("yolo3_mobilenet0.25_custom", 96),
     "yolo3_darknet53": yolo3("yolo3_darknet53_custom", 96),
     "faster_rcnn": rcnn(rcnn_with_one_scale, 128),
