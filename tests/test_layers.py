@@ -56,8 +56,7 @@ INSIDE = {
     "runtime": ["functions", "autocast", "policies", "hooks", "custom_operators", "scaled_losses", "block_calls",
                 "graph_applier", "gradient_order", "executors", "observers", "plans", "state", "exclusions",
                 "eager_applier", "eager_casts", "eager_policy", "frame", "second_gradients", "zero_gradients",
-                "eager_native", "gpus",
-                "recent", "devices", "__init__"],
+                "eager_native", "gpus", "recent", "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
     "graph": ["__init__", "subgraphs", "edit", "graph", "attrs"],
 }

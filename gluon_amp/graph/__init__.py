@@ -1,9 +1,10 @@
 """Symbol graphs, their attributes, and edits of them. No MXNet."""
 from __future__ import annotations
 
-from .edit import CAST, Readers, cast, cast_nodes, connected_parts, named_by, operator, redirect
+from .edit import CAST, Readers, cast, cast_nodes, connected_parts, guard, named_by, operator, redirect
 from .graph import VARIABLE, Entry, Graph, Node, Role, unique_name
-from .subgraphs import inline_cached_ops
+from .subgraphs import inline_cached_ops, set_subgraphs, subgraphs_of
 
 __all__ = ["CAST", "VARIABLE", "Entry", "Graph", "Node", "Readers", "Role", "cast", "cast_nodes", "connected_parts",
-           "inline_cached_ops", "named_by", "operator", "redirect", "unique_name"]
+           "guard", "inline_cached_ops", "named_by", "operator", "redirect", "set_subgraphs", "subgraphs_of",
+           "unique_name"]

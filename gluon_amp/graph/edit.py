@@ -29,6 +29,11 @@ def cast(entry: Entry, dtype: str, name: str, role: Role = Role.CAST) -> Entry:
     return Entry(made)
 
 
+def guard(entry: Entry, name: str) -> Entry:
+    """Make an operator that oneDNN does not run, and that changes nothing: a multiplication by 1."""
+    return Entry(operator("_mul_scalar", name, [entry], entry, Role.GUARD, scalar=1.0))
+
+
 def cast_nodes(graph: Graph) -> list[Node]:
     """All casts in a graph."""
     return [node for node in graph.operators() if node.op == CAST]

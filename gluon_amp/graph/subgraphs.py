@@ -1,7 +1,8 @@
-"""Put the operators of partitioned subgraphs back in the places of the nodes that hold them."""
+"""The graphs that a node holds: those of loops and branches, and of partitions, whose operators are put back."""
 from __future__ import annotations
 
 import json
+from typing import Sequence
 
 from .edit import redirect
 from .graph import Entry, Graph, Node
@@ -20,8 +21,18 @@ def inline_cached_ops(graph: Graph) -> Graph:
     return graph
 
 
+def subgraphs_of(node: Node) -> list[Graph]:
+    """Read the graphs that a node holds."""
+    return [Graph.from_json(json.dumps(part)) for part in node.extra[_SUBGRAPHS]]
+
+
+def set_subgraphs(node: Node, parts: Sequence[Graph]) -> None:
+    """Let a node hold other graphs."""
+    node.extra = {**node.extra, _SUBGRAPHS: [json.loads(part.to_json()) for part in parts]}
+
+
 def _heads_of(node: Node) -> list[Entry]:
     """Return the outputs of what a node runs, made to read the node's inputs."""
-    inner = inline_cached_ops(Graph.from_json(json.dumps(node.extra[_SUBGRAPHS][0])))
+    inner = inline_cached_ops(subgraphs_of(node)[0])
     redirect(inner, {Entry(variable).key: entry for variable, entry in zip(inner.variables(), node.inputs)})
     return inner.heads

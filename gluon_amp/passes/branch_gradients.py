@@ -6,9 +6,7 @@ branches read counts as two, unless it is a variable. Here what is not read is a
 """
 from __future__ import annotations
 
-import json
-
-from ..graph import Entry, Graph, Node, operator
+from ..graph import Entry, Graph, Node, operator, set_subgraphs, subgraphs_of
 from ..graph.attrs import integers
 from .context import Context
 
@@ -22,10 +20,10 @@ def run(graph: Graph, context: Context) -> int:
 
 
 def _complete(node: Node) -> int:
-    parts = [Graph.from_json(json.dumps(part)) for part in node.extra["subgraphs"]]
+    parts = subgraphs_of(node)
     added = sum(_read_all(node, parts[part], name) for name, part in _READS[node.op].items())
     if added:
-        node.extra = {**node.extra, "subgraphs": [json.loads(part.to_json()) for part in parts]}
+        set_subgraphs(node, parts)
     return added
 
 

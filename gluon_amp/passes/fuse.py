@@ -8,7 +8,7 @@ Operators that the fusion does not know stand in its way wherever it would go wr
 from __future__ import annotations
 
 from ..dtypes import FLOAT64
-from ..graph import Entry, Graph, Node, Readers, Role, operator, redirect
+from ..graph import Entry, Graph, Node, Readers, guard, redirect
 from .context import Context
 
 _FUSED = "_sg_mkldnn"
@@ -36,10 +36,8 @@ def _shield(graph: Graph) -> set[str]:
     for node in graph.operators():
         for position, entry in enumerate(node.inputs):
             if _is_apart(node, position) or _is_read_elsewhere(entry, node, readers):
-                shield = operator("_mul_scalar", graph.new_name(f"{node.name}_shield"), [entry], entry, Role.GUARD,
-                                  scalar=1.0)
-                node.inputs[position] = Entry(shield)
-                shields.add(shield.name)
+                node.inputs[position] = guard(entry, graph.new_name(f"{node.name}_shield"))
+                shields.add(node.inputs[position].node.name)
     return shields
 
 

@@ -6,15 +6,12 @@ such a part, or the gradient of one, in a layout of its own, where a part cannot
 """
 from __future__ import annotations
 
-import json
-
 from ..dtypes import FLOAT32, LOW_PRECISION
-from ..graph import Entry, Graph, Node, Role, operator, redirect
+from ..graph import Entry, Graph, Node, guard, redirect, set_subgraphs, subgraphs_of
 from ..graph.attrs import integer, integers
 from .context import Context
 
 _BODY = {"_foreach": 0, "_while_loop": 1}  # which of a loop's graphs is run in each step
-_READ_IN_PARTS = "in_data_locs"  # where a body reads parts of what the loop reads first
 _FLOATS = (FLOAT32, *LOW_PRECISION)
 
 
@@ -24,9 +21,9 @@ def run(graph: Graph, context: Context) -> int:
 
 
 def _separate(node: Node) -> int:
-    parts = [Graph.from_json(json.dumps(part)) for part in node.extra["subgraphs"]]
+    parts = subgraphs_of(node)
     body = parts[_BODY[node.op]]
-    read = integers(node.attrs, _READ_IN_PARTS)  # none for a while_loop
+    read = integers(node.attrs, "in_data_locs")  # where its body reads parts of the first inputs; none for a while_loop
     variables = body.variables()
     moved = {}
     for location, entry in zip(read, node.inputs):
@@ -37,10 +34,9 @@ def _separate(node: Node) -> int:
     for position in written:
         body.heads[position] = _behind(body, body.heads[position])
     redirect(body, moved)
-    node.extra = {**node.extra, "subgraphs": [json.loads(part.to_json()) for part in parts]}
+    set_subgraphs(node, parts)
     return len(moved) + len(written)
 
 
 def _behind(body: Graph, entry: Entry) -> Entry:
-    return Entry(operator("_mul_scalar", body.new_name(f"{entry.node.name}_whole"), [entry], entry, Role.GUARD,
-                          scalar=1.0))
+    return guard(entry, body.new_name(f"{entry.node.name}_whole"))

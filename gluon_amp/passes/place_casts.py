@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import Collection, Sequence
 
 from ..dtypes import FLOAT32
-from ..graph import Entry, Graph, Node, Role, cast, operator
+from ..graph import Entry, Graph, Node, cast, guard
 from ..graph.attrs import integer
 from .assign_dtypes import input_dtypes
 from .context import Context
@@ -99,8 +99,7 @@ class _Casts:
     def guarded(self, entry: Entry) -> Entry:
         """Return the tensor behind an elementwise operator that oneDNN does not run, and that changes nothing."""
         if entry.key not in self.guards:
-            self.guards[entry.key] = Entry(operator("_mul_scalar", self._name(entry, "guard"), [entry], entry,
-                                                    Role.GUARD, scalar=1.0))
+            self.guards[entry.key] = guard(entry, self._name(entry, "guard"))
         return self.guards[entry.key]
 
     def _name(self, entry: Entry, suffix: str) -> str:

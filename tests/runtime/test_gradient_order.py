@@ -1,18 +1,15 @@
 """Gradients of weights are cast as soon as they are computed: the inputs of a graph that trains begin with the last."""
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 from mxnet.gluon import nn
+from native_cases import script
 
 import gluon_amp as amp
-from gluon_amp.graph import Graph, Role, cast, operator
-from gluon_amp.graph.graph import Entry, Node
+from gluon_amp.graph import Entry, Graph, Node, Role, cast, operator
 from gluon_amp.runtime import graph_applier
 from gluon_amp.runtime.gradient_order import OrderedCachedOp, put_last_weights_first
 
@@ -140,10 +137,7 @@ def _operation(net):
 
 
 def _megabytes(start):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM.format(start=start)], capture_output=True,
-                          text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+    return int(script(PROGRAM.format(start=start)))
 
 
 @pytest.mark.bf16
