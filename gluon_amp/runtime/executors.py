@@ -12,6 +12,7 @@ from mxnet.executor import Executor
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _memory
+from .._mxnet.in_turn import in_turn, run_in_turn
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs
 from ..graph.attrs import STORAGE
 from .observers import executor_callback
@@ -74,6 +75,8 @@ class PlannedExecutor(Executor):
         executor.__class__ = cls
         executor._symbol = symbol
         executor.planner, executor.plan, executor._callback = planner, plan, None
+        if plan.runs_in_turn:
+            run_in_turn(executor)
         return executor
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
@@ -113,8 +116,9 @@ class PlannedExecutor(Executor):
     def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
         """Call a function with the name and handle of every output of the user's symbol, in the user's types."""
         self._callback = callback
-        rewritten = self.plan.symbol is not None
-        super().set_monitor_callback(executor_callback(self.plan, callback) if rewritten else callback, monitor_all)
+        if self.plan.symbol is not None:
+            callback = executor_callback(self.plan, callback)
+        super().set_monitor_callback(in_turn(callback) if self.plan.runs_in_turn else callback, monitor_all)
 
 
 def _shapes_of(executor: Executor, symbol: mx.sym.Symbol) -> dict[str, tuple[int, ...]]:

@@ -15,6 +15,7 @@ from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from .._mxnet.in_turn import in_turn, run_in_turn
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION
@@ -154,6 +155,8 @@ class RewritingCachedOp:
         callback, monitor_all = self._hook
         if variant is not None and variant.plan.symbol is not None:
             callback = operator_callback(variant.plan, callback)
+        if variant is not None and variant.plan.runs_in_turn:
+            callback = in_turn(callback)
         operation._register_op_hook(callback, monitor_all)
         self._observed = (operation, self._hook)
 
@@ -180,6 +183,8 @@ class RewritingCachedOp:
             plan = make_plan(state, self.traced, self._inputs(args, device))
             operation = (self._stock() if plan.symbol is None and self._safe_flags is self.flags else
                          cached_op(plan, self._safe_flags))
+            if plan.runs_in_turn:
+                run_in_turn(operation)
             variant = remember(variants.made, key, _Variant(plan, operation), MOST_PLANS)
         self.latest = variant.plan
         return variant

@@ -18,6 +18,7 @@ from ..passes import channels_last
 from ..passes.native_operators import NATIVE, REPLACEMENTS, following, may_replace
 from ..passes.widen import widen
 from ..rules import Policy
+from ..rules.tables.groups.system import CONTROL_FLOW
 from .state import State
 
 MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other operators in FP32
@@ -186,6 +187,11 @@ class Plan:
     def is_native(self) -> bool:
         """Whether operators in C++ are in it."""
         return self.rewritten is not None and any(node.op in NATIVE for node in self.rewritten.operators())
+
+    @cached_property
+    def runs_in_turn(self) -> bool:
+        """Whether its operators run one after another: on CPUs, where loops or branches are among them."""
+        return self.inputs.device == "cpu" and any(node.op in CONTROL_FLOW for node in self.traced.graph.operators())
 
     @property
     def runs(self) -> mx.sym.Symbol:
