@@ -1,0 +1,35 @@
+"""What the fuzzer asks stock MXNet for, where stock MXNet by itself would end the process."""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import fuzz
+from fuzz_checks import CHECKS
+from fuzz_programs import FLOAT, Kind, Part, Program, Step
+from fuzz_stock import rounding
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+MAP = Kind("map", 16)
+
+
+def step(result, source, text, *weights):
+    return Step(result, (source,), text, MAP, tuple((name, (16, 16, 1, 1)) for name in weights))
+
+
+@pytest.mark.parametrize("of", ["gradients", "training"])
+def test_rounding_is_measured_behind_operators_without_a_gradient(monkeypatch, of):
+    convolution = "F.Convolution({{0}}, {}, kernel=(1, 1), num_filter=16, no_bias=True)"
+    steps = (step(1, 0, convolution.format("w0"), "w0"), step(2, 0, convolution.format("w1"), "w1"),
+             step(3, 2, "F.clip({0}, a_min=-4, a_max=4)"),
+             step(4, 3, "F.BlockGrad(F.slice_axis({0}, axis=0, begin=0, end=None))"))
+    program = Program(0, FLOAT, (Part(steps),), outputs=(1, 4), inputs=(MAP,))
+
+    def measures(program, dtype):
+        rounding(program, dtype, of=of)
+    monkeypatch.setitem(CHECKS, "measures", measures)
+    assert fuzz.failure_apart(program, "measures", "float32") is None
