@@ -218,7 +218,10 @@ def stock_trained(program: Program) -> tuple[float, dict[str, np.ndarray]]:
     slopes = [rms(one) for name, one in stock_gradients(program).items()
               if name.startswith("net") and not is_statistic(name)]
     rate = 0.003 / max(slopes, default=1.0)
-    return rate, trained(stock(program), program, rate)
+    moved = trained(stock(program), program, rate)
+    if not all(np.isfinite(one).all() for one in moved.values()):
+        raise StockFails("the training does not stay finite, and AMP skips such steps")
+    return rate, moved
 
 
 def stock_trains(program: Program, way: str) -> bool:

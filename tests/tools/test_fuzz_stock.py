@@ -11,10 +11,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import fuzz
 from fuzz_checks import CHECKS
 from fuzz_programs import FLOAT, Kind, Part, Program, Step
-from fuzz_stock import rounding
+from fuzz_stock import StockFails, rounding, stock_trained
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MAP = Kind("map", 16)
+
+
+CONVOLUTION = "F.Convolution({{0}}, {}, kernel=(1, 1), num_filter=16, no_bias=True)"
 
 
 def step(result, source, text, *weights):
@@ -23,8 +26,7 @@ def step(result, source, text, *weights):
 
 @pytest.mark.parametrize("of", ["gradients", "training"])
 def test_rounding_is_measured_behind_operators_without_a_gradient(monkeypatch, of):
-    convolution = "F.Convolution({{0}}, {}, kernel=(1, 1), num_filter=16, no_bias=True)"
-    steps = (step(1, 0, convolution.format("w0"), "w0"), step(2, 0, convolution.format("w1"), "w1"),
+    steps = (step(1, 0, CONVOLUTION.format("w0"), "w0"), step(2, 0, CONVOLUTION.format("w1"), "w1"),
              step(3, 2, "F.clip({0}, a_min=-4, a_max=4)"),
              step(4, 3, "F.BlockGrad(F.slice_axis({0}, axis=0, begin=0, end=None))"))
     program = Program(0, FLOAT, (Part(steps),), outputs=(1, 4), inputs=(MAP,))
@@ -33,3 +35,11 @@ def test_rounding_is_measured_behind_operators_without_a_gradient(monkeypatch, o
         rounding(program, dtype, of=of)
     monkeypatch.setitem(CHECKS, "measures", measures)
     assert fuzz.failure_apart(program, "measures", "float32") is None
+
+
+def test_training_that_does_not_stay_finite_in_stock_mxnet_says_nothing():
+    steps = step(1, 0, CONVOLUTION.format("w0"), "w0"), step(2, 1, "F.exp(-16 * {0})")
+    program = Program(0, FLOAT, (Part(steps),), outputs=(2,), inputs=(MAP,))
+    with pytest.raises(StockFails, match="does not stay finite"):
+        stock_trained(program)
+    assert fuzz.failure(program, "training", "float32") is None
