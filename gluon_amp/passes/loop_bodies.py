@@ -3,6 +3,9 @@
 In each step of a loop MXNet hands its body one part of an array, forward and backward. An operator of oneDNN writes
 such a part, or the gradient of one, in a layout of its own, where a part cannot lie: the step fails ("Check failed:
 !is_view"), or gradients before the loop are wrong without a word. Here another operator stands between.
+
+So it does before what a body adds to something: all steps add to its gradient, and MXNet lets the gradient of the sum
+be written there.
 """
 from __future__ import annotations
 
@@ -10,17 +13,23 @@ from ..dtypes import FLOAT32, LOW_PRECISION
 from ..graph import Entry, Graph, Node, guard, redirect, set_subgraphs, subgraphs_of
 from ..graph.attrs import integer, integers
 from .context import Context
+from .place_casts import SUMS
 
 _BODY = {"_foreach": 0, "_while_loop": 1}  # which of a loop's graphs is run in each step
 _FLOATS = (FLOAT32, *LOW_PRECISION)
 
 
 def run(graph: Graph, context: Context) -> int:
-    """Put an operator that changes nothing behind and before such parts; return how many."""
-    return sum(_separate(node) for node in graph.operators() if node.op in _BODY)
+    """Put an operator that changes nothing where it is needed; return how many."""
+    return sum(separate(loop) for loop in _loops(graph) for separate in (_separate_parts, _separate_sums))
 
 
-def _separate(node: Node) -> int:
+def _loops(graph: Graph) -> list[Node]:
+    return [node for node in graph.operators() if node.op in _BODY]
+
+
+def _separate_parts(node: Node) -> int:
+    """Put one behind the parts that a body reads, and behind those that it gives."""
     parts = subgraphs_of(node)
     body = parts[_BODY[node.op]]
     read = integers(node.attrs, "in_data_locs")  # where its body reads parts of the first inputs; none for a while_loop
@@ -36,6 +45,22 @@ def _separate(node: Node) -> int:
     redirect(body, moved)
     set_subgraphs(node, parts)
     return len(moved) + len(written)
+
+
+def _separate_sums(node: Node) -> int:
+    """Put one before what a body, or that of a loop in it, adds to something, unless one is there."""
+    parts = subgraphs_of(node)
+    body = parts[_BODY[node.op]]
+    moved: dict[tuple[int, int], Entry] = {}
+    for each in body.operators():
+        if each.op in SUMS:
+            for entry in each.inputs:
+                if entry.node.is_variable and entry.key not in moved:
+                    moved[entry.key] = _behind(body, entry)
+            each.inputs = [moved.get(entry.key, entry) for entry in each.inputs]
+    within = sum(map(_separate_sums, _loops(body)))
+    set_subgraphs(node, parts)
+    return len(moved) + within
 
 
 def _behind(body: Graph, entry: Entry) -> Entry:

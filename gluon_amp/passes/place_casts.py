@@ -12,9 +12,11 @@ from .assign_dtypes import input_dtypes
 from .context import Context
 from .summed_gradients import most_summed, numbers
 
+SUMS = ("elemwise_add",)  # whose gradient MXNet takes for that of what is added
+
 
 def run(graph: Graph, context: Context) -> int:
-    """Make the data types of the graph agree; its outputs keep the types they had. Return how many casts there are."""
+    """Make the data types of the graph agree; its outputs keep the types they had. Return how many nodes there are."""
     nodes = graph.nodes()
     asked = [_wanted(node, context) for node in nodes]
     casts = _Casts(graph, context, _grouped_weights(nodes), _read_often(graph, asked, context))
@@ -27,15 +29,15 @@ def run(graph: Graph, context: Context) -> int:
                 node.inputs[position] = casts.to(entry, wanted)
     graph.heads = [casts.to(head, FLOAT32) if dtype == FLOAT32 else head
                    for head, dtype in zip(graph.heads, context.outputs)]
-    if casts.made:
-        _guard_sums(nodes, casts, context.guarded)
-    return len(casts.made)
+    guards = len(casts.guards)
+    _guard_sums(nodes, casts, context.guarded)
+    return len(casts.made) + len(casts.guards) - guards
 
 
 def _guard_sums(nodes: list[Node], casts: _Casts, accumulating: Collection[str]) -> None:
-    """Keep gradients of sums apart from what they are added to: MXNet lets casts behind the sum write there."""
+    """Keep gradients of sums apart from what they are added to: MXNet lets operators behind the sum write there."""
     for node in nodes:
-        if node.op == "elemwise_add":
+        if node.op in SUMS:
             node.inputs = [casts.guarded(entry) if entry.node.is_variable and entry.node.name in accumulating else entry
                            for entry in node.inputs]
 

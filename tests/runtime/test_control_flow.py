@@ -258,6 +258,84 @@ def test_convolutions_inside_of_a_loop_and_around_it_get_their_gradients(dtype, 
             assert np.linalg.norm(found - expected[name]) < bound * np.linalg.norm(expected[name]), name
 
 
+class Sum(HybridBlock):
+    """Adds a weight to data: in each step of a loop, in a branch, or to what dense layers give."""
+
+    def __init__(self, where):
+        super().__init__(prefix="sum_")
+        self.where = where
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(SIZE, SIZE))
+            self.other = self.params.get("other", shape=(SIZE, SIZE))
+
+    def hybrid_forward(self, F, data, weight, other):
+        return getattr(self, self.where)(F, data, weight, other)
+
+    def foreach(self, F, data, weight, other):
+        return F.contrib.foreach(lambda one, state: (one + weight, state * 0.5), data, other)[0]
+
+    def foreach_last(self, F, data, weight, other):
+        def step(one, state):
+            return F.sigmoid(F.tanh(one) + weight), F.sigmoid(weight + state)
+        return F.broadcast_add(*F.contrib.foreach(step, data, other))
+
+    def foreach_state(self, F, data, weight, other):
+        def step(one, state):
+            made = F.tanh(one) + state
+            return made * 2, made
+        return F.contrib.foreach(step, data, other)[0]
+
+    def several(self, F, data, weight, other):
+        return F.contrib.foreach(lambda one, state: (F.add_n(F.tanh(one), weight, state), state), data, other)[0]
+
+    def inner(self, F, data, weight, other):
+        def step(one, state):
+            rows, _ = F.contrib.foreach(lambda row, last: (row + last, last), one, F.sum(weight, axis=0))
+            return rows + weight, state
+        return F.contrib.foreach(step, data, other)[0]
+
+    def while_loop(self, F, data, weight, other):
+        def step(count, one):
+            return F.tanh(one) + weight, [count + 1, F.sigmoid(one + weight)]
+        return F.contrib.while_loop(lambda count, one: count < 2, step, [F.zeros(shape=(1,)), other],
+                                    max_iterations=2)[0]
+
+    def branch(self, F, data, weight, other):
+        return cond(F, data, -1e4, lambda: F.sigmoid(dense(F, other, weight) + weight), lambda: other * 1)
+
+    def dense(self, F, data, weight, other):
+        return F.sigmoid(dense(F, other, other) + weight)
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize("where", ["foreach", "foreach_last", "foreach_state", "several", "inner", "while_loop",
+                                   "branch", "dense"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
+def test_gradients_of_sums_are_not_added_up_twice(dtype, bound, way, where, request_):
+    random = np.random.RandomState(0)
+    data = mx.nd.array(random.normal(size=(4, SIZE, SIZE)))
+    net = filled(Sum(where), random)
+    net.collect_params().setattr("grad_req", request_)
+
+    def gradients():
+        data.attach_grad(request_)
+        net.collect_params().zero_grad()
+        for number in range(2):
+            with autograd.record():
+                made = net(data)
+            made.backward(mx.nd.array(np.random.RandomState(number).normal(size=made.shape)))
+        found = {"data": data.grad, **{name: one.grad() for name, one in net.collect_params().items()}}
+        return {name: one.asnumpy() for name, one in found.items()}
+
+    expected = gradients()  # operator by operator
+    amp.init(dtype)
+    net.hybridize(**WAYS[way])
+    for _ in range(2):
+        for name, found in gradients().items():
+            assert np.linalg.norm(found - expected[name]) <= bound * np.linalg.norm(expected[name]), name
+
+
 CONVERTED = """
 import mxnet as mx
 import numpy as np
