@@ -4,8 +4,8 @@ In each step of a loop MXNet hands its body one part of an array, forward and ba
 such a part, or the gradient of one, in a layout of its own, where a part cannot lie: the step fails ("Check failed:
 !is_view"), or gradients before the loop are wrong without a word. Here another operator stands between.
 
-So it does before what a body adds to something: all steps add to its gradient, and MXNet lets the gradient of the sum
-be written there.
+So it does before what a body or a branch adds to something. All steps add to its gradient, as passes do where a user
+accumulates gradients, and MXNet lets the gradient of the sum be written there.
 """
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ from ..graph.attrs import integer, integers
 from .context import Context
 from .place_casts import SUMS
 
-_BODY = {"_foreach": 0, "_while_loop": 1}  # which of a loop's graphs is run in each step
+# The graphs of loops, and of branches, that have a backward pass.
+_BODIES = {"_foreach": (0,), "_while_loop": (1,), "_cond": (1, 2)}
+_BRANCH = "_cond"
 _FLOATS = (FLOAT32, *LOW_PRECISION)
 
 
 def run(graph: Graph, context: Context) -> int:
     """Put an operator that changes nothing where it is needed; return how many."""
-    return sum(separate(loop) for loop in _loops(graph) for separate in (_separate_parts, _separate_sums))
+    holders = _holders(graph)
+    parts = sum(_separate_parts(node) for node in holders if node.op != _BRANCH)
+    return parts + sum(map(_separate_sums, holders))
 
 
-def _loops(graph: Graph) -> list[Node]:
-    return [node for node in graph.operators() if node.op in _BODY]
+def _holders(graph: Graph) -> list[Node]:
+    return [node for node in graph.operators() if node.op in _BODIES]
 
 
 def _separate_parts(node: Node) -> int:
-    """Put one behind the parts that a body reads, and behind those that it gives."""
+    """Put one behind the parts that a loop's body reads, and behind those that it gives."""
     parts = subgraphs_of(node)
-    body = parts[_BODY[node.op]]
+    body = parts[_BODIES[node.op][0]]
     read = integers(node.attrs, "in_data_locs")  # where its body reads parts of the first inputs; none for a while_loop
     variables = body.variables()
     moved = {}
@@ -48,19 +52,22 @@ def _separate_parts(node: Node) -> int:
 
 
 def _separate_sums(node: Node) -> int:
-    """Put one before what a body, or that of a loop in it, adds to something, unless one is there."""
+    """Put one before what a body, or one within it, adds to something, unless one is there."""
     parts = subgraphs_of(node)
-    body = parts[_BODY[node.op]]
+    count = sum(_separate_sums_of(parts[position]) for position in _BODIES[node.op])
+    set_subgraphs(node, parts)
+    return count
+
+
+def _separate_sums_of(body: Graph) -> int:
     moved: dict[tuple[int, int], Entry] = {}
-    for each in body.operators():
-        if each.op in SUMS:
-            for entry in each.inputs:
+    for node in body.operators():
+        if node.op in SUMS:
+            for entry in node.inputs:
                 if entry.node.is_variable and entry.key not in moved:
                     moved[entry.key] = _behind(body, entry)
-            each.inputs = [moved.get(entry.key, entry) for entry in each.inputs]
-    within = sum(map(_separate_sums, _loops(body)))
-    set_subgraphs(node, parts)
-    return len(moved) + within
+            node.inputs = [moved.get(entry.key, entry) for entry in node.inputs]
+    return len(moved) + sum(map(_separate_sums, _holders(body)))
 
 
 def _behind(body: Graph, entry: Entry) -> Entry:

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import zip_longest
-from typing import Collection, Sequence
+from typing import Sequence
 
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node, cast, guard
 from ..graph.attrs import integer
+from ..rules.tables.groups.system import CONTROL_FLOW
 from .assign_dtypes import input_dtypes
 from .context import Context
 from .summed_gradients import most_summed, numbers
@@ -30,15 +31,21 @@ def run(graph: Graph, context: Context) -> int:
     graph.heads = [casts.to(head, FLOAT32) if dtype == FLOAT32 else head
                    for head, dtype in zip(graph.heads, context.outputs)]
     guards = len(casts.guards)
-    _guard_sums(nodes, casts, context.guarded)
+    _guard_sums(nodes, casts, context)
     return len(casts.made) + len(casts.guards) - guards
 
 
-def _guard_sums(nodes: list[Node], casts: _Casts, accumulating: Collection[str]) -> None:
-    """Keep gradients of sums apart from what they are added to: MXNet lets operators behind the sum write there."""
+def _guard_sums(nodes: list[Node], casts: _Casts, context: Context) -> None:
+    """Keep gradients of sums apart from those of what is added.
+
+    MXNet lets operators behind the sum write there, though more is to be added; in a graph with loops or branches it
+    writes nothing there.
+    """
+    has_control_flow = context.recorded and any(node.op in CONTROL_FLOW for node in nodes)
+    names = set(context.variables) if has_control_flow else context.guarded
     for node in nodes:
         if node.op in SUMS:
-            node.inputs = [casts.guarded(entry) if entry.node.is_variable and entry.node.name in accumulating else entry
+            node.inputs = [casts.guarded(entry) if entry.node.is_variable and entry.node.name in names else entry
                            for entry in node.inputs]
 
 

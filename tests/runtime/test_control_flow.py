@@ -301,38 +301,53 @@ class Sum(HybridBlock):
                                     max_iterations=2)[0]
 
     def branch(self, F, data, weight, other):
-        return cond(F, data, -1e4, lambda: F.sigmoid(dense(F, other, weight) + weight), lambda: other * 1)
+        return cond(F, data, -1e4, lambda: (F.tanh(other) + weight) * 2, lambda: F.sigmoid(weight) + other) + weight
 
     def dense(self, F, data, weight, other):
         return F.sigmoid(dense(F, other, other) + weight)
 
+    def behind_foreach(self, F, data, weight, other):
+        return F.sum(F.contrib.foreach(lambda one, state: (F.sigmoid(one), state), data, other)[0], axis=0) + weight
+
+    def behind_while_loop(self, F, data, weight, other):
+        return weight + F.tanh(F.sum(self.while_loop(F, data, other, other), axis=0))
+
+    def behind_branch(self, F, data, weight, other):
+        return (cond(F, data, 1e4, lambda: F.sigmoid(other), lambda: other * 2) + weight) * 3
+
 
 @pytest.mark.parametrize("request_", ["write", "add"])
-@pytest.mark.parametrize("where", ["foreach", "foreach_last", "foreach_state", "several", "inner", "while_loop",
-                                   "branch", "dense"])
+@pytest.mark.parametrize("where", [
+    "foreach", "foreach_last", "foreach_state", "several", "inner", "while_loop", "branch", "dense", "behind_foreach",
+    "behind_while_loop", "behind_branch"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("dtype", "bound"), DTYPES)
-def test_gradients_of_sums_are_not_added_up_twice(dtype, bound, way, where, request_):
+def test_what_is_added_to_something_gets_its_gradient(dtype, bound, way, where, request_):
     random = np.random.RandomState(0)
     data = mx.nd.array(random.normal(size=(4, SIZE, SIZE)))
     net = filled(Sum(where), random)
-    net.collect_params().setattr("grad_req", request_)
 
-    def gradients():
-        data.attach_grad(request_)
-        net.collect_params().zero_grad()
-        for number in range(2):
-            with autograd.record():
-                made = net(data)
-            made.backward(mx.nd.array(np.random.RandomState(number).normal(size=made.shape)))
+    def gradients(number):
+        """Run a backward pass of two with other gradients."""
+        with autograd.record():
+            made = net(data)
+        made.backward(mx.nd.array(np.random.RandomState(number).normal(size=made.shape)))
         found = {"data": data.grad, **{name: one.grad() for name, one in net.collect_params().items()}}
         return {name: one.asnumpy() for name, one in found.items()}
 
-    expected = gradients()  # operator by operator
+    data.attach_grad()
+    first, expected = gradients(0), gradients(1)  # operator by operator
+    if request_ == "add":
+        expected = {name: first[name] + one for name, one in expected.items()}
+    net.collect_params().setattr("grad_req", request_)
+    data.attach_grad(request_)
     amp.init(dtype)
     net.hybridize(**WAYS[way])
     for _ in range(2):
-        for name, found in gradients().items():
+        net.collect_params().zero_grad()
+        data.grad[:] = 0
+        gradients(0)
+        for name, found in gradients(1).items():
             assert np.linalg.norm(found - expected[name]) <= bound * np.linalg.norm(expected[name]), name
 
 
