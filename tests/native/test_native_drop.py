@@ -7,6 +7,8 @@ import pytest
 from mxnet import nd
 from native_cases import bfloat16, float32, normal, requires_core, run, shapes_of_empty, with_gradients
 
+import gluon_amp as amp
+
 pytestmark = requires_core
 
 COUNT = 200_003
@@ -26,6 +28,21 @@ def test_share_and_size_of_what_is_kept(p):
     assert set(np.unique(out)) == {0, np.float32(1 / (1 - p))}
     kept = (out != 0).mean()
     assert abs(kept - (1 - p)) < 4 * np.sqrt(p * (1 - p) / COUNT)
+
+
+@pytest.mark.parametrize("hybridized", [True, False])
+def test_the_probability_is_a_half_unless_it_is_given(hybridized):
+    class Halving(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, data):
+            return F.Dropout(data)
+
+    net = Halving()
+    net.hybridize(hybridized)
+    amp.init("float32")
+    with mx.autograd.record():
+        out = net(nd.ones(COUNT)).asnumpy()
+    assert set(np.unique(out)) == {0, 2}
+    assert abs((out != 0).mean() - 0.5) < 2 / np.sqrt(COUNT)
 
 
 def test_neighbours_and_rows_are_independent():

@@ -9,7 +9,7 @@
 namespace gluon_amp {
 
 double drop_probability(const Attributes& attributes) {
-  const double p = attributes.number("p");
+  const double p = attributes.number("p", 0.5);
   if (!(p >= 0 && p < 1)) fail("expected a probability below 1, received p=", p);
   return p;
 }
