@@ -81,8 +81,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("branch_gradients", "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
          branch_gradients.run, where=(TRAINING,), applies=_records,
          required="without it whatever is in memory would be taken for those gradients"),
-    Pass("loop_bodies", "operators of oneDNN neither read nor write parts of arrays in loops, whose sums have gradients "
-         "of their own", loop_bodies.run, where=(TRAINING,), applies=_records,
+    Pass("loop_bodies", "in loops oneDNN's operators stay away from parts of arrays, and sums have their own gradients",
+         loop_bodies.run, where=(TRAINING,), applies=_records,
          required="without it gradients in and before a loop would be wrong"),
     Pass("split_concat", "the gradients of joined feature maps come in a layout that MXNet can split", split_concat.run,
          where=(TRAINING,), applies=_records, required="without it MXNet would end the process"),
