@@ -14,6 +14,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from .. import _memory
 from .._mxnet.in_turn import in_turn, run_in_turn
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs
+from ..dtypes import BFLOAT16
 from ..graph.attrs import STORAGE
 from .observers import executor_callback
 from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
@@ -173,8 +174,10 @@ def make_simple_bind(original: Callable) -> Callable:
             original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
             raise
         if plan.symbol is not None:
-            # Behind a cast MXNet cannot infer the type of a variable: say it.
-            type_dict = {**dtypes, **(type_dict or {})}
+            # Behind a cast MXNet cannot infer the type of a variable: say it. It knows no bfloat16 here, which the
+            # variables of converted symbols state themselves.
+            said = {name: dtype for name, dtype in dtypes.items() if dtype != BFLOAT16}
+            type_dict = {**said, **(type_dict or {})}
         if plan.is_native:
             kwargs = {**kwargs, **shapes}  # MXNet cannot infer them from operators of a library
         executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)

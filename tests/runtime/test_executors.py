@@ -463,3 +463,24 @@ class TestBoundBefore:
                 executor.reshape(data=(1, 32, 8, 8)).forward()
             amp.deinit()
             plain.forward()
+
+
+@pytest.mark.filterwarnings("ignore:the bfloat16 network cannot run")
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+def test_converted_symbols_with_parameters_in_bfloat16_are_bound(dtype):
+    data = mx.sym.Convolution(mx.sym.var("data"), num_filter=16, kernel=(3, 3), name="conv")
+    data = mx.sym.LayerNorm(mx.sym.Activation(data, act_type="relu"), mx.sym.var("gamma"), mx.sym.var("beta"))
+    symbol = mx.sym.FullyConnected(data, num_hidden=4, name="fc")
+    shape = (8, 16, 66, 66)
+    plain = bound(symbol, shape)
+    arguments = {name: array for name, array in plain.arg_dict.items() if name != "data"}
+    converted, arguments, _ = amp.convert_model(symbol, arguments, {}, target_dtype="bfloat16")
+    amp.init(dtype)
+    executor = converted.simple_bind(mx.cpu(), "null", data=shape)
+    assert {name: dtype_name(executor.arg_dict[name].dtype) for name in arguments} == {
+        name: dtype_name(array.dtype) for name, array in arguments.items()}
+    assert dtype_name(executor.arg_dict["fc_weight"].dtype) == "bfloat16"
+    if dtype == "bfloat16":  # other CPUs cannot run it
+        executor.copy_params_from(arguments)
+        given = plain.arg_dict["data"]
+        assert relative(plain.forward()[0].asnumpy(), executor.forward(data=given)[0].asnumpy()) < 8 * BF16_EPS
