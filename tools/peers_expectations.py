@@ -65,3 +65,7 @@ ROUNDED["unittest/test_gluon.py", "test_inline"] = (
 ROUNDED["unittest/test_gluon.py", "test_hybrid_static_memory"] = (
     "batch norms over two samples of one pixel are ill-conditioned: in stock FP32, weights moved by 2^-9 change the "
     "output by half and gradients by all of their length")
+ROUNDED["unittest/test_symbol.py", "test_eliminate_common_expr"] = (
+    "it counts the nodes of graphs: where float16 is imitated, each tensor is rounded by nodes of its own")
+ROUNDED["unittest/test_module.py", "test_module_dtype"] = (
+    "the outputs of two devices are joined outside of graphs, where imitated float16 gives FP32 arrays")
