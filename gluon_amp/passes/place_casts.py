@@ -17,7 +17,7 @@ SUMS = ("elemwise_add",)  # whose gradient MXNet takes for that of what is added
 
 
 def run(graph: Graph, context: Context) -> int:
-    """Make the data types of the graph agree; its outputs keep the types they had. Return how many nodes there are."""
+    """Make the data types of the graph agree; its outputs keep the types they had. Return how many nodes that took."""
     nodes = graph.nodes()
     asked = [_wanted(node, context) for node in nodes]
     casts = _Casts(graph, context, _grouped_weights(nodes), _read_often(graph, asked, context))
@@ -30,9 +30,8 @@ def run(graph: Graph, context: Context) -> int:
                 node.inputs[position] = casts.to(entry, wanted)
     graph.heads = [casts.to(head, FLOAT32) if dtype == FLOAT32 else head
                    for head, dtype in zip(graph.heads, context.outputs)]
-    guards = len(casts.guards)
     _guard_sums(nodes, casts, context)
-    return len(casts.made) + len(casts.guards) - guards
+    return len(casts.made) + len(casts.guards)
 
 
 def _guard_sums(nodes: list[Node], casts: _Casts, context: Context) -> None:
