@@ -17,9 +17,8 @@ from .._mxnet.weights import NDArrayWeights
 from ..dtypes import BFLOAT16, FLOAT32
 from ..elsewhere import answers
 from ..errors import StateError
-from ..graph import Graph
+from ..graph import Graph, has_control_flow
 from ..rules import ConditionalOp
-from ..rules.tables.groups.system import CONTROL_FLOW
 from ..runtime.devices import require_bfloat16
 from ..runtime.graph_applier import RewritingCachedOp
 from ..runtime.state import State
@@ -223,7 +222,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
 
 def memory_flags(graph: Graph, **flags: Any) -> dict[str, Any]:
     """Return the flags that a network for inference is hybridized with: it has memory of its own if it has no loops."""
-    if any(node.op in CONTROL_FLOW for node in graph.operators()):
+    if has_control_flow(graph):
         # MXNet's _foreach would give what was in that memory before.
         return {**flags, "static_alloc": False, "static_shape": False}
     return {"static_alloc": True, "static_shape": True, **flags}

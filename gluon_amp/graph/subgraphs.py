@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 import json
-from typing import Sequence
+from typing import Mapping, Sequence
 
 from .edit import redirect
 from .graph import Entry, Graph, Node
 
 _CACHED_OP = "_CachedOp"
 _SUBGRAPHS = "subgraphs"
+# Loops and branches, and which of the graphs that they hold have a backward pass: bodies, and both branches.
+BODIES: Mapping[str, tuple[int, ...]] = {"_foreach": (0,), "_while_loop": (1,), "_cond": (1, 2)}
 
 
 def inline_cached_ops(graph: Graph) -> Graph:
@@ -19,6 +21,11 @@ def inline_cached_ops(graph: Graph) -> Graph:
         if node.op == _CACHED_OP and _SUBGRAPHS in node.extra:
             redirect(graph, {Entry(node, output).key: head for output, head in enumerate(_heads_of(node))})
     return graph
+
+
+def has_control_flow(graph: Graph) -> bool:
+    """Tell whether a graph has loops or branches."""
+    return any(node.op in BODIES for node in graph.operators())
 
 
 def subgraphs_of(node: Node) -> list[Graph]:

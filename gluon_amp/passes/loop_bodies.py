@@ -10,32 +10,36 @@ accumulates gradients, and MXNet lets the gradient of the sum be written there.
 from __future__ import annotations
 
 from ..dtypes import FLOAT32, LOW_PRECISION
-from ..graph import Entry, Graph, Node, guard, redirect, set_subgraphs, subgraphs_of
+from ..graph import BODIES, Entry, Graph, Node, guard, redirect, set_subgraphs, subgraphs_of
 from ..graph.attrs import integer, integers
 from .context import Context
-from .place_casts import SUMS
+from .summed_gradients import guard_sums
 
-# The graphs of loops, and of branches, that have a backward pass.
-_BODIES = {"_foreach": (0,), "_while_loop": (1,), "_cond": (1, 2)}
-_BRANCH = "_cond"
 _FLOATS = (FLOAT32, *LOW_PRECISION)
 
 
 def run(graph: Graph, context: Context) -> int:
     """Put an operator that changes nothing where it is needed; return how many."""
-    holders = _holders(graph)
-    parts = sum(_separate_parts(node) for node in holders if node.op != _BRANCH)
-    return parts + sum(map(_separate_sums, holders))
+    return sum(_separate(node, separate_parts=True) for node in _holders(graph))
 
 
 def _holders(graph: Graph) -> list[Node]:
-    return [node for node in graph.operators() if node.op in _BODIES]
+    return [node for node in graph.operators() if node.op in BODIES]
 
 
-def _separate_parts(node: Node) -> int:
-    """Put one behind the parts that a loop's body reads, and behind those that it gives."""
-    parts = subgraphs_of(node)
-    body = parts[_BODIES[node.op][0]]
+def _separate(node: Node, separate_parts: bool) -> int:
+    # Of a loop within a body no types are known.
+    graphs = subgraphs_of(node)
+    bodies = [graphs[position] for position in BODIES[node.op]]
+    count = _separate_parts(node, bodies[0]) if separate_parts else 0
+    count += sum(map(_separate_sums, bodies))
+    if count:
+        set_subgraphs(node, graphs)
+    return count
+
+
+def _separate_parts(node: Node, body: Graph) -> int:
+    """Put one behind the parts that a loop's body reads, and behind those that it gives; branches have none."""
     read = integers(node.attrs, "in_data_locs")  # where its body reads parts of the first inputs; none for a while_loop
     variables = body.variables()
     moved = {}
@@ -47,27 +51,20 @@ def _separate_parts(node: Node) -> int:
     for position in written:
         body.heads[position] = _behind(body, body.heads[position])
     redirect(body, moved)
-    set_subgraphs(node, parts)
     return len(moved) + len(written)
 
 
-def _separate_sums(node: Node) -> int:
+def _separate_sums(body: Graph) -> int:
     """Put one before what a body, or one within it, adds to something, unless one is there."""
-    parts = subgraphs_of(node)
-    count = sum(_separate_sums_of(parts[position]) for position in _BODIES[node.op])
-    set_subgraphs(node, parts)
-    return count
+    made: dict[tuple[int, int], Entry] = {}
 
+    def guarded(entry: Entry) -> Entry:
+        if entry.key not in made:
+            made[entry.key] = _behind(body, entry)
+        return made[entry.key]
 
-def _separate_sums_of(body: Graph) -> int:
-    moved: dict[tuple[int, int], Entry] = {}
-    for node in body.operators():
-        if node.op in SUMS:
-            for entry in node.inputs:
-                if entry.node.is_variable and entry.key not in moved:
-                    moved[entry.key] = _behind(body, entry)
-            node.inputs = [moved.get(entry.key, entry) for entry in node.inputs]
-    return len(moved) + sum(map(_separate_sums, _holders(body)))
+    guard_sums(body.operators(), {node.name for node in body.variables()}, guarded)
+    return len(made) + sum(_separate(node, separate_parts=False) for node in _holders(body))
 
 
 def _behind(body: Graph, entry: Entry) -> Entry:

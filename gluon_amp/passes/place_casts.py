@@ -6,14 +6,11 @@ from itertools import zip_longest
 from typing import Sequence
 
 from ..dtypes import FLOAT32
-from ..graph import Entry, Graph, Node, cast, guard
+from ..graph import Entry, Graph, Node, cast, guard, has_control_flow
 from ..graph.attrs import integer
-from ..rules.tables.groups.system import CONTROL_FLOW
 from .assign_dtypes import input_dtypes
 from .context import Context
-from .summed_gradients import most_summed, numbers
-
-SUMS = ("elemwise_add",)  # whose gradient MXNet takes for that of what is added
+from .summed_gradients import guard_sums, most_summed, numbers
 
 
 def run(graph: Graph, context: Context) -> int:
@@ -30,22 +27,9 @@ def run(graph: Graph, context: Context) -> int:
                 node.inputs[position] = casts.to(entry, wanted)
     graph.heads = [casts.to(head, FLOAT32) if dtype == FLOAT32 else head
                    for head, dtype in zip(graph.heads, context.outputs)]
-    _guard_sums(nodes, casts, context)
+    everywhere = context.recorded and has_control_flow(graph)
+    guard_sums(nodes, set(context.variables) if everywhere else context.guarded, casts.guarded)
     return len(casts.made) + len(casts.guards)
-
-
-def _guard_sums(nodes: list[Node], casts: _Casts, context: Context) -> None:
-    """Keep gradients of sums apart from those of what is added.
-
-    MXNet lets operators behind the sum write there, though more is to be added; in a graph with loops or branches it
-    writes nothing there.
-    """
-    has_control_flow = context.recorded and any(node.op in CONTROL_FLOW for node in nodes)
-    names = set(context.variables) if has_control_flow else context.guarded
-    for node in nodes:
-        if node.op in SUMS:
-            node.inputs = [casts.guarded(entry) if entry.node.is_variable and entry.node.name in names else entry
-                           for entry in node.inputs]
 
 
 def _wanted(node: Node, context: Context) -> list[str | None]:

@@ -1,4 +1,4 @@
-"""Tell how MXNet adds the gradients of a tensor's readers.
+"""Tell how MXNet adds the gradients of a tensor's readers, and keep those of sums apart.
 
 Up to seven it adds by an operator of its own. Of more, it asks those that give them to add to what is there, one after
 the other. Operators of libraries are not told, and casts do not do it: either would leave its own gradient alone.
@@ -8,12 +8,13 @@ Before it makes gradients, MXNet puts one operator in the place of equal ones, s
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Callable, Collection, Iterable
 
-from ..graph import Graph
+from ..graph import Entry, Graph, Node
 
 _VARIABLE = "MXNET_EXEC_INPLACE_GRAD_SUM_CAP"  # MXNet's: from how many gradients on it asks for additions
 _DEFAULT = 8
+_SUM = "elemwise_add"  # whose gradient MXNet takes for those of what it adds
 
 
 def numbers(graph: Graph) -> dict[int, int]:
@@ -33,3 +34,15 @@ def most_summed() -> int:
         return max(1, min(int(os.environ.get(_VARIABLE, _DEFAULT)), _DEFAULT) - 1)
     except ValueError:
         return 1
+
+
+def guard_sums(nodes: Iterable[Node], names: Collection[str], guarded: Callable[[Entry], Entry]) -> None:
+    """Let sums read variables of some names behind an operator that changes nothing.
+
+    MXNet lets operators behind a sum write their gradient where that of the variable is, though more is to be added
+    there; in a graph with loops or branches it writes nothing there.
+    """
+    for node in nodes:
+        if node.op == _SUM:
+            node.inputs = [guarded(entry) if entry.node.is_variable and entry.node.name in names else entry
+                           for entry in node.inputs]

@@ -19,9 +19,8 @@ from .._mxnet.in_turn import in_turn, run_in_turn
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION
-from ..graph import Graph
+from ..graph import Graph, has_control_flow
 from ..graph.attrs import is_set
-from ..rules.tables.groups.system import CONTROL_FLOW
 from .frame import frame
 from .gradient_order import cached_op
 from .observers import operator_callback
@@ -98,7 +97,7 @@ class RewritingCachedOp:
     @cached_property
     def _safe_flags(self) -> Sequence[tuple[str, Any]]:
         """The flags without memory that is kept from call to call, where MXNet's loops and branches are wrong."""
-        if not any(node.op in CONTROL_FLOW for node in self.traced.graph.operators()):
+        if not has_control_flow(self.traced.graph):
             return self.flags
         return [(name, value) for name, value in self.flags if name not in ("static_alloc", "static_shape")]
 

@@ -12,13 +12,12 @@ import mxnet as mx
 from .. import native, passes
 from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Role
+from ..graph import Entry, Graph, Node, Role, has_control_flow
 from ..graph.attrs import CONVERSION, REGION
 from ..passes import channels_last
 from ..passes.native_operators import NATIVE, REPLACEMENTS, following, may_replace
 from ..passes.widen import widen
 from ..rules import Policy
-from ..rules.tables.groups.system import CONTROL_FLOW
 from .state import State
 
 MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other operators in FP32
@@ -191,7 +190,7 @@ class Plan:
     @cached_property
     def runs_in_turn(self) -> bool:
         """Whether its operators run one after another: on CPUs, where loops or branches are among them."""
-        return self.inputs.device == "cpu" and any(node.op in CONTROL_FLOW for node in self.traced.graph.operators())
+        return self.inputs.device == "cpu" and has_control_flow(self.traced.graph)
 
     @property
     def runs(self) -> mx.sym.Symbol:

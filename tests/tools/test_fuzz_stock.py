@@ -1,4 +1,4 @@
-"""What the fuzzer asks stock MXNet for, where stock MXNet by itself would end the process."""
+"""What the fuzzer asks stock MXNet for, where that by itself would end the process, or diverges."""
 from __future__ import annotations
 
 import sys
@@ -15,8 +15,6 @@ from fuzz_stock import StockFails, rounding, stock_trained
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MAP = Kind("map", 16)
-
-
 CONVOLUTION = "F.Convolution({{0}}, {}, kernel=(1, 1), num_filter=16, no_bias=True)"
 
 
