@@ -10,7 +10,7 @@ from mxnet.gluon.nn import BatchNorm, BatchNormReLU
 from mxnet.gluon.nn.basic_layers import _BatchNorm
 
 from ..rules.tables.groups.layers import BATCH_NORMS
-from .blocks import descendants, graph_of
+from .blocks import descendants, forget_trace, graph_of
 from .symbols import to_graph
 
 # What computes as MXNet's own blocks do, with a flag that concerns cuDNN only.
@@ -99,4 +99,4 @@ def forget_traces(net: Block) -> None:
     """Let hybridized blocks trace themselves again at their next call."""
     for block in descendants(net):
         if isinstance(block, HybridBlock):
-            block._clear_cached_op()
+            forget_trace(block)

@@ -10,9 +10,12 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from mxnet.gluon.block import _flatten, _regroup
+from mxnet.gluon.utils import _check_all_np_ndarrays
+from mxnet.util import is_np_array
 
 from ..graph.attrs import REGION, REGION_OFF
 from .arrays import first_array
+from .invoke import StockCachedOp
 from .symbols import current_mark, marked, outermost_trace, to_graph
 
 
@@ -54,7 +57,7 @@ def _as_it_was(block: HybridBlock) -> Iterator[None]:
 
 
 def _arguments(block: HybridBlock) -> list[Any]:
-    stand_in = mx.np.zeros((1,)) if mx.util.is_np_array() else mx.nd.zeros((1,))
+    stand_in = mx.np.zeros((1,)) if is_np_array() else mx.nd.zeros((1,))
     if block._cached_graph:
         return _of_format(block._in_format, stand_in)
     return [stand_in] * _required_arguments(block)
@@ -132,7 +135,7 @@ def without_a_trace(net: Block) -> Iterator[None]:
         yield
     finally:
         for block in untraced:
-            block._clear_cached_op()
+            forget_trace(block)
 
 
 def subtrees(block: Block, is_top: Callable[[Block], bool]) -> set[int]:
@@ -146,8 +149,13 @@ def subtrees(block: Block, is_top: Callable[[Block], bool]) -> set[int]:
             continue
         is_inside = is_inside or is_top(current)
         (inside if is_inside else outside).add(id(current))
-        pending.extend((child, is_inside) for child in current._children.values())
+        pending.extend((child, is_inside) for child in children_of(current))
     return inside
+
+
+def children_of(block: Block) -> Iterator[Block]:
+    """Yield the blocks right inside a block, in order."""
+    return iter(block._children.values())
 
 
 def descendants(block: Block) -> Iterator[Block]:
@@ -201,6 +209,51 @@ def cache_flags(block: HybridBlock) -> list[tuple[str, Any]]:
     for position, (is_data, _) in enumerate(block._cached_op_args):
         positions[is_data].append(position)
     return [("data_indices", positions[True]), ("param_indices", positions[False]), *block._flags]
+
+
+def cached_op_of(block: Block) -> Any:
+    """Return what a hybridized block runs; None before it is traced, and of other blocks."""
+    return getattr(block, "_cached_op", None)
+
+
+def renew_cached_op(block: HybridBlock, arguments: Sequence[Any], is_stale: bool) -> None:
+    """Make a block's cached op, unless it has one that rewrites; a stale one goes with its trace."""
+    if block._cached_op is not None and is_stale:
+        forget_trace(block)  # other blocks inside were excluded when it was traced
+    if isinstance(block._cached_op, StockCachedOp):
+        block._cached_op = None  # cached before AMP was switched on
+    if block._cached_op is None:
+        block._build_cache(*arguments)
+
+
+def forget_trace(block: HybridBlock) -> None:
+    """Let a block be traced again."""
+    block._clear_cached_op()
+
+
+def grad_reqs_of(block: HybridBlock) -> dict[str, str]:
+    """Return the ``grad_req`` of each parameter that a block's cached op takes, by name."""
+    return {source.name: source.grad_req for is_data, source in block._cached_op_args if not is_data}
+
+
+def has_hooks(block: Block) -> bool:
+    """Tell whether forward hooks, before or after a call, are registered."""
+    return bool(block._forward_pre_hooks or block._forward_hooks)
+
+
+def call_with_hooks(block: Block, arguments: Sequence[Any], shown: Callable[[Any], Any]) -> Any:
+    """Call a block as ``Block.__call__`` does, with hooks that get what `shown` makes of arguments and results."""
+    shown_arguments = shown(arguments)
+    for hook in list(block._forward_pre_hooks.values()):
+        hook(block, shown_arguments)
+    result = block.forward(*arguments)
+    hooks = list(block._forward_hooks.values())
+    shown_result = shown(result) if hooks else None
+    for hook in hooks:
+        hook(block, shown_arguments, shown_result)
+    if is_np_array():
+        _check_all_np_ndarrays(result)
+    return result
 
 
 def load_parameters(block: SymbolBlock, arrays: Mapping[str, mx.nd.NDArray], devices: Sequence[mx.Context]) -> None:

@@ -7,11 +7,9 @@ from typing import Any, Callable
 
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
-from mxnet.gluon.utils import _check_all_np_ndarrays
-from mxnet.util import is_np_array
 
 from .. import _memory
-from .._mxnet.invoke import StockCachedOp
+from .._mxnet.blocks import cached_op_of, call_with_hooks, grad_reqs_of, has_hooks, renew_cached_op
 from .._mxnet.symbols import outermost_trace
 from .eager_casts import is_low, release
 from .frame import frame
@@ -29,10 +27,11 @@ def make_call_cached_op(original: Callable) -> Callable:
         epoch = controller.epoch()
         if not _is_current(block, epoch):
             with _tracing:  # blocks cannot be traced in two threads at once
-                _rebuild(block, epoch, args)
-        if isinstance(block._cached_op, RewritingCachedOp):
-            block._cached_op.accumulating = _accumulating(block)
-            block._cached_op.frozen = _frozen(block) if autograd.is_recording() else frozenset()
+                renew_cached_op(block, args, is_stale=_epoch_of(block) != epoch)
+                block.__dict__["_amp_epoch"] = epoch
+        operation = cached_op_of(block)
+        if isinstance(operation, RewritingCachedOp):
+            operation.note_grad_reqs(grad_reqs_of(block))
         return original(block, *args)
     return call_cached_op
 
@@ -47,29 +46,11 @@ def make_get_graph(original: Callable) -> Callable:
 
 
 def _is_current(block: HybridBlock, epoch: int) -> bool:
-    return isinstance(block._cached_op, RewritingCachedOp) and block.__dict__.get("_amp_epoch", 0) == epoch
+    return isinstance(cached_op_of(block), RewritingCachedOp) and _epoch_of(block) == epoch
 
 
-def _rebuild(block: HybridBlock, epoch: int, args: tuple[Any, ...]) -> None:
-    if block._cached_op is not None and block.__dict__.get("_amp_epoch", 0) != epoch:
-        block._clear_cached_op()  # other blocks inside were excluded when it was traced
-    if isinstance(block._cached_op, StockCachedOp):
-        block._cached_op = None  # cached before AMP was switched on
-    if block._cached_op is None:
-        block._build_cache(*args)
-        block.__dict__["_amp_epoch"] = epoch
-
-
-def _accumulating(block: HybridBlock) -> frozenset[str]:
-    return frozenset(source.name for is_data, source in block._cached_op_args
-                     if not is_data and source.grad_req == "add")
-
-
-def _frozen(block: HybridBlock) -> frozenset[str]:
-    traced = block._cached_op.traced
-    if not traced.biased:
-        return frozenset()
-    return traced.frozen({source.name: source.grad_req for is_data, source in block._cached_op_args if not is_data})
+def _epoch_of(block: HybridBlock) -> int:
+    return block.__dict__.get("_amp_epoch", 0)
 
 
 def make_block_call(original: Callable) -> Callable:
@@ -127,17 +108,7 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
 
 def _call_with_hooks(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
     """Call a block; its forward hooks get FP32 in place of AMP's own low precision: NumPy cannot read bfloat16."""
-    policy = controller.eager(args) if block._forward_pre_hooks or block._forward_hooks else None
+    policy = controller.eager(args) if has_hooks(block) else None
     if policy is None or (frame.hybrid_blocks < 2 and any(is_low(each, policy) for each in args)):
         return original(block, *args)
-    readable = release(args, policy, controller.invoke)
-    for hook in list(block._forward_pre_hooks.values()):
-        hook(block, readable)
-    result = block.forward(*args)
-    hooks = list(block._forward_hooks.values())
-    readable_result = release(result, policy, controller.invoke) if hooks else None
-    for hook in hooks:
-        hook(block, readable, readable_result)
-    if is_np_array():
-        _check_all_np_ndarrays(result)
-    return result
+    return call_with_hooks(block, args, lambda values: release(values, policy, controller.invoke))

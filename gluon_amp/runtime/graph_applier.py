@@ -6,7 +6,7 @@ that place: it keeps the symbol as traced, and makes one stock cached op for eac
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
@@ -15,6 +15,7 @@ from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from .._mxnet.blocks import cached_op_of, children_of
 from .._mxnet.in_turn import in_turn, run_in_turn
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, to_graph
@@ -88,6 +89,11 @@ class RewritingCachedOp:
             if variant is None or variant.plan.symbol is None:
                 raise
             raise type(error)(f"{error}\n{variant.plan.explain(str(error))}") from error
+
+    def note_grad_reqs(self, grad_reqs: Mapping[str, str]) -> None:
+        """Take the ``grad_req`` that each parameter has in the next call, by name."""
+        self.accumulating = frozenset(name for name, grad_req in grad_reqs.items() if grad_req == "add")
+        self.frozen = self.traced.frozen(grad_reqs) if autograd.is_recording() else frozenset()
 
     def _gives_second_gradients(self, args: Sequence[NDArray]) -> bool:
         """Tell whether MXNet would run this operator by operator, and could differentiate it twice."""
@@ -205,7 +211,7 @@ class RewritingCachedOp:
 
 def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
     """Return the hybridized blocks inside a block that have been called under AMP, and what they run."""
-    operation = getattr(block, "_cached_op", None)
+    operation = cached_op_of(block)
     if isinstance(operation, RewritingCachedOp) and operation.latest is not None:
         return [(block, operation)]
-    return [pair for child in block._children.values() for pair in prepared_operations(child)]
+    return [pair for child in children_of(block) for pair in prepared_operations(child)]
