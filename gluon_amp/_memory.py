@@ -17,6 +17,7 @@ from typing import Mapping
 
 VARIABLE = "GLUON_AMP_KEEP_MEMORY"
 _SEARCH, _RANGE = "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE"
+_SPACES, _WORKERS = "MXNET_CPU_TEMP_COPY", "MXNET_CPU_WORKER_NTHREADS"
 # What glibc calls a setting, its number for mallopt, and the value.
 _SETTINGS = (
     ("TRIM_THRESHOLD", -1, 1 << 30),  # bytes that stay free at the end of the main heap
@@ -26,10 +27,14 @@ _SETTINGS = (
 _seen: set[str] = set()
 
 
-def search_plans() -> None:
-    """Let MXNet choose the smallest of five plans of a graph's memory, unless the user has set how it plans."""
-    if _RANGE not in os.environ:
+def take_little() -> None:
+    """Let MXNet's graphs take little memory, unless the user has set what they take."""
+    if _RANGE not in os.environ:  # the smallest of five plans of a graph's memory
         os.environ.setdefault(_SEARCH, "1")
+    # Operators take temporary memory from four spaces in turns, which all grow to the largest request. Two do for the
+    # one thread that hands out a CPU's operators. MXNet reads this when the first operator asks for such a space.
+    if os.environ.get(_WORKERS, "1") == "1":
+        os.environ.setdefault(_SPACES, "2")
 
 
 def note(event: str) -> None:

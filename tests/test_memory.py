@@ -69,8 +69,26 @@ before = peak()
 net(x).wait_to_read()
 print(peak() - before)
 """
+# Every call asks for as much temporary memory, twice the array. Prints how many times that much the calls took.
+SORTS = """
+import mxnet as mx
+import gluon_amp as amp
+
+def used():
+    return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+{start}
+x, order = mx.nd.ones(1 << 23), mx.nd.ones(1 << 23)
+mx.nd.waitall()
+before = used()
+for _ in range(8):
+    mx.nd.argsort(x, out=order)
+mx.nd.waitall()
+print(round((used() - before) / 64))
+"""
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES",
-             "GLUON_AMP_KEEP_MEMORY", "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE")
+             "GLUON_AMP_KEEP_MEMORY", "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE", "MXNET_CPU_TEMP_COPY",
+             "MXNET_CPU_WORKER_NTHREADS")
 
 
 def _printed(program, environ):
@@ -110,6 +128,15 @@ def test_the_user_can_have_memory_given_back(start, environ):
 def test_graphs_take_the_smallest_of_mxnets_plans(start, environ, large):
     megabytes, = _printed(LARGE_SMALL_LARGE.format(start=start), environ)
     assert 64 * large < megabytes < 64 * large + 40
+
+
+@pytest.mark.parametrize(("start", "environ", "spaces"), [
+    ("amp.init(target_dtype='float32')", {}, 2),
+    ("", {}, 4),
+    ("amp.init(target_dtype='float32')", {"MXNET_CPU_TEMP_COPY": "3"}, 3),
+    ("amp.init(target_dtype='float32')", {"MXNET_CPU_WORKER_NTHREADS": "2"}, 4)])
+def test_operators_share_two_spaces_of_temporary_memory(start, environ, spaces):
+    assert _printed(SORTS.format(start=start), environ) == [spaces]
 
 
 @pytest.mark.parametrize(("environ", "expected"), [

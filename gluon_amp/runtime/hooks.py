@@ -66,7 +66,7 @@ def install() -> None:
     with _lock:
         if _originals:
             return
-        _memory.search_plans()
+        _memory.take_little()
         try:
             for owner, name, make in _REPLACEMENTS:
                 original = getattr(owner, name, _ABSENT)
