@@ -101,12 +101,12 @@ def check_training(program: Program, dtype: str) -> None:
         if (expected.keys() - initialized(program, expected, way) or not stock_trains(program, way)
                 or _lost_biases(program, way, dtype)):  # one wrong gradient spoils all later steps
             continue
+        written = stock_writes(program, way)
         with native_operators(program):
             net = network(program)
             hybridize(net, flags)
             apply_amp(program, dtype)
-            compare_named(f"training, {way}, {dtype}", expected, trained(net, program, rate), bound,
-                          stock_writes(program, way))
+            compare_named(f"training, {way}, {dtype}", expected, trained(net, program, rate), bound, written)
             amp.deinit()
 
 

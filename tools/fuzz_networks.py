@@ -83,7 +83,14 @@ def network(program: Program, rounded: Callable | None = None) -> gluon.HybridBl
 
 def stock(program: Program) -> gluon.HybridBlock:
     """Build a program as stock MXNet is to run it: without regions, every parameter with a gradient."""
+    expect_no_amp()
     return network(program.without_regions())
+
+
+def expect_no_amp() -> None:
+    """Raise where AMP is on and stock MXNet is to run."""
+    if amp.is_active():
+        raise RuntimeError("expected AMP to be off: what stock MXNet gives is asked before it is switched on")
 
 
 _code: dict[str, Any] = {}
@@ -117,7 +124,7 @@ def renew(program: Program, net: gluon.HybridBlock) -> None:
     if program.seed % 2:
         _set_values(program, net, 1)
         return
-    other = stock(program)
+    other = network(program.without_regions())
     _set_values(program, other, 1)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "net.params")

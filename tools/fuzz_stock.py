@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
 from unittest import mock
 
-import gluon_amp as amp  # isort: skip
 import mxnet as mx
 import numpy as np
 from fuzz_networks import (
@@ -17,6 +16,7 @@ from fuzz_networks import (
     Shape,
     array,
     data,
+    expect_no_amp,
     gradients,
     hybridize,
     is_statistic,
@@ -272,8 +272,7 @@ def rounding(program: Program, dtype: str, shape: Shape | None = None, of: str =
     array that is lost or doubled is off (1), or stock MXNet overflows, the type tells nothing of the array; finer ones
     do.
     """
-    if amp.is_active():
-        raise RuntimeError("expected AMP to be off: what stock MXNet gives is asked before it is switched on")
+    expect_no_amp()
     return _rounding_errors(program, dtype, shape, of, _draws.get())
 
 

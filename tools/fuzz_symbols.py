@@ -151,13 +151,14 @@ def check_executor(program: Program, dtype: str) -> None:
         ours = _run_executors(program.without_regions())
     bounds = {shape: (rounding(program, dtype, shape), rounding(program, dtype, shape, of="gradients"))
               for shape in shapes(program)}
+    wanted = {shape: stock_gradients(program, shape) for shape in shapes(program)}
     with native_operators(program):
         apply_amp(program, dtype)
         found = _run_executors(program)
     for (requests, shape), (outs, slopes), (other_outs, other_slopes) in zip(runs, ours, found):
         what = f"{'/'.join(sorted(set(requests.values())))}, shape {shape}, {dtype}"
         compare(f"executor, {what}", outs, other_outs, bounds[shape][0])
-        expected, before = stock_gradients(program, shape), {name: one == "add" for name, one in requests.items()}
+        expected, before = wanted[shape], {name: one == "add" for name, one in requests.items()}
         rightly = initialized(program, right({name: expected[name] + before[name] for name in slopes}, slopes))
         compare_named(f"gradients of an executor, {what}", expected,
                       {name: one - before[name] for name, one in other_slopes.items()}, bounds[shape][1], rightly)
@@ -220,6 +221,7 @@ def check_imported(program: Program, dtype: str) -> None:
     kept = "float32" if program.seed % 3 == 0 and not has_low_regions else dtype
     bounds = rounding(program, kept), rounding(program, kept, of="gradients")
     for way, flags in some_ways(program, dtype, 2).items():
+        written = stock_writes(program, way) & stock_writes(program, "hybridized")
         with tempfile.TemporaryDirectory() as folder:
             files = _export(program, dtype, os.path.join(folder, "net"))
             names = sorted({f"data{number}" for number in range(len(program.inputs))}
@@ -238,8 +240,7 @@ def check_imported(program: Program, dtype: str) -> None:
         compare(f"imported, {way}, {dtype}", expected, outputs(net, arguments), bounds[0])
         found = gradients(net, program, arguments)
         compare_named(f"gradients of an imported network, {way}, {dtype}", slopes,
-                      {name: one for name, one in found.items() if not name.startswith("data")}, bounds[1],
-                      stock_writes(program, way) & stock_writes(program, "hybridized"))
+                      {name: one for name, one in found.items() if not name.startswith("data")}, bounds[1], written)
         amp.deinit()
 
 

@@ -11,7 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import fuzz
 from fuzz_checks import CHECKS
 from fuzz_programs import FLOAT, Kind, Part, Program, Step
-from fuzz_stock import StockFails, rounding, stock_trained
+from fuzz_stock import StockFails, rounding, stock_gradients, stock_trained
+
+import gluon_amp as amp
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MAP = Kind("map", 16)
@@ -41,3 +43,19 @@ def test_training_that_does_not_stay_finite_in_stock_mxnet_says_nothing():
     with pytest.raises(StockFails, match="does not stay finite"):
         stock_trained(program)
     assert fuzz.failure(program, "training", "float32") is None
+
+
+def convolution():
+    steps = step(2, 0, CONVOLUTION.format("w0"), "w0"), Step(3, (2, 1), "{0} + {1}", MAP)
+    return Program(0, FLOAT, (Part(steps),), outputs=(3,), inputs=(MAP, MAP))
+
+
+def test_stock_mxnet_is_not_asked_while_amp_is_on():
+    amp.init("float32")
+    with pytest.raises(RuntimeError, match="expected AMP to be off"):
+        stock_gradients(convolution())
+
+
+@pytest.mark.parametrize("check", sorted(CHECKS))
+def test_every_check_asks_stock_mxnet_first(check):
+    assert fuzz.failure_apart(convolution(), check, "float32") is None
