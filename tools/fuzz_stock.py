@@ -293,9 +293,9 @@ def _rounding_errors(program: Program, dtype: str, shape: Shape | None, of: str,
             for one in (*inputs, *(each.data() for each in net.collect_params().values() if len(each.shape) > 1)):
                 one[:] = one * array(1 + _UNITS[dtype] * random.choice([-1, 1], one.shape))
         measured = _MEASURES[of](net, exact, inputs)
-        if dtype == "float16":  # so are the gradients of weights, which may be too large for it
+        if of == "gradients" and dtype == "float16":  # so are those of weights, which may be too large for it
             with np.errstate(over="ignore"):
-                measured = {name: one.astype(dtype) for name, one in measured.items()}
+                measured = {name: one if is_statistic(name) else one.astype(dtype) for name, one in measured.items()}
         for name, error in _errors(expected, measured, largest).items():
             found[name] = max(found[name], error if np.isfinite(error) else np.inf)
     return {name: max(_LEAST[dtype][of], _FACTOR * error) if _FACTOR * error < _MOST else np.inf
