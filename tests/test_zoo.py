@@ -55,12 +55,11 @@ class TestCloseness:
 
     def test_eager_and_hybridized_agree(self, name):
         result = child(name, "compare")
-        # Gradients of tensors used several times are summed in another order, which batch statistics amplify until two
-        # errors have nothing in common: then they are sqrt(2) of one apart. What is decided by cost, over a whole
-        # graph, rounds in other places, and so do operators in C++, which are not the same in graphs and outside of
-        # them: to be as close to FP32 is all that those have to be.
-        for kind, share in (("outputs", 0.1), ("gradients", 0.75), ("batch_gradients", 1.5)):
-            share = max(share, 1) if name in SAMPLED else share
+        # Gradients of tensors used several times are summed in another order, which batch statistics amplify. What is
+        # decided by cost, over a whole graph, rounds in other places, and so do operators in C++, which are not the
+        # same in graphs and outside of them: to be as close to FP32 is all that those have to be.
+        for kind, share in (("outputs", 0.1), ("gradients", 0.75), ("batch_gradients", 1)):
+            share = 1 if name in SAMPLED else share
             assert result["sweep"]["between"][kind] <= share * result["sweep"][kind] + 1e-3, (kind, result)
             for mode in MODES[1:]:
                 assert result[mode][kind] <= 1.5 * result["sweep"][kind] + 0.01, (mode, kind, result)
