@@ -148,6 +148,7 @@ def compare(bench: Bench, modes: list[str]) -> dict[str, Any]:
     amp.init("bfloat16")
     for mode in modes:
         result[mode] = distance(plain, measured(bench, **MODES[mode]))
+    amp.deinit()
     with deciding_by_inputs():
         eager, found = (measured(bench, active=active) for active in (False, True))
     result["sweep"] = {**distance(plain, found), "between": distance(eager, found)}
@@ -156,13 +157,13 @@ def compare(bench: Bench, modes: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def deciding_by_inputs() -> Iterator[None]:
-    """Decide every operator's precision by its inputs and run MXNet's own kernel, in graphs and outside of them."""
-    amp.deinit()
+    """Switch AMP on so that inputs decide every operator's precision and MXNet's own kernel runs it, in graphs too."""
     amp.init("bfloat16", disable_passes=["native_operators"])
     costs, cut_casts.COSTS = cut_casts.COSTS, {}
     fold, fold_stride.can_fold_stride = fold_stride.can_fold_stride, _never
     yield
     cut_casts.COSTS, fold_stride.can_fold_stride = costs, fold
+    amp.deinit()
 
 
 def _never(attrs: dict[str, str], channels: int) -> bool:
