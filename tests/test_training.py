@@ -223,6 +223,34 @@ def test_unscale_gives_true_gradients_and_the_same_step():
     assert same(weights(net), weights(plain))
 
 
+@pytest.mark.parametrize("contexts", [ONE, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("max_norm", [None, 0.5], ids=["unscale", "clip"])
+def test_row_sparse_gradients_are_unscaled_and_clipped(max_norm, contexts):
+    net = nn.Embedding(10, 4, sparse_grad=True)
+    net.initialize(mx.init.Uniform(0.5), ctx=contexts)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    amp.init_trainer(trainer, 256.0)
+    weight = net.weight.data(contexts[0]).asnumpy()
+    for words in ([1, 3, 3], [7, 1, 2], [5]):  # other rows in each step
+        with autograd.record():
+            losses = [(net(mx.nd.array(words, ctx=context)) ** 2).sum() for context in contexts]
+            with amp.scale_loss(losses, trainer) as scaled_losses:
+                autograd.backward(scaled_losses)
+        trainer.allreduce_grads()
+        gradient = np.zeros_like(weight)
+        np.add.at(gradient, words, len(contexts) * 2 * weight[words])
+        if max_norm is None:
+            amp.unscale(trainer)
+        else:
+            norm = amp.clip_global_norm(trainer, max_norm)
+            assert np.isclose(norm, np.linalg.norm(gradient), rtol=1e-5)
+            gradient *= min(1.0, max_norm / norm)
+        trainer.update(1)
+        weight = weight - 0.1 * gradient
+        for context in contexts:
+            np.testing.assert_allclose(net.weight.data(context).asnumpy(), weight, rtol=1e-5, atol=1e-7)
+
+
 def test_a_single_loss_and_a_tuple():
     _, trainer = make(scaler=8.0)
     with amp.scale_loss(mx.nd.ones(3), trainer) as scaled:

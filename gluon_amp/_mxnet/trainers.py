@@ -122,7 +122,7 @@ def _gradients(trainer: gluon.Trainer) -> Iterator[NDArray]:
 
 
 def _gradients_of(parameter: gluon.Parameter) -> Iterator[NDArray]:
-    """Yield a parameter's gradients, of row-sparse ones the stored rows."""
+    """Yield a parameter's gradients to read; of row-sparse ones a copy of the stored rows."""
     for gradient in parameter.list_grad() if has_gradient(parameter) else ():
         values = gradient if gradient.stype == "default" else gradient.data
         if values.size:
@@ -132,8 +132,17 @@ def _gradients_of(parameter: gluon.Parameter) -> Iterator[NDArray]:
 def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
     """Multiply every gradient in place."""
     with autograd.pause():
-        for gradient in _gradients(trainer):
-            gradient *= factor
+        for parameter in filter(has_gradient, trainer._params):
+            for gradient in parameter.list_grad():
+                _multiply(gradient, factor)
+
+
+def _multiply(gradient: NDArray, factor: float) -> None:
+    """Multiply a gradient of any kind in place."""
+    if gradient.stype == "default":
+        gradient *= factor
+    else:  # MXNet multiplies sparse arrays into new ones only
+        (gradient * factor).copyto(gradient)
 
 
 def discard_gradients(trainer: gluon.Trainer) -> None:
