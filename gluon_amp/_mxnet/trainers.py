@@ -134,15 +134,7 @@ def scale_gradients(trainer: gluon.Trainer, factor: float) -> None:
     with autograd.pause():
         for parameter in filter(has_gradient, trainer._params):
             for gradient in parameter.list_grad():
-                _multiply(gradient, factor)
-
-
-def _multiply(gradient: NDArray, factor: float) -> None:
-    """Multiply a gradient of any kind in place."""
-    if gradient.stype == "default":
-        gradient *= factor
-    else:  # MXNet multiplies sparse arrays into new ones only
-        (gradient * factor).copyto(gradient)
+                gradient *= factor  # row-sparse ones too, whose rows can be read as a copy only
 
 
 def discard_gradients(trainer: gluon.Trainer) -> None:
