@@ -31,6 +31,13 @@ def map_arrays(function: Any, value: Any) -> Any:
     return function(value) if dense else value
 
 
+def wait_for_statistics() -> None:
+    """Wait until running statistics hold what the backward passes so far write to them."""
+    # MXNet's graphs with static_shape, and its modules, do not tell the engine that they do: whoever reads or copies
+    # the statistics before a backward pass is over gets those of a step before, even through asnumpy().
+    mx.nd.waitall()
+
+
 def first_array(value: Any) -> NDArray | None:
     """Return the first array in nested lists and tuples; None where there is none, as in a call with symbols."""
     if isinstance(value, NDArray):

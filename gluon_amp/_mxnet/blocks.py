@@ -14,7 +14,7 @@ from mxnet.gluon.utils import _check_all_np_ndarrays
 from mxnet.util import is_np_array
 
 from ..graph.attrs import REGION, REGION_OFF
-from .arrays import first_array
+from .arrays import first_array, wait_for_statistics
 from .invoke import StockCachedOp
 from .symbols import current_mark, marked, outermost_trace, to_graph
 
@@ -188,6 +188,7 @@ class Owners:
 
 def parameters_of(block: HybridBlock, names: Sequence[str]) -> dict[str, mx.nd.NDArray]:
     """Return a block's parameters by name; the mean over its contexts, as ``export`` writes them."""
+    wait_for_statistics()
     parameters = block.collect_params()
     return {name: parameters[name]._reduce() for name in names if name in parameters}
 

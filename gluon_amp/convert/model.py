@@ -9,6 +9,7 @@ from mxnet.module import BucketingModule
 
 from .. import checks
 from .._mxnet import modules
+from .._mxnet.arrays import wait_for_statistics
 from .._mxnet.symbols import to_graph, typed_variables
 from .._mxnet.weights import NamesOnly, NDArrayWeights
 from ..elsewhere import answers
@@ -161,6 +162,7 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
                            optimize=_DIFFERENTIABLE if optimize is None else optimize, device=device,
                            cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
                            disable_passes=disable_passes)
+    wait_for_statistics()
     return _converted_model(sym, {**arg_params, **aux_params}, options, data_names, data_example or {})
 
 
@@ -223,6 +225,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     if not symbols or not bucketing_mod.params_initialized:
         raise StateError("the bucketing module has no buckets or no parameters yet: bind it and initialise or load its "
                          "parameters before converting it")
+    wait_for_statistics()
     arg_params, aux_params = bucketing_mod.get_params()
     arrays = {**arg_params, **aux_params}
     results = {key: _converted_model(symbol, arrays, options) for key, symbol in symbols.items()}

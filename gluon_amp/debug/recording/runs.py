@@ -5,14 +5,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Sequence
 
-import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 
 from ... import checks
-from ..._mxnet.arrays import map_arrays
+from ..._mxnet.arrays import map_arrays, wait_for_statistics
 from ..._mxnet.blocks import without_a_trace
 from ..._mxnet.symbols import dtype_name
 from ...dtypes import normalize
@@ -89,11 +88,12 @@ def unchanged(net: Block, gradients: bool = False) -> Iterator[None]:
     arrays = [array for parameter in parameters if parameter.grad_req == "null" for array in parameter.list_data()]
     if gradients:
         arrays += [array for parameter in parameters if parameter.grad_req != "null" for array in parameter.list_grad()]
+    wait_for_statistics()
     saved = [array.copy() for array in arrays]
     try:
         yield
     finally:
-        mx.nd.waitall()
+        wait_for_statistics()
         for array, before in zip(arrays, saved):
             before.copyto(array)
 
