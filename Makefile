@@ -19,14 +19,15 @@ TORCH_READY := $(TORCH_VENV)/.ready
 IPEX_VENV := .venv-ipex
 NATIVE_TESTS := tests/native
 # The CUDA build of MXNet and NVIDIA's libraries, 4.5 GB: kept outside of the tree, and made once.
-GPU_VENV := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gluon_amp/venv-cu112
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gluon_amp
+GPU_VENV := $(CACHE)/venv-cu112
 GPU_DISK := 6
 GPU_PATIENCE := 480
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv horovod ssd digits bench ipex test test-all test-machines gpu-venv test-gpu lint native-check wheel notebooks docs clean
+.PHONY: help venv horovod ssd digits bench ipex test test-all test-machines test-pythons gpu-venv test-gpu lint native-check wheel notebooks docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -67,6 +68,9 @@ test-all: $(READY)  ## run all tests
 
 test-machines: $(READY)  ## run what depends on the CPU as on one with AVX2, with AVX512, and on this one
 	$(RUN) tools/run_machines.py $(ARGS)
+
+test-pythons: $(READY)  ## import it and run the README's sample on each Python from 3.8 to 3.12 that is here
+	$(RUN) tools/run_pythons.py '$(CACHE)'
 
 gpu-venv:  ## make the environment of `make test-gpu`: 2 GB to download, 6 GB of disk
 	@PYTHON='$(PYTHON)' tools/make_gpu_venv.sh '$(GPU_VENV)' $(GPU_DISK) $(GPU_PATIENCE)

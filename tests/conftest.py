@@ -3,17 +3,20 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 os.environ.setdefault("GLUON_AMP_VERIFY", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # these tests are of the CPU; the null GPU's do not heed it
 
 import pytest
-from cpu_kinds import NO_BF16, RUNS_BFLOAT16, take_for
+from cpu_kinds import LACKING, NO_BF16, RUNS_BFLOAT16, take_for
+from patched_names import gone_in
 
 import gluon_amp as amp
 from gluon_amp import _compat
 from gluon_amp.runtime.devices import support
 
+ROOT = Path(__file__).resolve().parents[1]
 # For programs that import the CUDA build without gluon_amp. The null GPU's tests look at what happens without.
 CUDA = _compat.cuda_directories(sys.path)
 if CUDA and os.environ.get("NULLGPU_DEVICES", "0") == "0":
@@ -35,9 +38,24 @@ def lesser(request, monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
+    gone = gone_in(ROOT / "tests", ROOT / "tools")
+    if gone:
+        raise pytest.UsageError("\n".join(["tests replace names that do not exist:", *gone]))
     if RUNS_BFLOAT16:
         return
-    skip = pytest.mark.skip(reason=f"cannot run bfloat16, not even emulated: {support('cpu').reason}")
+    skip = pytest.mark.skip(reason=f"{LACKING} bfloat16, not even emulated: {support('cpu').reason}")
     for item in items:
         if "bf16" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter):
+    """Say at the end how many tests did not run because of the CPU: a green run on a lesser one proves less."""
+    yield
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if LACKING in str(report.longrepr)]
+    if skipped:
+        ran = sum(len(terminalreporter.stats.get(outcome, [])) for outcome in ("passed", "failed"))
+        terminalreporter.write_line(f"{len(skipped)} of {ran + len(terminalreporter.stats['skipped'])} tests were "
+                                    "SKIPPED FOR WANT OF THE CPU: run them on one that has what they need",
+                                    yellow=True, bold=True)

@@ -1,5 +1,6 @@
 """gluon_amp._compat: what is refused and how, NumPy's aliases, the CUDA libraries."""
 
+import ast
 import importlib.util
 import os
 import shutil
@@ -47,6 +48,39 @@ def isolated(code, *folders):
     )
 
 
+GENERIC = {"tuple", "list", "dict", "set", "frozenset", "type"}
+GENERIC_IN = ("collections", "collections.abc", "contextlib", "functools", "os", "queue", "re", "weakref")
+
+
+def running(node):
+    """Yield the nodes of a program that run: all but annotations, which stay text."""
+    yield node
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and field not in ("annotation", "returns"):
+                yield from running(child)
+
+
+def newer_types(tree):
+    """Return the lines that write a type, where it is evaluated, as Python 3.8 cannot: list[int], int | None."""
+    nodes = list(running(tree))
+    imported = {alias.asname or alias.name for node in nodes
+                if isinstance(node, ast.ImportFrom) and node.module in GENERIC_IN for alias in node.names}
+
+    def is_class(node):
+        if isinstance(node, ast.Attribute):
+            return isinstance(node.value, ast.Name) and node.value.id in GENERIC_IN and node.attr[:1].isupper()
+        return isinstance(node, ast.Name) and (node.id in GENERIC or node.id in imported)
+
+    def is_type(node):
+        plain = isinstance(node, ast.Name) and node.id in {*GENERIC, "int", "float", "str", "bool", "bytes"}
+        return plain or (isinstance(node, ast.Constant) and node.value is None)
+
+    return [node.lineno for node in nodes
+            if (isinstance(node, ast.Subscript) and is_class(node.value))
+            or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and is_type(node.right))]
+
+
 @pytest.fixture
 def site(tmp_path):
     """Return a folder of fake packages that holds a NumPy and distutils fit for MXNet."""
@@ -72,10 +106,30 @@ class TestPython:
 
     def test_older_pythons_can_read_the_module(self):
         # Python 3.6 and 3.7 must get as far as check_python.
-        import ast
-
         ast.parse(COMPAT.read_text(encoding="utf-8"), feature_version=(3, 6))
         assert "from __future__ import annotations" not in COMPAT.read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize("code", [
+        "Flags = Sequence[tuple[str, Any]]", "class Names(dict[str, int]): pass", "Number = int | None",
+        "from collections.abc import Sequence\ncast(Sequence[int], value)", "isinstance(value, (re.Pattern[str]))"])
+    def test_types_that_python_3_8_cannot_make_are_found(self, code):
+        assert newer_types(ast.parse(code))
+
+    @pytest.mark.parametrize("code", [
+        "Flags = Sequence[Tuple[str, Any]]", "def call(a: int | None, *b: list[int]) -> dict[str, int]: pass",
+        "names: dict[str, int] = {}", "flags = first | second", "value = os.environ['HOME']"])
+    def test_annotations_are_not_evaluated(self, code):
+        assert not newer_types(ast.parse(code))
+
+    def test_no_file_needs_types_that_python_3_8_cannot_make(self):
+        # Ruff's FA102 looks at annotations alone, and no rule of its own at what runs.
+        files = [*REPOSITORY.glob("*.py"), *(path for name in ("gluon_amp", "tools", "tests", "benchmarks", "examples",
+                                                               "notebooks", "docs")
+                                             for path in (REPOSITORY / name).rglob("*.py"))]
+        assert len(files) > 100
+        found = {str(path.relative_to(REPOSITORY)): newer_types(ast.parse(path.read_text(encoding="utf-8"),
+                                                                          feature_version=(3, 8))) for path in files}
+        assert {path: lines for path, lines in found.items() if lines} == {}
 
 
 class TestNumPyVersion:

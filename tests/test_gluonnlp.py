@@ -4,7 +4,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from cpu_kinds import RUNS_BFLOAT16
+from cpu_kinds import LACKING, RUNS_BFLOAT16
 from mxnet import autograd, gluon
 
 import gluon_amp as amp
@@ -137,7 +137,7 @@ def step(trainer, parameters, loss, scaled):
 @pytest.mark.parametrize("make", [bert, bert_classifier, transformer, awd_lstm, standard_lstm, standard_gru])
 def test_one_step(nlp, make, dtype, hybridize):
     if dtype == "bfloat16" and not RUNS_BFLOAT16:
-        pytest.skip("cannot run bfloat16")
+        pytest.skip(f"{LACKING} bfloat16")
     mx.random.seed(5)
     net, loss = make(nlp)
     net.initialize(mx.init.Xavier())

@@ -5,7 +5,7 @@ import json
 import os
 from typing import Callable
 
-__all__ = ["ENDED", "apart"]
+__all__ = ["ENDED", "apart", "ended"]
 
 ENDED = "the process ended"
 
@@ -23,7 +23,13 @@ def apart(function: Callable[[], str | None]) -> str | None:
     with os.fdopen(reader) as pipe:
         text = pipe.read()
     status = os.waitpid(child, 0)[1]
-    return json.loads(text) if text else f"{ENDED} with {os.waitstatus_to_exitcode(status)}"
+    return json.loads(text) if text else ended(status)
+
+
+def ended(status: int) -> str:
+    """Say how a process ended, by what `os.waitpid` gives: with a code, or with a signal, whose number is negative."""
+    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)  # Python 3.8 has no function
+    return f"{ENDED} with {code}"
 
 
 def _result(function: Callable[[], str | None]) -> str | None:

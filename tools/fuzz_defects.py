@@ -20,6 +20,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import fuzz
 import mxnet as mx
+from fuzz_apart import ended
 from fuzz_checks import CHECKS
 from fuzz_programs import Program
 from fuzz_stock import Wrong, check_stock
@@ -120,6 +121,9 @@ def _converted(edit: Edit) -> Callable[[], ContextManager]:
 
 def _patched(*targets: tuple[Any, str, Any]) -> Callable[[], ContextManager]:
     """Plant a defect by other attributes of modules and classes."""
+    for owner, name, _ in targets:
+        getattr(owner, name)  # one that is gone is said when this module is imported
+
     @contextmanager
     def plant() -> Iterator[None]:
         patches = [mock.patch.object(*target) for target in targets]
@@ -190,8 +194,7 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "other_eps": _planned(_other_eps),
     "added_is_written": _patched((place_casts._Casts, "guarded", lambda casts, entry: entry)),
     "added_is_written_eager": _patched((_Caster, "_guarded", lambda call, array: array)),
-    "bias_unwritten": _patched((block_calls, "_frozen", lambda block: frozenset()),
-                               (plans.Traced, "frozen", lambda traced, requests: frozenset())),
+    "bias_unwritten": _patched((plans.Traced, "frozen", lambda traced, requests: frozenset())),
     "bias_unwritten_eager": _patched((eager_applier, "_has_frozen_weight", lambda inputs: False)),
     "stale_weights": _patched((_CachedOp, "__call__", _call_with_first_weights(_CachedOp.__call__))),
     "stale_weights_eager": lambda: mock.patch.object(_Caster, "input_cast", _stale_casts(_Caster.input_cast)),
@@ -245,7 +248,7 @@ def tell(program: Program, defects: list[str], checks: dict[str, list[str]]) -> 
     yield from told[1:]
     left = defects[len(told) - 1:]
     if left and status:
-        yield f"{fuzz.ENDED} with {os.waitstatus_to_exitcode(status)}"
+        yield ended(status)
         yield from tell(program, left[1:], checks)
 
 

@@ -7,7 +7,7 @@ last layers each gradient is cast before the next one is computed, and its memor
 """
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -19,7 +19,7 @@ from ..graph import Graph, Node, Role, cast_nodes
 from .plans import Plan
 
 _POSITIONS = ("data_indices", "param_indices")  # flags of cached ops that are positions of inputs
-Flags = Sequence[tuple[str, Any]]
+Flags = Sequence[Tuple[str, Any]]
 
 
 class OrderedCachedOp(StockCachedOp):

@@ -11,6 +11,7 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
+from cpu_kinds import LACKING
 from mxnet.gluon import HybridBlock, SymbolBlock, nn
 from networks import relative
 
@@ -79,7 +80,7 @@ HEADS = {
 @pytest.mark.parametrize("heads", HEADS)
 def test_outputs_keep_their_names_and_values(heads, options):
     if options.get("target_dtype") == "bfloat16" and not _runs_bfloat16():
-        pytest.skip("cannot run bfloat16")
+        pytest.skip(f"{LACKING} bfloat16")
     symbol = HEADS[heads](mx.sym.var("data"))
     args, aux = values(symbol, data=(2, 16, 6, 6))
     converted, new_args, new_aux = amp.convert_model(symbol, args, aux, **options)

@@ -12,6 +12,7 @@ from gluon_amp.dtypes import BFLOAT16, FLOAT16, cpu_isa, cpu_support
 from gluon_amp.runtime import devices
 from gluon_amp.runtime.devices import support
 
+LACKING = "this CPU has no"  # begins the reason of every test that is skipped for want of the CPU
 NO_BF16 = ["AVX2", "AVX512_CORE"]  # instruction sets, as oneDNN names them
 ALL_ISAS = [*NO_BF16, "AVX512_CORE_BF16"]
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ LOW = BFLOAT16 if RUNS_BFLOAT16 else FLOAT16  # a type that runs here, if only i
 def run_on(isa, code, **environ):
     """Run code in a fresh process whose CPU has an instruction set of oneDNN's and none above; return how it ended."""
     if cpu_isa(environ={"DNNL_MAX_CPU_ISA": isa}, amx=True) != isa:
-        pytest.skip(f"this CPU has no {isa}")
+        pytest.skip(f"{LACKING} {isa}")
     environ = {**os.environ, "DNNL_MAX_CPU_ISA": isa, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environ}
     return subprocess.run([sys.executable, "-W", "always::UserWarning", "-c", code], env=environ, capture_output=True,
                           text=True, timeout=300)

@@ -21,6 +21,7 @@ from typing import Callable
 import mxnet as mx
 import numpy as np
 import pytest
+from cpu_kinds import LACKING
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 from networks import outputs_of
@@ -37,7 +38,7 @@ from gluon_amp.runtime.graph_applier import prepared_operations
 ROUNDOFF = {"float32": 2.0 ** -24, "bfloat16": 2.0 ** -8, "float16": 2.0 ** -11}
 BF16 = pytest.param("bfloat16", marks=pytest.mark.bf16)
 AMX = pytest.param("bfloat16", marks=[pytest.mark.bf16, pytest.mark.skipif(
-    not cpu_support().amx, reason="the pass is for CPUs with AMX only")])
+    not cpu_support().amx, reason=f"{LACKING} AMX, which the pass is for")])
 _CORE, _ONEDNN = native.load()
 NEEDS_CORE = pytest.mark.skipif(bool(_CORE.missing), reason=_CORE.missing)
 NEEDS_ONEDNN = pytest.mark.skipif(bool(_ONEDNN.missing), reason=_ONEDNN.missing)
