@@ -21,6 +21,8 @@ def test_a_replaced_name_that_is_gone_is_told(code):
 @pytest.mark.parametrize("code", [
     'monkeypatch.setattr(amp.errors, "PolicyError", None)', 'mock.patch.object(amp, "init", None)',
     'monkeypatch.setattr(amp, "initialise", None, raising=False)', 'monkeypatch.setattr(local, "anything", None)',
+    'def test(monkeypatch, amp):\n    monkeypatch.setattr(amp, "initialise", None)',
+    'def test():\n    amp = make()\n    mock.patch.object(amp, "initialise", None)',
     'net.collect_params().setattr("grad_req", "add")', 'monkeypatch.setattr(amp, name, None)'])
 def test_all_others_are_left_to_their_tests(code):
     assert gone("test.py", code, NAMES) == []

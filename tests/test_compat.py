@@ -61,8 +61,8 @@ def running(node):
                 yield from running(child)
 
 
-def newer_types(tree):
-    """Return the lines that write a type, where it is evaluated, as Python 3.8 cannot: list[int], int | None."""
+def newer(tree):
+    """Return the lines where what runs needs more than Python 3.8: list[int], int | None, a union of dicts."""
     nodes = list(running(tree))
     imported = {alias.asname or alias.name for node in nodes
                 if isinstance(node, ast.ImportFrom) and node.module in GENERIC_IN for alias in node.names}
@@ -72,13 +72,16 @@ def newer_types(tree):
             return isinstance(node.value, ast.Name) and node.value.id in GENERIC_IN and node.attr[:1].isupper()
         return isinstance(node, ast.Name) and (node.id in GENERIC or node.id in imported)
 
-    def is_type(node):
-        plain = isinstance(node, ast.Name) and node.id in {*GENERIC, "int", "float", "str", "bool", "bytes"}
-        return plain or (isinstance(node, ast.Constant) and node.value is None)
+    def joins(node):
+        if not isinstance(node, (ast.BinOp, ast.AugAssign)) or not isinstance(node.op, ast.BitOr):
+            return False
+        operands = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.value]
+        return any(isinstance(one, (ast.Dict, ast.DictComp)) or (isinstance(one, ast.Constant) and one.value is None)
+                   or (isinstance(one, ast.Name) and one.id in {*GENERIC, "int", "float", "str", "bool", "bytes"})
+                   for one in operands)
 
     return [node.lineno for node in nodes
-            if (isinstance(node, ast.Subscript) and is_class(node.value))
-            or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr) and is_type(node.right))]
+            if (isinstance(node, ast.Subscript) and is_class(node.value)) or joins(node)]
 
 
 @pytest.fixture
@@ -111,23 +114,25 @@ class TestPython:
 
     @pytest.mark.parametrize("code", [
         "Flags = Sequence[tuple[str, Any]]", "class Names(dict[str, int]): pass", "Number = int | None",
-        "from collections.abc import Sequence\ncast(Sequence[int], value)", "isinstance(value, (re.Pattern[str]))"])
-    def test_types_that_python_3_8_cannot_make_are_found(self, code):
-        assert newer_types(ast.parse(code))
+        "from collections.abc import Sequence\ncast(Sequence[int], value)", "isinstance(value, (re.Pattern[str]))",
+        "kinds = dict(enumerate(names)) | {1: 2}", "kinds |= {name: 1 for name in names}"])
+    def test_what_python_3_8_cannot_run_is_found(self, code):
+        assert newer(ast.parse(code))
 
     @pytest.mark.parametrize("code", [
         "Flags = Sequence[Tuple[str, Any]]", "def call(a: int | None, *b: list[int]) -> dict[str, int]: pass",
-        "names: dict[str, int] = {}", "flags = first | second", "value = os.environ['HOME']"])
+        "names: dict[str, int] = {}", "flags = first | second",
+        "names = {1} | {name for name in other}", "names |= {1}", "value = os.environ['HOME']"])
     def test_annotations_are_not_evaluated(self, code):
-        assert not newer_types(ast.parse(code))
+        assert not newer(ast.parse(code))
 
-    def test_no_file_needs_types_that_python_3_8_cannot_make(self):
+    def test_no_file_needs_a_newer_python(self):
         # Ruff's FA102 looks at annotations alone, and no rule of its own at what runs.
         files = [*REPOSITORY.glob("*.py"), *(path for name in ("gluon_amp", "tools", "tests", "benchmarks", "examples",
                                                                "notebooks", "docs")
                                              for path in (REPOSITORY / name).rglob("*.py"))]
         assert len(files) > 100
-        found = {str(path.relative_to(REPOSITORY)): newer_types(ast.parse(path.read_text(encoding="utf-8"),
+        found = {str(path.relative_to(REPOSITORY)): newer(ast.parse(path.read_text(encoding="utf-8"),
                                                                           feature_version=(3, 8))) for path in files}
         assert {path: lines for path, lines in found.items() if lines} == {}
 

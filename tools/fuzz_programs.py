@@ -191,7 +191,7 @@ class Program:
 
     def _without(self, dropped: set[int]) -> Iterator[Program]:
         """Let the readers of some tensors read an earlier one of the same kind."""
-        kinds = dict(enumerate(self.inputs)) | {step.result: step.kind for step in self.steps}
+        kinds = {**dict(enumerate(self.inputs)), **{step.result: step.kind for step in self.steps}}
         moved: dict[int, int] = {}
         for one in sorted(dropped):
             alike = [other for other in kinds if other < one and kinds[other] == kinds[one] and other not in dropped]

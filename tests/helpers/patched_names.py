@@ -26,14 +26,23 @@ def gone(path: str, code: str, names: Mapping[str, Any]) -> list[str]:
             if not _exists(names, *owner.split("."), attribute)]
 
 
-def _replaced(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """Yield line, owner and attribute of every call that replaces an attribute and writes both of them out."""
-    for call in ast.walk(tree):
-        if (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _REPLACING
-                and len(call.args) > 1 and not any(keyword.arg == "raising" for keyword in call.keywords)):
-            owner, name = _dotted(call.args[0]), call.args[1]
-            if owner and isinstance(name, ast.Constant) and isinstance(name.value, str):
-                yield call.lineno, owner, name.value
+def _replaced(node: ast.AST, local: frozenset[str] = frozenset()) -> Iterator[tuple[int, str, str]]:
+    """Yield line, owner and attribute where an attribute of what is no local name is replaced, both written out."""
+    if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+        local = local.union(each.arg if isinstance(each, ast.arg) else each.id for each in ast.walk(node)
+                            if isinstance(each, ast.arg) or _is_assigned(each))
+    if (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _REPLACING
+            and len(node.args) > 1 and not any(keyword.arg == "raising" for keyword in node.keywords)):
+        owner, name = _dotted(node.args[0]), node.args[1]
+        known = owner and owner.split(".")[0] not in local
+        if known and isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield node.lineno, owner, name.value
+    for child in ast.iter_child_nodes(node):
+        yield from _replaced(child, local)
+
+
+def _is_assigned(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _dotted(expression: ast.expr) -> str:
