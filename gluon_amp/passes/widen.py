@@ -6,6 +6,7 @@ from typing import Collection, Mapping
 from ..dtypes import FLOAT16, FLOAT32, FLOAT64
 from ..graph import Entry, Graph, Node, Role, operator, redirect
 from ..graph.attrs import DTYPE, TYPE_FLAGS
+from ..rules.shapes import is_of_volumes
 
 _HALF = (FLOAT16, str(TYPE_FLAGS[FLOAT16]))
 
@@ -24,9 +25,13 @@ def widen(graph: Graph, dtypes: Mapping[str, str], kept: Collection[str] = ()) -
 
 
 def leave_onednn(graph: Graph, role: Role = Role.HELPER) -> None:
-    """Run Deconvolutions whose weight is cast in float64: the backward of oneDNN's ends the process there."""
+    """Run Deconvolutions whose weight is cast in float64: the backward of oneDNN's ends the process there.
+
+    Those of three dimensions stay: MXNet has no other kernel for them.
+    """
     for node in graph.operators():
-        if node.op == "Deconvolution" and not node.inputs[1].node.is_variable and node.inputs[1].dtype != FLOAT64:
+        if (node.op == "Deconvolution" and not node.inputs[1].node.is_variable and node.inputs[1].dtype != FLOAT64
+                and not is_of_volumes(node.attrs)):
             result = Entry(node)
             redirect(graph, {result.key: _cast(graph, result, role=role)})
             node.inputs = [_cast(graph, entry, FLOAT64, role) for entry in node.inputs]

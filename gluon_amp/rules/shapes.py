@@ -127,6 +127,15 @@ def _lowers_to_float16(policy: Policy) -> bool:
     return policy.target_dtype == FLOAT16
 
 
+def _imitates_in_training(policy: Policy) -> bool:
+    return policy.imitated and policy.training
+
+
+def is_of_volumes(attrs: Mapping[str, str]) -> bool:
+    """Tell whether a convolution has three axes beside batch and channels."""
+    return len(integers(attrs, "kernel")) == 3
+
+
 def is_vector(attrs: Mapping[str, str], shape: Sequence[int], amx: bool) -> bool:
     """Tell whether a product is of a vector."""
     return len(shape) == 1
@@ -139,6 +148,9 @@ _SUM = Decision(FP32, Cause.SHAPE, "a product of vectors is a sum of many values
 SHAPE_RULES: tuple[ShapeRule, ...] = (
     ShapeRule("dot", _lowers_to_float16, is_vector, _SUM),
     ShapeRule("_np_dot", _lowers_to_float16, is_vector, _SUM),
+    ShapeRule("Deconvolution", _imitates_in_training, lambda attrs, shape, amx: is_of_volumes(attrs),
+              Decision(FP32, Cause.SHAPE, "only oneDNN has a kernel for three dimensions, whose backward ends the "
+                                          "process where the weight is cast", safe=False)),
     ShapeRule("Convolution", _meets_all_shapes_on_amx, lambda attrs, shape, amx: is_pointwise(attrs),
               Decision(FP32, Cause.SHAPE, "the pass dilate_pointwise is off, and oneDNN's AMX kernel writes beyond its "
                                           "output for some map sizes", safe=False),
