@@ -11,6 +11,7 @@ from ._mxnet import trainers
 from .elsewhere import answers
 from .errors import StateError, expected
 from .loss_scaler import LEAST_SCALE, MOST_SCALE, DynamicLossScaler, scale_of
+from .runtime import hooks
 from .trainer_scaler import TrainerScaler, attach, gradients_are_finite
 from .training import Loss, losses_in, scaled
 
@@ -103,6 +104,8 @@ class GradScaler:
                           "growth_interval": checks.whole("growth_interval", growth_interval, 1)}
         self._scaler = _UpdatedLater(init_scale=init_scale, min_scale=LEAST_SCALE, max_scale=MOST_SCALE,
                                      **self._settings)
+        if self._enabled:
+            hooks.install()  # with AMP or without: for operators that make their own gradient
         self._losses = 0  # scaled since the last update
         self._done: dict[TrainerScaler, str] = {}  # what was called for each trainer since the last update
 

@@ -232,9 +232,7 @@ def _scaling(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_
             raise StateError(f"scale_loss: the trainers have different scales ({sorted(scales)}). Give them one "
                              "scaler: amp.init_trainer(trainer, loss_scaler=scaler) for each")
         scale = scales.pop()
-        result = scaled(loss, scale)
-        stack.enter_context(scaled_losses.noted(result if isinstance(result, list) else [result], scale))
-        yield result
+        yield scaled(loss, scale)
 
 
 def losses_in(name: str, value: Loss) -> list[NDArray]:
@@ -254,7 +252,7 @@ def scaled(loss: Any, scale: float) -> Any:
     if scale == 1.0:
         return loss
     with autograd.record(autograd.is_training()):
-        return (loss.astype("float32") if loss.dtype == np.float16 else loss) * scale
+        return scaled_losses.scaled(loss.astype("float32") if loss.dtype == np.float16 else loss, scale)
 
 
 def unscale(trainer: gluon.Trainer) -> None:

@@ -53,11 +53,12 @@ LAYERS = {
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "differences", "report",
               "formats", "console", "recording", "__init__"],
-    "runtime": ["functions", "autocast", "policies", "hooks", "custom_operators", "scaled_losses", "block_calls",
-                "graph_applier", "gradient_order", "executors", "observers", "plans", "state", "exclusions",
-                "eager_applier", "eager_casts", "eager_policy", "frame", "second_gradients", "zero_gradients",
-                "eager_native", "gpus", "recent", "devices", "__init__"],
-    "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "tables", "decision"],
+    "runtime": ["functions", "autocast", "policies", "hooks", "block_calls", "graph_applier", "gradient_order",
+                "executors", "observers", "plans", "eager_applier", "own_gradients", "custom_operators",
+                "scaled_losses", "state", "exclusions", "eager_casts", "eager_policy", "frame", "second_gradients",
+                "zero_gradients", "eager_native", "gpus", "recent", "devices", "__init__"],
+    "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "own_gradients", "tables",
+              "decision"],
     "graph": ["__init__", "subgraphs", "edit", "graph", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files", "_cuda",

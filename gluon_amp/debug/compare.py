@@ -209,7 +209,7 @@ def run_both(net: Block, arguments: Sequence[Any], state: State, train_mode: boo
             mx.random.seed(SEED)
             made = recorded_run(net, arguments, state, train_mode, None if scale is None else loss)
             if scale is not None:
-                made.tape.backward(_seeds(made, scale))
+                made.tape.backward(_seeds(made, scale), scale)
         return made
     return run(None), run(state)
 

@@ -29,8 +29,8 @@ def has_control_flow(graph: Graph) -> bool:
 
 
 def subgraphs_of(node: Node) -> list[Graph]:
-    """Read the graphs that a node holds."""
-    return [Graph.from_json(json.dumps(part)) for part in node.extra[_SUBGRAPHS]]
+    """Read the graphs that a node holds, if any."""
+    return [Graph.from_json(json.dumps(part)) for part in node.extra.get(_SUBGRAPHS, ())]
 
 
 def set_subgraphs(node: Node, parts: Sequence[Graph]) -> None:

@@ -1,7 +1,7 @@
 """What passes need to know beside the graph."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import AbstractSet, Callable, Collection, Mapping, Protocol, Sequence
 
 import numpy as np
@@ -52,6 +52,9 @@ class Context:
     native: AbstractSet[str] = frozenset()  # the operators in C++ that may take the place of MXNet's: registered names
     sparse: frozenset[str] = frozenset()  # names of variables that are sparse
     recorded: bool = True  # whether gradients may be asked for
+    # how many inputs get a gradient that does not follow from the one that comes back, by the names of operators;
+    # empty where gradients carry no loss scale
+    own_gradients: Mapping[str, int] = field(default_factory=dict)
     trains: bool = False  # whether it is known that operators run in their training mode, and nobody watches them
     converted: bool = False  # whether the graph is one that was converted for inference, and is about to run
     # the inputs before the rewrite. Training passes them by position: their order must not change.

@@ -16,6 +16,7 @@ from . import (
     align_channels,
     assign_dtypes,
     branch_gradients,
+    carry_scale,
     cast_params_offline,
     channels_last,
     cut_casts,
@@ -102,6 +103,9 @@ PASSES: tuple[Pass, ...] = (
          fold_stride.run, where=(TRAINING,), applies=fold_stride.is_needed),
     Pass("place_casts", "a cast is inserted where producer and consumer differ", place_casts.run, applies=_always,
          required="without it operators would read types that they cannot run in"),
+    Pass("carry_scale", "gradients that operators make on their own carry the loss scale", carry_scale.run,
+         where=(TRAINING, CONVERTED), applies=carry_scale.is_needed,
+         required="without it steps would be too small by the loss scale"),
     Pass("dilate_pointwise", "pointwise convolutions avoid an AMX kernel that gives wrong results; without this "
          "pass they stay in FP32", dilate_pointwise.run, where=(INFERENCE,), applies=dilate_pointwise.is_needed),
     Pass("verify", "the result is checked", verify.run, where=(*BOTH, CONVERTED), applies=verify.is_needed,

@@ -7,6 +7,7 @@ from typing import Callable, Iterator
 from ..dtypes import LOW_PRECISION
 from ..errors import GraphError
 from ..graph import Graph, Role, cast_nodes
+from . import carry_scale
 from .assign_dtypes import input_dtypes
 from .context import Context
 
@@ -51,7 +52,7 @@ def _heads_keep_their_types(graph: Graph, context: Context) -> Iterator[str]:
 
 
 def _inputs_keep_their_order(graph: Graph, context: Context) -> Iterator[str]:
-    after = tuple(node.name for node in graph.variables())
+    after = tuple(node.name for node in graph.variables() if not carry_scale.is_scale(node))
     if context.weights is None and after != context.variables:
         yield f"the inputs were {list(context.variables)}, they are {list(after)}"
 

@@ -5,10 +5,13 @@ MXNet runs their Python code in threads of its own, outside of all blocks and re
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+import threading
+from typing import Any, Callable, Mapping
 
-from mxnet.operator import CustomOp
+import mxnet as mx
+from mxnet.operator import CustomOp, CustomOpProp
 
+from ..graph.attrs import parameters
 from .eager_casts import LOW_FLAGS, flag_of
 from .state import controller, in_force
 
@@ -23,6 +26,8 @@ class _References:
         self._entries = entries
 
     def __setitem__(self, number: int, value: Any) -> None:
+        if isinstance(value, CustomOpProp):
+            _thread.latest = value
         if isinstance(value, CustomOp) and not hasattr(value, _KEPT):  # a script may return one again and again
             for name in _METHODS:
                 setattr(value, name, _in_fp32(getattr(value, name)))
@@ -50,6 +55,29 @@ class _Registry:
 
 
 make_registry = _Registry
+
+
+class _Thread(threading.local):
+    """What the current thread has made."""
+
+    latest: CustomOpProp | None = None  # the properties of a custom operator, made last
+
+
+_thread = _Thread()
+
+
+def inputs_with_own_gradient(attrs: Mapping[str, str]) -> int:
+    """Return how many inputs a custom operator has that get a gradient of its own: none where it reads its outputs'."""
+    _thread.latest = None
+    mx.sym.Custom(name="amp_asked", **parameters(attrs))  # makes an object of the user's class, as each call does
+    made = _thread.latest
+    if made is None:
+        return 0
+    inputs, outputs = len(made.list_arguments()), len(made.list_outputs())
+    gradients = range(outputs)
+    needed = made.declare_backward_dependency(list(gradients), list(range(outputs, outputs + inputs)),
+                                              list(range(outputs + inputs, 2 * outputs + inputs)))
+    return 0 if set(gradients).intersection(needed) else inputs
 
 
 def _in_fp32(method: Callable) -> Callable:

@@ -36,8 +36,9 @@ from .eager_casts import (
 )
 from .eager_policy import EagerPolicy, Operator, twins
 from .frame import frame, outermost
+from .own_gradients import scaled_invocations
 from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
-from .zero_gradients import make_saving_invoke
+from .zero_gradients import saving_invocations
 
 _COPIES = {"_copyto", "_npi_copyto"}
 _FILLED_LIKE = {*FILLED_LIKE, "_npi_full_like"}
@@ -46,7 +47,7 @@ _FILLED_LIKE = {*FILLED_LIKE, "_npi_full_like"}
 def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPolicy | None],
                 is_on: Callable[[], bool]) -> Invoke:
     """Make the function that takes the place of MXNet's ``_imperative_invoke``."""
-    original = make_saving_invoke(original)
+    original = _make_recorded_invoke(original)
 
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:
@@ -72,6 +73,19 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
             if wide is inputs:
                 raise
             return run_widened(original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list), wide)
+    return invoke
+
+
+def _make_recorded_invoke(original: Invoke) -> Invoke:
+    """Make a function that runs operators as ``original`` does, some in another way where gradients are recorded."""
+    def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
+               is_np_op: bool, output_is_list: bool) -> Any:
+        run = recorded.get(handle)
+        if run is None or not autograd.is_recording():
+            return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
+        return run(original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list))
+
+    recorded = {**saving_invocations(), **scaled_invocations()}
     return invoke
 
 

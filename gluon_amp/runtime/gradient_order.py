@@ -23,11 +23,11 @@ Flags = Sequence[Tuple[str, Any]]
 
 
 class OrderedCachedOp(StockCachedOp):
-    """A cached op whose symbol has its inputs in another order than its caller."""
+    """A cached op whose symbol has its inputs in another order than its plan."""
 
     def __init__(self, symbol: mx.sym.Symbol, flags: Flags, order: tuple[int, ...]):
         super().__init__(symbol, flags)
-        self.order = order  # which of the caller's arguments each of the inputs is
+        self.order = order  # which of the plan's arguments each of the inputs is
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run it; arguments and result are those of MXNet's cached op."""
@@ -35,7 +35,10 @@ class OrderedCachedOp(StockCachedOp):
 
 
 def cached_op(plan: Plan, flags: Flags) -> StockCachedOp:
-    """Make what runs a plan."""
+    """Make what runs a plan; it takes the plan's arguments."""
+    if plan.carries_scale:
+        last = len(plan.inputs.names)
+        flags = [(name, [*value, last] if name == "data_indices" else value) for name, value in flags]
     # On GPUs, where MXNet fuses operators by their order, this was never tried.
     if plan.symbol is None or not plan.inputs.recorded or plan.inputs.device != "cpu":
         return StockCachedOp(plan.runs, flags)

@@ -5,7 +5,7 @@ that place: it keeps the symbol as traced, and makes one stock cached op for eac
 """
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Mapping, NamedTuple, Sequence
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,7 @@ from ..graph.attrs import is_set
 from .frame import frame
 from .gradient_order import cached_op
 from .observers import operator_callback
+from .own_gradients import loss_scale
 from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
 from .recent import remember
 from .second_gradients import TWICE_DIFFERENTIABLE
@@ -83,8 +84,13 @@ class RewritingCachedOp:
         operation = self._stock() if variant is None else variant.operation
         if self._hook:
             self._observe(operation, variant)
+        if self.traced.unscaled and autograd.is_recording():
+            loss_scale.cannot_reach(self.traced.unscaled)
         try:
-            return operation(*args, **kwargs)
+            if variant is None or not variant.plan.carries_scale:
+                return operation(*args, **kwargs)
+            with loss_scale.lock:
+                return operation(*variant.plan.arguments(args), **kwargs)
         except mx.MXNetError as error:
             if variant is None or variant.plan.symbol is None:
                 raise
@@ -97,7 +103,7 @@ class RewritingCachedOp:
 
     def _gives_second_gradients(self, args: Sequence[NDArray]) -> bool:
         """Tell whether MXNet would run this operator by operator, and could differentiate it twice."""
-        return (self._is_inlined and autograd.is_recording()
+        return (self._is_inlined and autograd.is_recording() and not self.traced.own_gradients
                 and all(dtype_name(array.dtype) not in LOW_PRECISION for array in args))
 
     @cached_property
@@ -129,7 +135,12 @@ class RewritingCachedOp:
         return self.traced.analysed(self._inputs(args, "cpu")._replace(low=frozenset()))
 
     def _current(self) -> State | None:
-        return controller.rewriter(self.traced) if self.state is None else self.state
+        state = controller.rewriter(self.traced) if self.state is None else self.state
+        return _switched_off() if state is None and self._own_gradients() else state
+
+    def _own_gradients(self) -> tuple[tuple[str, int], ...]:
+        """Return the operators whose own gradients may have to carry a loss scale."""
+        return self.traced.own_gradients if autograd.is_recording() else ()
 
     def _inputs(self, args: Sequence[NDArray], device: str) -> Inputs:
         """Describe the arguments of a call."""
@@ -138,7 +149,7 @@ class RewritingCachedOp:
         sparse = self._sparse(args)
         return Inputs(self.names, dtypes, tuple(array.shape for array in args),
                       device, self._guarded(args), low, not sparse, sparse, self._is_recorded(), self.frozen,
-                      self._trains(), self._is_half(dtypes))
+                      self._trains(), self._own_gradients(), self._is_half(dtypes))
 
     def _is_half(self, dtypes: Sequence[str | None]) -> bool:
         """Tell whether float16 data meets FP32 parameters, as where a block around hands it to one without AMP."""
@@ -207,6 +218,12 @@ class RewritingCachedOp:
         # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.
         marked = (self.names[i] for i in self._data_positions if args[i].grad is not None)
         return self.accumulating.union(marked)
+
+
+@lru_cache(maxsize=1)
+def _switched_off() -> State:
+    """Return a state without AMP, for graphs that have to be rewritten all the same: see :func:`.plans.make_plan`."""
+    return State({}, enabled=False)
 
 
 def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:

@@ -12,7 +12,7 @@
 - ``SymbolBlock.forward``: in another block's trace its operators carry the mark of the region around its call.
 - ``autograd.Function.__call__``, ``mxnet.operator._registry``: user code that expects what it was written for.
 - ``autograd.grad``, ``autograd.backward`` and ``NDArray.backward``: errors about gradients of gradients say what to do,
-  and whether what is differentiated is a scaled loss.
+  and gradients that operators make on their own carry the scale of the loss.
 - ``NDArray.asnumpy``: in networks that are not hybridized Python code reads what is in bfloat16 as FP32.
 - ``Trainer._update``: what the optimizer has written, and gradients with another trainer's loss scale.
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
@@ -48,6 +48,7 @@ from .eager_native import make_native_invoke
 from .executors import make_bind, make_forward, make_simple_bind
 from .frame import frame
 from .graph_applier import RewritingCachedOp
+from .own_gradients import loss_scale
 from .second_gradients import NOT_TWICE
 from .state import controller
 
@@ -99,6 +100,7 @@ def uninstall() -> None:
 def _restore() -> None:
     controller.hooked = False
     scaled_losses.forget()
+    loss_scale.forget()
     while _originals:
         owner, name, original = _originals.pop()
         if original is _ABSENT:
@@ -147,16 +149,17 @@ def _make_backward(original: Callable) -> Callable:
     @functools.wraps(original)
     def backward(heads: Any, *args: Any, **kwargs: Any) -> Any:
         _memory.note("backward")
-        scaled_losses.note_backward(heads)
+        scaled_losses.note_backward(scaled_losses.heads_of(heads))
         return differentiate(heads, *args, **kwargs)
     return backward
 
 
 def _make_differentiate(original: Callable) -> Callable:
     @functools.wraps(original)
-    def differentiate(*args: Any, **kwargs: Any) -> Any:
+    def differentiate(heads: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return original(*args, **kwargs)
+            with loss_scale.of(scaled_losses.heads_of(heads)):
+                return original(heads, *args, **kwargs)
         except mx.MXNetError as error:
             if not controller.is_on() or "is non-differentiable" not in str(error):
                 raise

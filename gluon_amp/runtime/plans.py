@@ -5,19 +5,23 @@ import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import AbstractSet, Mapping, NamedTuple, Sequence
+from typing import AbstractSet, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
+from mxnet.ndarray import NDArray
 
 from .. import native, passes
 from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Role, has_control_flow
+from ..graph import Entry, Graph, Node, Role, has_control_flow, subgraphs_of
 from ..graph.attrs import CONVERSION, REGION
-from ..passes import channels_last
+from ..passes import carry_scale, channels_last
 from ..passes.native_operators import NATIVE, REPLACEMENTS, following, may_replace
 from ..passes.widen import widen
 from ..rules import Policy
+from ..rules.own_gradients import CUSTOM, WITH_OWN_GRADIENT
+from .custom_operators import inputs_with_own_gradient
+from .own_gradients import loss_scale
 from .state import State
 
 MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other operators in FP32
@@ -26,6 +30,8 @@ _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
 _MAKES_SPARSE = "cast_storage"
 _WITHOUT_SHAPES = "_while_loop"  # with it in a graph MXNet knows no shapes before it runs the operators
 Shapes = Sequence[Sequence[int]]
+# Changes nothing of a graph but what has to be changed.
+_AS_TRACED = Policy(FLOAT32, disabled_passes=frozenset(passes.list_passes()))
 
 
 class Inputs(NamedTuple):
@@ -43,6 +49,7 @@ class Inputs(NamedTuple):
     recorded: bool = True  # whether gradients may be asked for
     frozen: frozenset[str] = frozenset()  # weights of dense layers without a gradient, whose biases have one
     trains: bool = False  # whether operators run in their training mode, and no hook watches them
+    own_gradients: tuple[tuple[str, int], ...] = ()  # see :attr:`Traced.own_gradients`; none for a bound symbol
     half: bool = False  # whether data arrives in float16, from a block around perhaps, and parameters are FP32
 
     def types(self) -> dict[str, str]:
@@ -82,7 +89,20 @@ class Traced:
     @cached_property
     def depends_on_recording(self) -> bool:
         """Tell whether it runs otherwise where no gradients are asked for."""
-        return any(node.op in REPLACEMENTS for node in self.graph.operators())
+        return bool(self.own_gradients) or any(node.op in REPLACEMENTS for node in self.graph.operators())
+
+    @cached_property
+    def own_gradients(self) -> tuple[tuple[str, int], ...]:
+        """The operators that make a gradient on their own, and for how many inputs."""
+        counts = ((node.name, _own_gradients(node)) for node in self.graph.operators())
+        return tuple((name, count) for name, count in counts if count)
+
+    @cached_property
+    def unscaled(self) -> str:
+        """The name of an operator whose own gradient cannot carry a loss scale; empty where there is none."""
+        inner = [node.name for node in self.graph.operators() if any(map(_own_gradients, _inside(node)))]
+        kept = [] if self.keeps_inputs else [name for name, _ in self.own_gradients]
+        return next(iter(inner + kept), "")
 
     @cached_property
     def depends_on_training(self) -> bool:
@@ -146,6 +166,17 @@ class Traced:
                                  if node.op in replaced and not may_replace(node, found)))
 
 
+def _own_gradients(node: Node) -> int:
+    return inputs_with_own_gradient(node.attrs) if node.op == CUSTOM else int(node.op in WITH_OWN_GRADIENT)
+
+
+def _inside(node: Node) -> Iterator[Node]:
+    """Yield the operators of the graphs that an operator holds."""
+    for inner in (each for part in subgraphs_of(node) for each in part.operators()):
+        yield inner
+        yield from _inside(inner)
+
+
 class _Probe:
     """Infers only the shapes that some kinds of operators read, which is many times faster than an analysis."""
 
@@ -191,6 +222,15 @@ class Plan:
     def runs_in_turn(self) -> bool:
         """Whether its operators run one after another: on CPUs, where loops or branches are among them."""
         return self.inputs.device == "cpu" and has_control_flow(self.traced.graph)
+
+    @cached_property
+    def carries_scale(self) -> bool:
+        """Whether what runs has the loss scale as its last input."""
+        return self.rewritten is not None and any(map(carry_scale.is_scale, self.rewritten.variables()))
+
+    def arguments(self, given: Sequence[NDArray]) -> Sequence[NDArray]:
+        """Return what the symbol that runs is called with, of what the symbol as traced is called with."""
+        return (*given, loss_scale.on(given[0].context)) if self.carries_scale else given
 
     @property
     def runs(self) -> mx.sym.Symbol:
@@ -244,6 +284,8 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
     policy = _policy_for(traced, state, inputs.device, bool(inputs.low), inputs.half)
     if policy is None or traced.is_converted:
         inputs = inputs._replace(low=frozenset())
+    if policy is None and inputs.own_gradients and traced.keeps_inputs:
+        policy = _AS_TRACED
     if policy is None:
         return Plan(traced, inputs)
     graph = traced.analysed(inputs)
@@ -253,7 +295,8 @@ def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
             node.planned = [BFLOAT16]
     counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled,
                             sparse=inputs.sparse, native=_native(graph, inputs), recorded=inputs.recorded,
-                            frozen=inputs.frozen, converted=traced.is_converted, trains=inputs.trains)
+                            frozen=inputs.frozen, converted=traced.is_converted, trains=inputs.trains,
+                            own_gradients=dict(inputs.own_gradients))
     changed = is_widened or any(counts.values()) or (inputs.low and policy.lowers)
     return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
 

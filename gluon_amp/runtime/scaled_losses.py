@@ -1,4 +1,7 @@
-"""Trainers whose gradients carry a loss scale that they know nothing of, because a loss was scaled for others only.
+"""Scaled losses, which MXNet's record of what was computed tells from others, and trainers that know nothing of them.
+
+A loss is scaled by an operator with the scale as its attribute: so it is known whether the losses of a backward pass
+were scaled, in which order and in which thread they may come.
 
 MXNet does not tell where a gradient comes from. It is certain where all backward passes since a trainer's last update
 were of scaled losses; what trains beside it on losses of its own is never warned of.
@@ -6,16 +9,19 @@ were of scaled losses; what trains beside it on losses of its own is never warne
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
 from typing import Any, Iterator, NamedTuple, Sequence
 from weakref import WeakKeyDictionary, WeakSet
 
+import mxnet as mx
+from mxnet import autograd
 from mxnet.gluon import Trainer
-from mxnet.ndarray import NDArray
+from mxnet.ndarray import NDArray, register
 
 from .._mxnet import trainers
+from .._mxnet.invoke import run_operator
 
 _MOST_SHOWN = 3
+_MARK = "__amp_loss_scale__"  # on the operators that scale losses
 
 
 class _Passes(NamedTuple):
@@ -29,13 +35,13 @@ class _Record:
     """What is known of the backward passes since AMP was switched on."""
 
     def __init__(self) -> None:
-        self.scales: dict[int, float] = {}  # of the losses that are being scaled, by their handles
         self.forget()
 
     def forget(self) -> None:
         """Begin anew."""
         self.passes = _Passes()
-        self.latest = 1.0  # the scale of the latest scaled loss
+        self.latest = 1.0  # the scale of the latest scaled loss whose gradients were computed
+        self.any = False  # whether a loss was scaled at all
         self.at_update: WeakKeyDictionary[Trainer, _Passes] = WeakKeyDictionary()
         self.told: WeakSet[Trainer] = WeakSet()
 
@@ -44,25 +50,45 @@ _record = _Record()
 forget = _record.forget
 
 
-@contextmanager
-def noted(losses: Sequence[NDArray], scale: float) -> Iterator[None]:
-    """Note that these arrays are losses with a scale, as long as the body runs."""
-    handles = [loss.handle.value for loss in losses] if scale != 1.0 else []
-    _record.scales.update(dict.fromkeys(handles, scale))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            _record.scales.pop(handle, None)
+def scaled(loss: NDArray, scale: float) -> NDArray:
+    """Multiply a loss by a scale; MXNet's record of it tells so."""
+    _record.any = True
+    is_numpy = isinstance(loss, mx.np.ndarray)
+    return run_operator(register._imperative_invoke, "_npi_multiply_scalar" if is_numpy else "_mul_scalar", [loss],
+                        {"scalar": scale, _MARK: scale}, is_np_op=is_numpy)
 
 
-def note_backward(heads: Any) -> None:
+def scales_behind(heads: Sequence[NDArray]) -> set[float]:
+    """Return the scales of the losses that arrays are, or are computed from."""
+    found: set[float] = set()
+    for symbol in _computations(heads if _record.any else ()):
+        own = symbol.attr(_MARK)
+        texts = [own] if own else [attrs[_MARK] for attrs in symbol.attr_dict().values() if _MARK in attrs]
+        found.update(map(float, texts))
+    return found
+
+
+def _computations(arrays: Sequence[NDArray]) -> Iterator[mx.sym.Symbol]:
+    """Yield what MXNet has recorded of how arrays were computed, of those of which it has recorded anything."""
+    for array in arrays:
+        try:
+            yield autograd.get_symbol(array)
+        except mx.MXNetError:  # which the backward pass is about to raise as well
+            continue
+
+
+def heads_of(heads: Any) -> list[NDArray]:
+    """Return the arrays that a backward pass begins with."""
+    given = [heads] if isinstance(heads, NDArray) else heads if isinstance(heads, (list, tuple)) else []
+    return [array for array in given if isinstance(array, NDArray)]
+
+
+def note_backward(heads: Sequence[NDArray]) -> None:
     """Note a backward pass."""
-    arrays = [heads] if isinstance(heads, NDArray) else heads if isinstance(heads, (list, tuple)) else []
-    found = [_record.scales.get(array.handle.value) for array in arrays if isinstance(array, NDArray)]
+    found = [float(symbol.attr(_MARK) or 1.0) for symbol in _computations(heads)]
     scaled, others = _record.passes
-    if found and len(found) == len(arrays) and None not in found:
-        _record.passes, _record.latest = _Passes(scaled + 1, others), max(filter(None, found))
+    if found and 1.0 not in found:
+        _record.passes, _record.latest = _Passes(scaled + 1, others), max(found)
     else:
         _record.passes = _Passes(scaled, others + 1)
 

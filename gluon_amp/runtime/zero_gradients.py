@@ -8,15 +8,13 @@ name: it computes its gradient from the array of zeros that it is given.
 """
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import mxnet as mx
-from mxnet import autograd
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.invoke import Invoke, run_operator
+from .._mxnet.invoke import Invocation, Invoke, run_operator
 from .._mxnet.operators import handle_of, registered_operators
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT16, FLOAT32
@@ -48,28 +46,22 @@ _POSITIONS: Mapping[str, Sequence[int]] = {
 _FLOATS = frozenset((FLOAT16, FLOAT32, "float64"))  # AMP puts no casts to bfloat16 before these operators
 
 
-def make_saving_invoke(original: Invoke) -> Invoke:
-    """Make a function that runs operators as ``original`` does, and saves what their gradients need."""
-    def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
-               is_np_op: bool, output_is_list: bool) -> Any:
-        positions = served.get(handle)
-        if positions is not None and autograd.is_recording():
-            inputs = [_saved(array) if i in positions and _may_be_cast(array) else array
-                      for i, array in enumerate(inputs)]
-        return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
-
-    def _saved(array: NDArray) -> NDArray:
-        return run_operator(original, "SliceChannel", [array], {"num_outputs": 1, "axis": 0},
-                            is_np_op=isinstance(array, mx.np.ndarray))
-
-    served = _served()
-    return invoke
-
-
-@lru_cache(maxsize=1)
-def _served() -> Mapping[int, Sequence[int]]:
+def saving_invocations() -> Mapping[int, Callable[[Invoke, Invocation], Any]]:
+    """Return how to run imperative calls of such operators, by their handles."""
     known = set(registered_operators().values())
-    return {handle_of(name): positions for name, positions in _POSITIONS.items() if name in known}
+    return {handle_of(name): _make_run(positions) for name, positions in _POSITIONS.items() if name in known}
+
+
+def _make_run(positions: Sequence[int]) -> Callable[[Invoke, Invocation], Any]:
+    def run(invoke: Invoke, call: Invocation) -> Any:
+        return invoke(*call._replace(inputs=[_saved(invoke, array) if i in positions and _may_be_cast(array) else array
+                                             for i, array in enumerate(call.inputs)]))
+    return run
+
+
+def _saved(invoke: Invoke, array: NDArray) -> NDArray:
+    return run_operator(invoke, "SliceChannel", [array], {"num_outputs": 1, "axis": 0},
+                        is_np_op=isinstance(array, mx.np.ndarray))
 
 
 def _may_be_cast(array: NDArray) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -16,6 +16,7 @@ from ..._mxnet import trainers
 from ..._mxnet.arrays import cast_arrays, map_arrays
 from ...dtypes import FLOAT32, LOW_PRECISION
 from ...errors import StateError
+from ...rules.own_gradients import IGNORE_GRADIENT
 from ...runtime.eager_casts import returns_fp32
 from ...runtime.functions import custom_fwd
 from ...runtime.state import State, controller
@@ -134,11 +135,20 @@ class OverflowTracer:
         try:
             with unchanged(self.net):
                 run = recorded_run(self.net, call.arguments, call.state, call.train_mode)
-                run.tape.backward((array, cast_arrays(gradient, dtype_of(array)))
-                                  for array, gradient in zip(run.outputs, call.gradients) if gradient is not None)
+                run.tape.backward(_seeds(run, call), trainers.attached(self.trainer).applied)
         finally:
             self._runs_again = False
         return run
+
+
+def _seeds(run: Run, call: _Call) -> Iterator[tuple[NDArray, NDArray]]:
+    """Yield outputs and their gradients, which the backward pass begins with."""
+    for array, gradient in zip(run.outputs, call.gradients):
+        source = run.tape.source(array)
+        if gradient is not None:
+            yield array, cast_arrays(gradient, dtype_of(array))
+        elif source is not None and source.event.op in IGNORE_GRADIENT:  # MXNet computes none for it
+            yield array, mx.nd.ones_like(array)
 
 
 def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> OverflowTracer:

@@ -23,7 +23,9 @@ from ..._mxnet.symbols import dtype_name, from_graph
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ...graph import CAST, Entry, Graph, Node
 from ...graph.attrs import parameters
+from ...passes.carry_scale import is_scale
 from ...runtime.graph_applier import RewritingCachedOp
+from ...runtime.own_gradients import loss_scale
 from .events import Event, Rerun, Source, is_float
 from .recorder import Call, Compute, recording
 
@@ -102,7 +104,7 @@ class Tape:
         owners = self._owners[id(around)]
         for node in graph.nodes():
             if node.is_variable:
-                values[Entry(node).key] = arrays[node.name]
+                values[Entry(node).key] = loss_scale.on(context) if is_scale(node) else arrays[node.name]
                 continue
             arguments = [values[entry.key] for entry in node.inputs]
             call = Call(node.op, node.op, owners.of(node.name) or around, arguments, self._node(node, context),
@@ -123,8 +125,12 @@ class Tape:
         """Run an operator past AMP and past the tape."""
         return run_operator(original_invoke, op, inputs, attrs, output_is_list=True)
 
-    def backward(self, seeds: Iterable[tuple[NDArray, NDArray]]) -> None:
+    def backward(self, seeds: Iterable[tuple[NDArray, NDArray]], scale: float = 1.0) -> None:
         """Compute the gradients of everything recorded, operator by operator, from arrays and their gradients."""
+        with loss_scale.at(scale):
+            self._backward(seeds)
+
+    def _backward(self, seeds: Iterable[tuple[NDArray, NDArray]]) -> None:
         totals: dict[tuple[int, int], NDArray] = {}
         for array, gradient in seeds:
             source = self._producers.get(id(array))

@@ -137,8 +137,8 @@ class _Listener:
         self._note_device(args)
         plan = operation.plan(args)
         noted = GraphRan(block, operation.graph(args), operation.traced_graph(args), _policy(args))
-        symbol = operation.symbol if plan is None or plan.symbol is None else plan.symbol
-        noted.operation, result = run_observed(symbol, args, noted.heard, self.stopwatch)
+        symbol, given = (operation.symbol, args) if plan is None else (plan.runs, plan.arguments(args))
+        noted.operation, result = run_observed(symbol, given, noted.heard, self.stopwatch)
         self._recordings.append(noted)
         outputs = result if isinstance(result, (list, tuple)) else [result]
         for array, head in zip(outputs, noted.graph.heads):
