@@ -43,6 +43,7 @@ LAYERS = {
     "checks": "checks of arguments",
     "elsewhere": "names of Apex, torch and MXNet, and ours for them",
     "errors": "exceptions, and their wording",
+    "nested": "values that nest, in threads and asyncio tasks",
     "files": "files that are written whole or not at all",
     "_cuda": "the CUDA driver and its run-time compiler, asked directly",
     "_isa": "the instructions that oneDNN uses",
@@ -53,7 +54,7 @@ LAYERS = {
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "differences", "report",
               "formats", "console", "recording", "__init__"],
-    "runtime": ["functions", "autocast", "policies", "hooks", "block_calls", "graph_applier", "gradient_order",
+    "runtime": ["functions", "autocast", "steps", "policies", "hooks", "block_calls", "graph_applier", "gradient_order",
                 "executors", "observers", "plans", "eager_applier", "own_gradients", "custom_operators",
                 "scaled_losses", "state", "exclusions", "eager_casts", "eager_policy", "frame", "second_gradients",
                 "zero_gradients", "eager_native", "gpus", "recent", "devices", "__init__"],
@@ -61,8 +62,8 @@ INSIDE = {
               "decision"],
     "graph": ["__init__", "subgraphs", "edit", "graph", "attrs"],
 }
-FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files", "_cuda",
-                 "_isa", "_memory", "_compat"}
+FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files",
+                 "nested", "_cuda", "_isa", "_memory", "_compat"}
 # Replacing names of MXNet is what hooks are.
 MAY_USE_PRIVATE_NAMES = {"_mxnet", "runtime"}
 

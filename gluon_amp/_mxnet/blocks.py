@@ -13,10 +13,10 @@ from mxnet.gluon.block import _flatten, _regroup
 from mxnet.gluon.utils import _check_all_np_ndarrays
 from mxnet.util import is_np_array
 
-from ..graph.attrs import REGION, REGION_OFF
+from ..graph.attrs import REGION_OFF
 from .arrays import first_array, wait_for_statistics
 from .invoke import StockCachedOp
-from .symbols import current_mark, marked, outermost_trace, to_graph
+from .symbols import current_mark, marked, marks, outermost_trace, to_graph
 
 
 class Trace(NamedTuple):
@@ -87,7 +87,7 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
     excluded = subtrees(block, is_excluded)
     with ExitStack() as handles:
         if id(block) in excluded:
-            handles.enter_context(mx.AttrScope(**{REGION: REGION_OFF}))
+            handles.enter_context(marks.entered(REGION_OFF))
         for child in descendants(block):
             if child is not block and id(child) in excluded:
                 enter, leave = _scope_hooks()
@@ -98,14 +98,13 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
 
 def _scope_hooks() -> tuple[Callable, Callable]:
     """Make the hooks around a block's calls between which its operators are marked."""
-    scopes: list[Any] = []
+    entered: list[Any] = []
 
     def enter(*_: Any) -> None:
-        scopes.append(mx.AttrScope(**{REGION: REGION_OFF}))
-        scopes[-1].__enter__()
+        entered.append(marks.enter(REGION_OFF))
 
     def leave(*_: Any) -> None:
-        scopes.pop().__exit__(None, None, None)
+        marks.leave(entered.pop())
 
     return enter, leave
 

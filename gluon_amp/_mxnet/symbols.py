@@ -14,6 +14,7 @@ from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node, inline_cached_ops
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
+from ..nested import Nested
 from .operators import handle_of
 
 Shape = Optional[Tuple[int, ...]]
@@ -39,17 +40,27 @@ def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
 
 
+# The marks of the regions that symbols are made in; None where those around do not count.
+marks: Nested[str | None] = Nested("gluon_amp_marks")
+
+
+def current_mark() -> str | None:
+    """Return the mark that symbols made here carry, None outside of regions."""
+    entered = marks.entries()
+    return entered[-1].value if entered else None
+
+
 def make_symbol_creator(original: Callable) -> Callable:
-    """Make the function that replaces MXNet's ``_symbol_creator``; custom operators get no marks."""
+    """Make the function that replaces MXNet's ``_symbol_creator``: operators get the mark of the region around."""
     # MXNet calls the user's ``CustomOpProp`` with all attributes, and does not survive the ``TypeError``.
     custom = handle_of("Custom")
 
     @functools.wraps(original)
     def symbol_creator(handle: int, args: Any, kwargs: Any, keys: Sequence[str], values: Sequence[Any],
                        *rest: Any) -> Any:
-        if handle == custom and REGION in keys:
-            kept = [pair for pair in zip(keys, values) if pair[0] != REGION]
-            keys, values = [key for key, _ in kept], [value for _, value in kept]
+        mark = current_mark()
+        if mark is not None and handle != custom:
+            keys, values = [*keys, REGION], [*values, mark]
         return original(handle, args, kwargs, keys, values, *rest)
     return symbol_creator
 
@@ -118,12 +129,6 @@ def with_lasting_casts(symbol: mx.sym.Symbol, needed: bool) -> mx.sym.Symbol:
     return symbol
 
 
-def current_mark() -> str | None:
-    """Return the mark that symbols made here carry, None outside of regions."""
-    with mx.AttrScope() as scope:
-        return scope._attr.get(REGION)
-
-
 def marked(symbol: mx.sym.Symbol, mark: str) -> mx.sym.Symbol:
     """Return a copy of a symbol whose operators carry the mark of a region, unless they carry another already."""
     graph = to_graph(symbol)
@@ -150,8 +155,7 @@ def outermost_trace() -> Iterator[None]:
         return
     _tracing.under_way = True
     try:
-        with mx.AttrScope() as scope:
-            scope._attr.pop(REGION, None)
+        with marks.entered(None):
             yield
     finally:
         _tracing.under_way = False

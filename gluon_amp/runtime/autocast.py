@@ -3,10 +3,8 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ContextDecorator, ExitStack
 from dataclasses import replace
-from threading import get_ident
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from mxnet import Context
 from mxnet.gluon import Block
@@ -16,14 +14,16 @@ from ..dtypes import FLOAT32, normalize
 from ..elsewhere import answers
 from ..errors import DTypeError, PolicyError, StateError, expected, shown
 from ..graph.attrs import REGION_ON
+from ..nested import Nested
 from ..rules import ConditionalOp, Policy
 from ..rules.measurements import Tuning
 from . import gpus, hooks
 from .devices import announce, choose, device_supports, warn_if_slow
 from .exclusions import can_be_target
-from .frame import outermost
+from .frame import frame
 from .policies import device_policies, policies_of, rewrites, tuned
 from .state import State, controller, region
+from .steps import run_in
 
 _logger = logging.getLogger("gluon_amp")
 
@@ -193,12 +193,17 @@ def active_dtype(device_type: str | Context = "cpu") -> str | None:
     return policy.target_dtype if policy is not None and policy.lowers else None
 
 
-class autocast(ContextDecorator):
+# The regions that were entered and not left, with what was done then: one object may be entered several times.
+_entered: Nested[tuple[autocast, region, int]] = Nested("gluon_amp_autocast")
+
+
+class autocast:
     """Switch mixed precision on or off for a region: a context manager, and a decorator.
 
-    Regions nest, the innermost counts, and each belongs to its thread. They work with and without :func:`init`. Inside
-    a ``hybrid_forward`` that is being traced, the operators keep the region's setting, so that the hybridized block
-    obeys it whenever it runs.
+    Regions nest, the innermost counts, and each belongs to its thread, and to its asyncio task. They work with and
+    without :func:`init`. Inside a ``hybrid_forward`` that is being traced, the operators keep the region's setting, so
+    that the hybridized block obeys it whenever it runs. A decorated generator or coroutine is in the region while its
+    own code runs, not while it waits.
 
     Parameters
     ----------
@@ -231,33 +236,33 @@ class autocast(ContextDecorator):
         wanted = None if dtype is None else normalize(dtype, "dtype", or_float32=True)
         self._enabled = checks.true_or_false("enabled", enabled) and wanted != FLOAT32
         self._dtype = wanted if self._enabled else None
-        self._entered: dict[int, list[ExitStack]] = {}  # by thread
         if self._dtype is not None:
             choose(self._dtype, device_supports())
 
     def __enter__(self) -> autocast:
-        stack = ExitStack()
         hooks.install()  # they stay, for what is traced here
+        hidden = 0
         if self._enabled:
-            state = self._state()  # which may raise: nothing is entered then
+            entered = region(self._state(), self._dtype or REGION_ON)
             if controller.current() is None:
-                stack.enter_context(outermost())  # the code around does not know low precision; that in FP32 does
-            stack.enter_context(region(state, self._dtype or REGION_ON))
+                hidden = frame.hybrid_blocks  # the code around does not know low precision; that in FP32 does
         else:
-            stack.enter_context(controller.off())
-        self._entered.setdefault(get_ident(), []).append(stack)
+            entered = controller.off()
+        frame.hybrid_blocks -= hidden
+        entered.__enter__()
+        _entered.enter((self, entered, hidden))
         return self
 
     def __exit__(self, *details: Any) -> None:
-        stacks = self._entered[get_ident()]
-        stack = stacks.pop()
-        if not stacks:
-            del self._entered[get_ident()]
-        stack.__exit__(*details)
+        left = _entered.leave_last(lambda entered: entered[0] is self)
+        if left is not None:  # asyncio may end an asynchronous generator elsewhere: nothing is to be undone there
+            _, entered, hidden = left
+            entered.__exit__(*details)
+            frame.hybrid_blocks += hidden  # a generator may begin in a call of a block and end outside of it
 
-    def _recreate_cm(self) -> autocast:
-        # A decorated function may run in several threads at once: each call gets a region of its own.
-        return autocast(self._enabled, self._dtype)
+    def __call__(self, function: Callable) -> Callable:
+        """Return a function, generator or coroutine function that runs in the region."""
+        return run_in(lambda: self, function)
 
     def _state(self) -> State:
         """Return the state around that fits, or make one."""

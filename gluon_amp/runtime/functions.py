@@ -13,6 +13,7 @@ from ..errors import PolicyError, StateError, expected
 from ..rules import RULES
 from .autocast import autocast
 from .state import controller, region
+from .steps import run_in
 
 _MARK = "__amp_custom__"
 
@@ -32,11 +33,8 @@ def float32_function(function: Callable) -> Callable:
     ... def energy(x):
     ...     return (x ** 2).sum()
     """
-    @functools.wraps(function)
-    def in_fp32(*args: Any, **kwargs: Any) -> Any:
-        with autocast(enabled=False):
-            return function(*cast_arrays(args, FLOAT32), **cast_arrays(kwargs, FLOAT32))
-    return in_fp32
+    return run_in(lambda: autocast(enabled=False), function,
+                  lambda args, kwargs: (cast_arrays(args, FLOAT32), cast_arrays(kwargs, FLOAT32)))
 
 
 def low_precision_function(function: Callable) -> Callable:
@@ -49,11 +47,7 @@ def low_precision_function(function: Callable) -> Callable:
     ... def project(x, weight):
     ...     return mx.nd.FullyConnected(x, weight, no_bias=True, num_hidden=8)
     """
-    @functools.wraps(function)
-    def lowered(*args: Any, **kwargs: Any) -> Any:
-        with autocast(enabled=True):
-            return function(*args, **kwargs)
-    return lowered
+    return run_in(lambda: autocast(enabled=True), function)
 
 
 def register_float32_function(module: Any, name: str) -> None:

@@ -1,10 +1,9 @@
-"""What AMP is doing now: the process-wide setting, the current thread's regions, and excluded blocks."""
+"""What AMP is doing now: the process-wide setting, the regions that the code is in, and excluded blocks."""
 from __future__ import annotations
 
-import threading
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block, Trainer
@@ -13,7 +12,9 @@ from .._mxnet import gpus
 from .._mxnet.arrays import cast_arrays, first_array
 from .._mxnet.blocks import descendants
 from .._mxnet.invoke import Invoke, original_invoke
-from ..graph.attrs import REGION, REGION_OFF, REGION_ON
+from .._mxnet.symbols import marks
+from ..graph.attrs import REGION_OFF, REGION_ON
+from ..nested import Nested
 from ..rules import Policy
 from .eager_policy import EagerPolicy
 from .exclusions import Exclusions
@@ -102,13 +103,6 @@ class Level(Protocol):
         """Note that a trainer has updated its parameters, or skipped the update."""
 
 
-class _Regions(threading.local):
-    """The autocast regions that the current thread is in, innermost last; None for one without AMP anywhere."""
-
-    def __init__(self) -> None:
-        self.stack: list[State | None] = []
-
-
 class _Controller:
     """Says what is in force, to everything that asks."""
 
@@ -118,7 +112,8 @@ class _Controller:
         self.hooked = False  # whether names of MXNet are replaced
         self.invoke: Invoke = original_invoke  # MXNet's own way of running an operator, without casts
         self.states: dict[Any, State] = {}  # of regions, by their settings
-        self.regions = _Regions()
+        # The autocast regions that the code is in; None for one without AMP anywhere.
+        self.regions: Nested[State | None] = Nested("gluon_amp_regions")
         self.exclusions = Exclusions()
         self.custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
         self.replaced: list[tuple[Any, str, Callable]] = []  # by register_float32_function and the like
@@ -131,20 +126,20 @@ class _Controller:
         self._known_parts: tuple[tuple[int, int], Parts] = ((0, 0), {})
 
     def current(self) -> State | None:
-        """Return the state in force in this thread."""
-        stack = self.regions.stack
-        return stack[-1] if stack else self.state
+        """Return the state in force here: in this thread, and in this asyncio task."""
+        regions = self.regions.entries()
+        return regions[-1].value if regions else self.state
 
     def is_on(self) -> bool:
-        """Tell whether anything is in force in this thread, on any device and in any precision."""
+        """Tell whether anything is in force here, on any device and in any precision."""
         return self.current() is not None
 
     def rewriter(self, traced: Traced | None = None) -> State | None:
         """Return the state that graphs run under, None for MXNet's own way."""
         # Parts of a graph that were traced in a region keep its setting outside of it.
-        stack = self.regions.stack
-        current = stack[-1] if stack else self.state
-        if current is None and not stack and self.marked is not None and self.hooked:
+        regions = self.regions.entries()
+        current = regions[-1].value if regions else self.state
+        if current is None and not regions and self.marked is not None and self.hooked:
             return self.marked if traced is not None and traced.is_marked else None
         return current
 
@@ -157,19 +152,19 @@ class _Controller:
 
     def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
         """Return the policy for an imperative call with these inputs."""
-        stack = self.regions.stack  # in line: this is asked at every operator call
-        current = stack[-1] if stack else self.state
+        regions = self.regions.entries()  # in line: this is asked at every operator call
+        current = regions[-1].value if regions else self.state
         if current is None:
             return None
         return current.eager_anywhere or current.eager(inputs)
 
     def policy(self, device: mx.Context) -> Policy | None:
-        """Return the policy in force for a device in this thread, None where AMP is off."""
+        """Return the policy in force for a device here, None where AMP is off."""
         state = self.current()
         return None if state is None or not state.enabled else state.policy(state.key(device))
 
     def runs_natively(self) -> bool:
-        """Tell whether imperative calls of this thread may run operators in C++, as those in graphs do."""
+        """Tell whether imperative calls made here may run operators in C++, as those in graphs do."""
         policy = self.policy(_CPU)
         return policy is not None and policy.runs_native
 
@@ -187,7 +182,7 @@ class _Controller:
         if not frame.blocks:
             frame.parts = self._parts(block)
         network = self.networks.get(block)
-        return frame.parts.get(block) if network is None and not self.regions.stack else network
+        return frame.parts.get(block) if network is None and not self.regions.entries() else network
 
     def _parts(self, outermost: Block) -> Parts:
         """Map the blocks inside networks to them: containers may be iterated, and not called."""
@@ -211,8 +206,8 @@ class _Controller:
             self.level.updated(trainer)
 
     def _is_switched_off(self) -> bool:
-        stack = self.regions.stack
-        return bool(stack) and (stack[-1] is None or not stack[-1].enabled)
+        regions = self.regions.entries()
+        return bool(regions) and (regions[-1].value is None or not regions[-1].value.enabled)
 
     def off(self) -> Any:
         """Return a region without AMP."""
@@ -279,19 +274,23 @@ class _Controller:
 controller = _Controller()
 
 
-@contextmanager
-def in_force(state: State | None) -> Iterator[None]:
-    """Run the body under a state, None for FP32, in this thread; operators traced in it carry no mark."""
-    stack = controller.regions.stack
-    stack.append(state)
-    try:
-        yield
-    finally:
-        stack.pop()
+def in_force(state: State | None) -> ContextManager[None]:
+    """Run the body under a state, None for FP32; operators traced in it carry no mark of it."""
+    return controller.regions.entered(state)
 
 
-@contextmanager
-def region(state: State | None, mark: str = REGION_ON) -> Iterator[None]:
-    """Run the body under a state, in this thread; operators traced in it carry the mark."""
-    with in_force(state), mx.AttrScope(**{REGION: mark}):
-        yield
+class region:
+    """Run the body under a state; operators traced in it carry the mark."""
+
+    __slots__ = ("_entered", "_mark", "_state")
+
+    def __init__(self, state: State | None, mark: str = REGION_ON):
+        self._state, self._mark = state, mark
+
+    def __enter__(self) -> None:
+        self._entered = controller.regions.enter(self._state), marks.enter(self._mark)
+
+    def __exit__(self, *details: Any) -> None:
+        state, mark = self._entered
+        controller.regions.leave(state)
+        marks.leave(mark)
