@@ -84,7 +84,7 @@ def _marked(block: Block, is_excluded: Callable[[Block], bool] | None) -> Iterat
     if is_excluded is None:
         yield
         return
-    excluded = subtrees(block, is_excluded)
+    excluded = set(map(id, subtrees(block, is_excluded)))
     with ExitStack() as handles:
         if id(block) in excluded:
             handles.enter_context(marks.entered(REGION_OFF))
@@ -137,9 +137,9 @@ def without_a_trace(net: Block) -> Iterator[None]:
             forget_trace(block)
 
 
-def subtrees(block: Block, is_top: Callable[[Block], bool]) -> set[int]:
-    """Return the ids of the blocks that ``is_top`` picks, and of all blocks inside them."""
-    inside: set[int] = set()
+def subtrees(block: Block, is_top: Callable[[Block], bool]) -> list[Block]:
+    """Return the blocks that ``is_top`` picks, and all blocks inside them."""
+    inside: dict[int, Block] = {}
     outside: set[int] = set()
     pending = [(block, False)]
     while pending:
@@ -147,9 +147,12 @@ def subtrees(block: Block, is_top: Callable[[Block], bool]) -> set[int]:
         if id(current) in inside or (not is_inside and id(current) in outside):
             continue
         is_inside = is_inside or is_top(current)
-        (inside if is_inside else outside).add(id(current))
+        if is_inside:
+            inside[id(current)] = current
+        else:
+            outside.add(id(current))
         pending.extend((child, is_inside) for child in children_of(current))
-    return inside
+    return list(inside.values())
 
 
 def children_of(block: Block) -> Iterator[Block]:

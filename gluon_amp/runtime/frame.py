@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping
+from typing import Any, Container, Iterator, Mapping
 
+from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
 
@@ -18,7 +19,7 @@ class Frame(threading.local):
         # once; None outside of such a call. They must not live longer: two losses that share a recorded cast cannot
         # both be differentiated.
         self.casts: dict[tuple[int, str], tuple[NDArray, NDArray]] | None = None
-        self.excluded: set[int] = set()  # ids of the blocks that are excluded in the outermost block's call
+        self.excluded: Container[Block] = ()  # what is excluded in the outermost block's call, for what is around it
         # the blocks inside networks that were given to ``initialize``, where the outermost block is none of those
         self.parts: Mapping[Any, Any] = {}
         self.data_gradients = False  # whether gradients of the data of the outermost block's call are recorded

@@ -74,6 +74,7 @@ def install() -> None:
                 setattr(owner, name, make(original))
                 _originals.append((owner, name, original))
             controller.hooked = True
+            controller.children += 1  # nobody counted until now
         except BaseException:
             _restore()
             raise

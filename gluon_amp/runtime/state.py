@@ -220,8 +220,7 @@ class _Controller:
 
     def exclude(self, targets: Sequence[Any]) -> None:
         """Keep blocks, classes of blocks, or names of blocks (with wildcards) in FP32."""
-        self.exclusions.add(targets)
-        self.changes += 1
+        self.changes += self.exclusions.add(targets)
 
     def cast(self, networks: Mapping[Block, Network]) -> None:
         """Run whole networks under states of their own."""
@@ -256,7 +255,7 @@ class _Controller:
     def tracing(self, block: Block) -> Iterator[None]:
         """Trace a block in the body, by a call of it or not; the blocks inside know what is excluded."""
         if self.exclusions and not frame.blocks:
-            frame.excluded = self.exclusions.inside(block)
+            frame.excluded = self.exclusions.inside(block, self.children)
         if self.networks and not frame.blocks:
             frame.parts = self._parts(block)
         frame.blocks += 1
@@ -267,8 +266,8 @@ class _Controller:
 
     def _is_excluded(self, block: Block) -> bool:
         if not frame.blocks:  # the outermost: since its last call blocks may have been added
-            frame.excluded = self.exclusions.inside(block, self._is_traced(block))
-        return id(block) in frame.excluded or self.exclusions.match(block)
+            frame.excluded = self.exclusions.inside(block, self.children, self._is_traced(block))
+        return block in frame.excluded or self.exclusions.match(block, self.children)
 
 
 controller = _Controller()

@@ -1,13 +1,16 @@
 """What an exclusion reaches: blocks that are iterated and not called, symbol blocks; what matches nothing."""
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 
 import mxnet as mx
 import pytest
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, nn
 
 import gluon_amp as amp
+from gluon_amp.runtime import exclusions
 
 pytestmark = [pytest.mark.machine, pytest.mark.bf16]
 
@@ -300,3 +303,103 @@ class TestWarnings:
             warnings.simplefilter("error")
             mx.gluon.loss.L2Loss()(data, data)
             net(data)
+
+
+@pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
+class TestWhatIsKept:
+    """Blocks come and go; what was found out about them goes with them, and is found out once."""
+
+    @pytest.mark.parametrize("runs", [True, False])
+    def test_excluded_networks_are_freed(self, hybridize, runs):
+        amp.init("bfloat16")
+        kept = []
+        for _ in range(5):
+            net, data = ready(Heads())
+            net.hybridize(hybridize)
+            amp.exclude(net.heads)
+            if runs:
+                net(data)[0].wait_to_read()
+            kept += [weakref.ref(net), weakref.ref(net.heads[0])]
+            del net
+        gc.collect()
+        assert not [block for block in kept if block() is not None]
+
+    def test_a_slice_of_a_network_reaches_its_layers(self, hybridize):
+        net, data = ready(nn.HybridSequential())
+        for _ in range(4):
+            net.add(nn.Dense(32, in_units=32))
+        net.initialize(mx.init.Xavier())
+        expected = numbers(layer(data) for layer in net)
+        net.hybridize(hybridize)
+        amp.init("bfloat16")
+        amp.exclude(net[:2])
+        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(3):
+                net(data)
+        assert exact([layer(data) for layer in net], expected) == [True, True, False, False]
+
+    @pytest.mark.parametrize("target", [lambda net: net.heads, lambda net: "*heads*", lambda net: nn.HybridSequential],
+                             ids=["block", "wildcard", "class"])
+    def test_layers_that_come_after_a_call(self, hybridize, target):
+        net, data = ready(Heads())
+        net.hybridize(hybridize)
+        amp.init("bfloat16")
+        amp.exclude(target(net))
+        for _ in range(2):
+            net(data)
+        later = nn.Dense(8, in_units=32)
+        later.initialize(mx.init.Xavier())
+        net.heads.register_child(later, "0")
+        net.heads._layers = [later, net.heads[1]]
+        net.hybridize(hybridize)
+        with amp.autocast(enabled=False):
+            expected = numbers(net(data))
+        assert exact(net(data), expected) == [False, True, True]
+
+    def test_blocks_in_the_place_of_dropped_ones_are_not_excluded(self, hybridize):
+        amp.init("bfloat16")
+        for _ in range(20):  # Python gives some of them the memory of those before
+            net, data = ready(nn.Dense(8, in_units=32))
+            net.hybridize(hybridize)
+            with amp.autocast(enabled=False):
+                expected = numbers([net(data)])
+            assert exact([net(data)], expected) == [False]
+            amp.exclude(net)
+            assert exact([net(data)], expected) == [True]
+            del net
+
+    def test_a_block_that_becomes_one_of_another_class(self, hybridize):
+        class Kept(nn.Dense):
+            pass
+        net, data = ready(nn.HybridSequential())
+        net.add(nn.Dense(32, in_units=32))
+        net.initialize(mx.init.Xavier())
+        expected = numbers([net(data)])
+        amp.init("bfloat16")
+        amp.exclude(Kept)
+        with pytest.warns(UserWarning, match="Kept"):
+            assert exact([net(data)], expected) == [False]
+        net[0].__class__ = Kept
+        net.hybridize(hybridize)
+        assert exact([net(data)], expected) == [True]
+
+    def test_calls_do_not_look_through_all_exclusions(self, hybridize, monkeypatch):
+        looked = []
+        original = exclusions.is_target
+        monkeypatch.setattr(exclusions, "is_target", lambda *given: looked.append(given) or original(*given))
+        net, data = ready(Heads())
+        others = [nn.Dense(1, in_units=1) for _ in range(50)]
+        net.hybridize(hybridize)
+        amp.init("bfloat16")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            amp.exclude(net.heads, *others, *(f"nothing{number}*" for number in range(50)))
+            for _ in range(3):
+                net(data)
+        assert looked
+        looked.clear()
+        for _ in range(3):
+            net(data)
+        assert not looked
