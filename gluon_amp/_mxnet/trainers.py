@@ -29,6 +29,16 @@ def attached(trainer: gluon.Trainer) -> Any:
     return getattr(trainer, _ATTRIBUTE, None)
 
 
+def trainer_of(parameter: gluon.Parameter) -> gluon.Trainer | None:
+    """Return the trainer that a parameter was given to."""
+    return parameter._trainer
+
+
+def trains_anything(trainer: gluon.Trainer) -> bool:
+    """Tell whether any of a trainer's parameters gets a gradient."""
+    return any(parameter.grad_req != "null" for parameter in trainer._params)
+
+
 def contexts(trainer: gluon.Trainer) -> list[Context]:
     """Return the devices that the trainer's parameters are on: a CPU where it has none."""
     return list(trainer._contexts or [cpu()])

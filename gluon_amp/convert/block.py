@@ -19,6 +19,7 @@ from ..elsewhere import answers
 from ..errors import StateError
 from ..graph import Graph, has_control_flow
 from ..rules import ConditionalOp
+from ..runtime.converted_symbols import refuse_trained, spoilt_gradients
 from ..runtime.devices import require_bfloat16
 from ..runtime.graph_applier import RewritingCachedOp
 from ..runtime.state import State
@@ -48,6 +49,8 @@ class ConvertedBlock(SymbolBlock):
         blocks.save_under_full_names(self)
         self.conversion = conversion
         self._state = state  # that it runs under; None where MXNet runs it as it is
+        self._spoilt = spoilt_gradients(outputs)
+        self._inputs = [variable.name for variable in inputs]
 
     def forward(self, x: Any, *args: Any) -> Any:
         """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32.
@@ -57,12 +60,10 @@ class ConvertedBlock(SymbolBlock):
         DTypeError
             The network was converted to a type that this machine's CPU cannot run.
         StateError
-            A gradient of the data is asked for, which fused operators do not have.
+            A gradient of the data is asked for, which fused operators do not have, or the parameters are to be trained.
         """
-        if autograd.is_recording() and self.conversion.steps.get("fuse") and any(map(is_recorded, flat([x, *args]))):
-            raise StateError("expected data that needs no gradient: MXNet gives zeros behind the fused operators of a "
-                             "converted network. Convert it with disable_passes=['fuse'], or call it in "
-                             "autograd.pause() where its gradient is not needed")
+        if autograd.is_recording():
+            self._refuse_gradients([x, *args])
         array = first_array((x, *args))  # None in another block's trace
         if self.conversion.target_dtype == BFLOAT16 and array is not None and array.context.device_type != "gpu":
             require_bfloat16()
@@ -70,6 +71,13 @@ class ConvertedBlock(SymbolBlock):
         if isinstance(x, mx.nd.NDArray):  # MXNet's own way knows no other first argument
             return super().forward(*arguments)
         return blocks.call_symbol_block(self, arguments)
+
+    def _refuse_gradients(self, arguments: Sequence[Any]) -> None:
+        if not self._spoilt.keys().isdisjoint(self._inputs) and any(map(is_recorded, flat(arguments))):
+            raise StateError("expected data that needs no gradient: MXNet gives zeros behind the fused operators of a "
+                             "converted network. Convert it with disable_passes=['fuse'], or call it in "
+                             "autograd.pause() where its gradient is not needed")
+        refuse_trained(self.collect_params(), self._spoilt, is_frozen=True)
 
     def _build_cache(self, *args: Any) -> None:
         """Let what runs, and no file, hold operators in C++."""

@@ -16,11 +16,12 @@ from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT32, FLOAT64, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, redirect, unique_name
-from ..graph.attrs import CONVERSION, DTYPE, TYPE_FLAGS
+from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, TYPE_FLAGS
 from ..passes import Context
 from ..rules import Policy
+from ..runtime.hooks import watch_symbols
 from .inputs import shapes_in
-from .names import name_outputs
+from .names import name_outputs, name_results
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,16 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
     outputs = symbol.list_outputs()
     _analyse(symbol, graph, weights, dtypes, shapes)
     # A GPU has no fused operators, and imitated types are not oneDNN's.
-    context = Context.of(graph, policy, cast_outputs, weights=weights, engine=None if not on_cpu or policy.imitated
-                         else lambda given: to_graph(fuse(from_graph(given, symbol))))
+    has_engine = on_cpu and not policy.imitated
+    fuses = has_engine and policy.runs("fuse") and passes.is_fusible(graph)  # behind which there are no gradients
+    context = Context.of(graph, policy, cast_outputs, weights=weights, recorded=not fuses,
+                         engine=(lambda given: to_graph(fuse(from_graph(given, symbol)))) if has_engine else None)
     counts = passes.run(graph, context)
     operators = graph.operators()
     casts = sum(node.op == CAST for node in operators)
     low = sum(node.op != CAST and any(entry.dtype == policy.target_dtype for entry in node.inputs)
               for node in operators if policy.target_dtype != FLOAT32)
+    name_results(graph)
     _say_types(graph, set(dtypes))
     counts.update(passes.finish(graph, context))
     steps = {each.name: counts[each.name] for each in passes.PASSES if each.is_step and each.name in counts}
@@ -125,6 +129,10 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
     name_outputs(graph, outputs, lambda: from_graph(graph, symbol).list_outputs())
     for bearer in [_bearer(head.node) for head in graph.heads]:
         bearer.attrs = {**bearer.attrs, CONVERSION: record.to_json()}
+    if fuses or counts.get("fuse"):
+        for node in graph.variables():
+            node.attrs = {INFERENCE: "MXNet gives zeros behind fused operators", **node.attrs}
+    watch_symbols()
     needs_casts = not isinstance(weights, NamesOnly) or policy.runs("cast_params_offline")
     return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
 

@@ -18,11 +18,10 @@ from ..rules import ConditionalOp
 from .convert import convert
 from .inputs import check_names, check_parameters
 from .model_files import split
-from .options import STEPS, TARGET_DTYPE, Names, Options, Tuned
+from .options import TARGET_DTYPE, Names, Options, Tuned
 
 Arrays = Mapping[str, mx.nd.NDArray]
 Converted = Tuple[mx.sym.Symbol, Dict[str, mx.nd.NDArray], Dict[str, mx.nd.NDArray]]
-_DIFFERENTIABLE = tuple(step for step in STEPS if step != "fuse")
 _NEED_VALUES = frozenset({"fold_batch_norm", "align_channels"})
 
 
@@ -101,7 +100,7 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
                   target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                   conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
                   excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool | None = None, *,
-                  exclude: Any = None, optimize: str | Iterable[str] | None = None, device: mx.Context | None = None,
+                  exclude: Any = None, optimize: str | Iterable[str] = "none", device: mx.Context | None = None,
                   cast_params_offline: bool | None = None, cast_outputs: bool = True,
                   data_names: Sequence[str] | None = None, data_example: Mapping[str, Any] | None = None,
                   tuning: Tuned = None, disable_passes: Names = None
@@ -158,8 +157,7 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     if data_example is not None:
         checks.instance("data_example", data_example, Mapping, "a dict of input name to NDArray or shape")
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
-                           cast_optional_params, exclude=exclude,
-                           optimize=_DIFFERENTIABLE if optimize is None else optimize, device=device,
+                           cast_optional_params, exclude=exclude, optimize=optimize, device=device,
                            cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
                            disable_passes=disable_passes)
     wait_for_statistics()
@@ -183,7 +181,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
                              conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
                              excluded_sym_names: Sequence[str] | None = None,
                              cast_optional_params: bool | None = None, *, exclude: Any = None,
-                             optimize: str | Iterable[str] = "all", device: mx.Context | None = None,
+                             optimize: str | Iterable[str] = "none", device: mx.Context | None = None,
                              cast_params_offline: bool | None = None, cast_outputs: bool = True,
                              tuning: Tuned = None, disable_passes: Names = None) -> BucketingModule:
     """Convert a trained bucketing module; buckets that it meets later are converted when they are made.

@@ -1,4 +1,4 @@
-"""Outputs keep the names that users know them by."""
+"""Tensors keep the names that users know them by."""
 from __future__ import annotations
 
 import re
@@ -8,6 +8,13 @@ from ..graph import Entry, Graph, Node, Role, operator, unique_name
 
 _ONE = "_output"  # what MXNet appends to the name of a node with one output
 _JOINT = "amp_multicast"  # gives tensors of one type as they are, under the names of an operator with several outputs
+
+
+def name_results(graph: Graph) -> None:
+    """Give what gives the program's results the program's names: behind a padded convolution that is the cut."""
+    for node in graph.operators():
+        if node.stands_for and node.inputs[0].node.name == node.stands_for:
+            node.inputs[0].node.name, node.name = graph.new_name(f"{node.stands_for}_padded"), node.stands_for
 
 
 def name_outputs(graph: Graph, wanted: Sequence[str], current: Callable[[], Sequence[str]]) -> None:

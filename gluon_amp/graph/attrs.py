@@ -13,6 +13,8 @@ DTYPE, SHAPE, STORAGE = "__dtype__", "__shape__", "__storage_type__"
 REGION = "__amp__"  # on operators traced inside an autocast region: one of these two, or a data type
 REGION_ON, REGION_OFF = "on", "off"
 CONVERSION = "__gluon_amp__"  # on the nodes that give the outputs: how the symbol was converted for inference
+MADE = "__gluon_amp_made__"  # on parameters that a conversion made: of what
+INFERENCE = "__gluon_amp_inference__"  # on variables whose gradients a conversion spoils: by what
 
 # MXNet's numbers of the data types, as `__dtype__` gives them.
 TYPE_FLAGS = {FLOAT32: 0, FLOAT16: 2, BFLOAT16: 12}

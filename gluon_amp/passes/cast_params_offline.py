@@ -1,15 +1,17 @@
 """Compute once, offline, what a rewrite does to parameters: casts, and the zero filters of channel alignment."""
 from __future__ import annotations
 
+from typing import Iterator
+
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..graph import CAST, VARIABLE, Entry, Graph, Node, Readers, Role, redirect
-from ..graph.attrs import DTYPE, TYPE_FLAGS
+from ..graph.attrs import DTYPE, MADE, TYPE_FLAGS
 from .context import Context, Weights
 
 
 def run(graph: Graph, context: Context) -> int:
     """Replace inserted operators that depend on parameters only by their results; return how many were stored."""
-    # A result takes the parameter's own name where nothing else reads that parameter.
+    # A parameter that is cast, and is read nowhere else, keeps its name; every other result gets one of its own.
     weights = context.weights
     if weights is None:
         return 0
@@ -55,17 +57,20 @@ def _store_what_the_program_casts(graph: Graph, weights: Weights, target: str) -
 
 def _variable(node: Node, readers: Readers) -> Node:
     """Make the variable that stands for a result."""
-    sources = _sources(node)
-    dtype = node.dtypes[0]
+    source, dtype = next(_sources(node), node), node.dtypes[0]
     # Behind a cast MXNet cannot infer the type of a variable: say it.
     attrs = {DTYPE: str(TYPE_FLAGS[dtype])} if dtype in LOW_PRECISION else {}
     variable = Node(VARIABLE, node.name, attrs, dtypes=list(node.dtypes), shapes=list(node.shapes))
-    if len(sources) == 1 and readers.is_read_once(Entry(sources[0])):
-        variable.name = sources[0].name
+    if node.shapes == source.shapes and readers.is_read_once(Entry(source)):
+        variable.name, variable.attrs = source.name, {**source.attrs, **attrs}
+    else:
+        variable.attrs[MADE] = source.attrs.get(MADE, source.name)
     return variable
 
 
-def _sources(node: Node) -> list[Node]:
+def _sources(node: Node) -> Iterator[Node]:
+    """Yield the parameters that a result depends on: one, and zeros beside it."""
     if node.is_variable:
-        return [node]
-    return [source for entry in node.inputs for source in _sources(entry.node)]
+        yield node
+    for entry in node.inputs:
+        yield from _sources(entry.node)

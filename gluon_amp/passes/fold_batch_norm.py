@@ -6,12 +6,13 @@ with weight ``s w`` and bias ``s (b - mean) + beta`` (https://arxiv.org/abs/1712
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Sequence
 
 import numpy as np
 
 from ..dtypes import FLOAT32, FLOAT64
 from ..graph import VARIABLE, Entry, Graph, Node, Readers, redirect
-from ..graph.attrs import REGION, integer, integers, is_channels_last, is_set
+from ..graph.attrs import MADE, REGION, integer, integers, is_channels_last, is_set
 from .context import Context, Weights
 
 _LAYERS = ("Convolution", "FullyConnected", "Deconvolution")
@@ -25,7 +26,7 @@ def run(graph: Graph, context: Context) -> int:
     if weights is None:
         return 0
     readers = Readers(graph)
-    folding = _Folding(graph, readers, weights)
+    folding = _Folding(graph, weights)
     moved: dict[tuple[int, int], Entry] = {}
     for norm in graph.operators():
         if norm.op == "BatchNorm" and _is_foldable(norm, readers, weights):
@@ -34,8 +35,7 @@ def run(graph: Graph, context: Context) -> int:
                 continue
             folding.fold(norm, layer)
             moved[Entry(norm).key] = Entry(layer)
-            if readers.is_head(Entry(norm)):
-                layer.name = norm.name  # users find outputs by their names
+            layer.name = norm.name  # users find tensors by their names, and this is BatchNorm's
     redirect(graph, moved)
     return len(moved)
 
@@ -76,7 +76,6 @@ class _Folding:
     """Changes the parameters of layers."""
 
     graph: Graph
-    readers: Readers
     weights: Weights
 
     def fold(self, norm: Node, layer: Node) -> None:
@@ -89,27 +88,19 @@ class _Folding:
         values = self._values(weight)
         along = np.moveaxis(scale.reshape(-1, *[1] * (values.ndim - 1)), 0, _output_axis(layer))
         shift = ((self._values(biases[0]) if biases else 0.0) - mean) * scale + beta
-        layer.inputs = [data, self._written(weight, values * along),
-                        self._written(biases[0], shift) if biases else
-                        self._added(f"{weight.node.name.rsplit('weight', 1)[0]}bias", shift, weight.dtype)]
+        prefix = norm.inputs[1].node.name.rpartition("gamma")[0] or f"{norm.name}_"
+        layer.inputs = [data, self._made(f"{prefix}weight", values * along, [weight], norm),
+                        self._made(f"{prefix}bias", shift, biases or [weight], norm)]
         layer.attrs = {**layer.attrs, "no_bias": "False"}
 
     def _values(self, entry: Entry) -> np.ndarray:
         return self.weights.read(entry.node.name).astype(np.float64)
 
-    def _written(self, entry: Entry, values: np.ndarray) -> Entry:
-        """Give a parameter other values; where something else reads it too, make a new one instead."""
-        if not self.readers.is_read_once(entry):
-            return self._added(f"{entry.node.name}_folded", values, entry.dtype)
-        entry.node.dtypes = [self._write(entry.node.name, values, entry.dtype)]
-        return entry
-
-    def _added(self, name: str, values: np.ndarray, dtype: str | None) -> Entry:
-        name = self.graph.new_name(name)
-        return Entry(Node(VARIABLE, name, dtypes=[self._write(name, values, dtype)], shapes=[values.shape]))
-
-    def _write(self, name: str, values: np.ndarray, dtype: str | None) -> str:
-        """Write values in the type of what they replace, at least FP32; return it."""
-        written = FLOAT64 if dtype == FLOAT64 else FLOAT32
-        self.weights.write(name, values.astype(written))
-        return written
+    def _made(self, name: str, values: np.ndarray, sources: Sequence[Entry], norm: Node) -> Entry:
+        """Make a parameter, in the type of what it is made of, at least FP32."""
+        # Under the name of what it is made of, that would be taken for it.
+        name, (source, *_) = self.graph.new_name(name), sources
+        dtype = FLOAT64 if source.dtype == FLOAT64 else FLOAT32
+        self.weights.write(name, values.astype(dtype))
+        return Entry(Node(VARIABLE, name, {MADE: f"{source.node.name} and the BatchNorm {norm.name}"}, dtypes=[dtype],
+                          shapes=[values.shape]))

@@ -11,7 +11,7 @@ from ..dtypes import FLOAT64
 from ..graph import Entry, Graph, Node, Readers, guard, redirect
 from .context import Context
 
-_FUSED = "_sg_mkldnn"
+_FUSED, _LAYERS = "_sg_mkldnn", ("Convolution", "FullyConnected")
 # Their input must not be fused with them: MXNet folds BatchNorm in bfloat16 arithmetic, a percent off per layer, and
 # loses which output of an operator an identity read.
 _KEPT_APART = ("BatchNorm", "_copy", "Dropout")
@@ -26,6 +26,11 @@ def run(graph: Graph, context: Context) -> int:
     redirect(fused, {Entry(node).key: node.inputs[0] for node in fused.operators() if node.name in shields})
     graph.heads, graph.attrs = fused.heads, fused.attrs
     return sum(node.op.startswith(_FUSED) for node in fused.operators())
+
+
+def is_fusible(graph: Graph) -> bool:
+    """Tell whether there is a layer in a graph that the fusion begins with."""
+    return any(node.op in _LAYERS for node in graph.operators())
 
 
 def _shield(graph: Graph) -> set[str]:

@@ -41,7 +41,7 @@ def _wanted(node: Node, context: Context) -> list[str | None]:
 
 def _read_often(graph: Graph, asked: Sequence[Sequence[str | None]], context: Context) -> set[tuple[int, int]]:
     """Return the tensors whose readers are so many that MXNet asks for additions, which casts do not do."""
-    if not (context.recorded and context.policy.training):
+    if not context.recorded:
         return set()
     nodes, number = graph.nodes(), numbers(graph)
     parts: Counter[tuple[int, int]] = Counter()

@@ -11,6 +11,7 @@ from mxnet.gluon import Block, HybridBlock
 from .. import _memory
 from .._mxnet.blocks import cached_op_of, call_with_hooks, grad_reqs_of, has_hooks, renew_cached_op
 from .._mxnet.symbols import outermost_trace
+from .converted_symbols import refuse_trained
 from .eager_casts import is_low, release
 from .frame import frame
 from .graph_applier import RewritingCachedOp
@@ -32,6 +33,8 @@ def make_call_cached_op(original: Callable) -> Callable:
         operation = cached_op_of(block)
         if isinstance(operation, RewritingCachedOp):
             operation.note_grad_reqs(grad_reqs_of(block))
+            if operation.traced.spoilt and autograd.is_recording():
+                refuse_trained(block.collect_params(), operation.traced.spoilt, is_frozen=False)
         return original(block, *args)
     return call_cached_op
 

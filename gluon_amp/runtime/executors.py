@@ -16,6 +16,7 @@ from .._mxnet.in_turn import in_turn, run_in_turn
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs
 from ..dtypes import BFLOAT16
 from ..graph.attrs import STORAGE
+from .converted_symbols import by_name, requests_of
 from .observers import executor_callback
 from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
 from .recent import remember
@@ -137,14 +138,14 @@ def make_bind(original: Callable) -> Callable:
         state = controller.rewriter()
         if state is None or not isinstance(ctx, mx.Context):
             return original(symbol, ctx, *given, **kwargs)
-        arrays = {**_by_name(args, symbol.list_arguments()), **_by_name(aux_states, symbol.list_auxiliary_states())}
+        arrays = {**by_name(args, symbol.list_arguments()), **by_name(aux_states, symbol.list_auxiliary_states())}
         dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
         shapes = {name: array.shape for name, array in arrays.items()}
-        gradients = _by_name(args_grad, symbol.list_arguments())
+        gradients = by_name(args_grad, symbol.list_arguments())
         sparse = frozenset(name for name, array in arrays.items() if isinstance(array, BaseSparseNDArray))
         dense = not sparse and not any(isinstance(array, BaseSparseNDArray) for array in gradients.values())
         requests = {name: request if name in gradients else "null"
-                    for name, request in _by_name(_listed(grad_req, symbol), symbol.list_arguments()).items()}
+                    for name, request in requests_of(grad_req, symbol).items()}
         planner = _planner(state, symbol, original, ctx, dtypes, shapes, requests, sparse, dense)
         try:
             plan = planner.plan(planner.inputs.shapes)
@@ -166,7 +167,7 @@ def make_simple_bind(original: Callable) -> Callable:
         try:
             dtypes = input_dtypes(symbol, _only_inputs(symbol, type_dict or {}))
             shapes = _inferred_shapes(symbol, kwargs)
-            requests = _by_name(_listed(grad_req, symbol), symbol.list_arguments())
+            requests = requests_of(grad_req, symbol)
             sparse = _sparse(symbol, rest[0] if rest else kwargs.get("stype_dict"))
             planner = _planner(state, symbol, _stock_bind, ctx, dtypes, shapes, requests, sparse, not sparse)
             plan = planner.plan(planner.inputs.shapes)
@@ -210,11 +211,6 @@ def _warn_of_older(executor: Executor) -> None:
                   "force_rebind=True)", stacklevel=3)
 
 
-def _listed(grad_req: Any, symbol: mx.sym.Symbol) -> Any:
-    """Return what is requested of each argument."""
-    return [grad_req] * len(symbol.list_arguments()) if isinstance(grad_req, str) else grad_req
-
-
 def _inputs(traced: Traced, device: str, dtypes: Mapping[str, str | None],
             shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, str], sparse: frozenset[str],
             dense: bool) -> Inputs:
@@ -233,13 +229,6 @@ def _sparse(symbol: mx.sym.Symbol, asked: Mapping[str, str] | None) -> frozenset
     noted = {name: attrs[STORAGE] for name, attrs in symbol.attr_dict().items() if STORAGE in attrs}
     kinds = {**noted, **(asked or {})}
     return frozenset(name for name in symbol.list_inputs() if kinds.get(name, _DENSE[0]) not in _DENSE)
-
-
-def _by_name(values: Any, names: list[str]) -> dict[str, Any]:
-    if values is None:
-        return {}
-    pairs = values.items() if isinstance(values, dict) else zip(names, values)
-    return {name: value for name, value in pairs if value is not None}
 
 
 def _only_inputs(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Install and remove the few replacements through which AMP sees what MXNet is about to run.
 
+- ``Symbol.bind``, ``Symbol.simple_bind``, ``Module.init_params`` and ``Executor.copy_params_from``: symbols that were
+  converted for inference.
 - ``mxnet.ndarray.register._imperative_invoke``: every imperative operator call.
 - ``mxnet.ndarray.numpy._api_internal.tensordot``: the one NumPy operator that does not go that way.
 - ``mxnet.symbol.register._symbol_creator``: custom operators, which cannot carry the mark of a region.
@@ -18,18 +20,22 @@
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
 - ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
 - ``Executor.forward``: executors that were bound before AMP was switched on.
+
+The first of these, which :func:`watch_symbols` installs by themselves, need no AMP: symbols that were converted for
+inference are not trained, and take no other parameters than their own.
 """
 from __future__ import annotations
 
 import functools
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, ContextManager, Iterator
+from typing import Any, Callable, ContextManager, Iterator, Tuple
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.executor import Executor
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer
+from mxnet.module import Module
 from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol import register as symbol_register
@@ -39,7 +45,7 @@ from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Invoke
 from .._mxnet.symbols import make_symbol_creator
 from ..dtypes import BFLOAT16
-from . import scaled_losses
+from . import converted_symbols, scaled_losses
 from .block_calls import make_block_call, make_call_cached_op, make_get_graph, make_register_child
 from .custom_operators import make_registry
 from .eager_applier import make_invoke
@@ -52,44 +58,58 @@ from .own_gradients import loss_scale
 from .second_gradients import NOT_TWICE
 from .state import controller
 
-_originals: list[tuple[Any, str, Any]] = []
+_originals: list[tuple[Any, str, Any]] = []  # in the order of replacement
 _lock = threading.Lock()
 _ABSENT = object()
+_Replacements = Tuple[Tuple[Any, str, Callable[[Any], Any]], ...]
 
 
 def installed() -> bool:
     """Tell whether the replacements are in place."""
-    return bool(_originals)
+    return controller.hooked
+
+
+def watch_symbols() -> None:
+    """Install the replacements for symbols that were converted for inference, until :func:`uninstall`."""
+    with _lock:
+        if not _originals:
+            _replace(_OF_CONVERTED)
 
 
 def install() -> None:
     """Install all replacements or none; do nothing when they are installed."""
     with _lock:
-        if _originals:
+        if controller.hooked:
             return
         _memory.take_little()
-        try:
-            for owner, name, make in _REPLACEMENTS:
-                original = getattr(owner, name, _ABSENT)
-                setattr(owner, name, make(original))
-                _originals.append((owner, name, original))
-            controller.hooked = True
-            controller.children += 1  # nobody counted until now
-        except BaseException:
-            _restore()
-            raise
+        _replace(_REPLACEMENTS if _originals else (*_OF_CONVERTED, *_REPLACEMENTS))
+        controller.hooked = True
+        controller.children += 1  # nobody counted until now
+
+
+def _replace(replacements: _Replacements) -> None:
+    kept = len(_originals)
+    try:
+        for owner, name, make in replacements:
+            original = getattr(owner, name, _ABSENT)
+            setattr(owner, name, make(original))
+            _originals.append((owner, name, original))
+    except BaseException:
+        _restore(kept)
+        raise
 
 
 @contextmanager
 def kept_in_place() -> Iterator[None]:
     """Install the replacements for the body, unless they are installed already."""
-    were_installed = installed()
+    were_installed, kept = installed(), len(_originals)
     install()
     try:
         yield
     finally:
         if not were_installed:
-            uninstall()
+            with _lock:
+                _restore(kept)
 
 
 def uninstall() -> None:
@@ -98,11 +118,12 @@ def uninstall() -> None:
         _restore()
 
 
-def _restore() -> None:
+def _restore(kept: int = 0) -> None:
+    """Put MXNet's names back, but for so many that were replaced first."""
     controller.hooked = False
     scaled_losses.forget()
     loss_scale.forget()
-    while _originals:
+    while len(_originals) > kept:
         owner, name, original = _originals.pop()
         if original is _ABSENT:
             delattr(owner, name)
@@ -213,7 +234,13 @@ def _make_amp_loss_scale(original: Any) -> property:
     return property(amp_loss_scale, doc=amp_loss_scale.__doc__)
 
 
-_REPLACEMENTS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+_OF_CONVERTED: _Replacements = (
+    (mx.sym.Symbol, "bind", converted_symbols.make_bind),
+    (mx.sym.Symbol, "simple_bind", converted_symbols.make_simple_bind),
+    (Module, "init_params", converted_symbols.make_init_params),
+    (Executor, "copy_params_from", converted_symbols.make_copy_params_from),
+)
+_REPLACEMENTS: _Replacements = (
     (register, "_imperative_invoke", _make_invoke),
     (nd_numpy._api_internal, "tensordot", _make_tensordot),
     (symbol_register, "_symbol_creator", make_symbol_creator),

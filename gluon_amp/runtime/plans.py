@@ -20,6 +20,7 @@ from ..passes.native_operators import NATIVE, REPLACEMENTS, following, may_repla
 from ..passes.widen import widen
 from ..rules import Policy
 from ..rules.own_gradients import CUSTOM, WITH_OWN_GRADIENT
+from .converted_symbols import spoilt_gradients
 from .custom_operators import inputs_with_own_gradient
 from .own_gradients import loss_scale
 from .state import State
@@ -85,6 +86,11 @@ class Traced:
     def is_converted(self) -> bool:
         """Tell whether it, or a part of it, was converted for inference, and has its casts already."""
         return any(CONVERSION in node.attrs for node in self.graph.nodes())
+
+    @cached_property
+    def spoilt(self) -> Mapping[str, str]:
+        """The inputs whose gradients a conversion has spoilt, and how."""
+        return spoilt_gradients(self.symbol)
 
     @cached_property
     def depends_on_recording(self) -> bool:

@@ -53,9 +53,10 @@ def describe(symbol):
 
 
 class TestGraphs:
-    def test_plain_conversion_inserts_casts_only(self):
+    @pytest.mark.parametrize("options", [{}, {"optimize": "none"}, {"cast_optional_params": False}], ids=str)
+    def test_plain_conversion_inserts_casts_only(self, options):
         symbol, args, aux = mlp()
-        converted, new_args, _ = amp.convert_model(symbol, args, aux, optimize="none", **GPU)
+        converted, new_args, _ = amp.convert_model(symbol, args, aux, **options, **GPU)
         assert describe(converted) == [
             "data_float16: amp_cast(data)",
             "conv_weight_float16: amp_cast(conv_weight)",
@@ -72,16 +73,16 @@ class TestGraphs:
 
     def test_optimised_conversion_folds_drops_and_stores_low_precision(self):
         symbol, args, aux = mlp()
-        converted, new_args, new_aux = amp.convert_model(symbol, args, aux, **GPU)
+        converted, new_args, new_aux = amp.convert_model(symbol, args, aux, optimize="all", **GPU)
         assert describe(converted) == [
             "data_float16: amp_cast(data)",
-            "conv: Convolution(data_float16, conv_weight, conv_bias)",
-            "relu: Activation(conv)",
+            "bn: Convolution(data_float16, bn_weight, bn_bias)",
+            "relu: Activation(bn)",
             "fc_low: FullyConnected(relu, fc_weight, fc_bias)",
             "fc: amp_cast(fc_low)",
         ]
         assert {name: array.dtype for name, array in new_args.items()} == dict.fromkeys(
-            ["conv_weight", "conv_bias", "fc_weight", "fc_bias"], np.float16)
+            ["bn_weight", "bn_bias", "fc_weight", "fc_bias"], np.float16)
         assert new_aux == {}
 
     def test_outputs_keep_their_names(self):
@@ -91,17 +92,17 @@ class TestGraphs:
 
     def test_outputs_in_low_precision_when_asked_for(self):
         symbol, args, aux = mlp()
-        converted, *_ = amp.convert_model(symbol, args, aux, cast_outputs=False, **GPU)
+        converted, *_ = amp.convert_model(symbol, args, aux, cast_outputs=False, optimize="all", **GPU)
         assert describe(converted)[-1] == "fc: FullyConnected(relu, fc_weight, fc_bias)"
 
     def test_folding_is_batch_norm_written_out(self):
         symbol, args, aux = mlp()
-        _, new_args, _ = amp.convert_model(symbol, args, aux, "float32")
+        _, new_args, _ = amp.convert_model(symbol, args, aux, "float32", optimize=["fold_batch_norm"])
         values = {name: array.asnumpy().astype(np.float64) for name, array in {**args, **aux}.items()}
         scale = values["bn_gamma"] / np.sqrt(values["bn_moving_var"] + 1e-5)
-        np.testing.assert_allclose(new_args["conv_weight"].asnumpy(),
+        np.testing.assert_allclose(new_args["bn_weight"].asnumpy(),
                                    values["conv_weight"] * scale[:, None, None, None], rtol=1e-6)
-        np.testing.assert_allclose(new_args["conv_bias"].asnumpy(),
+        np.testing.assert_allclose(new_args["bn_bias"].asnumpy(),
                                    values["bn_beta"] - scale * values["bn_moving_mean"], rtol=1e-5, atol=1e-6)
 
     def test_a_symbol_alone_can_expect_its_parameters_in_low_precision(self):
@@ -129,7 +130,7 @@ class TestGraphs:
         weight, data = mx.sym.var("w"), mx.sym.var("data")
         x = mx.sym.FullyConnected(mx.sym.FullyConnected(data, weight, num_hidden=16, no_bias=True, name="one"), weight,
                                   num_hidden=16, no_bias=True, name="two")
-        converted, args, _ = amp.convert_model(x, {"w": mx.nd.ones((16, 16))}, {}, **GPU)
+        converted, args, _ = amp.convert_model(x, {"w": mx.nd.ones((16, 16))}, {}, optimize="all", **GPU)
         assert describe(converted)[1:3] == ["one: FullyConnected(data_float16, w)", "two_low: FullyConnected(one, w)"]
         assert args["w"].dtype == np.float16
 
@@ -137,7 +138,7 @@ class TestGraphs:
         weight, data = mx.sym.var("w"), mx.sym.var("data")
         x = mx.sym.FullyConnected(data, weight, num_hidden=16, no_bias=True, name="fc")
         x = mx.sym.Group([x, mx.sym.norm(weight, name="size")])
-        converted, args, _ = amp.convert_model(x, {"w": mx.nd.ones((16, 16))}, {}, **GPU)
+        converted, args, _ = amp.convert_model(x, {"w": mx.nd.ones((16, 16))}, {}, optimize="all", **GPU)
         assert {name: array.dtype for name, array in args.items()} == {"w": np.float32, "w_float16": np.float16}
         assert converted.list_outputs() == ["fc_output", "size_output"]
 
@@ -165,7 +166,7 @@ class TestGraphs:
         converted, new_args, new_aux = amp.convert_model(symbol, args, aux, "float32", optimize=["fold_batch_norm"])
         folded = not any("BatchNorm" in line for line in describe(converted))
         assert folded == layer.endswith("weight")  # the folded layer gets a weight of its own
-        fused, fused_args, fused_aux = amp.convert_model(symbol, args, aux, "float32")
+        fused, fused_args, fused_aux = amp.convert_model(symbol, args, aux, "float32", optimize="all")
         for one, other, third in zip(expected, run_symbol(converted, new_args, new_aux, data=x),
                                      run_symbol(fused, fused_args, fused_aux, data=x)):
             np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-5)
@@ -182,7 +183,7 @@ def test_folding_scales_the_output_channels_of_a_deconvolution_with_channels_beh
     aux = {name: mx.nd.array(random.uniform(0.5, 2, 8)) for name in ("bn_moving_mean", "bn_moving_var")}
     _, folded, _ = amp.convert_model(symbol, args, aux, optimize=["fold_batch_norm"], **GPU)
     scale = args["bn_gamma"].asnumpy() / np.sqrt(aux["bn_moving_var"].asnumpy() + 1e-5)
-    np.testing.assert_allclose(folded["w"].astype("float32").asnumpy(), args["w"].asnumpy() * scale, rtol=2e-3)
+    np.testing.assert_allclose(folded["bn_weight"].astype("float32").asnumpy(), args["w"].asnumpy() * scale, rtol=2e-3)
 
 
 LAYERS = {

@@ -76,6 +76,7 @@ HEADS = {
 
 @pytest.mark.parametrize("options", [{"target_dtype": "bfloat16"}, {"target_dtype": "float32"}, GPU,
                                      {"target_dtype": "bfloat16", "optimize": "all"},
+                                     {"target_dtype": "float32", "optimize": "all"},
                                      {"target_dtype": "bfloat16", "cast_outputs": False}], ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 def test_outputs_keep_their_names_and_values(heads, options):
@@ -121,7 +122,7 @@ class TestModule:
         module.forward(mx.io.DataBatch([data], [mx.nd.zeros(2)]), is_train=False)
         assert relative(expected, module.get_outputs()[0].asnumpy()) < 0.02
         low = module._arg_params["conv_weight"].dtype == BFLOAT16
-        assert low == (options.get("cast_optional_params") is not False)
+        assert low == options.get("cast_optional_params", False)
 
     @pytest.mark.parametrize("options", [{}, {"cast_optional_params": False}, {"optimize": "all"}], ids=str)
     def test_a_checkpoint_with_mxnets_defaults_loads(self, options, tmp_path):
@@ -251,7 +252,7 @@ class TestSymbolAlone:
             for one, other in zip(expected, executor.forward()):
                 assert one.dtype == other.dtype
                 np.testing.assert_array_equal(one, other.asnumpy())
-        model, args, _ = amp.convert_model(symbol, {"weight": values}, {}, "bfloat16")
+        model, args, _ = amp.convert_model(symbol, {"weight": values}, {}, "bfloat16", cast_optional_params=True)
         assert (args["weight"].dtype == BFLOAT16) == low
         assert "amp_cast" in model.tojson()
 
@@ -262,7 +263,7 @@ def test_a_list_of_low_operators_is_obeyed_for_every_channel_count(channels):
     symbol = mx.sym.Pooling(layer(mx.sym.var("data")), kernel=(2, 2), pool_type="max")
     args, aux = values(symbol, data=(2, channels, 8, 8))
     converted, new_args, _ = amp.convert_model(symbol, args, aux, "bfloat16", target_dtype_ops=["Convolution"],
-                                               data_example={"data": (2, channels, 8, 8)})
+                                               cast_optional_params=True, data_example={"data": (2, channels, 8, 8)})
     assert new_args["conv_weight"].dtype == BFLOAT16
     data = mx.nd.random.normal(shape=(2, channels, 8, 8))
     assert relative(*(run(symbol, args, aux, data=data) + run(converted, new_args, {}, data=data))) < 0.02
@@ -272,7 +273,8 @@ def test_a_list_of_low_operators_is_obeyed_for_every_channel_count(channels):
 def test_but_not_where_the_kernel_is_not_sound():
     symbol = mx.sym.Convolution(mx.sym.var("data"), num_filter=8, kernel=(3, 3), layout="NHWC", name="conv")
     args = {"conv_weight": mx.nd.ones((8, 3, 3, 16)), "conv_bias": mx.nd.zeros(8)}
-    _, new_args, _ = amp.convert_model(symbol, args, {}, "bfloat16", target_dtype_ops=["Convolution"])
+    _, new_args, _ = amp.convert_model(symbol, args, {}, "bfloat16", target_dtype_ops=["Convolution"],
+                                       cast_optional_params=True)
     assert new_args["conv_weight"].dtype == np.float32
 
 
@@ -368,7 +370,7 @@ class TestConditions:
         symbol = mx.sym.Convolution(layer(mx.sym.var("data")), num_filter=32, kernel=(1, 1), name="small")
         args, _ = values(symbol, data=(1, 16, 8, 8))
         _, new_args, _ = amp.convert_model(symbol, args, {}, conditional_fp32_ops=[("Convolution", "kernel", [value])],
-                                           **GPU)
+                                           cast_optional_params=True, **GPU)
         assert (new_args["conv_weight"].dtype, new_args["small_weight"].dtype) == (np.float32, np.float16)
 
     @pytest.mark.parametrize("value", ["True", "1", True])
@@ -376,7 +378,7 @@ class TestConditions:
         symbol = layer(mx.sym.var("data"))
         args, _ = values(symbol, data=(1, 16, 8, 8))
         _, new_args, _ = amp.convert_model(symbol, args, {}, conditional_fp32_ops=[("Convolution", "no_bias", [value])],
-                                           **GPU)
+                                           cast_optional_params=True, **GPU)
         assert new_args["conv_weight"].dtype == np.float32
 
 

@@ -474,7 +474,8 @@ def test_converted_symbols_with_parameters_in_bfloat16_are_bound(dtype):
     shape = (8, 16, 66, 66)
     plain = bound(symbol, shape)
     arguments = {name: array for name, array in plain.arg_dict.items() if name != "data"}
-    converted, arguments, _ = amp.convert_model(symbol, arguments, {}, target_dtype="bfloat16")
+    converted, arguments, _ = amp.convert_model(symbol, arguments, {}, target_dtype="bfloat16",
+                                                cast_optional_params=True)
     given, expected = plain.arg_dict["data"], plain.forward()[0].asnumpy()
     amp.init(dtype)
     executor = converted.simple_bind(mx.cpu(), "null", data=shape)

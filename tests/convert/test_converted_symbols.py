@@ -1,0 +1,478 @@
+"""What converted symbols may be used for: training where they still have gradients, their own parameters, names."""
+from __future__ import annotations
+
+import copy
+import json
+
+import mxnet as mx
+import numpy as np
+import pytest
+from cpu_kinds import LOW
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from networks import relative
+
+import gluon_amp as amp
+from gluon_amp.errors import StateError
+
+pytestmark = pytest.mark.machine
+SHAPES = {"data": (8, 16, 8, 8), "softmax_label": (8,)}
+both = pytest.mark.parametrize("dtype", [LOW, "float32"])
+
+
+def body(data, odd=False):
+    for number in (1, 2):
+        data = mx.sym.Convolution(data, num_filter=264 if odd else 32, kernel=(3, 3), pad=(1, 1), no_bias=number == 1,
+                                  name=f"conv{number}")
+        if not odd:
+            data = mx.sym.BatchNorm(data, fix_gamma=False, name=f"bn{number}")
+        data = mx.sym.Activation(data, act_type="relu", name=f"relu{number}")
+    return mx.sym.Pooling(data, global_pool=True, kernel=(1, 1), pool_type="avg", name="pool")
+
+
+def network(**options):
+    drop = mx.sym.Dropout(body(mx.sym.var("data"), **options), p=0.0, name="drop")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(drop, num_hidden=4, name="fc"), name="softmax")
+
+
+def values(symbol, seed=3, **shapes):
+    generator = np.random.RandomState(seed)
+    found, _, aux = symbol.infer_shape(**shapes)
+    args = {name: mx.nd.array(generator.uniform(0.5, 1.5, shape) if "gamma" in name
+                              else generator.normal(0, 0.1, shape))
+            for name, shape in zip(symbol.list_arguments(), found) if name not in shapes}
+    return args, {name: mx.nd.array(generator.uniform(0.5, 1.5, shape))
+                  for name, shape in zip(symbol.list_auxiliary_states(), aux)}
+
+
+def batch(seed=7):
+    generator = np.random.RandomState(seed)
+    return mx.io.DataBatch([mx.nd.array(generator.normal(size=SHAPES["data"]))],
+                           [mx.nd.array(generator.randint(0, 4, SHAPES["softmax_label"]))])
+
+
+def bound(symbol, for_training=True, labels=True, **options):
+    module = mx.mod.Module(symbol, label_names=["softmax_label"] if labels else None, **options)
+    module.bind([("data", SHAPES["data"])], [("softmax_label", SHAPES["softmax_label"])] if labels else None,
+                for_training=for_training)
+    return module
+
+
+def trained(symbol, args, aux, steps=3):
+    """Train a symbol by a module; return its parameters."""
+    module = bound(symbol)
+    module.set_params(args, aux)
+    module.init_optimizer(optimizer="sgd", optimizer_params={"learning_rate": 0.05, "momentum": 0.9})
+    for step in range(steps):
+        module.forward_backward(batch(step))
+        module.update()
+    mx.nd.waitall()  # MXNet's modules give the statistics of an earlier step before
+    return {name: array.asnumpy() for params in module.get_params() for name, array in params.items()}
+
+
+def predicted(symbol, args, aux, for_training=False):
+    module = bound(symbol, for_training)
+    module.set_params(args, aux)
+    module.forward(batch(), is_train=False)
+    return module.get_outputs()[0].asnumpy()
+
+
+def wide(symbol, name):
+    """Return a tensor of a symbol in FP32."""
+    return mx.sym.amp_cast(symbol.get_internals()[f"{name}_output"], dtype="float32")
+
+
+def operators(symbol):
+    return {(node["name"], node["op"]) for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]}
+
+
+FOLDED = [{"optimize": "all"}, {"optimize": ["fold_batch_norm"]}, {"optimize": "all", "disable_passes": ["fuse"]}]
+
+
+class TestPlainConversions:
+    """MXNet's names give MXNet's symbols: the network's own nodes and parameters, and casts."""
+
+    @both
+    @pytest.mark.parametrize("optional", [None, False, True])
+    def test_every_node_name_and_parameter_is_kept(self, dtype, optional):
+        symbol = network()
+        args, aux = values(symbol, **SHAPES)
+        converted, new_args, new_aux = amp.convert_model(symbol, args, aux, dtype, cast_optional_params=optional)
+        assert {name for name, op in operators(symbol)} <= {name for name, op in operators(converted)}
+        assert operators(converted) >= {pair for pair in operators(symbol) if pair[0] != "softmax"}
+        assert (set(new_args), set(new_aux)) == (set(args), set(aux))
+        low = {name for name, array in new_args.items() if array.dtype != np.float32}
+        assert bool(low) == bool(optional and dtype != "float32")
+        for name in set(args) - low:
+            np.testing.assert_array_equal(new_args[name].asnumpy(), args[name].asnumpy())
+
+    @pytest.mark.parametrize("with_amp", [False, True])
+    @both
+    def test_they_train_as_the_network_does(self, dtype, with_amp):
+        symbol = network()
+        args, aux = values(symbol, **SHAPES)
+        expected = trained(symbol, args, aux)
+        model = amp.convert_model(symbol, args, aux, dtype)
+        if with_amp:
+            amp.init(dtype)
+        found = trained(*model)
+        for name, value in expected.items():
+            start = {**args, **aux}[name].asnumpy()
+            if name == "conv2_bias":  # before BatchNorm: its gradient is rounding noise
+                continue
+            assert relative(value - start, found[name] - start) < (1e-4 if dtype == "float32" else 0.1), name
+
+    @pytest.mark.parametrize("part", ["tied", "in both precisions", "read often", "shape only"])
+    def test_gradients_of_weights_that_are_read_more_than_once(self, part):
+        weight, data = mx.sym.var("w"), mx.sym.var("data")
+        read = mx.sym.FullyConnected(data, weight, num_hidden=16, no_bias=True, name="one")
+        made = {"tied": lambda: mx.sym.FullyConnected(read, weight, num_hidden=16, no_bias=True),
+                "in both precisions": lambda: mx.sym.broadcast_add(read, mx.sym.sum(weight * weight).reshape((1, 1))),
+                "read often": lambda: mx.sym.broadcast_add(read, mx.sym.add_n(
+                    *[mx.sym.sum(mx.sym.sin(weight * (0.1 * count))) for count in range(1, 10)]).reshape((1, 1))),
+                "shape only": lambda: mx.sym.slice_like(read, mx.sym.FullyConnected(
+                    data, weight, num_hidden=16, no_bias=True, name="two") * 0)}[part]()
+        generator = np.random.RandomState(4)
+        arrays = {name: mx.nd.array(generator.normal(size=(size, 16))) for name, size in (("data", 4), ("w", 16))}
+
+        def slope(symbol, parameters):
+            grad = mx.nd.full((16, 16), np.nan)
+            executor = symbol.bind(mx.cpu(), {**parameters, "data": arrays["data"]}, {"w": grad})
+            executor.forward(is_train=True)
+            executor.backward(mx.nd.ones((4, 16)))
+            return grad.asnumpy()
+
+        converted, parameters, _ = amp.convert_model(made, {"w": arrays["w"]}, {}, LOW, data_names=["data"])
+        assert relative(slope(made, {"w": arrays["w"]}), slope(converted, parameters)) < 0.02
+
+    @pytest.mark.parametrize("with_amp", [False, True])
+    def test_gradients_that_accumulate_are_right_or_refused(self, with_amp):
+        symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=16, name="fc")
+        args, _ = values(symbol, data=(4, 16))
+        converted, args, _ = amp.convert_model(symbol, args, {}, LOW)
+        if not with_amp:
+            with pytest.raises(StateError, match=r"grad_req='write' for 'fc_bias', received 'add'.*amp\.init"):
+                converted.simple_bind(mx.cpu(), {"fc_weight": "add", "fc_bias": "add"}, data=(4, 16))
+            return
+        amp.init(LOW)
+        executor = converted.simple_bind(mx.cpu(), "add", data=(4, 16))
+        executor.copy_params_from(args)
+        executor.arg_dict["data"][:] = 1
+        for _ in range(3):
+            executor.forward(is_train=True)
+            executor.backward(mx.nd.ones((4, 16)))
+        np.testing.assert_array_equal(executor.grad_dict["fc_weight"].asnumpy(), 12)
+        np.testing.assert_array_equal(executor.grad_dict["fc_bias"].asnumpy(), 12)
+
+    def test_a_bucketing_module_is_trained_on(self):
+        def sym_gen(length):
+            data, cell = mx.sym.var("data"), mx.rnn.LSTMCell(16, prefix="lstm_")
+            outputs, _ = cell.unroll(length, mx.sym.Embedding(data, input_dim=20, output_dim=8, name="embed"),
+                                     merge_outputs=True)
+            out = mx.sym.FullyConnected(outputs.reshape((-1, 16)), num_hidden=5, name="fc")
+            return mx.sym.SoftmaxOutput(out, mx.sym.var("softmax_label").reshape((-1,)), name="softmax"), ("data",), (
+                "softmax_label",)
+
+        def fitted(module):
+            module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+            for length in (6, 4, 3):
+                words = mx.nd.array(np.arange(2 * length).reshape(2, length))
+                module.forward_backward(mx.io.DataBatch(
+                    [words], [words % 5], bucket_key=length, provide_data=[("data", (2, length))],
+                    provide_label=[("softmax_label", (2, length))]))
+                module.update()
+            return {name: array.asnumpy() for name, array in module.get_params()[0].items()}
+
+        mx.random.seed(2)
+        shapes = [("data", (2, 6))], [("softmax_label", (2, 6))]
+        module = mx.mod.BucketingModule(sym_gen, default_bucket_key=6)
+        module.bind(*shapes)
+        module.init_params(mx.init.Xavier())
+        start = {name: array.asnumpy() for name, array in module.get_params()[0].items()}
+        converted = amp.convert_bucketing_module(module, LOW)
+        converted.bind(*shapes)
+        expected, found = fitted(module), fitted(converted)
+        for name, value in expected.items():
+            assert relative(value - start[name], found[name] - start[name]) < 0.05, name
+
+
+class TestTraining:
+    """What is folded, dropped or fused is not trained in silence."""
+
+    @pytest.mark.parametrize("options", FOLDED, ids=str)
+    @both
+    def test_a_module_is_refused(self, dtype, options):
+        symbol = network()
+        converted, *_ = amp.convert_model(symbol, *values(symbol, **SHAPES), dtype, **options)
+        with pytest.raises(StateError, match=r"cannot be trained.*for_training=False.*optimize='none'"):
+            bound(converted)
+
+    @pytest.mark.parametrize("make", [
+        lambda symbol: mx.sym.FullyConnected(wide(symbol, "pool"), num_hidden=3, name="head"),
+        lambda symbol: mx.sym.Group([wide(symbol, "pool"), mx.sym.var("other")]),
+        lambda symbol: mx.sym.load_json(wide(symbol, "pool").tojson(remove_amp_cast=False)),
+        lambda symbol: mx.sym.load_json(symbol.tojson()), copy.deepcopy,
+        lambda symbol: wide(symbol, "relu1") * 2])
+    @pytest.mark.parametrize("with_amp", [False, True])
+    def test_parts_copies_and_heads_are_refused(self, make, with_amp):
+        symbol = network()
+        converted, *_ = amp.convert_model(symbol, *values(symbol, **SHAPES), LOW,
+                                          optimize=["fold_batch_norm", "cast_params_offline"])
+        made = make(converted)
+        if with_amp:
+            amp.init(LOW)
+        shapes = {name: shape for name, shape in {**SHAPES, "other": (1,)}.items() if name in made.list_inputs()}
+        with pytest.raises(StateError, match=r"cannot be trained.*made of conv1_weight and the BatchNorm bn1"):
+            made.simple_bind(mx.cpu(), **shapes)
+        arrays = {name: mx.nd.zeros(1) for name in made.list_arguments() if name not in shapes}
+        with pytest.raises(StateError, match="cannot be trained"):
+            made.bind(mx.cpu(), arrays, arrays)
+        executor = made.simple_bind(mx.cpu(), "null", **shapes)
+        assert np.isfinite(executor.forward()[0].asnumpy()).all()
+
+    def test_a_head_on_frozen_folded_layers_is_trained(self):
+        symbol = network()
+        args, aux = values(symbol, **SHAPES)
+
+        def with_head(symbol):
+            head = mx.sym.FullyConnected(wide(symbol, "pool"), num_hidden=4, name="head")
+            return mx.sym.SoftmaxOutput(head, name="softmax")
+
+        converted, new_args, new_aux = amp.convert_model(symbol, args, aux, LOW, optimize=["fold_batch_norm"])
+        found = []
+        for each, arrays, states in ((symbol, args, aux), (converted, new_args, new_aux)):
+            made = with_head(each)
+            own = {name: array for name, array in arrays.items() if name in made.list_arguments()}
+            module = bound(made, fixed_param_names=list(own))
+            module.init_params(mx.init.One(), own, states, allow_missing=True)
+            module.init_optimizer(optimizer_params={"learning_rate": 0.1})
+            module.forward(batch(), is_train=False)  # as frozen layers run
+            module.backward()
+            module.update()
+            found.append(module.get_params()[0]["head_weight"].asnumpy() - 1)
+        assert np.abs(found[0]).max() > 0
+        assert relative(*found) < 0.05
+
+    def test_a_network_without_its_dropout_is_refused(self):
+        symbol = mx.sym.Dropout(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=8, name="fc"), name="drop") + 1
+        args, _ = values(symbol, data=(4, 16))
+        converted, *_ = amp.convert_model(symbol, args, {}, LOW, optimize=["drop_training"])
+        with pytest.raises(StateError, match="the Dropout drop is left out"):
+            converted.simple_bind(mx.cpu(), data=(4, 16))
+
+    @pytest.mark.parametrize("op", ["BlockGrad", "make_loss"])
+    def test_gradients_of_data_stop_where_the_network_stops_them(self, op):
+        data = mx.sym.var("data")
+        symbol = getattr(mx.sym, op)(mx.sym.FullyConnected(data, num_hidden=16, no_bias=True, name="fc"), name="stop")
+        symbol = mx.sym.broadcast_mul(symbol, data)
+        args, _ = values(symbol, data=(4, 16))
+        found = []
+        for each, arrays in ((symbol, args), amp.convert_model(symbol, args, {}, LOW, optimize="all",
+                                                               disable_passes=["fuse"])[:2]):
+            slope, x = mx.nd.zeros((4, 16)), mx.nd.array(np.random.RandomState(1).normal(size=(4, 16)))
+            executor = each.bind(mx.cpu(), {**arrays, "data": x}, {"data": slope})
+            executor.forward(is_train=True)
+            executor.backward(mx.nd.ones((4, 16)))
+            found.append(slope.asnumpy())
+        assert relative(*found) < 0.02
+
+    def test_casts_of_one_weight_that_is_stored_twice(self):
+        weight = mx.sym.var("w")
+        symbol = mx.sym.broadcast_add(mx.sym.FullyConnected(mx.sym.var("data"), weight, num_hidden=16, no_bias=True),
+                                      mx.sym.sum(weight, keepdims=True))
+        converted, args, _ = amp.convert_model(symbol, {"w": mx.nd.ones((16, 16))}, {}, LOW, data_names=["data"],
+                                               cast_optional_params=True)
+        assert set(args) == {"w", f"w_{LOW}"}
+        with pytest.raises(StateError, match=f"'w_{LOW}' .made of w"):
+            converted.simple_bind(mx.cpu(), data=(4, 16))
+
+
+class TestParameters:
+    """A folded network takes its own parameters only."""
+
+    @pytest.mark.parametrize("options", FOLDED, ids=str)
+    def test_its_own_are_taken(self, options):
+        symbol = network()
+        args, aux = values(symbol, **SHAPES)
+        expected = predicted(symbol, args, aux)
+        model = amp.convert_model(symbol, args, aux, LOW, **options)
+        assert relative(expected, predicted(*model)) < 0.02
+
+    @pytest.mark.parametrize("give", [
+        lambda module, args, aux: module.set_params(args, aux),
+        lambda module, args, aux: module.set_params(args, aux, allow_missing=True),
+        lambda module, args, aux: module.set_params(args, aux, allow_missing=True, allow_extra=True),
+        lambda module, args, aux: module.init_params(arg_params=args, aux_params=aux),
+        lambda module, args, aux: module.init_params(None, args, aux, True, False, True),
+        lambda module, args, aux: module.init_params(mx.init.Xavier(), args, aux, allow_missing=True),
+        lambda module, args, aux: module._exec_group.execs[0].copy_params_from(args, aux, True)])
+    @pytest.mark.parametrize("with_amp", [False, True])
+    def test_those_of_the_checkpoint_are_refused(self, give, with_amp):
+        symbol = network()
+        args, aux = values(symbol, **SHAPES)
+        converted, *_ = amp.convert_model(symbol, args, aux, LOW, optimize="all")
+        if with_amp:
+            amp.init(LOW)
+        module = bound(converted, for_training=False)
+        with pytest.raises(StateError, match=r"without 'bn1_weight', which is made of conv1_weight and the BatchNorm"):
+            give(module, args, aux)
+
+    def test_a_bucketing_module_refuses_them(self):
+        symbol = network()
+        args, aux = values(symbol, **SHAPES)
+        module = mx.mod.BucketingModule(lambda key: (symbol, ("data",), ("softmax_label",)), default_bucket_key=1)
+        shapes = [("data", SHAPES["data"])], [("softmax_label", SHAPES["softmax_label"])]
+        module.bind(*shapes, for_training=False)
+        module.init_params(arg_params=args, aux_params=aux)
+        converted = amp.convert_bucketing_module(module, LOW, optimize="all")
+        converted.bind(*shapes, for_training=False)
+        for options in ({}, {"allow_missing": True, "allow_extra": True}):
+            with pytest.raises(StateError, match="is made of conv1_weight"):
+                converted.set_params(args, aux, **options)
+
+    def test_a_padded_weight_is_not_taken_for_the_checkpoints(self):
+        symbol = network(odd=True)
+        args, aux = values(symbol, **SHAPES)
+        model = amp.convert_model(symbol, args, aux, LOW, optimize=["align_channels", "cast_params_offline"],
+                                  data_example=SHAPES)
+        if LOW == "bfloat16":
+            assert model[1]["conv1_weight_padded_bfloat16"].shape[0] == 272
+        module = bound(model[0], for_training=False)
+        if LOW == "bfloat16":
+            with pytest.raises(StateError, match="made of conv1_weight"):
+                module.set_params(args, aux, allow_missing=True)
+        assert relative(predicted(symbol, args, aux), predicted(*model)) < 0.02
+
+    @pytest.mark.parametrize("optional", [False, True])
+    def test_a_plain_conversion_takes_the_checkpoints(self, optional):
+        symbol = network()
+        args, aux = values(symbol, **SHAPES)
+        converted, *_ = amp.convert_model(symbol, args, aux, LOW, cast_optional_params=optional)
+        assert relative(predicted(symbol, args, aux), predicted(converted, args, aux)) < 0.03
+
+    def test_a_part_of_its_own_may_be_set_alone(self):
+        symbol = network()
+        converted, args, aux = amp.convert_model(symbol, *values(symbol, **SHAPES), "float32", optimize="all")
+        module = bound(converted, for_training=False)
+        module.set_params(args, aux)
+        module.set_params({"fc_bias": mx.nd.ones(4)}, {}, allow_missing=True)
+        assert module._exec_group.execs[0].arg_dict["fc_bias"].asnumpy().tolist() == [1] * 4
+
+    def test_after_deinit_mxnet_is_as_it_was(self):
+        symbol = network()
+        originals = mx.sym.Symbol.bind, mx.mod.Module.init_params
+        amp.convert_model(symbol, *values(symbol, **SHAPES), LOW, optimize="all")
+        assert mx.mod.Module.init_params is not originals[1]
+        amp.init(LOW)
+        amp.deinit()
+        assert (mx.sym.Symbol.bind, mx.mod.Module.init_params) == originals
+
+
+class TestNames:
+    """A name gives the value that it gave in the network, or nothing."""
+
+    @pytest.mark.parametrize("options", [{}, {"cast_optional_params": True}, *FOLDED,
+                                         {"optimize": ["align_channels", "cast_params_offline"]},
+                                         {"optimize": ["align_channels"]}], ids=str)
+    @pytest.mark.parametrize("odd", [False, True])
+    @both
+    def test_every_tensor_that_is_found_is_right(self, dtype, odd, options, tmp_path):
+        symbol = network(odd=odd)
+        args, aux = values(symbol, **SHAPES)
+        model = amp.convert_model(symbol, args, aux, dtype, data_example=SHAPES, **options)
+        mx.model.save_checkpoint(str(tmp_path / "net"), 0, *model)
+        wanted = {name: self.value(symbol, args, aux, name) for name in symbol.get_internals().list_outputs()
+                  if name.endswith("_output")}
+        for made in (model, mx.model.load_checkpoint(str(tmp_path / "net"), 0)):
+            names = [name for name in made[0].get_internals().list_outputs() if name in wanted]
+            assert {"pool_output", "softmax_output"} <= set(names)
+            for name in names:
+                found = self.value(*made, name)
+                assert relative(wanted[name], found) < (1e-4 if dtype == "float32" else 0.03), name
+
+    @staticmethod
+    def value(symbol, args, aux, name):
+        tensor = symbol.get_internals()[name]
+        arrays = {**args, **aux, "data": batch().data[0], "softmax_label": batch().label[0]}
+        found = mx.nd.CachedOp(tensor)(*[arrays[each] for each in tensor.list_inputs()])
+        return mx.nd.amp_cast(found, dtype="float32").asnumpy()
+
+    def test_a_batch_norms_name_gives_the_folded_layer(self):
+        symbol = network()
+        converted, *_ = amp.convert_model(symbol, *values(symbol, **SHAPES), LOW, optimize=["fold_batch_norm"])
+        names = converted.get_internals().list_outputs()
+        assert "bn1_output" in names
+        assert not {"conv1_output", "conv1_weight", "conv2_weight", "conv2_bias"} & set(names)
+
+
+class TestBlocks:
+    @staticmethod
+    def net():
+        mx.random.seed(3)
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(16, 3, in_channels=16, use_bias=False), nn.BatchNorm(in_channels=16), nn.Activation("relu"),
+                nn.GlobalAvgPool2D(), nn.Dense(4, in_units=16))
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        return net
+
+    @staticmethod
+    def step(net, trainer):
+        with autograd.record():
+            loss = (net(mx.nd.ones((2, 16, 6, 6))) ** 2).sum()
+        loss.backward()
+        trainer.step(2)
+
+    @pytest.mark.parametrize("grad_req", ["null", "write"])
+    @pytest.mark.parametrize("with_amp", [False, True])
+    def test_fine_tuning_a_converted_network_says_what_to_do(self, grad_req, with_amp):
+        fast = amp.convert_hybrid_block(self.net(), LOW)
+        fast.collect_params().setattr("grad_req", grad_req)
+        if with_amp:
+            amp.init(LOW)
+        trainer = gluon.Trainer(fast.collect_params(), "sgd", {"learning_rate": 0.1})
+        with pytest.raises(StateError, match=r"train the FP32 network under amp\.init\(\), and convert it afterwards"):
+            self.step(fast, trainer)
+
+    def test_without_a_trainer_too(self):
+        fast = amp.convert_hybrid_block(self.net(), LOW)
+        fast.collect_params().setattr("grad_req", "write")
+        with pytest.raises(StateError, match="cannot be trained"), autograd.record():
+            fast(mx.nd.ones((2, 16, 6, 6)))
+        assert fast(mx.nd.ones((2, 16, 6, 6))).shape == (2, 4)
+
+    def test_a_head_on_it_is_trained(self):
+        fast, head = amp.convert_hybrid_block(self.net(), LOW), nn.Dense(2, in_units=4)
+        head.initialize(mx.init.One())
+        net = nn.HybridSequential()
+        net.add(fast, head)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        before = head.weight.data().asnumpy()
+        self.step(net, trainer)
+        assert (head.weight.data().asnumpy() != before).any()
+
+    def test_one_of_casts_only_is_trained(self):
+        net = self.net()
+        plain = amp.convert_hybrid_block(net, LOW, optimize="none")
+        plain.collect_params().setattr("grad_req", "write")
+        slopes = []
+        for each in (net, plain):
+            with autograd.record():
+                loss = (each(mx.nd.array(np.random.RandomState(2).normal(size=(4, 16, 6, 6)))) ** 2).sum()
+            loss.backward()
+            slopes.append({name: parameter.grad().asnumpy() for name, parameter in each.collect_params().items()
+                           if parameter.grad_req != "null"})
+        for name, slope in slopes[0].items():
+            assert relative(slope, slopes[1][name]) < 0.1, name
+
+    @pytest.mark.bf16
+    def test_an_imported_one_is_not_trained_under_amp(self, tmp_path):
+        files = amp.convert_hybrid_block(self.net(), LOW).export(tmp_path / "net")
+        imported = gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+        imported.hybridize()
+        amp.init(LOW)
+        with autograd.record():
+            assert imported(mx.nd.ones((2, 16, 6, 6))).shape == (2, 4)
+        trainer = gluon.Trainer(imported.collect_params(), "sgd")
+        with pytest.raises(StateError, match="cannot be trained"):
+            self.step(imported, trainer)
