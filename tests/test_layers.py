@@ -60,7 +60,7 @@ INSIDE = {
                 "frame", "second_gradients", "zero_gradients", "eager_native", "gpus", "recent", "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "own_gradients", "tables",
               "decision"],
-    "graph": ["__init__", "subgraphs", "edit", "graph", "attrs"],
+    "graph": ["__init__", "subgraphs", "edit", "graph", "decision", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files",
                  "nested", "_cuda", "_isa", "_memory", "_compat"}

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ..errors import GraphError
+from .decision import Decision
 
 VARIABLE = "null"
 _AFTER = "control_deps"  # what nnvm calls it
@@ -75,11 +76,18 @@ class Node:
     # per output, the data types that the assignment pass decided on; empty until then. A node without a decision reads
     # its inputs in the first of them.
     planned: list[str | None] = field(default_factory=list)
-    decision: Any = None  # the policy's decision for this operator, written by the assignment pass
+    decision: Decision | None = None  # the precision of this operator, and why; written by the assignment pass
     role: Role = Role.OWN  # who put the node there
     replaced: str = ""  # the program's operator, where a pass has put another one in its place; empty otherwise
     # the program's node whose result this one gives, where a pass has changed what that one computes
     stands_for: str = ""
+
+    @property
+    def decided(self) -> Decision:
+        """The decision of a node that has one."""
+        if self.decision is None:
+            raise GraphError(f"no precision was assigned to {self!r}: assign_dtypes has to run before")
+        return self.decision
 
     @property
     def kind(self) -> str:

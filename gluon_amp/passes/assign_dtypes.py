@@ -50,9 +50,9 @@ def _data_shape(node: Node) -> tuple[int, ...] | None:
 
 def data_precision(node: Node, context: Context) -> str | None:
     """Return the precision that a node's floating-point data takes; None when it has no such data."""
-    if node.decision.rule == KEEP:
+    if node.decided.rule == KEEP:
         return None
-    return precision(node.decision, [entry.dtype for entry in node.inputs], FLOAT32, context.target)
+    return precision(node.decided, [entry.dtype for entry in node.inputs], FLOAT32, context.target)
 
 
 def plan_outputs(node: Node, context: Context) -> bool:
@@ -61,7 +61,7 @@ def plan_outputs(node: Node, context: Context) -> bool:
     if data_precision(node, context) != context.target:
         return False
     # The hidden outputs of operators with FP32 inputs (BatchNorm's mean and variance) are FP32 as well.
-    count = 1 if node.decision.fp32_inputs else len(node.dtypes)
+    count = 1 if node.decided.fp32_inputs else len(node.dtypes)
     node.planned = [context.target if dtype == FLOAT32 and index < count else dtype
                     for index, dtype in enumerate(node.dtypes)]
     return node.planned != node.dtypes
@@ -69,10 +69,10 @@ def plan_outputs(node: Node, context: Context) -> bool:
 
 def input_dtypes(node: Node, context: Context) -> list[str | None]:
     """Return the type that each input must have; None where the input is left as it is."""
-    if node.decision.rule == KEEP:
+    if node.decided.rule == KEEP:
         return [FLOAT32 if entry.is_lowered else None for entry in node.inputs]
     wanted = data_precision(node, context)
     return [None if not context.is_float(entry)
-            else FLOAT32 if position in node.decision.fp32_inputs
+            else FLOAT32 if position in node.decided.fp32_inputs
             else wanted
             for position, entry in enumerate(node.inputs)]

@@ -66,7 +66,7 @@ def _members(graph: Graph, readers: Readers, context: Context) -> list[Node]:
 
 def _is_free(node: Node) -> bool:
     """Tell whether an operator in FP32 is so for its data, or for speed in another layout, and may be lowered."""
-    decision = node.decision
+    decision = node.decided
     return decision.safe and (decision.rule in (NEUTRAL, WIDEST) or decision.cause is Cause.CHANNELS)
 
 
@@ -138,7 +138,7 @@ def _turn(graph: Graph, chain: list[Node], readers: Readers, guards: Guards, con
 
 def _lower(node: Node, context: Context) -> None:
     """Let a member of a chain take its data in low precision, and its parameters in FP32."""
-    decision = node.decision
+    decision = node.decided
     if Entry(node).dtype == FLOAT32:
         decision = replace(decision, cause=Cause.COST, note=f"in {context.target} rather than {FLOAT32}: "
                                                             "so are those that it has the channels last with")

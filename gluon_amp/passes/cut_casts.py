@@ -94,12 +94,12 @@ class Choice:
 
 
 def _is_follower(node: Node) -> bool:
-    return node.decision.rule in (NEUTRAL, WIDEST)
+    return node.decided.rule in (NEUTRAL, WIDEST)
 
 
 def _settle(node: Node, wanted: str, reason: str, context: Context) -> None:
     """Make a node run in a precision; by its own rule where that gives it."""
-    decision = node.decision
+    decision = node.decided
     if data_precision(node, context) != wanted:
         reason = reason or f"{decision.note}; stays in {wanted}, which costs least"
         decision = replace(decision, rule=LOWER if wanted == context.target else FP32)
@@ -109,7 +109,7 @@ def _settle(node: Node, wanted: str, reason: str, context: Context) -> None:
 
 def _is_free(node: Node, context: Context) -> bool:
     """Tell whether a node can be moved: its inputs and outputs are FP32 in the program, and of known size."""
-    if not _is_follower(node) or not node.decision.safe or node.op == _CUSTOM:
+    if not _is_follower(node) or not node.decided.safe or node.op == _CUSTOM:
         return False
     tensors = [*_data(node, context), *_outputs(node)]
     return (data_precision(node, context) is not None
@@ -119,12 +119,12 @@ def _is_free(node: Node, context: Context) -> bool:
 def _data(node: Node, context: Context) -> list[Entry]:
     """Return the inputs that a node takes in its precision."""
     return [entry for position, entry in enumerate(node.inputs)
-            if context.is_float(entry) and position not in node.decision.fp32_inputs]
+            if context.is_float(entry) and position not in node.decided.fp32_inputs]
 
 
 def _outputs(node: Node) -> list[Entry]:
     """Return the outputs that a node gives in its precision."""
-    count = 1 if node.decision.fp32_inputs else len(node.dtypes)
+    count = 1 if node.decided.fp32_inputs else len(node.dtypes)
     return [Entry(node, output) for output in range(count) if node.dtypes[output] == FLOAT32]
 
 
@@ -158,13 +158,13 @@ def _uses(graph: Graph, nodes: Sequence[Node], context: Context) -> _ReadsOf:
 
 
 def _reads(node: Node, context: Context) -> Iterator[_Read]:
-    if node.decision.rule == KEEP:
+    if node.decided.rule == KEEP:
         yield from (_Read(entry, None, False) for entry in node.inputs if entry.node.dtypes[entry.output] == FLOAT32)
         return
     is_low = data_precision(node, context) == context.target
     for position, entry in enumerate(node.inputs):
         if context.is_float(entry):
-            settled = position in node.decision.fp32_inputs
+            settled = position in node.decided.fp32_inputs
             yield _Read(entry, None, False) if settled else _Read(entry, node, is_low)
 
 

@@ -14,14 +14,14 @@ from typing import Any
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node, operator
 from ..graph.attrs import integers
-from ..rules.shapes import can_fold_stride, trains_on_amx
+from ..rules.shapes import can_fold_stride
 from .align_channels import multiple_of
 from .context import Context
 
 
 def is_needed(context: Context) -> bool:
     """Tell whether convolutions of few channels are faster with it."""
-    return trains_on_amx(context.policy)
+    return context.policy.trains_on_amx
 
 
 def run(graph: Graph, context: Context) -> int:

@@ -36,7 +36,7 @@ def run(graph: Graph, context: Context) -> int:
 
 def _in_fp32(graph: Graph) -> int:
     activations = [node for node in graph.operators() if node.op in _FP32_ACTIVATIONS
-                   and Entry(node).dtype == FLOAT32 and _fits(Entry(node)) and node.decision.cause is not Cause.STORAGE]
+                   and Entry(node).dtype == FLOAT32 and _fits(Entry(node)) and node.decided.cause is not Cause.STORAGE]
     for node in activations:
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": _FP32_ACTIVATIONS[node.op]}
     return len(activations)

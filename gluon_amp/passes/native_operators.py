@@ -298,7 +298,7 @@ def _decision_on(found: Attention, context: Context, fp32_inputs: tuple[int, ...
     """Return low precision, unless nothing has it or the user wants FP32 of one of the operators."""
     nodes = (*found.products, found.softmax)
     # A converted graph has no decisions any more.
-    decisions = [decide(replace(node, op=listed(node)), context) if context.converted else node.decision
+    decisions = [decide(replace(node, op=listed(node)), context) if context.converted else node.decided
                  for node in nodes]
     if not context.policy.lowers:
         return decisions[-1]

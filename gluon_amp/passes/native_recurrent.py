@@ -72,7 +72,7 @@ def _is_lowered(node: Node, context: Context) -> bool:
     """Whether it runs in bfloat16, which MXNet has no kernel for."""
     if context.target != BFLOAT16 or (context.converted and context.policy.training):
         return False
-    decision = decide(replace(node, op=node.kind), context) if context.converted else node.decision
+    decision = decide(replace(node, op=node.kind), context) if context.converted else node.decided
     return decision.rule == FP32 and decision.cause is Cause.TABLE
 
 

@@ -1,10 +1,11 @@
-"""The rules of the operator tables, and the decision on an operator that follows from one."""
+"""The rules of the operator tables, and what follows from one for an operator."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from typing import Any, Sequence
+
+from ..graph import Cause, Decision
 
 LOWER = "LOWER"  # all floating-point inputs are cast to the target type
 FP32 = "FP32"  # all low-precision inputs are cast to FP32
@@ -12,26 +13,6 @@ WIDEST = "WIDEST"  # FP32 as soon as one floating-point input is FP32, otherwise
 NEUTRAL = "NEUTRAL"  # the precision that the data (first) input has already
 KEEP = "KEEP"  # inputs exactly as the program gives them: casts, optimizer updates, integer and random operators
 RULES = (LOWER, FP32, WIDEST, NEUTRAL, KEEP)
-
-
-class Cause(str, Enum):
-    """Why an operator runs in the precision that it runs in."""
-
-    TABLE = "table"  # the operator table says so
-    CHANNELS = "channels"  # it has too few input channels to gain
-    LAYOUT = "layout"  # there are no fast kernels for its layout
-    USER_LIST = "user_list"  # it is in one of the user's lists
-    NOT_LISTED = "not_listed"  # the user's list of low-precision operators leaves it out
-    REGISTERED = "registered"  # the user's register_op says so
-    EXCLUSION = "exclusion"  # the policy excludes its node
-    REGION = "region"  # it is in a region without AMP, or in an excluded block
-    OUTSIDE = "outside"  # it is outside of every region with AMP
-    STORAGE = "storage"  # it reads sparse tensors
-    SHAPE = "shape"  # there is no sound or fast kernel for its shape
-    MEASURED = "measured"  # it was measured to be slower in low precision on this machine
-    DEVICE = "device"  # the device is faster in FP32
-    COST = "cost"  # that costs least, casts included
-    DEFAULT = "default"  # nothing is known of it
 
 
 @dataclass(frozen=True)
@@ -77,19 +58,6 @@ class Rule:
     def decision(self) -> Decision:
         """What follows where the rule holds."""
         return Decision(self.rule, self.cause, self.note, self.fp32_inputs, self.rounded_inputs, self.safe)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The precision of one operator, and why."""
-
-    # as in :class:`Rule`
-    rule: str
-    cause: Cause  # the kind of reason, for programs
-    note: str  # the reason, for people
-    fp32_inputs: tuple[int, ...] = ()
-    rounded_inputs: tuple[int, ...] = ()
-    safe: bool = True
 
 
 SWITCHED_OFF = Decision(FP32, Cause.REGION, "inside an autocast(enabled=False) region, or an excluded block")

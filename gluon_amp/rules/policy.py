@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any, Callable, Mapping, Sequence
 
 from ..checks import true_or_false, whole
-from ..dtypes import FLOAT32, normalize
+from ..dtypes import BFLOAT16, FLOAT32, normalize
 from ..errors import PolicyError, expected
 from ..files import replacing
 from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule
 from .measurements import signature
-from .shapes import SHAPE_RULES, ShapeRule, gets_more_channels
+from .shapes import SHAPE_RULES, ShapeRule, can_fold_stride
 from .tables import table
 
 _MOST_SHOWN = 6
@@ -187,11 +187,18 @@ class Policy:
         return measured or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
 
     def _heeds(self, rule: ShapeRule) -> bool:
-        return rule.applies(self) and not (rule.lifted_by and self.runs(rule.lifted_by))
+        return (rule.target == self.target_dtype and rule.training in (None, self.training)
+                and rule.amx in (None, self.amx) and rule.imitated in (None, self.imitated)
+                and not (rule.lifted_by and self.runs(rule.lifted_by)))
 
     def runs(self, name: str) -> bool:
         """Tell whether a pass is on."""
         return name not in self.disabled_passes
+
+    @property
+    def trains_on_amx(self) -> bool:
+        """Whether graphs are for training in bfloat16 on AMX tiles."""
+        return self.amx and self.training and self.target_dtype == BFLOAT16 and not self.imitated
 
     @property
     def runs_native(self) -> bool:
@@ -203,7 +210,10 @@ class Policy:
         # In inference AMX kernels gain with few channels too, and leave their output in the layout of the others.
         if not shape or len(shape) < 2 or (self.amx and not self.training):
             return None
-        return None if gets_more_channels(self, op, attrs, shape[1]) else shape[1]
+        # The pass fold_stride gives some convolutions more channels: rules on few do not apply then.
+        is_folded = (op == "Convolution" and self.trains_on_amx and self.runs("fold_stride")
+                     and can_fold_stride(attrs, shape[1]))
+        return None if is_folded else shape[1]
 
     def fixed(self, op: str) -> Decision | None:
         """Return the decision on every use of an operator; None when it depends on the use."""

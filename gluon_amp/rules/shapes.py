@@ -6,14 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Callable, Iterator, Mapping, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
 from ..dtypes import BFLOAT16, FLOAT16
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from .decision import FP32, Cause, Decision
-
-if TYPE_CHECKING:
-    from .policy import Policy
 
 Attrs = Mapping[str, str]
 Shape = Sequence[int]
@@ -24,11 +21,15 @@ class ShapeRule:
     """A rule that keeps an operator in FP32 for some shapes of its data."""
 
     op: str  # registered operator name
-    applies: Callable[[Policy], bool]  # whether it is for graphs of a policy
+    target: str  # the low-precision type of the policies that it is for
     # takes the operator's attributes, the shape of its data (empty where unknown), and whether oneDNN uses AMX tiles
     holds: Callable[[Attrs, Shape, bool], bool]
     decision: Decision  # what follows
     lifted_by: str = ""  # the pass that makes it needless when it is on
+    # whether the policies that it is for train, run on AMX tiles, and imitate low precision; None for either way
+    training: bool | None = None
+    amx: bool | None = None
+    imitated: bool | None = None
 
 
 def has_idle_taps(attrs: Mapping[str, str], shape: Sequence[int]) -> bool:
@@ -110,27 +111,6 @@ def can_fold_stride(attrs: Mapping[str, str], channels: int) -> bool:
     return square and plain and wide and not is_channels_last(attrs)
 
 
-def _trains_bfloat16(policy: Policy) -> bool:
-    return policy.training and policy.target_dtype == BFLOAT16
-
-
-def _meets_all_shapes_on_amx(policy: Policy) -> bool:
-    return policy.amx and not policy.training and policy.target_dtype == BFLOAT16
-
-
-def trains_on_amx(policy: Policy) -> bool:
-    """Tell whether graphs are for training in bfloat16 on AMX tiles."""
-    return policy.amx and _trains_bfloat16(policy) and not policy.imitated
-
-
-def _lowers_to_float16(policy: Policy) -> bool:
-    return policy.target_dtype == FLOAT16
-
-
-def _imitates_in_training(policy: Policy) -> bool:
-    return policy.imitated and policy.training
-
-
 def is_of_volumes(attrs: Mapping[str, str]) -> bool:
     """Tell whether a convolution has three axes beside batch and channels."""
     return len(integers(attrs, "kernel")) == 3
@@ -146,30 +126,24 @@ _SUM = Decision(FP32, Cause.SHAPE, "a product of vectors is a sum of many values
 
 
 SHAPE_RULES: tuple[ShapeRule, ...] = (
-    ShapeRule("dot", _lowers_to_float16, is_vector, _SUM),
-    ShapeRule("_np_dot", _lowers_to_float16, is_vector, _SUM),
-    ShapeRule("Deconvolution", _imitates_in_training, lambda attrs, shape, amx: is_of_volumes(attrs),
+    ShapeRule("dot", FLOAT16, is_vector, _SUM),
+    ShapeRule("_np_dot", FLOAT16, is_vector, _SUM),
+    ShapeRule("Deconvolution", FLOAT16, lambda attrs, shape, amx: is_of_volumes(attrs),
               Decision(FP32, Cause.SHAPE, "only oneDNN has a kernel for three dimensions, whose backward ends the "
-                                          "process where the weight is cast", safe=False)),
-    ShapeRule("Convolution", _meets_all_shapes_on_amx, lambda attrs, shape, amx: is_pointwise(attrs),
+                                          "process where the weight is cast", safe=False),
+              training=True, imitated=True),
+    ShapeRule("Convolution", BFLOAT16, lambda attrs, shape, amx: is_pointwise(attrs),
               Decision(FP32, Cause.SHAPE, "the pass dilate_pointwise is off, and oneDNN's AMX kernel writes beyond its "
                                           "output for some map sizes", safe=False),
-              lifted_by="dilate_pointwise"),
-    ShapeRule("Convolution", _trains_bfloat16, lambda attrs, shape, amx: has_idle_taps(attrs, shape),
+              lifted_by="dilate_pointwise", training=False, amx=True),
+    ShapeRule("Convolution", BFLOAT16, lambda attrs, shape, amx: has_idle_taps(attrs, shape),
               Decision(FP32, Cause.SHAPE, "parts of its filters meet padding only, and oneDNN's bfloat16 kernel leaves "
-                                          "garbage in their gradient", safe=False)),
-    ShapeRule("Convolution", _trains_bfloat16,
-              lambda attrs, shape, amx: amx and len(shape) > 0 and overruns_amx_tiles(attrs, shape),
+                                          "garbage in their gradient", safe=False), training=True),
+    ShapeRule("Convolution", BFLOAT16, lambda attrs, shape, amx: len(shape) > 0 and overruns_amx_tiles(attrs, shape),
               Decision(FP32, Cause.SHAPE, "its map divides into three tiles, for which oneDNN's AMX kernel writes "
-                                          "beyond its output", safe=False)),
-    ShapeRule("Pooling", _trains_bfloat16, pools_out_of_order,
+                                          "beyond its output", safe=False), training=True, amx=True),
+    ShapeRule("Pooling", BFLOAT16, pools_out_of_order,
               Decision(FP32, Cause.SHAPE, "it leaves one pixel of a map with more rows than there are images, or "
                                           "blocks of channels: in bfloat16 its gradient, and those before it, would "
-                                          "take thirty times as long")),
+                                          "take thirty times as long"), training=True),
 )
-
-
-def gets_more_channels(policy: Policy, op: str, attrs: Attrs, channels: int) -> bool:
-    """Tell whether the pass ``fold_stride`` gives an operator more channels: rules on few do not apply then."""
-    return (op == "Convolution" and trains_on_amx(policy) and policy.runs("fold_stride")
-            and can_fold_stride(attrs, channels))
