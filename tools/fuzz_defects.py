@@ -100,22 +100,20 @@ def _other_eps(graph: Graph) -> bool:
 
 def _planned(edit: Edit) -> Callable[[], ContextManager]:
     """Plant a defect in what graphs become in training."""
-    original = passes.rewrite
-
-    def rewrite(graph: Graph, policy: Any, **settings: Any) -> dict[str, int]:
-        counts = original(graph, policy, **settings)
-        return {**counts, "planted": edit(graph)}
-    return lambda: mock.patch.object(passes, "rewrite", rewrite)
+    return _rewritten(lambda graph, context: context.weights is None and edit(graph))
 
 
 def _converted(edit: Edit) -> Callable[[], ContextManager]:
     """Plant a defect in what conversions make."""
+    return _rewritten(lambda graph, context: context.weights is not None and edit(graph))
+
+
+def _rewritten(edit: Callable[[Graph, Any], bool]) -> Callable[[], ContextManager]:
     original = passes.run
 
     def run(graph: Graph, context: Any) -> dict[str, int]:
         counts = original(graph, context)
-        edit(graph)
-        return counts
+        return {**counts, "planted": edit(graph, context)}
     return lambda: mock.patch.object(passes, "run", run)
 
 
@@ -175,11 +173,8 @@ def _fold_without_bias(original: Callable) -> Callable:
     return fold
 
 
-def _first_plan(planner: Any, shapes: Any) -> Any:
-    if not planner._plans:
-        planner._plans[frozenset()] = plans.make_plan(planner.state, planner.traced,
-                                                      planner.inputs._replace(shapes=tuple(shapes)))
-    return next(iter(planner._plans.values()))
+def _first_plan(binding: Any, shapes: Any = None) -> Any:
+    return binding.planner.plan(binding.state, binding.facts, lambda: binding.shapes if shapes is None else shapes)
 
 
 _Caster, _CachedOp = eager_casts.Caster, graph_applier.RewritingCachedOp
@@ -202,8 +197,8 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
                                    (exclusions.Exclusions, "match", lambda *_: False)),
     "regions_ignored": _patched((assign_dtypes, "decide", _decide_without_regions(assign_dtypes.decide))),
     "first_call_stays": _patched((block_calls, "outermost_trace", nullcontext)),
-    "first_variant_stays": _patched((plans.Traced, "kept", lambda *_: frozenset())),
-    "first_plan_stays": _patched((executors.Planner, "plan", _first_plan)),
+    "first_variant_stays": _patched((plans.Traced, "choices", lambda *_: plans.Choices())),
+    "first_plan_stays": _patched((executors.Binding, "plan", _first_plan)),
     "output_fused_away": _patched((fuse, "_is_read_elsewhere", lambda *_: False)),
     "folded_without_bias": _patched(
         (fold_batch_norm._Folding, "fold", _fold_without_bias(fold_batch_norm._Folding.fold))),

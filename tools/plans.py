@@ -87,16 +87,17 @@ def policy_of(device: str) -> Any:
     return replace(make_policy(dtype, registered_operators()), **settings)
 
 
-def training_plan(call: Call, device: str, guarded: frozenset[str] = frozenset()) -> Iterator[str]:
+def training_plan(call: Call, device: str, accumulated: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yield the lines of what a graph becomes in training."""
     from gluon_amp._mxnet.symbols import dtype_name
-    from gluon_amp.runtime.plans import Inputs, Traced, make_plan
+    from gluon_amp.passes import Facts
+    from gluon_amp.runtime.plans import Planner
     from gluon_amp.runtime.state import State
 
     kind = "gpu" if device.endswith("gpu") else "cpu"
-    inputs = Inputs(tuple(call.names), tuple(dtype_name(array.dtype) for array in call.arrays),
-                    tuple(array.shape for array in call.arrays), kind, guarded)
-    yield from lines(make_plan(State({kind: policy_of(device)}), Traced(call.symbol), inputs).graph)
+    facts = Facts(tuple(dtype_name(array.dtype) for array in call.arrays), kind, accumulated, dense=False)
+    shapes = [array.shape for array in call.arrays]
+    yield from lines(Planner(call.symbol).plan(State({kind: policy_of(device)}), facts, shapes, lambda: shapes).graph)
 
 
 def conversion_plan(call: Call, device: str) -> Iterator[str]:

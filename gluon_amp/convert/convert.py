@@ -17,7 +17,7 @@ from ..dtypes import FLOAT32, FLOAT64, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, TYPE_FLAGS
-from ..passes import Context
+from ..passes import Context, Facts
 from ..rules import Policy
 from ..runtime.hooks import watch_symbols
 from .inputs import shapes_in
@@ -113,7 +113,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
     # A GPU has no fused operators, and imitated types are not oneDNN's.
     has_engine = on_cpu and not policy.imitated
     fuses = has_engine and policy.runs("fuse") and passes.is_fusible(graph)  # behind which there are no gradients
-    context = Context.of(graph, policy, cast_outputs, weights=weights, recorded=not fuses,
+    context = Context.of(graph, policy, Facts(recorded=not fuses), keep_outputs=cast_outputs, weights=weights,
                          engine=(lambda given: to_graph(fuse(from_graph(given, symbol)))) if has_engine else None)
     counts = passes.run(graph, context)
     operators = graph.operators()

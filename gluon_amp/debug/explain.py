@@ -142,13 +142,13 @@ def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[Inserted
         return net.operators, net.inserted, "cpu" if state is None else state.key(net.device)
     if not isinstance(net, Block):
         raise TypeError(expected("a Gluon block, or data to run a symbol with", "net", net))
-    operations = [] if controller.rewriter() is None else prepared_operations(net)
+    operations = prepared_operations(net) if controller.is_on() else []
     plans = [(block, operation.latest) for block, operation in operations if operation.latest is not None]
     if not plans:
         raise StateError("explain: there is no graph to explain, because the network has not been called under AMP "
                          "while hybridized. Give data to run it with: amp.explain(net, name, data)")
     records = [record for block, plan in plans for record in planned(block, plan.graph, plan.policy)]
-    return (*make_rows(records, net), plans[0][1].inputs.device)
+    return (*make_rows(records, net), plans[0][1].facts.device)
 
 
 def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:

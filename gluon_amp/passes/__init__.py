@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 from .context import Context
-from .driver import PASSES, Pass, checked, finish, list_passes, pipeline_of, rewrite, run
+from .driver import PASSES, Pass, checked, finish, list_passes, pipeline_of, run
+from .facts import Facts
 from .fuse import is_fusible
 
-__all__ = ["PASSES", "Context", "Pass", "checked", "finish", "is_fusible", "list_passes", "pipeline_of", "rewrite",
-           "run"]
+__all__ = ["PASSES", "Context", "Facts", "Pass", "checked", "finish", "is_fusible", "list_passes", "pipeline_of", "run"]

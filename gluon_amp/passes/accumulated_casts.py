@@ -10,7 +10,7 @@ _FLOATS = (FLOAT32, *LOW_PRECISION)
 
 def is_needed(context: Context) -> bool:
     """Tell whether gradients of variables accumulate."""
-    return bool(context.guarded)
+    return bool(context.facts.accumulated)
 
 
 def run(graph: Graph, context: Context) -> int:
@@ -19,7 +19,7 @@ def run(graph: Graph, context: Context) -> int:
     for node in cast_nodes(graph):
         source = node.inputs[0]
         name = source.node.name
-        if source.node.is_variable and name in context.guarded and source.dtype in _FLOATS:
+        if source.node.is_variable and name in context.facts.accumulated and source.dtype in _FLOATS:
             if name not in guards:
                 guards[name] = guard(source, graph.new_name(f"{name}_guard"))
             node.inputs = [guards[name]]

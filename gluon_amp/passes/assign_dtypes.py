@@ -13,7 +13,7 @@ from .context import Context
 def run(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""
     lowered = 0
-    kept = sparse_tensors.readers(graph, context.sparse)
+    kept = sparse_tensors.readers(graph, context.facts.sparse)
     for node in graph.operators():
         node.decision = READS_SPARSE if id(node) in kept else decide(node, context)
         lowered += plan_outputs(node, context)

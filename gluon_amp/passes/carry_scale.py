@@ -17,7 +17,7 @@ _SCALE = "amp_loss_scale"
 
 def is_needed(context: Context) -> bool:
     """Tell whether there are such operators, and gradients that may carry a scale."""
-    return bool(context.own_gradients)
+    return bool(context.facts.own_gradients)
 
 
 def is_scale(node: Node) -> bool:
@@ -28,11 +28,12 @@ def is_scale(node: Node) -> bool:
 def run(graph: Graph, context: Context) -> int:
     """Multiply what such operators read; return how many operators there are."""
     scaling = _Scaling(graph)
-    found = [node for node in graph.operators() if node.name in context.own_gradients]
+    counts = dict(context.facts.own_gradients)
+    found = [node for node in graph.operators() if node.name in counts]
     for node in found:
         if node.op == ADDS_GRADIENT:
             redirect(graph, {Entry(node).key: scaling.inverse(Entry(node))})
-        for position in range(context.own_gradients[node.name]):
+        for position in range(counts[node.name]):
             node.inputs[position] = scaling.times(node.inputs[position])
     return len(found)
 

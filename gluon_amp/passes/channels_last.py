@@ -35,7 +35,7 @@ _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channel
 
 def is_needed(context: Context) -> bool:
     """Tell whether training in a type of theirs is about to run on a CPU with operators in C++."""
-    return (context.trains and context.recorded and context.target in _SAVED and not context.policy.imitated
+    return (context.facts.trains and context.facts.recorded and context.target in _SAVED and not context.policy.imitated
             and bool(context.native))
 
 

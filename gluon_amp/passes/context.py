@@ -1,7 +1,7 @@
 """What passes need to know beside the graph."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import AbstractSet, Callable, Collection, Mapping, Protocol, Sequence
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph
 from ..rules import Policy
+from .facts import UNKNOWN, Facts
 
 
 class Weights(Protocol):
@@ -35,37 +36,31 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """The settings of one rewrite."""
+    """What a rewrite depends on."""
 
     policy: Policy  # decides the precision of each operator, and which passes are off
-    # names of variables whose gradient is accumulated (``grad_req='add'``): MXNet's ``amp_cast`` loses it
-    guarded: frozenset[str] = frozenset()
-    # names of weights of dense layers that get no gradient, while the biases do
-    frozen: frozenset[str] = frozenset()
+    facts: Facts = UNKNOWN  # what is known of the calls that the graph is for
     # the data types that the graph's outputs had, and are to have; None for those that may have any
     outputs: tuple[str | None, ...] = ()
+    # the inputs before the rewrite. Training passes them by position: their order must not change.
+    variables: tuple[str, ...] = ()
     everywhere: bool = True  # False when only operators traced inside an autocast region are to run in low precision
+    native: AbstractSet[str] = frozenset()  # the operators in C++ that may take the place of MXNet's: registered names
+    converted: bool = False  # whether the graph is one that was converted for inference, and is about to run
+    check: bool = False  # whether the result is verified
     weights: Weights | None = None  # the trained parameters, for passes that change them; None in training
     # lets MXNet fuse the operators of a graph, and returns another graph; None where it cannot
     engine: Callable[[Graph], Graph] | None = None
-    check: bool = False  # whether the result is verified
-    native: AbstractSet[str] = frozenset()  # the operators in C++ that may take the place of MXNet's: registered names
-    sparse: frozenset[str] = frozenset()  # names of variables that are sparse
-    recorded: bool = True  # whether gradients may be asked for
-    # how many inputs get a gradient that does not follow from the one that comes back, by the names of operators;
-    # empty where gradients carry no loss scale
-    own_gradients: Mapping[str, int] = field(default_factory=dict)
-    trains: bool = False  # whether it is known that operators run in their training mode, and nobody watches them
-    converted: bool = False  # whether the graph is one that was converted for inference, and is about to run
-    # the inputs before the rewrite. Training passes them by position: their order must not change.
-    variables: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, graph: Graph, policy: Policy, keep_outputs: bool = True, **settings: object) -> Context:
-        """Return the settings for a graph as it is now; without ``keep_outputs`` its outputs may take any type."""
+    def of(cls, graph: Graph, policy: Policy, facts: Facts = UNKNOWN, *, keep_outputs: bool = True,
+           everywhere: bool = True, native: AbstractSet[str] = frozenset(), converted: bool = False,
+           check: bool = False, weights: Weights | None = None,
+           engine: Callable[[Graph], Graph] | None = None) -> Context:
+        """Return what a rewrite of a graph depends on; without ``keep_outputs`` its outputs may take any type."""
         outputs = tuple(head.node.dtypes[head.output] if keep_outputs else None for head in graph.heads)
-        return cls(policy, outputs=outputs, variables=tuple(node.name for node in graph.variables()),
-                   **settings)  # type: ignore[arg-type]
+        variables = tuple(node.name for node in graph.variables())
+        return cls(policy, facts, outputs, variables, everywhere, native, converted, check, weights, engine)
 
     @property
     def target(self) -> str:

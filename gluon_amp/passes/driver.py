@@ -7,11 +7,10 @@ and keep them up to date for the nodes they add.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable
+from typing import Callable, Iterable
 
 from ..errors import PolicyError, closest, expected
 from ..graph import Graph
-from ..rules import Policy
 from . import (
     accumulated_casts,
     align_channels,
@@ -47,7 +46,7 @@ def _always(context: Context) -> bool:
 
 
 def _records(context: Context) -> bool:
-    return context.recorded
+    return context.facts.recorded
 
 
 def _lowers(context: Context) -> bool:
@@ -141,11 +140,6 @@ def run(graph: Graph, context: Context) -> dict[str, int]:
 def finish(graph: Graph, context: Context) -> dict[str, int]:
     """Run the last passes, after which the graph has no decisions any more; otherwise as :func:`run`."""
     return {each.name: each.run(graph, context) for each in pipeline_of(context) if each.is_last}
-
-
-def rewrite(graph: Graph, policy: Policy, **settings: Any) -> dict[str, int]:
-    """Run all passes but the last ones with a policy; ``settings`` are those of :meth:`Context.of`."""
-    return run(graph, Context.of(graph, policy, **settings))
 
 
 def checked(names: Iterable[str] | None, argument: str = "disable_passes") -> frozenset[str]:

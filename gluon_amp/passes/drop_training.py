@@ -26,4 +26,4 @@ def run(graph: Graph, context: Context) -> int:
 def _does_nothing(node: Node, context: Context) -> bool:
     if node.op == _DROPOUT:
         return node.attrs.get("mode", "training") == "training"
-    return node.op == _IDENTITY or (node.op in _BARRIERS and not context.recorded)
+    return node.op == _IDENTITY or (node.op in _BARRIERS and not context.facts.recorded)

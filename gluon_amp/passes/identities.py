@@ -43,9 +43,9 @@ class Guards:
         return made
 
     def _is_needed(self, entry: Entry, within: Collection[int], uses: int) -> bool:
-        if not self._context.recorded:
+        if not self._context.facts.recorded:
             return False
-        if entry.node.is_variable and entry.node.name in self._context.guarded:
+        if entry.node.is_variable and entry.node.name in self._context.facts.accumulated:
             return True
         inner = sum(id(reader) in within for reader in self._readers.of(entry))
         # A cast that was put in a moment ago has no number, and no other readers.

@@ -66,7 +66,7 @@ def _always(node: Node, of: Readers | Context) -> bool:
 
 def _recorded(node: Node, context: Context) -> bool:
     """Whether gradients may be asked for, which is where it gains."""
-    return context.recorded
+    return context.facts.recorded
 
 
 def _is_global_mean(node: Node, readers: Readers) -> bool:
@@ -78,7 +78,7 @@ def _is_global_mean(node: Node, readers: Readers) -> bool:
 def _pools_slowly(node: Node, context: Context) -> bool:
     """Whether oneDNN has no kernel for the gradient. Low precision has a shape rule for it."""
     policy, shape = context.policy, node.inputs[0].shape or ()
-    return (context.recorded and not policy.lowers
+    return (context.facts.recorded and not policy.lowers
             and pools_out_of_order(node.attrs, shape, policy.amx, policy.channel_multiple or BLOCK))
 
 
@@ -137,7 +137,7 @@ def _is_softmax_of_rows(node: Node, readers: Readers) -> bool:
 def _is_slow_softmax(node: Node, context: Context) -> bool:
     """Whether oneDNN does not run it, or, of a logarithm without AVX512, has no kernel for its gradient."""
     return (_temperature(node) != 1 or is_set(node.attrs, "use_length")
-            or (node.op == "log_softmax" and context.recorded and context.policy.channel_multiple == AVX2_VALUES
+            or (node.op == "log_softmax" and context.facts.recorded and context.policy.channel_multiple == AVX2_VALUES
                 and (node.inputs[0].shape or (0,))[-1] >= AVX2_VALUES))
 
 

@@ -56,13 +56,13 @@ def fit(graph: Graph, node: Node, context: Context) -> None:
     """Give a layer its masks, its precision, and all outputs: states, and what backward needs."""
     states = 2 if node.attrs["mode"] == "lstm" else 1
     state_shape = node.inputs[-1].shape
-    node.num_outputs = 1 + states + context.recorded
-    node.shapes = [node.shapes[0], *[state_shape] * states, *[None] * context.recorded]
+    node.num_outputs = 1 + states + context.facts.recorded
+    node.shapes = [node.shapes[0], *[state_shape] * states, *[None] * context.facts.recorded]
     node.dtypes, node.planned = [FLOAT32] * node.num_outputs, []
     lowered = _is_lowered(node, context)
     masks = _masks(graph, node, context)
     node.inputs = [*node.inputs, *masks]
-    node.attrs = {**node.attrs, "masks": str(bool(masks)), "training": str(context.recorded)}
+    node.attrs = {**node.attrs, "masks": str(bool(masks)), "training": str(context.facts.recorded)}
     if lowered:
         node.attrs["dtype"] = BFLOAT16
         _lower(graph, node, context)
@@ -104,7 +104,7 @@ def _masks(graph: Graph, node: Node, context: Context) -> list[Entry]:
     data = node.inputs[0]
     if data.node.role is Role.GUARD:
         data = data.node.inputs[0]
-    elif context.recorded:
+    elif context.facts.recorded:
         node.inputs[0] = behind_identity(graph, data, context)
     first = made("slice_axis", data, 1, axis=2, begin=0, end=1)
     first.decision = context.policy.decide(first.op, first.attrs, data.shape)

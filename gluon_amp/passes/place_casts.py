@@ -27,8 +27,8 @@ def run(graph: Graph, context: Context) -> int:
                 node.inputs[position] = casts.to(entry, wanted)
     graph.heads = [casts.to(head, FLOAT32) if dtype == FLOAT32 else head
                    for head, dtype in zip(graph.heads, context.outputs)]
-    everywhere = context.recorded and has_control_flow(graph)
-    guard_sums(nodes, set(context.variables) if everywhere else context.guarded, casts.guarded)
+    everywhere = context.facts.recorded and has_control_flow(graph)
+    guard_sums(nodes, set(context.variables) if everywhere else context.facts.accumulated, casts.guarded)
     return len(casts.made) + len(casts.guards)
 
 
@@ -41,7 +41,7 @@ def _wanted(node: Node, context: Context) -> list[str | None]:
 
 def _read_often(graph: Graph, asked: Sequence[Sequence[str | None]], context: Context) -> set[tuple[int, int]]:
     """Return the tensors whose readers are so many that MXNet asks for additions, which casts do not do."""
-    if not context.recorded:
+    if not context.facts.recorded:
         return set()
     nodes, number = graph.nodes(), numbers(graph)
     parts: Counter[tuple[int, int]] = Counter()
@@ -71,7 +71,7 @@ class _Casts:
     def __init__(self, graph: Graph, context: Context, grouped_weights: set[str], read_often: set[tuple[int, int]]):
         self.graph = graph
         self.read_often = read_often
-        self.fragile = context.guarded | grouped_weights
+        self.fragile = context.facts.accumulated | grouped_weights
         self.guards: dict[tuple[int, int], Entry] = {}
         self.made: dict[tuple[tuple[int, int], str], Entry] = {}
 

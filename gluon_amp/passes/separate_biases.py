@@ -12,7 +12,7 @@ from .context import Context
 
 def is_needed(context: Context) -> bool:
     """Tell whether weights of dense layers are frozen whose biases are not."""
-    return context.recorded and bool(context.frozen)
+    return context.facts.recorded and bool(context.facts.frozen)
 
 
 def run(graph: Graph, context: Context) -> int:
@@ -20,7 +20,7 @@ def run(graph: Graph, context: Context) -> int:
     moved = {}
     for node in graph.operators():
         if (node.op != "FullyConnected" or is_set(node.attrs, "no_bias") or len(node.inputs) < 3
-                or node.inputs[1].node.name not in context.frozen):
+                or node.inputs[1].node.name not in context.facts.frozen):
             continue
         total = operator("broadcast_add", graph.new_name(f"{node.name}_biased"), [Entry(node), node.inputs[2]],
                          Entry(node))

@@ -26,7 +26,7 @@ def run(graph: Graph, context: Context) -> int:
         source = operand
         while source.node.op in _KEEPS_SHAPE_AND_TYPE and source.node.inputs[0].dtype == operand.dtype:
             source = source.node.inputs[0]
-        is_wild = node.op in _GRADIENT_IS_GARBAGE and context.recorded and source.node.op != "BlockGrad"
+        is_wild = node.op in _GRADIENT_IS_GARBAGE and context.facts.recorded and source.node.op != "BlockGrad"
         if source.dtype is None or (source is operand and not is_wild):
             continue
         block = operator("BlockGrad", graph.new_name(f"{node.name}_shape"), [source], source)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
@@ -16,10 +16,10 @@ from .._mxnet.in_turn import in_turn, run_in_turn
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs
 from ..dtypes import BFLOAT16
 from ..graph.attrs import STORAGE
+from ..passes import Facts
 from .converted_symbols import by_name, requests_of
 from .observers import executor_callback
-from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
-from .recent import remember
+from .plans import Plan, Planner, Traced
 from .state import State, controller
 
 _stock_bind = mx.sym.Symbol.bind
@@ -28,55 +28,57 @@ _TOLD = "_amp_told"  # on executors that a warning was given for
 
 
 @dataclass(eq=False)
-class Planner:
-    """Plans a symbol for executors of equal symbols and inputs, and for those that are reshaped from them."""
+class Binding:
+    """What executors of equal symbols and inputs share, and those that are reshaped from them."""
 
+    planner: Planner
     state: State  # the setting when the first was bound
-    traced: Traced  # the first one's symbol
-    inputs: Inputs  # what was known of its inputs then
+    facts: Facts  # what was known of its inputs then
+    shapes: Sequence[tuple[int, ...]]  # the shapes of its inputs then; empty where unknown
     bind: Callable  # MXNet's own ``Symbol.bind``
-    _plans: dict[Choices, Plan] = field(default_factory=dict)
 
-    def plan(self, shapes: Sequence[tuple[int, ...]]) -> Plan:
-        """Return the plan for shapes of the inputs; shapes that decide alike share one."""
-        kept = self.traced.kept(self.state, self.inputs.device, self.inputs.names, shapes)
-        known = self._plans.get(kept)
-        return known or remember(self._plans, kept, make_plan(self.state, self.traced, self.inputs._replace(
-            shapes=tuple(shapes))), MOST_PLANS)
+    def plan(self, shapes: Sequence[tuple[int, ...]] | None = None) -> Plan:
+        """Return the plan for shapes of the inputs, those of the first by default."""
+        shapes = self.shapes if shapes is None else shapes
+        return self.planner.plan(self.state, self.facts, shapes, lambda: shapes)
 
 
 # By all that plans depend on: Module binds a symbol for every context. They go with their executors.
-_planners: WeakValueDictionary[tuple, Planner] = WeakValueDictionary()
+_bindings: WeakValueDictionary[tuple, Binding] = WeakValueDictionary()
 
 
-def _planner(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Context, dtypes: Mapping[str, str | None],
+def _binding(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Context, dtypes: Mapping[str, str | None],
              shapes: Mapping[str, tuple[int, ...]], requests: Mapping[str, str], sparse: frozenset[str],
-             dense: bool) -> Planner:
-    """Return what plans a symbol for inputs of these types, shapes and requests for gradients."""
+             dense: bool) -> Binding:
+    """Return what executors of a symbol share for inputs of these types, shapes and requests for gradients."""
     device = state.key(ctx)
     key = (symbol.tojson(remove_amp_cast=False), type(symbol), mx.util.is_np_shape(), bind, state, device,
            *(frozenset(known.items()) for known in (dtypes, shapes, requests)), sparse, dense)
-    planner = _planners.get(key)
-    if planner is None:
-        traced = Traced(symbol)
-        planner = _planners[key] = Planner(state, traced, _inputs(traced, device, dtypes, shapes, requests, sparse,
-                                                                  dense), bind)
-    return planner
+    binding = _bindings.get(key)
+    if binding is None:
+        planner = Planner(symbol)
+        names, requested = planner.traced.names, {**dict.fromkeys(symbol.list_arguments(), "null"), **requests}
+        facts = Facts(tuple(dtypes.get(name) for name in names), device,
+                      frozenset(name for name, request in requested.items() if request == "add"),
+                      planner.traced.frozen(requested), sparse, dense and all(name in shapes for name in names),
+                      any(request != "null" for request in requested.values()))
+        binding = _bindings[key] = Binding(planner, state, facts, [shapes.get(name, ()) for name in names], bind)
+    return binding
 
 
 class PlannedExecutor(Executor):
     """An executor whose symbol was rewritten; outputs and hooks keep the names that the user's symbol gives them."""
 
-    planner: Planner
+    binding: Binding
     plan: Plan
     _callback: Callable | None
 
     @classmethod
-    def of(cls, executor: Executor, symbol: mx.sym.Symbol, planner: Planner, plan: Plan) -> PlannedExecutor:
+    def of(cls, executor: Executor, symbol: mx.sym.Symbol, binding: Binding, plan: Plan) -> PlannedExecutor:
         """Make one of an executor that runs a plan for the user's symbol."""
         executor.__class__ = cls
         executor._symbol = symbol
-        executor.planner, executor.plan, executor._callback = planner, plan, None
+        executor.binding, executor.plan, executor._callback = binding, plan, None
         if plan.runs_in_turn:
             run_in_turn(executor)
         return executor
@@ -86,20 +88,20 @@ class PlannedExecutor(Executor):
         symbol, base, plan = self._symbol, self, None
         if self.plan.is_native:
             kwargs = self._all_shapes(kwargs, partial_shaping)
-            plan = self.planner.plan([kwargs[name] for name in self.planner.inputs.names])
+            plan = self.binding.plan([kwargs[name] for name in self.plan.traced.names])
             if plan is not self.plan:
                 # Its operators in C++ may refuse these shapes: one without them makes the arrays.
-                base = self.planner.bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
+                base = self.binding.bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
                                          self.aux_arrays, self._group2ctx, self)
         made = Executor.reshape(base, partial_shaping, allow_up_sizing, **kwargs)
         if plan is None:
             shapes = _shapes_of(made, symbol)
-            plan = self.planner.plan([shapes[name] for name in self.planner.inputs.names])
+            plan = self.binding.plan([shapes[name] for name in self.plan.traced.names])
         if plan is not self.plan:
             # The graph of the shapes before may hold kernels that are not sound for these.
-            made = self.planner.bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
+            made = self.binding.bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
                                      self._grad_req, made.aux_arrays, self._group2ctx, self)
-        made = PlannedExecutor.of(made, symbol, self.planner, plan)
+        made = PlannedExecutor.of(made, symbol, self.binding, plan)
         if self._callback is not None:
             made.set_monitor_callback(self._callback, self._monitor_all)
         return made
@@ -135,7 +137,7 @@ def make_bind(original: Callable) -> Callable:
     def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
              aux_states: Any = None, *rest: Any, **kwargs: Any) -> Any:
         given = (args, args_grad, grad_req, aux_states, *rest)
-        state = controller.rewriter()
+        state = controller.current()
         if state is None or not isinstance(ctx, mx.Context):
             return original(symbol, ctx, *given, **kwargs)
         arrays = {**by_name(args, symbol.list_arguments()), **by_name(aux_states, symbol.list_auxiliary_states())}
@@ -146,13 +148,13 @@ def make_bind(original: Callable) -> Callable:
         dense = not sparse and not any(isinstance(array, BaseSparseNDArray) for array in gradients.values())
         requests = {name: request if name in gradients else "null"
                     for name, request in requests_of(grad_req, symbol).items()}
-        planner = _planner(state, symbol, original, ctx, dtypes, shapes, requests, sparse, dense)
+        binding = _binding(state, symbol, original, ctx, dtypes, shapes, requests, sparse, dense)
         try:
-            plan = planner.plan(planner.inputs.shapes)
+            plan = binding.plan()
         except mx.MXNetError:
             original(symbol, ctx, *given, **kwargs)  # says what is wrong with the arguments
             raise
-        return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), symbol, planner, plan)
+        return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), symbol, binding, plan)
     return bind
 
 
@@ -161,7 +163,7 @@ def make_simple_bind(original: Callable) -> Callable:
     @functools.wraps(original)
     def simple_bind(symbol: mx.sym.Symbol, /, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
                     *rest: Any, **kwargs: Any) -> Any:
-        state = controller.rewriter()
+        state = controller.current()
         if state is None or not isinstance(ctx, mx.Context):
             return original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)
         try:
@@ -169,8 +171,8 @@ def make_simple_bind(original: Callable) -> Callable:
             shapes = _inferred_shapes(symbol, kwargs)
             requests = requests_of(grad_req, symbol)
             sparse = _sparse(symbol, rest[0] if rest else kwargs.get("stype_dict"))
-            planner = _planner(state, symbol, _stock_bind, ctx, dtypes, shapes, requests, sparse, not sparse)
-            plan = planner.plan(planner.inputs.shapes)
+            binding = _binding(state, symbol, _stock_bind, ctx, dtypes, shapes, requests, sparse, not sparse)
+            plan = binding.plan()
         except mx.MXNetError:
             original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
             raise
@@ -182,7 +184,7 @@ def make_simple_bind(original: Callable) -> Callable:
         if plan.is_native:
             kwargs = {**kwargs, **shapes}  # MXNet cannot infer them from operators of a library
         executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)
-        return PlannedExecutor.of(executor, symbol, planner, plan)
+        return PlannedExecutor.of(executor, symbol, binding, plan)
     return simple_bind
 
 
@@ -211,17 +213,6 @@ def _warn_of_older(executor: Executor) -> None:
                   "force_rebind=True)", stacklevel=3)
 
 
-def _inputs(traced: Traced, device: str, dtypes: Mapping[str, str | None],
-            shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, str], sparse: frozenset[str],
-            dense: bool) -> Inputs:
-    symbol = traced.symbol
-    names = tuple(symbol.list_inputs())
-    requests = {**dict.fromkeys(symbol.list_arguments(), "null"), **given}
-    guarded = frozenset(name for name, request in requests.items() if request == "add")
-    return Inputs(names, tuple(dtypes.get(name) for name in names), tuple(shapes.get(name, ()) for name in names),
-                  device, guarded, dense=dense and all(name in shapes for name in names), sparse=sparse,
-                  recorded=any(request != "null" for request in requests.values()),
-                  frozen=traced.frozen(requests))
 
 
 def _sparse(symbol: mx.sym.Symbol, asked: Mapping[str, str] | None) -> frozenset[str]:

@@ -37,10 +37,10 @@ class OrderedCachedOp(StockCachedOp):
 def cached_op(plan: Plan, flags: Flags) -> StockCachedOp:
     """Make what runs a plan; it takes the plan's arguments."""
     if plan.carries_scale:
-        last = len(plan.inputs.names)
+        last = len(plan.traced.names)
         flags = [(name, [*value, last] if name == "data_indices" else value) for name, value in flags]
     # On GPUs, where MXNet fuses operators by their order, this was never tried.
-    if plan.symbol is None or not plan.inputs.recorded or plan.inputs.device != "cpu":
+    if plan.symbol is None or not plan.facts.recorded or plan.facts.device != "cpu":
         return StockCachedOp(plan.runs, flags)
     graph = plan.graph.copy()
     old = {id(node): position for position, node in enumerate(graph.variables())}

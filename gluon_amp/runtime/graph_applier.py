@@ -6,7 +6,7 @@ that place: it keeps the symbol as traced, and makes one stock cached op for eac
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
@@ -19,36 +19,19 @@ from .._mxnet.blocks import cached_op_of, children_of
 from .._mxnet.in_turn import in_turn, run_in_turn
 from .._mxnet.invoke import StockCachedOp
 from .._mxnet.symbols import dtype_name, to_graph
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, LOW_PRECISION
+from ..dtypes import LOW_PRECISION
 from ..graph import Graph, has_control_flow
 from ..graph.attrs import is_set
+from ..passes import Facts
 from .frame import frame
 from .gradient_order import cached_op
 from .observers import operator_callback
 from .own_gradients import loss_scale
-from .plans import MOST_PLANS, Choices, Inputs, Plan, Traced, make_plan
-from .recent import remember
+from .plans import Plan, Planner
 from .second_gradients import TWICE_DIFFERENTIABLE
 from .state import State, controller
 
-# Networks may be fed thousands of different shapes, each of which may keep other operators in FP32.
-_MOST_SHAPES = 256
 _INLINE_LIMIT = 2  # MXNet's default
-
-
-class _Variant(NamedTuple):
-    """A way of running: the plan, and what runs it."""
-
-    plan: Plan
-    operation: StockCachedOp
-
-
-class _Variants:
-    """What a cached op has made for one setting."""
-
-    def __init__(self) -> None:
-        self.kept: dict[Any, Choices] = {}  # by the shapes of the data: what they decide on
-        self.made: dict[Any, _Variant] = {}  # by everything that plans depend on
 
 
 class RewritingCachedOp:
@@ -62,12 +45,12 @@ class RewritingCachedOp:
         self.accumulating: frozenset[str] = frozenset()
         self.frozen: frozenset[str] = frozenset()
         self.latest: Plan | None = None  # what it ran under AMP last
-        self.names = tuple(symbol.list_inputs())  # in the order of the arguments
-        self.traced = Traced(symbol)
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
+        self.planner = Planner(symbol, self._data_positions)
+        self.traced = self.planner.traced
+        self.names = self.traced.names  # in the order of the arguments
         self._plain: StockCachedOp | None = None
-        # A setting that is gone for good takes what was made for it along.
-        self._variants: WeakKeyDictionary[State, _Variants] = WeakKeyDictionary()
+        self._operations: WeakKeyDictionary[Plan, StockCachedOp] = WeakKeyDictionary()  # what runs each plan
         self._hook: tuple[Any, ...] = ()
         self._observed: tuple[Any, ...] = ()  # what runs, and the hook that it was given
 
@@ -80,21 +63,21 @@ class RewritingCachedOp:
         state = self._current()
         if frame.data_gradients and self.state is None and self._gives_second_gradients(args):
             state = None
-        variant = None if state is None else self._variant(state, args)
-        operation = self._stock() if variant is None else variant.operation
+        plan = None if state is None else self._planned(state, args)
+        operation = self._stock() if plan is None else self._operation(plan)
         if self._hook:
-            self._observe(operation, variant)
+            self._observe(operation, plan)
         if self.traced.unscaled and autograd.is_recording():
             loss_scale.cannot_reach(self.traced.unscaled)
         try:
-            if variant is None or not variant.plan.carries_scale:
+            if plan is None or not plan.carries_scale:
                 return operation(*args, **kwargs)
             with loss_scale.lock:
-                return operation(*variant.plan.arguments(args), **kwargs)
+                return operation(*plan.arguments(args), **kwargs)
         except mx.MXNetError as error:
-            if variant is None or variant.plan.symbol is None:
+            if plan is None or plan.symbol is None:
                 raise
-            raise type(error)(f"{error}\n{variant.plan.explain(str(error))}") from error
+            raise type(error)(f"{error}\n{plan.explain(str(error))}") from error
 
     def note_grad_reqs(self, grad_reqs: Mapping[str, str]) -> None:
         """Take the ``grad_req`` that each parameter has in the next call, by name."""
@@ -123,7 +106,7 @@ class RewritingCachedOp:
     def plan(self, args: Sequence[NDArray]) -> Plan | None:
         """Return what a call with these arguments runs; None where AMP is off."""
         state = self._current()
-        return None if state is None else self._variant(state, args).plan
+        return None if state is None else self._planned(state, args)
 
     def graph(self, args: Sequence[NDArray]) -> Graph:
         """Return the graph that a call with these arguments runs, with the types and shapes of all tensors."""
@@ -132,30 +115,43 @@ class RewritingCachedOp:
 
     def traced_graph(self, args: Sequence[NDArray]) -> Graph:
         """Return the graph as the program made it, likewise."""
-        return self.traced.analysed(self._inputs(args, "cpu")._replace(low=frozenset()))
+        return self.traced.analysed([dtype_name(array.dtype) for array in args], [array.shape for array in args])
 
     def _current(self) -> State | None:
-        state = controller.rewriter(self.traced) if self.state is None else self.state
+        if self.state is not None:
+            return self.state
+        state = controller.rewriter()
+        # Outside of regions, without init, only parts of graphs that were traced in a region keep its setting.
+        if state is controller.marked and not self.traced.is_marked:
+            state = None
         return _switched_off() if state is None and self._own_gradients() else state
 
     def _own_gradients(self) -> tuple[tuple[str, int], ...]:
         """Return the operators whose own gradients may have to carry a loss scale."""
         return self.traced.own_gradients if autograd.is_recording() else ()
 
-    def _inputs(self, args: Sequence[NDArray], device: str) -> Inputs:
-        """Describe the arguments of a call."""
-        dtypes = tuple(dtype_name(array.dtype) for array in args)
-        low = frozenset(self.names[i] for i in self._data_positions if dtypes[i] == BFLOAT16)
-        sparse = self._sparse(args)
-        return Inputs(self.names, dtypes, tuple(array.shape for array in args),
-                      device, self._guarded(args), low, not sparse, sparse, self._is_recorded(), self.frozen,
-                      self._trains(), self._own_gradients(), self._is_half(dtypes))
+    def _planned(self, state: State, args: Sequence[NDArray]) -> Plan:
+        """Return the plan of a call under a setting, and note it as the latest."""
+        def shapes() -> list[tuple[int, ...]]:
+            return [array.shape for array in args]
 
-    def _is_half(self, dtypes: Sequence[str | None]) -> bool:
-        """Tell whether float16 data meets FP32 parameters, as where a block around hands it to one without AMP."""
-        given = {dtypes[i] for i in self._data_positions}
-        parameters = {dtype for i, dtype in enumerate(dtypes) if i not in self._data_positions}
-        return FLOAT16 in given and FLOAT32 in parameters and FLOAT16 not in parameters
+        device = state.key(args[0].context) if args else "cpu"
+        sparse = self._sparse(args)
+        facts = Facts(tuple(dtype_name(array.dtype) for array in args), device, self._accumulated(args), self.frozen,
+                      sparse, not sparse, self._is_recorded(), self._trains(), self._own_gradients())
+        self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions], shapes)
+        return self.latest
+
+    def _operation(self, plan: Plan) -> StockCachedOp:
+        """Return what runs a plan."""
+        operation = self._operations.get(plan)
+        if operation is None:
+            operation = (self._stock() if plan.symbol is None and self._safe_flags is self.flags else
+                         cached_op(plan, self._safe_flags))
+            if plan.runs_in_turn:
+                run_in_turn(operation)
+            self._operations[plan] = operation
+        return operation
 
     def _sparse(self, args: Sequence[NDArray]) -> frozenset[str]:
         """Name the inputs that are sparse arrays."""
@@ -164,14 +160,14 @@ class RewritingCachedOp:
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
 
-    def _observe(self, operation: StockCachedOp, variant: _Variant | None) -> None:
+    def _observe(self, operation: StockCachedOp, plan: Plan | None) -> None:
         """Let the hook see what is about to run, as the program knows it."""
         if (operation, self._hook) == self._observed:
             return
         callback, monitor_all = self._hook
-        if variant is not None and variant.plan.symbol is not None:
-            callback = operator_callback(variant.plan, callback)
-        if variant is not None and variant.plan.runs_in_turn:
+        if plan is not None and plan.symbol is not None:
+            callback = operator_callback(plan, callback)
+        if plan is not None and plan.runs_in_turn:
             callback = in_turn(callback)
         operation._register_op_hook(callback, monitor_all)
         self._observed = (operation, self._hook)
@@ -181,30 +177,6 @@ class RewritingCachedOp:
             self._plain = StockCachedOp(self.symbol, self.flags)
         return self._plain
 
-    def _variant(self, state: State, args: Sequence[NDArray]) -> _Variant:
-        variants = self._variants.get(state)
-        if variants is None:
-            variants = self._variants[state] = _Variants()
-        dtypes = tuple(dtype_name(array.dtype) for array in args)
-        device = state.key(args[0].context) if args else "cpu"
-        shapes = (device, *(args[i].shape for i in self._data_positions))
-        kept = variants.kept.get(shapes)
-        if kept is None:
-            kept = self.traced.kept(state, device, self.names, [array.shape for array in args])
-            remember(variants.kept, shapes, kept, _MOST_SHAPES)
-        key = (dtypes, device, self._guarded(args), kept, self._sparse(args), self._is_recorded(), self.frozen,
-               self._trains())
-        variant = variants.made.get(key)
-        if variant is None:
-            plan = make_plan(state, self.traced, self._inputs(args, device))
-            operation = (self._stock() if plan.symbol is None and self._safe_flags is self.flags else
-                         cached_op(plan, self._safe_flags))
-            if plan.runs_in_turn:
-                run_in_turn(operation)
-            variant = remember(variants.made, key, _Variant(plan, operation), MOST_PLANS)
-        self.latest = variant.plan
-        return variant
-
     def _is_recorded(self) -> bool:
         return not self.traced.depends_on_recording or autograd.is_recording()
 
@@ -212,7 +184,7 @@ class RewritingCachedOp:
         # A hook is to see maps as the program made them.
         return self.traced.depends_on_training and autograd.is_recording() and autograd.is_training() and not self._hook
 
-    def _guarded(self, args: Sequence[NDArray]) -> frozenset[str]:
+    def _accumulated(self, args: Sequence[NDArray]) -> frozenset[str]:
         if not autograd.is_recording():
             return frozenset()
         # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.
@@ -222,7 +194,7 @@ class RewritingCachedOp:
 
 @lru_cache(maxsize=1)
 def _switched_off() -> State:
-    """Return a state without AMP, for graphs that have to be rewritten all the same: see :func:`.plans.make_plan`."""
+    """Return a state without AMP, for graphs that have to be rewritten all the same: see :class:`.plans.Planner`."""
     return State({}, enabled=False)
 
 

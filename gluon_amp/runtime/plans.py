@@ -5,7 +5,8 @@ import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import AbstractSet, Iterator, Mapping, NamedTuple, Sequence
+from typing import AbstractSet, Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -15,7 +16,7 @@ from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Role, has_control_flow, subgraphs_of
 from ..graph.attrs import CONVERSION, REGION
-from ..passes import carry_scale, channels_last
+from ..passes import Facts, carry_scale, channels_last
 from ..passes.native_operators import NATIVE, REPLACEMENTS, following, may_replace
 from ..passes.widen import widen
 from ..rules import Policy
@@ -23,39 +24,19 @@ from ..rules.own_gradients import CUSTOM, WITH_OWN_GRADIENT
 from .converted_symbols import spoilt_gradients
 from .custom_operators import inputs_with_own_gradient
 from .own_gradients import loss_scale
+from .recent import remember
 from .state import State
 
 MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other operators in FP32
+MOST_SHAPES = 256  # networks may be fed thousands of different ones
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
 _MAKES_SPARSE = "cast_storage"
 _WITHOUT_SHAPES = "_while_loop"  # with it in a graph MXNet knows no shapes before it runs the operators
-Shapes = Sequence[Sequence[int]]
+Shapes = Sequence[Tuple[int, ...]]
+Dtypes = Sequence[Optional[str]]
 # Changes nothing of a graph but what has to be changed.
 _AS_TRACED = Policy(FLOAT32, disabled_passes=frozenset(passes.list_passes()))
-
-
-class Inputs(NamedTuple):
-    """A symbol's inputs at a call: their types, shapes and device."""
-
-    names: tuple[str, ...]  # arguments and auxiliary states, in order
-    dtypes: tuple[str | None, ...]  # their data types
-    shapes: tuple[tuple[int, ...], ...]  # their shapes; empty where unknown
-    device: str  # what :meth:`.state.State.key` calls the device
-    guarded: frozenset[str]  # the inputs whose gradient is accumulated
-    # the data inputs that arrive in bfloat16 from a block around, standing for FP32 ones
-    low: frozenset[str] = frozenset()
-    dense: bool = False  # whether all of them are dense arrays, of known shapes
-    sparse: frozenset[str] = frozenset()  # the inputs that are sparse arrays
-    recorded: bool = True  # whether gradients may be asked for
-    frozen: frozenset[str] = frozenset()  # weights of dense layers without a gradient, whose biases have one
-    trains: bool = False  # whether operators run in their training mode, and no hook watches them
-    own_gradients: tuple[tuple[str, int], ...] = ()  # see :attr:`Traced.own_gradients`; none for a bound symbol
-    half: bool = False  # whether data arrives in float16, from a block around perhaps, and parameters are FP32
-
-    def types(self) -> dict[str, str]:
-        """Return data types by name; data that an outer block passes in bfloat16 counts as FP32."""
-        return {name: FLOAT32 if name in self.low else dtype for name, dtype in zip(self.names, self.dtypes) if dtype}
 
 
 class Choices(NamedTuple):
@@ -70,6 +51,7 @@ class Traced:
 
     def __init__(self, symbol: mx.sym.Symbol):
         self.symbol = symbol
+        self.names = tuple(symbol.list_inputs())  # arguments and auxiliary states, in order
         self._probes: dict[frozenset[str], _Probe] = {}
 
     @cached_property
@@ -130,15 +112,15 @@ class Traced:
     @cached_property
     def keeps_inputs(self) -> bool:
         """Whether its graph has its inputs, in order: partitions may have some that no operator reads."""
-        return [node.name for node in self.graph.variables()] == self.symbol.list_inputs()
+        return [node.name for node in self.graph.variables()] == list(self.names)
 
-    def analysed(self, inputs: Inputs) -> Graph:
-        """Return a graph of one's own with the types and shapes of all tensors."""
+    def analysed(self, dtypes: Dtypes, shapes: Shapes) -> Graph:
+        """Return a graph of one's own with the types and shapes of all tensors, by those of the inputs in order."""
         # Where a user's float16 meets FP32, which MXNet refuses, the graph holds casts to FP32 that the symbol lacks.
-        graph, types = self.graph.copy(), inputs.types()
-        shapes = {name: shape for name, shape in zip(inputs.names, inputs.shapes) if shape}
+        graph, types = self.graph.copy(), {name: dtype for name, dtype in zip(self.names, dtypes) if dtype}
+        known = {name: shape for name, shape in zip(self.names, shapes) if shape}
         try:
-            analyse(self.symbol, graph, types, shapes)
+            analyse(self.symbol, graph, types, known)
             if FLOAT16 not in types.values() or all(None not in node.dtypes for node in graph.operators()):
                 return graph
         except mx.MXNetError:
@@ -146,15 +128,15 @@ class Traced:
                 raise
         else:
             widen(graph, types, self._written)
-        analyse(self.symbol, graph, types, shapes)
+        analyse(self.symbol, graph, types, known)
         return graph
 
     @cached_property
     def _written(self) -> list[str]:
         return self.symbol.list_auxiliary_states()
 
-    def kept(self, state: State, device: str, names: Sequence[str], shapes: Shapes) -> Choices:
-        """Return what shapes decide on."""
+    def choices(self, state: State, device: str, shapes: Shapes) -> Choices:
+        """Return what the shapes of all inputs decide on."""
         policy = _policy_for(self, state, device, low=False)
         if policy is None:
             return Choices()
@@ -165,7 +147,7 @@ class Traced:
         ops = lowered | replaced
         if ops not in self._probes:
             self._probes[ops] = _Probe(self, ops)
-        read = self._probes[ops].shapes(dict(zip(names, shapes)))
+        read = self._probes[ops].shapes(dict(zip(self.names, shapes)))
         return Choices(frozenset(node.name for node, found in read
                                  if node.op in lowered and policy.kept_for(node.op, node.attrs, found[0])),
                        frozenset(node.name for node, found in read
@@ -203,21 +185,23 @@ class _Probe:
         return [(node, [inferred[self.order[entry.key]] or () for entry in node.inputs[:2]]) for node in self.nodes]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """What a graph becomes under a setting."""
 
     traced: Traced  # the symbol that it was made for
-    inputs: Inputs  # what was known of its inputs
+    facts: Facts  # what it depends on
+    dtypes: Dtypes  # types of the inputs, in which data that a block around gives in bfloat16 counts as FP32
+    shapes: Shapes  # shapes of the inputs at the call that it was made for
     policy: Policy | None = None  # what decided; None where nothing in it can change
-    # every operator with its decision, types, and shapes for ``inputs``; None without a policy
+    # every operator with its decision, types, and shapes for ``shapes``; None without a policy
     rewritten: Graph | None = None
     symbol: mx.sym.Symbol | None = None  # what is to run; None to run the symbol as traced
 
     @cached_property
     def graph(self) -> Graph:
         """The graph that runs. Not to be edited."""
-        return self.traced.analysed(self.inputs) if self.rewritten is None else self.rewritten
+        return self.traced.analysed(self.dtypes, self.shapes) if self.rewritten is None else self.rewritten
 
     @property
     def is_native(self) -> bool:
@@ -227,7 +211,7 @@ class Plan:
     @cached_property
     def runs_in_turn(self) -> bool:
         """Whether its operators run one after another: on CPUs, where loops or branches are among them."""
-        return self.inputs.device == "cpu" and has_control_flow(self.traced.graph)
+        return self.facts.device == "cpu" and has_control_flow(self.traced.graph)
 
     @cached_property
     def carries_scale(self) -> bool:
@@ -243,18 +227,17 @@ class Plan:
         """The symbol that runs."""
         return self.traced.symbol if self.symbol is None else self.symbol
 
-    def at(self, shapes: tuple[tuple[int, ...], ...]) -> Graph:
+    def at(self, shapes: Shapes) -> Graph:
         """Return the graph with its shapes for other shapes of the inputs: one plan serves several."""
-        if shapes == self.inputs.shapes:
+        if shapes == self.shapes:
             return self.graph
-        inputs = self.inputs._replace(shapes=shapes)
         if self.rewritten is None:
-            return self.traced.analysed(inputs)
+            return self.traced.analysed(self.dtypes, shapes)
         graph = self.rewritten.copy()
         nodes = graph.nodes()
         entries = [Entry(node, output) for node in nodes for output in range(node.num_outputs)]
         inferred = iter(infer_shapes(from_graph(Graph(entries, graph.attrs), self.traced.symbol),
-                                     dict(zip(inputs.names, shapes))))
+                                     dict(zip(self.traced.names, shapes))))
         for node in nodes:
             node.shapes = [next(inferred) for _ in range(node.num_outputs)]
         return graph
@@ -285,32 +268,78 @@ def _remedy(node: Node) -> str:
     return f"amp.init(fp32_ops=['{node.op}']) or amp.exclude(block) keeps it in FP32"
 
 
-def make_plan(state: State, traced: Traced, inputs: Inputs) -> Plan:
-    """Plan how a symbol runs under a setting."""
-    policy = _policy_for(traced, state, inputs.device, bool(inputs.low), inputs.half)
-    if policy is None or traced.is_converted:
-        inputs = inputs._replace(low=frozenset())
-    if policy is None and inputs.own_gradients and traced.keeps_inputs:
-        policy = _AS_TRACED
-    if policy is None:
-        return Plan(traced, inputs)
-    graph = traced.analysed(inputs)
-    is_widened = len(graph.nodes()) != len(traced.graph.nodes())
-    for node in graph.variables():
-        if node.name in inputs.low:
-            node.planned = [BFLOAT16]
-    counts = passes.rewrite(graph, policy, guarded=inputs.guarded, check=_CHECK, everywhere=state.enabled,
-                            sparse=inputs.sparse, native=_native(graph, inputs), recorded=inputs.recorded,
-                            frozen=inputs.frozen, converted=traced.is_converted, trains=inputs.trains,
-                            own_gradients=dict(inputs.own_gradients))
-    changed = is_widened or any(counts.values()) or (inputs.low and policy.lowers)
-    return Plan(traced, inputs, policy, graph, from_graph(graph, traced.symbol) if changed else None)
+class _Made:
+    """What was planned under one setting."""
+
+    def __init__(self) -> None:
+        self.choices: dict[Any, Choices] = {}  # by the shapes of the data: what they decide on
+        self.plans: dict[tuple[Facts, Choices], Plan] = {}
 
 
-def _native(graph: Graph, inputs: Inputs) -> AbstractSet[str]:
+class Planner:
+    """Plans one symbol, once for each setting and what is known of the call."""
+
+    def __init__(self, symbol: mx.sym.Symbol, data_positions: Sequence[int] = ()):
+        self.traced = Traced(symbol)
+        self._data_positions = data_positions  # of the inputs that blocks around may give in low precision
+        # A setting that is gone for good takes what was made for it along.
+        self._made: WeakKeyDictionary[State, _Made] = WeakKeyDictionary()
+
+    def plan(self, state: State, facts: Facts, changing: Shapes, shapes: Callable[[], Shapes]) -> Plan:
+        """Return the plan for a call.
+
+        ``facts`` is what is known of it but for what its shapes decide. ``changing`` are the shapes that are not those
+        of every call, and ``shapes`` gives those of all inputs.
+        """
+        made = self._made.get(state)
+        if made is None:
+            made = self._made[state] = _Made()
+        key = (facts.device, *changing)
+        choices = made.choices.get(key)
+        if choices is None:
+            choices = self.traced.choices(state, facts.device, shapes())
+            remember(made.choices, key, choices, MOST_SHAPES)
+        plan = made.plans.get((facts, choices))
+        if plan is None:
+            plan = self._make(state, facts._replace(**choices._asdict()), tuple(shapes()))
+            remember(made.plans, (facts, choices), plan, MOST_PLANS)
+        return plan
+
+    def _make(self, state: State, facts: Facts, shapes: Shapes) -> Plan:
+        traced, dtypes = self.traced, list(facts.dtypes)
+        low = [position for position in self._data_positions if dtypes[position] == BFLOAT16]
+        policy = _policy_for(traced, state, facts.device, bool(low), self._is_half(facts))
+        if policy is None or traced.is_converted:
+            low = []
+        for position in low:
+            dtypes[position] = FLOAT32
+        if policy is None and facts.own_gradients and traced.keeps_inputs:
+            policy = _AS_TRACED
+        if policy is None:
+            return Plan(traced, facts, dtypes, shapes)
+        graph = traced.analysed(dtypes, shapes)
+        is_widened = len(graph.nodes()) != len(traced.graph.nodes())
+        given = {traced.names[position] for position in low}
+        for node in graph.variables():
+            if node.name in given:
+                node.planned = [BFLOAT16]
+        context = passes.Context.of(graph, policy, facts, everywhere=state.enabled, native=_native(graph, facts),
+                                    converted=traced.is_converted, check=_CHECK)
+        counts = passes.run(graph, context)
+        changed = is_widened or any(counts.values()) or (low and policy.lowers)
+        return Plan(traced, facts, dtypes, shapes, policy, graph, from_graph(graph, traced.symbol) if changed else None)
+
+    def _is_half(self, facts: Facts) -> bool:
+        """Tell whether float16 data meets FP32 parameters, as where a block around hands it to one without AMP."""
+        given = {facts.dtypes[i] for i in self._data_positions}
+        parameters = {dtype for i, dtype in enumerate(facts.dtypes) if i not in self._data_positions}
+        return FLOAT16 in given and FLOAT32 in parameters and FLOAT16 not in parameters
+
+
+def _native(graph: Graph, facts: Facts) -> AbstractSet[str]:
     """Return the operators in C++ for a graph: they take dense arrays, on a CPU."""
     # Beside a while_loop MXNet's engine gives wrong gradients now and then where operators are in C++.
-    if (not inputs.dense or inputs.device != "cpu"
+    if (not facts.dense or facts.device != "cpu"
             or any(node.op in (_MAKES_SPARSE, _WITHOUT_SHAPES) for node in graph.operators())):
         return frozenset()
     return native.operators()

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, ContextManager, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block, Trainer
@@ -20,9 +20,6 @@ from .eager_policy import EagerPolicy
 from .exclusions import Exclusions
 from .frame import frame
 from .recent import remember
-
-if TYPE_CHECKING:
-    from .plans import Traced
 
 _MOST_STATES = 16  # of regions with settings of their own
 _CPU = mx.cpu()
@@ -134,14 +131,11 @@ class _Controller:
         """Tell whether anything is in force here, on any device and in any precision."""
         return self.current() is not None
 
-    def rewriter(self, traced: Traced | None = None) -> State | None:
-        """Return the state that graphs run under, None for MXNet's own way."""
-        # Parts of a graph that were traced in a region keep its setting outside of it.
+    def rewriter(self) -> State | None:
+        """Return the state that graphs run under, None for MXNet's own way; ``marked`` outside of all regions."""
         regions = self.regions.entries()
         current = regions[-1].value if regions else self.state
-        if current is None and not regions and self.marked is not None and self.hooked:
-            return self.marked if traced is not None and traced.is_marked else None
-        return current
+        return self.marked if current is None and not regions and self.hooked else current
 
     def remembered(self, settings: Any, make: Callable[[], State]) -> State:
         """Return the state of some settings; a recent equal one is used again."""

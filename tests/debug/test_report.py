@@ -335,7 +335,7 @@ def test_nothing_stays_in_place(low):
     net(data)
     amp.report(net, data)
     assert [getattr(*name) for name in names] == before
-    operations = [variant.operation for made in net._cached_op._variants.values() for variant in made.made.values()]
+    operations = list(net._cached_op._operations.values())
     assert operations
     assert all(operation._monitor_callback is None for operation in operations)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from gluon_amp import passes
 from gluon_amp.graph import Entry, Graph, Node
+from gluon_amp.passes import Context, Facts
 from gluon_amp.rules import Policy
 
 
@@ -42,7 +43,19 @@ def describe(result):
     return [*lines, f"out: {', '.join(map(name, result.heads))}"]
 
 
-def rewritten(target, *heads, guarded=(), policy=None):
+def rewrite(graph, policy, **settings):
+    """Run all passes but the last ones; settings are those of Facts and of Context.of."""
+    facts = Facts(**{name: settings.pop(name) for name in Facts._fields if name in settings})
+    return passes.run(graph, Context.of(graph, policy, facts, **settings))
+
+
+def plans_of(net):
+    """Return what was planned for a hybridized network, or for an executor, under all settings."""
+    planner = net.binding.planner if hasattr(net, "binding") else net._cached_op.planner
+    return [plan for made in planner._made.values() for plan in made.plans.values()]
+
+
+def rewritten(target, *heads, accumulated=(), policy=None):
     result = graph(*heads)
-    passes.rewrite(result, policy or Policy(target), guarded=frozenset(guarded), check=True)
+    rewrite(result, policy or Policy(target), accumulated=frozenset(accumulated), check=True)
     return describe(result)

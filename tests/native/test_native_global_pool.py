@@ -6,7 +6,7 @@ from dataclasses import replace
 import mxnet as mx
 import numpy as np
 import pytest
-from graphs import describe, graph, op, variable
+from graphs import describe, graph, op, rewrite, variable
 from mxnet import nd
 from native_cases import (
     SqueezeAndExcite,
@@ -20,7 +20,6 @@ from native_cases import (
 )
 
 import gluon_amp as amp
-from gluon_amp import passes
 from gluon_amp.rules import Policy
 
 NAME = "_gluon_amp_global_pool"
@@ -83,7 +82,7 @@ def lines(shape, target="float32", recorded=True, values=8, **attrs):
     attrs = {"global_pool": True, "pool_type": "avg", "kernel": "(1, 1)", **attrs}
     out = (*shape[:2], 1, 1) if attrs.get("layout") != "NHWC" else (shape[0], 1, 1, shape[-1])
     result = graph(op("Pooling", "pool", variable("data", shape), shape=out, **attrs))
-    passes.rewrite(result, replace(Policy(target), channel_multiple=values), native=frozenset({NAME}), check=True,
+    rewrite(result, replace(Policy(target), channel_multiple=values), native=frozenset({NAME}), check=True,
                    recorded=recorded)
     return describe(result)
 

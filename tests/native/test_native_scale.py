@@ -4,7 +4,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from graphs import conv, describe, graph, op, variable
+from graphs import conv, describe, graph, op, rewrite, variable
 from mxnet import nd
 from mxnet.gluon import HybridBlock
 from native_cases import (
@@ -22,7 +22,6 @@ from native_cases import (
 )
 
 import gluon_amp as amp
-from gluon_amp import passes
 from gluon_amp.rules import Policy
 
 NAME = "_gluon_amp_scale_rows"
@@ -101,7 +100,7 @@ def lines(data, factors, kind="broadcast_mul", target="float32", available=froze
     shape = np.broadcast(np.empty(data), np.empty(factors)).shape
     node = op(kind, "product", op("relu", "x", variable("data", data), shape=data), variable("f", factors), shape=shape)
     result = graph(node)
-    passes.rewrite(result, Policy(target), native=available, check=True)
+    rewrite(result, Policy(target), native=available, check=True)
     return describe(result)
 
 
@@ -123,7 +122,7 @@ class TestGraphs:
         before.shapes = [DATA]
         node = op("broadcast_mul", "product", before, variable("f", (2, 32, 1, 1)), shape=DATA)
         result = graph(conv("after", node, 32, 32))
-        passes.rewrite(result, Policy("bfloat16"), native=frozenset({NAME}), check=True)
+        rewrite(result, Policy("bfloat16"), native=frozenset({NAME}), check=True)
         assert f"product: {NAME}(before, f) -> bfloat16" in describe(result)
         assert "after: Convolution(product, after_weight_bfloat16) -> bfloat16" in describe(result)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from graphs import describe, graph, op, variable
+from graphs import describe, graph, op, rewrite, variable
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, Trainer, nn
 from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
@@ -15,7 +15,7 @@ from mxnet.gluon.model_zoo import vision
 from networks import observed, relative
 
 import gluon_amp as amp
-from gluon_amp import native, passes
+from gluon_amp import native
 from gluon_amp.graph import Entry
 from gluon_amp.passes.channels_last import NATIVE
 from gluon_amp.rules import FP32, Cause, Policy, Rule
@@ -70,7 +70,7 @@ def turned(*heads, **settings):
     made = graph(*heads)
     settings = {"trains": True, "native": NATIVE, "keep_outputs": False, **settings}
     policy = settings.pop("policy", Policy("float32"))
-    passes.rewrite(made, policy, **settings)
+    rewrite(made, policy, **settings)
     return describe(made)
 
 
@@ -95,7 +95,7 @@ def test_shapes_are_those_of_the_turned_maps():
     for node in made.operators():
         node.shapes[0] = shape
     next(node for node in made.variables() if node.name == "data").shapes[0] = shape
-    passes.rewrite(made, Policy("float32"), trains=True, native=NATIVE, keep_outputs=False)
+    rewrite(made, Policy("float32"), trains=True, native=NATIVE, keep_outputs=False)
     assert {node.name: node.shapes[0] for node in made.operators()} == {
         "image": shape, "image_turned": last, "a": last, "a_norm": last, "b": last, "b_norm": last, "c": last,
         "c_norm": last, "c_relu6_turned": shape}

@@ -6,12 +6,11 @@ from itertools import product
 
 import mxnet as mx
 import pytest
-from graphs import batch_norm, conv, graph, op, rewritten, variable
+from graphs import batch_norm, conv, graph, op, rewrite, rewritten, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gluon_amp as amp
-from gluon_amp import passes
 from gluon_amp.dtypes import FLOAT32
 from gluon_amp.graph import Entry
 from gluon_amp.passes import Context, assign_dtypes, cut_casts, place_casts, verify
@@ -45,13 +44,13 @@ def dense_block():
 
 def without_the_pass(*heads, policy=None):
     result = graph(*heads)
-    passes.rewrite(result, replace(policy or Policy(LOW), disabled_passes=frozenset({"cut_casts"})), check=True)
+    rewrite(result, replace(policy or Policy(LOW), disabled_passes=frozenset({"cut_casts"})), check=True)
     return {node.name: Entry(node).dtype for node in result.operators()}
 
 
 def types(*heads, policy=None):
     result = graph(*heads)
-    passes.rewrite(result, policy or Policy(LOW), check=True)
+    rewrite(result, policy or Policy(LOW), check=True)
     return {node.name: Entry(node).dtype for node in result.operators()}
 
 
@@ -90,7 +89,7 @@ def test_a_gain_that_is_too_small_a_share_of_the_cost_is_left_alone():
 
 def test_decisions_say_why():
     result = graph(dense_block())
-    passes.rewrite(result, Policy(LOW))
+    rewrite(result, Policy(LOW))
     notes = {node.name: node.decision.note for node in result.operators() if node.decision is not None}
     assert notes["join1"].startswith("in bfloat16 rather than float32: saves about 1 ms")
     assert notes["join1"].endswith("ms of casts and kernels, together with 1 more")
@@ -156,14 +155,14 @@ def test_operators_of_unknown_size_stay_as_they_were(shape):
 
 @pytest.mark.parametrize("policy", [Policy("float16"), Policy(LOW, imitated=True)])
 def test_without_measured_costs_nothing_moves(policy):
-    assert "cut_casts" not in passes.rewrite(graph(dense_block()), policy)
+    assert "cut_casts" not in rewrite(graph(dense_block()), policy)
 
 
 def test_outputs_in_whatever_type_they_get_keep_it():
     first = stem()
     join = op("Concat", "join", first, layer("c1", first), dim=1, num_args=2, shape=(2, 128, 32, 32))
     result = graph(layer("out", join), join)
-    passes.rewrite(result, Policy(LOW), keep_outputs=False)
+    rewrite(result, Policy(LOW), keep_outputs=False)
     assert [head.dtype for head in result.heads] == [LOW, "float32"]
 
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 import mxnet as mx
 import numpy as np
 import pytest
-from graphs import conv, graph, op, rewritten, variable
+from graphs import conv, graph, op, rewrite, rewritten, variable
 from mxnet import autograd
 from mxnet.gluon import nn
 
 import gluon_amp as amp
-from gluon_amp import passes
 from gluon_amp.graph import Entry
 from gluon_amp.rules import Policy, make_policy
 
@@ -70,7 +69,7 @@ def test_a_clip_of_data_that_may_be_zero_keeps_its_gradient_there():
 @pytest.mark.parametrize("policy", [Policy("float16"), Policy("bfloat16", imitated=True)])
 def test_only_bfloat16_of_the_cpu_is_concerned(policy):
     rewritten_graph = graph(op("relu", "r", lowered(), shape=SHAPE))
-    passes.rewrite(rewritten_graph, policy)
+    rewrite(rewritten_graph, policy)
     assert not any(node.op == "Activation" for node in rewritten_graph.nodes())
 
 

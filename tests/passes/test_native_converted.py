@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import describe, graph, op, variable
+from graphs import describe, graph, op, rewrite, variable
 from mxnet import autograd, nd
 from mxnet.gluon import SymbolBlock
 from native_cases import assert_close
@@ -11,7 +11,7 @@ from test_native_masks import ALL, BATCH, LENGTH, UNITS, interleaved, network
 from test_native_transformer import network as encoder
 
 import gluon_amp as amp
-from gluon_amp import native, passes
+from gluon_amp import native
 from gluon_amp.rules import Policy
 from gluon_amp.runtime.graph_applier import prepared_operations
 
@@ -22,7 +22,7 @@ KINDS = ["lengths", "mask", "memory", "joint", "apart"]
 def converted_lines(*heads, training=False, **settings):
     """Rewrite a converted graph, as it is when it is about to run."""
     result = graph(*heads)
-    passes.rewrite(result, Policy("bfloat16", training=training, **settings), native=ALL, converted=True, check=True,
+    rewrite(result, Policy("bfloat16", training=training, **settings), native=ALL, converted=True, check=True,
                    recorded=False)
     return describe(result)
 

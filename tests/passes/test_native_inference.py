@@ -6,14 +6,14 @@ import pickle
 import mxnet as mx
 import numpy as np
 import pytest
-from graphs import describe, graph, op, variable
+from graphs import describe, graph, op, rewrite, variable
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock, nn, rnn
 from native_cases import assert_close, requires_core
 from test_native_operators import ALL, BIG, FLAGS, data, layer_norm, network, recurrent
 
 import gluon_amp as amp
-from gluon_amp import native, passes
+from gluon_amp import native
 from gluon_amp.rules import Policy
 from gluon_amp.runtime.graph_applier import prepared_operations
 
@@ -33,13 +33,13 @@ class TestGraphs:
     def test_no_gradient_needs_no_guard(self):
         x = variable("x", BIG)
         result = graph(op("elemwise_add", "sum", x, layer_norm(x), shape=BIG))
-        passes.rewrite(result, Policy("float32"), guarded=frozenset({"gamma"}), native=ALL, recorded=False)
+        rewrite(result, Policy("float32"), accumulated=frozenset({"gamma"}), native=ALL, recorded=False)
         assert "ln: _gluon_amp_layer_norm(x, gamma, beta) -> float32" in describe(result)
 
     @pytest.mark.parametrize(("mode", "outputs"), [("lstm", 3), ("gru", 2)])
     def test_recurrent_layers_keep_nothing_for_a_gradient(self, mode, outputs):
         result = graph(recurrent(mode))
-        passes.rewrite(result, Policy("float32"), native=ALL, recorded=False, check=True)
+        rewrite(result, Policy("float32"), native=ALL, recorded=False, check=True)
         (node,) = result.operators()
         assert (node.op, node.attrs["training"], node.num_outputs) == ("_gluon_amp_rnn", "False", outputs)
         assert len(node.shapes) == len(node.dtypes) == outputs
@@ -48,7 +48,7 @@ class TestGraphs:
         """Such as casts: it has its own."""
         dense = op("FullyConnected", "dense", variable("x", BIG), variable("w", (64, 64)), shape=BIG, num_hidden=64)
         result = graph(layer_norm(dense))
-        counts = passes.rewrite(result, Policy("bfloat16", training=False), native=ALL, converted=True, check=True)
+        counts = rewrite(result, Policy("bfloat16", training=False), native=ALL, converted=True, check=True)
         assert counts == {"native_operators": 1, "verify": 0}
         assert describe(result)[-2] == "ln: _gluon_amp_layer_norm(dense, gamma, beta) -> float32"
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import mxnet as mx
 import numpy as np
 import pytest
-from graphs import describe, graph, op, variable
+from graphs import describe, graph, op, rewrite, variable
 from mxnet import autograd, nd
 from mxnet.gluon import HybridBlock, nn
 from native_cases import assert_close, kinds
 
 import gluon_amp as amp
-from gluon_amp import native, passes
+from gluon_amp import native
 from gluon_amp.graph import Entry
 from gluon_amp.rules import Policy
 
@@ -25,8 +25,8 @@ requires_onednn = pytest.mark.skipif(not native.is_available("_gluon_amp_attenti
 
 def rewritten(*heads, target="float32", available=ALL, guarded=(), recorded=True, **policy):
     result = graph(*heads)
-    passes.rewrite(result, replace(Policy(target), **policy), native=available, check=True, recorded=recorded,
-                   guarded=frozenset(guarded))
+    rewrite(result, replace(Policy(target), **policy), native=available, check=True, recorded=recorded,
+                   accumulated=frozenset(guarded))
     return describe(result), {node.name: node for node in result.operators()}
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import mxnet as mx
 import numpy as np
 import pytest
-from graphs import batch_norm, conv, describe, graph, op, variable
+from graphs import batch_norm, conv, describe, graph, op, rewrite, variable
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, SymbolBlock, nn, rnn
 from native_cases import assert_close, kinds, requires_core, results_of_batches
 
 import gluon_amp as amp
-from gluon_amp import native, passes
+from gluon_amp import native
 from gluon_amp.graph import Entry, Role
 from gluon_amp.rules import Cause, Policy, Rule
 from gluon_amp.runtime.graph_applier import prepared_operations
@@ -24,7 +24,7 @@ BIG = (4, 128, 64)
 
 def rewritten(*heads, target="float32", guarded=(), available=ALL, **policy):
     result = graph(*heads)
-    passes.rewrite(result, replace(Policy(target), **policy), guarded=frozenset(guarded), native=available, check=True)
+    rewrite(result, replace(Policy(target), **policy), accumulated=frozenset(guarded), native=available, check=True)
     return result
 
 

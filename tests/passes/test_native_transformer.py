@@ -6,14 +6,14 @@ from dataclasses import replace
 import mxnet as mx
 import numpy as np
 import pytest
-from graphs import describe, graph, op, variable
+from graphs import describe, graph, op, rewrite, variable
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, Trainer, nn
 from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
 from native_cases import assert_close, kinds
 
 import gluon_amp as amp
-from gluon_amp import native, passes
+from gluon_amp import native
 from gluon_amp.graph import Entry
 from gluon_amp.rules import FP32, Cause, Policy, Rule
 
@@ -25,7 +25,7 @@ requires_onednn = pytest.mark.skipif(not native.is_available("_gluon_amp_attenti
 
 def lines(*heads, target="bfloat16", guarded=(), available=ALL, **policy):
     result = graph(*heads)
-    passes.rewrite(result, replace(Policy(target), **policy), guarded=frozenset(guarded), native=available, check=True)
+    rewrite(result, replace(Policy(target), **policy), accumulated=frozenset(guarded), native=available, check=True)
     return describe(result)
 
 
@@ -167,7 +167,7 @@ class TestAttention:
 
     def test_attributes(self):
         result = graph(with_parts(attention(joined(), variable("bias", (BATCH, 1, LENGTH)))))
-        passes.rewrite(result, Policy("float32"), native=ALL)
+        rewrite(result, Policy("float32"), native=ALL)
         node = result.operators()[-1]
         assert node.attrs == {"layout": "joined", "heads": "4", "scale": "0.25", "operands": "projections,bias"}
         assert describe(result)[-2:] == ["att: _gluon_amp_attention(fc, bias) -> float32", "out: att"]

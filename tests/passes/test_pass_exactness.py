@@ -22,6 +22,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from cpu_kinds import LACKING
+from graphs import rewrite
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 from networks import outputs_of
@@ -255,7 +256,7 @@ class TestAlone:
         analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
         before = outline(graph)
         guarded = frozenset(shapes) if grad_req == "add" else frozenset()
-        passes.rewrite(graph, policy, guarded=guarded, native=native.operators(), trains=True)
+        rewrite(graph, policy, accumulated=guarded, native=native.operators(), trains=True)
         assert outline(graph) != before
         return from_graph(graph, symbol)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 from cpu_kinds import FASTEST
-from graphs import conv, graph, op, rewritten, variable
+from graphs import conv, graph, op, rewrite, rewritten, variable
 from mxnet.gluon import nn
 
 import gluon_amp as amp
@@ -82,7 +82,7 @@ class TestTable:
                                                            policy=Policy("bfloat16", training=training))
 
     def test_counts_say_how_much_was_done(self):
-        counts = passes.rewrite(graph(conv("head", data(), 20, 16), conv("other", data(), 16, 16)), Policy("bfloat16"))
+        counts = rewrite(graph(conv("head", data(), 20, 16), conv("other", data(), 16, 16)), Policy("bfloat16"))
         assert (counts["assign_dtypes"], counts["align_channels"], counts["shape_operands"]) == (2, 1, 0)
         assert counts["place_casts"] == 6
 
@@ -162,7 +162,7 @@ class TestGraphs:
         policy = Policy("bfloat16", amx=amx, training=training,
                         disabled_passes=frozenset({"dilate_pointwise"} if off else ()))
         result = graph(conv("c", data(32), 32, 32, kernel=1), conv("wide", data(32), 32, 32))
-        passes.rewrite(result, policy, check=True)
+        rewrite(result, policy, check=True)
         nodes = {node.name: node for node in result.operators()}
         assert (nodes["c"].inputs[0].dtype, nodes["c"].attrs.get("dilate")) == (dtype, dilation)
         assert nodes["wide"].inputs[0].dtype == "bfloat16"
@@ -271,4 +271,4 @@ class TestConversion:
 
 
 def test_an_empty_graph_passes_through():
-    assert not any(passes.rewrite(Graph([]), Policy("bfloat16")).values())
+    assert not any(rewrite(Graph([]), Policy("bfloat16")).values())

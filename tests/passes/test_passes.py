@@ -4,9 +4,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from graphs import batch_norm, conv, describe, graph, op, rewritten, variable
+from graphs import batch_norm, conv, describe, graph, op, rewrite, rewritten, variable
 
-from gluon_amp import GraphError, passes
+from gluon_amp import GraphError
 from gluon_amp.graph import Entry, Role, cast
 from gluon_amp.passes import Context, verify
 from gluon_amp.rules import Policy, make_policy
@@ -100,7 +100,7 @@ def test_channels_are_padded_to_the_multiple_and_cut_again():
 def test_padding_says_the_shapes_it_needs():
     head = conv("head", data(), 20, 16)
     result = graph(head)
-    passes.rewrite(result, Policy("bfloat16"))
+    rewrite(result, Policy("bfloat16"))
     nodes = {node.name: node for node in result.nodes()}
     assert nodes["head"].attrs["num_filter"] == "32"
     assert nodes["head_weight_zeros"].attrs["shape"] == "(12, 16, 3, 3)"
@@ -112,7 +112,7 @@ def test_padding_says_the_shapes_it_needs():
     (32, "bfloat16", None), (24, "bfloat16", 32), (4, "bfloat16", None), (20, "float16", 24), (24, "float16", None)])
 def test_only_what_gains_is_padded(filters, target, padded):
     result = graph(conv("c", data(), filters, 16))
-    passes.rewrite(result, Policy(target), check=True)
+    rewrite(result, Policy(target), check=True)
     attrs = next(node for node in result.operators() if node.op == "Convolution").attrs
     assert attrs["num_filter"] == str(padded or filters)
 
@@ -180,7 +180,7 @@ def test_other_convolutions_keep_their_stride(attrs, channels, policy):
 
 def test_accumulated_gradients_and_grouped_weights_get_a_guard():
     c = conv("c", data(), 16, 1, num_group=16)
-    result = rewritten("bfloat16", op("FullyConnected", "fc", c, variable("w"), variable("b")), guarded=["w"])
+    result = rewritten("bfloat16", op("FullyConnected", "fc", c, variable("w"), variable("b")), accumulated=["w"])
     assert [line for line in result if "guard" in line] == [
         "c_weight_guard: _mul_scalar(c_weight) -> float32",
         "c_weight_bfloat16: amp_cast(c_weight_guard) -> bfloat16",
@@ -190,7 +190,7 @@ def test_accumulated_gradients_and_grouped_weights_get_a_guard():
 
 def test_accumulated_gradients_of_terms_of_a_sum_get_a_guard():
     total = op("elemwise_add", "total", variable("x", (2, 16, 8, 8)), variable("y", (2, 16, 8, 8)))
-    result = rewritten("bfloat16", conv("c", total, 16, 16), guarded=["x"])
+    result = rewritten("bfloat16", conv("c", total, 16, 16), accumulated=["x"])
     assert [line for line in result if "guard" in line or line.startswith("total")] == [
         "x_guard: _mul_scalar(x) -> float32", "total: elemwise_add(x_guard, y) -> float32",
         "total_bfloat16: amp_cast(total) -> bfloat16"]
@@ -208,7 +208,7 @@ def test_operands_read_for_their_shape_only_belong_to_the_region_of_their_reader
     one, two = (conv(name, data(), 16, 16, __amp__="on") for name in ("one", "two"))
     zero = op("_mul_scalar", "zero", two, shape=(2, 16, 8, 8), scalar=0, __amp__="on")
     result = graph(op("slice_like", "s", one, zero, shape=(2, 16, 8, 8), __amp__="on"))
-    passes.rewrite(result, Policy("bfloat16"), everywhere=False, check=True)
+    rewrite(result, Policy("bfloat16"), everywhere=False, check=True)
     assert describe(result)[-4:] == [
         "s_shape: BlockGrad(two) -> bfloat16", "s: slice_like(one, s_shape) -> bfloat16",
         "s_float32: amp_cast(s) -> float32", "out: s_float32"]
@@ -230,7 +230,7 @@ def test_casts_of_the_users_own_are_left_alone():
 def test_a_graph_without_low_precision_is_left_alone():
     x = variable("x")
     result = graph(op("softmax", "s", op("relu", "r", x)))
-    assert not any(passes.rewrite(result, Policy("bfloat16"), check=True).values())
+    assert not any(rewrite(result, Policy("bfloat16"), check=True).values())
 
 
 def test_names_that_are_taken_are_avoided():
@@ -255,7 +255,7 @@ def test_every_node_says_who_put_it_there():
               a_max=6.0)
     made = graph(conv("out", clip, 32, 20))
     own = {node.name for node in made.nodes()}
-    passes.rewrite(made, Policy("bfloat16"))
+    rewrite(made, Policy("bfloat16"))
     roles = {node.name: node.role for node in made.nodes()}
     assert {name for name, role in roles.items() if role is Role.OWN} == own
     assert roles["c_weight_guard"] is Role.GUARD
@@ -265,7 +265,7 @@ def test_every_node_says_who_put_it_there():
 
 def test_casts_that_imitate_a_type_are_told_from_others():
     made = graph(op("FullyConnected", "fc", variable("x", (2, 16)), variable("w", (4, 16))))
-    passes.rewrite(made, Policy("float16", imitated=True))
+    rewrite(made, Policy("float16", imitated=True))
     roles = {node.name: node.role for node in made.operators()}
     assert roles["x_float16"] is roles["fc_float32"] is Role.CAST
     assert {name for name, role in roles.items() if role is Role.ROUNDING} == {
@@ -279,7 +279,7 @@ class TestVerifier:
 
     def result(self):
         made = graph(op("softmax", "prob", conv("c", data(), 16, 16)))
-        passes.rewrite(made, self.context.policy)
+        rewrite(made, self.context.policy)
         return made, {node.name: node for node in made.nodes()}
 
     def check(self, made, message, variables=None):

@@ -6,9 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from graphs import conv, graph, op, variable
+from graphs import conv, graph, op, rewrite, variable
 
-from gluon_amp import passes
 from gluon_amp.passes import Context, dilate_pointwise
 from gluon_amp.rules import Policy
 from gluon_amp.rules.shapes import overruns_amx_tiles, pools_out_of_order
@@ -93,7 +92,7 @@ def test_a_graph_for_any_map_avoids_the_kernel():
     low = conv("low", op("Activation", "act", data, shape=(2, 32, 8, 8)), 32, 32, kernel=1)
     wide = conv("wide", low, 32, 32, kernel=3, pad=(1, 1))
     result, policy = graph(wide), Policy("bfloat16", training=False, amx=True)
-    passes.rewrite(result, policy)
+    rewrite(result, policy)
     dilations = {node.name: node.attrs.get("dilate") for node in result.operators() if node.op == "Convolution"}
     assert dilations == {"low": "(2, 2)", "wide": None}
     assert not dilate_pointwise.run(graph(variable("x")), Context(policy))

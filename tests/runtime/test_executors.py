@@ -11,13 +11,15 @@ import mxnet as mx
 import numpy as np
 import pytest
 from cpu_kinds import LOW
+from graphs import plans_of
 from mxnet import autograd
 from mxnet.gluon import nn
 from networks import BF16_EPS, relative
 
 import gluon_amp as amp
 from gluon_amp._mxnet.symbols import dtype_name
-from gluon_amp.runtime import executors
+from gluon_amp.runtime import plans
+from gluon_amp.runtime.plans import Planner
 
 pytestmark = pytest.mark.machine
 
@@ -121,18 +123,18 @@ class TestReshape:
 
 @pytest.mark.bf16
 def test_the_plans_of_an_executor_are_bounded(monkeypatch):
-    monkeypatch.setattr(executors, "MOST_PLANS", 1)
+    monkeypatch.setattr(plans, "MOST_PLANS", 1)
     amp.init("bfloat16")
     executor = bound(small_maps(), (4, 32, 8, 8))
     for size, expected in ((1, {"fc"}), (8, {"conv", "fc"}), (1, {"fc"})):
         assert low_layers(executor.reshape(data=(4, 32, size, size))) == expected
-        assert len(executor.planner._plans) == 1
+        assert len(plans_of(executor)) == 1
 
 
 @pytest.mark.bf16
 def test_executors_of_equal_symbols_share_plans(monkeypatch):
-    made, plan = [], executors.make_plan
-    monkeypatch.setattr(executors, "make_plan", lambda *given: made.append(given) or plan(*given))
+    made, make = [], Planner._make
+    monkeypatch.setattr(Planner, "_make", lambda *given: made.append(given) or make(*given))
     amp.init("bfloat16")
     module = mx.mod.Module(small_maps(), label_names=None, context=[mx.cpu(0), mx.cpu(1)])
     module.bind([("data", (4, 32, 8, 8))])
@@ -151,10 +153,10 @@ def test_executors_of_equal_symbols_share_plans(monkeypatch):
 def test_plans_are_gone_with_their_executors():
     amp.init("bfloat16")
     executor = bound(small_maps(), (2, 32, 8, 8))
-    planner = weakref.ref(executor.planner)
+    binding = weakref.ref(executor.binding)
     del executor
     gc.collect()
-    assert planner() is None
+    assert binding() is None
 
 
 @pytest.mark.bf16

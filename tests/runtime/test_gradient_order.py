@@ -131,9 +131,8 @@ def test_training_gives_what_it_gives_in_the_programs_order(monkeypatch, flags, 
 
 
 def _operation(net):
-    variants, = net._cached_op._variants.values()
-    variant, = variants.made.values()
-    return variant.operation
+    operation, = net._cached_op._operations.values()
+    return operation
 
 
 def _megabytes(start):

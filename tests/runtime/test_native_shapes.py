@@ -4,6 +4,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from graphs import plans_of
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 from native_cases import assert_close
@@ -55,7 +56,7 @@ def test_dense_layers_follow_the_batch(flags):
         for one, other in zip(gradients(net, rows(count)), wanted):
             assert_close(one, other, 2e-6)
         assert kinds(net) == taken, count
-    assert sum(len(made.made) for made in net._cached_op._variants.values()) == 2
+    assert len(plans_of(net)) == 2
 
 
 @pytest.mark.bf16
@@ -123,7 +124,7 @@ def test_one_graph_where_there_is_no_choice(setting, monkeypatch):
     for count, _ in BATCHES:
         net(rows(count))
         assert kinds(net) == STOCK
-    assert sum(len(made.made) for made in net._cached_op._variants.values()) == 1
+    assert len(plans_of(net)) == 1
 
 
 @pytest.mark.parametrize("how", ["block", "executor"])

@@ -6,15 +6,16 @@ import gc
 import mxnet as mx
 import numpy as np
 import pytest
+from graphs import plans_of
 from mxnet import gluon
 from mxnet.gluon import nn
 
 import gluon_amp as amp
+from gluon_amp.passes import Facts
 from gluon_amp.rules import Policy, Rule
-from gluon_amp.runtime import graph_applier, plans
+from gluon_amp.runtime import plans
 from gluon_amp.runtime.graph_applier import RewritingCachedOp
-from gluon_amp.runtime.plans import Traced
-from gluon_amp.runtime.recent import remember
+from gluon_amp.runtime.plans import Planner, Traced
 from gluon_amp.runtime.state import State, controller
 
 pytestmark = pytest.mark.filterwarnings("ignore:AMP will be slow")
@@ -33,10 +34,6 @@ def network(channels=32):
 
 def images(batch=2, side=8, channels=32):
     return mx.nd.ones((batch, channels, side, side))
-
-
-def variants(net):
-    return [variant for made in net._cached_op._variants.values() for variant in made.made.values()]
 
 
 class TestStates:
@@ -74,7 +71,7 @@ class TestVariants:
         for _ in range(20):
             with amp.autocast():
                 net(images())
-        assert len(variants(net)) == 1
+        assert len(plans_of(net)) == 1
 
     def test_a_region_with_another_type_makes_one_more(self):
         amp.init(CPU)
@@ -83,17 +80,17 @@ class TestVariants:
             net(images())
             with amp.autocast(dtype="float16"):
                 net(images())
-        assert len(variants(net)) == 2
+        assert len(plans_of(net)) == 2
 
     def test_deinit_drops_what_nothing_can_reach(self):
         net = network()
         for _ in range(4):
             amp.init(CPU)
             net(images())
-            assert len(variants(net)) == 1
+            assert len(plans_of(net)) == 1
             amp.deinit()
             gc.collect()
-            assert not variants(net)
+            assert not plans_of(net)
 
     def test_training_has_one_more(self):
         amp.init(CPU)
@@ -103,14 +100,14 @@ class TestVariants:
         for _ in range(2):
             with mx.autograd.record():
                 net(images())
-        assert len(variants(net)) == 2
+        assert len(plans_of(net)) == 2
 
 
 @pytest.mark.bf16
 class TestShapes:
     def test_other_sizes_are_planned_again_only_where_another_operator_is_kept(self, monkeypatch):
-        made = []
-        monkeypatch.setattr(graph_applier, "make_plan", lambda *args: made.append(args) or plans.make_plan(*args))
+        made, make = [], Planner._make
+        monkeypatch.setattr(Planner, "_make", lambda *args: made.append(args) or make(*args))
         amp.init(CPU)
         net = network()
         for batch, side in [(2, 8), (3, 8), (2, 9), (1, 16), (5, 12)]:
@@ -126,19 +123,19 @@ class TestShapes:
         amp.init(CPU)
         net = network()
         net(images())
-        monkeypatch.setattr(Traced, "kept", None)
-        monkeypatch.setattr(graph_applier, "make_plan", None)
+        monkeypatch.setattr(Traced, "choices", None)
+        monkeypatch.setattr(Planner, "_make", None)
         net(images())
 
     def test_what_is_kept_of_many_lengths_is_bounded(self):
-        operation = RewritingCachedOp(gluon.nn.Dense(2, in_units=3)(mx.sym.var("data")))
-        state = State({"cpu": Policy(CPU)})
-        operation._variants[state] = made = graph_applier._Variants()
-        for length in range(10_000):
-            remember(made.kept, ("cpu", (1, length)), frozenset(), graph_applier._MOST_SHAPES)
-        assert len(made.kept) == graph_applier._MOST_SHAPES
-        assert ("cpu", (1, 9_999)) in made.kept
-        assert ("cpu", (1, 0)) not in made.kept
+        planner = Planner(gluon.nn.Dense(2, in_units=3)(mx.sym.var("data")))
+        state, facts = State({"cpu": Policy(CPU)}), Facts(("float32",) * 3)
+        for length in range(1_000):
+            planner.plan(state, facts, [(length, 3)], lambda: [(length, 3), (2, 3), (2,)])  # noqa: B023
+        (made,) = planner._made.values()
+        assert len(made.choices) == plans.MOST_SHAPES
+        assert ("cpu", (999, 3)) in made.choices
+        assert ("cpu", (0, 3)) not in made.choices
 
     def test_a_network_is_fed_many_lengths(self):
         amp.init(CPU)
@@ -149,9 +146,9 @@ class TestShapes:
         net.hybridize()
         for length in range(1, 300):
             assert net(mx.nd.ones((1, 16, length))).shape == (1, 16, length)
-        (made,) = net._cached_op._variants.values()
-        assert len(made.kept) == graph_applier._MOST_SHAPES
-        assert len(made.made) == 2  # one element, at which parts of the filters meet padding only, and more
+        (made,) = net._cached_op.planner._made.values()
+        assert len(made.choices) == plans.MOST_SHAPES
+        assert len(made.plans) == 2  # one element, at which parts of the filters meet padding only, and more
 
     @pytest.mark.parametrize(("batch", "side"), [(2, 8), (3, 5), (1, 1), (7, 2)])
     def test_the_quick_look_finds_what_an_analysis_does(self, batch, side):
@@ -162,10 +159,9 @@ class TestShapes:
                                       else net(mx.sym.var("data")))
         known = {name: value.shape for name, value in net.collect_params().items()}
         shapes = [known.get(name, (batch, 32, side, side)) for name in operation.names]
-        found = operation.traced.kept(state, "cpu", operation.names, shapes)
-        inputs = plans.Inputs(operation.names, ("float32",) * len(shapes), tuple(shapes), "cpu", frozenset())
-        policy = state.policy("cpu")
-        assert found.in_fp32 == {node.name for node in operation.traced.analysed(inputs).operators()
+        found = operation.traced.choices(state, "cpu", shapes)
+        policy, analysed = state.policy("cpu"), operation.traced.analysed(["float32"] * len(shapes), shapes)
+        assert found.in_fp32 == {node.name for node in analysed.operators()
                                  if policy.kept_for(node.op, node.attrs, node.inputs[0].shape)}
 
     def test_a_report_of_another_shape_shows_the_plan_that_runs(self):

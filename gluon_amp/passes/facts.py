@@ -1,0 +1,25 @@
+"""What a plan of a graph depends on, beside the setting."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Facts(NamedTuple):
+    """What is known of a call. A symbol has one plan for calls of equal facts, whatever their shapes."""
+
+    dtypes: tuple[str | None, ...] = ()  # data types of the inputs, in order; None where unknown
+    device: str = "cpu"  # the device, under the name that policies are kept under
+    accumulated: frozenset[str] = frozenset()  # names of inputs whose gradient is accumulated (``grad_req='add'``)
+    frozen: frozenset[str] = frozenset()  # names of weights of dense layers that get no gradient, while the biases do
+    sparse: frozenset[str] = frozenset()  # names of inputs that are sparse arrays
+    dense: bool = True  # whether all inputs and gradients are dense arrays, of known shapes
+    recorded: bool = True  # whether gradients may be asked for
+    trains: bool = False  # whether it is known that operators run in their training mode, and nobody watches them
+    # operators that make a gradient on their own, and for how many inputs; empty where gradients carry no loss scale
+    own_gradients: tuple[tuple[str, int], ...] = ()
+    # what the shapes decide: names of operators that they keep in FP32, and of those that they keep from running in C++
+    in_fp32: frozenset[str] = frozenset()
+    stock: frozenset[str] = frozenset()
+
+
+UNKNOWN = Facts()  # of a call of which nothing is known
