@@ -28,7 +28,7 @@ from mxnet import autograd
 
 from gluon_amp import passes
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
-from gluon_amp.passes import assign_dtypes, fold_batch_norm, fuse, place_casts
+from gluon_amp.passes import accumulated_casts, assign_dtypes, fold_batch_norm, fuse, place_casts
 from gluon_amp.runtime import block_calls, eager_applier, eager_casts, exclusions, executors, graph_applier, plans
 
 __all__ = ["DEFECTS", "finds"]
@@ -187,7 +187,8 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "channel_late": _planned(_a_channel_late),
     "still_statistics": _planned(_still_statistics),
     "other_eps": _planned(_other_eps),
-    "added_is_written": _patched((place_casts._Casts, "guarded", lambda casts, entry: entry)),
+    "added_is_written": _patched((place_casts._Casts, "guarded", lambda casts, entry: entry),
+                                 (accumulated_casts, "guard", lambda entry, name: entry)),
     "added_is_written_eager": _patched((_Caster, "_guarded", lambda call, array: array)),
     "bias_unwritten": _patched((plans.Traced, "frozen", lambda traced, requests: frozenset())),
     "bias_unwritten_eager": _patched((eager_applier, "_has_frozen_weight", lambda inputs: False)),

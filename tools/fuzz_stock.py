@@ -34,7 +34,7 @@ from mxnet.ndarray import register
 
 from gluon_amp._mxnet.arrays import cast_arrays
 from gluon_amp._mxnet.invoke import original_invoke
-from gluon_amp.runtime.zero_gradients import make_saving_invoke
+from gluon_amp.runtime.eager_applier import make_recorded_invoke
 
 __all__ = ["StockFails", "Wrong", "check_stock", "compare", "compare_named", "initialized", "right", "rounding",
            "stock_accumulates", "stock_alone", "stock_gradients", "stock_outputs", "stock_renewed", "stock_trained",
@@ -278,7 +278,7 @@ def rounding(program: Program, dtype: str, shape: Shape | None = None, of: str =
 
 # MXNet ends the process behind a BlockGrad of what has no array on the way back, such as a cast of a cast.
 @lru_cache(maxsize=64)
-@mock.patch.object(register, "_imperative_invoke", make_saving_invoke(original_invoke))
+@mock.patch.object(register, "_imperative_invoke", make_recorded_invoke(original_invoke))
 def _rounding_errors(program: Program, dtype: str, shape: Shape | None, of: str, draws: int) -> Mapping[str, float]:
     exact = replace(program, rounded=True).without_regions()
     net = network(exact, rounded=lambda F, value: value)

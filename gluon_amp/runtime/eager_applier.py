@@ -47,7 +47,7 @@ _FILLED_LIKE = {*FILLED_LIKE, "_npi_full_like"}
 def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPolicy | None],
                 is_on: Callable[[], bool]) -> Invoke:
     """Make the function that takes the place of MXNet's ``_imperative_invoke``."""
-    original = _make_recorded_invoke(original)
+    original = make_recorded_invoke(original)
 
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:
@@ -76,7 +76,7 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
     return invoke
 
 
-def _make_recorded_invoke(original: Invoke) -> Invoke:
+def make_recorded_invoke(original: Invoke) -> Invoke:
     """Make a function that runs operators as ``original`` does, some in another way where gradients are recorded."""
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:

@@ -22,7 +22,7 @@ from gluon_amp.rules import Policy
 
 OPTIONAL = list(amp.list_passes())
 REQUIRED = [each.name for each in passes.PASSES if each.required]
-HELPERS = {"__init__", "context", "driver", "identities", "known_forward", "native_attention", "native_casts",
+HELPERS = {"__init__", "context", "driver", "facts", "identities", "known_forward", "native_attention", "native_casts",
            "native_dropout", "native_recurrent", "placement", "sparse_tensors", "summed_gradients", "widen"}
 
 
