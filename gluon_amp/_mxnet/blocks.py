@@ -113,11 +113,11 @@ def make_symbol_block_forward(original: Callable) -> Callable:
     """Make the function that takes the place of ``SymbolBlock.forward``: in a trace its operators get marks, too."""
     @functools.wraps(original)
     def forward(block: SymbolBlock, x: Any, *args: Any) -> Any:
-        mark = current_mark() if isinstance(x, mx.sym.Symbol) else None
-        if mark is None:
+        setting = current_mark() if isinstance(x, mx.sym.Symbol) else None
+        if setting is None:
             return original(block, x, *args)
         inputs, symbol = block._cached_graph
-        block._cached_graph = inputs, marked(symbol, mark)
+        block._cached_graph = inputs, marked(symbol, setting)
         try:
             return original(block, x, *args)
         finally:
@@ -163,6 +163,13 @@ def children_of(block: Block) -> Iterator[Block]:
 def descendants(block: Block) -> Iterator[Block]:
     """Yield a block and all blocks inside it, each once, in order."""
     return iter({id(inner): inner for _, inner in block_tree(block)}.values())
+
+
+def has_own_forward(block: Block) -> bool:
+    """Tell whether a block's class replaces ``forward``, which MXNet never traces, rather than ``hybrid_forward``."""
+    kind = type(block)
+    return (isinstance(block, HybridBlock) and not isinstance(block, SymbolBlock)
+            and kind.hybrid_forward is HybridBlock.hybrid_forward and kind.forward is not HybridBlock.forward)
 
 
 def block_tree(block: Block, path: str = "") -> Iterator[tuple[str, Block]]:
@@ -289,8 +296,8 @@ def call_symbol_block(block: SymbolBlock, arguments: Sequence[Any]) -> Any:
         raise ValueError(f"the argument structure is not that of the network: expected {block._in_format}, received "
                          f"{formats}, where 0 is a symbol and -1 is None")
     inputs, symbol = block._cached_graph
-    mark = current_mark()
-    made = copy.copy(symbol) if mark is None else marked(symbol, mark)
+    setting = current_mark()
+    made = copy.copy(symbol) if setting is None else marked(symbol, setting)
     values = [value for value in given if value is not None]
     made._compose(**{variable.name: value for variable, value in zip(inputs, values)})
     return _regroup(list(made), block._out_format)

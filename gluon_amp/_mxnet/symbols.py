@@ -13,7 +13,7 @@ from mxnet.symbol.numpy import _Symbol as NumpySymbol
 from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node, inline_cached_ops
-from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS
+from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS, region, region_mark
 from ..nested import Nested
 from .operators import handle_of
 
@@ -29,9 +29,17 @@ def dtype_name(dtype: Any) -> str | None:
     return np.dtype(dtype).name
 
 
+_tojson, _save = mx.sym.Symbol.tojson, mx.sym.Symbol.save
+
+
+def text_of(symbol: mx.sym.Symbol) -> str:
+    """Return all that a symbol holds as JSON text, casts and the marks of regions included."""
+    return _tojson(symbol, remove_amp_cast=False)
+
+
 def to_graph(symbol: mx.sym.Symbol) -> Graph:
     """Read a symbol as a graph, casts of earlier conversions included, and the operators of its subgraphs inlined."""
-    return inline_cached_ops(Graph.from_json(symbol.tojson(remove_amp_cast=False)))
+    return inline_cached_ops(Graph.from_json(text_of(symbol)))
 
 
 def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
@@ -40,12 +48,12 @@ def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
 
 
-# The marks of the regions that symbols are made in; None where those around do not count.
+# The settings of the regions that symbols are made in; None where those around do not count.
 marks: Nested[str | None] = Nested("gluon_amp_marks")
 
 
 def current_mark() -> str | None:
-    """Return the mark that symbols made here carry, None outside of regions."""
+    """Return the setting of the region that symbols are made in here, None outside of all."""
     entered = marks.entries()
     return entered[-1].value if entered else None
 
@@ -58,11 +66,67 @@ def make_symbol_creator(original: Callable) -> Callable:
     @functools.wraps(original)
     def symbol_creator(handle: int, args: Any, kwargs: Any, keys: Sequence[str], values: Sequence[Any],
                        *rest: Any) -> Any:
-        mark = current_mark()
-        if mark is not None and handle != custom:
-            keys, values = [*keys, REGION], [*values, mark]
+        setting = current_mark()
+        if setting is not None and handle != custom:
+            keys, values = [*keys, REGION], [*values, region_mark(setting)[REGION]]
         return original(handle, args, kwargs, keys, values, *rest)
     return symbol_creator
+
+
+def has_marks(symbol: mx.sym.Symbol) -> bool:
+    """Tell whether operators of a symbol, or of its loops and branches, were made in regions."""
+    return f'"{REGION}"' in text_of(symbol)
+
+
+def unmarked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a symbol without the marks of regions."""
+    if not has_marks(symbol):
+        return symbol
+    graph = Graph.from_json(text_of(symbol))
+    graph.forget(REGION)
+    return from_graph(graph, symbol)
+
+
+def make_tojson(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Symbol.tojson``: marks of this process are nobody else's."""
+    @functools.wraps(original)
+    def tojson(symbol: mx.sym.Symbol, remove_amp_cast: bool = True) -> str:
+        return original(unmarked(symbol), remove_amp_cast)
+    return tojson
+
+
+def make_save(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Symbol.save``, likewise."""
+    @functools.wraps(original)
+    def save(symbol: mx.sym.Symbol, fname: Any, remove_amp_cast: bool = True) -> None:
+        original(unmarked(symbol), fname, remove_amp_cast)
+    return save
+
+
+class _Unmarked:
+    """A symbol whose text and files leave the marks of regions out, also after AMP was switched off."""
+
+    __slots__ = ()
+    tojson, save = make_tojson(_tojson), make_save(_save)
+
+
+class _TracedSymbol(_Unmarked, mx.sym.Symbol):
+    __slots__ = ()
+
+
+class _TracedNumpySymbol(_Unmarked, NumpySymbol):
+    __slots__ = ()
+
+
+_TRACED = {mx.sym.Symbol: _TracedSymbol, NumpySymbol: _TracedNumpySymbol}
+
+
+def keep_marks(symbol: mx.sym.Symbol) -> bool:
+    """Keep the marks of regions in a block's symbol, and out of what is written of it; tell whether there are any."""
+    if not has_marks(symbol):
+        return False
+    symbol.__class__ = _TRACED.get(type(symbol), type(symbol))
+    return True
 
 
 class _LastingCasts:
@@ -129,12 +193,12 @@ def with_lasting_casts(symbol: mx.sym.Symbol, needed: bool) -> mx.sym.Symbol:
     return symbol
 
 
-def marked(symbol: mx.sym.Symbol, mark: str) -> mx.sym.Symbol:
+def marked(symbol: mx.sym.Symbol, setting: str) -> mx.sym.Symbol:
     """Return a copy of a symbol whose operators carry the mark of a region, unless they carry another already."""
     graph = to_graph(symbol)
     for node in graph.operators():
-        if node.op != "Custom":  # see make_symbol_creator
-            node.attrs = {REGION: mark, **node.attrs}
+        if node.op != "Custom" and region(node.attrs) is None:  # see make_symbol_creator
+            node.attrs = {**node.attrs, **region_mark(setting)}
     return from_graph(graph, symbol)
 
 

@@ -2,24 +2,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
-from typing import Any, Collection, Mapping, Sequence
+from typing import Any, Collection, Mapping
 
 import mxnet as mx
 
 from .. import passes
 from .._memory import keep_freed_memory
 from .._mxnet.arrays import cast_arrays
-from .._mxnet.symbols import analyse, dtype_name, first_line, from_graph, fuse, to_graph, with_lasting_casts
+from .._mxnet.symbols import dtype_name, from_graph, fuse, to_graph, with_lasting_casts
 from .._mxnet.weights import NamesOnly
-from ..dtypes import FLOAT32, FLOAT64, LOW_PRECISION
+from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, redirect, unique_name
-from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, TYPE_FLAGS
+from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, REGION, TYPE_FLAGS
 from ..passes import Context, Facts
 from ..rules import Policy
+from ..runtime.devices import warn_caller
 from ..runtime.hooks import watch_symbols
+from .analysis import analyse_network, reason_for_fp32
 from .inputs import shapes_in
 from .names import name_outputs, name_results
 
@@ -45,7 +47,7 @@ class Conversion:
     version : str
         Version of gluon_amp.
     reason : str
-        Why the network stays in FP32; empty for other types.
+        Why the network stays in FP32; empty where some of it is lowered, and where FP32 was asked for.
 
     Examples
     --------
@@ -83,9 +85,13 @@ class Conversion:
 
 def conversion_of(graph: Graph) -> Conversion | None:
     """Return the record that a converted graph carries, None for one that was not converted."""
-    bearers = [_bearer(head.node) for head in graph.heads]
-    records: Sequence[str] = [node.attrs[CONVERSION] for node in bearers if CONVERSION in node.attrs]
-    return Conversion.from_json(records[0]) if records else None
+    return next((record for record in _records(graph) if record is not None), None)
+
+
+def _records(graph: Graph) -> list[Conversion | None]:
+    """Return the record of each output: a symbol may be made of others, some of which were converted."""
+    texts = [_bearer(head.node).attrs.get(CONVERSION) for head in graph.heads]
+    return [None if text is None else Conversion.from_json(text) for text in texts]
 
 
 def _bearer(head: Node) -> Node:
@@ -95,6 +101,16 @@ def _bearer(head: Node) -> Node:
     return head
 
 
+def _earlier(graph: Graph, policy: Policy) -> Conversion | None:
+    """Return the record of a network that is converted already; None where that is to be done, to parts at least."""
+    records = _records(graph)
+    wrong = next((record for record in records if record and record.target_dtype != policy.target_dtype), None)
+    if wrong is not None:
+        raise GraphError(f"the network is already converted to {wrong.target_dtype}: to get {policy.target_dtype} "
+                         "convert the FP32 network that it was made from")
+    return records[0] if all(records) else None
+
+
 def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mapping[str, Any], *, on_cpu: bool = True,
             cast_outputs: bool = True) -> tuple[mx.sym.Symbol, Conversion]:
     """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is."""
@@ -102,67 +118,50 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
     dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
     shapes = shapes_in(example, "data_example")
     graph = to_graph(symbol)
-    earlier = conversion_of(graph)
+    earlier = _earlier(graph, policy)
     if earlier is not None:
-        if earlier.target_dtype != policy.target_dtype:
-            raise GraphError(f"the network is already converted to {earlier.target_dtype}: to get "
-                             f"{policy.target_dtype} convert the FP32 network that it was made from")
         return symbol, earlier
     outputs = symbol.list_outputs()
-    _analyse(symbol, graph, weights, dtypes, shapes)
+    analyse_network(symbol, graph, weights, dtypes, shapes)
     # A GPU has no fused operators, and imitated types are not oneDNN's.
     has_engine = on_cpu and not policy.imitated
     fuses = has_engine and policy.runs("fuse") and passes.is_fusible(graph)  # behind which there are no gradients
     context = Context.of(graph, policy, Facts(recorded=not fuses), keep_outputs=cast_outputs, weights=weights,
                          engine=(lambda given: to_graph(fuse(from_graph(given, symbol)))) if has_engine else None)
     counts = passes.run(graph, context)
-    operators = graph.operators()
-    casts = sum(node.op == CAST for node in operators)
-    low = sum(node.op != CAST and any(entry.dtype == policy.target_dtype for entry in node.inputs)
-              for node in operators if policy.target_dtype != FLOAT32)
+    made = _counted(graph, policy, counts)
     name_results(graph)
+    graph.forget(REGION)
     _say_types(graph, set(dtypes))
     counts.update(passes.finish(graph, context))
-    steps = {each.name: counts[each.name] for each in passes.PASSES if each.is_step and each.name in counts}
-    record = Conversion(policy.target_dtype, len(operators), low, casts, steps, tuple(sorted(policy.excluded)),
-                        metadata.version("gluon_amp"), policy.reason)
+    record = replace(made, steps={each.name: counts[each.name] for each in passes.PASSES
+                                  if each.is_step and each.name in counts})
     name_outputs(graph, outputs, lambda: from_graph(graph, symbol).list_outputs())
-    for bearer in [_bearer(head.node) for head in graph.heads]:
-        bearer.attrs = {**bearer.attrs, CONVERSION: record.to_json()}
-    if fuses or counts.get("fuse"):
-        for node in graph.variables():
-            node.attrs = {INFERENCE: "MXNet gives zeros behind fused operators", **node.attrs}
+    _note(graph, record, fuses or bool(counts.get("fuse")))
     watch_symbols()
+    if record.reason and policy.lowers:
+        warn_caller(f"the converted network stays in FP32: {record.reason}")
     needs_casts = not isinstance(weights, NamesOnly) or policy.runs("cast_params_offline")
     return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
 
 
-def _analyse(symbol: mx.sym.Symbol, graph: Graph, weights: Any, dtypes: Mapping[str, str],
-             shapes: Mapping[str, tuple[int, ...]]) -> None:
-    _note_types(graph, weights)
-    variables = graph.variables()
-    untyped = [node.name for node in variables if node.attrs.get(DTYPE, "-1") == "-1" and node.name not in weights]
-    known = {**weights.dtypes(), **dtypes}
-    names = {node.name for node in variables}
-    sizes = {name: shape for name, shape in {**weights.shapes(), **shapes}.items() if name in names}
-    try:
-        if FLOAT64 in known.values():  # its data is float64 as well
-            analyse(symbol, graph, {name: dtype for name, dtype in known.items() if name in names}, sizes)
-            known.update((node.name, FLOAT64) for node in variables if node.dtypes == [FLOAT64])
-        floats = {dtype for dtype in known.values() if dtype.startswith(("float", "bfloat"))}
-        known = {**dict.fromkeys(untyped, FLOAT64 if floats == {FLOAT64} else FLOAT32), **known}
-        analyse(symbol, graph, {name: dtype for name, dtype in known.items() if name in names}, sizes)
-    except mx.MXNetError as error:
-        raise GraphError(f"the symbol does not fit its parameters or the example: {first_line(error)}. Give "
-                         "the parameters of this network, and data of the shapes that it takes") from error
+def _counted(graph: Graph, policy: Policy, counts: Mapping[str, int]) -> Conversion:
+    """Record what became of the operators, before they are fused."""
+    operators = graph.operators()
+    casts = sum(node.op == CAST for node in operators)
+    low = sum(node.op != CAST and any(entry.dtype == policy.target_dtype for entry in node.inputs)
+              for node in operators if policy.lowers)
+    is_lowered = counts["assign_dtypes"] if policy.imitated else low
+    return Conversion(policy.target_dtype, len(operators), low, casts, {}, tuple(sorted(policy.excluded)),
+                      metadata.version("gluon_amp"), "" if is_lowered else reason_for_fp32(graph, policy))
 
 
-def _note_types(graph: Graph, weights: Any) -> None:
-    """Write the type on every parameter in low precision, because MXNet cannot infer it behind a cast."""
-    types = weights.dtypes()
-    for node in graph.variables():
-        if types.get(node.name) in LOW_PRECISION:
-            node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[types[node.name]])}
+def _note(graph: Graph, record: Conversion, is_fused: bool) -> None:
+    """Write the record on the outputs, and that there are no gradients on the inputs."""
+    for bearer in [_bearer(head.node) for head in graph.heads]:
+        bearer.attrs = {**bearer.attrs, CONVERSION: record.to_json()}
+    for node in graph.variables() if is_fused else ():
+        node.attrs = {INFERENCE: "MXNet gives zeros behind fused operators", **node.attrs}
 
 
 def _say_types(graph: Graph, data: Collection[str]) -> None:

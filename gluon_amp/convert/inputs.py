@@ -26,9 +26,7 @@ def traced_block(block: HybridBlock, example: Sequence[Any] | None,
         with kept_in_place():  # for the marks of symbol blocks
             traced = blocks.trace(block, example, is_excluded)
     except Exception as error:
-        hint = "" if example is not None else " If it takes other arguments than was assumed, pass data_example"
-        raise GraphError(f"the network cannot be traced to a symbol ({type(error).__name__}: {error}).{hint}"
-                         ) from error
+        raise GraphError(_untraceable(block, error, example is not None)) from error
     waiting = blocks.untouched_parameters(block, traced.symbol.list_inputs())
     if waiting and example is not None:
         block(*example)  # as the user's first call would: parameters take their shapes
@@ -39,6 +37,18 @@ def traced_block(block: HybridBlock, example: Sequence[Any] | None,
                          "load_parameters(), and pass data_example, or run the network once, so that their shapes are "
                          "known")
     return traced
+
+
+def _untraceable(block: HybridBlock, error: Exception, has_example: bool) -> str:
+    """Say why a network cannot be traced."""
+    told = ": ".join(text for text in (type(error).__name__, str(error)) if text)
+    text = f"the network cannot be traced to a symbol ({told})."
+    own = [type(each).__name__ for each in blocks.descendants(block) if blocks.has_own_forward(each)]
+    if own:
+        return (f"{text} {own[0]} overrides forward, which MXNet runs in Python and does not trace: give it "
+                "hybrid_forward(self, F, x, ...) in its place, with F.name for mx.nd.name, or convert the blocks "
+                "inside it one by one")
+    return text if has_example else f"{text} If it takes other arguments than was assumed, pass data_example"
 
 
 def as_example(value: Any) -> list[Any] | None:

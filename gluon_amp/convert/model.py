@@ -15,7 +15,7 @@ from .._mxnet.weights import NamesOnly, NDArrayWeights
 from ..elsewhere import answers
 from ..errors import GraphError, StateError
 from ..rules import ConditionalOp
-from .convert import convert
+from .convert import Conversion, convert
 from .inputs import check_names, check_parameters
 from .model_files import split
 from .options import TARGET_DTYPE, Names, Options, Tuned
@@ -86,13 +86,14 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     check_names(data_names or (), names, "data_names")
     typed = typed_variables(sym)
     weights = NamesOnly([name for name in names if (name in typed if data_names is None else name not in data_names)])
-    return _converted(sym, weights, options, {})
+    return _converted(sym, weights, options, {})[0]
 
 
-def _converted(sym: mx.sym.Symbol, weights: Any, options: Options, example: Mapping[str, Any]) -> mx.sym.Symbol:
+def _converted(sym: mx.sym.Symbol, weights: Any, options: Options,
+               example: Mapping[str, Any]) -> tuple[mx.sym.Symbol, Conversion]:
     device = options.devices[0] if options.devices else mx.context.current_context()
     return convert(sym, weights, options.policy(to_graph(sym), [device]), example, on_cpu=device.device_type != "gpu",
-                   cast_outputs=options.cast_outputs)[0]
+                   cast_outputs=options.cast_outputs)
 
 
 @answers(dtype=TARGET_DTYPE)
@@ -118,8 +119,10 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     exclude, cast_params_offline, cast_outputs, tuning, disable_passes
         As in :func:`convert_hybrid_block`.
     optimize : 'all', 'none' or sequence of str, optional
-        As in :func:`convert_hybrid_block`. By default all but ``fuse``, behind which there are no gradients:
-        ``Module.bind`` asks for some unless it is told ``for_training=False``, and fuses by itself when it is.
+        As in :func:`convert_hybrid_block`. By default none: as in MXNet every operator, name and parameter stays, and
+        casts are added, so that layers can be taken by name and the checkpoint's own parameters set. For speed ask for
+        ``['drop_training', 'fold_batch_norm', 'align_channels', 'cast_params_offline']``: all but ``fuse``, behind
+        which there are no gradients. ``Module.bind`` asks for some unless it is told ``for_training=False``.
     device : Context, optional
         Where the network will run: the current context by default.
     data_names : list of str, optional
@@ -145,7 +148,7 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     >>> import mxnet as mx
     >>> net = mx.sym.FullyConnected(mx.sym.var('data'), num_hidden=8, name='fc')
     >>> weights = {'fc_weight': mx.nd.ones((8, 4)), 'fc_bias': mx.nd.zeros(8)}
-    >>> sym, args, aux = amp.convert_model(net, weights, {}, 'float16', device=mx.gpu(0))
+    >>> sym, args, aux = amp.convert_model(net, weights, {}, 'float16', cast_optional_params=True, device=mx.gpu(0))
     >>> args['fc_weight'].dtype
     <class 'numpy.float16'>
     """
@@ -161,18 +164,18 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
                            cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
                            disable_passes=disable_passes)
     wait_for_statistics()
-    return _converted_model(sym, {**arg_params, **aux_params}, options, data_names, data_example or {})
+    return _converted_model(sym, {**arg_params, **aux_params}, options, data_names, data_example or {})[0]
 
 
 def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_names: Sequence[str] | None = None,
-                     example: Mapping[str, Any] | None = None) -> Converted:
+                     example: Mapping[str, Any] | None = None) -> tuple[Converted, Conversion]:
     names = sym.list_inputs()
     check_names(data_names or (), names, "data_names")
     check_parameters(sym, arrays, data_names)
     check_names(example or {}, names, "data_example")
     weights = NDArrayWeights({name: array for name, array in arrays.items() if name in set(names)})
-    symbol = _converted(sym, weights, options, example or {})
-    return (symbol, *split(symbol, weights.arrays))
+    symbol, record = _converted(sym, weights, options, example or {})
+    return (symbol, *split(symbol, weights.arrays)), record
 
 
 @answers(dtype=TARGET_DTYPE)
@@ -227,18 +230,20 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     arg_params, aux_params = bucketing_mod.get_params()
     arrays = {**arg_params, **aux_params}
     results = {key: _converted_model(symbol, arrays, options) for key, symbol in symbols.items()}
-    args, aux = _merged([result[1] for result in results.values()]), _merged([result[2] for result in results.values()])
+    args, aux = (_merged([model[part] for model, _ in results.values()]) for part in (1, 2))
     sym_gen = modules.sym_gen_of(bucketing_mod)
 
     def converted_sym_gen(key: Any) -> tuple[mx.sym.Symbol, Any, Any]:
         symbol, data_names, label_names = sym_gen(key)
-        return _converted_model(symbol, arrays, options)[0], data_names, label_names
+        return _converted_model(symbol, arrays, options)[0][0], data_names, label_names
 
-    return modules.rebuilt(bucketing_mod, {key: result[0] for key, result in results.items()}, converted_sym_gen, args,
-                           aux)
+    made = modules.rebuilt(bucketing_mod, {key: model[0] for key, (model, _) in results.items()}, converted_sym_gen,
+                           args, aux)
+    made.conversion = next(record for _, record in results.values())
+    return made
 
 
-def _merged(parameters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merged(parameters: Sequence[Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for arrays in parameters:
         for name, array in arrays.items():

@@ -13,7 +13,7 @@ from .._mxnet.blocks import descendants
 from ..dtypes import BFLOAT16, FLOAT16, FOREIGN_BFLOAT16, IMITATED_FLOAT16, Support, cuda_support, normalize
 from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
-from ..graph.attrs import REGION, REGION_OFF
+from ..graph.attrs import REGION_OFF, region
 from ..rules import Policy
 from ..rules.measurements import Tuning
 from ..runtime.devices import device_supports, of_device, warn_once
@@ -180,7 +180,7 @@ class Exclusions:
         """Name the operators to keep in FP32; tracing has marked those in excluded blocks."""
         inside = [] if block is None else list(descendants(block))
         operators = [node.name for node in graph.operators()]
-        chosen = {node.name for node in graph.operators() if node.attrs.get(REGION) == REGION_OFF}
+        chosen = {node.name for node in graph.operators() if region(node.attrs) == REGION_OFF}
         for name in self.names:
             matching = [operator for operator in operators if is_named(operator, name)]
             if not matching and not any(is_target(inner, name) for inner in inside):

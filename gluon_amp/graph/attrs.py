@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 from typing import Mapping
+from uuid import uuid4
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 
@@ -10,14 +11,16 @@ Attrs = Mapping[str, str]
 
 # Attributes of symbols rather than of operators: type, shape and storage of a variable, and what this package notes.
 DTYPE, SHAPE, STORAGE = "__dtype__", "__shape__", "__storage_type__"
-REGION = "__amp__"  # on operators traced inside an autocast region: one of these two, or a data type
-REGION_ON, REGION_OFF = "on", "off"
+REGION = "__amp__"  # on operators made inside a region: see `region_mark`
+REGION_ON, REGION_OFF = "on", "off"  # the settings of regions; or a data type
 CONVERSION = "__gluon_amp__"  # on the nodes that give the outputs: how the symbol was converted for inference
 MADE = "__gluon_amp_made__"  # on parameters that a conversion made: of what
 INFERENCE = "__gluon_amp_inference__"  # on variables whose gradients a conversion spoils: by what
 
 # MXNet's numbers of the data types, as `__dtype__` gives them.
 TYPE_FLAGS = {FLOAT32: 0, FLOAT16: 2, BFLOAT16: 12}
+
+_PROCESS = uuid4().hex[:12]
 
 CHANNELS_LAST = ("NHWC", "NWC", "NDHWC")
 
@@ -42,8 +45,19 @@ def is_set(attrs: Attrs, name: str, default: bool = False) -> bool:
     return str(attrs.get(name, default)) in ("True", "true", "1")
 
 
+def region_mark(setting: str) -> dict[str, str]:
+    """Return the mark of an operator that is made in a region. In other processes, as from a file, it says nothing."""
+    return {REGION: f"{setting} {_PROCESS}"}
+
+
+def region(attrs: Attrs) -> str | None:
+    """Return the setting of the region of this process that an operator was made in; None outside of all."""
+    setting, _, process = attrs.get(REGION, "").partition(" ")
+    return setting if process == _PROCESS else None
+
+
 def region_of(attrs: Attrs) -> dict[str, str]:
-    """Return the mark of the region that an operator was traced in, for one that takes its place or serves it."""
+    """Return the mark of an operator, for one that takes its place or serves it."""
     return {REGION: attrs[REGION]} if REGION in attrs else {}
 
 

@@ -193,6 +193,11 @@ class Graph:
                                      shapes=list(node.shapes), planned=list(node.planned))
         return Graph([entry(head) for head in self.heads], dict(self.attrs))
 
+    def forget(self, attribute: str) -> None:
+        """Take an attribute from all nodes, and from those of the graphs that they hold."""
+        for node in self.nodes():
+            node.attrs, node.extra = _without(node.attrs, attribute), _without(node.extra, attribute)
+
     def operators(self) -> list[Node]:
         """All nodes that are operators, in order."""
         return [node for node in self.nodes() if not node.is_variable]
@@ -200,6 +205,14 @@ class Graph:
     def variables(self) -> list[Node]:
         """All nodes that are variables, in the order of ``Symbol.list_inputs``."""
         return [node for node in self.nodes() if node.is_variable]
+
+
+def _without(value: Any, key: str) -> Any:
+    if isinstance(value, list):
+        return [_without(item, key) for item in value]
+    if isinstance(value, dict):
+        return {name: _without(item, key) for name, item in value.items() if name != key}
+    return value
 
 
 def _before(node: Node) -> list[Entry]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from ..dtypes import FLOAT32
 from ..graph import Graph, Node
-from ..graph.attrs import REGION, REGION_ON, integer
+from ..graph.attrs import REGION_ON, integer, region
 from ..rules import KEEP, NEUTRAL, WIDEST, Decision, precision
 from ..rules.decision import EXCLUDED, OUTSIDE, READS_SPARSE, SWITCHED_OFF
 from . import sparse_tensors
@@ -29,10 +29,10 @@ def follow(graph: Graph, context: Context) -> None:
 
 def decide(node: Node, context: Context) -> Decision:
     """Return the precision of a node: what its region and the user's exclusions say, else the policy."""
-    region = node.attrs.get(REGION)
-    if region is None and not context.everywhere:
+    setting = region(node.attrs)
+    if setting is None and not context.everywhere:
         return OUTSIDE
-    if region not in (None, REGION_ON, context.target):
+    if setting not in (None, REGION_ON, context.target):
         return SWITCHED_OFF
     if node.name in context.policy.excluded:
         return EXCLUDED

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..dtypes import FLOAT32, FLOAT64
 from ..graph import VARIABLE, Entry, Graph, Node, Readers, redirect
-from ..graph.attrs import MADE, REGION, integer, integers, is_channels_last, is_set
+from ..graph.attrs import MADE, integer, integers, is_channels_last, is_set, region
 from .context import Context, Weights
 
 _LAYERS = ("Convolution", "FullyConnected", "Deconvolution")
@@ -52,7 +52,7 @@ def _is_foldable(norm: Node, readers: Readers, weights: Weights) -> bool:
 
 
 def _settings(node: Node, context: Context) -> tuple[bool, str | None]:
-    return node.name in context.policy.excluded, node.attrs.get(REGION)
+    return node.name in context.policy.excluded, region(node.attrs)
 
 
 def _axis_fits(norm: Node, layer: Node) -> bool:

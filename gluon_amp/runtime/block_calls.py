@@ -28,7 +28,7 @@ def make_call_cached_op(original: Callable) -> Callable:
         epoch = controller.epoch()
         if not _is_current(block, epoch):
             with _tracing:  # blocks cannot be traced in two threads at once
-                renew_cached_op(block, args, is_stale=_epoch_of(block) != epoch)
+                renew_cached_op(block, args, is_stale=_epoch_of(block) != epoch or _is_stale(block))
                 block.__dict__["_amp_epoch"] = epoch
         operation = cached_op_of(block)
         if isinstance(operation, RewritingCachedOp):
@@ -49,7 +49,13 @@ def make_get_graph(original: Callable) -> Callable:
 
 
 def _is_current(block: HybridBlock, epoch: int) -> bool:
-    return isinstance(cached_op_of(block), RewritingCachedOp) and _epoch_of(block) == epoch
+    return (isinstance(cached_op_of(block), RewritingCachedOp) and _epoch_of(block) == epoch
+            and not _is_stale(block))
+
+
+def _is_stale(block: HybridBlock) -> bool:
+    """Tell whether regions in a block's code are to be traced again, as behind a pickle."""
+    return getattr(cached_op_of(block), "is_stale", False)
 
 
 def _epoch_of(block: HybridBlock) -> int:

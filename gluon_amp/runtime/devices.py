@@ -184,6 +184,11 @@ def warn_once(text: str) -> None:
         warnings.warn(text, stacklevel=_depth_of_caller())
 
 
+def warn_caller(text: str) -> None:
+    """Warn the user's code."""
+    warnings.warn(text, stacklevel=_depth_of_caller())
+
+
 def _depth_of_caller() -> int:
     """Return the stack level, as ``warnings.warn`` counts it, of the code that called into this package."""
     frame, level, package = sys._getframe(1), 1, __name__.split(".")[0]

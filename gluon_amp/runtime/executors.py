@@ -13,7 +13,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _memory
 from .._mxnet.in_turn import in_turn, run_in_turn
-from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs
+from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of
 from ..dtypes import BFLOAT16
 from ..graph.attrs import STORAGE
 from ..passes import Facts
@@ -52,7 +52,7 @@ def _binding(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Contex
              dense: bool) -> Binding:
     """Return what executors of a symbol share for inputs of these types, shapes and requests for gradients."""
     device = state.key(ctx)
-    key = (symbol.tojson(remove_amp_cast=False), type(symbol), mx.util.is_np_shape(), bind, state, device,
+    key = (text_of(symbol), type(symbol), mx.util.is_np_shape(), bind, state, device,
            *(frozenset(known.items()) for known in (dtypes, shapes, requests)), sparse, dense)
     binding = _bindings.get(key)
     if binding is None:

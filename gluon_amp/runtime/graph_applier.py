@@ -18,7 +18,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from .._mxnet.blocks import cached_op_of, children_of
 from .._mxnet.in_turn import in_turn, run_in_turn
 from .._mxnet.invoke import StockCachedOp
-from .._mxnet.symbols import dtype_name, to_graph
+from .._mxnet.symbols import dtype_name, keep_marks, to_graph
 from ..dtypes import LOW_PRECISION
 from ..graph import Graph, has_control_flow
 from ..graph.attrs import is_set
@@ -38,8 +38,10 @@ class RewritingCachedOp:
     """Runs a traced symbol, as planned as long as AMP is active."""
 
     def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]] = (),
-                 state: State | None = None):
+                 state: State | None = None, had_marks: bool = False):
         self.symbol = symbol
+        self.has_marks = keep_marks(symbol)
+        self.is_stale = had_marks and not self.has_marks  # read from a file, which leaves them out
         self.state = state  # to run under always, for a converted network; None for that in force at each call
         self.flags = flags
         self.accumulating: frozenset[str] = frozenset()
@@ -56,7 +58,7 @@ class RewritingCachedOp:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let networks be copied and pickled: what was made for settings is made again."""
-        return type(self), (self.symbol, self.flags, self.state)
+        return type(self), (self.symbol, self.flags, self.state, self.has_marks)
 
     def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
         """Run the symbol; arguments and result are those of MXNet's cached op."""

@@ -18,6 +18,7 @@
 - ``NDArray.asnumpy``: in networks that are not hybridized Python code reads what is in bfloat16 as FP32.
 - ``Trainer._update``: what the optimizer has written, and gradients with another trainer's loss scale.
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
+- ``Symbol.tojson`` and ``Symbol.save``: what is written of a symbol is without the marks of regions.
 - ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
 - ``Executor.forward``: executors that were bound before AMP was switched on.
 
@@ -43,7 +44,7 @@ from mxnet.symbol import register as symbol_register
 from .. import _memory
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Invoke
-from .._mxnet.symbols import make_symbol_creator
+from .._mxnet.symbols import make_save, make_symbol_creator, make_tojson
 from ..dtypes import BFLOAT16
 from . import converted_symbols, scaled_losses
 from .block_calls import make_block_call, make_call_cached_op, make_get_graph, make_register_child
@@ -258,6 +259,8 @@ _REPLACEMENTS: _Replacements = (
     (NDArray, "asnumpy", _make_asnumpy),
     (Trainer, "_update", _make_update),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),
+    (mx.sym.Symbol, "tojson", make_tojson),
+    (mx.sym.Symbol, "save", make_save),
     (mx.sym.Symbol, "bind", make_bind),
     (mx.sym.Symbol, "simple_bind", make_simple_bind),
     (Executor, "forward", make_forward),

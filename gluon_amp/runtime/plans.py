@@ -15,7 +15,7 @@ from .. import native, passes
 from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Role, has_control_flow, subgraphs_of
-from ..graph.attrs import CONVERSION, REGION
+from ..graph.attrs import CONVERSION, region
 from ..passes import Facts, carry_scale, channels_last
 from ..passes.native_operators import NATIVE, REPLACEMENTS, following, may_replace
 from ..passes.widen import widen
@@ -62,7 +62,7 @@ class Traced:
     @cached_property
     def is_marked(self) -> bool:
         """Tell whether some of its operators were traced inside an autocast region."""
-        return any(REGION in node.attrs for node in self.graph.nodes())
+        return any(region(node.attrs) for node in self.graph.nodes())
 
     @cached_property
     def is_converted(self) -> bool:

@@ -18,7 +18,7 @@ import gluon_amp as amp
 from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import DTypeError, GraphError, PolicyError, StateError
 
-pytestmark = pytest.mark.machine
+pytestmark = [pytest.mark.machine, pytest.mark.filterwarnings("ignore:the converted network stays in FP32")]
 GPU = {"target_dtype": "float16", "device": mx.gpu(0)}  # graphs for a GPU can be made without one
 
 

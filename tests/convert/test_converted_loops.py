@@ -33,6 +33,7 @@ class Scan(HybridBlock):
 @pytest.mark.parametrize("flags", [None, {}, {"static_alloc": True, "static_shape": True}])
 @pytest.mark.parametrize(("dtype", "bound"), [
     ("float32", 1e-5), pytest.param("bfloat16", 0.03, marks=pytest.mark.bf16)])
+@pytest.mark.filterwarnings("ignore:the converted network stays in FP32")
 def test_a_loop_gives_what_it_gives_outside_of_graphs(dtype, bound, flags):
     net = Scan()
     net.initialize(mx.init.Normal(0.2))

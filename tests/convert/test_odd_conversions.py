@@ -155,6 +155,7 @@ class Tripled(gluon.HybridBlock):
 
 @dtypes
 @pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.filterwarnings("ignore:the converted network stays in FP32")
 def test_a_custom_operator_gives_an_output(alone, dtype, tmp_path):
     net = Tripled(alone)
     net.initialize(mx.init.Uniform(0.3))

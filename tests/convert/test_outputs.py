@@ -18,7 +18,7 @@ from networks import relative
 import gluon_amp as amp
 from gluon_amp.errors import GraphError, PolicyError
 
-pytestmark = pytest.mark.machine
+pytestmark = [pytest.mark.machine, pytest.mark.filterwarnings("ignore:the converted network stays in FP32")]
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 GPU = {"target_dtype": "float16", "device": mx.gpu(0)}
 

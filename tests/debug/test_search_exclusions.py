@@ -222,6 +222,7 @@ def test_a_policy_goes_through_a_file_to_init_and_conversion(tmp_path):
 
 
 @pytest.mark.bf16
+@pytest.mark.filterwarnings("ignore:the converted network stays in FP32")
 def test_conversion_takes_a_policy():
     net, data = diagonal(1.003, 1.003, width=32)
     policy = replace(amp.Policy("bfloat16"), excluded=frozenset({"net_dense1_fwd"}))

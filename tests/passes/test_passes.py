@@ -8,6 +8,7 @@ from graphs import batch_norm, conv, describe, graph, op, rewrite, rewritten, va
 
 from gluon_amp import GraphError
 from gluon_amp.graph import Entry, Role, cast
+from gluon_amp.graph.attrs import region_mark
 from gluon_amp.passes import Context, verify
 from gluon_amp.rules import Policy, make_policy
 
@@ -205,9 +206,10 @@ def test_operands_read_for_their_shape_only_are_not_computed():
 
 
 def test_operands_read_for_their_shape_only_belong_to_the_region_of_their_reader():
-    one, two = (conv(name, data(), 16, 16, __amp__="on") for name in ("one", "two"))
-    zero = op("_mul_scalar", "zero", two, shape=(2, 16, 8, 8), scalar=0, __amp__="on")
-    result = graph(op("slice_like", "s", one, zero, shape=(2, 16, 8, 8), __amp__="on"))
+    mark = region_mark("on")
+    one, two = (conv(name, data(), 16, 16, **mark) for name in ("one", "two"))
+    zero = op("_mul_scalar", "zero", two, shape=(2, 16, 8, 8), scalar=0, **mark)
+    result = graph(op("slice_like", "s", one, zero, shape=(2, 16, 8, 8), **mark))
     rewrite(result, Policy("bfloat16"), everywhere=False, check=True)
     assert describe(result)[-4:] == [
         "s_shape: BlockGrad(two) -> bfloat16", "s: slice_like(one, s_shape) -> bfloat16",

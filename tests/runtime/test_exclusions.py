@@ -12,7 +12,8 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock, nn
 import gluon_amp as amp
 from gluon_amp.runtime import exclusions
 
-pytestmark = [pytest.mark.machine, pytest.mark.bf16]
+pytestmark = [pytest.mark.machine, pytest.mark.bf16,
+              pytest.mark.filterwarnings("ignore:the converted network stays in FP32")]
 
 
 class Heads(HybridBlock):
