@@ -30,6 +30,16 @@ class _UpdatedLater(DynamicLossScaler):
         """Take note of a step."""
         self.found_inf.append(found_inf)
 
+    def take_report(self, found_inf: bool, last: int | None) -> int:
+        """Take note of a trainer's step: :meth:`settle` ends the iteration."""
+        self.update(found_inf)
+        return 0
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether a step was skipped since the last update, or at it where none was made since."""
+        return any(self.found_inf) if self.found_inf else super().step_was_skipped
+
     def settle(self) -> None:
         """Change the scale for the steps since the last time."""
         super().update(any(self.found_inf))
@@ -85,6 +95,7 @@ class GradScaler:
     ...     loss = net(mx.nd.ones((4, 2))).sum()
     >>> scaler.scale(loss).backward()
     >>> scaler.step(trainer, batch_size=4)
+    True
     >>> scaler.update()
     >>> scaler.get_scale()
     65536.0
@@ -160,7 +171,7 @@ class GradScaler:
         self._done[item] = _UNSCALED
 
     @answers(closure="a gluon.Trainer takes none: run forward and backward before step")
-    def step(self, trainer: gluon.Trainer, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
+    def step(self, trainer: gluon.Trainer, batch_size: int | None = None, ignore_stale_grad: bool = False) -> bool:
         """Unscale a trainer's gradients unless :meth:`unscale_` did, and update, or skip where one is not finite.
 
         Parameters
@@ -171,6 +182,11 @@ class GradScaler:
             As for ``trainer.step``: gradients are divided by it. 1 where the loss is a mean over the batch already.
         ignore_stale_grad : bool
             As for ``trainer.step``.
+
+        Returns
+        -------
+        bool
+            Whether the weights were updated; False where the step was skipped. Schedules that count updates ask this.
 
         Raises
         ------
@@ -185,7 +201,7 @@ class GradScaler:
                             "expected scaler.step(trainer, batch_size), 1 where the loss is a mean over the batch")
         if not self._enabled:
             trainer.step(batch_size, ignore_stale_grad)
-            return
+            return True
         item = self._item(trainer, "step")
         before = self._done.get(item)
         if before == _STEPPED:
@@ -195,6 +211,7 @@ class GradScaler:
             item.carry(self._scaler.loss_scale)
         trainer.step(batch_size, ignore_stale_grad)
         self._done[item] = _STEPPED
+        return not item.step_was_skipped
 
     def _item(self, trainer: gluon.Trainer, caller: str) -> TrainerScaler:
         """Return what connects a trainer with this scaler, made at its first step."""

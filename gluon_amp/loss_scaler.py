@@ -28,14 +28,16 @@ class ScalerState:
     good_steps: int = 0  # steps without overflow since the scale last changed
     bad_steps: int = 0  # steps skipped in a row
     num_skipped: int = 0  # all steps skipped so far
+    overflows: int = 0  # those that count for the hysteresis
 
     @classmethod
     def of(cls, state: Mapping[str, float]) -> ScalerState:
         """Read what :meth:`LossScaler.state_dict` returned; raise ValueError for anything else."""
         names = [field.name for field in fields(cls)]
-        if not isinstance(state, Mapping) or set(state) != set(names):
+        # Those of before `overflows` was counted are taken, too.
+        if not isinstance(state, Mapping) or set(state) | {names[-1]} != set(names):
             raise ValueError(expected(f"a dict with {', '.join(names)}", "state", state))
-        counts = [_count(name, state[name]) for name in names[1:]]
+        counts = [_count(name, state.get(name, 0)) for name in names[1:]]
         return cls(scale_of("scale", state["scale"]), *counts)
 
 
@@ -49,6 +51,7 @@ class ScalerRule:
     min_scale: float = 1.0
     max_scale: float = 2.0 ** 24
     hysteresis: int = 1
+    consecutive_hysteresis: bool = False
 
     def __call__(self, state: ScalerState, found_inf: bool) -> ScalerState:
         """Return the state after a step whose gradients were non-finite, or were not."""
@@ -56,14 +59,16 @@ class ScalerRule:
             return self._overflowed(state)
         good = state.good_steps + 1
         if good < self.growth_interval:
-            return replace(state, good_steps=good, bad_steps=0)
+            overflows = 0 if self.consecutive_hysteresis else state.overflows
+            return replace(state, good_steps=good, bad_steps=0, overflows=overflows)
         return replace(state, scale=max(state.scale, min(state.scale * self.growth_factor, self.max_scale)),
-                       good_steps=0, bad_steps=0)
+                       good_steps=0, bad_steps=0, overflows=0)
 
     def _overflowed(self, state: ScalerState) -> ScalerState:
-        bad = state.bad_steps + 1
-        scale = state.scale if bad < self.hysteresis else state.scale * self.backoff_factor
-        return ScalerState(min(state.scale, max(scale, self.min_scale)), 0, bad, state.num_skipped + 1)
+        overflows = min(state.overflows + 1, self.hysteresis)
+        scale = state.scale if overflows < self.hysteresis else state.scale * self.backoff_factor
+        return ScalerState(min(state.scale, max(scale, self.min_scale)), 0, state.bad_steps + 1, state.num_skipped + 1,
+                           overflows)
 
 
 _DEFAULT_RULE = ScalerRule()
@@ -91,6 +96,8 @@ class LossScaler:
     def __init__(self, init_scale: float = 2.0 ** 16, rule: ScalerRule | None = _DEFAULT_RULE):
         self._state = ScalerState(scale_of("init_scale", init_scale))
         self._rule = rule or _NO_CHANGE
+        self._iteration = 0  # counts the iterations of the trainers that share it
+        self._before: ScalerState | None = None  # the state at the beginning of the iteration, None for not to be taken
 
     def has_overflow(self, params: Iterable[Any]) -> bool:
         """Check gradients and update the scale, for scripts that use a scaler as ``mxnet.contrib.amp``'s.
@@ -113,7 +120,7 @@ class LossScaler:
 
     @_loss_scale.setter
     def _loss_scale(self, value: float) -> None:
-        self._state = replace(self._state, scale=scale_of("_loss_scale", value))
+        self._state, self._before = replace(self._state, scale=scale_of("_loss_scale", value)), None
 
     _next_loss_scale = _loss_scale  # a scale holds from the next backward on
 
@@ -172,7 +179,7 @@ class LossScaler:
         Examples
         --------
         >>> StaticLossScaler(8).state_dict()
-        {'scale': 8.0, 'good_steps': 0, 'bad_steps': 0, 'num_skipped': 0}
+        {'scale': 8.0, 'good_steps': 0, 'bad_steps': 0, 'num_skipped': 0, 'overflows': 0}
         """
         return asdict(self._state)
 
@@ -185,7 +192,7 @@ class LossScaler:
             The state lacks an entry, has a scale that is not a finite number above 0, or counts that are not whole
             numbers of at least 0.
         """
-        self._state = ScalerState.of(state)
+        self._state, self._before = ScalerState.of(state), None
 
     def update(self, found_inf: bool) -> None:
         """Take note of a step.
@@ -204,6 +211,30 @@ class LossScaler:
         """
         self._state = self._rule(self._state, found_inf)
 
+    def take_report(self, found_inf: bool, last: int | None) -> int:
+        """Take note of the step of one of several trainers: those of one iteration count as one.
+
+        Parameters
+        ----------
+        found_inf : bool
+            As for :meth:`update`.
+        last : int or None
+            What this returned for the trainer's step before: an iteration ends when a trainer reports again.
+
+        Returns
+        -------
+        int
+            The number of the iteration.
+        """
+        if self._before is None or last == self._iteration:
+            self._iteration += 1
+            self._before = self._state
+            self.update(found_inf)
+        elif found_inf and self._state.bad_steps == 0:
+            self._state = self._before
+            self.update(True)
+        return self._iteration
+
 
 class DynamicLossScaler(LossScaler):
     """A loss scale that falls at overflow and grows again after a while without.
@@ -221,7 +252,10 @@ class DynamicLossScaler(LossScaler):
     min_scale, max_scale : float
         The scale stays between them.
     hysteresis : int
-        How many overflows in a row before the scale falls.
+        At which overflow the scale falls; once it has, at every one, until it grows again. That is DeepSpeed's and
+        Megatron's rule.
+    consecutive_hysteresis : bool
+        Whether only overflows in a row count for ``hysteresis``, as with DeepSpeed's option of this name.
 
     Raises
     ------
@@ -236,14 +270,15 @@ class DynamicLossScaler(LossScaler):
 
     def __init__(self, init_scale: float = 2.0 ** 16, growth_factor: float = 2.0, backoff_factor: float = 0.5,
                  growth_interval: int = 2000, min_scale: float = 1.0, max_scale: float = 2.0 ** 24,
-                 hysteresis: int = 1):
+                 hysteresis: int = 1, consecutive_hysteresis: bool = False):
         _in_range("growth_factor", growth_factor, 1.0, math.inf)
         _in_range("backoff_factor", backoff_factor, 0.0, 1.0)
         _in_range("max_scale", max_scale, scale_of("min_scale", min_scale), math.inf)
         _in_range("init_scale", init_scale, min_scale, max_scale)
         super().__init__(init_scale, ScalerRule(
             float(growth_factor), float(backoff_factor), _count("growth_interval", growth_interval, 1),
-            float(min_scale), min(float(max_scale), MOST_SCALE), _count("hysteresis", hysteresis, 1)))
+            float(min_scale), min(float(max_scale), MOST_SCALE), _count("hysteresis", hysteresis, 1),
+            checks.true_or_false("consecutive_hysteresis", consecutive_hysteresis)))
 
 
 class StaticLossScaler(LossScaler):

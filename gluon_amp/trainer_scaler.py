@@ -31,12 +31,15 @@ def _of_first_scaler(name: str) -> property:
 class TrainerScaler:
     """Connects one trainer with its loss scalers; lives on the trainer as ``trainer._amp_loss_scaler``."""
 
-    def __init__(self, trainer: gluon.Trainer, scalers: LossScaler | Sequence[LossScaler], warn_after: int = 20):
+    def __init__(self, trainer: gluon.Trainer, scalers: LossScaler | Sequence[LossScaler], warn_after: int = 20,
+                 max_skipped: int | None = None):
         self.trainer = trainer
         self.scalers = [scalers] if isinstance(scalers, LossScaler) else list(scalers)
         self.state = READY  # READY while no gradient at hand carries a scale, SCALED or UNSCALED
         self.reduction: Reduction | None = None  # None for a trainer of this process alone
-        self.warn_after = warn_after  # skipped steps in a row
+        self.warn_after, self.max_skipped = warn_after, max_skipped  # skipped steps in a row
+        self.step_was_skipped = False  # whether the last step was
+        self._reports: dict[int, int] = {}  # by losses: the iteration of its scaler that was told of last
         # told at every step whether it will be skipped, while the gradients are still there
         self.listeners: list[Callable[[bool], None]] = []
         self.applied = self.scaler.loss_scale  # the scale of the losses whose gradients are at hand
@@ -44,6 +47,13 @@ class TrainerScaler:
         self._scaled: set[int] = set()  # the losses scaled since the last step
         self._open: list[int] = []  # those whose backward is under way
         self._overflowed: set[int] = set()  # those whose backward gave the step's first gradients that are not finite
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "listeners": []}  # they listen to the original
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _attached_scalers.append(weakref.ref(self))
 
     # Scripts read and set these on ``trainer._amp_loss_scaler``, which is MXNet's own scaler for them.
     _loss_scale, _next_loss_scale, _max_loss_scale, _scale_seq_len, _unskipped = map(
@@ -58,11 +68,6 @@ class TrainerScaler:
     def loss_scale(self) -> float:
         """The first loss's scale for the next backward."""
         return self.scaler.loss_scale
-
-    @property
-    def step_was_skipped(self) -> bool:
-        """Whether the last step was skipped."""
-        return any(scaler.step_was_skipped for scaler in self.scalers)
 
     @property
     def num_skipped(self) -> int:
@@ -158,9 +163,9 @@ class TrainerScaler:
         if finite and carried != 1.0:
             trainers.divide_rescaling(self.trainer, carried)
         self._update(not finite)
-        self.state = READY
+        self.state, self.step_was_skipped = READY, not finite
         if not finite:
-            self._warn()
+            self._tell_of_many()
             trainers.discard_gradients(self.trainer)
         return not finite
 
@@ -185,7 +190,8 @@ class TrainerScaler:
         for loss_id in sorted(taken):
             scaler = self.scalers[loss_id]
             before = scaler.loss_scale
-            scaler.update(found_inf=found_inf and loss_id in guilty)
+            is_bad = found_inf and loss_id in guilty
+            self._reports[loss_id] = scaler.take_report(is_bad, self._reports.get(loss_id))
             if scaler.loss_scale != before:
                 _logger.info("AMP: loss scale %g -> %g", before, scaler.loss_scale)
         self._scaled, self._overflowed = set(), set()
@@ -197,17 +203,24 @@ class TrainerScaler:
             raise StateError("step: no loss was scaled since the last step, so the gradients lack the loss scale. Use "
                              "`with amp.scale_loss(loss, trainer) as scaled_loss:` for every backward pass")
 
-    def _warn(self) -> None:
+    def _tell_of_many(self) -> None:
+        """Warn, or end the run, where many steps in a row were skipped."""
         scaler = max(self.scalers, key=lambda scaler: scaler.skipped_in_a_row)
-        if scaler.skipped_in_a_row != self.warn_after:
+        skipped = scaler.skipped_in_a_row
+        is_last = self.max_skipped is not None and skipped >= self.max_skipped
+        if not is_last and skipped != self.warn_after:
             return
         names = trainers.non_finite_parameters(self.trainer)
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         advice = ("The loss scale is at its lowest: the loss or the data may be infinite or NaN themselves, or a layer "
                   "overflows; try a lower learning rate, or amp.exclude for the layers named"
                   if scaler.at_floor else "The loss scale keeps falling")
-        warnings.warn(f"{self.warn_after} steps in a row were skipped, at loss scale {scaler.loss_scale:g}: "
-                      f"gradients of {shown} are not finite. {advice}", stacklevel=6)  # the caller of trainer.step
+        text = (f"{skipped} steps in a row were skipped, at loss scale {scaler.loss_scale:g}: gradients of {shown} are "
+                f"not finite. {advice}")
+        if is_last:
+            trainers.discard_gradients(self.trainer)
+            raise StateError(f"{text}. The run ends here, as max_skipped={self.max_skipped} asks for")
+        warnings.warn(text, stacklevel=6)  # the caller of trainer.step
 
 
 class UnscaledTrainer(TrainerScaler):

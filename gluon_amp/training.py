@@ -27,7 +27,7 @@ Loss = Union[NDArray, Sequence[NDArray]]
          loss_scale="it is called loss_scaler: a number, 'dynamic' or a LossScaler",
          optimizer="the trainer stands in its place: amp.init_trainer(trainer)")
 def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str | None = None,
-                 warn_after: int = 20, *, allreduce_always_fp32: bool = False,
+                 warn_after: int = 20, *, max_skipped: int | None = None, allreduce_always_fp32: bool = False,
                  gradient_predivide_factor: float = 1.0) -> None:
     """Attach a loss scaler to a trainer, which from then on skips steps whose gradients are not finite.
 
@@ -44,6 +44,9 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
         One scaler may serve several trainers.
     warn_after : int
         Warn when so many steps in a row were skipped.
+    max_skipped : int, optional
+        Raise StateError from ``trainer.step`` when so many steps in a row were skipped. A run whose steps are all
+        skipped goes on without learning otherwise.
     allreduce_always_fp32 : bool
         Add float16 gradients of several processes up in FP32; bfloat16 ones always are.
     gradient_predivide_factor : float
@@ -75,6 +78,8 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
     if not is_active() and controller.level is None:
         raise StateError("AMP is off: call amp.init() before amp.init_trainer(trainer)")
     checks.whole("warn_after", warn_after, 1)
+    if max_skipped is not None:
+        checks.whole("max_skipped", max_skipped, 1)
     current = trainers.attached(trainer)
     if current is not None and getattr(current, "session", controller.session) == controller.session:
         if loss_scaler is None or loss_scaler is getattr(current, "scaler", None):
@@ -83,11 +88,11 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
     reduction: dict[str, Any] = {"allreduce_always_fp32": allreduce_always_fp32,
                                  "gradient_predivide_factor": gradient_predivide_factor}
     if controller.level is not None and loss_scaler is None:
-        controller.level.attach(trainer, warn_after, **reduction)
+        controller.level.attach(trainer, warn_after, max_skipped, **reduction)
         return
     scaler = _make_scaler(loss_scaler, {active_dtype(context) for context in trainers.contexts(trainer)})
     trainers.update_locally(trainer)
-    attach(trainer, TrainerScaler(trainer, scaler, warn_after), **reduction)
+    attach(trainer, TrainerScaler(trainer, scaler, warn_after, max_skipped), **reduction)
 
 
 def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]) -> LossScaler:
@@ -288,7 +293,7 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
     trainer : gluon.Trainer
         After the backward pass; with several contexts after ``trainer.allreduce_grads()``.
     max_norm : float
-        The largest norm, in units of the unscaled gradients, above 0.
+        The largest norm, in units of the unscaled gradients, above 0; ``float('inf')`` to read the norm alone.
 
     Returns
     -------

@@ -339,3 +339,36 @@ def test_every_optimizer_continues_bit_for_bit(name, tmp_path):
     for one, other in zip(run(net, trainer, 3), run(again, resumed, 3)):
         np.testing.assert_array_equal(one, other)
     assert resumed.learning_rate == trainer.learning_rate
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb", "nag"])
+@pytest.mark.parametrize("saved_by", ["amp", "mxnet"])
+def test_more_devices_than_were_saved_keep_copies_of_a_weight_equal(name, saved_by, tmp_path):
+    def trained(net, trainer, devices, steps):
+        for _ in range(steps):
+            with autograd.record():
+                losses = [(net(mx.nd.ones((2, 4), ctx=device)) ** 2).mean() for device in devices]
+                with amp.scale_loss(losses, trainer) as scaled:
+                    autograd.backward(scaled)
+            trainer.step(len(devices))
+        return [net.weight.data(device).asnumpy() for device in devices]
+
+    def made(devices):
+        net = gluon.nn.Dense(4, in_units=4)
+        net.initialize(mx.init.One(), ctx=devices)
+        trainer = gluon.Trainer(net.collect_params(), name, {"learning_rate": 0.01}, update_on_kvstore=False)
+        amp.init_trainer(trainer)
+        return net, trainer
+
+    one, two = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
+    net, trainer = made(one)
+    trained(net, trainer, one, 5)
+    net.save_parameters(str(tmp_path / "net"))
+    (amp.save_states if saved_by == "amp" else gluon.Trainer.save_states)(trainer, str(tmp_path / "states"))
+    other, its = made(two)
+    other.load_parameters(str(tmp_path / "net"), ctx=two)
+    amp.load_states(its, str(tmp_path / "states"))
+    expected = trained(net, trainer, one, 3)[0]
+    first, second = trained(other, its, two, 3)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, expected, rtol=1e-6)

@@ -289,3 +289,18 @@ def test_get_loss_scaler():
     assert [amp.get_loss_scaler(trainer, number).loss_scale for number in (0, 1)] == [4.0, 4.0]
     with pytest.raises(ValueError, match="loss_id"):
         amp.get_loss_scaler(trainer, 2)
+
+
+def test_a_step_says_what_it_did():
+    (net, trainer), scaler = make(), amp.GradScaler(init_scale=64.0)
+    seen = []
+    for gradient in (1.0, float("inf"), 1.0):
+        scaler.scale(loss_of(net, [gradient, 1.0])).backward()
+        stepped = scaler.step(trainer, 1)
+        seen.append((stepped, amp.get_loss_scaler(trainer).step_was_skipped))
+        scaler.update()
+        assert amp.get_loss_scaler(trainer).step_was_skipped is not stepped
+    assert seen == [(True, False), (False, True), (True, False)]
+    (net, plain), scaler = make(), amp.GradScaler(enabled=False)
+    loss_of(net, [1.0, 1.0]).backward()
+    assert scaler.step(plain, 1) is True

@@ -1,6 +1,7 @@
 """The update rule of the loss scale, without MXNet."""
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,8 +36,84 @@ def test_the_scale_stays_within_its_bounds():
     assert scales(DynamicLossScaler(4, max_scale=8, growth_interval=1), [0, 0, 0]) == [8, 8, 8]
 
 
-def test_hysteresis_waits_for_overflows_in_a_row():
-    assert scales(DynamicLossScaler(16, hysteresis=2), [1, 0, 1, 1, 1]) == [16, 16, 16, 8, 4]
+class DeepSpeed:
+    """The rule of ``deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler``, written down from its documentation."""
+
+    def __init__(self, scale, window, hysteresis, consecutive):
+        self.scale, self.window, self.hysteresis, self.consecutive = scale, window, hysteresis, consecutive
+        self.left, self.step, self.last_overflow = hysteresis, 0, -1
+
+    def update(self, overflow):
+        if overflow:
+            if self.left == 1:
+                self.scale = max(self.scale / 2, 1)
+            else:
+                self.left -= 1
+            self.last_overflow = self.step
+        else:
+            grows = (self.step - self.last_overflow) % self.window == 0
+            if self.consecutive or grows:
+                self.left = self.hysteresis
+            if grows:
+                self.scale *= 2
+        self.step += 1
+
+
+class Megatron:
+    """The rule of ``megatron.core.optimizer.grad_scaler.DynamicGradScaler``, likewise."""
+
+    def __init__(self, scale, interval, hysteresis):
+        self.scale, self.interval, self.hysteresis = scale, interval, hysteresis
+        self.tracker, self.growth = hysteresis, 0
+
+    def update(self, found_inf):
+        if found_inf:
+            self.growth = 0
+            self.tracker -= 1
+            if self.tracker <= 0:
+                self.scale = max(self.scale * 0.5, 1)
+        else:
+            self.growth += 1
+            if self.growth == self.interval:
+                self.growth, self.tracker = 0, self.hysteresis
+                self.scale *= 2
+
+
+class TestHysteresis:
+    def test_by_hand(self):
+        assert scales(DynamicLossScaler(16, hysteresis=2), [1, 0, 1, 1, 1]) == [16, 16, 8, 4, 2]
+        in_a_row = DynamicLossScaler(16, hysteresis=2, consecutive_hysteresis=True)
+        assert scales(in_a_row, [1, 0, 1, 1, 1]) == [16, 16, 16, 8, 4]
+        grown = DynamicLossScaler(16, hysteresis=2, growth_interval=2)
+        assert scales(grown, [1, 1, 0, 0, 1, 1]) == [16, 8, 8, 16, 16, 8]
+
+    def test_as_deepspeed_and_megatron(self):
+        random = np.random.RandomState(0)
+        for _ in range(10_000):
+            hysteresis, interval = int(random.randint(1, 5)), int(random.randint(1, 8))
+            overflows = random.random_sample(30) < random.random_sample()
+            ours = [DynamicLossScaler(1024, growth_interval=interval, hysteresis=hysteresis, max_scale=2.0 ** 100,
+                                      consecutive_hysteresis=consecutive) for consecutive in (False, True)]
+            theirs = [DeepSpeed(1024, interval, hysteresis, consecutive) for consecutive in (False, True)]
+            megatron = Megatron(1024, interval, hysteresis)
+            for overflow in map(bool, overflows):
+                for each in (*ours, *theirs, megatron):
+                    each.update(overflow)
+                assert [each.loss_scale for each in ours] == [each.scale for each in theirs]
+                assert ours[0].loss_scale == megatron.scale
+
+    def test_it_goes_through_states(self):
+        first = DynamicLossScaler(16, hysteresis=2)
+        first.update(True)
+        second = DynamicLossScaler(16, hysteresis=2)
+        second.load_state_dict(first.state_dict())
+        second.update(True)
+        assert second.loss_scale == 8
+
+    def test_states_without_it_are_read(self):
+        scaler = DynamicLossScaler()
+        scaler.load_state_dict({"scale": 8.0, "good_steps": 1, "bad_steps": 0, "num_skipped": 3})
+        assert (scaler.loss_scale, scaler.num_skipped) == (8, 3)
 
 
 @pytest.mark.parametrize("scaler", [StaticLossScaler(128), LossScaler(128, None)], ids=["static", "no rule"])

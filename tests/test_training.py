@@ -1,6 +1,7 @@
 """Loss scaling on trainers, on one context and on several, against plain FP32 steps."""
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 import warnings
@@ -727,3 +728,123 @@ class TestAnotherTrainersScale:
         amp.deinit()
         amp.init()
         self.silent(body, head, first, second)
+
+
+class TestSharedScaler:
+    """One scaler of several trainers reacts once per iteration."""
+
+    def steps(self, factors, several=2):
+        scaler = amp.DynamicLossScaler(init_scale=1024, growth_interval=4)
+        nets = [nn.Dense(4, in_units=4) for _ in range(several)]
+        trainers = []
+        for net in nets:
+            net.initialize()
+            trainers.append(gluon.Trainer(net.collect_params(), "sgd"))
+            amp.init_trainer(trainers[-1], scaler)
+        scales = []
+        for factor in factors:
+            with autograd.record():
+                value = mx.nd.ones((2, 4)) * (factor if np.isscalar(factor) else 1)
+                for net in nets:
+                    value = net(value)
+                loss = value.mean()
+                with amp.scale_loss(loss, trainers) as scaled:
+                    autograd.backward(scaled)
+            for number, trainer in enumerate(trainers):
+                if not np.isscalar(factor) and not factor[number]:  # an overflow in this network's gradients alone
+                    nets[number].weight.grad()[:] = np.inf
+                trainer.step(1)
+            scales.append(scaler.loss_scale)
+        return scales, scaler, trainers
+
+    def test_one_overflow_is_one_event(self):
+        scales, scaler, _ = self.steps([np.inf, 1, 1, 1, 1])
+        assert scales == [512, 512, 512, 512, 1024]
+        assert scaler.num_skipped == 1
+
+    @pytest.mark.parametrize("bad", [(1, 0), (0, 1), (0, 0)])
+    def test_in_whichever_trainer(self, bad):
+        scales, scaler, _ = self.steps([bad, (1, 1), (1, 1), (1, 1), (1, 1)])
+        assert scales == [512, 512, 512, 512, 1024]
+        assert scaler.num_skipped == 1
+
+    def test_a_trainer_knows_its_own_step(self):
+        _, _, trainers = self.steps([(1, 0)])
+        assert [trainer._amp_loss_scaler.step_was_skipped for trainer in trainers] == [False, True]
+
+    def test_a_trainer_alone(self):
+        scales, _, _ = self.steps([np.inf, np.inf, 1, 1, 1, 1], several=1)
+        assert scales == [512, 256, 256, 256, 256, 512]
+
+    def test_one_that_steps_more_often_ends_the_iteration(self):
+        scaler = amp.DynamicLossScaler(init_scale=1024, growth_interval=2)
+        assert [scaler.take_report(found_inf, last) for found_inf, last in
+                [(False, None), (False, 1), (False, None), (True, 2)]] == [1, 2, 2, 3]
+        assert scaler.loss_scale == 1024  # grown in the second, fallen in the third
+
+
+class TestCopies:
+    @pytest.mark.parametrize("again", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))],
+                             ids=["deepcopy", "pickle"])
+    @pytest.mark.parametrize(("name", "options"), [
+        ("sgd", {}), ("sgd", {"momentum": 0.9}), ("nag", {"momentum": 0.9}), ("adam", {}), ("lamb", {})])
+    @pytest.mark.parametrize("before", [0, 2])
+    def test_they_train_on_as_the_original(self, name, options, before, again):
+        def step(net, trainer):
+            with autograd.record():
+                loss = (net(mx.nd.ones((2, 4))) ** 2).sum()
+                with amp.scale_loss(loss, trainer) as scaled:
+                    scaled.backward()
+            trainer.step(1)
+
+        net = nn.Dense(4, in_units=4)
+        net.initialize()
+        trainer = gluon.Trainer(net.collect_params(), name, {"learning_rate": 0.1, **options})
+        amp.init_trainer(trainer, amp.DynamicLossScaler(init_scale=8))
+        for _ in range(before):
+            step(net, trainer)
+        mx.nd.waitall()
+        other, its = again((net, trainer))
+        other.collect_params().reset_ctx(mx.cpu())  # MXNet's copies have no gradients before
+        for _ in range(3):
+            step(net, trainer)
+            step(other, its)
+        np.testing.assert_array_equal(net.weight.data().asnumpy(), other.weight.data().asnumpy())
+        assert amp.get_loss_scaler(its) is not amp.get_loss_scaler(trainer)
+
+
+class TestManySkippedSteps:
+    def test_a_run_ends(self):
+        net, trainer = make(scaler=False)
+        amp.init_trainer(trainer, 8.0, max_skipped=3)
+        kept = weights(net)
+        for _ in range(2):
+            backward(net, trainer, poison=0)
+            trainer.step(1)
+        backward(net, trainer, poison=0)
+        with pytest.raises(amp.StateError, match=r"3 steps in a row were skipped.*max_skipped=3"):
+            trainer.step(1)
+        assert same(kept, weights(net))
+
+    def test_a_good_step_begins_again(self):
+        net, trainer = make(scaler=False)
+        amp.init_trainer(trainer, 8.0, max_skipped=2)
+        for poison in (0, None, 0, None):
+            backward(net, trainer, poison=poison)
+            trainer.step(1)
+        assert amp.get_loss_scaler(trainer).num_skipped == 2
+
+    @pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
+    def test_bad_numbers(self, value):
+        _, trainer = make(scaler=False)
+        with pytest.raises((ValueError, TypeError), match="max_skipped"):
+            amp.init_trainer(trainer, max_skipped=value)
+
+
+def test_the_norm_is_read_without_clipping():
+    net, trainer = make(scaler=256.0)
+    backward(net, trainer)
+    gradients = np.concatenate([parameter.grad().asnumpy().ravel() for parameter in net.collect_params().values()])
+    assert amp.clip_global_norm(trainer, float("inf")) == pytest.approx(np.linalg.norm(gradients) / 256, rel=1e-5)
+    after = np.concatenate([parameter.grad().asnumpy().ravel() for parameter in net.collect_params().values()])
+    np.testing.assert_array_equal(gradients, after)

@@ -225,8 +225,23 @@ def load_optimizer_states(trainer: gluon.Trainer, read: Callable[[], Any]) -> Ca
             updater.states, updater.optimizer = states, optimizer
             updater.states_synced = dict.fromkeys(states, False)
         trainer._optimizer = optimizer
+        _count_alike(optimizer, contexts(trainer))
         optimizer.param_dict = dict(enumerate(trainer._params))
     return hand_over
+
+
+def _count_alike(optimizer: Optimizer, devices: Iterable[Context]) -> None:
+    """Let an optimizer count on as before on devices that it was not saved with.
+
+    MXNet begins at 0 there, and the copies of a weight drift apart: Adam's steps depend on the count.
+    """
+    counts = optimizer._all_index_update_counts
+    most: dict[Any, int] = {}
+    for of_device in counts.values():
+        most.update((index, max(count, most.get(index, 0))) for index, count in of_device.items())
+    for device in devices:
+        counts[device.device_id] = {**most, **counts.get(device.device_id, {})}
+    optimizer._index_update_count = counts[next(iter(counts))]
 
 
 def _ready_updaters(trainer: gluon.Trainer) -> list[Any]:

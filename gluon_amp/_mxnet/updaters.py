@@ -48,6 +48,13 @@ class _CpuUpdater(Updater):
         self.native: Native = None
         self._ways: dict[int, tuple[NDArray, NDArray, str]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ways": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.states_synced = dict.fromkeys(self.states, False)  # see `_state`
+
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
         """Update weights, given their indices and gradients."""
         natively = self.native is not None and _rule_of(self.optimizer) is not None

@@ -78,9 +78,11 @@ class Applied(NamedTuple):
     weights: LowWeights | None = None  # what is rounded after updates
     reduces: bool = True  # whether it reduces the gradients of several processes where losses are not scaled
 
-    def attach(self, trainer: gluon.Trainer, warn_after: int = 20, **reduction: Any) -> None:
+    def attach(self, trainer: gluon.Trainer, warn_after: int = 20, max_skipped: int | None = None,
+               **reduction: Any) -> None:
         """Give a trainer the loss scalers; ``reduction`` is what ``init_trainer`` takes for several processes."""
-        scaler = TrainerScaler(trainer, self.scalers, warn_after) if self.scalers else UnscaledTrainer(trainer)
+        scaler = (TrainerScaler(trainer, self.scalers, warn_after, max_skipped) if self.scalers
+                  else UnscaledTrainer(trainer))
         if self.scalers or (self.reduces and parallel.size() > 1):
             trainers.update_locally(trainer)
             attach(trainer, scaler, **reduction)
