@@ -10,6 +10,7 @@ from typing import Any, Callable, Mapping
 
 import mxnet.contrib
 
+from . import newer_names
 from .dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
 from .loss_scaler import LossScaler
 from .rules import views
@@ -18,6 +19,7 @@ from .runtime.state import controller
 from .trainer_scaler import attached_scalers
 
 _NAME = "mxnet.contrib.amp"
+_NEWER_NAME = "mxnet.amp"  # MXNet 2's
 _LISTS = {FLOAT16: ("symbol_fp16", "FP16"), BFLOAT16: ("symbol_bf16", "BF16")}
 _ABSENT = object()
 _undo: list[tuple[ModuleType, type, dict[str, Any]]] = []  # modules that were changed in place, and what they had
@@ -25,10 +27,11 @@ _originals: dict[str, ModuleType] = {}  # MXNet's own, by their names in sys.mod
 
 
 def install() -> None:
-    """Make ``mxnet.contrib.amp`` and all of its submodules resolve to this package, until :func:`uninstall`.
+    """Make ``mxnet.contrib.amp``, all of its submodules, and ``mxnet.amp`` mean this package, until :func:`uninstall`.
 
     GluonCV's R-CNN tasks import it inside their functions, GluonNLP imports ``mxnet.contrib.amp.amp``. Libraries that
-    imported MXNet's modules before are covered, but not functions that they imported out of those by name.
+    imported MXNet's modules before are covered, but not functions that they imported out of those by name. MXNet 2's
+    tutorials say ``from mxnet import amp``, and ``device`` for what MXNet 1.9.1 calls a context: both are understood.
 
     Examples
     --------
@@ -54,6 +57,9 @@ def install() -> None:
         _change(_originals[_NAME + suffix], {**public, "lists": lists[".lists"], "loss_scaler": ours.loss_scaler})
     sys.modules.update({_NAME + suffix: module for suffix, module in stand_ins.items()})
     mxnet.contrib.amp = ours
+    sys.modules[_NEWER_NAME] = ours
+    newer_names.put(mxnet, "amp", ours)
+    newer_names.install()
 
 
 def uninstall() -> None:
@@ -74,6 +80,8 @@ def uninstall() -> None:
                 delattr(module, name)
             else:
                 setattr(module, name, value)
+    newer_names.restore()
+    sys.modules.pop(_NEWER_NAME, None)
     sys.modules.update(_originals)
     mxnet.contrib.amp = _originals[_NAME]
     _originals.clear()

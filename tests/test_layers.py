@@ -24,6 +24,7 @@ LAYERS = {
     "convert": "conversion for inference",
     "audit": "the operator checker",
     "stand_in": "install: standing in for mxnet.contrib.amp",
+    "newer_names": "names of MXNet 2",
     "estimator": "event handlers for gluon.contrib.estimator",
     "grad_scaler": "torch's GradScaler",
     "checkpoint": "state_dict, save_states and their counterparts",

@@ -268,3 +268,48 @@ def test_gluoncvs_faster_rcnn_task_trains_through_this_package():
         trainer.step(1, ignore_stale_grad=True)
     assert np.isfinite(losses).all()
     assert trainer._amp_loss_scaler.num_skipped == 0
+
+
+NEWER = """
+import gluon_amp
+gluon_amp.install()
+import mxnet as mx
+from mxnet import amp, gluon
+import mxnet.amp
+assert amp is mxnet.amp is gluon_amp
+amp.init()
+device = mx.cpu(0)
+net = gluon.nn.HybridSequential()
+net.add(gluon.nn.Dense(4, in_units=3), gluon.nn.Dense(2, in_units=4))
+net.initialize(device=device)
+net.reset_device([mx.cpu(0), mx.cpu(1)])
+assert net[0].weight.list_device() == [mx.cpu(0), mx.cpu(1)]
+assert net[0].weight.data(device=mx.cpu(1)).device == mx.cpu(1) == mx.Device("cpu", 1)
+net.save_parameters({path!r})
+net.reset_device(device)
+net.load_parameters({path!r}, device=device)
+data = mx.np.ones((2, 3), device=mx.current_device())
+assert net(data.as_nd_ndarray()).to_device(mx.cpu(1)).context == mx.cpu(1)
+assert mx.nd.zeros((2,), device=mx.cpu(1)).context == mx.cpu(1)
+assert mx.np.random.uniform(size=(2,), device=mx.cpu(1)).ctx == mx.cpu(1)
+amp.deinit()
+"""
+
+
+def test_names_of_mxnet_2(tmp_path):
+    code = NEWER.format(path=str(tmp_path / "net.params"))
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+
+
+def test_names_of_mxnet_2_are_gone_again():
+    owners = (mx, gluon.Block, gluon.Parameter, gluon.ParameterDict, mx.nd.NDArray)
+    names = {owner: set(vars(owner)) for owner in owners}
+    initialize = gluon.Block.initialize
+    amp.install()
+    assert mx.amp is amp
+    with pytest.raises(TypeError, match="device or ctx"):
+        nn.Dense(1).initialize(device=mx.cpu(), ctx=mx.cpu())
+    amp.uninstall()
+    assert {owner: set(vars(owner)) for owner in names} == names
+    assert gluon.Block.initialize is initialize
+    assert "mxnet.amp" not in sys.modules
