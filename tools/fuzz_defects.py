@@ -28,8 +28,8 @@ from mxnet import autograd
 
 from gluon_amp import passes
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
-from gluon_amp.passes import accumulated_casts, assign_dtypes, fold_batch_norm, fuse, place_casts
-from gluon_amp.runtime import block_calls, eager_applier, eager_casts, exclusions, executors, graph_applier, plans
+from gluon_amp.passes import accumulated_casts, assign_dtypes, fold_batch_norm, fuse, summed_gradients
+from gluon_amp.runtime import block_calls, eager_casts, exclusions, executors, graph_applier, plans, sound_calls
 
 __all__ = ["DEFECTS", "finds"]
 
@@ -187,11 +187,11 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "channel_late": _planned(_a_channel_late),
     "still_statistics": _planned(_still_statistics),
     "other_eps": _planned(_other_eps),
-    "added_is_written": _patched((place_casts._Casts, "guarded", lambda casts, entry: entry),
+    "added_is_written": _patched((summed_gradients.SharedGuards, "before", lambda guards, entry: entry),
                                  (accumulated_casts, "guard", lambda entry, name: entry)),
     "added_is_written_eager": _patched((_Caster, "_guarded", lambda call, array: array)),
-    "bias_unwritten": _patched((plans.Traced, "frozen", lambda traced, requests: frozenset())),
-    "bias_unwritten_eager": _patched((eager_applier, "_has_frozen_weight", lambda inputs: False)),
+    "bias_unwritten": _patched((plans.Traced, "concerned", lambda *_: frozenset())),
+    "bias_unwritten_eager": _patched((sound_calls, "_graph", lambda *_: None)),
     "stale_weights": _patched((_CachedOp, "__call__", _call_with_first_weights(_CachedOp.__call__))),
     "stale_weights_eager": lambda: mock.patch.object(_Caster, "input_cast", _stale_casts(_Caster.input_cast)),
     "exclusions_ignored": _patched((exclusions.Exclusions, "inside", lambda *_: set()),

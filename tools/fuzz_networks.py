@@ -67,10 +67,17 @@ def layer(name: str, kind: type, *args: Any, **kwargs: Any) -> gluon.HybridBlock
     return kind(*args, params=gluon.ParameterDict(f"net_{name}_"), **kwargs)
 
 
+def prelu(F: Any, data: Any, slopes: Any, shape: tuple[int, ...]) -> Any:
+    """Run a rectifier with slopes that are learned: by hand without AMP, where MXNet gets their gradient wrong."""
+    if amp.is_active():
+        return F.LeakyReLU(data, slopes, act_type="prelu")
+    return F.relu(data) - F.broadcast_mul(F.relu(-data), F.reshape(slopes, shape))
+
+
 def network(program: Program, rounded: Callable | None = None) -> gluon.HybridBlock:
     """Build a program, with the values that belong to its seed."""
     names: dict[str, Any] = {"gluon": gluon, "amp": amp, "parameter": parameter, "layer": layer,
-                             "rounded": rounded}
+                             "rounded": rounded, "prelu": prelu}
     exec(_compiled(program), names)
     net = names["Net"]()
     net.initialize()

@@ -243,6 +243,21 @@ def telltale(make: Maker, source: int) -> Step:
     return make.steps[-1]
 
 
+_RECTIFIERS = ("F.LeakyReLU({0}, act_type='leaky', slope=0.1)", "F.LeakyReLU({0}, act_type='elu', slope=0.5)",
+               "F.LeakyReLU({0}, act_type='gelu')", "F.LeakyReLU({0}, act_type='selu')", "prelu(F, {0}, <0>, shape)")
+
+
+def _rectifier(make: Maker) -> None:
+    source = make.pick(make.random.choice(("map", "flat", "seq")))
+    kind = make.kinds[source]
+    if kind.level > 2:
+        raise LookupError(kind)
+    text = make.random.choice(_RECTIFIERS)
+    slopes = [make.weight("alpha", (1 if kind.name == "seq" else kind.channels,))] if "<0>" in text else []
+    make.add((source,), text.replace("shape", {"map": "(1, -1, 1, 1)", "seq": "(1, 1, 1)"}.get(kind.name, "(1, -1)")),
+             kind, *slopes)
+
+
 def dropout(make: Maker) -> None:
     source = make.pick(make.random.choice(("map", "flat", "seq")))
     make.add((source,), "F.Dropout({0}, p=0.5)", make.kinds[source])
@@ -277,8 +292,7 @@ ON_FLOATS: list[Adds] = [
            "F.broadcast_hypot({0}, F.abs({1}) + 1) * 0.5"),
     unary(*(f"F.Activation({{0}}, act_type='{kind}')"
           for kind in ("sigmoid", "tanh", "softrelu", "softsign"))),
-    unary("F.LeakyReLU({0}, act_type='leaky', slope=0.1)", "F.LeakyReLU({0}, act_type='elu', slope=0.5)",
-          "F.LeakyReLU({0}, act_type='gelu')", "F.LeakyReLU({0}, act_type='selu')"),
+    _rectifier,
     unary("{0} * 0.5", "{0} + 0.5", "F.tanh({0})", "F.exp(-F.abs({0}))", "F.square(F.tanh({0}))",
           "F.sqrt(F.abs({0}) + 1)", "F.sigmoid({0})", "F.erf({0})", "F.log(F.abs({0}) + 1)",
           "F.log1p(F.abs({0}))",

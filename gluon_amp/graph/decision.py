@@ -25,6 +25,10 @@ class Cause(str, Enum):
     DEFAULT = "default"  # nothing is known of it
 
 
+# What the user wants, of one operator or of where it stands.
+WISHES = (Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED, Cause.EXCLUSION, Cause.REGION, Cause.OUTSIDE)
+
+
 @dataclass(frozen=True)
 class Decision:
     """The precision of one operator, and why."""

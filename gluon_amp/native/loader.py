@@ -21,6 +21,7 @@ from .._mxnet.libraries import load_library
 
 VARIABLE = "GLUON_AMP_NATIVE"
 _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_dropout", "_gluon_amp_gelu",
+                   "_gluon_amp_prelu",
                    "_gluon_amp_scale_rows", "_gluon_amp_global_pool", "_gluon_amp_batch_norm", "_gluon_amp_softmax",
                    "_gluon_amp_log_softmax", "_gluon_amp_all_finite", "_gluon_amp_sgd", "_gluon_amp_sgd_momentum",
                    "_gluon_amp_nag", "_gluon_amp_adam", "_gluon_amp_adamw", "_gluon_amp_lamb"})

@@ -12,9 +12,7 @@ from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Readers, Role, operator
 from .assign_dtypes import plan_outputs
 from .context import Context
-from .summed_gradients import most_summed, numbers
-
-_APART = "__gluon_amp_guard__"
+from .summed_gradients import APART, most_summed, numbers
 
 
 class Guards:
@@ -56,7 +54,7 @@ class Guards:
 def behind_identity(graph: Graph, entry: Entry, context: Context) -> Entry:
     """Return a tensor behind an identity of its own, in the precision that it has."""
     made = operator("_copy", graph.new_name(f"{entry.node.name}_native"), [entry], entry, Role.GUARD)
-    made.attrs[_APART] = made.name
+    made.attrs[APART] = made.name
     made.dtypes, made.decision = [FLOAT32], context.policy.decide("_copy", made.attrs, entry.shape)
     plan_outputs(made, context)
     return Entry(made)

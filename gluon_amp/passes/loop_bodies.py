@@ -5,7 +5,7 @@ such a part, or the gradient of one, in a layout of its own, where a part cannot
 !is_view"), or gradients before the loop are wrong without a word. Here another operator stands between.
 
 So it does before what a body or a branch adds to something. All steps add to its gradient, as passes do where a user
-accumulates gradients, and MXNet lets the gradient of the sum be written there.
+accumulates gradients, and MXNet lets the gradient of the sum be written there. Other operators write theirs themselves.
 """
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..dtypes import FLOAT32, LOW_PRECISION
 from ..graph import BODIES, Entry, Graph, Node, guard, redirect, set_subgraphs, subgraphs_of
 from ..graph.attrs import integer, integers
 from .context import Context
-from .summed_gradients import guard_sums
+from .summed_gradients import SUM, WRITES, SharedGuards, guard_readers, is_variable_of
 
 _FLOATS = (FLOAT32, *LOW_PRECISION)
 
@@ -55,16 +55,11 @@ def _separate_parts(node: Node, body: Graph) -> int:
 
 
 def _separate_sums(body: Graph) -> int:
-    """Put one before what a body, or one within it, adds to something, unless one is there."""
-    made: dict[tuple[int, int], Entry] = {}
-
-    def guarded(entry: Entry) -> Entry:
-        if entry.key not in made:
-            made[entry.key] = _behind(body, entry)
-        return made[entry.key]
-
-    guard_sums(body.operators(), {node.name for node in body.variables()}, guarded)
-    return len(made) + sum(_separate(node, separate_parts=False) for node in _holders(body))
+    """Put one before what a body, or one within it, adds to something, or whose gradient it would write."""
+    guards = SharedGuards(lambda entry: _behind(body, entry))
+    guard_readers(body.operators(), {SUM, *WRITES}, is_variable_of({node.name for node in body.variables()}),
+                  guards.before)
+    return guards.count + sum(_separate(node, separate_parts=False) for node in _holders(body))
 
 
 def _behind(body: Graph, entry: Entry) -> Entry:

@@ -23,6 +23,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_channels_last, is_set
+from ..graph.decision import WISHES
 from ..rules import FP32, LOWER, NEUTRAL, Cause, Decision, Rule
 from ..rules.shapes import BLOCK, pools_out_of_order
 from ..rules.tables.groups.layers import SOFTMAX
@@ -36,7 +37,6 @@ from .native_casts import Made, give_low, in_type
 
 _FP32_INPUTS = ("bias", "mask", "bits")  # of attention
 _ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
-_WISHES = (Cause.USER_LIST, Cause.NOT_LISTED, Cause.REGISTERED, Cause.EXCLUSION, Cause.REGION, Cause.OUTSIDE)
 _MANY_ROWS = 16  # of a dense layer's data, from which on MXNet's product of matrices is the slower one
 _NARROW = 16  # values in a row of a normalisation, below which its sums cannot be vectorised
 
@@ -111,8 +111,10 @@ def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
             and readers.is_first_only(node))
 
 
-def _is_gelu(node: Node, readers: Readers) -> bool:
-    return node.attrs.get("act_type") == "gelu"
+def _is_sloped(node: Node, shapes: Shapes) -> bool:
+    """Whether there is one slope, or one for each channel, which comes behind the batch."""
+    data, slopes = shapes
+    return len(slopes) == 1 and (slopes[0] == 1 or (len(data) > 1 and slopes[0] == data[1]))
 
 
 def _is_pile(node: Node, readers: Readers) -> bool:
@@ -174,6 +176,7 @@ def _scales_rows(node: Node, shapes: Shapes) -> bool:
 # backward takes 1.5 to 4.0 times as long on an AMD EPYC with AVX2, of rows of two values 0.8 times. MXNet's own one,
 # for temperatures and lengths, takes 1.2 to 8.7 times as long from 16,384 values on. Channels times factors take MXNet
 # 2 times as long at 16,384 values, 10 to 17 times from 225,000 on, forward and backward.
+# LeakyReLU is several operators: its form is part of the name.
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
                              rule=Rule(NEUTRAL, fp32_inputs=(1, 2), note="statistics, scale and shift are FP32")),
@@ -183,7 +186,10 @@ REPLACEMENTS: Mapping[str, Replacement] = {
                                   follows=_is_inner_layer),
     "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations, follows=_is_matmul),
     "_linalg_gemm2": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_pile, work=_operations),
-    "LeakyReLU": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536, _is_gelu, gains=_recorded),
+    "LeakyReLU gelu": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536, gains=_recorded),
+    "LeakyReLU prelu": Replacement("_gluon_amp_prelu", (FLOAT32,), 1024, follows=_is_sloped,
+                                   rule=Rule(NEUTRAL, fp32_inputs=(1,),
+                                             note="native bfloat16 kernel; slopes are FP32")),
     "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, native_dropout.fits, gains=_recorded,
                            rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel")),
     **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32, BFLOAT16), 16384, _is_softmax_of_rows, gains=_is_slow_softmax,
@@ -204,7 +210,7 @@ def run(graph: Graph, context: Context) -> int:
     fused = _fuse_attention(graph, context, unknown)
     readers = Readers(graph)
     guards = Guards(graph, readers, context)
-    found = [(node, each) for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
+    found = [(node, each) for node in graph.operators() for each in [replacement_of(node)]
              if each is not None and _is_large(node, each) and each.fits(node, readers) and each.gains(node, context)
              and may_replace(node, [entry.shape or () for entry in node.inputs[:2]])
              and not any(entry.node in unknown for entry in node.inputs[:each.known]) and each.op in context.native]
@@ -230,16 +236,21 @@ def run(graph: Graph, context: Context) -> int:
     return len(found) + fused
 
 
+def replacement_of(node: Node) -> Replacement | None:
+    """Return what may take the place of a node's operator; None where there is nothing."""
+    return REPLACEMENTS.get(f"{node.op} {node.attrs.get('act_type')}" if node.op == "LeakyReLU" else node.op)
+
+
 def following(graph: Graph) -> frozenset[str]:
     """Return the operators of a graph that :func:`may_replace` decides on at every call."""
-    return frozenset(node.op for node in graph.operators() for each in [REPLACEMENTS.get(node.op)]
+    return frozenset(node.op for node in graph.operators() for each in [replacement_of(node)]
                      if each is not None and each.follows is not None)
 
 
 def may_replace(node: Node, shapes: Shapes) -> bool:
     """Tell whether shapes of a node's first two inputs, which other calls may change, let C++ take its place."""
-    follows = REPLACEMENTS[node.op].follows
-    return follows is None or (len(shapes) == 2 and follows(node, shapes))
+    each = replacement_of(node)
+    return each is None or each.follows is None or (len(shapes) == 2 and each.follows(node, shapes))
 
 
 def _fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
@@ -303,7 +314,7 @@ def _decision_on(found: Attention, context: Context, fp32_inputs: tuple[int, ...
     if not context.policy.lowers:
         return decisions[-1]
     for decision in decisions:
-        if decision.cause in _WISHES and decision.rule == FP32:
+        if decision.cause in WISHES and decision.rule == FP32:
             return replace(decision, fp32_inputs=())
     if context.converted and (context.policy.training or context.target != BFLOAT16):
         return decisions[-1]

@@ -10,7 +10,7 @@ from ..graph import Entry, Graph, Node, cast, guard, has_control_flow
 from ..graph.attrs import integer
 from .assign_dtypes import input_dtypes
 from .context import Context
-from .summed_gradients import guard_sums, most_summed, numbers
+from .summed_gradients import SUM, WRITES, SharedGuards, guard_readers, is_variable_of, most_summed, numbers
 
 
 def run(graph: Graph, context: Context) -> int:
@@ -28,8 +28,10 @@ def run(graph: Graph, context: Context) -> int:
     graph.heads = [casts.to(head, FLOAT32) if dtype == FLOAT32 else head
                    for head, dtype in zip(graph.heads, context.outputs)]
     everywhere = context.facts.recorded and has_control_flow(graph)
-    guard_sums(nodes, set(context.variables) if everywhere else context.facts.accumulated, casts.guarded)
-    return len(casts.made) + len(casts.guards)
+    guard_readers(nodes, {SUM}, is_variable_of(set(context.variables) if everywhere else context.facts.accumulated),
+                  casts.guards.before)
+    guard_readers(nodes, WRITES, casts.is_added, casts.guards.before)
+    return len(casts.made) + casts.guards.count
 
 
 def _wanted(node: Node, context: Context) -> list[str | None]:
@@ -71,8 +73,9 @@ class _Casts:
     def __init__(self, graph: Graph, context: Context, grouped_weights: set[str], read_often: set[tuple[int, int]]):
         self.graph = graph
         self.read_often = read_often
-        self.fragile = context.facts.accumulated | grouped_weights
-        self.guards: dict[tuple[int, int], Entry] = {}
+        self.added, self.grouped = is_variable_of(context.facts.accumulated), is_variable_of(grouped_weights)
+        # elementwise operators that oneDNN does not run, and that change nothing
+        self.guards = SharedGuards(lambda entry: guard(entry, self._name(entry, "guard")))
         self.made: dict[tuple[tuple[int, int], str], Entry] = {}
 
     def to(self, entry: Entry, dtype: str) -> Entry:
@@ -83,16 +86,13 @@ class _Casts:
         if key not in self.made:
             # MXNet's CPU amp_cast ignores grad_req='add' and loses the gradient. It also fails on the weight of a
             # grouped convolution that inference in FP32 has left in oneDNN's five-dimensional layout.
-            is_fragile = (entry.key in self.read_often
-                          or (entry.node.is_variable and entry.node.name in self.fragile))
-            self.made[key] = cast(self.guarded(entry) if is_fragile else entry, dtype, self._name(entry, dtype))
+            is_fragile = self.is_added(entry) or self.grouped(entry)
+            self.made[key] = cast(self.guards.before(entry) if is_fragile else entry, dtype, self._name(entry, dtype))
         return self.made[key]
 
-    def guarded(self, entry: Entry) -> Entry:
-        """Return the tensor behind an elementwise operator that oneDNN does not run, and that changes nothing."""
-        if entry.key not in self.guards:
-            self.guards[entry.key] = guard(entry, self._name(entry, "guard"))
-        return self.guards[entry.key]
+    def is_added(self, entry: Entry) -> bool:
+        """Tell whether MXNet asks those who read a tensor to add their gradients to what is there."""
+        return entry.key in self.read_often or self.added(entry)
 
     def _name(self, entry: Entry, suffix: str) -> str:
         output = str(entry.output) if entry.node.num_outputs > 1 and entry.output else ""

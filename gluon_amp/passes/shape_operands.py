@@ -1,8 +1,7 @@
 """Cut what is computed for its shape only.
 
 ``slice_like(anchors, x * 0)``, an idiom of GluonCV's detectors, computes a tensor as large as a feature map and
-sends a zero gradient of that size back. Reading ``x`` itself behind a BlockGrad gives the same result. In executors
-MXNet leaves the gradient of the shape operand of ``reshape_like`` uninitialised: a BlockGrad makes it zero there.
+sends a zero gradient of that size back. Reading ``x`` itself behind a BlockGrad gives the same result.
 """
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ from ..graph import Entry, Graph, operator
 from ..graph.attrs import region_of
 from .context import Context
 
-_SHAPE_OPERANDS = {"slice_like": 1, "reshape_like": 1, "broadcast_like": 1}
-_GRADIENT_IS_GARBAGE = {"reshape_like"}
+_SHAPE_OPERANDS = {"slice_like": 1, "reshape_like": 1, "broadcast_like": 1, "_contrib_BilinearResize2D": 1}
 _KEEPS_SHAPE_AND_TYPE = {"_mul_scalar", "_plus_scalar", "_minus_scalar"}
 
 
@@ -26,8 +24,7 @@ def run(graph: Graph, context: Context) -> int:
         source = operand
         while source.node.op in _KEEPS_SHAPE_AND_TYPE and source.node.inputs[0].dtype == operand.dtype:
             source = source.node.inputs[0]
-        is_wild = node.op in _GRADIENT_IS_GARBAGE and context.facts.recorded and source.node.op != "BlockGrad"
-        if source.dtype is None or (source is operand and not is_wild):
+        if source.dtype is None or source is operand:
             continue
         block = operator("BlockGrad", graph.new_name(f"{node.name}_shape"), [source], source)
         block.attrs = region_of(node.attrs)

@@ -14,7 +14,16 @@ from ..graph import Entry, Graph, Node
 
 _VARIABLE = "MXNET_EXEC_INPLACE_GRAD_SUM_CAP"  # MXNet's: from how many gradients on it asks for additions
 _DEFAULT = 8
-_SUM = "elemwise_add"  # whose gradient MXNet takes for those of what it adds
+APART = "__gluon_amp_guard__"  # the attribute in which operators differ that MXNet is not to make one of
+SUM = "elemwise_add"  # whose gradient MXNet takes for those of what it adds, and writes there
+# Operators whose gradients are written, wholly or in part, where they are to be added to what is there.
+WRITES = frozenset((
+    "clip", "mean", "_npi_mean", "moments", "_npi_norm", "_np_cumsum", "Crop", "_split_v2", "reverse",
+    "_contrib_boolean_mask", "_linalg_gemm", "_linalg_gemm2", "_linalg_inverse", "_linalg_trmm", "_linalg_trsm",
+    "_npi_solve", "_npi_tensorinv", "_npi_rot90", "_npi_flip", "_np_trace", "_npi_hsplit", "_npi_dsplit", "_npi_diff",
+    "_npi_tensordot", "_npi_where", "SoftmaxOutput", "SVMOutput", "LinearRegressionOutput",
+    "LogisticRegressionOutput", "MAERegressionOutput", "_contrib_box_nms", "_contrib_box_iou",
+    "_contrib_DeformableConvolution", "SpatialTransformer", "amp_multicast"))
 
 
 def numbers(graph: Graph) -> dict[int, int]:
@@ -36,13 +45,34 @@ def most_summed() -> int:
         return 1
 
 
-def guard_sums(nodes: Iterable[Node], names: Collection[str], guarded: Callable[[Entry], Entry]) -> None:
-    """Let sums read variables of some names behind an operator that changes nothing.
-
-    MXNet lets operators behind a sum write their gradient where that of the variable is, though more is to be added
-    there; in a graph with loops or branches it writes nothing there.
-    """
+def guard_readers(nodes: Iterable[Node], ops: Collection[str], concerns: Callable[[Entry], bool],
+                  guarded: Callable[[Entry], Entry]) -> None:
+    """Let some operators read the tensors that are concerned behind an operator that changes nothing."""
     for node in nodes:
-        if node.op == _SUM:
-            node.inputs = [guarded(entry) if entry.node.is_variable and entry.node.name in names else entry
-                           for entry in node.inputs]
+        if node.op in ops:
+            node.inputs = [guarded(entry) if concerns(entry) else entry for entry in node.inputs]
+
+
+def is_variable_of(names: Collection[str]) -> Callable[[Entry], bool]:
+    """Return a function that tells whether a tensor is a variable of some names."""
+    return lambda entry: entry.node.is_variable and entry.node.name in names
+
+
+class SharedGuards:
+    """Makes operators that change nothing, each of which as many readers share as MXNet adds gradients of itself."""
+
+    def __init__(self, make: Callable[[Entry], Entry]):
+        self._make, self._most = make, most_summed()
+        self._latest: dict[tuple[int, int], tuple[Entry, int]] = {}  # the last of a tensor, and who reads it
+        self.count = 0
+
+    def before(self, entry: Entry) -> Entry:
+        """Return what one more operator is to read."""
+        made, readers = self._latest.get(entry.key, (entry, self._most))
+        if readers == self._most:
+            made, readers = self._make(entry), 0
+            if entry.key in self._latest:
+                made.node.attrs[APART] = made.node.name
+            self.count += 1
+        self._latest[entry.key] = made, readers + 1
+        return made

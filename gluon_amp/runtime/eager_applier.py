@@ -38,6 +38,7 @@ from .eager_policy import EagerPolicy, Operator, twins
 from .frame import frame, outermost
 from .own_gradients import scaled_invocations
 from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
+from .sound_calls import make_sound_invoke
 from .zero_gradients import saving_invocations
 
 _COPIES = {"_copyto", "_npi_copyto"}
@@ -73,7 +74,7 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
             if wide is inputs:
                 raise
             return run_widened(original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list), wide)
-    return invoke
+    return make_sound_invoke(invoke, is_on)
 
 
 def make_recorded_invoke(original: Invoke) -> Invoke:
@@ -102,8 +103,6 @@ class _Applier(NamedTuple):
         if call.handle in self.policy.twins and inputs[0].shape == inputs[1].shape:
             call = call._replace(handle=self.policy.twins[call.handle])
             operator = self.policy.operators[call.handle]
-        if operator.name == "FullyConnected" and _has_frozen_weight(inputs):
-            return self._biased_apart(operator, call, flags)
         rule = self.policy.decide(operator, call)
         if (rule.rule == LOWER and operator.name in TWICE_DIFFERENTIABLE and not self.is_asked
                 and (frame.data_gradients or (not frame.blocks and are_recorded(inputs[:1])))):
@@ -144,16 +143,6 @@ class _Applier(NamedTuple):
             return caster.write(result, call.out)
         return result if frame.hybrid_blocks else release(result, self.policy, self.invoke)
 
-    def _biased_apart(self, operator: Operator, call: Invocation, flags: list[int]) -> Any:
-        """Run a dense layer, and add its bias apart, as passes/separate_biases.py does in graphs."""
-        attrs = {**dict(zip(call.keys, call.values)), "no_bias": True}
-        product = self.run(operator, call._replace(inputs=call.inputs[:2], keys=list(attrs),
-                                                   values=list(attrs.values()), out=None, output_is_list=False),
-                           flags[:2])
-        adder, terms = handle_of("broadcast_add"), [product, call.inputs[2]]
-        return self.run(self.policy.operators[adder], call._replace(handle=adder, inputs=terms, keys=[], values=[]),
-                        [flag_of(array) for array in terms])
-
 
 def _wanted_flags(rule: Decision, flags: list[int], low: int) -> list[int] | None:
     """Return the type flag that each input must have; None when AMP leaves the call alone."""
@@ -162,11 +151,6 @@ def _wanted_flags(rule: Decision, flags: list[int], low: int) -> list[int] | Non
         return None
     return [flag if flag not in (0, low) else 0 if position in rule.fp32_inputs else data
             for position, flag in enumerate(flags)]
-
-
-def _has_frozen_weight(inputs: Sequence[NDArray]) -> bool:
-    """Tell whether a dense layer's bias gets a gradient and its weight does not."""
-    return autograd.is_recording() and len(inputs) == 3 and inputs[1].grad is None and inputs[2].grad is not None
 
 
 def _is_grouped(call: Invocation) -> bool:

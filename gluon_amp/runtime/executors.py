@@ -60,7 +60,8 @@ def _binding(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Contex
         names, requested = planner.traced.names, {**dict.fromkeys(symbol.list_arguments(), "null"), **requests}
         facts = Facts(tuple(dtypes.get(name) for name in names), device,
                       frozenset(name for name, request in requested.items() if request == "add"),
-                      planner.traced.frozen(requested), sparse, dense and all(name in shapes for name in names),
+                      planner.traced.concerned(lambda name: requested[name] != "null"), sparse,
+                      dense and all(name in shapes for name in names),
                       any(request != "null" for request in requested.values()))
         binding = _bindings[key] = Binding(planner, state, facts, [shapes.get(name, ()) for name in names], bind)
     return binding

@@ -15,6 +15,7 @@ from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
+from .._mxnet.arrays import is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
 from .._mxnet.in_turn import in_turn, run_in_turn
 from .._mxnet.invoke import StockCachedOp
@@ -23,14 +24,17 @@ from ..dtypes import LOW_PRECISION
 from ..graph import Graph, has_control_flow
 from ..graph.attrs import is_set
 from ..passes import Facts
+from ..passes.facts import Concern
 from .frame import frame
 from .gradient_order import cached_op
 from .observers import operator_callback
 from .own_gradients import loss_scale
 from .plans import Plan, Planner
+from .recent import remember
 from .second_gradients import TWICE_DIFFERENTIABLE
 from .state import State, controller
 
+_MOST_REQUESTS = 32
 _INLINE_LIMIT = 2  # MXNet's default
 
 
@@ -45,7 +49,8 @@ class RewritingCachedOp:
         self.state = state  # to run under always, for a converted network; None for that in force at each call
         self.flags = flags
         self.accumulating: frozenset[str] = frozenset()
-        self.frozen: frozenset[str] = frozenset()
+        self.requests: Mapping[str, str] = {}  # the ``grad_req`` of each parameter, as far as they are known
+        self._concerned: dict[Any, frozenset[Concern]] = {}  # by what gradients are asked for
         self.latest: Plan | None = None  # what it ran under AMP last
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
         self.planner = Planner(symbol, self._data_positions)
@@ -84,7 +89,7 @@ class RewritingCachedOp:
     def note_grad_reqs(self, grad_reqs: Mapping[str, str]) -> None:
         """Take the ``grad_req`` that each parameter has in the next call, by name."""
         self.accumulating = frozenset(name for name, grad_req in grad_reqs.items() if grad_req == "add")
-        self.frozen = self.traced.frozen(grad_reqs) if autograd.is_recording() else frozenset()
+        self.requests = grad_reqs
 
     def _gives_second_gradients(self, args: Sequence[NDArray]) -> bool:
         """Tell whether MXNet would run this operator by operator, and could differentiate it twice."""
@@ -139,8 +144,9 @@ class RewritingCachedOp:
 
         device = state.key(args[0].context) if args else "cpu"
         sparse = self._sparse(args)
-        facts = Facts(tuple(dtype_name(array.dtype) for array in args), device, self._accumulated(args), self.frozen,
-                      sparse, not sparse, self._is_recorded(), self._trains(), self._own_gradients())
+        facts = Facts(tuple(dtype_name(array.dtype) for array in args), device, self._accumulated(args),
+                      self._concerns(args), sparse, not sparse, self._is_recorded(), self._trains(), self._evaluates(),
+                      self._own_gradients())
         self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions], shapes)
         return self.latest
 
@@ -185,6 +191,21 @@ class RewritingCachedOp:
     def _trains(self) -> bool:
         # A hook is to see maps as the program made them.
         return self.traced.depends_on_training and autograd.is_recording() and autograd.is_training() and not self._hook
+
+    def _evaluates(self) -> bool:
+        return self.traced.depends_on_evaluating and autograd.is_recording() and not autograd.is_training()
+
+    def _concerns(self, args: Sequence[NDArray]) -> frozenset[Concern]:
+        """Name the gradients that MXNet would get wrong in this call."""
+        if not self.traced.has_defects or not autograd.is_recording():
+            return frozenset()
+        evaluates, requests = self._evaluates(), self.requests
+        asked = frozenset(name for name, array in zip(self.names, args)
+                          if (requests[name] != "null" if name in requests else is_recorded(array)))
+        key = asked, evaluates
+        known = self._concerned.get(key)
+        return remember(self._concerned, key, self.traced.concerned(asked.__contains__, evaluates), _MOST_REQUESTS
+                        ) if known is None else known
 
     def _accumulated(self, args: Sequence[NDArray]) -> frozenset[str]:
         if not autograd.is_recording():

@@ -16,8 +16,9 @@ from .._mxnet.symbols import analyse, from_graph, infer_shapes, to_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Role, has_control_flow, subgraphs_of
 from ..graph.attrs import CONVERSION, region
-from ..passes import Facts, carry_scale, channels_last
-from ..passes.native_operators import NATIVE, REPLACEMENTS, following, may_replace
+from ..passes import Facts, carry_scale, channels_last, defects
+from ..passes.facts import Concern
+from ..passes.native_operators import NATIVE, following, may_replace, replacement_of
 from ..passes.widen import widen
 from ..rules import Policy
 from ..rules.own_gradients import CUSTOM, WITH_OWN_GRADIENT
@@ -77,7 +78,8 @@ class Traced:
     @cached_property
     def depends_on_recording(self) -> bool:
         """Tell whether it runs otherwise where no gradients are asked for."""
-        return bool(self.own_gradients) or any(node.op in REPLACEMENTS for node in self.graph.operators())
+        return (bool(self.own_gradients) or self.has_defects
+                or any(replacement_of(node) is not None for node in self.graph.operators()))
 
     @cached_property
     def own_gradients(self) -> tuple[tuple[str, int], ...]:
@@ -98,16 +100,18 @@ class Traced:
         return {node.op for node in self.graph.operators()} >= channels_last.CONCERNED
 
     @cached_property
-    def biased(self) -> tuple[tuple[str, str], ...]:
-        """The names of weight and bias of its dense layers, where both are variables."""
-        pairs = [[entry.node for entry in node.inputs[1:3]] for node in self.graph.operators()
-                 if node.op == "FullyConnected" and len(node.inputs) == 3]
-        return tuple((weight.name, bias.name) for weight, bias in pairs if weight.is_variable and bias.is_variable)
+    def has_defects(self) -> bool:
+        """Tell whether it has operators whose gradients MXNet may get wrong."""
+        return any(node.op in defects.CONCERNED for node in self.graph.operators())
 
-    def frozen(self, requests: Mapping[str, str]) -> frozenset[str]:
-        """Name the weights of dense layers that get no gradient while the biases do, by the requests for gradients."""
-        return frozenset(weight for weight, bias in self.biased
-                         if requests.get(weight) == "null" and requests.get(bias) != "null")
+    @cached_property
+    def depends_on_evaluating(self) -> bool:
+        """Tell whether it has operators whose gradients MXNet gets wrong in inference only."""
+        return any(node.op in defects.DEPEND_ON_MODE for node in self.graph.operators())
+
+    def concerned(self, is_asked: Callable[[str], bool], evaluates: bool = False) -> frozenset[Concern]:
+        """Name the gradients that MXNet would get wrong, where those of some inputs are asked for."""
+        return defects.concerns_of(self.graph, is_asked, evaluates) if self.has_defects else frozenset()
 
     @cached_property
     def keeps_inputs(self) -> bool:

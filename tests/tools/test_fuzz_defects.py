@@ -21,7 +21,7 @@ NEED_BFLOAT16 = {"added_is_written", "added_is_written_eager", "bias_unwritten_e
                  "first_plan_stays", "first_variant_stays", "stale_weights_eager"}
 FOUND = {  # by the program of a seed, and a check
     "weight_without_gradient": (0, "ways"), "cast_without_gradient": (0, "ways"), "scaled": (0, "ways"),
-    "scaled_by_a_hundredth": (3, "ways"), "output_order": (0, "ways"), "channel_late": (6, "ways"),
+    "scaled_by_a_hundredth": (3, "ways"), "output_order": (0, "ways"), "channel_late": (8, "ways"),
     "still_statistics": (0, "ways"), "other_eps": (28, "ways"), "added_is_written": (0, "ways"),
     "added_is_written_eager": (0, "ways"), "stale_weights": (4, "ways"), "stale_weights_eager": (0, "ways"),
     "exclusions_ignored": (4, "ways"), "regions_ignored": (2, "ways"), "first_call_stays": (0, "first_call"),
