@@ -7,8 +7,8 @@ from typing import Any, Callable
 import mxnet as mx
 from mxnet import gluon
 
-_ABSENT = object()
-_undo: list[tuple[Any, str, Any]] = []
+from .replaced import Replaced
+
 # What takes a context, and is to take ``device`` as well.
 _TAKES_DEVICE: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (gluon.Block, ("initialize", "load_parameters", "load_dict")),
@@ -30,31 +30,16 @@ _RENAMED: tuple[tuple[Any, str, str], ...] = (
 )
 
 
-def put(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute until :func:`restore`."""
-    _undo.append((owner, name, vars(owner).get(name, _ABSENT)))
-    setattr(owner, name, value)
-
-
-def install() -> None:
-    """Add the names, until :func:`restore`; those that MXNet has already stay."""
+def add(replaced: Replaced) -> None:
+    """Add the names; those that MXNet has already stay."""
     for owner, names in _TAKES_DEVICE:
         for name in names:
             if hasattr(owner, name):
-                put(owner, name, _taking_device(getattr(owner, name)))
+                replaced.put(owner, name, _taking_device(getattr(owner, name)))
     for owner, newer, older in _RENAMED:
         if not hasattr(owner, newer):
-            put(owner, newer, _reset_ctx if (owner, older) == (gluon.Block, "reset_ctx") else getattr(owner, older))
-
-
-def restore() -> None:
-    """Leave MXNet as it was."""
-    while _undo:
-        owner, name, value = _undo.pop()
-        if value is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, value)
+            replaced.put(owner, newer, _reset_ctx if (owner, older) == (gluon.Block, "reset_ctx")
+                         else getattr(owner, older))
 
 
 def _reset_ctx(block: gluon.Block, ctx: Any) -> None:

@@ -13,6 +13,7 @@ import mxnet.contrib
 from . import newer_names
 from .dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
 from .loss_scaler import LossScaler
+from .replaced import Replaced
 from .rules import views
 from .runtime.autocast import is_active
 from .runtime.state import controller
@@ -21,8 +22,8 @@ from .trainer_scaler import attached_scalers
 _NAME = "mxnet.contrib.amp"
 _NEWER_NAME = "mxnet.amp"  # MXNet 2's
 _LISTS = {FLOAT16: ("symbol_fp16", "FP16"), BFLOAT16: ("symbol_bf16", "BF16")}
-_ABSENT = object()
-_undo: list[tuple[ModuleType, type, dict[str, Any]]] = []  # modules that were changed in place, and what they had
+_replaced = Replaced()
+_live: list[tuple[ModuleType, type]] = []  # modules whose class was changed, and which it was
 _originals: dict[str, ModuleType] = {}  # MXNet's own, by their names in sys.modules
 
 
@@ -44,7 +45,7 @@ def install() -> None:
     False
     >>> amp.uninstall()
     """
-    if _undo:
+    if _live:
         return
     ours = sys.modules[__package__]
     lists = _list_modules()
@@ -58,8 +59,8 @@ def install() -> None:
     sys.modules.update({_NAME + suffix: module for suffix, module in stand_ins.items()})
     mxnet.contrib.amp = ours
     sys.modules[_NEWER_NAME] = ours
-    newer_names.put(mxnet, "amp", ours)
-    newer_names.install()
+    _replaced.put(mxnet, "amp", ours)
+    newer_names.add(_replaced)
 
 
 def uninstall() -> None:
@@ -70,17 +71,12 @@ def uninstall() -> None:
     >>> import gluon_amp as amp
     >>> amp.uninstall()
     """
-    if not _undo:
+    if not _live:
         return
-    while _undo:
-        module, kind, names = _undo.pop()
+    while _live:
+        module, kind = _live.pop()
         module.__class__ = kind
-        for name, value in names.items():
-            if value is _ABSENT:
-                delattr(module, name)
-            else:
-                setattr(module, name, value)
-    newer_names.restore()
+    _replaced.restore()
     sys.modules.pop(_NEWER_NAME, None)
     sys.modules.update(_originals)
     mxnet.contrib.amp = _originals[_NAME]
@@ -117,8 +113,9 @@ class _Live(ModuleType):
 
 def _change(module: ModuleType, names: Mapping[str, Any]) -> None:
     """Give a module other names, and those that are live, until :func:`uninstall`."""
-    _undo.append((module, type(module), {name: vars(module).get(name, _ABSENT) for name in names}))
-    vars(module).update(names)
+    for name, value in names.items():
+        _replaced.put(module, name, value)
+    _live.append((module, type(module)))
     module.__class__ = _Live
 
 

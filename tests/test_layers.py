@@ -45,6 +45,7 @@ LAYERS = {
     "elsewhere": "names of Apex, torch and MXNet, and ours for them",
     "errors": "exceptions, and their wording",
     "nested": "values that nest, in threads and asyncio tasks",
+    "replaced": "attributes that are replaced for a while",
     "files": "files that are written whole or not at all",
     "_cuda": "the CUDA driver and its run-time compiler, asked directly",
     "_isa": "the instructions that oneDNN uses",
@@ -56,7 +57,7 @@ INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "differences", "report",
               "formats", "console", "recording", "__init__"],
     "runtime": ["functions", "autocast", "steps", "policies", "hooks", "block_calls", "graph_applier", "gradient_order",
-                "executors", "observers", "plans", "converted_symbols", "eager_applier", "own_gradients",
+                "executors", "observers", "plans", "traced", "converted_symbols", "eager_applier", "own_gradients",
                 "custom_operators", "scaled_losses", "state", "exclusions", "eager_casts", "eager_policy",
                 "frame", "second_gradients", "sound_calls", "zero_gradients", "eager_native", "gpus", "recent",
                 "devices", "__init__"],
@@ -65,7 +66,7 @@ INSIDE = {
     "graph": ["__init__", "subgraphs", "edit", "graph", "decision", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files",
-                 "nested", "_cuda", "_isa", "_memory", "_compat"}
+                 "nested", "replaced", "_cuda", "_isa", "_memory", "_compat"}
 # Replacing names of MXNet is what hooks are.
 MAY_USE_PRIVATE_NAMES = {"_mxnet", "runtime"}
 

@@ -29,7 +29,7 @@ from mxnet import autograd
 from gluon_amp import passes
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
 from gluon_amp.passes import accumulated_casts, assign_dtypes, fold_batch_norm, fuse, summed_gradients
-from gluon_amp.runtime import block_calls, eager_casts, exclusions, executors, graph_applier, plans, sound_calls
+from gluon_amp.runtime import block_calls, eager_casts, exclusions, executors, graph_applier, sound_calls, traced
 
 __all__ = ["DEFECTS", "finds"]
 
@@ -190,7 +190,7 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "added_is_written": _patched((summed_gradients.SharedGuards, "before", lambda guards, entry: entry),
                                  (accumulated_casts, "guard", lambda entry, name: entry)),
     "added_is_written_eager": _patched((_Caster, "_guarded", lambda call, array: array)),
-    "bias_unwritten": _patched((plans.Traced, "concerned", lambda *_: frozenset())),
+    "bias_unwritten": _patched((traced.Traced, "concerned", lambda *_: frozenset())),
     "bias_unwritten_eager": _patched((sound_calls, "_graph", lambda *_: None)),
     "stale_weights": _patched((_CachedOp, "__call__", _call_with_first_weights(_CachedOp.__call__))),
     "stale_weights_eager": lambda: mock.patch.object(_Caster, "input_cast", _stale_casts(_Caster.input_cast)),
@@ -198,7 +198,7 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
                                    (exclusions.Exclusions, "match", lambda *_: False)),
     "regions_ignored": _patched((assign_dtypes, "decide", _decide_without_regions(assign_dtypes.decide))),
     "first_call_stays": _patched((block_calls, "outermost_trace", nullcontext)),
-    "first_variant_stays": _patched((plans.Traced, "choices", lambda *_: plans.Choices())),
+    "first_variant_stays": _patched((traced.Traced, "choices", lambda *_: traced.Choices())),
     "first_plan_stays": _patched((executors.Binding, "plan", _first_plan)),
     "output_fused_away": _patched((fuse, "_is_read_elsewhere", lambda *_: False)),
     "folded_without_bias": _patched(

@@ -24,14 +24,16 @@ def widen(graph: Graph, dtypes: Mapping[str, str], kept: Collection[str] = ()) -
     return len(half)
 
 
-def leave_onednn(graph: Graph, role: Role = Role.HELPER) -> None:
-    """Run Deconvolutions whose weight is cast in float64: the backward of oneDNN's ends the process there.
+def computes_weight(node: Node) -> bool:
+    """Tell whether a node is a Deconvolution whose weight is computed: oneDNN's backward ends the process there."""
+    return (node.op == "Deconvolution" and not node.inputs[1].node.is_variable and node.inputs[1].dtype != FLOAT64
+            and not is_of_volumes(node.attrs))  # MXNet has no other kernel for three dimensions
 
-    Those of three dimensions stay: MXNet has no other kernel for them.
-    """
+
+def leave_onednn(graph: Graph, role: Role = Role.HELPER) -> None:
+    """Run Deconvolutions whose weight is cast in float64, which oneDNN does not know."""
     for node in graph.operators():
-        if (node.op == "Deconvolution" and not node.inputs[1].node.is_variable and node.inputs[1].dtype != FLOAT64
-                and not is_of_volumes(node.attrs)):
+        if computes_weight(node):
             result = Entry(node)
             redirect(graph, {result.key: _cast(graph, result, role=role)})
             node.inputs = [_cast(graph, entry, FLOAT64, role) for entry in node.inputs]

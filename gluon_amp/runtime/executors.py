@@ -19,8 +19,9 @@ from ..graph.attrs import STORAGE
 from ..passes import Facts
 from .converted_symbols import by_name, requests_of
 from .observers import executor_callback
-from .plans import Plan, Planner, Traced
+from .plans import Plan, Planner
 from .state import State, controller
+from .traced import Traced
 
 _stock_bind = mx.sym.Symbol.bind
 _DENSE = ("default", "0", "-1")  # as symbols and users note it
@@ -212,8 +213,6 @@ def _warn_of_older(executor: Executor) -> None:
     warnings.warn(f"the symbol of {outputs} was bound before AMP was switched on, and runs without AMP: bind it again. "
                   "A Module takes its parameters along by module.get_params() and then module.bind(..., "
                   "force_rebind=True)", stacklevel=3)
-
-
 
 
 def _sparse(symbol: mx.sym.Symbol, asked: Mapping[str, str] | None) -> frozenset[str]:

@@ -46,6 +46,7 @@ from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Invoke
 from .._mxnet.symbols import make_save, make_symbol_creator, make_tojson
 from ..dtypes import BFLOAT16
+from ..replaced import Replaced
 from . import converted_symbols, scaled_losses
 from .block_calls import make_block_call, make_call_cached_op, make_get_graph, make_register_child
 from .custom_operators import make_registry
@@ -59,9 +60,8 @@ from .own_gradients import loss_scale
 from .second_gradients import NOT_TWICE
 from .state import controller
 
-_originals: list[tuple[Any, str, Any]] = []  # in the order of replacement
+_replaced = Replaced()
 _lock = threading.Lock()
-_ABSENT = object()
 _Replacements = Tuple[Tuple[Any, str, Callable[[Any], Any]], ...]
 
 
@@ -73,7 +73,7 @@ def installed() -> bool:
 def watch_symbols() -> None:
     """Install the replacements for symbols that were converted for inference, until :func:`uninstall`."""
     with _lock:
-        if not _originals:
+        if not _replaced:
             _replace(_OF_CONVERTED)
 
 
@@ -83,18 +83,16 @@ def install() -> None:
         if controller.hooked:
             return
         _memory.take_little()
-        _replace(_REPLACEMENTS if _originals else (*_OF_CONVERTED, *_REPLACEMENTS))
+        _replace(_REPLACEMENTS if _replaced else (*_OF_CONVERTED, *_REPLACEMENTS))
         controller.hooked = True
         controller.children += 1  # nobody counted until now
 
 
 def _replace(replacements: _Replacements) -> None:
-    kept = len(_originals)
+    kept = len(_replaced)
     try:
         for owner, name, make in replacements:
-            original = getattr(owner, name, _ABSENT)
-            setattr(owner, name, make(original))
-            _originals.append((owner, name, original))
+            _replaced.put(owner, name, make(getattr(owner, name, None)))
     except BaseException:
         _restore(kept)
         raise
@@ -103,7 +101,7 @@ def _replace(replacements: _Replacements) -> None:
 @contextmanager
 def kept_in_place() -> Iterator[None]:
     """Install the replacements for the body, unless they are installed already."""
-    were_installed, kept = installed(), len(_originals)
+    were_installed, kept = installed(), len(_replaced)
     install()
     try:
         yield
@@ -124,12 +122,7 @@ def _restore(kept: int = 0) -> None:
     controller.hooked = False
     scaled_losses.forget()
     loss_scale.forget()
-    while len(_originals) > kept:
-        owner, name, original = _originals.pop()
-        if original is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
+    _replaced.restore(kept)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon import HybridBlock, nn
 
 import gluon_amp as amp
-from gluon_amp.passes import defects
+from gluon_amp.passes.defect_table import DEFECTS
 
 pytestmark = [pytest.mark.machine, pytest.mark.filterwarnings("ignore:(AMP|the b?float16 network) will be slow")]
 DTYPES = ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.bf16)]
@@ -188,4 +188,4 @@ def test_no_operator_leaves_a_gradient_unwritten(dtype):
 
 def test_the_page_of_the_design_has_every_row():
     page = (Path(amp.__file__).parents[1] / "docs" / "design.md").read_text()
-    assert [row.why for row in defects.DEFECTS if row.why not in page] == []
+    assert [row.why for row in DEFECTS if row.why not in page] == []

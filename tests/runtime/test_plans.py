@@ -15,8 +15,9 @@ from gluon_amp.passes import Facts
 from gluon_amp.rules import Policy, Rule
 from gluon_amp.runtime import plans
 from gluon_amp.runtime.graph_applier import RewritingCachedOp
-from gluon_amp.runtime.plans import Planner, Traced
+from gluon_amp.runtime.plans import Planner
 from gluon_amp.runtime.state import State, controller
+from gluon_amp.runtime.traced import Traced
 
 pytestmark = pytest.mark.filterwarnings("ignore:AMP will be slow")
 CPU = "bfloat16"
