@@ -73,16 +73,20 @@ def make_symbol_creator(original: Callable) -> Callable:
     return symbol_creator
 
 
+_MARK = f'"{REGION}"'  # in the text of a symbol
+
+
 def has_marks(symbol: mx.sym.Symbol) -> bool:
     """Tell whether operators of a symbol, or of its loops and branches, were made in regions."""
-    return f'"{REGION}"' in text_of(symbol)
+    return _MARK in text_of(symbol)
 
 
 def unmarked(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """Return a symbol without the marks of regions."""
-    if not has_marks(symbol):
+    text = text_of(symbol)
+    if _MARK not in text:
         return symbol
-    graph = Graph.from_json(text_of(symbol))
+    graph = Graph.from_json(text)
     graph.forget(REGION)
     return from_graph(graph, symbol)
 

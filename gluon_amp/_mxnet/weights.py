@@ -15,8 +15,6 @@ from .symbols import dtype_name
 class NDArrayWeights:
     """Parameters by name; see :class:`gluon_amp.passes.context.Weights`."""
 
-    holds_values = True
-
     def __init__(self, arrays: Mapping[str, mx.nd.NDArray]):
         self.arrays = dict(arrays)
 
@@ -59,8 +57,6 @@ class NDArrayWeights:
 
 class NamesOnly:
     """Parameters of a symbol whose values are not known: only their types can change."""
-
-    holds_values = False
 
     def __init__(self, names: Collection[str]):
         self._dtypes: dict[str, str | None] = dict.fromkeys(names, FLOAT32)

@@ -48,16 +48,16 @@ def _widened(graph: Graph, weights: Any, dtypes: Mapping[str, str]) -> bool:
     """Take a network in float16, or with parameters in low precision, as one in FP32; tell whether it changed."""
     if any(CONVERSION in node.attrs for node in graph.nodes()):
         return False  # a part of it was converted before, and has its types
-    halves = [node.name for node in graph.variables() if node.attrs.get(DTYPE) == str(TYPE_FLAGS[FLOAT16])]
     types, variables = weights.dtypes(), graph.variables()
-    low = [node for node in variables if types.get(node.name) in LOW_PRECISION and weights.holds_values]
+    has_halves = any(node.attrs.get(DTYPE) == str(TYPE_FLAGS[FLOAT16]) for node in variables)
+    low = [node for node in variables if types.get(node.name) in LOW_PRECISION]
     for node in low:
         weights.compute(node.name, CAST, {"dtype": FLOAT32}, [node.name])
         node.attrs = {key: value for key, value in node.attrs.items() if key != DTYPE}
-    if not halves and FLOAT16 not in dtypes.values() and FLOAT16 not in types.values():
+    if not has_halves and FLOAT16 not in dtypes.values() and FLOAT16 not in types.values():
         return bool(low)
     data = [node.name for node in variables if node.name not in weights and DTYPE not in node.attrs]
-    return bool(widen(graph, {**dict.fromkeys(data if halves else (), FLOAT16), **dtypes})) or bool(low)
+    return bool(widen(graph, {**dict.fromkeys(data if has_halves else (), FLOAT16), **dtypes})) or bool(low)
 
 
 def _note_types(graph: Graph, weights: Any) -> None:

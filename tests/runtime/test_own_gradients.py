@@ -293,6 +293,22 @@ def test_several_devices(way):
     close(moved(net), expected, 1e-5)
 
 
+def weight_after_a_step(net, scale, *data):
+    """Train once, with a loss scale or without; return the weight of the dense layer."""
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, update_on_kvstore=False)
+    if scale:
+        amp.init_trainer(trainer, scale)
+    with autograd.record():
+        loss = net(*data)
+        if scale:
+            with amp.scale_loss(loss, trainer) as scaled:
+                scaled.backward()
+        else:
+            loss.backward()
+    trainer.step(BATCH)
+    return net.collect_params()["dense_weight"].data().asnumpy()
+
+
 def test_symbols_written_for_module():
     def symbol():
         data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=SIZE, no_bias=True, name="dense")
@@ -301,19 +317,8 @@ def test_symbols_written_for_module():
     def trained(scale):
         net = gluon.SymbolBlock(symbol(), [mx.sym.var("data"), mx.sym.var("softmax_label")])
         net.initialize(mx.init.One())
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, update_on_kvstore=False)
-        if scale:
-            amp.init_trainer(trainer, scale)
         x, y = draw()
-        with autograd.record():
-            loss = net(x, y.argmax(axis=1))
-            if scale:
-                with amp.scale_loss(loss, trainer) as scaled:
-                    scaled.backward()
-            else:
-                loss.backward()
-        trainer.step(BATCH)
-        return net.collect_params()["dense_weight"].data().asnumpy()
+        return weight_after_a_step(net, scale, x, y.argmax(axis=1))
 
     expected = trained(None)
     amp.init("float32")
@@ -347,18 +352,7 @@ def test_a_penalty_that_is_added_to_the_gradient(way):
         net.initialize(mx.init.One())
         net.collect_params()["penalized_moving_avg"].set_data(mx.nd.ones(SIZE) * 0.5)
         net.hybridize(**WAYS[way])
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, update_on_kvstore=False)
-        if scale:
-            amp.init_trainer(trainer, scale)
-        with autograd.record():
-            loss = net(*draw())
-            if scale:
-                with amp.scale_loss(loss, trainer) as scaled:
-                    scaled.backward()
-            else:
-                loss.backward()
-        trainer.step(BATCH)
-        return net.collect_params()["dense_weight"].data().asnumpy()
+        return weight_after_a_step(net, scale, *draw())
 
     expected = trained(None)
     amp.init("float32")
