@@ -56,19 +56,19 @@ INLINED void backward_each_loop(const T* out_grad, const T* data, const float* s
   }
 }
 
-#define KERNELS(T)                                                                                                \
-  VECTORIZED void forward_kernel(const T* data, float slope, T* out, int64_t count) {                             \
-    forward_loop(data, slope, out, count);                                                                        \
-  }                                                                                                               \
-  VECTORIZED void forward_each_kernel(const T* data, const float* slopes, T* out, int64_t count) {                \
-    forward_each_loop(data, slopes, out, count);                                                                  \
-  }                                                                                                               \
-  VECTORIZED float backward_kernel(const T* out_grad, const T* data, float slope, T* data_grad, int64_t count) {  \
-    return backward_loop(out_grad, data, slope, data_grad, count);                                                \
-  }                                                                                                               \
-  VECTORIZED void backward_each_kernel(const T* out_grad, const T* data, const float* slopes, T* data_grad,       \
-                                       float* sums, int64_t count) {                                              \
-    backward_each_loop(out_grad, data, slopes, data_grad, sums, count);                                           \
+#define KERNELS(T)                                                                                               \
+  VECTORIZED void forward_kernel(const T* data, float slope, T* out, int64_t count) {                            \
+    forward_loop(data, slope, out, count);                                                                       \
+  }                                                                                                              \
+  VECTORIZED void forward_each_kernel(const T* data, const float* slopes, T* out, int64_t count) {               \
+    forward_each_loop(data, slopes, out, count);                                                                 \
+  }                                                                                                              \
+  VECTORIZED float backward_kernel(const T* out_grad, const T* data, float slope, T* data_grad, int64_t count) { \
+    return backward_loop(out_grad, data, slope, data_grad, count);                                               \
+  }                                                                                                              \
+  VECTORIZED void backward_each_kernel(const T* out_grad, const T* data, const float* slopes, T* data_grad,      \
+                                       float* sums, int64_t count) {                                             \
+    backward_each_loop(out_grad, data, slopes, data_grad, sums, count);                                          \
   }
 KERNELS(float)
 KERNELS(bfloat16)
