@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Iterable
+from typing import Iterable, Sequence
 
 _LONGEST = 160  # characters of a value in an error; a network's would fill the screen
 
@@ -47,3 +47,8 @@ def shown(value: object) -> str:
     """Show a value in one line, and not more of it than helps."""
     text = re.sub(r"\s*\n\s*", " ", repr(value))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST - 20]}...{text[-17:]}"
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """Name the first few, and say how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

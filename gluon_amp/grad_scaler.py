@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, Mapping
+from weakref import WeakSet
 
 from mxnet import gluon
 
@@ -12,6 +13,7 @@ from .elsewhere import answers
 from .errors import StateError, expected
 from .loss_scaler import LEAST_SCALE, MOST_SCALE, DynamicLossScaler, scale_of
 from .runtime import hooks
+from .runtime.written import written
 from .trainer_scaler import TrainerScaler, attach, gradients_are_finite
 from .training import Loss, losses_in, scaled
 
@@ -116,8 +118,10 @@ class GradScaler:
         self._scaler = _UpdatedLater(init_scale=init_scale, min_scale=LEAST_SCALE, max_scale=MOST_SCALE,
                                      **self._settings)
         if self._enabled:
-            hooks.install()  # with AMP or without: for operators that make their own gradient
+            hooks.install()  # with AMP or without: for operators that make their own gradient, and what calls write
+            written.watch(self)
         self._losses = 0  # scaled since the last update
+        self._trainers: WeakSet[gluon.Trainer] = WeakSet()  # those that made a step
         self._done: dict[TrainerScaler, str] = {}  # what was called for each trainer since the last update
 
     def scale(self, outputs: Loss) -> Loss:
@@ -142,6 +146,7 @@ class GradScaler:
         if not self._enabled:
             return outputs
         self._losses += len(losses)
+        written.scaled(self._trainers)
         return scaled(outputs, self._scaler.loss_scale)
 
     def unscale_(self, trainer: gluon.Trainer) -> None:
@@ -224,6 +229,7 @@ class GradScaler:
             trainers.update_locally(trainer)
             current = TrainerScaler(trainer, self._scaler)
             attach(trainer, current)
+            self._trainers.add(trainer)
         if getattr(current, "scaler", None) is not self._scaler:
             raise StateError(f"{caller}: the trainer has another loss scaler. Leave out amp.init_trainer(trainer), or "
                              "use amp.scale_loss and trainer.step in place of a GradScaler")
@@ -254,11 +260,15 @@ class GradScaler:
             self._scaler.settle()
         self._losses = 0
         self._done.clear()
+        written.rest(self._trainers)
+        written.leave(self)  # its trainers are known by now
 
     def _note_trainers_without_step(self) -> None:
         for item, last in self._done.items():
             if last == _UNSCALED:
-                self._scaler.update(not gradients_are_finite(item.trainer))
+                is_finite = gradients_are_finite(item.trainer)
+                self._scaler.update(not is_finite)
+                written.decided(item.trainer, skipped=not is_finite)
                 item.forget()
 
     def get_scale(self) -> float:

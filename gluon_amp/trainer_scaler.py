@@ -13,10 +13,11 @@ from mxnet import gluon
 
 from . import checks, native
 from ._mxnet import trainers, updaters
-from .errors import StateError, expected
+from .errors import StateError, expected, some_of
 from .loss_scaler import LossScaler, StaticLossScaler
 from .parallel import Reduction, distribute
 from .runtime.state import controller
+from .runtime.written import written
 
 _logger = logging.getLogger("gluon_amp")
 
@@ -47,6 +48,7 @@ class TrainerScaler:
         self._scaled: set[int] = set()  # the losses scaled since the last step
         self._open: list[int] = []  # those whose backward is under way
         self._overflowed: set[int] = set()  # those whose backward gave the step's first gradients that are not finite
+        self._watch()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "listeners": []}  # they listen to the original
@@ -54,6 +56,11 @@ class TrainerScaler:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         _attached_scalers.append(weakref.ref(self))
+        self._watch()
+
+    def _watch(self) -> None:
+        """Have kept what forward passes write, which :meth:`has_overflow` decides on."""
+        written.watch(self.trainer)
 
     # Scripts read and set these on ``trainer._amp_loss_scaler``, which is MXNet's own scaler for them.
     _loss_scale, _next_loss_scale, _max_loss_scale, _scale_seq_len, _unskipped = map(
@@ -100,6 +107,7 @@ class TrainerScaler:
 
     def _begin(self, loss_id: int) -> float:
         scale = self.scaler_of(loss_id).loss_scale
+        written.scaled([self.trainer])
         self.session = controller.session
         if self.reduction is not None:
             self.reduction.forget()
@@ -163,6 +171,7 @@ class TrainerScaler:
         if finite and carried != 1.0:
             trainers.divide_rescaling(self.trainer, carried)
         self._update(not finite)
+        written.decided(self.trainer, skipped=not finite)
         self.state, self.step_was_skipped = READY, not finite
         if not finite:
             self._tell_of_many()
@@ -211,12 +220,11 @@ class TrainerScaler:
         if not is_last and skipped != self.warn_after:
             return
         names = trainers.non_finite_parameters(self.trainer)
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         advice = ("The loss scale is at its lowest: the loss or the data may be infinite or NaN themselves, or a layer "
                   "overflows; try a lower learning rate, or amp.exclude for the layers named"
                   if scaler.at_floor else "The loss scale keeps falling")
-        text = (f"{skipped} steps in a row were skipped, at loss scale {scaler.loss_scale:g}: gradients of {shown} are "
-                f"not finite. {advice}")
+        text = (f"{skipped} steps in a row were skipped, at loss scale {scaler.loss_scale:g}: gradients of "
+                f"{some_of(names)} are not finite. {advice}")
         if is_last:
             trainers.discard_gradients(self.trainer)
             raise StateError(f"{text}. The run ends here, as max_skipped={self.max_skipped} asks for")
@@ -237,8 +245,12 @@ class UnscaledTrainer(TrainerScaler):
     def unscale(self) -> None:
         """Do nothing."""
 
+    def _watch(self) -> None:
+        """Have nothing kept, as no step is skipped."""
+
     def has_overflow(self, params: Any) -> bool:
         """Let every step be taken."""
+        written.decided(self.trainer, skipped=False)
         self._tell_listeners(skipped=False)
         if self.reduction is not None:
             trainers.divide_rescaling(self.trainer, self.carried)

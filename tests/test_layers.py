@@ -58,7 +58,7 @@ INSIDE = {
               "formats", "console", "recording", "__init__"],
     "runtime": ["functions", "autocast", "steps", "policies", "hooks", "block_calls", "graph_applier", "gradient_order",
                 "executors", "observers", "plans", "traced", "converted_symbols", "eager_applier", "own_gradients",
-                "custom_operators", "scaled_losses", "state", "exclusions", "eager_casts", "eager_policy",
+                "written", "custom_operators", "scaled_losses", "state", "exclusions", "eager_casts", "eager_policy",
                 "frame", "second_gradients", "sound_calls", "zero_gradients", "eager_native", "gpus", "recent",
                 "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "own_gradients", "tables",

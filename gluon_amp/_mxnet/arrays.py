@@ -14,7 +14,7 @@ from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from .invoke import run_operator
 from .symbols import dtype_name
 
-_FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
+FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
 
 
 def map_arrays(function: Any, value: Any) -> Any:
@@ -59,7 +59,7 @@ def cast_arrays(value: Any, dtype: str) -> Any:
     """Cast FP32 and low-precision arrays to a type; other values pass."""
     def cast(array: NDArray) -> NDArray:
         name = dtype_name(array.dtype)
-        return array if name == dtype or name not in _FLOATS else _amp_cast(array, dtype)
+        return array if name == dtype or name not in FLOATS else _amp_cast(array, dtype)
     return map_arrays(cast, value)
 
 

@@ -188,6 +188,11 @@ def parameters(trainer: gluon.Trainer) -> list[gluon.Parameter]:
     return list(trainer._params)
 
 
+def ids_of_arrays(trainer: gluon.Trainer) -> frozenset[int]:
+    """Return the ids of the parameters' arrays on all devices."""
+    return frozenset(id(array) for parameter in trainer._params for array in parameter._data or ())
+
+
 def is_initialized(parameter: gluon.Parameter) -> bool:
     """Tell whether a parameter has values."""
     return parameter._data is not None

@@ -7,7 +7,8 @@ import mxnet as mx
 import numpy as np
 
 from ..dtypes import FLOAT32
-from .arrays import cast_arrays
+from . import finite
+from .arrays import FLOATS, cast_arrays
 from .invoke import invoke
 from .symbols import dtype_name
 
@@ -28,6 +29,14 @@ class NDArrayWeights:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return every parameter's shape."""
         return {name: array.shape for name, array in self.arrays.items()}
+
+    def not_finite(self) -> list[str]:
+        """Name the parameters with infinite or NaN values."""
+        wide = {name: cast_arrays(array, FLOAT32) for name, array in self.arrays.items()
+                if array.size and dtype_name(array.dtype) in FLOATS}
+        if finite.are_finite(wide.values()):
+            return []
+        return [name for name, array in wide.items() if not finite.all_finite([array])]
 
     def read(self, name: str) -> np.ndarray:
         """Return a parameter's values, as FP32 where NumPy does not know their type."""
@@ -71,6 +80,10 @@ class NamesOnly:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return no shape: none is known."""
         return {}
+
+    def not_finite(self) -> list[str]:
+        """Name no parameter: no value is known."""
+        return []
 
     def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
         """Note the type that an inserted operator gives."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
-from typing import Any, Collection, Mapping
+from typing import Any, Collection, Mapping, Sequence
 
 import mxnet as mx
 
@@ -14,7 +14,7 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name, from_graph, fuse, to_graph, with_lasting_casts
 from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT32, LOW_PRECISION
-from ..errors import GraphError
+from ..errors import GraphError, some_of
 from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, REGION, TYPE_FLAGS
 from ..passes import Context, Facts
@@ -121,6 +121,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
     earlier = _earlier(graph, policy)
     if earlier is not None:
         return symbol, earlier
+    _warn_of_values(weights.not_finite())
     outputs = symbol.list_outputs()
     analyse_network(symbol, graph, weights, dtypes, shapes)
     # A GPU has no fused operators, and imitated types are not oneDNN's.
@@ -143,6 +144,12 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
         warn_caller(f"the converted network stays in FP32: {record.reason}")
     needs_casts = not isinstance(weights, NamesOnly) or policy.runs("cast_params_offline")
     return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
+
+
+def _warn_of_values(names: Sequence[str]) -> None:
+    if names:
+        warn_caller(f"the network is converted with infinite or NaN values in {some_of(names)}: what it computes "
+                    "from them is wrong. Convert a checkpoint from before they came up")
 
 
 def _counted(graph: Graph, policy: Policy, counts: Mapping[str, int]) -> Conversion:

@@ -120,6 +120,8 @@ class Graph:
             nodes: list[Node] = []
             for number, item in enumerate(raw["nodes"]):
                 nodes.append(_read_node(item, nodes, _num_outputs(rows, number)))
+            if not raw["heads"]:
+                raise ValueError("no heads")
             return cls([_read_entry(head, nodes) for head in raw["heads"]], dict(raw.get("attrs", {})))
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise GraphError(f"not the JSON text of an MXNet symbol, as tojson() and export() write it: "

@@ -21,6 +21,9 @@ class Weights(Protocol):
     def read(self, name: str) -> np.ndarray:
         """Return a parameter's values."""
 
+    def not_finite(self) -> list[str]:
+        """Name the parameters with infinite or NaN values."""
+
     def write(self, name: str, values: np.ndarray) -> None:
         """Give a parameter other values, or add one."""
 

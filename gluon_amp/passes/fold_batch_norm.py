@@ -78,6 +78,7 @@ class _Folding:
     graph: Graph
     weights: Weights
 
+    @np.errstate(invalid="ignore")  # of values that are not finite the caller has been warned
     def fold(self, norm: Node, layer: Node) -> None:
         """Let a layer compute what the BatchNorm behind it gives."""
         gamma, beta, mean, variance = map(self._values, norm.inputs[1:])

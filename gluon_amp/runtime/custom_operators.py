@@ -68,9 +68,7 @@ _thread = _Thread()
 
 def inputs_with_own_gradient(attrs: Mapping[str, str]) -> int:
     """Return how many inputs a custom operator has that get a gradient of its own: none where it reads its outputs'."""
-    _thread.latest = None
-    mx.sym.Custom(name="amp_asked", **parameters(attrs))  # makes an object of the user's class, as each call does
-    made = _thread.latest
+    made = _properties(attrs)
     if made is None:
         return 0
     inputs, outputs = len(made.list_arguments()), len(made.list_outputs())
@@ -78,6 +76,19 @@ def inputs_with_own_gradient(attrs: Mapping[str, str]) -> int:
     needed = made.declare_backward_dependency(list(gradients), list(range(outputs, outputs + inputs)),
                                               list(range(outputs + inputs, 2 * outputs + inputs)))
     return 0 if set(gradients).intersection(needed) else inputs
+
+
+def number_of_states(attrs: Mapping[str, str]) -> int:
+    """Return how many auxiliary states a custom operator has, which are its last inputs."""
+    made = _properties(attrs)
+    return 0 if made is None else len(made.list_auxiliary_states())
+
+
+def _properties(attrs: Mapping[str, str]) -> CustomOpProp | None:
+    """Return the properties of a custom operator; None of what is not written in Python."""
+    _thread.latest = None
+    mx.sym.Custom(name="amp_asked", **parameters(attrs))  # makes an object of the user's class, as each call does
+    return _thread.latest
 
 
 def _in_fp32(method: Callable) -> Callable:

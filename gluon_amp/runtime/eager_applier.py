@@ -39,6 +39,7 @@ from .frame import frame, outermost
 from .own_gradients import scaled_invocations
 from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
 from .sound_calls import make_sound_invoke
+from .written import noting_invocations
 from .zero_gradients import saving_invocations
 
 _COPIES = {"_copyto", "_npi_copyto"}
@@ -86,7 +87,7 @@ def make_recorded_invoke(original: Invoke) -> Invoke:
             return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
         return run(original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list))
 
-    recorded = {**saving_invocations(), **scaled_invocations()}
+    recorded = noting_invocations({**saving_invocations(), **scaled_invocations()})
     return invoke
 
 

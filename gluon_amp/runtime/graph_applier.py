@@ -33,6 +33,7 @@ from .plans import Plan, Planner
 from .recent import remember
 from .second_gradients import TWICE_DIFFERENTIABLE
 from .state import State, controller
+from .written import alike, written
 
 _MOST_REQUESTS = 32
 _INLINE_LIMIT = 2  # MXNet's default
@@ -56,6 +57,9 @@ class RewritingCachedOp:
         self.planner = Planner(symbol, self._data_positions)
         self.traced = self.planner.traced
         self.names = self.traced.names  # in the order of the arguments
+        states = set(symbol.list_auxiliary_states())
+        self._states = [position for position, name in enumerate(self.names) if name in states]
+        self._written: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # those, grouped as in a call
         self._plain: StockCachedOp | None = None
         self._operations: WeakKeyDictionary[Plan, StockCachedOp] = WeakKeyDictionary()  # what runs each plan
         self._hook: tuple[Any, ...] = ()
@@ -76,6 +80,8 @@ class RewritingCachedOp:
             self._observe(operation, plan)
         if self.traced.unscaled and autograd.is_recording():
             loss_scale.cannot_reach(self.traced.unscaled)
+        if self._states:
+            written.note(args, lambda: self._grouped(plan, args))
         try:
             if plan is None or not plan.carries_scale:
                 return operation(*args, **kwargs)
@@ -160,6 +166,14 @@ class RewritingCachedOp:
                 run_in_turn(operation)
             self._operations[plan] = operation
         return operation
+
+    def _grouped(self, plan: Plan | None, args: Sequence[NDArray]) -> list[list[int]]:
+        """Return the positions of auxiliary states, those together that one operator can copy."""
+        if plan is None:
+            return alike(args, self._states)
+        if plan not in self._written:
+            self._written[plan] = alike(args, self._states)
+        return self._written[plan]
 
     def _sparse(self, args: Sequence[NDArray]) -> frozenset[str]:
         """Name the inputs that are sparse arrays."""

@@ -42,6 +42,7 @@ from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol import register as symbol_register
 
 from .. import _memory
+from .._mxnet import trainers
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Invoke
 from .._mxnet.symbols import make_save, make_symbol_creator, make_tojson
@@ -59,6 +60,7 @@ from .graph_applier import RewritingCachedOp
 from .own_gradients import loss_scale
 from .second_gradients import NOT_TWICE
 from .state import controller
+from .written import written
 
 _replaced = Replaced()
 _lock = threading.Lock()
@@ -122,6 +124,7 @@ def _restore(kept: int = 0) -> None:
     controller.hooked = False
     scaled_losses.forget()
     loss_scale.forget()
+    written.forget()
     _replaced.restore(kept)
 
 
@@ -217,6 +220,8 @@ def _make_update(original: Callable) -> Callable:
     def update(trainer: Trainer, ignore_stale_grad: bool = False) -> None:
         scaled_losses.check(trainer)
         original(trainer, ignore_stale_grad)
+        if trainers.attached(trainer) is None:
+            written.decided(trainer, skipped=False)
         controller.updated(trainer)
     return update
 

@@ -19,8 +19,8 @@ from mxnet.ndarray import NDArray, register
 
 from .._mxnet import trainers
 from .._mxnet.invoke import run_operator
+from ..errors import some_of
 
-_MOST_SHOWN = 3
 _MARK = "__amp_loss_scale__"  # on the operators that scale losses
 
 
@@ -106,8 +106,8 @@ def check(trainer: Trainer) -> None:
     if not names:
         return
     _record.told.add(trainer)
-    shown = ", ".join(names[:_MOST_SHOWN]) + (f" and {len(names) - _MOST_SHOWN} more" if names[_MOST_SHOWN:] else "")
-    warnings.warn(f"the gradients of {shown} carry the loss scale {_record.latest:g} of another trainer: their own "
-                  "trainer updates them without dividing it out. Give it the same scaler, amp.init_trainer(trainer, "
-                  "loss_scaler=amp.get_loss_scaler(other)), and name both: amp.scale_loss(loss, [other, trainer])",
+    warnings.warn(f"the gradients of {some_of(names, 3)} carry the loss scale {_record.latest:g} of another trainer: "
+                  "their own trainer updates them without dividing it out. Give it the same scaler, "
+                  "amp.init_trainer(trainer, loss_scaler=amp.get_loss_scaler(other)), and name both: "
+                  "amp.scale_loss(loss, [other, trainer])",
                   stacklevel=4)

@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import string
+import warnings
 
 import mxnet as mx
 import numpy as np
@@ -326,7 +327,9 @@ class TestMutations:
         assert Graph.from_json(graph.to_json()).to_json() == graph.to_json()
         try:
             symbol = load_symbol(text)
-            converted = amp.convert_symbol(symbol, "float16", device=mx.gpu(0))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # one may be left that nothing of is lowered
+                converted = amp.convert_symbol(symbol, "float16", device=mx.gpu(0))
         except AmpError:
             return
         assert len(to_graph(converted).heads) == len(graph.heads)

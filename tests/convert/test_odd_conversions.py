@@ -171,3 +171,30 @@ def test_a_custom_operator_gives_an_output(alone, dtype, tmp_path):
         for one, wanted in zip(found, expected):
             np.testing.assert_allclose(one.asnumpy(), wanted.asnumpy(), atol=1e-5 if dtype == "float32" else 0.05)
     assert conversion_of(to_graph(mx.sym.load(symbol))).target_dtype == dtype
+
+
+class TestValuesThatAreNotFinite:
+    def network(self):
+        net = nn.HybridSequential(prefix="odd_")
+        with net.name_scope():
+            net.add(nn.Conv2D(8, 3, in_channels=4), nn.BatchNorm(in_channels=8), nn.Dense(2, in_units=8 * 36))
+        net.initialize()
+        net(mx.nd.ones((1, 4, 8, 8)))
+        return net
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    def test_they_are_named(self, value):
+        net = self.network()
+        net[1].running_var.data()[3] = value
+        with pytest.warns(UserWarning, match=r"infinite or NaN values in odd_batchnorm0_running_var: "):
+            amp.convert_hybrid_block(net, "float32")
+        symbol = net(mx.sym.var("data"))
+        arrays = {name: parameter.data() for name, parameter in net.collect_params().items()}
+        with pytest.warns(UserWarning, match="odd_batchnorm0_running_var"):
+            amp.convert_model(symbol, arrays, {}, "float32")
+
+    def test_large_finite_ones_are_not(self, recwarn):
+        net = self.network()
+        net[0].weight.set_data(mx.nd.full((8, 4, 3, 3), 3e38))
+        amp.convert_hybrid_block(net, "float32")
+        assert not [warning for warning in recwarn if "NaN" in str(warning.message)]

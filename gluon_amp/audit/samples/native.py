@@ -27,6 +27,9 @@ def _pointwise() -> Iterable[Sample]:
         yield sample("_gluon_amp_gelu", data, act_type="gelu", reference="LeakyReLU")
         yield sample("_gluon_amp_dropout", (data, _BITS), p=0.3)
     yield sample("_gluon_amp_dropout", (_SMALL, fixed(64, values="ones")), p=0.3, note="outside of training")
+    for shape, slopes in (((2, 16, 6, 8), 16), ((40, 5000), 1), ((7, 33), 33), ((4, 16, 40, 40), 16)):
+        yield sample("_gluon_amp_prelu", (low(*shape), fixed(slopes)), act_type="prelu", tolerance=6,
+                     reference="LeakyReLU")
     for shape, rows in (((2, 16, 6, 8), (2, 16, 1, 1)), ((7, 33), (7, 1)), ((4, 16, 48, 48), (4, 16, 1, 1))):
         yield sample("_gluon_amp_scale_rows", (low(*shape), fixed(*rows)), reference="broadcast_mul")
 

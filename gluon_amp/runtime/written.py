@@ -1,0 +1,167 @@
+"""What forward passes write, such as moving statistics: put back where the step that they belong to is skipped.
+
+Arrays are copied before a recorded call writes them for the first time since their trainer's last decision: those of a
+call by one operator, which nobody waits for. An array belongs to the trainers of the parameters beside it in that call.
+Other trainers put it back too, as what a generator makes a discriminator write, unless its own trainer has scaled a
+loss and is still to decide.
+
+On CPUs MXNet's BatchNorm writes in its backward pass. Decisions come after it: they read the gradients.
+"""
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Mapping, Sequence
+from weakref import WeakSet
+
+from mxnet import autograd
+from mxnet.gluon import Trainer
+from mxnet.ndarray import NDArray
+
+from .._mxnet import trainers
+from .._mxnet.arrays import wait_for_statistics
+from .._mxnet.invoke import Invocation, Invoke, original_invoke, run_operator
+from .._mxnet.operators import handle_of
+from ..rules.own_gradients import ADDS_GRADIENT, CUSTOM
+from ..rules.tables.groups.layers import BATCH_NORMS
+from .custom_operators import number_of_states
+
+# Operators that write inputs, and the positions of those.
+_POSITIONS: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys((*BATCH_NORMS, "BatchNorm_v1", "_contrib_SyncBatchNorm"), (3, 4)), ADDS_GRADIENT: (1,)}
+_MOST_AGE = 100  # of a copy: decisions of others
+
+
+@dataclass(eq=False)
+class _Call:
+    """What a call is about to write, and how that was before."""
+
+    beside: Sequence[int]  # the ids of its inputs
+    copies: Sequence[tuple[Sequence[NDArray], NDArray]]  # arrays, and the copy of all of them
+    age: int = 0  # decisions of others since then; with any its arrays are copied anew before they are written again
+
+    def put_back(self, latest: Mapping[int, _Call]) -> None:
+        """Let the arrays be as they were that no later call has copied, by the ids of arrays."""
+        for arrays, copy in self.copies:
+            begin = 0
+            for array in arrays:
+                end = begin + array.size
+                if latest[id(array)] is not self:
+                    pass
+                elif len(arrays) == 1:
+                    _run("_copy", [copy], array)
+                else:
+                    _run("slice_axis", [copy], array, axis=0, begin=begin, end=end)
+                begin = end
+
+
+def alike(inputs: Sequence[NDArray], positions: Iterable[int]) -> list[list[int]]:
+    """Group the positions of the inputs that one operator can copy."""
+    kinds: dict[Any, list[int]] = {}
+    for i in positions:
+        array = inputs[i]
+        kinds.setdefault((array.context, array.dtype) if array.ndim == 1 else i, []).append(i)
+    return list(kinds.values())
+
+
+def _copy(arrays: list[NDArray]) -> NDArray:
+    return _run("Concat", arrays, num_args=len(arrays), dim=0) if len(arrays) > 1 else _run("_copy", arrays)
+
+
+def _run(op: str, inputs: list[NDArray], out: NDArray | None = None, **attrs: Any) -> NDArray:
+    """Run an operator past AMP, and past the tape of gradients."""
+    with autograd.pause():
+        return run_operator(original_invoke, op, inputs, attrs, out)
+
+
+class _Written:
+    """The copies at hand, and who decides on them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._deciders: WeakSet[Any] = WeakSet()  # trainers that may skip steps, and who may turn others into such
+        self._waiting: WeakSet[Trainer] = WeakSet()  # those that scaled a loss since they decided
+        self._calls: dict[int, _Call] = {}  # by the ids of the arrays that they write
+
+    def watch(self, decider: Any) -> None:
+        """Copy what is written from now on, as long as the decider lives."""
+        self._deciders.add(decider)
+
+    def leave(self, decider: Any) -> None:
+        """Copy nothing for a decider any more."""
+        self._deciders.discard(decider)
+
+    def forget(self) -> None:
+        """Put nothing back of what was written so far."""
+        with self._lock:
+            self._calls.clear()
+            self._waiting.clear()
+
+    def note(self, inputs: Sequence[NDArray], written: Callable[[], Sequence[Sequence[int]]]) -> None:
+        """Take note that a call is about to write inputs at positions, grouped by :func:`alike`, if it is recorded."""
+        if not (self._deciders and autograd.is_recording() and autograd.is_training()):
+            return
+        with self._lock:
+            groups = [[inputs[i] for i in group if self._is_new(inputs[i])] for group in written()]
+            copies = [(group, _copy(group)) for group in groups if group]
+            if copies:
+                call = _Call(tuple(map(id, inputs)), copies)
+                self._calls.update((id(array), call) for group in groups for array in group)
+
+    def _is_new(self, array: NDArray) -> bool:
+        call = self._calls.get(id(array))
+        return call is None or call.age > 0
+
+    def scaled(self, deciders: Iterable[Trainer]) -> None:
+        """Take note that a loss of trainers was scaled: they will decide."""
+        self._waiting.update(deciders)
+
+    def rest(self, deciders: Iterable[Trainer]) -> None:
+        """Take note that trainers will not decide on the losses so far."""
+        self._waiting.difference_update(deciders)
+
+    def decided(self, decider: Trainer, skipped: bool) -> None:
+        """Put back what was written for a step if it is skipped, or forget how it was."""
+        with self._lock:
+            self._waiting.discard(decider)
+            if not self._calls:
+                return
+            if skipped:
+                wait_for_statistics()
+            is_alone = len(self._deciders) == 1 and decider in self._deciders
+            own, *awaited = [frozenset()] if is_alone else map(trainers.ids_of_arrays, (decider, *self._waiting))
+            for call in set(self._calls.values()):
+                is_own = is_alone or not own.isdisjoint(call.beside)
+                is_awaited = not all(other.isdisjoint(call.beside) for other in awaited)
+                if skipped and (is_own or not (is_awaited or call.age)):
+                    call.put_back(self._calls)
+                if not is_awaited:
+                    call.age = _MOST_AGE + 1 if is_own else call.age + 1
+            self._calls = {key: call for key, call in self._calls.items() if call.age <= _MOST_AGE}
+
+
+written = _Written()
+
+
+def noting_invocations(runs: Mapping[int, Callable[[Invoke, Invocation], Any]]
+                       ) -> dict[int, Callable[[Invoke, Invocation], Any]]:
+    """Return how to run imperative calls, by the operators' handles: those that write inputs take note of it."""
+    writing = {handle_of(name): positions for name, positions in {**_POSITIONS, CUSTOM: None}.items()}
+    return {**runs, **{handle: _noting(runs.get(handle, _plain), positions) for handle, positions in writing.items()}}
+
+
+def _noting(run: Callable[[Invoke, Invocation], Any], positions: Sequence[int] | None
+            ) -> Callable[[Invoke, Invocation], Any]:
+    def noting(invoke: Invoke, call: Invocation) -> Any:
+        def groups() -> list[list[int]]:
+            count = len(call.inputs)
+            states = range(count - number_of_states(call.attrs()), count) if positions is None else positions
+            return alike(call.inputs, [i for i in states if i < count])
+
+        written.note(call.inputs, groups)
+        return run(invoke, call)
+    return noting
+
+
+def _plain(invoke: Invoke, call: Invocation) -> Any:
+    return invoke(*call)
