@@ -4,7 +4,9 @@ Nothing here imports MXNet: a data type is its name (``'bfloat16'``) everywhere 
 """
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import dataclass
 from typing import Mapping, NamedTuple
 
 import numpy as np
@@ -17,6 +19,43 @@ LOW_PRECISION = (FLOAT16, BFLOAT16)
 
 # MXNet's Python side represents bfloat16 as this structured type.
 BFLOAT16_DTYPE = np.dtype([("bfloat16", np.uint16)])
+
+
+@dataclass(frozen=True)
+class Format:
+    """The range of a floating-point type."""
+
+    largest: float  # the largest finite value
+    overflow: float  # absolute values from here on are rounded to infinity
+    normal: float  # the smallest value with full resolution
+    flush: float  # absolute values up to here are rounded to zero
+    roundoff: float  # the largest relative error of values with full resolution
+
+    @classmethod
+    def of(cls, fraction_bits: int, largest_exponent: int) -> Format:
+        """Compute the range from a type's layout, for rounding to nearest, ties to even."""
+        step = 2.0 ** (largest_exponent - fraction_bits)
+        top = 2.0 ** largest_exponent * 2
+        smallest_exponent = 1 - largest_exponent
+        return cls(top - step, top - step / 2, 2.0 ** smallest_exponent, 2.0 ** (smallest_exponent - fraction_bits - 1),
+                   2.0 ** (-fraction_bits - 1))
+
+    def holds(self, value: float) -> bool:
+        """Tell whether rounding a value leaves it within the roundoff of what it was."""
+        size = abs(value)
+        if not math.isfinite(size) or size == 0 or self.normal <= size < self.overflow:
+            return True
+        step = 2 * self.flush
+        return size < self.normal and abs(round(size / step) * step - size) <= self.roundoff * size
+
+    def headroom(self, largest: float) -> float:
+        """Return how many times a value can double before it overflows; negative when it does already."""
+        if math.isnan(largest) or math.isinf(largest):
+            return -math.inf
+        return math.log2(self.largest / largest) if largest > 0 else math.inf
+
+
+FORMATS = {FLOAT16: Format.of(10, 15), BFLOAT16: Format.of(7, 127)}
 
 
 # In lower case, as str() gives them, without the package that defines them (np.float16, torch.bfloat16).

@@ -62,7 +62,7 @@ INSIDE = {
                 "frame", "second_gradients", "sound_calls", "zero_gradients", "eager_native", "gpus", "recent",
                 "devices", "__init__"],
     "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "own_gradients", "tables",
-              "decision"],
+              "constants", "decision"],
     "graph": ["__init__", "subgraphs", "edit", "graph", "decision", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "loss_scaler", "dtypes", "checks", "elsewhere", "errors", "files",

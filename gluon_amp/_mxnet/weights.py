@@ -32,7 +32,7 @@ class NDArrayWeights:
 
     def not_finite(self) -> list[str]:
         """Name the parameters with infinite or NaN values."""
-        wide = {name: cast_arrays(array, FLOAT32) for name, array in self.arrays.items()
+        wide = {name: cast_arrays(array.as_nd_ndarray(), FLOAT32) for name, array in self.arrays.items()
                 if array.size and dtype_name(array.dtype) in FLOATS}
         if finite.are_finite(wide.values()):
             return []

@@ -10,7 +10,8 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet.invoke import original_invoke
 from ..graph.attrs import parameters
-from ..runtime.eager_applier import may_lower, run_lowered
+from ..rules.decision import may_lower
+from ..runtime.eager_applier import run_lowered
 from ..runtime.eager_policy import EagerPolicy
 from .recording.events import Event, Rerun, is_float
 from .recording.tape import Tape

@@ -17,10 +17,9 @@ from mxnet.ndarray import NDArray
 from .. import checks
 from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS
 from ..errors import StateError
 from ..trainer_scaler import TrainerScaler, attached_to
-from .formats import FORMATS
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ class Cause(str, Enum):
     REGION = "region"  # it is in a region without AMP, or in an excluded block
     OUTSIDE = "outside"  # it is outside of every region with AMP
     STORAGE = "storage"  # it reads sparse tensors
+    CONSTANT = "constant"  # the low-precision type cannot hold a constant that it computes with
     SHAPE = "shape"  # there is no sound or fast kernel for its shape
     MEASURED = "measured"  # it was measured to be slower in low precision on this machine
     DEVICE = "device"  # the device is faster in FP32

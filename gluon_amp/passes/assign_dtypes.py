@@ -1,12 +1,14 @@
 """Give every operator a precision, by propagation from the inputs to the outputs."""
 from __future__ import annotations
 
-from ..dtypes import FLOAT32
+from ..dtypes import FLOAT32, FORMATS
 from ..graph import Graph, Node
 from ..graph.attrs import REGION_ON, integer, region
 from ..rules import KEEP, NEUTRAL, WIDEST, Decision, precision
-from ..rules.decision import EXCLUDED, OUTSIDE, READS_SPARSE, SWITCHED_OFF
+from ..rules.constants import in_fp32
+from ..rules.decision import EXCLUDED, OUTSIDE, READS_SPARSE, SWITCHED_OFF, may_lower
 from . import sparse_tensors
+from .constants import constant
 from .context import Context
 
 
@@ -36,7 +38,17 @@ def decide(node: Node, context: Context) -> Decision:
         return SWITCHED_OFF
     if node.name in context.policy.excluded:
         return EXCLUDED
-    return context.policy.decide(node.op, node.attrs, _data_shape(node))
+    decision = context.policy.decide(node.op, node.attrs, _data_shape(node))
+    return decision if not may_lower(decision) else _guarded(decision, node, context)
+
+
+def _guarded(decision: Decision, node: Node, context: Context) -> Decision:
+    """Return a decision on a node, or FP32 where the type cannot hold a constant among its inputs."""
+    for position, entry in enumerate(node.inputs):
+        value = constant(entry) if position not in decision.fp32_inputs and context.is_float(entry) else None
+        if value is not None and not FORMATS[context.target].holds(value):
+            return in_fp32(decision, f"{context.target} cannot hold the constant {value:g} that it reads")
+    return decision
 
 
 def _data_shape(node: Node) -> tuple[int, ...] | None:

@@ -68,6 +68,11 @@ READS_SPARSE = Decision(KEEP, Cause.STORAGE, "reads sparse tensors, which are ne
 EXCLUDED = Decision(FP32, Cause.EXCLUSION, "excluded by name")
 
 
+def may_lower(decision: Decision) -> bool:
+    """Tell whether an operator runs in low precision where its data is, or is cast so."""
+    return decision.rule in (LOWER, NEUTRAL, WIDEST)
+
+
 def precision(decision: Decision, types: Sequence[Any], fp32: Any, low: Any) -> Any:
     """Return the precision that an operator's floating-point data takes; None when it has no such data."""
     data = [kind for position, kind in enumerate(types)

@@ -11,7 +11,8 @@ from ..checks import true_or_false, whole
 from ..dtypes import BFLOAT16, FLOAT32, normalize
 from ..errors import PolicyError, expected
 from ..files import replacing
-from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule
+from .constants import constants_of, guarded
+from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule, may_lower
 from .measurements import signature
 from .shapes import SHAPE_RULES, ShapeRule, can_fold_stride
 from .tables import table
@@ -172,7 +173,8 @@ class Policy:
         if kept is not None:
             return kept
         channels = self._channels(op, attrs, shape)
-        return next(rule for rule in self._rules(op) if _holds(rule, attrs, channels)).decision
+        decision = next(rule for rule in self._rules(op) if _holds(rule, attrs, channels)).decision
+        return guarded(decision, op, attrs, self.target_dtype)
 
     def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> Decision | None:
         """Return the rule that keeps an operator in FP32 for the shape of its data, which may change between calls."""
@@ -218,7 +220,8 @@ class Policy:
     def fixed(self, op: str) -> Decision | None:
         """Return the decision on every use of an operator; None when it depends on the use."""
         first = self._rules(op)[0]
-        return None if first.is_conditional or self.depends_on_shape(op) else first.decision
+        depends = first.is_conditional or self.depends_on_shape(op) or (constants_of(op) and may_lower(first.decision))
+        return None if depends else first.decision
 
     def may_lower(self, op: str) -> bool:
         """Tell whether some use of an operator on FP32 inputs runs in low precision, or rounds some of them to it."""

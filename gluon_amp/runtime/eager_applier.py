@@ -19,8 +19,8 @@ from .._mxnet.invoke import Invocation, Invoke
 from .._mxnet.operators import handle_of
 from ..dtypes import BFLOAT16, FLOAT32
 from ..errors import PolicyError
-from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Decision, precision
-from ..rules.decision import FOR_SECOND_GRADIENTS
+from ..rules import KEEP, LOWER, Decision, precision
+from ..rules.decision import FOR_SECOND_GRADIENTS, may_lower
 from ..rules.tables.groups.shapes import FILLED_LIKE
 from .eager_casts import (
     LOW_FLAGS,
@@ -163,11 +163,6 @@ def _explained(error: mx.MXNetError, operator: Operator, rule: Decision, inputs:
     return type(error)(f"{error}\nThis operator ran under AMP: {operator.name} (rule {rule.rule}: {rule.note}), "
                        f"with inputs of {types}. To keep it in FP32 use amp.init(fp32_ops=['{operator.name}']), or "
                        "run it inside `with amp.autocast(enabled=False):`")
-
-
-def may_lower(rule: Decision) -> bool:
-    """Tell whether MXNet's operator runs in low precision where its data is, or is cast so."""
-    return rule.rule in (LOWER, NEUTRAL, WIDEST)
 
 
 def run_lowered(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], policy: EagerPolicy,

@@ -6,10 +6,11 @@ import math
 import numpy as np
 
 from gluon_amp.debug.differences import relative_error
-from gluon_amp.debug.formats import FORMATS, Format, Losses, losses
+from gluon_amp.debug.formats import Losses, losses
 from gluon_amp.debug.overflow.findings import Magnitude
 from gluon_amp.debug.report.flops import flops
 from gluon_amp.debug.search import pruned, shortest_prefix
+from gluon_amp.dtypes import FORMATS, Format
 from gluon_amp.graph import Entry, Node
 
 

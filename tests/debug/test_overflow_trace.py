@@ -372,3 +372,46 @@ def test_infinite_values_are_shown_as_such():
     assert shown == ["x (float16): largest 2", "x (float16): largest inf, 1 infinite of 2, finite ones up to 1",
                      "x (float16): largest nan, 1 NaN of 2, finite ones up to 3",
                      "x (float16): largest inf, 2 infinite of 2"]
+
+
+class SmallNumbers(HybridBlock):
+    """A logarithm of products that are too small for float16."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.dense = nn.Dense(8, in_units=8, use_bias=False)
+
+    def hybrid_forward(self, F, x):
+        values = self.dense(x * 1e-3)
+        return F.log(F.relu(F.elemwise_mul(values, values) + 0.0))
+
+
+@hybridized_or_not
+def test_a_value_that_was_rounded_to_zero_is_blamed_on_who_rounded_it(hybridize):
+    amp.init("float16")
+    net = SmallNumbers(prefix="small_")
+    net.initialize(Diagonal())
+    net.hybridize(hybridize)
+    report, = step(net, mx.nd.full((2, 8), 0.1))
+    assert (report.phase, report.op, report.block) == ("underflow", "elemwise_mul", "small")
+    assert report.tensor.endswith("log0" if hybridize else "log")
+    assert [item.largest for item in report.in_fp32] == [pytest.approx(1e-8, rel=0.01)]
+    assert "rounded values to zero" in str(report)
+    assert "fp32_ops=['elemwise_mul']" in report.advice
+
+
+@hybridized_or_not
+def test_zeros_of_the_program_are_no_fault_of_float16(hybridize):
+    amp.init("float16")
+
+    class Zeros(SmallNumbers):
+        def hybrid_forward(self, F, x):
+            return F.log(F.relu(0.0 - self.dense(x)))
+
+    net = Zeros(prefix="zeros_")
+    net.initialize(Diagonal())
+    net.hybridize(hybridize)
+    report, = step(net, mx.nd.ones((2, 8)))
+    assert (report.phase, report.op) == ("forward", "log")
+    assert "not finite in FP32 either" in report.advice

@@ -13,7 +13,8 @@ from mxnet.gluon import nn
 from networks import NETWORKS, conv_net, ready
 
 import gluon_amp as amp
-from gluon_amp.debug.formats import FORMATS, losses
+from gluon_amp.debug.formats import losses
+from gluon_amp.dtypes import FORMATS
 
 FLOAT16 = FORMATS["float16"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import FORMATS
+from ...dtypes import FORMATS
 
 _MOST_GRADIENTS = 5
 
@@ -16,6 +16,7 @@ _HEADLINES = {
     "forward": "{operator} gave the first value that is not finite, in the forward pass",
     "loss": "the gradient that the loss gave for {tensor} of the network is not finite",
     "backward": "{operator} gave the first gradient that is not finite, in the backward pass",
+    "underflow": "{operator} rounded values to zero, which {tensor!r} turned into the first ones that are not finite",
     "unknown": "all values were finite when the step ran again",
 }
 _ADVICE = {
@@ -82,13 +83,15 @@ class OverflowReport:
     Attributes
     ----------
     phase : str
-        ``'data'``, ``'parameter'``, ``'forward'``, ``'loss'``, ``'backward'``, or ``'unknown'`` when the step is finite
-        when it runs again.
+        ``'data'``, ``'parameter'``, ``'forward'``, ``'underflow'`` where an operator rounded to zero what one behind it
+        divides by, or takes the logarithm of, ``'loss'``, ``'backward'``, or ``'unknown'`` when the step is finite when
+        it runs again.
     operator, op, block : str
         Name of the operator in the graph (in code that is not hybridized its block and kind), its kind, and the name of
         its block; empty where none is to blame.
     tensor : str
-        The argument, parameter or output that is at fault by itself; empty otherwise.
+        The argument, parameter or output that is at fault by itself; for ``'underflow'`` the operator that gave the
+        first value that is not finite; empty otherwise.
     rounded_to : str
         The type in which the value overflowed when it was cast; empty when the operator itself gave it.
     inputs, outputs : tuple of Magnitude
@@ -138,7 +141,7 @@ class OverflowReport:
         operator = f"{self.op} {self.operator!r}" + (f" of block {self.block!r}" if self.block else "")
         lines = [f"Step skipped at loss scale {self.loss_scale:g}: "
                  + _HEADLINES[self.phase].format(operator=operator, tensor=self.tensor)]
-        if self.rounded_to:
+        if self.rounded_to and self.phase != "underflow":
             lines.append(f"  the value overflows {self.rounded_to}, whose largest number is "
                          f"{FORMATS[self.rounded_to].largest:g}, when it is rounded")
         for title, items in (("read", self.inputs), ("gave", self.outputs),
@@ -161,5 +164,6 @@ class OverflowReport:
         if not self.overflows:
             return "It is not finite in FP32 either: look at its inputs, rather than at mixed precision"
         scale = " A lower loss scale makes gradients smaller." if self.phase == "backward" else ""
-        return (f"In FP32 it is finite: keep it there with amp.exclude({self.block!r}) or "
+        what = "they are not zero" if self.phase == "underflow" else "it is finite"
+        return (f"In FP32 {what}: keep it there with amp.exclude({self.block!r}) or "
                 f"amp.init(fp32_ops=[{self.op!r}]).{scale}")

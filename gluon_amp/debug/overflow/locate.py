@@ -12,6 +12,7 @@ from .findings import Magnitude
 
 _AROUND = 3  # operators on either side of the culprit
 BACKWARD, DATA, FORWARD, LOSS, PARAMETER = "backward", "data", "forward", "loss", "parameter"
+UNDERFLOW = "underflow"
 
 
 class Culprit(NamedTuple):
@@ -74,7 +75,36 @@ class Locator:
         for array in event.arguments:
             if id(array) in self.run.names and not self.is_finite(array):
                 return Culprit(PARAMETER, self._reader(event), tensor=self.run.names[id(array)])
-        return self._blamed(FORWARD, event)
+        return self._lost(event) or self._blamed(FORWARD, event)
+
+    def _lost(self, event: Event) -> Culprit | None:
+        """Return the operator before one that rounded to zero what is infinite there, as in ``log(x + 1e-8)``."""
+        if not event.repeatable or all(map(self.is_finite, self.run.tape.again(event).outputs)):
+            return None
+        waiting, seen = [event], {id(event)}
+        for reader in waiting:
+            for array, source in zip(reader.inputs, reader.sources):
+                if source is None or id(source.event) in seen or not self._has_zeros(array):
+                    continue
+                seen.add(id(source.event))
+                waiting.append(source.event)
+                if self._rounds_to_zero(source.event):
+                    return self._blamed(FORWARD, source.event)._replace(phase=UNDERFLOW, tensor=event.name)
+        return None
+
+    def _has_zeros(self, array: NDArray) -> bool:
+        return is_float(array) and not self.run.tape.values(array).all()
+
+    def _rounds_to_zero(self, event: Event) -> bool:
+        """Tell whether an operator gave zeros where it gives other values of the same inputs in FP32."""
+        if event.is_inserted_cast:
+            return self._differ(event.inputs, event.outputs)
+        return event.repeatable and self._differ(self.run.tape.again(event, as_cast=True).outputs, event.outputs)
+
+    def _differ(self, wide: Sequence[NDArray], outputs: Sequence[NDArray]) -> bool:
+        values = self.run.tape.values
+        return any(is_float(array) and bool(((values(array) == 0) & (values(own) != 0)).any())
+                   for own, array in zip(wide, outputs))
 
     def _swallowed(self) -> Culprit | None:
         """Return the operator that overflowed without a trace in the outputs: oneDNN's relu turns NaN into 0."""

@@ -152,10 +152,11 @@ class Tape:
         event.recorded = []  # MXNet frees what it keeps
         return _per_input(heads, event.inputs, event)
 
-    def again(self, event: Event, run: Callable[..., Sequence[NDArray]] | None = None) -> Rerun:
+    def again(self, event: Event, run: Callable[..., Sequence[NDArray]] | None = None, as_cast: bool = False) -> Rerun:
         """Run an operator once more, alone, in FP32 on its inputs before AMP's casts and its incoming gradients."""
-        # ``run`` takes its name, inputs and parameters; MXNet's kernel without it.
-        arrays = [self.in_fp32(event.original(position)[0]) for position in range(len(event.inputs))]
+        # ``run`` takes its name, inputs and parameters; MXNet's kernel without it. ``as_cast``: on inputs after casts.
+        given = event.inputs if as_cast else [event.original(position)[0] for position in range(len(event.inputs))]
+        arrays = list(map(self.in_fp32, given))
         inputs = [_leaf_of(array) if mark else array.copy() for array, mark in zip(arrays, event.marked)]
         attrs = parameters(event.attrs)
         with autograd.record(train_mode=event.training) if any(event.marked) else autograd.pause(event.training):
