@@ -14,6 +14,7 @@ extensions = [
     "myst_parser",
     "docstring_references",
     "operator_tables",
+    "gain_picture",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
