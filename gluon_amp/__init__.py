@@ -12,9 +12,11 @@ from ._compat import prepare as _prepare
 
 _prepare()
 
-from . import _isa, elsewhere
+from . import _isa, _memory, elsewhere
 
-_isa.request()  # before oneDNN runs its first operator
+# Before oneDNN runs its first operator.
+_isa.request()
+_memory.bound_kernels()
 
 from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
 from .checkpoint import load_state_dict, load_states, save_states, state_dict

@@ -18,6 +18,7 @@ from typing import Mapping
 VARIABLE = "GLUON_AMP_KEEP_MEMORY"
 _SEARCH, _RANGE = "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE"
 _SPACES, _WORKERS = "MXNET_CPU_TEMP_COPY", "MXNET_CPU_WORKER_NTHREADS"
+_KERNELS = "MXNET_MKLDNN_CACHE_NUM"  # read when oneDNN runs its first operator
 # What glibc calls a setting, its number for mallopt, and the value.
 _SETTINGS = (
     ("TRIM_THRESHOLD", -1, 1 << 30),  # bytes that stay free at the end of the main heap
@@ -35,6 +36,13 @@ def take_little() -> None:
     # one thread that hands out a CPU's operators. MXNet reads this when the first operator asks for such a space.
     if os.environ.get(_WORKERS, "1") == "1":
         os.environ.setdefault(_SPACES, "2")
+
+
+def bound_kernels() -> None:
+    """Let MXNet keep so many kernels of oneDNN for each operator, unless the user has said how many."""
+    # MXNet keeps one for every shape, for good, where it is not told: half a megabyte for each new shape of a small
+    # network. oneDNN keeps the last 1,024 of all operators itself, from which MXNet's are made again in no time.
+    os.environ.setdefault(_KERNELS, "512")
 
 
 def note(event: str) -> None:

@@ -88,7 +88,25 @@ print(round((used() - before) / 64))
 """
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES",
              "GLUON_AMP_KEEP_MEMORY", "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE", "MXNET_CPU_TEMP_COPY",
-             "MXNET_CPU_WORKER_NTHREADS")
+             "MXNET_CPU_WORKER_NTHREADS", "MXNET_MKLDNN_CACHE_NUM")
+# Prints how many megabytes 600 shapes take, and 600 more.
+SHAPES = """
+import gluon_amp as amp
+import mxnet as mx
+
+def used():
+    return int(open("/proc/self/statm").read().split()[1]) * 4 // 1024
+
+weight = mx.nd.ones((16, 16, 3, 3))
+taken = []
+for part in range(2):
+    before = used()
+    for number in range(600 * part, 600 * part + 600):
+        data = mx.nd.ones((1, 16, 8 + number % 40, 8 + number // 40))
+        mx.nd.Convolution(data, weight, no_bias=True, kernel=(3, 3), num_filter=16).wait_to_read()
+    taken.append(used() - before)
+print(*taken)
+"""
 
 
 def _printed(program, environ):
@@ -177,3 +195,15 @@ def test_the_first_step_is_left_alone(monkeypatch, step):
     assert not kept
     step(net, x)
     assert kept
+
+
+def test_new_shapes_take_memory_up_to_a_bound():
+    first, second = _printed(SHAPES, {})
+    assert second < 0.75 * first  # the rest is oneDNN's own memory of kernels
+
+
+def test_the_user_can_have_all_kernels_kept_or_fewer():
+    first, second = _printed(SHAPES, {"MXNET_MKLDNN_CACHE_NUM": "-1"})
+    assert second > 0.75 * first
+    fewer, _ = _printed(SHAPES, {"MXNET_MKLDNN_CACHE_NUM": "16"})
+    assert fewer < 0.75 * first
