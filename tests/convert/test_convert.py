@@ -367,7 +367,6 @@ class TestExclusions:
         net.initialize()
         return net
 
-    @pytest.mark.bf16
     @pytest.mark.parametrize(("exclude", "low"), [
         (None, {"dense0", "dense1", "dense2"}), ("net_dense1_fwd", {"dense0", "dense2"}),
         ("net_dense1", {"dense0", "dense2"}),
@@ -445,7 +444,6 @@ class TestFiles:
         assert child.returncode == 0, child.stderr
         assert int(child.stdout) == (8 if cpu_support().amx else 6)  # with AMX the first convolution too
 
-    @pytest.mark.bf16
     def test_parameters_take_about_half_the_space(self, tmp_path):
         net = nn.Dense(512, in_units=512)
         net.initialize()
@@ -467,7 +465,6 @@ class TestFiles:
             converted.export(tmp_path / "net")
         assert os.listdir(tmp_path) == ["net-0000.params"]
 
-    @pytest.mark.filterwarnings("ignore:the bfloat16 network cannot run on this machine")
     @pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside"])
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_parameters_saved_by_a_converted_network_load_into_another(self, dtype, inside, tmp_path):

@@ -187,7 +187,6 @@ class TestSymbolAlone:
         options = {"data_names": ["data", "softmax_label"], "device": mx.gpu(0), "cast_optional_params": True}
         assert "amp_cast" in amp.convert_symbol(symbol, "float16", **options).tojson()
 
-    @pytest.mark.bf16
     def test_it_is_portable_unless_more_is_asked_for(self):
         symbol = mx.sym.Activation(layer(mx.sym.var("data")), act_type="relu")
         assert "_sg_mkldnn" not in amp.convert_symbol(symbol, "bfloat16").tojson()
@@ -233,7 +232,6 @@ class TestSymbolAlone:
         assert converted.attr_dict()["w"]["__dtype__"] == "2"
         assert converted.attr_dict()["data"]["__dtype__"] == "0"
 
-    @pytest.mark.bf16
     @pytest.mark.parametrize(("casts", "low"), [(["bfloat16", "bfloat16"], True), (["bfloat16", "float32"], False),
                                                 (["bfloat16", None], False)], ids=str)
     def test_a_variable_that_the_programs_own_casts_read_is_stored_in_their_type(self, casts, low):
@@ -269,7 +267,6 @@ def test_a_list_of_low_operators_is_obeyed_for_every_channel_count(channels):
     assert relative(*(run(symbol, args, aux, data=data) + run(converted, new_args, {}, data=data))) < 0.02
 
 
-@pytest.mark.bf16
 def test_but_not_where_the_kernel_is_not_sound():
     symbol = mx.sym.Convolution(mx.sym.var("data"), num_filter=8, kernel=(3, 3), layout="NHWC", name="conv")
     args = {"conv_weight": mx.nd.ones((8, 3, 3, 16)), "conv_bias": mx.nd.zeros(8)}

@@ -143,7 +143,6 @@ def empty(*shape):
     return nd.empty(shape, dtype=BFLOAT16_DTYPE)  # MXNet casts no arrays without values
 
 
-@pytest.mark.bf16
 def test_an_empty_batch_in_bfloat16():
     with mx.util.np_shape(True):
         inputs, moving = [empty(0, 4, 4, 3), normal(5, 3, 1, 1), normal(5)], statistics(5)
@@ -231,7 +230,6 @@ def test_batch_norm_equals_mxnet(shape, limits, fix_gamma):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5 * max(1, np.abs(other).max()))
 
 
-@pytest.mark.bf16
 @pytest.mark.parametrize("fix_gamma", [True, False])
 @pytest.mark.parametrize("limits", [NO_LIMITS, RELU6, {"a_min": -0.5, "a_max": 0.25}])
 @pytest.mark.parametrize("shape", MAPS)
@@ -262,7 +260,7 @@ def test_a_mean_far_from_zero_does_not_lose_the_deviation():
     assert np.abs(out - exact).max() < 2e-3  # data of 1e4 is a multiple of 1e-3
 
 
-@pytest.mark.parametrize("low", [False, pytest.param(True, marks=pytest.mark.bf16)])
+@pytest.mark.parametrize("low", [False, True])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e-42])
 def test_special_values_stay_in_their_channel(value, low):
     data = normal(2, 3, 4, 4)

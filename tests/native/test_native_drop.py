@@ -70,7 +70,6 @@ def test_backward_drops_the_same():
     assert not of_bits.any()
 
 
-@pytest.mark.bf16
 def test_in_bfloat16():
     data = normal(5, 3001)
     out = float32(dropped(bfloat16(data), bits())).asnumpy()

@@ -49,7 +49,6 @@ def test_close_to_the_definition_at_every_size():
     np.testing.assert_allclose(grad, ndtr(exact) + exact * density, rtol=5e-6, atol=2e-7)
 
 
-@pytest.mark.bf16
 @pytest.mark.parametrize("shape", SHAPES)
 def test_in_bfloat16(shape):
     data, out_grad = rounded(normal(*shape)), rounded(normal(*shape, seed=1))

@@ -45,7 +45,6 @@ def test_layer_norm_equals_mxnet(shape):
         assert_close(one, other, 1e-6 if shape[-1] > 1 else 1e-5)
 
 
-@pytest.mark.bf16
 @pytest.mark.parametrize("shape", SHAPES[3:])
 def test_layer_norm_in_bfloat16(shape):
     data, out_grad = rounded(normal(*shape)), rounded(normal(*shape, seed=3))
@@ -87,7 +86,6 @@ def test_layer_norm_of_special_values(values):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.bf16
 def test_bfloat16_keeps_what_is_not_a_number():
     bits = nd.array(np.array([0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF], "uint32").view("float32").reshape(1, 3))
     out = run("_gluon_amp_clip", [bfloat16(nd.array([[np.nan, 2, -2]]))], a_min=-1, a_max=1)
@@ -107,7 +105,6 @@ def test_clip_equals_mxnet_bit_by_bit(shape):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.bf16
 def test_clip_in_bfloat16_is_exact():
     data, out_grad = rounded(normal(77, 33)), rounded(normal(77, 33, seed=1))
     wanted = with_gradients(lambda x: nd.clip(x, -0.5, 1.0), [data], out_grad)

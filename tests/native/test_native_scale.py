@@ -52,7 +52,6 @@ def test_equals_mxnet(shape, rows):
 
 
 @requires_core
-@pytest.mark.bf16
 @pytest.mark.parametrize(("shape", "rows"), SHAPES)
 def test_in_bfloat16(shape, rows):
     (data, factors), out_grad = arrays(shape, rows)

@@ -96,7 +96,6 @@ def test_lengths_outside_of_the_row():
     assert_close(received[1], nd.softmax(data).asnumpy()[1], 1e-6)
 
 
-@pytest.mark.bf16
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_in_bfloat16(kind, shape):

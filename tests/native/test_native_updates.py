@@ -81,7 +81,6 @@ def test_same_bits_as_mxnet(kind, choice):
     compare(kind, (weights, states), theirs)
 
 
-@pytest.mark.bf16
 @pytest.mark.parametrize("kind", MXNET)
 def test_gradients_in_bfloat16(kind):
     weights, grads, states = arrays(kind)

@@ -7,12 +7,13 @@ import weakref
 
 import mxnet as mx
 import pytest
+from cpu_kinds import LOW
 from mxnet.gluon import Block, HybridBlock, SymbolBlock, nn
 
 import gluon_amp as amp
 from gluon_amp.runtime import exclusions
 
-pytestmark = [pytest.mark.machine, pytest.mark.bf16,
+pytestmark = [pytest.mark.machine,
               pytest.mark.filterwarnings("ignore:the converted network stays in FP32")]
 
 
@@ -81,7 +82,7 @@ class TestContainersThatAreIterated:
         expected = numbers(net(data))
         if hybridize:
             net.hybridize()
-        amp.init("bfloat16")
+        amp.init(LOW)
         assert exact(net(data), expected) == [False] * 3
         amp.exclude(target(net))
         assert exact(net(data), expected) == [False, True, True]
@@ -93,7 +94,7 @@ class TestContainersThatAreIterated:
         expected = numbers(net(data))
         if hybridize:
             net.hybridize()
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude(Container)
         assert exact(net(data), expected) == [False, True, True]
 
@@ -102,13 +103,13 @@ class TestContainersThatAreIterated:
         expected = numbers(net(data))
         if hybridize:
             net.hybridize()
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude(net.heads)
         assert exact([layer(data) for layer in net.heads], expected[1:]) == [True, True]
 
     def test_layers_that_come_later(self, hybridize):
         net, data = ready(Heads())
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude(net.heads)
         if hybridize:
             net.hybridize()
@@ -138,7 +139,7 @@ class TestContainersThatAreIterated:
         expected = numbers(net(data))
         if hybridize:
             net.hybridize()
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude("plain_layers")
         assert exact(net(data), expected) == [True, True, False]
 
@@ -148,7 +149,7 @@ class TestContainersThatAreIterated:
         for target in (None, net.heads):
             net.hybridize(hybridize and target is not None)
             if target is not None:
-                amp.init("bfloat16")
+                amp.init(LOW)
                 amp.exclude(target)
             with mx.autograd.record():
                 loss = sum((one * one).sum() for one in net(data)[1:])
@@ -161,7 +162,7 @@ class TestContainersThatAreIterated:
         expected = numbers(net(data))
         net.hybridize(hybridize)
         for target in (net.heads, "net_heads", nn.HybridSequential):
-            converted = amp.convert_hybrid_block(net, "bfloat16", exclude=target, optimize="none")
+            converted = amp.convert_hybrid_block(net, LOW, exclude=target, optimize="none")
             assert exact(converted(data), expected) == [False, True, True]
 
 
@@ -172,7 +173,7 @@ class TestSymbolBlocks:
         net, data = ready(Around(symbol_block()))
         expected = numbers(net(data))
         net.hybridize(hybridize)
-        amp.init("bfloat16")
+        amp.init(LOW)
         assert exact(net(data), expected) == [False, False]
         amp.exclude(target(net))
         assert exact(net(data), expected) == [False, True]
@@ -182,12 +183,12 @@ class TestSymbolBlocks:
         net, data = ready(Around(symbol_block(), lambda: amp.autocast(enabled=False)))
         expected = numbers(net(data))
         net.hybridize(hybridize)
-        amp.init("bfloat16")
+        amp.init(LOW)
         assert exact(net(data), expected) == [False, True]
 
     @pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
     def test_one_in_a_region_that_switches_on(self, hybridize):
-        net, data = ready(Around(symbol_block(), lambda: amp.autocast(dtype="bfloat16")))
+        net, data = ready(Around(symbol_block(), lambda: amp.autocast(dtype=LOW)))
         with amp.autocast(enabled=False):
             expected = numbers([net.first(data), net.inner(data)])
         net.hybridize(hybridize)
@@ -199,19 +200,19 @@ class TestSymbolBlocks:
         net, data = ready(Around(symbol_block()))
         expected = numbers(net(data))
         net.hybridize(hybridize)
-        amp.initialize(net.inner, opt_level="O2", cast_model_type="bfloat16", verbosity=0)
+        amp.initialize(net.inner, opt_level="O2", cast_model_type=LOW, verbosity=0)
         assert exact(net(data), expected) == [True, False]
 
     def test_its_own_graph_is_left_alone(self):
         net, data = ready(Around(symbol_block()))
         before = net.inner._cached_graph[1].tojson()
         net.hybridize()
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude(net.inner)
         net(data)
         assert net.inner._cached_graph[1].tojson() == before
         amp.deinit()
-        amp.init("bfloat16")
+        amp.init(LOW)
         with amp.autocast(enabled=False):
             expected = numbers(net(data))
         assert exact(net(data), expected) == [False, False]
@@ -220,20 +221,20 @@ class TestSymbolBlocks:
         net, data = ready(Around(symbol_block()))
         expected = numbers(net(data))
         for target in (net.inner, SymbolBlock):
-            converted = amp.convert_hybrid_block(net, "bfloat16", exclude=target, optimize="none")
+            converted = amp.convert_hybrid_block(net, LOW, exclude=target, optimize="none")
             assert exact(converted(data), expected) == [False, True]
 
     def test_conversion_of_a_region(self):
         net, data = ready(Around(symbol_block(), lambda: amp.autocast(enabled=False)))
         expected = numbers(net(data))
         amp.deinit()
-        converted = amp.convert_hybrid_block(net, "bfloat16", optimize="none")
+        converted = amp.convert_hybrid_block(net, LOW, optimize="none")
         assert exact(converted(data), expected) == [False, True]
 
     def test_conversion_of_itself(self):
         net, data = ready(symbol_block())
         expected = [net(data).copy()]
-        converted = amp.convert_hybrid_block(net, "bfloat16", exclude=net, optimize="none")
+        converted = amp.convert_hybrid_block(net, LOW, exclude=net, optimize="none")
         assert exact([converted(data)], expected) == [True]
 
     def test_custom_operators_in_it(self):
@@ -252,7 +253,7 @@ class TestSymbolBlocks:
         net, values = ready(Around(SymbolBlock(mx.sym.Custom(data, op_type="exclusions_twice") + 1, data)))
         expected = numbers(net(values))
         net.hybridize()
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude(net.inner)
         assert exact(net(values), expected) == [False, True]
 
@@ -263,7 +264,7 @@ class TestWarnings:
     def test_what_is_not_there(self, hybridize, target):
         net, data = ready(Heads())
         net.hybridize(hybridize)
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude(target)
         with pytest.warns(UserWarning, match="no_such_|GroupNorm"):
             net(data)
@@ -273,14 +274,14 @@ class TestWarnings:
 
     def test_the_closest_name(self):
         net, data = ready(Heads())
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude("net_head")
         with pytest.warns(UserWarning, match="net_heads"):
             net(data)
 
     def test_a_block_of_no_network(self):
         net, data = ready(Heads())
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude(nn.Dense(3, prefix="lonely_"))
         net(data)  # it might be called on its own
         with pytest.warns(UserWarning, match="lonely"):
@@ -289,7 +290,7 @@ class TestWarnings:
     def test_nothing_while_other_networks_are_to_run(self):
         net, data = ready(Heads())
         other, _ = ready(nn.Dense(32, in_units=32, prefix="other_"))
-        amp.init("bfloat16")
+        amp.init(LOW)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             amp.exclude(other, "other*")
@@ -298,7 +299,7 @@ class TestWarnings:
 
     def test_nothing_of_losses(self):
         net, data = ready(Heads())
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude("net_heads*")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -312,7 +313,7 @@ class TestWhatIsKept:
 
     @pytest.mark.parametrize("runs", [True, False])
     def test_excluded_networks_are_freed(self, hybridize, runs):
-        amp.init("bfloat16")
+        amp.init(LOW)
         kept = []
         for _ in range(5):
             net, data = ready(Heads())
@@ -332,7 +333,7 @@ class TestWhatIsKept:
         net.initialize(mx.init.Xavier())
         expected = numbers(layer(data) for layer in net)
         net.hybridize(hybridize)
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude(net[:2])
         gc.collect()
         with warnings.catch_warnings():
@@ -346,7 +347,7 @@ class TestWhatIsKept:
     def test_layers_that_come_after_a_call(self, hybridize, target):
         net, data = ready(Heads())
         net.hybridize(hybridize)
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude(target(net))
         for _ in range(2):
             net(data)
@@ -360,7 +361,7 @@ class TestWhatIsKept:
         assert exact(net(data), expected) == [False, True, True]
 
     def test_blocks_in_the_place_of_dropped_ones_are_not_excluded(self, hybridize):
-        amp.init("bfloat16")
+        amp.init(LOW)
         for _ in range(20):  # Python gives some of them the memory of those before
             net, data = ready(nn.Dense(8, in_units=32))
             net.hybridize(hybridize)
@@ -378,7 +379,7 @@ class TestWhatIsKept:
         net.add(nn.Dense(32, in_units=32))
         net.initialize(mx.init.Xavier())
         expected = numbers([net(data)])
-        amp.init("bfloat16")
+        amp.init(LOW)
         amp.exclude(Kept)
         with pytest.warns(UserWarning, match="Kept"):
             assert exact([net(data)], expected) == [False]
@@ -393,7 +394,7 @@ class TestWhatIsKept:
         net, data = ready(Heads())
         others = [nn.Dense(1, in_units=1) for _ in range(50)]
         net.hybridize(hybridize)
-        amp.init("bfloat16")
+        amp.init(LOW)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             amp.exclude(net.heads, *others, *(f"nothing{number}*" for number in range(50)))

@@ -59,7 +59,6 @@ def test_dense_layers_follow_the_batch(flags):
     assert len(plans_of(net)) == 2
 
 
-@pytest.mark.bf16
 def test_converted_networks_follow_the_batch():
     net = layers()
     net.hybridize()

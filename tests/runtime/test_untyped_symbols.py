@@ -4,11 +4,12 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from cpu_kinds import LOW
 from networks import BF16_EPS, relative
 
 import gluon_amp as amp
 
-pytestmark = [pytest.mark.machine, pytest.mark.bf16]
+pytestmark = pytest.mark.machine
 
 
 def embedding(data):
@@ -45,7 +46,7 @@ def test_simple_bind_with_shapes_alone(make):
     found = []
     for on in (False, True):
         if on:
-            amp.init("bfloat16")
+            amp.init(LOW)
         requests = {name: "write" if name.startswith("fc") else "null" for name in symbol.list_arguments()}
         executor = symbol.simple_bind(mx.cpu(), data=(4, 3), grad_req=requests)
         random = np.random.RandomState(1)
@@ -62,7 +63,7 @@ def test_simple_bind_with_shapes_alone(make):
 
 def test_a_type_that_is_given_is_obeyed():
     data = mx.sym.var("data", dtype="int32")
-    amp.init("bfloat16")
+    amp.init(LOW)
     executor = embedding(data).simple_bind(mx.cpu(), data=(4, 3))
     assert executor.arg_dict["data"].dtype == np.int32
     executor = embedding(mx.sym.var("data")).simple_bind(mx.cpu(), data=(4, 3), type_dict={"data": "int32"})
