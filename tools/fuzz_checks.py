@@ -1,6 +1,7 @@
 """What must hold for every network: each check compares AMP or a conversion with stock FP32, and raises ``Wrong``."""
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 import textwrap
@@ -67,6 +68,11 @@ def check_ways(program: Program, dtype: str) -> None:
             hybridize(net, flags)
             apply_amp(program, dtype)
             compare(f"forward, {way}, {dtype}", expected[first], outputs(net, data(program)), bounds[first])
+            if program.seed % 4 == 2:
+                compare(f"forward of a copy, {way}, {dtype}", expected[first],
+                        outputs(copy.deepcopy(net), data(program)), bounds[first])
+            if program.seed % 6 == 5 and flags is not None:
+                net.register_op_hook(lambda *_: None, monitor_all=program.seed % 2 == 0)
             # Where data has gradients dense layers that are not hybridized keep FP32.
             found = gradients(net, program, data(program), with_data=program.seed % 4 != 1, unwritten=UNWRITTEN)
             compare_named(f"gradients, {way}, {dtype}", slopes, found, bound, written)

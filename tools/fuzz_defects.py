@@ -27,9 +27,21 @@ from fuzz_stock import Wrong, check_stock
 from mxnet import autograd
 
 from gluon_amp import passes
+from gluon_amp._mxnet import symbols
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
 from gluon_amp.passes import accumulated_casts, assign_dtypes, fold_batch_norm, fuse, summed_gradients
-from gluon_amp.runtime import block_calls, eager_casts, exclusions, executors, graph_applier, sound_calls, traced
+from gluon_amp.rules import policy
+from gluon_amp.runtime import (
+    block_calls,
+    eager_casts,
+    exclusions,
+    executors,
+    graph_applier,
+    own_gradients,
+    sound_calls,
+    traced,
+    written,
+)
 
 __all__ = ["DEFECTS", "finds"]
 
@@ -203,6 +215,10 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "output_fused_away": _patched((fuse, "_is_read_elsewhere", lambda *_: False)),
     "folded_without_bias": _patched(
         (fold_batch_norm._Folding, "fold", _fold_without_bias(fold_batch_norm._Folding.fold))),
+    "statistics_of_skipped_steps": _patched((written._Written, "decided", lambda *_, **__: None)),
+    "scale_not_carried": _patched((own_gradients._Scale, "_fill", lambda *_: None)),
+    "constants_lost": _patched((policy, "guarded", lambda decision, *_: decision)),
+    "marks_in_files": _patched((symbols, "unmarked", lambda symbol: symbol)),
     "converted_output_order": _converted(_outputs_in_another_order),
     "converted_scaled": _converted(_scaled),
     "converted_scaled_by_a_hundredth": _converted(_scaled_by_a_hundredth),

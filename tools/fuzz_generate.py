@@ -9,7 +9,7 @@ import fuzz_operators
 from fuzz_layers import LAYERS, LAYERS_ON_FLOATS
 from fuzz_loops import branch, loop
 from fuzz_maker import Adds, Maker
-from fuzz_operators import convolution, dropout, telltale
+from fuzz_operators import convolution, dropout, output_operator, telltale
 from fuzz_programs import EXACT, FLOAT, Part, Program, Step, needed
 
 __all__ = ["generate"]
@@ -50,6 +50,8 @@ def generate(seed: int, steps: int = 30, mode: str = FLOAT, numpy: bool | None =
     if any(name in text for step in make.steps for text in (step.text, *dict(step.layers).values())
            for name in _WRONG_OUTSIDE_OF_TRAINING):
         make.steps = [replace(step, text=step.text.replace("p=0.5", "p=0.0")) for step in make.steps]
+    if mode == FLOAT and not numpy and draw.random() < 0.4:
+        output_operator(make)
     outputs = _outputs(make)
     parts = [_with_telltale(make, part) if part.runs_fp32 else part for part in _parts(make, outputs)]
     told = [part.steps[-1].result for part in parts if part.runs_fp32]

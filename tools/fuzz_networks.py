@@ -238,9 +238,23 @@ def gradients(net: gluon.HybridBlock, program: Program, arguments: Sequence[mx.n
     if passes == 1:
         still = set() if with_data else _still(program)
         slopes.update((name, net.collect_params()[name].data().asnumpy() - one) for name, one in moved.items()
-                      if name not in still
-                      and sum(name.endswith(f"_{own}") for step in program.steps for own, _ in step.parameters) <= 1)
+                      if name not in still and _uses(program, name) <= 1)
     return slopes
+
+
+def _spoil(trainer: gluon.Trainer) -> None:
+    """Let a gradient be infinite: operators that make their own gradient do not pass on that of an infinite loss."""
+    trainer._params[0].grad()[:] = np.inf
+
+
+def _moving(program: Program, net: gluon.HybridBlock) -> list[str]:
+    """Name the statistics that move, and that one layer has."""
+    return [name for name in net.collect_params() if is_statistic(name) and name not in _still(program)
+            and _uses(program, name) <= 1]
+
+
+def _uses(program: Program, name: str) -> int:
+    return sum(name.endswith(f"_{own}") for step in program.steps for own, _ in step.parameters)
 
 
 def _still(program: Program) -> set[str]:
@@ -263,16 +277,21 @@ def cotangent(shape: tuple[int, ...], number: int, exact: bool) -> mx.nd.NDArray
 
 
 def trained(net: gluon.HybridBlock, program: Program, rate: float) -> dict[str, np.ndarray]:
-    """Take three steps with two trainers, and return how far they moved the parameters."""
+    """Take three steps with two trainers, and return how far they moved the parameters and statistics.
+
+    Under AMP the losses are scaled, and an infinite one comes in between, whose step is skipped.
+    """
     fixed = frozen(replace(program, with_regions=True))  # in stock MXNet as well
     names = sorted(name for name, one in net.collect_params().items() if one.grad_req != "null" and name not in fixed)
     settings = {"learning_rate": rate, "momentum": 0.5 if program.seed % 2 else 0.0, "wd": 0.0}
     trainers = [gluon.Trainer({name: net.collect_params()[name] for name in some}, "sgd", settings,
                               update_on_kvstore=False) for some in (names[::2], names[1::2]) if some]
-    before = {name: net.collect_params()[name].data().asnumpy() for name in names}
+    moving = _moving(program, net) if trains_batches(program) else ()
+    before = {name: net.collect_params()[name].data().asnumpy() for name in (*names, *moving)}
+    scaler = amp.StaticLossScaler(2.0 ** (program.seed % 3 * 5))
     for trainer in trainers if amp.is_active() else ():
-        amp.init_trainer(trainer)
-    for _ in range(3):
+        amp.init_trainer(trainer, scaler)
+    for factor in (1, 1, np.inf, 1) if amp.is_active() else (1, 1, 1):
         with autograd.record(train_mode=trains_batches(program)):
             loss = _loss(net(*data(program)), program.mode == EXACT)
             if amp.is_active():
@@ -280,6 +299,9 @@ def trained(net: gluon.HybridBlock, program: Program, rate: float) -> dict[str, 
                     autograd.backward(scaled)
         if not amp.is_active():
             loss.backward()
+        if factor != 1:
+            for trainer in trainers:
+                _spoil(trainer)
         for trainer in trainers:
             trainer.step(1)
     return {name: net.collect_params()[name].data().asnumpy() - one for name, one in before.items()}

@@ -6,9 +6,8 @@ from fuzz_maker import CHANNELS, Adds, Maker, binary, unary
 from fuzz_programs import EXACT, Kind, Step
 
 __all__ = ["COMMON", "ON_FLOATS", "ON_INTEGERS", "along_sequence", "attention", "batch_norm", "convolution",
-           "deconvolution", "dense", "depthwise", "dropout", "norm", "pooling", "sequence_batch_norm", "telltale",
-           "to_flat"]
-
+           "deconvolution", "dense", "depthwise", "dropout", "norm", "output_operator", "pooling",
+           "sequence_batch_norm", "telltale", "to_flat"]
 
 
 def convolution(make: Maker) -> None:
@@ -261,6 +260,23 @@ def _rectifier(make: Maker) -> None:
 def dropout(make: Maker) -> None:
     source = make.pick(make.random.choice(("map", "flat", "seq")))
     make.add((source,), "F.Dropout({0}, p=0.5)", make.kinds[source])
+
+
+def output_operator(make: Maker) -> None:
+    """Add an operator that makes its own gradient, behind a dense layer and numbers that float16 cannot hold."""
+    source = make.pick("map")
+    kind = Kind("flat", make.kinds[source].channels)
+    make.add((source,), "F.mean({0}, axis=(2, 3))", kind)
+    weight = make.weight("w", (kind.channels, kind.channels))
+    make.add((len(make.kinds) - 1,), f"F.FullyConnected({{0}}, <0>, num_hidden={kind.channels}, no_bias=True)", kind,
+             weight)
+    text = make.random.choice((
+        "F.LinearRegressionOutput({0}, F.BlockGrad({0} * 0.5), grad_scale=30)",
+        "F.LogisticRegressionOutput({0}, F.ones_like({0}), grad_scale=30)",
+        "F.MAERegressionOutput({0}, F.BlockGrad({0} - 1), grad_scale=30)",
+        "F.MakeLoss(F.square({0}), grad_scale=5)", "F.make_loss(F.square({0}) * 5)",
+        "F.SoftmaxOutput({0}, F.argmax({0}, axis=1), grad_scale=30)"))
+    make.add((len(make.kinds) - 1,), text.replace("{0}", "({0} * 1e6 * 1e-6)"), kind)
 
 
 COMMON: list[Adds] = [

@@ -227,6 +227,9 @@ def check_imported(program: Program, dtype: str) -> None:
             names = sorted({f"data{number}" for number in range(len(program.inputs))}
                            & set(mx.sym.load(files[0]).list_inputs()))
             arguments = [data(program)[int(name[4:])] for name in names]
+            with open(files[0], encoding="utf-8") as text:
+                if "__amp" in text.read():
+                    raise Wrong(f"export during AMP, {dtype}: the file holds marks of the process that wrote it")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 imported = gluon.SymbolBlock.imports(files[0], names, files[1])

@@ -16,6 +16,8 @@
 - ``autograd.grad``, ``autograd.backward`` and ``NDArray.backward``: errors about gradients of gradients say what to do,
   and gradients that operators make on their own carry the scale of the loss.
 - ``NDArray.asnumpy``: in networks that are not hybridized Python code reads what is in bfloat16 as FP32.
+- ``reshape`` and ``[...]`` of arrays: parts and other shapes of arrays in bfloat16 are FP32, as most of oneDNN's
+  operators do not take them in bfloat16.
 - ``Trainer._update``: what the optimizer has written, and gradients with another trainer's loss scale.
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
 - ``Symbol.tojson`` and ``Symbol.save``: what is written of a symbol is without the marks of regions.
@@ -197,6 +199,16 @@ def _make_asnumpy(original: Callable) -> Callable:
     return asnumpy
 
 
+def _make_view(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def view(array: NDArray, *args: Any, **kwargs: Any) -> Any:
+        policy = controller.eager((array,)) if frame.hybrid_blocks else None
+        if policy is not None and policy.target == BFLOAT16:  # as in graphs, where Reshape and slice are FP32
+            array = release(array, policy, controller.invoke)
+        return original(array, *args, **kwargs)
+    return view
+
+
 def _within(region: Callable[[], ContextManager], function: Callable) -> Callable:
     @functools.wraps(function)
     def inside(*args: Any) -> Any:
@@ -255,6 +267,9 @@ _REPLACEMENTS: _Replacements = (
     (autograd, "backward", _make_backward),
     (NDArray, "backward", _make_backward),
     (NDArray, "asnumpy", _make_asnumpy),
+    (NDArray, "reshape", _make_view),
+    (NDArray, "__getitem__", _make_view),
+    (mx.np.ndarray, "__getitem__", _make_view),
     (Trainer, "_update", _make_update),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),
     (mx.sym.Symbol, "tojson", make_tojson),

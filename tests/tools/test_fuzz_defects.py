@@ -25,7 +25,8 @@ FOUND = {  # by the program of a seed, and a check
     "still_statistics": (0, "ways"), "other_eps": (28, "ways"), "added_is_written": (0, "ways"),
     "added_is_written_eager": (0, "ways"), "stale_weights": (4, "ways"), "stale_weights_eager": (0, "ways"),
     "exclusions_ignored": (4, "ways"), "regions_ignored": (2, "ways"), "first_call_stays": (0, "first_call"),
-    "folded_without_bias": (21, "conversion"),
+    "folded_without_bias": (21, "conversion"), "scale_not_carried": (2, "training"),
+    "statistics_of_skipped_steps": (0, "training"), "constants_lost": (9, "ways"), "marks_in_files": (0, "imported"),
     "converted_output_order": (0, "conversion"), "converted_scaled": (0, "conversion"),
     "converted_scaled_by_a_hundredth": (3, "conversion")}
 # Few small random programs show these.
@@ -60,8 +61,8 @@ def each(*defects):
     return [pytest.param(*defect, marks=pytest.mark.bf16 if defect[0] in NEED_BFLOAT16 else ()) for defect in defects]
 
 
-def dtype_of(check):
-    return "float32" if check == "conversion" else LOW
+def dtype_of(check, defect=""):
+    return "float16" if defect == "constants_lost" else "float32" if check in ("conversion", "training") else LOW
 
 
 @pytest.mark.parametrize(("seed", "check"), sorted(set(FOUND.values())))
@@ -72,7 +73,7 @@ def test_without_a_defect_nothing_is_found(seed, check):
 @pytest.mark.parametrize("defect", each(*zip(sorted(FOUND))))
 def test_a_defect_is_found(defect):
     seed, check = FOUND[defect]
-    assert finds(program_of(seed), defect, {check: [dtype_of(check)]})
+    assert finds(program_of(seed), defect, {check: [dtype_of(check, defect)]})
 
 
 @pytest.mark.parametrize("defect", each(("bias_unwritten",), ("bias_unwritten_eager",)))
