@@ -19,7 +19,7 @@ from ..elsewhere import answers
 from ..errors import StateError
 from ..graph import Graph, has_control_flow
 from ..rules import ConditionalOp
-from ..runtime.converted_symbols import refuse_trained, spoilt_gradients
+from ..runtime.converted_symbols import refuse_foreign, refuse_trained, spoilt_gradients
 from ..runtime.devices import require_bfloat16
 from ..runtime.graph_applier import RewritingCachedOp
 from ..runtime.state import State
@@ -86,6 +86,18 @@ class ConvertedBlock(SymbolBlock):
             operation = RewritingCachedOp(blocks.graph_of(self)[1], blocks.cache_flags(self), self._state)
             operation.accumulating = frozenset(self.collect_params())  # as they may
             self._cached_op = operation
+
+    def load_parameters(self, filename: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Read parameters of a converted network, as MXNet does.
+
+        Raises
+        ------
+        StateError
+            The file holds those of the network that this one was made from.
+        """
+        given = {name.split(":", 1)[-1] for name in mx.nd.load(os.fspath(filename))}
+        refuse_foreign(blocks.graph_of(self)[1], given)
+        super().load_parameters(os.fspath(filename), *args, **kwargs)
 
     def export(self, path: str | os.PathLike, epoch: int = 0, remove_amp_cast: bool = False) -> tuple[str, str]:
         """Write ``path-symbol.json`` and ``path-NNNN.params``, which MXNet loads and runs without this package.

@@ -43,7 +43,7 @@ def refuse_training(symbol: mx.sym.Symbol, requests: Mapping[str, str]) -> None:
         if requests.get(name, "null") != "null":
             raise StateError(f"the symbol was converted for inference, and cannot be trained: expected grad_req='null' "
                              f"for {name!r} ({reason}), received {requests[name]!r}. To run it bind it with "
-                             f"for_training=False, or grad_req='null'; to train {_INSTEAD}, or convert it with "
+                             f"for_training=False, or grad_req='null'; to train it, {_INSTEAD}, or convert it with "
                              "optimize='none'")
 
 
@@ -71,10 +71,10 @@ def refuse_trained(parameters: Mapping[str, Parameter], spoilt: Mapping[str, str
         if name in spoilt and parameter.grad_req != "null" and (is_frozen or trainer is not None):
             raise StateError("the network was converted for inference, and cannot be trained: expected "
                              f"grad_req='null' for {name!r} ({spoilt[name]}), received {parameter.grad_req!r}. To "
-                             f"train {_INSTEAD}")
+                             f"fine-tune it, {_INSTEAD}")
         if is_frozen and trainer is not None and not trains_anything(trainer):
             raise StateError("expected a trainer with parameters to train, found one that has those of a converted "
-                             f"network only, which get no gradients. To fine-tune {_INSTEAD}")
+                             f"network only, which get no gradients. To fine-tune it, {_INSTEAD}")
 
 
 def refuse_foreign(symbol: mx.sym.Symbol, given: Collection[str]) -> None:
