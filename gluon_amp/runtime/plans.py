@@ -161,7 +161,7 @@ class Planner:
             low = []
         for position in low:
             dtypes[position] = FLOAT32
-        if policy is None and facts.own_gradients and traced.keeps_inputs:
+        if policy is None and (facts.own_gradients or facts.concerned) and traced.keeps_inputs:
             policy = _AS_TRACED
         if policy is None:
             return Plan(traced, facts, dtypes, shapes)

@@ -108,6 +108,19 @@ class TestPReLU:
         for name, one in found.items():
             assert np.linalg.norm(one - expected[name]) <= BOUNDS[dtype] * np.linalg.norm(expected[name]), name
 
+    @pytest.mark.parametrize("way", ["eager", "graph"])
+    @pytest.mark.parametrize("how", ["excluded", "region"])
+    def test_where_amp_is_kept_away(self, how, way):
+        expected = gradients(made(by_hand, "product", 16), "eager")
+        amp.init("float16")
+        net = made(by_operator, "product", 16)
+        if how == "excluded":
+            amp.exclude(net)
+        with amp.autocast(enabled=how == "excluded"):
+            found = gradients(net, way)
+        for name, one in found.items():
+            assert np.linalg.norm(one - expected[name]) <= 1e-4 * np.linalg.norm(expected[name]), name
+
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("hybridize", [False, True])
     def test_a_network_learns_as_by_hand(self, dtype, hybridize):
