@@ -14,7 +14,7 @@ try:
 except ImportError:  # before setuptools 70.1
     from wheel.bdist_wheel import bdist_wheel
 
-OLDEST_PIP = (19, 3)  # knows manylinux2014 wheels; an older one would compile SciPy, and not find MXNet
+OLDEST_PIP = (19, 3)  # knows manylinux2014 wheels; an older one would not find MXNet
 
 SOURCES = "gluon_amp/native/src"
 # No fused multiplications and additions: results are to have the bits that MXNet's operators give.

@@ -29,7 +29,6 @@ MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "channels_last": {TRAINING: ("mobilenet_v2",)},
     "native_operators": {TRAINING: ("mobilenet_v2", "lstm", "encoder")},
     "native_activations": {TRAINING: ("mobilenet_v2",)},
-    "cut_casts": {TRAINING: ("mobilenet_v2", "densenet121"), INFERENCE: ("densenet121",)},
     "align_channels": {TRAINING: ("ssd512", "mobilenet_v2"), INFERENCE: ("ssd512", "mobilenet_v2")},
     "fold_stride": {TRAINING: ("resnet50", "ssd512")},
     "drop_training": {INFERENCE: ("vgg16",)},

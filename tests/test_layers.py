@@ -37,7 +37,7 @@ LAYERS = {
     "native": "operators in C++ and their loader",
     "_mxnet": "MXNet's private names, and nothing that decides",
     "passes": "the driver, and one file for each rewrite",
-    "rules": "which precision an operator runs in, and why: tables, shapes, costs, tuning, policy",
+    "rules": "which precision an operator runs in, and why: tables, shapes, tuning, policy",
     "graph": "Graph, Node and Entry over symbol JSON; what attributes say; edits",
     "loss_scaler": "the update rule of the loss scale",
     "dtypes": "the data types, and what CPUs and GPUs run",
@@ -61,7 +61,7 @@ INSIDE = {
                 "written", "custom_operators", "scaled_losses", "state", "exclusions", "eager_casts", "eager_policy",
                 "frame", "second_gradients", "sound_calls", "zero_gradients", "eager_native", "gpus", "recent",
                 "devices", "__init__"],
-    "rules": ["__init__", "views", "lists", "policy", "measurements", "costs", "shapes", "own_gradients", "tables",
+    "rules": ["__init__", "views", "lists", "policy", "measurements", "shapes", "own_gradients", "tables",
               "constants", "decision"],
     "graph": ["__init__", "subgraphs", "edit", "graph", "decision", "attrs"],
 }

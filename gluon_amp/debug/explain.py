@@ -229,7 +229,6 @@ _REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
     (_because(Cause.MEASURED), "give amp.init no tuning, or measure again"),
     (_because(Cause.EXCLUSION), "take it out of the exclusions of the policy"),
     (_because(Cause.REGISTERED), "give amp.register_op another rule for it"),
-    (_because(Cause.COST), "amp.init(disable_passes=['cut_casts']) lets it follow its inputs"),
     (_because(Cause.DEVICE), "name the type, as in amp.init('bfloat16'): it is slower here and runs on request only"),
     (lambda row: row.safe and _because(Cause.TABLE, Cause.DEFAULT)(row),
      "amp.init(target_precision_ops=[*amp.list_lp16_ops({target!r}), {row.op!r}]) lowers all operators of its kind"),

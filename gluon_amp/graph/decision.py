@@ -10,7 +10,7 @@ class Cause(str, Enum):
 
     TABLE = "table"  # the operator table says so
     CHANNELS = "channels"  # it has too few input channels to gain
-    LAYOUT = "layout"  # there are no fast kernels for its layout
+    LAYOUT = "layout"  # there are no fast kernels for its layout, or its neighbours share one
     USER_LIST = "user_list"  # it is in one of the user's lists
     NOT_LISTED = "not_listed"  # the user's list of low-precision operators leaves it out
     REGISTERED = "registered"  # the user's register_op says so
@@ -22,7 +22,7 @@ class Cause(str, Enum):
     SHAPE = "shape"  # there is no sound or fast kernel for its shape
     MEASURED = "measured"  # it was measured to be slower in low precision on this machine
     DEVICE = "device"  # the device is faster in FP32
-    COST = "cost"  # that costs least, casts included
+    READERS = "readers"  # all that reads it runs in low precision
     DEFAULT = "default"  # nothing is known of it
 
 

@@ -69,12 +69,16 @@ class Readers:
 
 def connected_parts(pairs: Sequence[tuple[int, int]], size: int) -> Sequence[int]:
     """Return the number of the part that each of so many things is in, where pairs of them hang together."""
-    # Few graphs need SciPy, and its import takes a while.
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
+    parent = list(range(size))
 
-    starts, ends = zip(*pairs) if pairs else ((), ())
-    return connected_components(coo_matrix(([1.0] * len(pairs), (starts, ends)), (size, size)), False)[1].tolist()
+    def part(number: int) -> int:
+        while parent[number] != number:
+            parent[number] = number = parent[parent[number]]  # halves the way for those who come after
+        return number
+
+    for first, second in pairs:
+        parent[part(first)] = part(second)
+    return [part(number) for number in range(size)]
 
 
 def redirect(graph: Graph, moved: dict[tuple[int, int], Entry]) -> None:

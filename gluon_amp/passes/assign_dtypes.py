@@ -1,10 +1,17 @@
-"""Give every operator a precision, by propagation from the inputs to the outputs."""
+"""Give every operator a precision, by propagation from the inputs to the outputs.
+
+A join of FP32 with low precision, as of a network's stem with its first dense block, runs in FP32 by its rule, and so
+does what follows. In bfloat16 it is lowered where all that reads it is lowered too: nothing is rounded but what would
+be rounded there.
+"""
 from __future__ import annotations
 
-from ..dtypes import FLOAT32, FORMATS
+from dataclasses import replace
+
+from ..dtypes import BFLOAT16, FLOAT32, FORMATS
 from ..graph import Graph, Node
 from ..graph.attrs import REGION_ON, integer, region
-from ..rules import KEEP, NEUTRAL, WIDEST, Decision, precision
+from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Cause, Decision, precision
 from ..rules.constants import in_fp32
 from ..rules.decision import EXCLUDED, OUTSIDE, READS_SPARSE, SWITCHED_OFF, may_lower
 from . import sparse_tensors
@@ -18,8 +25,28 @@ def run(graph: Graph, context: Context) -> int:
     kept = sparse_tensors.readers(graph, context.facts.sparse)
     for node in graph.operators():
         node.decision = READS_SPARSE if id(node) in kept else decide(node, context)
+    joins = _joins(graph) if context.target == BFLOAT16 and not context.policy.imitated else ()
+    for node in graph.operators():
+        if id(node) in joins and {FLOAT32, context.target} <= {entry.dtype for entry in node.inputs}:
+            node.decision = replace(node.decided, rule=LOWER, cause=Cause.READERS, note="all that reads it is lowered")
         lowered += plan_outputs(node, context)
     return lowered
+
+
+def _joins(graph: Graph) -> set[int]:
+    """Return the ids of joins that only operators in low precision read, also through operators that follow them."""
+    readers: dict[int, list[tuple[Node, int]]] = {id(head.node): [] for head in graph.heads}
+    heads, lowered = set(readers), set()
+    for node in graph.operators():
+        for position, entry in enumerate(node.inputs):
+            readers.setdefault(id(entry.node), []).append((node, position))
+    for node in reversed(graph.operators()):
+        if node.decided.rule in (NEUTRAL, WIDEST) and id(node) not in heads and all(
+                position not in reader.decided.fp32_inputs and (reader.decided.rule == LOWER or id(reader) in lowered)
+                for reader, position in readers.get(id(node), ())):
+            lowered.add(id(node))
+    return {id(node) for node in graph.operators()
+            if id(node) in lowered and node.decided.rule == WIDEST and node.decided.cause is Cause.TABLE}
 
 
 def follow(graph: Graph, context: Context) -> None:

@@ -140,8 +140,8 @@ def _lower(node: Node, context: Context) -> None:
     """Let a member of a chain take its data in low precision, and its parameters in FP32."""
     decision = node.decided
     if Entry(node).dtype == FLOAT32:
-        decision = replace(decision, cause=Cause.COST, note=f"in {context.target} rather than {FLOAT32}: "
-                                                            "so are those that it has the channels last with")
+        decision = replace(decision, cause=Cause.LAYOUT, note=f"in {context.target} rather than {FLOAT32}: "
+                                                              "so are those that it has the channels last with")
     fp32_inputs = _FP32_INPUTS if node.op == "Convolution" else decision.fp32_inputs
     node.decision = replace(decision, rule=LOWER, fp32_inputs=fp32_inputs)
     plan_outputs(node, context)

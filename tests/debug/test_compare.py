@@ -129,12 +129,9 @@ def test_it_sees_what_runs_and_what_comes_out(name, dtype):
     eager = amp.compare(net, data, dtype=dtype, train_mode=False, gradients=False)
     net.hybridize()
     hybridized = amp.compare(net, data, dtype=dtype, train_mode=False, gradients=False)
-    # Only a graph can be decided by cost; a view made by x.reshape() outside of graphs stays in whatever type it is.
-    amp.init(dtype, disable_passes=["cut_casts"])
-    swept = amp.compare(net, data, train_mode=False, gradients=False)
-    amp.deinit()
+    # A view made by x.reshape() outside of graphs stays in whatever type it is.
     low = [Counter(item.op for item in found.operators if item.dtype == dtype and item.op.lower() != "reshape")
-           for found in (eager, swept)]
+           for found in (eager, hybridized)]
     # Recurrent layers run bfloat16 in C++, which only graphs have; what moves their results follows.
     graph_only = {"RNN", "SwapAxis"} if runs_recurrent_layers(name, dtype) else set()
     assert not low[0] - low[1]

@@ -20,7 +20,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from zoo_networks import DETECTS_IN_TRAINING_ONLY, NEED_STATISTICS, Task, flat, make_task
 
-from gluon_amp.passes import cut_casts, fold_stride
+from gluon_amp.passes import fold_stride
 
 MODES: dict[str, dict[str, Any]] = {
     "eager": {"active": False},
@@ -158,11 +158,10 @@ def compare(bench: Bench, modes: list[str]) -> dict[str, Any]:
 @contextmanager
 def deciding_by_inputs() -> Iterator[None]:
     """Switch AMP on so that inputs decide every operator's precision and MXNet's own kernel runs it, in graphs too."""
-    amp.init("bfloat16", disable_passes=["native_operators"])
-    costs, cut_casts.COSTS = cut_casts.COSTS, {}
+    amp.init("bfloat16", disable_passes=["native_operators", "native_activations"])
     fold, fold_stride.can_fold_stride = fold_stride.can_fold_stride, _never
     yield
-    cut_casts.COSTS, fold_stride.can_fold_stride = costs, fold
+    fold_stride.can_fold_stride = fold
     amp.deinit()
 
 

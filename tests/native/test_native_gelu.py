@@ -1,6 +1,8 @@
 """GELU in C++ against MXNet's LeakyReLU, and against the definition in double precision."""
 from __future__ import annotations
 
+from math import erfc, sqrt
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -16,7 +18,6 @@ from native_cases import (
     shapes_of_empty,
     with_gradients,
 )
-from scipy.special import ndtr
 
 pytestmark = requires_core
 
@@ -44,9 +45,10 @@ def test_close_to_the_definition_at_every_size():
     x = x.astype(np.float32)
     out, grad = with_gradients(native_gelu, [nd.array(x)], nd.ones(len(x)))
     exact = x.astype(np.float64)
+    below = np.vectorize(lambda value: erfc(-value / sqrt(2)) / 2)  # how likely a normal number is to be below it
     density = np.exp(-exact ** 2 / 2) / np.sqrt(2 * np.pi)
-    np.testing.assert_allclose(out, exact * ndtr(exact), rtol=5e-6, atol=1e-30)  # also where MXNet's cancels
-    np.testing.assert_allclose(grad, ndtr(exact) + exact * density, rtol=5e-6, atol=2e-7)
+    np.testing.assert_allclose(out, exact * below(exact), rtol=5e-6, atol=1e-30)  # also where MXNet's cancels
+    np.testing.assert_allclose(grad, below(exact) + exact * density, rtol=5e-6, atol=2e-7)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

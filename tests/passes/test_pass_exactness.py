@@ -131,7 +131,6 @@ PADDED = Case(lambda: chain(lambda: nn.Conv2D(20, 3, in_channels=16), lambda: nn
               (BF16,), roundings=8, sums=9 * 32 + 32 + 2)
 SHAPED = Case(lambda: Anchors(prefix="net_"), ("float16", BF16), roundings=5, sums=9 * 32 + 4)
 RECTIFIED = Case(between("relu"), (BF16,), roundings=8)
-MADE_POSITIVE = Case(between("abs"), (BF16,), roundings=8)
 
 STRIDED = Case(lambda: chain(lambda: nn.Conv2D(32, 7, 2, 3, in_channels=3)), (AMX,), roundings=4, sums=7 * 7 * 32 + 1,
                shape=(1, 3, 13, 12))
@@ -151,10 +150,9 @@ CHAINED = Case(lambda: chain(*[lambda: nn.Conv2D(16, 1, groups=16, in_channels=1
 OF_WEIGHTS = {"drop_training", "fold_batch_norm", "cast_params_offline", "fuse"}
 
 TRAINING = {"channels_last": CHAINED, "native_operators": LIMITED, "native_activations": RECTIFIED,
-            "cut_casts": MADE_POSITIVE, "align_channels": PADDED, "shape_operands": SHAPED, "fold_stride": STRIDED}
+            "align_channels": PADDED, "shape_operands": SHAPED, "fold_stride": STRIDED}
 INFERENCE = {
     "native_activations": RECTIFIED,
-    "cut_casts": MADE_POSITIVE,
     "drop_training": Case(dropped, EVERYWHERE, roundings=5),
     "fold_batch_norm": Case(folded, EVERYWHERE, roundings=5),
     "shape_operands": SHAPED,

@@ -122,7 +122,6 @@ class TestTheChoice:
         assert {"shape_operands", "faster updates"} <= set(on)
         assert ("native_operators" in on) == bool(native.operators())
         assert ("place_casts" in on) is False  # what is required is not worth a word
-        assert ("cut_casts" in on) == (isa not in NO_BF16)
 
     def test_a_named_bfloat16_is_emulated_with_one_warning_a_process(self):
         found = facts("AVX512_CORE")

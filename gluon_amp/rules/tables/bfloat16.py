@@ -69,10 +69,10 @@ LAYERS: Rows = (
 ARITHMETIC: Rows = (
     ((*arithmetic.PLAIN_PRODUCTS, *arithmetic.BATCHED_PRODUCTS, "_npi_einsum", *arithmetic.GEMM,
       *arithmetic.LINEAR_ALGEBRA, "khatri_rao", *arithmetic.TRANSFORMS), _NO_KERNEL),
-    ((*arithmetic.ABSOLUTE, "clip", *arithmetic.NEGATION), _MOVES),
-    ((*arithmetic.SIGNS, *arithmetic.ROUNDING, *arithmetic.SCALAR_SELECTION, *arithmetic.SELECTION,
-      *arithmetic.EXTREMES, *arithmetic.SCALAR_COMPARISONS, *arithmetic.COMPARISONS, *arithmetic.PREDICATES,
-      "_npi_around", *arithmetic.SPARSE_ARITHMETIC), _PLAIN),
+    ("clip", _MOVES),
+    ((*arithmetic.ABSOLUTE, *arithmetic.NEGATION, *arithmetic.SIGNS, *arithmetic.ROUNDING,
+      *arithmetic.SCALAR_SELECTION, *arithmetic.SELECTION, *arithmetic.EXTREMES, *arithmetic.SCALAR_COMPARISONS,
+      *arithmetic.COMPARISONS, *arithmetic.PREDICATES, "_npi_around", *arithmetic.SPARSE_ARITHMETIC), _PLAIN),
     (arithmetic.ELEMWISE_ADDITIONS, _NATIVE_SUM),
     ((*arithmetic.NUMPY_DIVISIONS, "_npi_true_divide_scalar", "_npi_hypot", "_npi_arctan2",
       *arithmetic.NUMPY_SUMS, *arithmetic.SCALAR_COPYSIGN, "_npi_nan_to_num", "_contrib_allclose"), _NO_KERNEL),
@@ -116,3 +116,11 @@ SYSTEM: Rows = (
 )
 
 TABLE = as_table(*LAYERS, *ARITHMETIC, *SHAPES, *SYSTEM, *KEPT)
+
+# What trains in FP32 where neither oneDNN nor an operator in C++ takes the place of MXNet's own kernel. Converted
+# graphs keep the table's rules: oneDNN fuses a clip with the convolution before it if both run in bfloat16.
+SLOW_IN_TRAINING = as_table(
+    (("clip", *layers.RELU),
+     Rule(FP32, note="MXNet's bfloat16 kernel takes one element at a time, longer than FP32 with its casts")),
+    ("LRN", Rule(FP32, note="its gradient takes three times as long in bfloat16 as in FP32")),
+)

@@ -1,0 +1,108 @@
+"""Joins of FP32 with low precision: in bfloat16 they are lowered where all that reads them is; graphs by hand."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from graphs import batch_norm, conv, graph, op, rewrite, rewritten, variable
+
+from gluon_amp.graph import Entry
+from gluon_amp.rules import Policy, make_policy
+
+LOW = "bfloat16"
+BIG = (2, 64, 32, 32)
+
+
+def stem():
+    return op("Convolution", "stem", variable("data", (2, 3, 32, 32)), variable("stem_weight", (64, 3, 3, 3)),
+              num_filter=64, kernel=(3, 3), no_bias=True, shape=BIG)
+
+
+def layer(name, source):
+    made = conv(name, source, 64, 64)
+    made.shapes = [BIG]
+    return made
+
+
+def join(name, *sources):
+    return op("Concat", name, *sources, dim=1, num_args=len(sources), shape=(2, 128, 32, 32))
+
+
+def dense_block():
+    """A stem in FP32 and what two low-precision layers add to it."""
+    first = stem()
+    one = join("join1", first, layer("c1", first))
+    return layer("out", join("join2", one, layer("c2", one)))
+
+
+def types(*heads, policy=None):
+    result = graph(*heads)
+    rewrite(result, policy or Policy(LOW), check=True)
+    return {node.name: Entry(node).dtype for node in result.operators()}
+
+
+def test_a_dense_block_casts_its_stem_once():
+    assert rewritten(LOW, dense_block()) == [
+        "stem: Convolution(data, stem_weight) -> float32",
+        "stem_bfloat16: amp_cast(stem) -> bfloat16",
+        "c1_weight_bfloat16: amp_cast(c1_weight) -> bfloat16",
+        "c1: Convolution(stem_bfloat16, c1_weight_bfloat16) -> bfloat16",
+        "join1: Concat(stem_bfloat16, c1) -> bfloat16",
+        "c2_weight_bfloat16: amp_cast(c2_weight) -> bfloat16",
+        "c2: Convolution(join1, c2_weight_bfloat16) -> bfloat16",
+        "join2: Concat(join1, c2) -> bfloat16",
+        "out_weight_bfloat16: amp_cast(out_weight) -> bfloat16",
+        "out: Convolution(join2, out_weight_bfloat16) -> bfloat16",
+        "out_float32: amp_cast(out) -> float32",
+        "out: out_float32",
+    ]
+
+
+@pytest.mark.parametrize(("policy", "expected"), [
+    (Policy(LOW), LOW), (Policy("float16"), "float32"), (Policy(LOW, imitated=True), "float32")])
+def test_only_bfloat16_has_the_range_for_it(policy, expected):
+    probabilities = op("softmax", "p", variable("x", BIG), shape=BIG)
+    joined = join("join", probabilities, layer("c1", variable("y", BIG)))
+    assert types(layer("out", joined), policy=policy)["join"] == expected
+
+
+@pytest.mark.parametrize("reader", ["softmax", "output", "indirect"])
+def test_what_fp32_operators_and_outputs_read_is_not_rounded(reader):
+    first = stem()
+    joined = join("join", first, layer("c1", first))
+    follower = op("Activation", "act", joined, act_type="relu", shape=(2, 128, 32, 32))
+    heads = {"softmax": [op("softmax", "prob", joined, shape=(2, 128, 32, 32))], "output": [joined],
+             "indirect": [op("softmax", "prob", follower, shape=(2, 128, 32, 32))]}[reader]
+    assert types(layer("out", joined), *heads)["join"] == "float32"
+
+
+def test_statistics_that_are_read_are_not_rounded():
+    first = stem()
+    norm = batch_norm("bn", join("join", first, layer("c1", first)))
+    norm.shapes = [BIG, (64,), (64,)]
+    assert types(layer("c2", Entry(norm)))["join"] == LOW
+    first = stem()
+    norm = batch_norm("bn", join("join", first, layer("c1", first)))
+    norm.shapes = [BIG, (64,), (64,)]
+    assert types(layer("c2", Entry(norm)), Entry(norm, 1))["join"] == "float32"
+
+
+def test_users_exclusions_and_lists_hold():
+    assert types(dense_block(), policy=Policy(LOW, excluded=frozenset({"join1"})))["join1"] == "float32"
+    found = types(dense_block(), policy=make_policy(LOW, {"Concat": "Concat"}, fp32_ops=["Concat"]))
+    assert (found["join1"], found["join2"]) == ("float32", "float32")
+
+
+def test_joins_of_fp32_alone_stay():
+    first = stem()
+    assert types(layer("out", join("join", first, op("relu", "r", first, shape=BIG))))["join"] == "float32"
+
+
+def test_slow_kernels_train_in_fp32_between_casts_and_convert_as_they_are():
+    def net():
+        return layer("c2", op("clip", "clip", layer("c1", stem()), a_min=0, a_max=6, shape=BIG))
+
+    found = rewritten(LOW, net())
+    assert "clip: clip(c1_float32) -> float32" in found
+    assert "c2: Convolution(clip_bfloat16, c2_weight_bfloat16) -> bfloat16" in found
+    assert types(net(), policy=replace(Policy(LOW), training=False))["clip"] == LOW
