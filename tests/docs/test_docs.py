@@ -64,7 +64,21 @@ def test_shell_samples_name_what_exists(page):
 @pytest.mark.parametrize("page", [*PAGES, *EXCERPTS], ids=page_id)
 def test_links_lead_to_files(page):
     targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)]+)\)", page.read_text()) if "://" not in target]
-    assert [target for target in targets if target and not (page.parent / target).exists()] == []
+    made = {ROOT / line[1:] for line in (ROOT / ".gitignore").read_text().split() if line.startswith("/docs/")}
+    assert [target for target in targets if target and not (page.parent / target).exists()
+            and page.parent / target not in made] == []
+
+
+def test_the_front_pages_picture_is_of_the_readmes_table(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    import gain_picture
+
+    found = gain_picture.rows()
+    text = (ROOT / "README.md").read_text()
+    assert len(found) == 4
+    for _, _, slow, fast, ratio in found:
+        assert f"{slow:g} s in" in text
+        assert f"**{fast:g} s** with gluon_amp | **{ratio}x**" in text
 
 
 def test_the_reference_has_every_public_name_once():
