@@ -19,11 +19,11 @@ def time_in_both(op: str, attrs: Mapping[str, str], shapes: Sequence[tuple[int, 
     """Return an operator's median time in FP32 and in low precision, measured in turns."""
     arrays = [mx.nd.random.normal(scale=0.1, shape=shape, ctx=device) for shape in shapes]
     runs = [_prepared(op, attrs, arrays, dtype, training) for dtype in (FLOAT32, low)]
-    fp32, lower = in_turns(runs, rounds)
+    fp32, lower = interleaved(runs, rounds)
     return fp32, lower
 
 
-def in_turns(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int = 1) -> list[float]:
+def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int = 1) -> list[float]:
     """Run functions in turns; return the median milliseconds of each, without the first rounds, which make kernels."""
     times: list[list[float]] = [[] for _ in runs]
     for number in range(warm_up + rounds):

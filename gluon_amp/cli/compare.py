@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 
 from .._mxnet.symbols import first_line
-from .._mxnet.timing import in_turns
+from .._mxnet.timing import interleaved
 from ..convert.model_files import load_model
 from ..dtypes import FLOAT32
 from ..errors import GraphError
@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     with models.named_errors(*files):
         before, after = models.runnable(model, list(shapes)), models.runnable(changed, list(shapes))
         errors = _errors(before, after, batches)
-    slow, fast = in_turns([partial(_outputs, block, batches[0]) for block in (before, after)], args.rounds, warm_up=0)
+    runs = [partial(_outputs, block, batches[0]) for block in (before, after)]
+    slow, fast = interleaved(runs, args.rounds, warm_up=0)
     record = models.record_of(changed)
     figures = {"fp32_type": FLOAT32, "converted_type": record.target_dtype if record else "unknown",
                "conversion": record.summary() if record else "not converted by gluon_amp",

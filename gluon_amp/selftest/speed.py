@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-from .._mxnet.timing import in_turns, time_in_both
+from .._mxnet.timing import interleaved, time_in_both
 from ..audit.judge import message_of
 from ..dtypes import FLOAT32, Support
 from ..rules import LOWER, Policy
@@ -82,7 +82,7 @@ def _time_detector(device: mx.Context, low: str) -> tuple[float, float]:
         loss.backward()
         mx.nd.waitall()
 
-    fp32, lower = in_turns([partial(step, partial(autocast, False)), partial(step, partial(autocast, True, low))], 3)
+    fp32, lower = interleaved([partial(step, partial(autocast, False)), partial(step, partial(autocast, True, low))], 3)
     return fp32, lower
 
 
