@@ -46,7 +46,7 @@ class _Call:
             begin = 0
             for array in arrays:
                 end = begin + array.size
-                if latest[id(array)] is not self:
+                if latest.get(id(array)) is not self:
                     pass
                 elif len(arrays) == 1:
                     _run("_copy", [copy], array)
