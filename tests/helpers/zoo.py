@@ -20,7 +20,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from zoo_networks import DETECTS_IN_TRAINING_ONLY, NEED_STATISTICS, Task, flat, make_task
 
-from gluon_amp.passes import fold_stride
+from gluon_amp.graph import Graph
+from gluon_amp.passes import assign_dtypes, fold_stride
 
 MODES: dict[str, dict[str, Any]] = {
     "eager": {"active": False},
@@ -160,13 +161,18 @@ def deciding_by_inputs() -> Iterator[None]:
     """Switch AMP on so that inputs decide every operator's precision and MXNet's own kernel runs it, in graphs too."""
     amp.init("bfloat16", disable_passes=["native_operators", "native_activations"])
     fold, fold_stride.can_fold_stride = fold_stride.can_fold_stride, _never
+    joins, assign_dtypes._joins = assign_dtypes._joins, _none
     yield
-    fold_stride.can_fold_stride = fold
+    fold_stride.can_fold_stride, assign_dtypes._joins = fold, joins
     amp.deinit()
 
 
 def _never(attrs: dict[str, str], channels: int) -> bool:
     return False
+
+
+def _none(graph: Graph) -> set[int]:
+    return set()
 
 
 def measured(bench: Bench, **flags: Any) -> dict[str, Arrays]:
