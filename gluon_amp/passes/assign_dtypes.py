@@ -7,6 +7,7 @@ be rounded there.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Sequence
 
 from ..dtypes import BFLOAT16, FLOAT32, FORMATS
 from ..graph import Graph, Node
@@ -21,32 +22,30 @@ from .context import Context
 
 def run(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""
-    lowered = 0
+    nodes, lowered = graph.operators(), 0
     kept = sparse_tensors.readers(graph, context.facts.sparse)
-    for node in graph.operators():
+    for node in nodes:
         node.decision = READS_SPARSE if id(node) in kept else decide(node, context)
-    joins = _joins(graph) if context.target == BFLOAT16 and not context.policy.imitated else ()
-    for node in graph.operators():
+    joins = _joins(graph, nodes) if context.target == BFLOAT16 and not context.policy.imitated else ()
+    for node in nodes:
         if id(node) in joins and {FLOAT32, context.target} <= {entry.dtype for entry in node.inputs}:
             node.decision = replace(node.decided, rule=LOWER, cause=Cause.READERS, note="all that reads it is lowered")
         lowered += plan_outputs(node, context)
     return lowered
 
 
-def _joins(graph: Graph) -> set[int]:
+def _joins(graph: Graph, nodes: Sequence[Node]) -> set[int]:
     """Return the ids of joins that only operators in low precision read, also through operators that follow them."""
-    readers: dict[int, list[tuple[Node, int]]] = {id(head.node): [] for head in graph.heads}
-    heads, lowered = set(readers), set()
-    for node in graph.operators():
-        for position, entry in enumerate(node.inputs):
-            readers.setdefault(id(entry.node), []).append((node, position))
-    for node in reversed(graph.operators()):
-        if node.decided.rule in (NEUTRAL, WIDEST) and id(node) not in heads and all(
-                position not in reader.decided.fp32_inputs and (reader.decided.rule == LOWER or id(reader) in lowered)
-                for reader, position in readers.get(id(node), ())):
-            lowered.add(id(node))
-    return {id(node) for node in graph.operators()
-            if id(node) in lowered and node.decided.rule == WIDEST and node.decided.cause is Cause.TABLE}
+    kept = {id(head.node) for head in graph.heads}  # what is read as it is
+    joins = set()
+    for node in reversed(nodes):  # its readers first
+        decision, follows = node.decided, id(node) not in kept
+        if follows and decision.rule == WIDEST and decision.cause is Cause.TABLE:
+            joins.add(id(node))
+        lowers = decision.rule == LOWER or id(node) in joins
+        kept.update(id(entry.node) for position, entry in enumerate(node.inputs) if position in decision.fp32_inputs
+                    or not (lowers or (follows and decision.rule == NEUTRAL and position == 0)))
+    return joins
 
 
 def follow(graph: Graph, context: Context) -> None:

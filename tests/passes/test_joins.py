@@ -7,7 +7,7 @@ import pytest
 from graphs import batch_norm, conv, graph, op, rewrite, rewritten, variable
 
 from gluon_amp.graph import Entry
-from gluon_amp.rules import Policy, make_policy
+from gluon_amp.rules import Cause, Policy, Rule, make_policy
 
 LOW = "bfloat16"
 BIG = (2, 64, 32, 32)
@@ -91,6 +91,16 @@ def test_users_exclusions_and_lists_hold():
     assert types(dense_block(), policy=Policy(LOW, excluded=frozenset({"join1"})))["join1"] == "float32"
     found = types(dense_block(), policy=make_policy(LOW, {"Concat": "Concat"}, fp32_ops=["Concat"]))
     assert (found["join1"], found["join2"]) == ("float32", "float32")
+
+
+def test_what_a_users_operator_reads_beside_fp32_is_not_rounded():
+    rule = Rule("WIDEST", cause=Cause.USER_LIST)
+    policy = Policy(LOW, overrides={"broadcast_add": (rule,)})
+    first = stem()
+    joined = join("join", first, layer("c1", first))
+    wide = op("softmax", "p", variable("x", (2, 128, 32, 32)), shape=(2, 128, 32, 32))
+    found = types(layer("out", op("broadcast_add", "own", joined, wide, shape=(2, 128, 32, 32))), policy=policy)
+    assert (found["join"], found["own"]) == ("float32", "float32")
 
 
 def test_joins_of_fp32_alone_stay():
