@@ -52,6 +52,7 @@ LAYERS = {
     "_memory": "what glibc does with freed memory",
     "_compat": "checks of versions, NumPy's old names, CUDA's libraries: before MXNet is imported",
 }
+GROUPS = ("stand_in", "runtime/", "loss_scaler")  # each begins a group of the list
 # Likewise, inside of a package.
 INSIDE = {
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "differences", "report",
@@ -95,7 +96,8 @@ def listing():
     """Return the list of docs/design.md."""
     names = [f"{name}/" if (ROOT / name).is_dir() else name for name in LAYERS]
     width = max(map(len, names)) + 2
-    return "\n".join(f"    {name:<{width}}{text}" for name, text in zip(names, LAYERS.values()))
+    return "\n".join(f"{'' if name not in GROUPS else chr(10)}    {name:<{width}}{text}"
+                     for name, text in zip(names, LAYERS.values()))
 
 
 def written_anew(text):
