@@ -48,19 +48,13 @@ class TrainerScaler:
         self._scaled: set[int] = set()  # the losses scaled since the last step
         self._open: list[int] = []  # those whose backward is under way
         self._overflowed: set[int] = set()  # those whose backward gave the step's first gradients that are not finite
-        self._watch()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "listeners": []}  # they listen to the original
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _attached_scalers.append(weakref.ref(self))
-        self._watch()
-
-    def _watch(self) -> None:
-        """Have kept what forward passes write, which :meth:`has_overflow` decides on."""
-        written.watch(self.trainer)
+        _remember(self)
 
     # Scripts read and set these on ``trainer._amp_loss_scaler``, which is MXNet's own scaler for them.
     _loss_scale, _next_loss_scale, _max_loss_scale, _scale_seq_len, _unskipped = map(
@@ -245,9 +239,6 @@ class UnscaledTrainer(TrainerScaler):
     def unscale(self) -> None:
         """Do nothing."""
 
-    def _watch(self) -> None:
-        """Have nothing kept, as no step is skipped."""
-
     def has_overflow(self, params: Any) -> bool:
         """Let every step be taken."""
         written.decided(self.trainer, skipped=False)
@@ -272,7 +263,13 @@ def stand_by(trainer: gluon.Trainer, scaler: TrainerScaler) -> None:
     trainers.attach(trainer, scaler)
     _attached_scalers[:] = [reference for reference in _attached_scalers if reference() is not None]
     if not isinstance(scaler, UnscaledTrainer):
-        _attached_scalers.append(weakref.ref(scaler))
+        _remember(scaler)
+
+
+def _remember(scaler: TrainerScaler) -> None:
+    """Count a scaler among those of :func:`attached_scalers`, and have kept what it may put back."""
+    _attached_scalers.append(weakref.ref(scaler))
+    written.watch(scaler.trainer)
 
 
 def gradients_are_finite(trainer: gluon.Trainer) -> bool:

@@ -242,11 +242,6 @@ def gradients(net: gluon.HybridBlock, program: Program, arguments: Sequence[mx.n
     return slopes
 
 
-def _spoil(trainer: gluon.Trainer) -> None:
-    """Let a gradient be infinite: operators that make their own gradient do not pass on that of an infinite loss."""
-    trainer._params[0].grad()[:] = np.inf
-
-
 def _moving(program: Program, net: gluon.HybridBlock) -> list[str]:
     """Name the statistics that move, and that one layer has."""
     return [name for name in net.collect_params() if is_statistic(name) and name not in _still(program)
@@ -279,7 +274,7 @@ def cotangent(shape: tuple[int, ...], number: int, exact: bool) -> mx.nd.NDArray
 def trained(net: gluon.HybridBlock, program: Program, rate: float) -> dict[str, np.ndarray]:
     """Take three steps with two trainers, and return how far they moved the parameters and statistics.
 
-    Under AMP the losses are scaled, and an infinite one comes in between, whose step is skipped.
+    Under AMP the losses are scaled, and a step with infinite gradients comes in between, which is skipped.
     """
     fixed = frozen(replace(program, with_regions=True))  # in stock MXNet as well
     names = sorted(name for name, one in net.collect_params().items() if one.grad_req != "null" and name not in fixed)
@@ -291,7 +286,7 @@ def trained(net: gluon.HybridBlock, program: Program, rate: float) -> dict[str, 
     scaler = amp.StaticLossScaler(2.0 ** (program.seed % 3 * 5))
     for trainer in trainers if amp.is_active() else ():
         amp.init_trainer(trainer, scaler)
-    for factor in (1, 1, np.inf, 1) if amp.is_active() else (1, 1, 1):
+    for is_bad in (False, False, True, False) if amp.is_active() else (False,) * 3:
         with autograd.record(train_mode=trains_batches(program)):
             loss = _loss(net(*data(program)), program.mode == EXACT)
             if amp.is_active():
@@ -299,9 +294,9 @@ def trained(net: gluon.HybridBlock, program: Program, rate: float) -> dict[str, 
                     autograd.backward(scaled)
         if not amp.is_active():
             loss.backward()
-        if factor != 1:
-            for trainer in trainers:
-                _spoil(trainer)
+        for trainer in trainers:
+            if is_bad:  # operators that make their own gradient would not pass on that of an infinite loss
+                trainer._params[0].grad()[:] = np.inf
         for trainer in trainers:
             trainer.step(1)
     return {name: net.collect_params()[name].data().asnumpy() - one for name, one in before.items()}

@@ -6,12 +6,12 @@ from typing import Callable
 
 import numpy as np
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS
 from .samples.sample import LOW, Input
 
 # The largest relative error of rounding to nearest. FP32 runs are controls: a difference in the order of
 # summation is of no interest there.
-EPSILON = {BFLOAT16: 2.0 ** -8, FLOAT16: 2.0 ** -11, FLOAT32: 2.0 ** -16}
+EPSILON = {**{dtype: form.roundoff for dtype, form in FORMATS.items()}, FLOAT32: 2.0 ** -16}
 
 Random = np.random.RandomState
 Shape = tuple

@@ -59,7 +59,7 @@ class RewritingCachedOp:
         self.names = self.traced.names  # in the order of the arguments
         states = set(symbol.list_auxiliary_states())
         self._states = [position for position, name in enumerate(self.names) if name in states]
-        self._written: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # those, grouped as in a call
+        self._alike: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # those that one operator copies
         self._plain: StockCachedOp | None = None
         self._operations: WeakKeyDictionary[Plan, StockCachedOp] = WeakKeyDictionary()  # what runs each plan
         self._hook: tuple[Any, ...] = ()
@@ -171,9 +171,9 @@ class RewritingCachedOp:
         """Return the positions of auxiliary states, those together that one operator can copy."""
         if plan is None:
             return alike(args, self._states)
-        if plan not in self._written:
-            self._written[plan] = alike(args, self._states)
-        return self._written[plan]
+        if plan not in self._alike:
+            self._alike[plan] = alike(args, self._states)
+        return self._alike[plan]
 
     def _sparse(self, args: Sequence[NDArray]) -> frozenset[str]:
         """Name the inputs that are sparse arrays."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Callable, Iterable, Mapping, Sequence
 from weakref import WeakSet
 
@@ -43,16 +44,11 @@ class _Call:
     def put_back(self, latest: Mapping[int, _Call]) -> None:
         """Let the arrays be as they were that no later call has copied, by the ids of arrays."""
         for arrays, copy in self.copies:
-            begin = 0
-            for array in arrays:
-                end = begin + array.size
-                if latest.get(id(array)) is not self:
-                    pass
-                elif len(arrays) == 1:
-                    _run("_copy", [copy], array)
-                else:
-                    _run("slice_axis", [copy], array, axis=0, begin=begin, end=end)
-                begin = end
+            ends = list(accumulate(array.size for array in arrays))
+            for array, begin, end in zip(arrays, (0, *ends), ends):
+                if latest.get(id(array)) is self:
+                    part = {"axis": 0, "begin": begin, "end": end} if len(arrays) > 1 else {}
+                    _run("slice_axis" if part else "_copy", [copy], array, **part)
 
 
 def alike(inputs: Sequence[NDArray], positions: Iterable[int]) -> list[list[int]]:

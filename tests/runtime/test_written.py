@@ -82,6 +82,15 @@ def _trainer(net, **options):
     return mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, update_on_kvstore=False, **options)
 
 
+def _attached(layers="batch_norm", mode="hybridized", devices=(None,)):
+    """Return a network, and its trainer with a loss scaler, under AMP."""
+    amp.init()
+    net = _net(_layers()[layers], mode, devices)
+    trainer = _trainer(net)
+    amp.init_trainer(trainer, loss_scaler=1.0)
+    return net, trainer
+
+
 def _batch(number, factor, device=None):
     values = np.random.RandomState(number).normal(size=(4, 4, 8, 8)).astype("float32")
     return mx.nd.array(values, ctx=device) * factor
@@ -101,8 +110,9 @@ def _values(net):
             for device in parameter.list_ctx()]
 
 
-def _assert_same(net, other):
-    for got, want in zip(_values(net), _values(other)):
+def _assert_equal(found, expected):
+    assert len(found) == len(expected) > 0
+    for got, want in zip(found, expected):
         np.testing.assert_array_equal(got, want)
 
 
@@ -120,15 +130,12 @@ def test_a_skipped_step_leaves_no_trace(layers, mode):
                 _step(net, trainer, _batch(number, factor))
         nets.append(net)
     assert all(np.isfinite(values).all() for values in _values(nets[0]))
-    _assert_same(*nets)
+    _assert_equal(*map(_values, nets))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_right_behind_a_skipped_step_all_is_as_before(mode, tmp_path):
-    amp.init()
-    net = _net(_layers()["batch_norm"], mode)
-    trainer = _trainer(net)
-    amp.init_trainer(trainer, loss_scaler=1.0)
+    net, trainer = _attached(mode=mode)
     _step(net, trainer, _batch(0, GOOD))
     before, inferred = _values(net), net(_batch(7, GOOD)).asnumpy()
     _step(net, trainer, _batch(1, BAD))
@@ -137,8 +144,7 @@ def test_right_behind_a_skipped_step_all_is_as_before(mode, tmp_path):
     read = mx.nd.load(str(tmp_path / "saved"))
     for name, parameter in net._collect_params_with_prefix().items():
         np.testing.assert_array_equal(read[name].asnumpy(), parameter.data().asnumpy())
-    for got, want in zip(_values(net), before):
-        np.testing.assert_array_equal(got, want)
+    _assert_equal(_values(net), before)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -152,17 +158,13 @@ def test_all_micro_batches_of_a_skipped_step_are_forgotten(mode):
     _step(net, trainer, _batch(0, GOOD), _batch(1, GOOD))
     before = _values(net)
     _step(net, trainer, _batch(2, GOOD), _batch(3, BAD), _batch(4, GOOD))
-    for got, want in zip(_values(net), before):
-        np.testing.assert_array_equal(got, want)
+    _assert_equal(_values(net), before)
 
 
 @pytest.mark.parametrize("mode", ["eager", "hybridized"])
 def test_on_several_devices_every_copy_is_as_before(mode):
     devices = [mx.cpu(0), mx.cpu(1)]
-    amp.init()
-    net = _net(_layers()["batch_norm"], mode, devices)
-    trainer = _trainer(net)
-    amp.init_trainer(trainer, loss_scaler=1.0)
+    net, trainer = _attached(mode=mode, devices=devices)
     before = None
     for number, factors in enumerate(([GOOD, GOOD], [GOOD, BAD])):
         with mx.autograd.record():
@@ -171,8 +173,7 @@ def test_on_several_devices_every_copy_is_as_before(mode):
                 mx.autograd.backward(scaled)
         trainer.step(1)
         before = before or _values(net)
-    for got, want in zip(_values(net), before):
-        np.testing.assert_array_equal(got, want)
+    _assert_equal(_values(net), before)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -186,8 +187,7 @@ def test_a_grad_scaler_puts_back_what_its_first_step_wrote(mode):
     scaler.scale(loss).backward()
     assert not scaler.step(trainer, 1)
     scaler.update()
-    for got, want in zip(_values(net), before):
-        np.testing.assert_array_equal(got, want)
+    _assert_equal(_values(net), before)
 
 
 @pytest.mark.parametrize("mode", ["eager", "hybridized"])
@@ -208,9 +208,8 @@ def test_a_network_beside_the_one_that_skips_keeps_what_it_wrote(mode, bad):
         for trainer in trainers:
             trainer.step(1)
         pairs.append(nets)
-    for got, want in zip(_values(pairs[0][bad]), initial):
-        np.testing.assert_array_equal(got, want)
-    _assert_same(pairs[0][1 - bad], pairs[1][1 - bad])
+    _assert_equal(_values(pairs[0][bad]), initial)
+    _assert_equal(*(_values(nets[1 - bad]) for nets in pairs))
 
 
 @pytest.mark.parametrize("mode", ["eager", "hybridized"])
@@ -241,32 +240,23 @@ def test_what_a_bad_generator_made_the_discriminator_write_is_put_back(mode):
     iteration(0, GOOD)
     generators = _values(generator)
     after_discriminator = iteration(1, BAD)
-    for got, want in zip(_values(discriminator), after_discriminator):
-        np.testing.assert_array_equal(got, want)
-    for got, want in zip(_values(generator), generators):
-        np.testing.assert_array_equal(got, want)
+    _assert_equal(_values(discriminator), after_discriminator)
+    _assert_equal(_values(generator), generators)
 
 
 def test_a_copied_trainer_puts_back_as_well():
-    amp.init()
-    net = _net(_layers()["batch_norm"], "hybridized")
-    trainer = _trainer(net)
-    amp.init_trainer(trainer, loss_scaler=1.0)
+    net, trainer = _attached()
     _step(net, trainer, _batch(0, GOOD))
     mx.nd.waitall()
     other, copied = copy.deepcopy((net, trainer))
     other.collect_params().reset_ctx(mx.cpu())  # MXNet's copies have no gradients before
     before = _values(other)
     _step(other, copied, _batch(1, BAD))
-    for got, want in zip(_values(other), before):
-        np.testing.assert_array_equal(got, want)
+    _assert_equal(_values(other), before)
 
 
 def test_statistics_measured_anew_between_steps_stay():
-    amp.init()
-    net = _net(_layers()["batch_norm"], "hybridized")
-    trainer = _trainer(net)
-    amp.init_trainer(trainer, loss_scaler=1.0)
+    net, trainer = _attached()
     _step(net, trainer, _batch(0, GOOD))
     net[1].running_mean.set_data(mx.nd.ones(8) * 7)
     _step(net, trainer, _batch(1, BAD))
@@ -285,5 +275,4 @@ def test_statistics_that_a_trainer_without_scaler_saw_stay():
         trainers[1].step(1)
     before = _values(plain)
     _step(watched, trainers[0], _batch(0, BAD))
-    for got, want in zip(_values(plain), before):
-        np.testing.assert_array_equal(got, want)
+    _assert_equal(_values(plain), before)
