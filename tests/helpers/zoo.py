@@ -12,7 +12,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from statistics import median
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -20,7 +20,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from zoo_networks import DETECTS_IN_TRAINING_ONLY, NEED_STATISTICS, Task, flat, make_task
 
-from gluon_amp.graph import Graph
+from gluon_amp.graph import Graph, Node
 from gluon_amp.passes import assign_dtypes, fold_stride
 
 MODES: dict[str, dict[str, Any]] = {
@@ -171,7 +171,7 @@ def _never(attrs: dict[str, str], channels: int) -> bool:
     return False
 
 
-def _none(graph: Graph) -> set[int]:
+def _none(graph: Graph, nodes: Sequence[Node]) -> set[int]:
     return set()
 
 
