@@ -22,7 +22,6 @@ LAYERS = {
     "selftest": "what `gluon-amp check` runs",
     "tune": "measure operators on this machine",
     "convert": "conversion for inference",
-    "audit": "the operator checker",
     "stand_in": "install: standing in for mxnet.contrib.amp",
     "newer_names": "names of MXNet 2",
     "estimator": "event handlers for gluon.contrib.estimator",

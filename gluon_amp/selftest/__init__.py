@@ -7,22 +7,19 @@ from typing import Iterator, Mapping, Sequence
 import mxnet as mx
 import numpy as np
 
-from .. import _cuda
+from .. import _cuda, native
 from .._mxnet import gpus
-from ..audit.verdicts import ERROR, OK, WRONG
 from ..dtypes import Support
 from ..runtime.devices import support
-from .isolation import FAILED, INFO, SKIPPED, Finding, Section, findings
-from .native import NATIVE
-from .results import FUSION, OPERATORS, OVERFLOW, TRAINING
-from .speed import TIMING
+from .isolation import ERROR, FAILED, INFO, OK, SKIPPED, WRONG, Finding, Section, findings
+from .kernels import OPERATORS, TIMING
+from .results import FUSION, OVERFLOW, TRAINING
 
 __all__ = ["ERROR", "FAILED", "INFO", "OK", "SECTIONS", "SKIPPED", "WRONG", "Finding", "check"]
 
 _VERSIONS = "versions"
 _TESTS: Mapping[str, Section] = {
-    "fusion": FUSION, "operators": OPERATORS, "native": NATIVE, "overflow": OVERFLOW, "training": TRAINING,
-    "timing": TIMING}
+    "fusion": FUSION, "operators": OPERATORS, "overflow": OVERFLOW, "training": TRAINING, "timing": TIMING}
 SECTIONS = (_VERSIONS, *_TESTS)
 
 
@@ -39,7 +36,7 @@ def check(device: mx.Context, sections: Sequence[str] = ()) -> Iterator[Finding]
         if name == _VERSIONS:
             yield from _versions(device, runs)
         elif not _TESTS[name].names(runs):
-            yield Finding(name, "all", SKIPPED, _TESTS[name].reason(runs))
+            yield Finding(name, "all", SKIPPED, f"nothing runs in low precision here: {runs.reason}")
         else:
             yield from findings(name, _TESTS[name], device, runs)
 
@@ -55,3 +52,7 @@ def _versions(device: mx.Context, runs: Support) -> Iterator[Finding]:
         yield Finding(_VERSIONS, "driver", WRONG if problem else OK,
                       problem or
                       f"CUDA {_cuda.dotted(driver)}; the run-time compiler (NVRTC) is of {_cuda.dotted(compiler)}")
+        return
+    for library in native.load():
+        yield Finding(_VERSIONS, library.name, SKIPPED if library.missing else INFO,
+                      library.missing or f"{len(library.operators)} operators in C++")

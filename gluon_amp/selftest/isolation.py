@@ -12,13 +12,11 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 
-from ..audit.judge import message_of
-from ..audit.processes import NORMALLY, Outcome, isolated
-from ..audit.verdicts import ERROR, WRONG
 from ..dtypes import Support
 from ..runtime.autocast import deinit
+from .processes import NORMALLY, Outcome, isolated
 
-SKIPPED, INFO = "skipped", "info"  # beside the verdicts of the audit
+OK, WRONG, ERROR, SKIPPED, INFO = "ok", "wrong", "error", "skipped", "info"
 FAILED = (WRONG, ERROR)
 # The words of CUDA, cuDNN and cuBLAS, of MXNet on a CPU, and of Python.
 _OUT_OF_MEMORY = re.compile(r"out of memory|_ALLOC_FAILED|Failed to allocate CPU Memory|bad_alloc|MemoryError")
@@ -26,10 +24,6 @@ _SECONDS = 240.0
 _PROBE = 1 << 20  # bytes: more than any test's arrays, and next to nothing on a device
 
 Found = tuple  # verdict, detail and data of a Finding
-
-
-def _no_low_precision(runs: Support) -> str:
-    return f"nothing runs in low precision here: {runs.reason}"
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,6 @@ class Section:
     test: Callable[[str, mx.Context, Support], Found]  # runs one of them; a function that can be pickled
     together: int = 25  # how many share a process: a GPU takes seconds to get ready in each
     forked: bool = True  # MXNet has one thread in a process that is forked, where nothing may be timed
-    reason: Callable[[Support], str] = _no_low_precision  # why it has nothing to run on a device
 
 
 def is_out_of_memory(said: str) -> bool:
@@ -138,3 +131,12 @@ def _has_memory(device: mx.Context) -> bool:
 def _allocate(device: mx.Context) -> None:
     mx.nd.zeros(_PROBE // 4, ctx=device).wait_to_read()
     mx.nd.waitall()
+
+
+def message_of(error: Exception) -> str:
+    r"""Return the line of an engine's message that says what is wrong, without paths and addresses."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("Traceback", "Stack trace", "File ", "[bt]"))]
+    telling = [line for line in lines if "Error in operator" in line or "Check failed" in line or "could not" in line]
+    text = (telling or lines or [repr(error)])[-1].split("src/")[-1]
+    return re.sub(r"0x[0-9a-f]+", "0x...", text)[:240]

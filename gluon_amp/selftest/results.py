@@ -1,7 +1,6 @@
-"""What a device computes: fused kernels, operators, updates of weights, and losses."""
+"""What a device computes in training: fused kernels, updates of weights, and losses."""
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Callable
 
 import mxnet as mx
@@ -9,26 +8,15 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import HybridBlock, nn, rnn
 
-from ..audit.judge import Judge
-from ..audit.modes import Mode
-from ..audit.samples import sampled_operators, samples_of
-from ..audit.verdicts import ERROR, OK, UNUSABLE, WRONG
 from ..dtypes import FLOAT32, Support
-from ..rules import LOWER, NEUTRAL, WIDEST, Policy
 from ..runtime.autocast import deinit, init
 from ..training import init_trainer, scale_loss
-from .isolation import SKIPPED, Found, Section, is_out_of_memory
+from .isolation import OK, WRONG, Found, Section
+from .kernels import error_of
 
 _STEPS = 20
 _LOSS_DISTANCE = 0.1  # of the first loss: how far the last losses may be apart
 _FUSION_ERROR = 1e-5  # of the largest element
-_NOT_FOR_GPUS = "is not implemented for GPU"  # MXNet's words: in no type
-_TRUSTED = "cpu(0)"  # a device that is broken agrees with itself
-
-
-def low_type(runs: Support) -> str:
-    """Return the low-precision type of a device, also one that runs on request only; FP32 without."""
-    return runs.dtype if runs.dtype != FLOAT32 else runs.on_request or FLOAT32
 
 
 def _fusion(name: str, device: mx.Context, runs: Support) -> Found:
@@ -41,40 +29,8 @@ def _fusion(name: str, device: mx.Context, runs: Support) -> Found:
     net = Chain()
     net.hybridize(static_alloc=True, static_shape=True)
     wanted = np.maximum(values * 3 - 1, 0) * (values + 2) + np.tanh(values)
-    error = float(np.abs(net(mx.nd.array(values)).asnumpy() - wanted).max() / np.abs(wanted).max())
+    error = error_of(net(mx.nd.array(values)).asnumpy(), wanted)
     return OK if error <= _FUSION_ERROR else WRONG, f"error {error:.1g}", {"error": error}
-
-
-def _operators(runs: Support) -> list[str]:
-    low = low_type(runs)
-    return [name for name in sampled_operators() if low != FLOAT32 and _low_sample(name, low) is not None]
-
-
-def _operator(name: str, device: mx.Context, runs: Support) -> Found:
-    """Compare an operator in low precision with FP32 on the CPU, forward and backward."""
-    low = low_type(runs)
-    item = _low_sample(name, low)
-    judge = Judge(item, low, low, str(device), reference=_TRUSTED)
-    result = judge.run(Mode("plain", "write" if item.gradient else "infer", "eager"))
-    if is_out_of_memory(result.detail):
-        verdict = ERROR
-    elif result.verdict == UNUSABLE or _NOT_FOR_GPUS in result.detail:
-        verdict = SKIPPED
-    else:
-        verdict = result.verdict if result.verdict in (OK, WRONG) else ERROR
-    return verdict, result.detail or f"error {result.error:.1g}", {"dtype": low}
-
-
-@lru_cache(maxsize=None)
-def _policy(low: str) -> Policy:
-    return Policy(low)
-
-
-def _low_sample(name: str, low: str) -> Any:
-    """Return the first sample of an operator that runs in low precision, None without."""
-    return next((item for item in samples_of(name)
-                 if _policy(low).decide(name, item.attrs, item.inputs[0].shape if item.inputs else None).rule
-                 in (LOWER, NEUTRAL, WIDEST)), None)
 
 
 # The gradient, and whether a weight may change.
@@ -169,6 +125,5 @@ def _recurrent() -> tuple[HybridBlock, Any]:
 _NETWORKS = {"convolutional": _convolutional, "dense": _dense, "recurrent": _recurrent}
 
 FUSION = Section(lambda runs: ["elementwise operators"], _fusion)
-OPERATORS = Section(_operators, _operator)
 OVERFLOW = Section(lambda runs: list(_GRADIENTS), _overflow)
 TRAINING = Section(lambda runs: list(_NETWORKS), _training)

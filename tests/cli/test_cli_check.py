@@ -5,23 +5,16 @@ import json
 import multiprocessing
 import os
 import signal
-from dataclasses import replace
-from functools import partial
 
 import mxnet as mx
 import numpy as np
 import pytest
 
 from gluon_amp import native, selftest
-from gluon_amp.audit.judge import Judge
-from gluon_amp.audit.modes import Mode
-from gluon_amp.audit.processes import NORMALLY, isolated
-from gluon_amp.audit.samples import samples_of
-from gluon_amp.audit.verdicts import Result
 from gluon_amp.cli import main
 from gluon_amp.dtypes import cuda_support
 from gluon_amp.runtime.devices import support
-from gluon_amp.selftest import ERROR, OK, SKIPPED, WRONG, isolation, results, speed
+from gluon_amp.selftest import ERROR, INFO, OK, SKIPPED, WRONG, isolation, kernels, results
 from gluon_amp.selftest.isolation import Section, findings
 
 
@@ -133,40 +126,33 @@ def that_names_its_process(name, device, runs):
     return OK, type(multiprocessing.current_process()).__name__, {}
 
 
-def test_the_reference_of_a_deconvolution_does_not_end_the_process():
-    # The backward of oneDNN's writes to memory that is not its own where the weight is not a variable itself.
-    assert isolated(trusted_tensors, ("Deconvolution",), 60.0).ended == NORMALLY
+@pytest.mark.bf16
+class TestOperators:
+    """What AMP makes of single operators, against FP32."""
 
+    @pytest.mark.parametrize("name", kernels.OPERATORS.names(cuda_support((8, 0))))
+    def test_they_are_right_here(self, name):
+        verdict, said, data = kernels.OPERATORS.test(name, mx.cpu(), support("cpu"))
+        assert (verdict, data["dtype"]) == (OK, kernels.low_type(support("cpu"))), said
 
-def trusted_tensors(name):
-    item = results._low_sample(name, "float16")
-    judge = Judge(item, "float16", "float16", "cpu(0)", reference="cpu(0)")
-    return sorted(judge._reference(Mode("plain", "write", "eager")))
+    def test_convolutions_run_low(self):
+        assert kernels.OPERATORS.test("convolution", mx.cpu(), support("cpu"))[2]["error"] > 0
 
+    @pytest.mark.parametrize("wrong", [lambda values: values * 1.1, np.zeros_like, lambda values: values / 0])
+    def test_wrong_values_are_found_out(self, wrong, monkeypatch):
+        right = kernels._results
 
-@pytest.mark.parametrize(("found", "verdict"), [
-    (Result("error", "Operator X is not implemented for GPU."), SKIPPED), (Result("not applicable", "no"), SKIPPED),
-    (Result("error", "CUDA: out of memory"), ERROR), (Result("not applicable", "CUDA: out of memory"), ERROR)])
-def test_what_mxnet_does_not_have_is_skipped_and_memory_is_not(monkeypatch, found, verdict):
-    monkeypatch.setattr(Judge, "run", lambda self, mode: found)
-    told = results.OPERATORS.test("relu", mx.cpu(), cuda_support((8, 0)))
-    assert told == (verdict, found.detail, {"dtype": "float16"})
+        def results(name, dtype, rounding, device):
+            *others, last = right(name, dtype, rounding, device)
+            return [*others, last if dtype == "float32" else wrong(last)]
 
+        monkeypatch.setattr(kernels, "_results", results)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            assert kernels.OPERATORS.test("dense", mx.cpu(), support("cpu"))[0] == WRONG
 
-@pytest.mark.parametrize(("context", "said", "verdict"), [
-    (mx.cpu(), "does not support bfloat16", SKIPPED), (mx.cpu(), "CUDA: out of memory", None),
-    (mx.gpu(0), "unspecified launch failure", None)])
-def test_timings_are_skipped_for_types_that_mxnet_lacks_only(monkeypatch, context, said, verdict):
-    def fail(*arguments):
-        raise mx.MXNetError(said)
-
-    monkeypatch.setattr(speed, "time_in_both", fail)
-    run = partial(speed.TIMING.test, "LSTM", context, cuda_support((8, 0)))
-    if verdict is None:
-        with pytest.raises(mx.MXNetError, match=said):
-            run()
-    else:
-        assert run()[0] == verdict
+    def test_timings_name_both_types(self):
+        verdict, _, data = kernels.TIMING.test("dense", mx.cpu(), support("cpu"))
+        assert (verdict, sorted(data["milliseconds"])) == (INFO, sorted(["float32", data["dtype"]]))
 
 
 def test_a_device_without_low_precision_has_none_to_judge(monkeypatch):
@@ -176,34 +162,15 @@ def test_a_device_without_low_precision_has_none_to_judge(monkeypatch):
         ("operators", "all", SKIPPED), ("timing", "all", SKIPPED)]
 
 
-class TestOperatorsInCpp:
-    """The part of the self-test that runs this package's own operators."""
+class TestLibraries:
+    """The operators in C++ are named with the versions."""
 
-    def test_each_is_compared_with_mxnets(self):
-        name = "_gluon_amp_clip"
-        if not native.is_available(name):
-            pytest.skip(native.load()[0].missing)
-        verdict, _, data = selftest.NATIVE.test(name, mx.cpu(), support("cpu"))
-        assert (verdict, data["errors"]["float32"]) == (OK, 0)
-        assert ("bfloat16" in data["errors"]) == (results.low_type(support("cpu")) == "bfloat16")
-
-    def test_wrong_values_are_found_out(self, monkeypatch):
-        if not native.is_available("_gluon_amp_clip"):
-            pytest.skip(native.load()[0].missing)
-        wrong = replace(samples_of("_gluon_amp_gelu")[0], op="_gluon_amp_clip", attrs={"a_min": "0", "a_max": "1"})
-        monkeypatch.setattr(selftest.native, "samples_of", lambda name: (wrong,))
-        assert selftest.NATIVE.test("_gluon_amp_gelu", mx.cpu(), support("cpu"))[0] == WRONG
-
-    def test_a_library_that_is_missing_is_one_line(self, monkeypatch):
+    def test_one_that_is_missing_is_one_line(self, monkeypatch):
         libraries = (native.Library("core", frozenset({"one"})), native.Library("onednn", frozenset(), "no oneDNN"))
         monkeypatch.setattr(native, "load", lambda: libraries)
-        monkeypatch.setattr(native, "operators", lambda: frozenset({"one"}))
-        assert selftest.NATIVE.names(support("cpu")) == ["one", "onednn"]
-        assert selftest.NATIVE.test("onednn", mx.cpu(), support("cpu")) == (SKIPPED, "no oneDNN", {})
-
-    def test_gpus_have_none(self):
-        assert selftest.NATIVE.names(cuda_support((8, 0))) == []
-        assert selftest.NATIVE.reason(cuda_support((8, 0))) == "operators in C++ are for CPUs"
+        lines = {each.name: (each.verdict, each.detail) for each in selftest.check(mx.cpu(), ["versions"])}
+        assert lines["core"] == (INFO, "1 operators in C++")
+        assert lines["onednn"] == (SKIPPED, "no oneDNN")
 
 
 @pytest.mark.parametrize(("device", "said"), [

@@ -10,9 +10,12 @@ import ctypes
 import os
 import sys
 import time
+from pathlib import Path
 
-from gluon_amp.audit.runner import Options, run_modes
-from gluon_amp.audit.verdicts import OK, Result
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))  # where it is a program
+
+from audit.runner import Options, run_modes
+from audit.verdicts import OK, Result
 
 
 def _modes(only, behaviour):

@@ -1,8 +1,8 @@
 """Calls of operators whose gradients are tried: those of the audit, and others in which MXNet takes another path."""
 from __future__ import annotations
 
-from gluon_amp.audit.samples import FAMILIES, NATIVE
-from gluon_amp.audit.samples.sample import fixed, low, sample
+from audit.samples import FAMILIES, NATIVE
+from audit.samples.sample import fixed, low, sample
 
 # In stock MXNet: what no program can run, or run backward, and so is not cured.
 REFUSED = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 from typing import Any
 
 import mxnet as mx
+from audit.samples import samples_of
+from audit.values import fill
 from mxnet import autograd
 
 from gluon_amp._mxnet.invoke import invoke
-from gluon_amp.audit.samples import samples_of
-from gluon_amp.audit.values import fill
 from gluon_amp.rules import LOWER, NEUTRAL, WIDEST, Policy
 
 POLICY = Policy("float16")

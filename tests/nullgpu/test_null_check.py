@@ -13,15 +13,11 @@ pytest.importorskip("mxnet")
 from gluon_amp.selftest import SECTIONS
 
 SECONDS = 120  # it takes 35 on two cores
-SIZED = ("_contrib_boolean_mask", "_npx_nonzero")  # each run finds another size in memory: wrong numbers, or an error
-# Results that no kernel computes: shapes, and what is false or zero for most numbers.
-TRIVIAL = ("shape", "size", "zeros", "is", "logical", "equal", "greater", "less", "all", "any", "share", "index")
 
 
 def checked(folder, *arguments, **settings):
     """Run the command; return its process and its report."""
     path = folder / "check.json"
-    # No kernel writes the sizes that some operators read from the device: little memory makes absurd ones fail.
     command = [sys.executable, "-m", "gluon_amp.cli", "check", "--device", "gpu(0)", "--json", str(path), *arguments]
     process = subprocess.run(command, capture_output=True, env=device.environment(memory=1024, **settings), text=True,
                              timeout=SECONDS, check=False)
@@ -39,19 +35,11 @@ def found(report, section, key="verdict"):
     return {each["name"]: each[key] for each in report["findings"] if each["section"] == section}
 
 
-def computed(report):
-    """Return the verdicts of operators whose result does not depend on what was in memory before."""
-    details = found(report, "operators", "detail")  # indices that no kernel wrote may be out of bounds, or not
-    return {name: "wrong" if "out of bounds" in details[name] else verdict
-            for name, verdict in found(report, "operators").items()
-            if name not in SIZED and not any(word in name.lower() for word in TRIVIAL)}
-
-
 def test_it_ends_and_says_that_numbers_are_wrong(done):
     process, report = done
     assert process.returncode == 1, process.stderr[-2000:]
     assert (report["format"], report["device"]) == ("gluon_amp check 1", "gpu(0)")
-    assert report["failed"] == sum(each["verdict"] in ("wrong", "error") for each in report["findings"]) > 100
+    assert report["failed"] == sum(each["verdict"] in ("wrong", "error") for each in report["findings"]) > 15
     assert f"gpu(0): {report['failed']} of {len(report['findings'])} lines are wrong" in process.stdout
     assert {each["section"] for each in report["findings"]} == set(SECTIONS)
 
@@ -67,23 +55,7 @@ def test_it_knows_the_device_and_what_is_loaded(done):
 
 
 def test_no_result_of_a_kernel_is_taken_for_right(done):
-    _, report = done
-    operators = found(report, "operators")
-    assert len(operators) > 200
-    right = [name for name, verdict in operators.items() if verdict == "ok"]
-    assert [name for name in right if not any(word in name.lower() for word in TRIVIAL)] == []
-    assert set(operators.values()) <= {"ok", "wrong", "skipped", "error"}
-    for name in ("Convolution", "FullyConnected", "dot", "BatchNorm", "_contrib_interleaved_matmul_selfatt_qk", "relu",
-                 "Concat", "elemwise_add"):
-        assert operators[name] == "wrong"
-
-
-def test_operators_fail_by_their_numbers_alone(done):
-    _, report = done
-    # An error would be one of dispatch. The size of these results is read from the device, where no kernel wrote it.
-    errors = {each["name"]: each["detail"] for each in report["findings"] if each["verdict"] == "error"}
-    assert {name: text for name, text in errors.items() if name not in SIZED and "out of bounds" not in text} == {}
-    assert found(report, "operators")["_contrib_BatchNormWithReLU"] == "skipped"
+    assert set(found(done[1], "operators").values()) == {"wrong"}  # an error would be one of dispatch
 
 
 def test_the_other_parts_are_wrong_too(done):
@@ -91,20 +63,19 @@ def test_the_other_parts_are_wrong_too(done):
     assert found(report, "fusion") == {"elementwise operators": "wrong"}
     assert found(report, "overflow")["a finite gradient is used"] == "wrong"
     assert set(found(report, "training").values()) == {"wrong"}
-    assert set(found(report, "timing").values()) <= {"info", "skipped"}
+    assert set(found(report, "timing").values()) == {"info"}
 
 
 # In each process: all allocations from one on fail, or one alone, which CUDA tells of again at the next launch.
 @pytest.mark.parametrize("fails", ["120", "90,1"])
 def test_memory_that_runs_out_is_no_fault_of_later_operators(done, tmp_path, fails):
     _, report = checked(tmp_path, "--only", "operators", memory_fails=fails)
-    assert computed(report) == computed(done[1])
+    assert found(report, "operators") == found(done[1], "operators")
 
 
 def test_a_device_without_memory_is_named_plainly(tmp_path):
     process, report = checked(tmp_path, memory_fails=1)
-    assert found(report, "native") == {"all": "skipped"}  # of the CPU
-    tests = [each for each in report["findings"] if each["section"] not in ("versions", "native")]
+    tests = [each for each in report["findings"] if each["section"] != "versions"]
     assert process.returncode == 1
     assert {each["verdict"] for each in tests} == {"error"}
     assert all(each["data"]["out_of_memory"] for each in tests)

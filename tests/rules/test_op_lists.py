@@ -6,10 +6,10 @@ from collections import Counter
 import mxnet as mx
 import numpy as np
 import pytest
+from audit.samples.excluded import is_backward
 
 from gluon_amp import DTypeError
 from gluon_amp._mxnet.operators import registered_operators
-from gluon_amp.audit.samples.excluded import is_backward
 from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
 from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, make_policy, views
 from gluon_amp.rules.tables import bfloat16, float16, groups

@@ -8,11 +8,11 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
+from audit.samples import sampled_operators, samples_of
 from mxnet.util import np_shape
 
 import gluon_amp
 from gluon_amp._mxnet.symbols import from_graph
-from gluon_amp.audit.samples import sampled_operators, samples_of
 from gluon_amp.dtypes import BFLOAT16, FLOAT16
 from gluon_amp.graph import Entry, Graph, Node
 from gluon_amp.rules import KEEP, LOWER, NEUTRAL, WIDEST, Policy

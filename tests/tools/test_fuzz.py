@@ -7,14 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fuzz
+import fuzz_stock
 import mxnet as mx
 import pytest
 from cpu_kinds import LOW, RUNS_BFLOAT16
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import fuzz
-import fuzz_stock
 from fuzz_checks import CHECKS, full_source
 from fuzz_generate import generate
 from fuzz_networks import network, semantics, shapes, trains_batches

@@ -1,15 +1,9 @@
 """The fuzzer finds defects that are planted in AMP: for each there is a small program that shows it."""
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import fuzz
 import pytest
 from cpu_kinds import LOW
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
-import fuzz
 from fuzz_defects import DEFECTS, finds
 from fuzz_generate import generate
 from fuzz_networks import shapes

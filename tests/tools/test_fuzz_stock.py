@@ -1,14 +1,8 @@
 """What the fuzzer asks stock MXNet for, where that by itself would end the process, or diverges."""
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
 import fuzz
+import pytest
 from fuzz_checks import CHECKS
 from fuzz_programs import FLOAT, Kind, Part, Program, Step
 from fuzz_stock import StockFails, rounding, stock_gradients, stock_trained

@@ -1,15 +1,11 @@
 """The child of tools/gluoncv_scripts.py makes stock runs that runs with AMP can be compared with."""
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import mxnet as mx
 import numpy as np
 import pytest
 
 pytest.importorskip("gluoncv", reason="GluonCV is not installed")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import gluoncv_child
 

@@ -2,13 +2,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
 from gluoncv_scripts import SCRIPTS, Settings, both_losses, compared
 
 VARIABLE = "GLUON_AMP_GLUONCV"

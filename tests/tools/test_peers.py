@@ -6,11 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-
 import peers
+import pytest
 from gluoncv_scripts import compared
 from peers import DIED, FAILED, NOT_RUN, PASSED, STOCK, TOO_LONG, Finding, Outcome, compare, without_statement
 

@@ -7,14 +7,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import audit_operators as command
 import pytest
+from audit.judge import Judge, _stock
+from audit.modes import Mode, modes_for
+from audit.samples import FAMILIES, NATIVE, samples_of
+from audit.verdicts import UNUSABLE
 from native_cases import requires_core
 
 from gluon_amp import native
-from gluon_amp.audit.judge import Judge, _stock
-from gluon_amp.audit.modes import Mode, modes_for
-from gluon_amp.audit.samples import FAMILIES, NATIVE, samples_of
-from gluon_amp.audit.verdicts import UNUSABLE
 
 ROOT = Path(__file__).parents[2]
 WITH_REFERENCE = sorted({item.op for item in FAMILIES[NATIVE] if item.reference})
@@ -90,15 +91,13 @@ def test_updates_are_run_by_calls():
 @pytest.mark.parametrize(("arguments", "status"), [(["--ops", "_gluon_amp_clip"], 2),
                                                    (["--ops", "_gluon_amp_clip,abs"], 2)])
 def test_without_the_library_the_reason_is_said(arguments, status, tmp_path):
-    done = subprocess.run([sys.executable, "-m", "gluon_amp.audit", *arguments], cwd=ROOT, text=True,
+    done = subprocess.run([sys.executable, command.__file__, *arguments], cwd=ROOT, text=True,
                           env={**os.environ, "GLUON_AMP_NATIVE": "0"}, capture_output=True, timeout=120, check=False)
     assert done.returncode == status
     assert "_gluon_amp_clip: switched off by GLUON_AMP_NATIVE=0" in done.stderr
 
 
 def test_without_the_library_all_others_are_audited(monkeypatch, capsys):
-    from gluon_amp.audit import __main__ as command
-
     monkeypatch.setattr(command, "sampled_operators", lambda: ["abs", "_gluon_amp_clip"])
     monkeypatch.setattr(native, "obstacle_to", lambda op: "not built" if op in native.OPERATORS else "")
     run = []

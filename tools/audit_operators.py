@@ -10,16 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Sequence
 
-from .. import native
-from ..dtypes import BFLOAT16, FLOAT16
-from .page import markdown
-from .processes import malloc_checks
-from .results import engine, not_applicable, read, write
-from .runner import Options, audit_operator, merge_checks
-from .samples import reason_of, sampled_operators
-from .verdicts import OK
+from audit.page import markdown
+from audit.results import engine, not_applicable, read, write
+from audit.runner import Options, audit_operator, merge_checks
+from audit.samples import reason_of, sampled_operators
+from audit.verdicts import OK
+
+from gluon_amp import native
+from gluon_amp.dtypes import BFLOAT16, FLOAT16
 
 _SAVE_EVERY = 50
+_MALLOC_DEBUG = ("/usr/lib/x86_64-linux-gnu/libc_malloc_debug.so.0", "/usr/lib64/libc_malloc_debug.so.0",
+                 "/lib/x86_64-linux-gnu/libc_malloc_debug.so.0")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,6 +49,15 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.markdown:
         Path(arguments.markdown).write_text(markdown(audit))
     return 0
+
+
+def malloc_checks() -> dict[str, str]:
+    """Environment in which glibc overwrites freed memory and checks every block when it is freed."""
+    # Since glibc 2.34 the checks live in a library of their own, which may not be installed.
+    library = next((path for path in _MALLOC_DEBUG if Path(path).exists()), None)
+    environment = {"MALLOC_PERTURB_": "165", "MALLOC_CHECK_": "3", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
+    preloaded = " ".join(filter(None, (library, os.environ.get("LD_PRELOAD"))))
+    return {**environment, "LD_PRELOAD": preloaded} if library else environment
 
 
 def _obstacle(name: str) -> str:
@@ -77,7 +88,7 @@ def _check_memory(audit: dict[str, Any], names: Sequence[str], options: Options,
     audit["engine"]["malloc checks"] = "glibc.malloc.check=3, MALLOC_PERTURB_"
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "audit.json")
-        subprocess.run([sys.executable, "-m", "gluon_amp.audit", "--ops", ",".join(names), "--dtype", options.dtype,
+        subprocess.run([sys.executable, __file__, "--ops", ",".join(names), "--dtype", options.dtype,
                         "--device", options.device, "--timeout", str(options.timeout), "--jobs", str(jobs),
                         "--json", path], env={**os.environ, **malloc_checks()}, check=True)
         checked = read(path)["operators"]
@@ -86,7 +97,7 @@ def _check_memory(audit: dict[str, Any], names: Sequence[str], options: Options,
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m gluon_amp.audit", description=(
+    parser = argparse.ArgumentParser(prog="python tools/audit_operators.py", description=(
         "Run MXNet's operators forward and backward in low precision, each in a process of its own, and compare "
         "with FP32."))
     which = parser.add_mutually_exclusive_group(required=True)

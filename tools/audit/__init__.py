@@ -1,6 +1,6 @@
 """Audit of MXNet's operators in low precision: run each one, forward and backward, and compare with FP32.
 
-``python -m gluon_amp.audit --all --json docs/operator_audit.json --markdown docs/operator_audit.md`` repeats the
+``python tools/audit_operators.py --all --json docs/operator_audit.json --markdown docs/operator_audit.md`` repeats the
 committed audit. Every operator runs in a process of its own, because some low-precision kernels corrupt memory.
 
 ``samples``    inputs and attributes of every operator; ``values`` says what the inputs are filled with

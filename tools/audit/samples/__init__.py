@@ -1,6 +1,6 @@
 """Sample inputs: one or more records for every operator that has floating-point data, by family.
 
-Operators without one are in :mod:`gluon_amp.audit.samples.excluded`, with the reason.
+Operators without one are in :mod:`audit.samples.excluded`, with the reason.
 """
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Input:
 
     shape: tuple[int, ...]
     kind: str = LOW  # 'low' when it runs in the type under test, otherwise the type it has
-    values: str = "normal"  # what it is filled with: a name of gluon_amp.audit.values
+    values: str = "normal"  # what it is filled with: a name of audit.values
     aux: bool = False  # a state that the operator changes, which must be a plain variable
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 from itertools import product
 from typing import NamedTuple
 
-from ..dtypes import BFLOAT16
+from gluon_amp.dtypes import BFLOAT16
+
 from .samples.sample import LOW, Sample
 
 

@@ -7,7 +7,7 @@ It holds ``engine`` (what was audited, where) and ``operators``, by registered n
         "modes": {"eager/plain/infer": "ok", ...}, "details": {text: [mode, ...]}, "fp32": {mode: verdict}}}}
     "_zeros": {"not_applicable": "creates an array: no data input"}
 
-A mode is ``run/layout/grad``, see :class:`gluon_amp.audit.modes.Mode`.
+A mode is ``run/layout/grad``, see :class:`audit.modes.Mode`.
 
 ``error`` and ``bias`` are the worst of all modes but ``addlow``; ``verdict`` of a condition is that of its worst mode,
 without errors that FP32 gives too and without ``addlow``, unless that ends the process. ``details`` and ``fp32`` are
@@ -23,11 +23,12 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
-from .. import native
-from .._isa import cpu_name
-from .._mxnet.operators import registered_operators
-from ..dtypes import cpu_isa
-from ..files import replacing
+from gluon_amp import native
+from gluon_amp._isa import cpu_name
+from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp.dtypes import cpu_isa
+from gluon_amp.files import replacing
+
 from .samples import reason_of, samples_of
 from .samples.excluded import is_backward
 

@@ -17,8 +17,6 @@ from typing import Any, Callable, NamedTuple
 NORMALLY, TIMED_OUT = "normally", "timeout"
 _TICK = 0.02
 _DEADLY = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGXCPU)
-_MALLOC_DEBUG = ("/usr/lib/x86_64-linux-gnu/libc_malloc_debug.so.0", "/usr/lib64/libc_malloc_debug.so.0",
-                 "/lib/x86_64-linux-gnu/libc_malloc_debug.so.0")
 _CONTEXT = multiprocessing.get_context("forkserver")
 _NEW = multiprocessing.get_context("spawn")
 
@@ -31,15 +29,6 @@ class Outcome(NamedTuple):
     said: str = ""  # the end of what the process wrote to its output and error streams
 
 
-def malloc_checks() -> dict[str, str]:
-    """Environment in which glibc overwrites freed memory and checks every block when it is freed."""
-    # Since glibc 2.34 the checks live in a library of their own, which may not be installed.
-    library = next((path for path in _MALLOC_DEBUG if Path(path).exists()), None)
-    environment = {"MALLOC_PERTURB_": "165", "MALLOC_CHECK_": "3", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
-    preloaded = " ".join(filter(None, (library, os.environ.get("LD_PRELOAD"))))
-    return {**environment, "LD_PRELOAD": preloaded} if library else environment
-
-
 def start_server() -> None:
     """Start the process that the others are forked from; do nothing when it runs already."""
     before = dict(os.environ)
@@ -48,7 +37,7 @@ def start_server() -> None:
     os.environ.update(OMP_NUM_THREADS="1", MXNET_SUBGRAPH_VERBOSE="0",
                       PYTHONPATH=os.pathsep.join(filter(None, (root, before.get("PYTHONPATH")))))
     try:
-        _CONTEXT.set_forkserver_preload(["gluon_amp.audit.judge"])
+        _CONTEXT.set_forkserver_preload(["gluon_amp"])
         forkserver.ensure_running()
     finally:
         os.environ.clear()

@@ -4,7 +4,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Iterable, Iterator, Sequence
 
-from ...dtypes import FLOAT32
+from gluon_amp.dtypes import FLOAT32
+
 from .sample import LOW, Input, Sample, fixed, low, sample
 
 _SMALL, _ODD, _LARGE = low(2, 16, 6, 8), low(7, 13), low(4, 16, 40, 40)  # the large one is more than one thread's share

@@ -6,12 +6,13 @@ from typing import Callable
 import mxnet as mx
 import numpy as np
 
-from .._mxnet.arrays import cast_arrays
-from .._mxnet.invoke import invoke
-from .._mxnet.symbols import analyse, dtype_name
-from ..dtypes import FLOAT32
-from ..graph import VARIABLE, Entry, Graph, Node
-from ..graph.edit import cast, operator
+from gluon_amp._mxnet.arrays import cast_arrays
+from gluon_amp._mxnet.invoke import invoke
+from gluon_amp._mxnet.symbols import analyse, dtype_name
+from gluon_amp.dtypes import FLOAT32
+from gluon_amp.graph import VARIABLE, Entry, Graph, Node
+from gluon_amp.graph.edit import cast, operator
+
 from .modes import Mode
 from .samples.sample import LOW, Input, Sample
 from .values import fill

@@ -7,18 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import audit_operators as command
 import audit_runners
 import mxnet as mx
 import numpy as np
 import pytest
+from audit import modes, page, results, runner, values, verdicts
+from audit.judge import Judge, message_of
+from audit.samples import FAMILIES, reason_of, sampled_operators, samples_of
+from audit.samples.excluded import CUDA_ONLY, is_backward
+from audit.samples.sample import low, sample
 
-from gluon_amp.audit import __main__ as command
-from gluon_amp.audit import modes, page, results, runner, values, verdicts
-from gluon_amp.audit.judge import Judge, message_of
-from gluon_amp.audit.processes import isolated, malloc_checks
-from gluon_amp.audit.samples import FAMILIES, reason_of, sampled_operators, samples_of
-from gluon_amp.audit.samples.excluded import CUDA_ONLY, is_backward
-from gluon_amp.audit.samples.sample import low, sample
+from gluon_amp.selftest import processes
 
 ROOT = Path(__file__).parents[2]
 JSON, MARKDOWN = ROOT / "docs" / "operator_audit.json", ROOT / "docs" / "operator_audit.md"
@@ -144,7 +144,7 @@ def test_a_process_that_does_not_end_well_costs_only_its_mode(name, verdict, det
 
 def test_processes_compute_with_one_thread_and_leave_the_environment_alone():
     before = dict(os.environ)
-    assert isolated(os.getenv, ("OMP_NUM_THREADS",), 60.0).value == "1"
+    assert processes.isolated(os.getenv, ("OMP_NUM_THREADS",), 60.0).value == "1"
     assert dict(os.environ) == before
 
 
@@ -239,7 +239,7 @@ def test_reasons_are_those_of_the_committed_audit(committed):
 @pytest.mark.bf16
 def test_fast_part_of_the_audit_agrees_with_the_committed_result(committed, tmp_path):
     path = tmp_path / "audit.json"
-    subprocess.run([sys.executable, "-m", "gluon_amp.audit", "--ops", ",".join(FAST), "--jobs", "2", "--json",
+    subprocess.run([sys.executable, command.__file__, "--ops", ",".join(FAST), "--jobs", "2", "--json",
                     str(path)], cwd=ROOT, check=True, capture_output=True, timeout=600)
     found = json.loads(path.read_text())["operators"]
     for op in FAST:
@@ -254,7 +254,7 @@ def test_transpose_corrupts_memory(committed):
     """What that leads to is not the same every time, so that one run in FAST would not do."""
     bad = {"crash", "timeout", "wrong", "error"}
     done = subprocess.run([sys.executable, audit_runners.__file__, "transpose", "axes=(0, 2, 3, 1)"], check=True,
-                          env={**os.environ, **malloc_checks()}, capture_output=True, text=True, timeout=300)
+                          env={**os.environ, **command.malloc_checks()}, capture_output=True, text=True, timeout=300)
     assert set(done.stdout.split()) <= bad
     assert done.stdout.strip()
     then = committed["operators"]["transpose"]["conditions"]

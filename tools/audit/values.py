@@ -6,7 +6,8 @@ from typing import Callable
 
 import numpy as np
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS
+from gluon_amp.dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS
+
 from .samples.sample import LOW, Input
 
 # The largest relative error of rounding to nearest. FP32 runs are controls: a difference in the order of

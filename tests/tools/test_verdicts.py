@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 import numpy as np
-
-from gluon_amp.audit.judge import message_of
-from gluon_amp.audit.page import _short
-from gluon_amp.audit.samples import reason_of, samples_of
-from gluon_amp.audit.samples.excluded import is_backward
-from gluon_amp.audit.samples.sample import low, sample
-from gluon_amp.audit.values import round_to
-from gluon_amp.audit.verdicts import bias_of, error_of, overall
+from audit.judge import message_of
+from audit.page import _short
+from audit.samples import reason_of, samples_of
+from audit.samples.excluded import is_backward
+from audit.samples.sample import low, sample
+from audit.values import round_to
+from audit.verdicts import bias_of, error_of, overall
 
 
 def test_verdicts():
