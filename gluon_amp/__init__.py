@@ -8,7 +8,7 @@ Three added lines train in mixed precision::
     with amp.scale_loss(loss, trainer) as scaled_loss:       # in the training loop
         mx.autograd.backward(scaled_loss)
 """
-from ._compat import prepare as _prepare
+from ._start import prepare as _prepare
 
 _prepare()
 
@@ -19,7 +19,18 @@ _isa.request()
 _memory.bound_kernels()
 
 from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
-from .checkpoint import load_state_dict, load_states, save_states, state_dict
+from .compat.grad_scaler import GradScaler
+from .compat.opt_level import initialize
+from .compat.stand_in import install, uninstall
+from .compat.views import (
+    list_conditional_fp32_ops,
+    list_fp32_ops,
+    list_loss_output_functions,
+    list_lp16_fp32_ops,
+    list_lp16_ops,
+    list_lp16_use_fp32_params,
+    list_widest_type_cast,
+)
 from .convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
 from .debug.advise import advise
 from .debug.compare import compare
@@ -30,24 +41,11 @@ from .debug.preflight import preflight, suggest_scale
 from .debug.report import report
 from .debug.search import search_exclusions
 from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
-from .estimator import AmpCheckpointHandler, AmpHandler
-from .grad_scaler import GradScaler
-from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
-from .opt_level import initialize
 from .passes import list_passes
 from .rules import Policy
 from .rules.measurements import Tuning
-from .rules.views import (
-    list_conditional_fp32_ops,
-    list_fp32_ops,
-    list_loss_output_functions,
-    list_lp16_fp32_ops,
-    list_lp16_ops,
-    list_lp16_use_fp32_params,
-    list_widest_type_cast,
-)
-from .runtime.autocast import active_dtype, autocast, deinit, exclude, init, is_active
-from .runtime.functions import (
+from .session.autocast import active_dtype, autocast, deinit, exclude, init, is_active
+from .session.functions import (
     custom_bwd,
     custom_fwd,
     float32_function,
@@ -56,9 +54,11 @@ from .runtime.functions import (
     register_low_precision_function,
     register_op,
 )
-from .stand_in import install, uninstall
 from .sync_batchnorm import convert_sync_batchnorm
-from .training import clip_global_norm, get_loss_scaler, init_trainer, master_params, scale_loss, unscale
+from .training.checkpoint import load_state_dict, load_states, save_states, state_dict
+from .training.estimator import AmpCheckpointHandler, AmpHandler
+from .training.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
+from .training.scaling import clip_global_norm, get_loss_scaler, init_trainer, master_params, scale_loss, unscale
 from .tune import tune
 
 _isa.settle(_run_onednn_operator)

@@ -3,8 +3,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+import warnings
 from typing import Iterable, Sequence
 
+_INSIDE = ("gluon_amp", "mxnet")  # packages whose code is not the user's
 _LONGEST = 160  # characters of a value in an error; a network's would fill the screen
 
 
@@ -52,3 +55,11 @@ def shown(value: object) -> str:
 def some_of(names: Sequence[str], most: int = 5) -> str:
     """Name the first few, and say how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def warn(text: str) -> None:
+    """Warn the user's code: what called into this package, be it through MXNet."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

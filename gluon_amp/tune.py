@@ -17,8 +17,8 @@ from .convert.inputs import as_example, flat, traced_block
 from .graph import Graph, Node
 from .rules import LOWER, Policy
 from .rules.measurements import Tuning, default_cache, signature
-from .runtime.devices import machine, support
-from .runtime.policies import device_policies
+from .state.devices import machine, support
+from .state.policies import device_policies
 
 _logger = logging.getLogger("gluon_amp")
 

@@ -29,7 +29,7 @@ def test_all_others_are_left_to_their_tests(code):
 
 
 def test_the_last_line_counts_what_the_cpu_leaves_out():
-    done = run_on("AVX2", "import pytest; raise SystemExit(pytest.main(['-q', 'tests/runtime/test_partitioned.py']))")
+    done = run_on("AVX2", "import pytest; raise SystemExit(pytest.main(['-q', 'tests/plan/test_partitioned.py']))")
     assert done.returncode == 0, done.stdout
     *_, counted, last = done.stdout.splitlines()
     skipped = int(last.split(" skipped")[0].split()[-1])

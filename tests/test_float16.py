@@ -9,7 +9,7 @@ from mxnet.gluon import HybridBlock, nn
 from networks import NETWORKS, gradients, outputs_of, ready, relative, worst
 
 import gluon_amp as amp
-from gluon_amp.runtime import devices
+from gluon_amp.state import devices
 
 FP16_EPS = 2.0 ** -11
 

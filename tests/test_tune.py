@@ -13,9 +13,9 @@ import gluon_amp as amp
 from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import PolicyError
 from gluon_amp.rules.measurements import signature
-from gluon_amp.runtime import devices
-from gluon_amp.runtime.devices import machine
-from gluon_amp.runtime.policies import tuned
+from gluon_amp.state import devices
+from gluon_amp.state.devices import machine
+from gluon_amp.state.policies import tuned
 
 pytestmark = pytest.mark.machine
 DENSE = {"flatten": "True", "no_bias": "False"}

@@ -31,7 +31,7 @@ from fuzz_stock import StockFails, Wrong, check_stock, thoroughly
 import gluon_amp as amp  # isort: skip
 import mxnet as mx
 
-from gluon_amp.runtime.devices import support
+from gluon_amp.state.devices import support
 
 DTYPES = {"ways": ("bfloat16", "float16", "float32"), "conversion": ("float32", "bfloat16"),
           "training": ("bfloat16", "float32"), "first_call": ("bfloat16",),

@@ -28,20 +28,13 @@ from mxnet import autograd
 
 from gluon_amp import passes
 from gluon_amp._mxnet import symbols
+from gluon_amp.eager import casts, own_gradients, sound_calls, written
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
 from gluon_amp.passes import accumulated_casts, assign_dtypes, fold_batch_norm, fuse, summed_gradients
+from gluon_amp.plan import cached_op, executors, traced
 from gluon_amp.rules import policy
-from gluon_amp.runtime import (
-    block_calls,
-    eager_casts,
-    exclusions,
-    executors,
-    graph_applier,
-    own_gradients,
-    sound_calls,
-    traced,
-    written,
-)
+from gluon_amp.session import block_calls
+from gluon_amp.state import exclusions
 
 __all__ = ["DEFECTS", "finds"]
 
@@ -189,7 +182,7 @@ def _first_plan(binding: Any, shapes: Any = None) -> Any:
     return binding.planner.plan(binding.state, binding.facts, lambda: binding.shapes if shapes is None else shapes)
 
 
-_Caster, _CachedOp = eager_casts.Caster, graph_applier.RewritingCachedOp
+_Caster, _CachedOp = casts.Caster, cached_op.RewritingCachedOp
 DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "weight_without_gradient": _planned(_without_gradient(of_variables=True)),
     "cast_without_gradient": _planned(_without_gradient(of_variables=False)),

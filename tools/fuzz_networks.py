@@ -16,8 +16,8 @@ import numpy as np
 from fuzz_programs import EXACT, Program
 from mxnet import autograd, gluon
 
+from gluon_amp.eager import native as eager_native
 from gluon_amp.passes import native_operators as native
-from gluon_amp.runtime import eager_native
 
 __all__ = ["EMPTY", "UNWRITTEN", "WAYS", "Shape", "apply_amp", "array", "cotangent", "data", "frozen", "gradients",
            "hybridize", "is_statistic", "native_operators", "network", "outputs", "renew", "reset_statistics",

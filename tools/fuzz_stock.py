@@ -34,7 +34,7 @@ from mxnet.ndarray import register
 
 from gluon_amp._mxnet.arrays import cast_arrays
 from gluon_amp._mxnet.invoke import original_invoke
-from gluon_amp.runtime.eager_applier import make_recorded_invoke
+from gluon_amp.eager.applier import make_recorded_invoke
 
 __all__ = ["StockFails", "Wrong", "check_stock", "compare", "compare_named", "initialized", "right", "rounding",
            "stock_accumulates", "stock_alone", "stock_gradients", "stock_outputs", "stock_renewed", "stock_trained",
@@ -263,6 +263,9 @@ def _trained(net: Any, program: Program, inputs: list[mx.nd.NDArray]) -> dict[st
 _MEASURES: dict[str, Callable] = {"outputs": _outputs, "gradients": gradients, "training": _trained}
 
 
+_LARGE = float(np.finfo(np.float16).max) / 4
+
+
 def rounding(program: Program, dtype: str, shape: Shape | None = None, of: str = "outputs") -> Mapping[str, float]:
     """Return the largest errors that rounding can excuse, of outputs by number and of gradients by name.
 
@@ -293,9 +296,9 @@ def _rounding_errors(program: Program, dtype: str, shape: Shape | None, of: str,
             for one in (*inputs, *(each.data() for each in net.collect_params().values() if len(each.shape) > 1)):
                 one[:] = one * array(1 + _UNITS[dtype] * random.choice([-1, 1], one.shape))
         measured = _MEASURES[of](net, exact, inputs)
-        if of == "gradients" and dtype == "float16":  # so are those of weights, which may be too large for it
-            with np.errstate(over="ignore"):
-                measured = {name: one if is_statistic(name) else one.astype(dtype) for name, one in measured.items()}
+        if of == "gradients" and dtype == "float16":  # sums on the way to a large gradient may be too large for it
+            measured = {name: one if is_statistic(name) else np.where(abs(one) > _LARGE, np.inf, one.astype(np.float32))
+                        for name, one in measured.items()}
         for name, error in _errors(expected, measured, largest).items():
             found[name] = max(found[name], error if np.isfinite(error) else np.inf)
     return {name: max(_LEAST[dtype][of], _FACTOR * error) if _FACTOR * error < _MOST else np.inf

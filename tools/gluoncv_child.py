@@ -21,7 +21,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluon_amp.cli import main
-from gluon_amp.trainer_scaler import attached_scalers
+from gluon_amp.training.trainer_scaler import attached_scalers
 
 NO_FILE = "weights that are drawn, not read"
 

@@ -45,13 +45,13 @@ def pytest_configure() -> None:
 
 
 def _use_native_at_every_size() -> None:
+    from gluon_amp.eager import native
     from gluon_amp.passes import native_operators
-    from gluon_amp.runtime import eager_native
 
     sizes = {name: each._replace(least=1) for name, each in native_operators.REPLACEMENTS.items()}
     native_operators.REPLACEMENTS = sizes
     native_operators._LEAST_ATTENTION = native_operators._NARROW = native_operators._MANY_ROWS = 1
-    eager_native._LEAST = 1
+    native._LEAST = 1
 
 
 def pytest_collection_modifyitems(items: list) -> None:

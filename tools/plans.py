@@ -91,8 +91,8 @@ def training_plan(call: Call, device: str, accumulated: frozenset[str] = frozens
     """Yield the lines of what a graph becomes in training."""
     from gluon_amp._mxnet.symbols import dtype_name
     from gluon_amp.passes import Facts
-    from gluon_amp.runtime.plans import Planner
-    from gluon_amp.runtime.state import State
+    from gluon_amp.plan.planner import Planner
+    from gluon_amp.state.state import State
 
     kind = "gpu" if device.endswith("gpu") else "cpu"
     facts = Facts(tuple(dtype_name(array.dtype) for array in call.arrays), kind, accumulated, dense=False)

@@ -10,15 +10,15 @@ from pathlib import Path
 from types import ModuleType
 
 
-def _compat() -> ModuleType:
+def _start() -> ModuleType:
     """Load the one module of gluon_amp that needs nothing else of it."""
     package = importlib.util.find_spec("gluon_amp")
     if package is None or not package.origin:
         raise ModuleNotFoundError("gluon_amp is not installed: python -m pip install -e .")
-    spec = importlib.util.spec_from_file_location("_stock_compat", Path(package.origin).with_name("_compat.py"))
+    spec = importlib.util.spec_from_file_location("_stock_start", Path(package.origin).with_name("_start.py"))
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(module)  # type: ignore[union-attr]
     return module
 
 
-_compat().prepare()
+_start().prepare()

@@ -13,9 +13,9 @@ from sphinx.application import Sphinx
 from sphinx.domains import Domain, ObjType
 
 from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp.compat.views import INPUT_NAMES
 from gluon_amp.rules import LOWER, Rule
 from gluon_amp.rules.tables import table
-from gluon_amp.rules.views import INPUT_NAMES
 
 HEADINGS = ("Operator, and its other names", "Rule", "Holds for", "Why", "May be forced low")
 WIDTHS = (34, 10, 14, 33, 9)

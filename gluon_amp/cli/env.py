@@ -13,10 +13,10 @@ from typing import Any, Iterator
 import mxnet as mx
 import numpy as np
 
-from .. import _compat, _cuda, _isa, _memory, native
+from .. import _cuda, _isa, _memory, _start, native
 from .._mxnet import gpus
 from ..dtypes import FLOAT32, cpu_isa, cuda_support
-from ..runtime.devices import device_supports, verdict
+from ..state.devices import device_supports, verdict
 from .words import filled, print_facts
 
 HELP = "show MXNet, oneDNN, the CPU's instruction sets, the GPUs, and the data type that init() chooses"
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what was found."""
     if args.library_path:
-        print(f"export LD_LIBRARY_PATH={os.pathsep.join(map(str, _compat.cuda_directories(sys.path)))}"
+        print(f"export LD_LIBRARY_PATH={os.pathsep.join(map(str, _start.cuda_directories(sys.path)))}"
               "${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
         return 0
     machine = environment()

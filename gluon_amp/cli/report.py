@@ -8,7 +8,7 @@ import mxnet as mx
 
 from ..convert.model_files import load_model
 from ..debug.report import Report, report
-from ..runtime.autocast import autocast, deinit, init
+from ..session.autocast import autocast, deinit, init
 from .models import add_file_arguments, named_errors, record_of, required_shapes, runnable
 
 HELP = "run a network once and list its operators, the precision of each, and why"

@@ -8,9 +8,9 @@ import sys
 import threading
 import traceback
 
+from ..compat.stand_in import install, uninstall
 from ..errors import AmpError, StateError
-from ..runtime.autocast import deinit, init
-from ..stand_in import install, uninstall
+from ..session.autocast import deinit, init
 from .models import dtype_name
 
 HELP = "run a script with AMP switched on, and with this package in the place of mxnet.contrib.amp"

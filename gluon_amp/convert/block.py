@@ -18,11 +18,11 @@ from ..dtypes import BFLOAT16, FLOAT32
 from ..elsewhere import answers
 from ..errors import StateError
 from ..graph import Graph, has_control_flow
+from ..plan.cached_op import RewritingCachedOp
+from ..plan.converted_symbols import refuse_foreign, refuse_trained, spoilt_gradients
 from ..rules import ConditionalOp
-from ..runtime.converted_symbols import refuse_foreign, refuse_trained, spoilt_gradients
-from ..runtime.devices import require_bfloat16
-from ..runtime.graph_applier import RewritingCachedOp
-from ..runtime.state import State
+from ..state.devices import require_bfloat16
+from ..state.state import State
 from .convert import Conversion, convert, with_fp32_parameters
 from .inputs import as_example, flat, traced_block
 from .model_files import save_model, split

@@ -14,13 +14,12 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name, from_graph, fuse, to_graph, with_lasting_casts
 from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT32, LOW_PRECISION
-from ..errors import GraphError, some_of
+from ..errors import GraphError, some_of, warn
 from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, REGION, TYPE_FLAGS
 from ..passes import Context, Facts
 from ..rules import Policy
-from ..runtime.devices import warn_caller
-from ..runtime.hooks import watch_symbols
+from ..session.hooks import watch_symbols
 from .analysis import analyse_network, reason_for_fp32
 from .inputs import shapes_in
 from .names import name_outputs, name_results
@@ -141,14 +140,14 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
     _note(graph, record, fuses or bool(counts.get("fuse")))
     watch_symbols()
     if record.reason and policy.lowers:
-        warn_caller(f"the converted network stays in FP32: {record.reason}")
+        warn(f"the converted network stays in FP32: {record.reason}")
     needs_casts = not isinstance(weights, NamesOnly) or policy.runs("cast_params_offline")
     return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
 
 
 def _warn_of_values(names: Sequence[str]) -> None:
     if names:
-        warn_caller(f"the network is converted with infinite or NaN values in {some_of(names)}: what it computes "
+        warn(f"the network is converted with infinite or NaN values in {some_of(names)}: what it computes "
                     "from them is wrong. Convert a checkpoint from before they came up")
 
 

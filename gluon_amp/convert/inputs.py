@@ -11,7 +11,7 @@ from .._mxnet import blocks
 from .._mxnet.symbols import to_graph
 from ..errors import GraphError, StateError, closest, expected
 from ..graph import Graph
-from ..runtime.hooks import kept_in_place
+from ..session.hooks import kept_in_place
 from .channels import misfits
 
 # Which inputs of an operator are parameters, whatever their names: only data_names makes data of them.

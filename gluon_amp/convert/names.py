@@ -7,6 +7,7 @@ from typing import Callable, Sequence
 from ..graph import Entry, Graph, Node, Role, operator, unique_name
 
 _ONE = "_output"  # what MXNet appends to the name of a node with one output
+_OUT = "_out"  # what it appends for np.matmul, np.concatenate and their kin
 _JOINT = "amp_multicast"  # gives tensors of one type as they are, under the names of an operator with several outputs
 
 
@@ -26,6 +27,8 @@ def name_outputs(graph: Graph, wanted: Sequence[str], current: Callable[[], Sequ
             several = re.fullmatch(rf"(.+){_ONE}(\d+)", name)
             if name != other and name.endswith(_ONE):
                 graph.heads[position] = _carried(graph, position, name[:-len(_ONE)], names)
+            elif name != other and name.endswith(_OUT) and graph.heads[position].shape != ():
+                graph.heads[position] = _carried_by_numpys(graph, position, name[:-len(_OUT)], names)
             elif name != other and several:
                 graph.heads[position] = _carried_jointly(graph, position, several[1], int(several[2]), joined, names)
 
@@ -40,6 +43,14 @@ def _carried(graph: Graph, position: int, name: str, names: set[str]) -> Entry:
     _make_room(graph, name, node, names)
     node.name = name
     return Entry(node, 0)
+
+
+def _carried_by_numpys(graph: Graph, position: int, name: str, names: set[str]) -> Entry:
+    """Return an output under a name like those of NumPy's operators: that of one array joined gives the array."""
+    head = graph.heads[position]
+    node = operator("_npi_concatenate", name, [head], head, Role.HELPER, num_args=1, axis=0)
+    _make_room(graph, name, node, names)
+    return Entry(node)
 
 
 def _carried_jointly(graph: Graph, position: int, name: str, output: int, joined: dict[str, Node],

@@ -16,9 +16,9 @@ from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
 from ..rules import Policy
 from ..rules.measurements import Tuning
-from ..runtime.devices import device_supports, of_device, warn_once
-from ..runtime.exclusions import can_be_target, is_named, is_target
-from ..runtime.policies import device_policies, tuned
+from ..state.devices import device_supports, of_device, warn_once
+from ..state.exclusions import can_be_target, is_named, is_target
+from ..state.policies import device_policies, tuned
 
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]

@@ -13,7 +13,7 @@ from .. import _isa
 from ..dtypes import FLOAT32, LOW_PRECISION, Support
 from ..errors import expected
 from ..rules import FP32, Cause
-from ..runtime.devices import support
+from ..state.devices import support
 from .report import Report, report
 from .report.flops import MATRIX_OPERATORS
 from .report.rows import OperatorRow

@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 from ..dtypes import FLOAT32
 from ..errors import PolicyError, StateError, expected
 from ..rules import Policy
-from ..runtime.state import State
+from ..state.state import State
 from .console import print_table
 from .differences import SEED, OperatorError, difference, first_infinite, isolated_errors, relative_error
 from .recording.events import is_float

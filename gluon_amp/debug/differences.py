@@ -9,10 +9,10 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .._mxnet.invoke import original_invoke
+from ..eager.applier import run_lowered
 from ..graph.attrs import parameters
 from ..rules.decision import may_lower
-from ..runtime.eager_applier import run_lowered
-from ..runtime.eager_policy import EagerPolicy
+from ..state.eager_policy import EagerPolicy
 from .recording.events import Event, Rerun, is_float
 from .recording.tape import Tape
 

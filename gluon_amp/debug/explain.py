@@ -10,9 +10,9 @@ from mxnet.gluon import Block
 
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError, StateError, closest, expected
+from ..plan.cached_op import prepared_operations
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
-from ..runtime.graph_applier import prepared_operations
-from ..runtime.state import controller
+from ..state.state import controller
 from .report import Report, report
 from .report.match import planned
 from .report.rows import InputRow, InsertedRow, OperatorRow, make_rows

@@ -19,7 +19,7 @@ from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS
 from ..errors import StateError
-from ..trainer_scaler import TrainerScaler, attached_to
+from ..training.trainer_scaler import TrainerScaler, attached_to
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS, LOW_PRECISION, normalize
 from ..errors import StateError, expected
-from ..runtime.autocast import active_dtype
-from ..trainer_scaler import TrainerScaler
+from ..session.autocast import active_dtype
+from ..training.trainer_scaler import TrainerScaler
 from .formats import Losses, losses
 from .recording.events import FLOATS
 from .report import report

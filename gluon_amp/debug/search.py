@@ -18,9 +18,9 @@ from ..errors import PolicyError, StateError, expected
 from ..graph import Entry, Node
 from ..rules import Policy
 from ..rules.measurements import Tuning, signature
-from ..runtime import hooks
-from ..runtime.eager_policy import EagerPolicy
-from ..runtime.state import State, in_force
+from ..session import hooks
+from ..state.eager_policy import EagerPolicy
+from ..state.state import State, in_force
 from .compare import run_both
 from .differences import SEED, both_ways, lowers_alone, relative_error
 from .recording.events import Event

@@ -16,8 +16,8 @@ from typing import AbstractSet, Callable, Iterator
 
 from mxnet.base import MXNetError
 
-from .._compat import elf_segments
 from .._mxnet.libraries import load_library
+from .._start import elf_segments
 
 VARIABLE = "GLUON_AMP_NATIVE"
 _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_dropout", "_gluon_amp_gelu",

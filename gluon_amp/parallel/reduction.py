@@ -16,7 +16,7 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError, closest
-from ..runtime.state import controller
+from ..state.state import controller
 from .groups import Group, total_of
 from .stores import GroupStore
 from .world import horovod_group, store_group

@@ -1,8 +1,8 @@
 """The table of passes, and the driver that runs them.
 
 To add a pass write ``run(graph, context) -> int`` (how much it did) in a module of its own and give it a record in
-:data:`PASSES`, in the order of execution. Passes read the data types and shapes that an analysis wrote into the nodes,
-and keep them up to date for the nodes they add.
+:data:`PASSES`, in the order of execution; ``after`` names the passes that it has to come behind. Passes read the data
+types and shapes that an analysis wrote into the nodes, and keep them up to date for the nodes they add.
 """
 from __future__ import annotations
 
@@ -64,15 +64,26 @@ class Pass:
     where: tuple[str, ...] = BOTH
     required: str = ""  # why it cannot be switched off; empty for one that can
     applies: Callable[[Context], bool] = _lowers  # whether it is for graphs of a context
+    after: tuple[str, ...] = ()  # the passes whose results it needs, or would undo
     is_step: bool = False  # whether the ``optimize`` argument of the conversions lists it
     is_last: bool = False  # whether types, shapes and decisions are unknown after it
 
 
-PASSES: tuple[Pass, ...] = (
+def _in_order(*passes: Pass) -> tuple[Pass, ...]:
+    """Return passes as they are written, where each comes behind those that it has to come behind."""
+    names = [each.name for each in passes]
+    for position, each in enumerate(passes):
+        late = [name for name in each.after if name not in names[:position]]
+        if late:
+            raise ValueError(f"PASSES: {each.name!r} has to come after {late}: move it behind them")
+    return passes
+
+
+PASSES: tuple[Pass, ...] = _in_order(
     Pass("drop_training", "operators that do nothing in inference are dropped (Dropout)", drop_training.run,
          where=(INFERENCE,), applies=_always, is_step=True),
     Pass("fold_batch_norm", "BatchNorm is folded into the convolution or dense layer before it", fold_batch_norm.run,
-         where=(INFERENCE,), applies=_always, is_step=True),
+         where=(INFERENCE,), applies=_always, is_step=True, after=("drop_training",)),
     Pass("shape_operands", "operands that are read for their shape only are not computed", shape_operands.run,
          applies=_always, is_step=True),
     Pass("branch_gradients", "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
@@ -84,37 +95,39 @@ PASSES: tuple[Pass, ...] = (
     Pass("split_concat", "the gradients of joined feature maps come in a layout that MXNet can split", split_concat.run,
          applies=_records, required="without it MXNet would end the process"),
     Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
-         required="without it nothing runs in low precision: leave amp.init() or the conversion out"),
+         required="without it nothing runs in low precision: leave amp.init() or the conversion out",
+         after=("fold_batch_norm", "shape_operands", "branch_gradients", "loop_bodies", "split_concat")),
     Pass("channels_last", "chains of convolutions and ReLU6 train with the channels last, in C++", channels_last.run,
-         where=(TRAINING,), applies=channels_last.is_needed),
+         where=(TRAINING,), applies=channels_last.is_needed, after=("assign_dtypes",)),
     Pass("native_operators", "operators in C++ take the place of MXNet's slow ones on the CPU", native_operators.run,
-         where=(TRAINING, CONVERTED), applies=native_operators.is_needed),
+         where=(TRAINING, CONVERTED), applies=native_operators.is_needed, after=("assign_dtypes", "channels_last")),
     Pass("defects", "gradients that MXNet's operators get wrong come another way", defects.run, where=(TRAINING,),
-         applies=_records, required="without it some gradients would be wrong"),
+         applies=_records, required="without it some gradients would be wrong", after=("native_operators",)),
     Pass("native_activations", "activations run oneDNN's kernels where those are faster", native_activations.run,
-         applies=native_activations.is_needed),
+         applies=native_activations.is_needed, after=("native_operators",)),
     Pass("align_channels", "convolutions are padded to the channel multiple that the fast kernels need",
-         align_channels.run, applies=align_channels.is_needed, is_step=True),
+         align_channels.run, applies=align_channels.is_needed, is_step=True, after=("assign_dtypes",)),
     Pass("fold_stride", "strided convolutions of few channels run on AMX; they stay in FP32 without it",
-         fold_stride.run, where=(TRAINING,), applies=fold_stride.is_needed),
+         fold_stride.run, where=(TRAINING,), applies=fold_stride.is_needed, after=("align_channels",)),
     Pass("place_casts", "a cast is inserted where producer and consumer differ", place_casts.run, applies=_always,
-         required="without it operators would read types that they cannot run in"),
+         required="without it operators would read types that they cannot run in",
+         after=("assign_dtypes", "native_operators", "defects", "align_channels", "fold_stride")),
     Pass("carry_scale", "gradients that operators make on their own carry the loss scale", carry_scale.run,
          where=(TRAINING, CONVERTED), applies=carry_scale.is_needed,
-         required="without it steps would be too small by the loss scale"),
+         required="without it steps would be too small by the loss scale", after=("place_casts",)),
     Pass("accumulated_casts", "the program's own casts add to the gradients that accumulate", accumulated_casts.run,
          where=(TRAINING, CONVERTED), applies=accumulated_casts.is_needed,
-         required="without it those gradients would be lost"),
+         required="without it those gradients would be lost", after=("place_casts",)),
     Pass("dilate_pointwise", "pointwise convolutions avoid an AMX kernel that gives wrong results; without this "
-         "pass they stay in FP32", dilate_pointwise.run, where=(INFERENCE,), applies=dilate_pointwise.is_needed),
-    Pass("verify", "the result is checked", verify.run, where=(*BOTH, CONVERTED), applies=verify.is_needed,
-         required="it runs only where it is asked for: with GLUON_AMP_VERIFY=1"),
+         "pass they stay in FP32", dilate_pointwise.run, where=(INFERENCE,), applies=dilate_pointwise.is_needed,
+         after=("place_casts",)),
     Pass("imitate", "a type that the device has no kernels for is imitated", imitate.run, applies=imitate.is_needed,
-         required="without it the device would have to run a type that it has no kernels for"),
+         required="without it the device would have to run a type that it has no kernels for",
+         after=("place_casts", "accumulated_casts")),
     Pass("cast_params_offline", "parameters that are read in low precision only are stored in it",
-         cast_params_offline.run, where=(INFERENCE,), is_step=True),
+         cast_params_offline.run, where=(INFERENCE,), is_step=True, after=("place_casts", "imitate")),
     Pass("fuse", "oneDNN's fused operators (convolution, activation, sum) on the CPU", fuse.run, where=(INFERENCE,),
-         applies=_always, is_step=True, is_last=True),
+         applies=_always, is_step=True, is_last=True, after=("cast_params_offline",)),
 )
 
 
@@ -127,7 +140,12 @@ def pipeline_of(context: Context) -> tuple[Pass, ...]:
 
 def run(graph: Graph, context: Context) -> dict[str, int]:
     """Run all passes but the last ones."""
-    counts = {each.name: each.run(graph, context) for each in pipeline_of(context) if not each.is_last}
+    counts: dict[str, int] = {}
+    for each in pipeline_of(context):
+        if not each.is_last:
+            counts[each.name] = each.run(graph, context)
+            if context.check:
+                verify.run(graph, context, list(counts))
     if context.weights is not None:
         context.weights.keep({node.name for node in graph.variables()})
     return counts

@@ -1,8 +1,8 @@
-"""Check what every rewrite must keep: each check yields the faults it finds."""
+"""Check what every rewrite must keep, behind each pass: each rule yields the faults that it finds."""
 from __future__ import annotations
 
 from collections import Counter
-from typing import Callable, Iterator
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 from ..dtypes import LOW_PRECISION
 from ..errors import GraphError
@@ -57,19 +57,27 @@ def _inputs_keep_their_order(graph: Graph, context: Context) -> Iterator[str]:
         yield f"the inputs were {list(context.variables)}, they are {list(after)}"
 
 
-Check = Callable[[Graph, Context], Iterator[str]]
-CHECKS: tuple[Check, ...] = (_inputs_agree, _casts_are_needed, _casts_are_shared, _names_are_unique,
-                             _heads_keep_their_types, _inputs_keep_their_order)
+class Rule(NamedTuple):
+    """What a graph has to be like."""
+
+    faults: Callable[[Graph, Context], Iterator[str]]
+    since: str = ""  # the pass behind which it holds; empty where it always does
+    until: str = ""  # the pass that ends it; empty where none does
 
 
-def is_needed(context: Context) -> bool:
-    """Tell whether the user, or a test, asked for it."""
-    return context.check
+RULES = (
+    Rule(_names_are_unique),
+    Rule(_inputs_keep_their_order),
+    Rule(_inputs_agree, "place_casts", "imitate"),
+    Rule(_casts_are_needed, "place_casts"),
+    Rule(_casts_are_shared, "place_casts", "imitate"),
+    Rule(_heads_keep_their_types, "place_casts"),
+)
 
 
-def run(graph: Graph, context: Context) -> int:
-    """Run all checks; return 0."""
-    faults = [fault for check in CHECKS for fault in check(graph, context)]
+def run(graph: Graph, context: Context, done: Sequence[str]) -> None:
+    """Check a graph behind the last of the passes named; a converted graph has had all passes of conversions."""
+    faults = [fault for rule in RULES if (rule.since in ("", *done) or context.converted) and rule.until not in done
+              for fault in rule.faults(graph, context)]
     if faults:
-        raise GraphError("the rewritten graph is not sound: " + "; ".join(faults))
-    return 0
+        raise GraphError(f"the graph is not sound behind the pass {done[-1]}: {'; '.join(faults)}")

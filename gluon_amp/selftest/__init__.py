@@ -10,7 +10,7 @@ import numpy as np
 from .. import _cuda, native
 from .._mxnet import gpus
 from ..dtypes import Support
-from ..runtime.devices import support
+from ..state.devices import support
 from .isolation import ERROR, FAILED, INFO, OK, SKIPPED, WRONG, Finding, Section, findings
 from .kernels import OPERATORS, TIMING
 from .results import FUSION, OVERFLOW, TRAINING

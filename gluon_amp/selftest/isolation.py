@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import mxnet as mx
 
 from ..dtypes import Support
-from ..runtime.autocast import deinit
+from ..session.autocast import deinit
 from .processes import NORMALLY, Outcome, isolated
 
 OK, WRONG, ERROR, SKIPPED, INFO = "ok", "wrong", "error", "skipped", "info"

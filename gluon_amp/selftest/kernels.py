@@ -13,7 +13,7 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from .._mxnet.timing import interleaved
 from ..dtypes import FLOAT32, FORMATS, Support
-from ..runtime.autocast import autocast
+from ..session.autocast import autocast
 from .isolation import INFO, OK, WRONG, Found, Section
 
 _ROUNDS = 5

@@ -9,8 +9,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import HybridBlock, nn, rnn
 
 from ..dtypes import FLOAT32, Support
-from ..runtime.autocast import deinit, init
-from ..training import init_trainer, scale_loss
+from ..session.autocast import deinit, init
+from ..training.scaling import init_trainer, scale_loss
 from .isolation import OK, WRONG, Found, Section
 from .kernels import error_of
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any
 
 import mxnet as mx
@@ -13,7 +12,7 @@ from .._mxnet import batch_norms, gpus
 from .._mxnet.batch_norms import CustomBatchNorm, MXNetSyncBatchNorm
 from .._mxnet.blocks import descendants
 from .._mxnet.symbols import dtype_name
-from ..errors import StateError, expected
+from ..errors import StateError, expected, warn
 from .meeting import Allreduce
 from .operator import OPERATOR, Layer
 
@@ -78,8 +77,8 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     if allreduce is None and parallel.size() > 1:
         allreduce, prepare = parallel.allreduce, parallel.prepare
     if count == 1 and allreduce is None:
-        warnings.warn("convert_sync_batchnorm: one context in one process has nothing to synchronize; the network "
-                      "stays as it is", stacklevel=2)
+        warn("convert_sync_batchnorm: one context in one process has nothing to synchronize; the network "
+                      "stays as it is")
         return net
     _refuse_few_resources(count, contexts)
     on_gpus = bool(contexts) and all(context.device_type == "gpu" for context in contexts)

@@ -16,7 +16,7 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ..errors import StateError
-from ..runtime.state import controller
+from ..state.state import controller
 from .meeting import Allreduce, Meeting
 
 OPERATOR = "gluon_amp_sync_batch_norm"

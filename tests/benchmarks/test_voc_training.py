@@ -23,7 +23,7 @@ from benchmarks.harness.children import Child  # noqa: E402
 from benchmarks.harness.errors import Refused  # noqa: E402
 from benchmarks.harness.stats import spread  # noqa: E402
 from benchmarks.voc import turns  # noqa: E402
-from gluon_amp.runtime.devices import device_supports  # noqa: E402
+from gluon_amp.state.devices import device_supports  # noqa: E402
 
 IMAGES, VAL, SIZE = 12, 6, 96
 

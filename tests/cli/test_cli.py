@@ -10,7 +10,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp.cli import main
-from gluon_amp.runtime.devices import device_supports
+from gluon_amp.state.devices import device_supports
 
 pytestmark = pytest.mark.machine
 

@@ -13,9 +13,9 @@ import pytest
 from gluon_amp import native, selftest
 from gluon_amp.cli import main
 from gluon_amp.dtypes import cuda_support
-from gluon_amp.runtime.devices import support
 from gluon_amp.selftest import ERROR, INFO, OK, SKIPPED, WRONG, isolation, kernels, results
 from gluon_amp.selftest.isolation import Section, findings
+from gluon_amp.state.devices import support
 
 
 def checked(tmp_path, *arguments):

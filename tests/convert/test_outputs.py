@@ -69,6 +69,7 @@ HEADS = {
     "a split and a part": lambda x: (lambda y: mx.sym.Group([y[1], mx.sym.relu(y[0], name="relu"), y[3]]))(
         mx.sym.split(layer(x), num_outputs=4, name="split")),
     "layer and activation": lambda x: (lambda y: mx.sym.Group([y, mx.sym.relu(y, name="relu")]))(layer(x)),
+    "joined by NumPy": lambda x: mx.sym.np.concatenate([layer(x).as_np_ndarray()] * 2, axis=1).as_nd_ndarray(),
     "data": lambda x: mx.sym.Group([x, layer(x)]),
     "inner tensors": lambda x: normalised(mx.sym.relu(layer(x), name="relu")).get_internals(),
 }

@@ -22,7 +22,7 @@ from gluon_amp.debug.report.flops import MATRIX_OPERATORS
 from gluon_amp.debug.report.match import Captured, GraphRan, matched
 from gluon_amp.dtypes import LOW_PRECISION
 from gluon_amp.graph import Entry, Graph, Node
-from gluon_amp.runtime.graph_applier import RewritingCachedOp
+from gluon_amp.plan.cached_op import RewritingCachedOp
 
 
 @pytest.fixture(params=[pytest.param("bfloat16", marks=pytest.mark.bf16), "float16"])

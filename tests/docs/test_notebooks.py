@@ -17,7 +17,7 @@ for module in ("gluoncv", "ipykernel", "matplotlib", "nbclient", "PIL", "sklearn
 import nbformat  # noqa: E402
 from nbformat import v4  # noqa: E402
 
-from gluon_amp.runtime.devices import support  # noqa: E402
+from gluon_amp.state.devices import support  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "notebooks"), str(ROOT / "tools")]

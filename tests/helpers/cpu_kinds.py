@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gluon_amp.dtypes import BFLOAT16, FLOAT16, cpu_isa, cpu_support
-from gluon_amp.runtime import devices
-from gluon_amp.runtime.devices import support
+from gluon_amp.state import devices
+from gluon_amp.state.devices import support
 
 LACKING = "this CPU has no"  # begins the reason of every test that is skipped for want of the CPU
 NO_BF16 = ["AVX2", "AVX512_CORE"]  # instruction sets, as oneDNN names them

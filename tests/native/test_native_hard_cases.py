@@ -28,7 +28,7 @@ import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp._mxnet.invoke import invoke
 from gluon_amp.dtypes import BFLOAT16_DTYPE
-from gluon_amp.runtime.graph_applier import prepared_operations
+from gluon_amp.plan.cached_op import prepared_operations
 
 pytestmark = pytest.mark.skipif(not native.is_available("_gluon_amp_rnn"), reason=native.load()[1].missing)
 

@@ -12,7 +12,7 @@ sys.path[:0] = {paths!r}
 import gluon_amp as amp
 import mxnet as mx
 from device import Trace
-from gluon_amp.runtime.graph_applier import prepared_operations
+from gluon_amp.plan.cached_op import prepared_operations
 from mxnet import autograd
 from zoo_networks import flat, make_task
 

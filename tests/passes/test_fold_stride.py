@@ -9,7 +9,7 @@ from mxnet.gluon import nn
 
 import gluon_amp as amp
 from gluon_amp.dtypes import cpu_support
-from gluon_amp.runtime import devices
+from gluon_amp.state import devices
 
 pytestmark = pytest.mark.bf16
 

@@ -12,8 +12,8 @@ from test_native_transformer import network as encoder
 
 import gluon_amp as amp
 from gluon_amp import native
+from gluon_amp.plan.cached_op import prepared_operations
 from gluon_amp.rules import Policy
-from gluon_amp.runtime.graph_applier import prepared_operations
 
 requires_onednn = pytest.mark.skipif(not native.is_available("_gluon_amp_attention"), reason="oneDNN is missing")
 KINDS = ["lengths", "mask", "memory", "joint", "apart"]

@@ -10,7 +10,7 @@ from native_cases import normal
 
 import gluon_amp as amp
 from gluon_amp import native
-from gluon_amp.runtime.graph_applier import prepared_operations
+from gluon_amp.plan.cached_op import prepared_operations
 
 pytestmark = pytest.mark.skipif(not native.is_available("_gluon_amp_rnn"), reason=native.load()[1].missing)
 

@@ -15,8 +15,8 @@ from native_cases import assert_close, kinds, requires_core, results_of_batches
 import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp.graph import Entry, Role
+from gluon_amp.plan.cached_op import prepared_operations
 from gluon_amp.rules import Cause, Policy, Rule
-from gluon_amp.runtime.graph_applier import prepared_operations
 
 ALL = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_batch_dot", "_gluon_amp_rnn"})
 BIG = (4, 128, 64)

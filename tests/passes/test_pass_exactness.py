@@ -32,8 +32,8 @@ from gluon_amp import native, passes
 from gluon_amp._mxnet import blocks
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
 from gluon_amp.dtypes import cpu_support
+from gluon_amp.plan.cached_op import prepared_operations
 from gluon_amp.rules import Policy
-from gluon_amp.runtime.graph_applier import prepared_operations
 
 # Half the distance from 1 to the next number of the type.
 ROUNDOFF = {"float32": 2.0 ** -24, "bfloat16": 2.0 ** -8, "float16": 2.0 ** -11}

@@ -9,7 +9,7 @@ from graphs import batch_norm, conv, describe, graph, op, rewrite, rewritten, va
 from gluon_amp import GraphError
 from gluon_amp.graph import Entry, Role, cast
 from gluon_amp.graph.attrs import region_mark
-from gluon_amp.passes import Context, verify
+from gluon_amp.passes import Context, driver, verify
 from gluon_amp.rules import Policy, make_policy
 
 
@@ -274,8 +274,14 @@ def test_casts_that_imitate_a_type_are_told_from_others():
         "x_float16_raised", "w_float16_raised", "fc_rounded"}
 
 
+def test_passes_are_written_in_their_order():
+    first, second = driver.PASSES[0], replace(driver.PASSES[1], after=("fold_stride",))
+    with pytest.raises(ValueError, match=r"'fold_batch_norm' has to come after \['fold_stride'\]"):
+        driver._in_order(first, second)
+
+
 class TestVerifier:
-    """Each fault that a rewrite could make is found and named."""
+    """Each fault that a rewrite could make is found and named, with the pass that made it."""
 
     context = Context(Policy("bfloat16"), outputs=("float32",))
 
@@ -287,12 +293,24 @@ class TestVerifier:
     def check(self, made, message, variables=None):
         names = variables or tuple(node.name for node in made.variables())
         with pytest.raises(GraphError, match=message):
-            verify.run(made, replace(self.context, variables=names))
+            verify.run(made, replace(self.context, variables=names), ["place_casts"])
 
     def test_a_missing_cast(self):
         made, nodes = self.result()
         nodes["prob"].inputs = [Entry(nodes["c"])]
         self.check(made, "needs float32 from .*'c'.*bfloat16")
+
+    @pytest.mark.parametrize("name", ["carry_scale", "split_concat"])
+    def test_the_pass_is_named(self, name, monkeypatch):
+        def broken(made, context):
+            made.nodes()[-1].role, made.nodes()[-1].name = Role.CAST, "c"  # a name of the program's
+            return 1
+
+        passes = tuple(replace(each, run=broken, applies=lambda context: True) if each.name == name else each
+                       for each in driver.PASSES)
+        monkeypatch.setattr(driver, "PASSES", passes)
+        with pytest.raises(GraphError, match=f"not sound behind the pass {name}: the name 'c' of a new node was taken"):
+            rewrite(graph(op("softmax", "prob", conv("c", data(), 16, 16))), self.context.policy, check=True)
 
     def test_a_cast_to_the_same_type(self):
         made, nodes = self.result()

@@ -9,8 +9,8 @@ import pytest
 
 from gluon_amp import DTypeError, PolicyError, dtypes
 from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp.compat.views import list_lp16_ops
 from gluon_amp.rules import Policy, make_policy
-from gluon_amp.rules.views import list_lp16_ops
 
 KNOWN = {name: name for name in ("Convolution", "FullyConnected", "Activation", "transpose", "softmax", "sgd_update")}
 KNOWN["linalg_gemm2"] = "_linalg_gemm2"

@@ -15,12 +15,12 @@ from ... import checks
 from ..._mxnet import trainers
 from ..._mxnet.arrays import cast_arrays, map_arrays
 from ...dtypes import FLOAT32, LOW_PRECISION
+from ...eager.casts import returns_fp32
 from ...errors import StateError
 from ...rules.own_gradients import IGNORE_GRADIENT
-from ...runtime.eager_casts import returns_fp32
-from ...runtime.functions import custom_fwd
-from ...runtime.state import State, controller
-from ...trainer_scaler import attached_to
+from ...session.functions import custom_fwd
+from ...state.state import State, controller
+from ...training.trainer_scaler import attached_to
 from ..recording.events import Event, Rerun, is_float
 from ..recording.runs import Run, dtype_of, float_arrays, recorded_run, unchanged
 from .findings import Magnitude, OverflowReport

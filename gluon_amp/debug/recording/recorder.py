@@ -21,12 +21,12 @@ from mxnet.ndarray import NDArray
 from ..._mxnet.invoke import PAST_INVOKE, Invocation, Invoke
 from ..._mxnet.operators import handle_of, registered_operators
 from ...graph import CAST, Role
+from ...plan.cached_op import RewritingCachedOp
 from ...rules import Decision, Policy
-from ...runtime import hooks
-from ...runtime.eager_policy import EagerPolicy, twins
-from ...runtime.frame import frame
-from ...runtime.graph_applier import RewritingCachedOp
-from ...runtime.state import controller
+from ...session import hooks
+from ...state.eager_policy import EagerPolicy, twins
+from ...state.frame import frame
+from ...state.state import controller
 
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 

@@ -17,9 +17,9 @@ from ..._mxnet.symbols import dtype_name
 from ...dtypes import normalize
 from ...errors import DTypeError, StateError, expected
 from ...rules import Policy
-from ...runtime.devices import choose, device_supports, verdict, warn_if_slow
-from ...runtime.policies import device_policies, policies_of
-from ...runtime.state import State, controller, in_force
+from ...state.devices import choose, device_supports, verdict, warn_if_slow
+from ...state.policies import device_policies, policies_of
+from ...state.state import State, controller, in_force
 from .events import Event, is_float
 from .tape import Tape, taped
 

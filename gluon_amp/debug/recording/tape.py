@@ -21,11 +21,11 @@ from ..._mxnet.blocks import Owners
 from ..._mxnet.invoke import StockCachedOp, original_invoke, run_operator
 from ..._mxnet.symbols import dtype_name, from_graph
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ...eager.own_gradients import loss_scale
 from ...graph import CAST, Entry, Graph, Node
 from ...graph.attrs import parameters
 from ...passes.carry_scale import is_scale
-from ...runtime.graph_applier import RewritingCachedOp
-from ...runtime.own_gradients import loss_scale
+from ...plan.cached_op import RewritingCachedOp
 from .events import Event, Rerun, Source, is_float
 from .recorder import Call, Compute, recording
 

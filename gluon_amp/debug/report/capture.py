@@ -21,9 +21,9 @@ from ...convert.inputs import check_names, shapes_in
 from ...dtypes import BFLOAT16, FLOAT32
 from ...errors import GraphError, expected
 from ...graph import Entry, Node, Role, unique_name
+from ...plan.cached_op import RewritingCachedOp
 from ...rules import Policy
-from ...runtime.graph_applier import RewritingCachedOp
-from ...runtime.state import controller
+from ...state.state import controller
 from ..recording.recorder import Call, recording
 from ..recording.runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
 from .flops import flops

@@ -11,7 +11,7 @@ from mxnet.gluon import Block
 from ... import checks
 from ...dtypes import LOW_PRECISION
 from ...errors import expected
-from ...runtime.state import controller
+from ...state.state import controller
 from ..console import print_table
 from .capture import capture
 from .plot import plot

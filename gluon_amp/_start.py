@@ -1,0 +1,287 @@
+"""Make ``import mxnet`` possible, or say what to install.
+
+:func:`prepare` runs before anything else of the package. It must therefore be readable by
+Pythons older than the supported ones, and import neither MXNet nor the rest of the package.
+"""
+
+import ctypes
+import importlib
+import importlib.util
+import logging
+import re
+import struct
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+
+logger = logging.getLogger(__name__)
+
+PYTHON_MIN = (3, 8)
+PYTHON_MAX = (3, 12)
+MXNET_SERIES = "1.9"
+MXNET_DISTRIBUTIONS = ("mxnet", "mxnet-native", *(
+    f"mxnet-cu{version}" for version in (117, 116, 115, 114, 113, 112, 111, 110, 102, 101, 100, 92)))
+INSTALL_MXNET = "python -m pip install mxnet==1.9.1"
+CUDA_HINT = "With a CUDA GPU install mxnet-cu112==1.9.1 instead."
+
+NUMPY_ALIASES = {"bool": bool, "object": object, "int": int, "float": float, "complex": complex, "str": str}
+
+# Of NVIDIA's libraries: where pip has them, for CUDA 11.
+CUDA_PACKAGES = {
+    "libcudart.so.11.0": "nvidia-cuda-runtime-cu11>=11.7,<12",
+    "libnvrtc.so.11.2": "nvidia-cuda-nvrtc-cu11>=11.7,<12",
+    "libnvToolsExt.so.1": "nvidia-nvtx-cu11>=11.7,<12",
+    "libcublas.so.11": "nvidia-cublas-cu11>=11.10,<12",
+    "libcufft.so.10": "nvidia-cufft-cu11>=10.7,<11",
+    "libcurand.so.10": "nvidia-curand-cu11>=10.2,<11",
+    "libcusolver.so.11": "nvidia-cusolver-cu11>=11.4,<12",
+    "libnccl.so.2": "nvidia-nccl-cu11>=2.13,<3",
+    "libcudnn.so.8": "nvidia-cudnn-cu11>=8.5,<9",
+}
+# What those open by name when they first use it. That only finds what is loaded already or on the system's search path.
+OPENED_BY_NAME = {
+    "libnvrtc.so.11.2": ("libnvrtc-builtins.so.11.*",),
+    "libcudnn.so.8": tuple(f"libcudnn_{part}_{use}.so.8" for part in ("ops", "cnn", "adv")
+                           for use in ("infer", "train")),
+}
+DRIVER = "libcuda.so.1"
+# Kinds of segments, and of entries in the dynamic one, of an ELF file.
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_NEEDED, _DT_STRTAB, _DT_STRSZ = 1, 5, 10
+NO_DRIVER = (
+    "MXNet's CUDA build needs the library of NVIDIA's driver, {driver}, even on the CPU: {error}.\n"
+    "On a machine with a GPU install NVIDIA's driver; start a container with `docker run --gpus all`. Without a GPU, "
+    "as on a login node or while an image is built, use the CPU build:\n"
+    "python -m pip uninstall -y {build} && python -m pip install mxnet==1.9.1"
+)
+
+
+def prepare() -> None:
+    """Check Python, NumPy and MXNet, then make MXNet importable. May be called repeatedly.
+
+    Raises
+    ------
+    ImportError
+        When Python, NumPy or MXNet is missing or of an unsupported version. The message says
+        what was found, what is supported and the command that installs it.
+
+    Examples
+    --------
+    >>> from gluon_amp._start import prepare
+    >>> prepare()
+    >>> import mxnet as mx
+    """
+    check_python(sys.version_info[:3])
+    check_numpy(numpy_version(), sys.version_info[:3])
+    found = find_mxnet()
+    check_mxnet(found)
+    check_distutils()
+    add_numpy_aliases(importlib.import_module("numpy"))
+    library = mxnet_library() if "loaded mxnet" not in found else None
+    if library is not None:
+        needed = needed_libraries(library)
+        if DRIVER in needed:
+            load_cuda(needed, sys.path, next((name for name in found if name.startswith("mxnet-cu")), "mxnet"))
+
+
+def check_python(version: Tuple[int, ...]) -> None:
+    """Raise ImportError unless MXNet 1.9.1 runs on this Python."""
+    if PYTHON_MIN <= tuple(version[:2]) <= PYTHON_MAX:
+        return
+    raise ImportError("gluon_amp needs Python 3.8 to 3.12 (MXNet 1.9.1 runs on no other), "
+                      f"found Python {_dotted(version)}.\nInstall Python 3.11, then: "
+                      'python3.11 -m venv .venv && .venv/bin/python -m pip install mxnet==1.9.1 "numpy<1.24"')
+
+
+def numpy_version() -> Optional[str]:
+    """Return the version of the NumPy that ``import numpy`` gives, None without one."""
+    try:
+        return str(importlib.import_module("numpy").__version__)
+    except ModuleNotFoundError:
+        return None
+
+
+def check_numpy(version: Optional[str], python: Tuple[int, ...]) -> None:
+    """Raise ImportError unless MXNet 1.9.1 works with this NumPy."""
+    if version is not None and int(version.split(".")[0]) < 2:
+        return
+    wanted = "numpy>=1.26,<2" if tuple(python[:2]) >= (3, 12) else "numpy<1.24"
+    found = "no NumPy" if version is None else f"NumPy {version}"
+    raise ImportError(f"gluon_amp needs NumPy 1.x (MXNet 1.9.1 does not work with NumPy 2), found {found}.\n"
+                      f'Run: python -m pip install "{wanted}"')
+
+
+def find_mxnet(version_of: Optional[Callable[[str], Optional[str]]] = None,
+               modules: Optional[Mapping[str, Any]] = None) -> Dict[str, str]:
+    """Return the MXNet builds that are loaded or installed, without importing one."""
+    version_of = distribution_version if version_of is None else version_of
+    loaded = (sys.modules if modules is None else modules).get("mxnet")
+    installed = {name: version_of(name) for name in MXNET_DISTRIBUTIONS}
+    found = {name: version for name, version in installed.items() if version is not None}
+    if loaded is not None:
+        found["loaded mxnet"] = str(getattr(loaded, "__version__", "of unknown version"))
+    elif not found:
+        source = source_tree_version()
+        found.update({} if source is None else {"mxnet": source})
+    return found
+
+
+def distribution_version(name: str) -> Optional[str]:
+    """Return the version of an installed distribution, None when it is not installed."""
+    from importlib import metadata  # not in Python 3.7, which must get as far as check_python
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def source_tree_version() -> Optional[str]:
+    """Return the version of an MXNet built from source and reached through PYTHONPATH."""
+    spec = importlib.util.find_spec("mxnet")
+    if spec is None or spec.origin is None:
+        return None
+    libinfo = Path(spec.origin).parent / "libinfo.py"
+    text = libinfo.read_text(encoding="utf-8") if libinfo.is_file() else ""
+    match = re.search(r"""^__version__ = ['"](.+?)['"]""", text, re.MULTILINE)
+    return "of unknown version" if match is None else match.group(1)
+
+
+def check_mxnet(found: Mapping[str, str]) -> None:
+    """Raise ImportError unless there is an MXNet and every one is of the 1.9 series."""
+    if not found:
+        raise ImportError(f"gluon_amp needs MXNet 1.9.1, found no MXNet.\nRun: {INSTALL_MXNET}\n{CUDA_HINT}")
+    series = MXNET_SERIES.split(".")
+    wrong = {name: version for name, version in found.items() if version.split(".")[:2] != series}
+    if not wrong:
+        return
+    described = ", ".join(f"{name} {version}" for name, version in wrong.items())
+    packages = " ".join(name for name in wrong if name in MXNET_DISTRIBUTIONS) or "mxnet"
+    raise ImportError(f"gluon_amp needs MXNet 1.9.1, found {described}.\n"
+                      f"Run: python -m pip uninstall -y {packages} && {INSTALL_MXNET}\n{CUDA_HINT}")
+
+
+def check_distutils() -> None:
+    """Raise ImportError when distutils is missing: MXNet 1.9.1 imports it."""
+    # Python 3.12 has no distutils of its own; setuptools provides it.
+    if importlib.util.find_spec("distutils") is None:
+        raise ImportError(f"MXNet 1.9.1 imports distutils, which Python {_dotted(sys.version_info[:3])} "
+                          "does not have.\nRun: python -m pip install setuptools")
+
+
+def add_numpy_aliases(numpy: ModuleType) -> List[str]:
+    """Set ``np.bool`` and the like where NumPy no longer has them; MXNet 1.9.1 uses them."""
+    # Not hasattr: NumPy 1.20 to 1.23 answer it with a DeprecationWarning for each name.
+    absent = [name for name in NUMPY_ALIASES if name not in vars(numpy)]
+    for name in absent:
+        setattr(numpy, name, NUMPY_ALIASES[name])
+    return absent
+
+
+def mxnet_library() -> Optional[Path]:
+    """Return the libmxnet.so beside the MXNet that ``import mxnet`` finds, None without one."""
+    spec = importlib.util.find_spec("mxnet")
+    path = None if spec is None or spec.origin is None else Path(spec.origin).parent / "libmxnet.so"
+    return path if path is not None and path.is_file() else None
+
+
+def needed_libraries(library: Path) -> List[str]:
+    """Return the libraries that a 64-bit ELF file says it needs (``readelf -d``); none for other files."""
+    with open(library, "rb") as file:
+        segments = elf_segments(file)
+        dynamic = next((segment for segment in segments if segment[0] == _PT_DYNAMIC), None)
+        if dynamic is None:
+            return []
+        file.seek(dynamic[2])
+        entries = list(struct.iter_unpack("<qQ", file.read(dynamic[5] // 16 * 16)))
+        strings = dict(entries)[_DT_STRTAB]
+        within = next(each for each in segments if each[0] == _PT_LOAD and each[3] <= strings < each[3] + each[5])
+        file.seek(strings - within[3] + within[2])
+        names = file.read(dict(entries)[_DT_STRSZ])
+    return [names[value:names.index(b"\0", value)].decode() for tag, value in entries if tag == _DT_NEEDED]
+
+
+def elf_segments(file: BinaryIO) -> List[Tuple[int, ...]]:
+    """Return the segments of a 64-bit ELF file: kind, flags, offset, two addresses, length; none of other files."""
+    header = file.read(64)
+    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
+        return []
+    start, size, count = struct.unpack_from("<32xQ14xHH", header)
+    file.seek(start)
+    table = file.read(size * count)
+    return [struct.unpack_from("<IIQQQQ", table, size * number) for number in range(count)]
+
+
+def load_cuda(needed: Iterable[str], roots: Iterable[str], build: str,
+              load: Optional[Callable[[str], object]] = None) -> List[Path]:
+    """Load what a CUDA build of MXNet needs from the nvidia-*-cu11 packages, so that it needs no system CUDA."""
+    # What no package provides is left for the system's CUDA to serve.
+    load = _load_globally if load is None else load
+    needed = list(needed)
+    if DRIVER in needed:
+        try:
+            load(DRIVER)
+        except OSError as error:
+            raise ImportError(NO_DRIVER.format(driver=DRIVER, error=error, build=build)) from error
+    directories = cuda_directories(roots)
+    loaded: List[Path] = []
+    for name in needed:
+        if name in CUDA_PACKAGES:
+            _load_library(name, directories, load, loaded)
+    return loaded
+
+
+def cuda_directories(roots: Iterable[str]) -> List[Path]:
+    """Return the directories of libraries of the nvidia-* packages."""
+    return [path for root in roots for path in sorted(Path(root).glob("nvidia/*/lib"))]
+
+
+def _load_library(name: str, directories: List[Path], load: Callable[[str], object], loaded: List[Path]) -> None:
+    """Load a library of a package after those that it needs; add them to ``loaded``."""
+    path = _first_match(directories, name)
+    if path is None:
+        if name in CUDA_PACKAGES:
+            _expect_on_system(name, load)
+        return
+    if path in loaded:
+        return
+    for other in needed_libraries(path):
+        _load_library(other, directories, load, loaded)
+    for pattern in OPENED_BY_NAME.get(name, ()):
+        part = _first_match(directories, pattern)
+        if part is not None:
+            _load_library(part.name, directories, load, loaded)
+    if path not in loaded and _try_to_load(path, load):
+        loaded.append(path)
+
+
+def _expect_on_system(name: str, load: Callable[[str], object]) -> None:
+    try:
+        load(name)
+    except OSError as error:
+        raise ImportError(f"MXNet's CUDA build needs {name}, which neither a package nor the system provides "
+                          f'({error}).\nRun: python -m pip install "{CUDA_PACKAGES[name]}", or install gluon_amp with '
+                          "the extra cu112, which brings all such libraries") from error
+
+
+def _first_match(directories: Iterable[Path], pattern: str) -> Optional[Path]:
+    matches = (path for directory in directories for path in sorted(directory.glob(pattern)))
+    return next(matches, None)
+
+
+def _try_to_load(path: Path, load: Callable[[str], object]) -> bool:
+    try:
+        load(str(path))
+    except OSError as error:
+        logger.warning("Could not load %s (%s); MXNet will look for a system copy.", path, error)
+        return False
+    return True
+
+
+def _load_globally(path: str) -> ctypes.CDLL:
+    return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+
+
+def _dotted(version: Tuple[int, ...]) -> str:
+    return ".".join(str(part) for part in version)

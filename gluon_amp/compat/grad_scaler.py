@@ -1,0 +1,307 @@
+"""``GradScaler``: the loop of torch.amp around a ``gluon.Trainer``."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Mapping
+from weakref import WeakSet
+
+from mxnet import gluon
+
+from .. import checks
+from .._mxnet import trainers
+from ..eager.written import written
+from ..elsewhere import answers
+from ..errors import StateError, expected
+from ..session import hooks
+from ..training.loss_scaler import LEAST_SCALE, MOST_SCALE, DynamicLossScaler, scale_of
+from ..training.scaling import Loss, losses_in, scaled
+from ..training.trainer_scaler import TrainerScaler, attach, gradients_are_finite
+
+_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
+_UNSCALED, _STEPPED = "unscaled", "stepped"
+
+
+class _UpdatedLater(DynamicLossScaler):
+    """A loss scale that waits for :meth:`settle`, whatever its trainers' steps tell it."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.found_inf: list[bool] = []
+
+    def update(self, found_inf: bool) -> None:
+        """Take note of a step."""
+        self.found_inf.append(found_inf)
+
+    def take_report(self, found_inf: bool, last: int | None) -> int:
+        """Take note of a trainer's step: :meth:`settle` ends the iteration."""
+        self.update(found_inf)
+        return 0
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether a step was skipped since the last update, or at it where none was made since."""
+        return any(self.found_inf) if self.found_inf else super().step_was_skipped
+
+    def settle(self) -> None:
+        """Change the scale for the steps since the last time."""
+        super().update(any(self.found_inf))
+        self.found_inf = []
+
+    def put(self, scale: float) -> None:
+        """Set the scale."""
+        self._state = replace(self._state, scale=scale_of("new_scale", scale))
+        self.found_inf = []
+
+    def take(self, other: _UpdatedLater) -> None:
+        """Continue as another scaler would."""
+        self._state, self._rule, self.found_inf = other._state, other._rule, []
+
+
+class GradScaler:
+    """Scale losses and skip steps that overflowed, in the calls of torch's ``GradScaler``.
+
+    For loops that come from there: :func:`init_trainer` and :func:`scale_loss` do the same in fewer calls. bfloat16
+    has the range of FP32 and needs no scale: it trains as well with ``enabled=False``.
+
+    Parameters
+    ----------
+    device : str
+        Accepted for torch's signature. The device of the arrays decides.
+    init_scale : float
+        The first scale, above 0.
+    growth_factor : float
+        Multiplies the scale after ``growth_interval`` steps without overflow, above 1.
+    backoff_factor : float
+        Multiplies the scale at an overflow, between 0 and 1.
+    growth_interval : int
+        Steps without overflow before the scale grows.
+    enabled : bool
+        False leaves losses and gradients as they are; ``step`` is then the trainer's own.
+
+    Raises
+    ------
+    ValueError
+        A parameter is outside its range.
+    TypeError
+        ``device`` is not a name, or ``enabled`` not a bool.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> net = mx.gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
+    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
+    >>> scaler = amp.GradScaler()
+    >>> with mx.autograd.record(), amp.autocast():
+    ...     loss = net(mx.nd.ones((4, 2))).sum()
+    >>> scaler.scale(loss).backward()
+    >>> scaler.step(trainer, batch_size=4)
+    True
+    >>> scaler.update()
+    >>> scaler.get_scale()
+    65536.0
+    """
+
+    def __init__(self, device: str = "cuda", init_scale: float = 2.0 ** 16, growth_factor: float = 2.0,
+                 backoff_factor: float = 0.5, growth_interval: int = 2000, enabled: bool = True):
+        if not isinstance(device, str):
+            raise TypeError(expected("the name of a device, as in torch.amp", "device", device)
+                            + f". A scale goes by name: init_scale={device!r}")
+        self._enabled = checks.true_or_false("enabled", enabled)
+        if not checks.is_number(growth_factor) or not growth_factor > 1:
+            raise ValueError(expected("a number above 1", "growth_factor", growth_factor))
+        if not checks.is_number(backoff_factor) or not 0 < backoff_factor < 1:
+            raise ValueError(expected("a number between 0 and 1", "backoff_factor", backoff_factor))
+        self._settings = {"growth_factor": growth_factor, "backoff_factor": backoff_factor,
+                          "growth_interval": checks.whole("growth_interval", growth_interval, 1)}
+        self._scaler = _UpdatedLater(init_scale=init_scale, min_scale=LEAST_SCALE, max_scale=MOST_SCALE,
+                                     **self._settings)
+        if self._enabled:
+            hooks.install()  # with AMP or without: for operators that make their own gradient, and what calls write
+            written.watch(self)
+        self._losses = 0  # scaled since the last update
+        self._trainers: WeakSet[gluon.Trainer] = WeakSet()  # those that made a step
+        self._done: dict[TrainerScaler, str] = {}  # what was called for each trainer since the last update
+
+    def scale(self, outputs: Loss) -> Loss:
+        """Multiply a loss, or a list of them, by the scale.
+
+        Parameters
+        ----------
+        outputs : NDArray or sequence of NDArray
+            float16 losses are scaled in FP32, where they cannot overflow.
+
+        Returns
+        -------
+        NDArray or list of NDArray
+            To call ``backward`` of, or to hand to ``mx.autograd.backward``.
+
+        Raises
+        ------
+        TypeError
+            ``outputs`` holds something else.
+        """
+        losses = losses_in("outputs", outputs)
+        if not self._enabled:
+            return outputs
+        self._losses += len(losses)
+        written.scaled(self._trainers)
+        return scaled(outputs, self._scaler.loss_scale)
+
+    def unscale_(self, trainer: gluon.Trainer) -> None:
+        """Divide the scale out of a trainer's gradients now, to read or clip them before :meth:`step`.
+
+        Parameters
+        ----------
+        trainer : gluon.Trainer
+            After ``backward``; must update locally, as for :func:`init_trainer`.
+
+        Raises
+        ------
+        StateError
+            No loss was scaled, or ``unscale_`` or ``step`` was called for this trainer since the last :meth:`update`.
+        """
+        if not self._enabled:
+            return
+        item = self._item(trainer, "unscale_")
+        before = self._done.get(item)
+        if before == _UNSCALED:
+            raise StateError("unscale_() was called for this trainer already since the last update(): call it once, "
+                             "before step()")
+        if before == _STEPPED:
+            raise StateError("unscale_() is called after step(): call it before, to clip gradients")
+        item.carry(self._scaler.loss_scale)
+        item.unscale()
+        self._done[item] = _UNSCALED
+
+    @answers(closure="a gluon.Trainer takes none: run forward and backward before step")
+    def step(self, trainer: gluon.Trainer, batch_size: int | None = None, ignore_stale_grad: bool = False) -> bool:
+        """Unscale a trainer's gradients unless :meth:`unscale_` did, and update, or skip where one is not finite.
+
+        Parameters
+        ----------
+        trainer : gluon.Trainer
+            After ``backward``; must update locally, as for :func:`init_trainer`.
+        batch_size : int
+            As for ``trainer.step``: gradients are divided by it. 1 where the loss is a mean over the batch already.
+        ignore_stale_grad : bool
+            As for ``trainer.step``.
+
+        Returns
+        -------
+        bool
+            Whether the weights were updated; False where the step was skipped. Schedules that count updates ask this.
+
+        Raises
+        ------
+        StateError
+            No loss was scaled since the last :meth:`update`, ``step`` was called for this trainer already, or the
+            trainer has another loss scaler.
+        TypeError
+            ``batch_size`` is missing.
+        """
+        if batch_size is None:
+            raise TypeError("a gluon.Trainer divides gradients by the batch size, which torch's optimizers do not: "
+                            "expected scaler.step(trainer, batch_size), 1 where the loss is a mean over the batch")
+        if not self._enabled:
+            trainer.step(batch_size, ignore_stale_grad)
+            return True
+        item = self._item(trainer, "step")
+        before = self._done.get(item)
+        if before == _STEPPED:
+            raise StateError("step() was called for this trainer already since the last update(): call scaler.update() "
+                             "after the steps of all trainers")
+        if before is None:
+            item.carry(self._scaler.loss_scale)
+        trainer.step(batch_size, ignore_stale_grad)
+        self._done[item] = _STEPPED
+        return not item.step_was_skipped
+
+    def _item(self, trainer: gluon.Trainer, caller: str) -> TrainerScaler:
+        """Return what connects a trainer with this scaler, made at its first step."""
+        checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+        if not self._losses:
+            raise StateError(f"{caller}: no loss was scaled since the last update(), so the gradients lack the loss "
+                             "scale. Call scaler.scale(loss).backward() first")
+        current = trainers.attached(trainer)
+        if current is None:
+            trainers.update_locally(trainer)
+            current = TrainerScaler(trainer, self._scaler)
+            attach(trainer, current)
+            self._trainers.add(trainer)
+        if getattr(current, "scaler", None) is not self._scaler:
+            raise StateError(f"{caller}: the trainer has another loss scaler. Leave out amp.init_trainer(trainer), or "
+                             "use amp.scale_loss and trainer.step in place of a GradScaler")
+        return current
+
+    def update(self, new_scale: float | None = None) -> None:
+        """Change the scale: down after an overflow, up after ``growth_interval`` updates without.
+
+        Parameters
+        ----------
+        new_scale : float, optional
+            Takes this scale instead.
+
+        Raises
+        ------
+        StateError
+            No trainer made a step, or was unscaled, since the last time.
+        """
+        if not self._enabled:
+            return
+        if new_scale is not None:
+            self._scaler.put(new_scale)
+        elif not self._done:
+            raise StateError("update: no trainer made a step since the last update(). Call "
+                             "scaler.step(trainer, batch_size) first")
+        else:
+            self._note_trainers_without_step()
+            self._scaler.settle()
+        self._losses = 0
+        self._done.clear()
+        written.rest(self._trainers)
+        written.leave(self)  # its trainers are known by now
+
+    def _note_trainers_without_step(self) -> None:
+        for item, last in self._done.items():
+            if last == _UNSCALED:
+                is_finite = gradients_are_finite(item.trainer)
+                self._scaler.update(not is_finite)
+                written.decided(item.trainer, skipped=not is_finite)
+                item.forget()
+
+    def get_scale(self) -> float:
+        """Return what the next loss is multiplied by; 1 when not enabled."""
+        return self._scaler.loss_scale if self._enabled else 1.0
+
+    def is_enabled(self) -> bool:
+        """Tell whether losses are scaled at all."""
+        return self._enabled
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the scale, its settings and its count of good steps under torch's names; nothing when not enabled."""
+        if not self._enabled:
+            return {}
+        state = self._scaler.state_dict()
+        return {"scale": state["scale"], **self._settings, "_growth_tracker": state["good_steps"]}
+
+    def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
+        """Continue from what :meth:`state_dict` returned, here or in torch.
+
+        Raises
+        ------
+        ValueError
+            The state lacks an entry, or holds one that is out of range; nothing is changed.
+        """
+        if not self._enabled:
+            return
+        wanted = ("scale", *_SETTINGS, "_growth_tracker")
+        if not isinstance(state_dict, Mapping) or not set(wanted) <= set(state_dict):
+            raise ValueError(expected(f"a dict with {', '.join(wanted)}", "state_dict", state_dict)
+                             + ". That of a scaler with enabled=False is empty")
+        settings: dict[str, Any] = {name: state_dict[name] for name in _SETTINGS}
+        other = GradScaler(init_scale=state_dict["scale"], **settings)
+        other._scaler.load_state_dict({**other._scaler.state_dict(), "good_steps": state_dict["_growth_tracker"]})
+        self._settings = other._settings
+        self._scaler.take(other._scaler)

@@ -1,0 +1,58 @@
+"""Names of MXNet 2 for what MXNet 1.9.1 has under older ones: a device was called a context."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import mxnet as mx
+from mxnet import gluon
+
+from ..replaced import Replaced
+
+# What takes a context, and is to take ``device`` as well.
+_TAKES_DEVICE: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (gluon.Block, ("initialize", "load_parameters", "load_dict")),
+    (gluon.ParameterDict, ("initialize", "load")),
+    (gluon.Parameter, ("initialize", "data", "grad")),
+    (mx.nd, ("array", "zeros", "ones", "full", "empty", "arange", "eye", "linspace")),
+    (mx.np, ("array", "zeros", "ones", "full", "empty", "arange", "eye", "identity", "linspace", "logspace", "tri",
+             "indices", "hanning", "hamming", "blackman")),
+    (mx.np.random, ("uniform", "normal", "randint", "rand", "gamma", "beta", "exponential", "choice", "lognormal",
+                    "logistic", "gumbel", "laplace", "rayleigh", "weibull", "pareto", "power")),
+)
+# Newer names, and the older ones.
+_RENAMED: tuple[tuple[Any, str, str], ...] = (
+    (mx, "Device", "Context"), (mx, "current_device", "current_context"), (mx, "device", "context"),
+    (gluon.Block, "reset_device", "reset_ctx"), (gluon.ParameterDict, "reset_device", "reset_ctx"),
+    (gluon.Parameter, "reset_device", "reset_ctx"), (gluon.Parameter, "list_device", "list_ctx"),
+    (gluon.ParameterDict, "list_device", "list_ctx"),
+    (mx.nd.NDArray, "device", "context"), (mx.nd.NDArray, "to_device", "as_in_context"),
+)
+
+
+def add(replaced: Replaced) -> None:
+    """Add the names; those that MXNet has already stay."""
+    for owner, names in _TAKES_DEVICE:
+        for name in names:
+            if hasattr(owner, name):
+                replaced.put(owner, name, _taking_device(getattr(owner, name)))
+    for owner, newer, older in _RENAMED:
+        if not hasattr(owner, newer):
+            replaced.put(owner, newer, _reset_ctx if (owner, older) == (gluon.Block, "reset_ctx")
+                         else getattr(owner, older))
+
+
+def _reset_ctx(block: gluon.Block, ctx: Any) -> None:
+    """Move a block's parameters to other devices."""
+    block.collect_params().reset_ctx(ctx)
+
+
+def _taking_device(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            if kwargs.get("ctx") is not None:
+                raise TypeError(f"{function.__name__}: expected device or ctx, which are the same, received both")
+            kwargs["ctx"] = kwargs.pop("device")
+        return function(*args, **kwargs)
+    return call

@@ -1,0 +1,179 @@
+"""Imperative operator calls: the inputs of each are cast as the policy says.
+
+Every operator function of ``mx.nd``, ``mx.np`` and ``mx.npx`` ends in ``mxnet.ndarray.register._imperative_invoke``,
+looked up when it is called, so that replacing this one name reaches functions that were imported long before.
+
+Low precision lives inside calls of hybrid blocks only: what leaves the outermost one, or an operator called outside of
+any, is FP32, as it is when the block is hybridized. NumPy cannot read bfloat16, and users' code need not know about it.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+
+from .._mxnet.invoke import Invocation, Invoke
+from .._mxnet.operators import handle_of
+from ..dtypes import BFLOAT16, FLOAT32
+from ..errors import PolicyError
+from ..rules import KEEP, LOWER, Decision, precision
+from ..rules.decision import FOR_SECOND_GRADIENTS, may_lower
+from ..rules.tables.groups.shapes import FILLED_LIKE
+from ..state.eager_policy import EagerPolicy, Operator, twins
+from ..state.frame import frame, outermost
+from .casts import (
+    LOW_FLAGS,
+    NAMES,
+    Caster,
+    casts_weight_of_deconvolution,
+    flag_of,
+    is_castable,
+    release,
+    run_in_float64,
+    run_widened,
+    widened,
+)
+from .own_gradients import scaled_invocations
+from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
+from .sound_calls import make_sound_invoke
+from .written import noting_invocations
+from .zero_gradients import saving_invocations
+
+_COPIES = {"_copyto", "_npi_copyto"}
+_FILLED_LIKE = {*FILLED_LIKE, "_npi_full_like"}
+
+
+def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPolicy | None],
+                is_on: Callable[[], bool]) -> Invoke:
+    """Make the function that takes the place of MXNet's ``_imperative_invoke``."""
+    original = make_recorded_invoke(original)
+
+    def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
+               is_np_op: bool, output_is_list: bool) -> Any:
+        policy = current(inputs)
+        if out is not None and frame.casts:
+            frame.casts.clear()  # of what is being written, perhaps
+        if policy is not None and inputs:
+            operator = policy.operators.get(handle)
+            # Outside of hybrid blocks there is no bfloat16 to look for.
+            if operator is not None and (operator.may_lower or frame.hybrid_blocks or policy.target != BFLOAT16):
+                flags = [flag_of(array) for array in inputs]
+                # Outside of hybrid blocks bfloat16 arrays are the user's own: what only reads them is as in MXNet.
+                # So is what attach_grad makes a gradient of, which has to have the type of its array.
+                is_own = (not frame.hybrid_blocks and 0 not in flags
+                          and (policy.target == BFLOAT16 or operator.name in _FILLED_LIKE))
+                if not is_own and (operator.may_lower or policy.flag in flags):
+                    call = Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list)
+                    return _Applier(original, policy).run(operator, call, flags)
+        try:
+            return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
+        except mx.MXNetError:
+            wide = widened(original, inputs, is_np_op) if is_on() else inputs
+            if wide is inputs:
+                raise
+            return run_widened(original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list), wide)
+    return make_sound_invoke(invoke, is_on)
+
+
+def make_recorded_invoke(original: Invoke) -> Invoke:
+    """Make a function that runs operators as ``original`` does, some in another way where gradients are recorded."""
+    def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
+               is_np_op: bool, output_is_list: bool) -> Any:
+        run = recorded.get(handle)
+        if run is None or not autograd.is_recording():
+            return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
+        return run(original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list))
+
+    recorded = noting_invocations({**saving_invocations(), **scaled_invocations()})
+    return invoke
+
+
+class _Applier(NamedTuple):
+    """Applies a policy to one imperative call that may need casts."""
+
+    invoke: Invoke  # MXNet's own
+    policy: EagerPolicy
+    is_asked: bool = False  # the caller wants low precision, whatever will be differentiated
+
+    def run(self, operator: Operator, call: Invocation, flags: list[int]) -> Any:
+        """Cast the inputs, call the operator, and give the result the type that its receiver expects."""
+        inputs = call.inputs
+        if call.handle in self.policy.twins and inputs[0].shape == inputs[1].shape:
+            call = call._replace(handle=self.policy.twins[call.handle])
+            operator = self.policy.operators[call.handle]
+        rule = self.policy.decide(operator, call)
+        if (rule.rule == LOWER and operator.name in TWICE_DIFFERENTIABLE and not self.is_asked
+                and (frame.data_gradients or (not frame.blocks and are_recorded(inputs[:1])))):
+            rule = FOR_SECOND_GRADIENTS
+        if rule.rule != KEEP and LOW_FLAGS.difference((self.policy.flag,)).intersection(flags):
+            wide = widened(self.invoke, inputs, call.is_np_op, self.policy.flag)
+            if casts_weight_of_deconvolution(call, wide):
+                return run_in_float64(self.invoke, call._replace(inputs=release(wide, self.policy, self.invoke)))
+            call, flags = call._replace(inputs=wide), [flag_of(array) for array in wide]
+        return self._run_by(rule, operator, call, flags)
+
+    def _run_by(self, rule: Decision, operator: Operator, call: Invocation, flags: list[int]) -> Any:
+        """Cast the inputs as a rule says, and call the operator."""
+        wanted = _wanted_flags(rule, flags, self.policy.flag)
+        if wanted is None:
+            return self.invoke(*call)
+        changed = [i for i, flag in enumerate(flags) if flag != wanted[i]]
+        rounded = [i for i in rule.rounded_inputs if flags[i] == 0]
+        lowers = self.policy.flag in wanted
+        if not (changed or lowers or rounded) or not all(is_castable(call.inputs[i]) for i in changed):
+            return self.invoke(*call)
+        caster = Caster(self.invoke, self.policy, call.is_np_op)
+        inputs = list(call.inputs)
+        for i in changed:
+            fragile = i == 1 and operator.name == "Convolution" and _is_grouped(call)
+            inputs[i] = caster.input_cast(inputs[i], wanted[i], fragile)
+        for i in rounded:
+            inputs[i] = caster.cast(caster.input_cast(inputs[i], self.policy.flag, fragile=False), FLOAT32)
+        if operator.name in _COPIES and call.out is not None:  # it has no type of its own, and converts to any
+            return self.invoke(*call._replace(inputs=inputs))
+        lowered = call._replace(inputs=inputs, out=None)
+        try:
+            result = (caster.imitated(lowered, has_statistics=bool(rule.fp32_inputs))
+                      if lowers and self.policy.policy.imitated else self.invoke(*lowered))
+        except mx.MXNetError as error:
+            raise _explained(error, operator, rule, inputs) from error
+        if call.out is not None:
+            return caster.write(result, call.out)
+        return result if frame.hybrid_blocks else release(result, self.policy, self.invoke)
+
+
+def _wanted_flags(rule: Decision, flags: list[int], low: int) -> list[int] | None:
+    """Return the type flag that each input must have; None when AMP leaves the call alone."""
+    data = precision(rule, flags, 0, low)
+    if data is None:
+        return None
+    return [flag if flag not in (0, low) else 0 if position in rule.fp32_inputs else data
+            for position, flag in enumerate(flags)]
+
+
+def _is_grouped(call: Invocation) -> bool:
+    return any(key == "num_group" and int(value) > 1 for key, value in zip(call.keys, call.values))
+
+
+def _explained(error: mx.MXNetError, operator: Operator, rule: Decision, inputs: Sequence[NDArray]) -> Exception:
+    types = ", ".join(NAMES.get(flag_of(array), "other") for array in inputs)
+    return type(error)(f"{error}\nThis operator ran under AMP: {operator.name} (rule {rule.rule}: {rule.note}), "
+                       f"with inputs of {types}. To keep it in FP32 use amp.init(fp32_ops=['{operator.name}']), or "
+                       "run it inside `with amp.autocast(enabled=False):`")
+
+
+def run_lowered(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], policy: EagerPolicy,
+                original: Invoke) -> list[NDArray]:
+    """Run an operator in low precision, if the policy allows it, on FP32 inputs; return FP32 outputs."""
+    if handle_of(op) in twins() and inputs[0].shape == inputs[1].shape:
+        op = op.replace("broadcast_", "elemwise_")
+    rule = policy.policy.decide(op, attrs, inputs[0].shape)
+    if not may_lower(rule):
+        raise PolicyError(f"the operator {op} does not run in {policy.target} (rule {rule.rule}: {rule.note})")
+    call = Invocation(handle_of(op), inputs, list(attrs), list(attrs.values()), None, False, output_is_list=True)
+    with outermost():
+        return _Applier(original, policy, is_asked=True).run(
+            Operator(op, replace(rule, rule=LOWER), True), call, [flag_of(array) for array in inputs])

@@ -1,0 +1,103 @@
+"""Custom operators (``mx.operator.CustomOp``) were written for FP32: what they call runs in it, forward and backward.
+
+MXNet runs their Python code in threads of its own, outside of all blocks and regions.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any, Callable, Mapping
+
+import mxnet as mx
+from mxnet.operator import CustomOp, CustomOpProp
+
+from ..graph.attrs import parameters
+from ..state.state import controller, in_force
+from .casts import LOW_FLAGS, flag_of
+
+_METHODS = ("forward", "backward")
+_KEPT = "_amp_kept_in_fp32"
+
+
+class _References:
+    """What MXNet keeps alive of custom operators, by number; operators that are added are kept in FP32."""
+
+    def __init__(self, entries: dict[int, Any]):
+        self._entries = entries
+
+    def __setitem__(self, number: int, value: Any) -> None:
+        if isinstance(value, CustomOpProp):
+            _thread.latest = value
+        if isinstance(value, CustomOp) and not hasattr(value, _KEPT):  # a script may return one again and again
+            for name in _METHODS:
+                setattr(value, name, _in_fp32(getattr(value, name)))
+            setattr(value, _KEPT, True)
+        self._entries[number] = value
+
+    def __getitem__(self, number: int) -> Any:
+        return self._entries[number]
+
+    def __delitem__(self, number: int) -> None:
+        del self._entries[number]
+
+
+class _Registry:
+    """Stands before MXNet's registry of custom operators."""
+
+    def __init__(self, original: Any):
+        vars(self).update(original=original, ref_holder=_References(original.ref_holder))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["original"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["original"], name, value)
+
+
+make_registry = _Registry
+
+
+class _Thread(threading.local):
+    """What the current thread has made."""
+
+    latest: CustomOpProp | None = None  # the properties of a custom operator, made last
+
+
+_thread = _Thread()
+
+
+def inputs_with_own_gradient(attrs: Mapping[str, str]) -> int:
+    """Return how many inputs a custom operator has that get a gradient of its own: none where it reads its outputs'."""
+    made = _properties(attrs)
+    if made is None:
+        return 0
+    inputs, outputs = len(made.list_arguments()), len(made.list_outputs())
+    gradients = range(outputs)
+    needed = made.declare_backward_dependency(list(gradients), list(range(outputs, outputs + inputs)),
+                                              list(range(outputs + inputs, 2 * outputs + inputs)))
+    return 0 if set(gradients).intersection(needed) else inputs
+
+
+def number_of_states(attrs: Mapping[str, str]) -> int:
+    """Return how many auxiliary states a custom operator has, which are its last inputs."""
+    made = _properties(attrs)
+    return 0 if made is None else len(made.list_auxiliary_states())
+
+
+def _properties(attrs: Mapping[str, str]) -> CustomOpProp | None:
+    """Return the properties of a custom operator; None of what is not written in Python."""
+    _thread.latest = None
+    mx.sym.Custom(name="amp_asked", **parameters(attrs))  # makes an object of the user's class, as each call does
+    return _thread.latest
+
+
+def _in_fp32(method: Callable) -> Callable:
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        state = controller.current()
+        # One that is to run in low precision gets its data so: see register_op.
+        if state is None or any(flag_of(array) in LOW_FLAGS for array in kwargs.get("in_data", ())):
+            return method(*args, **kwargs)
+        with in_force(state.disabled()):
+            return method(*args, **kwargs)
+    return run

@@ -1,0 +1,243 @@
+"""A cached op that runs the plan for the setting in force when it is called.
+
+``HybridBlock._build_cache`` instantiates ``mxnet.ndarray.CachedOp`` with the traced symbol. The class here takes
+that place: it keeps the symbol as traced, and makes one stock cached op for each way of running it.
+"""
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import Any, Mapping, Sequence
+from weakref import WeakKeyDictionary
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import Block
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
+
+from .._mxnet.arrays import is_recorded
+from .._mxnet.blocks import cached_op_of, children_of
+from .._mxnet.in_turn import in_turn, run_in_turn
+from .._mxnet.invoke import StockCachedOp
+from .._mxnet.symbols import dtype_name, keep_marks, to_graph
+from ..dtypes import LOW_PRECISION
+from ..eager.own_gradients import loss_scale
+from ..eager.second_gradients import TWICE_DIFFERENTIABLE
+from ..eager.written import alike, written
+from ..graph import Graph, has_control_flow
+from ..graph.attrs import is_set
+from ..passes import Facts
+from ..passes.facts import Concern
+from ..state.frame import frame
+from ..state.recent import remember
+from ..state.state import State, controller
+from .gradient_order import cached_op
+from .observers import operator_callback
+from .planner import Plan, Planner
+
+_MOST_REQUESTS = 32
+_INLINE_LIMIT = 2  # MXNet's default
+
+
+class RewritingCachedOp:
+    """Runs a traced symbol, as planned as long as AMP is active."""
+
+    def __init__(self, symbol: mx.sym.Symbol, flags: Sequence[tuple[str, Any]] = (),
+                 state: State | None = None, had_marks: bool = False):
+        self.symbol = symbol
+        self.has_marks = keep_marks(symbol)
+        self.is_stale = had_marks and not self.has_marks  # read from a file, which leaves them out
+        self.state = state  # to run under always, for a converted network; None for that in force at each call
+        self.flags = flags
+        self.accumulating: frozenset[str] = frozenset()
+        self.requests: Mapping[str, str] = {}  # the ``grad_req`` of each parameter, as far as they are known
+        self._concerned: dict[Any, frozenset[Concern]] = {}  # by what gradients are asked for
+        self.latest: Plan | None = None  # what it ran under AMP last
+        self._data_positions = tuple(dict(flags).get("data_indices", ()))
+        self.planner = Planner(symbol, self._data_positions)
+        self.traced = self.planner.traced
+        self.names = self.traced.names  # in the order of the arguments
+        states = set(symbol.list_auxiliary_states())
+        self._states = [position for position, name in enumerate(self.names) if name in states]
+        self._alike: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # those that one operator copies
+        self._plain: StockCachedOp | None = None
+        self._operations: WeakKeyDictionary[Plan, StockCachedOp] = WeakKeyDictionary()  # what runs each plan
+        self._hook: tuple[Any, ...] = ()
+        self._observed: tuple[Any, ...] = ()  # what runs, and the hook that it was given
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let networks be copied and pickled: what was made for settings is made again."""
+        return type(self), (self.symbol, self.flags, self.state, self.has_marks)
+
+    def __call__(self, *args: NDArray, **kwargs: Any) -> Any:
+        """Run the symbol; arguments and result are those of MXNet's cached op."""
+        state = self._current()
+        if frame.data_gradients and self.state is None and self._gives_second_gradients(args):
+            state = None
+        plan = None if state is None else self._planned(state, args)
+        operation = self._stock() if plan is None else self._operation(plan)
+        if self._hook:
+            self._observe(operation, plan)
+        if self.traced.unscaled and autograd.is_recording():
+            loss_scale.cannot_reach(self.traced.unscaled)
+        if self._states:
+            written.note(args, lambda: self._grouped(plan, args))
+        try:
+            if plan is None or not plan.carries_scale:
+                return operation(*args, **kwargs)
+            with loss_scale.lock:
+                return operation(*plan.arguments(args), **kwargs)
+        except mx.MXNetError as error:
+            if plan is None or plan.symbol is None:
+                raise
+            raise type(error)(f"{error}\n{plan.explain(str(error))}") from error
+
+    def note_grad_reqs(self, grad_reqs: Mapping[str, str]) -> None:
+        """Take the ``grad_req`` that each parameter has in the next call, by name."""
+        self.accumulating = frozenset(name for name, grad_req in grad_reqs.items() if grad_req == "add")
+        self.requests = grad_reqs
+
+    def _gives_second_gradients(self, args: Sequence[NDArray]) -> bool:
+        """Tell whether MXNet would run this operator by operator, and could differentiate it twice."""
+        return (self._is_inlined and autograd.is_recording() and not self.traced.own_gradients
+                and all(dtype_name(array.dtype) not in LOW_PRECISION for array in args))
+
+    @cached_property
+    def _safe_flags(self) -> Sequence[tuple[str, Any]]:
+        """The flags without memory that is kept from call to call, where MXNet's loops and branches are wrong."""
+        if not has_control_flow(self.traced.graph):
+            return self.flags
+        return [(name, value) for name, value in self.flags if name not in ("static_alloc", "static_shape")]
+
+    @cached_property
+    def _is_inlined(self) -> bool:
+        flags = dict(self.flags)
+        operators = to_graph(self.symbol).operators()
+        return (not is_set(flags, "static_alloc") and len(operators) <= int(flags.get("inline_limit", _INLINE_LIMIT))
+                and any(node.op in TWICE_DIFFERENTIABLE for node in operators))
+
+    def plan(self, args: Sequence[NDArray]) -> Plan | None:
+        """Return what a call with these arguments runs; None where AMP is off."""
+        state = self._current()
+        return None if state is None else self._planned(state, args)
+
+    def graph(self, args: Sequence[NDArray]) -> Graph:
+        """Return the graph that a call with these arguments runs, with the types and shapes of all tensors."""
+        plan = self.plan(args)
+        return self.traced_graph(args) if plan is None else plan.at(tuple(array.shape for array in args))
+
+    def traced_graph(self, args: Sequence[NDArray]) -> Graph:
+        """Return the graph as the program made it, likewise."""
+        return self.traced.analysed([dtype_name(array.dtype) for array in args], [array.shape for array in args])
+
+    def _current(self) -> State | None:
+        if self.state is not None:
+            return self.state
+        state = controller.rewriter()
+        # Outside of regions, without init, only parts of graphs that were traced in a region keep its setting.
+        if state is controller.marked and not self.traced.is_marked:
+            state = None
+        return _switched_off() if state is None and self._own_gradients() else state
+
+    def _own_gradients(self) -> tuple[tuple[str, int], ...]:
+        """Return the operators whose own gradients may have to carry a loss scale."""
+        return self.traced.own_gradients if autograd.is_recording() else ()
+
+    def _planned(self, state: State, args: Sequence[NDArray]) -> Plan:
+        """Return the plan of a call under a setting, and note it as the latest."""
+        def shapes() -> list[tuple[int, ...]]:
+            return [array.shape for array in args]
+
+        device = state.key(args[0].context) if args else "cpu"
+        sparse = self._sparse(args)
+        facts = Facts(tuple(dtype_name(array.dtype) for array in args), device, self._accumulated(args),
+                      self._concerns(args), sparse, not sparse, self._is_recorded(), self._trains(), self._evaluates(),
+                      self._own_gradients())
+        self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions], shapes)
+        return self.latest
+
+    def _operation(self, plan: Plan) -> StockCachedOp:
+        """Return what runs a plan."""
+        operation = self._operations.get(plan)
+        if operation is None:
+            operation = (self._stock() if plan.symbol is None and self._safe_flags is self.flags else
+                         cached_op(plan, self._safe_flags))
+            if plan.runs_in_turn:
+                run_in_turn(operation)
+            self._operations[plan] = operation
+        return operation
+
+    def _grouped(self, plan: Plan | None, args: Sequence[NDArray]) -> list[list[int]]:
+        """Return the positions of auxiliary states, those together that one operator can copy."""
+        if plan is None:
+            return alike(args, self._states)
+        if plan not in self._alike:
+            self._alike[plan] = alike(args, self._states)
+        return self._alike[plan]
+
+    def _sparse(self, args: Sequence[NDArray]) -> frozenset[str]:
+        """Name the inputs that are sparse arrays."""
+        return frozenset(name for name, array in zip(self.names, args) if isinstance(array, BaseSparseNDArray))
+
+    def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
+        self._hook = (callback, monitor_all)
+
+    def _observe(self, operation: StockCachedOp, plan: Plan | None) -> None:
+        """Let the hook see what is about to run, as the program knows it."""
+        if (operation, self._hook) == self._observed:
+            return
+        callback, monitor_all = self._hook
+        if plan is not None and plan.symbol is not None:
+            callback = operator_callback(plan, callback)
+        if plan is not None and plan.runs_in_turn:
+            callback = in_turn(callback)
+        operation._register_op_hook(callback, monitor_all)
+        self._observed = (operation, self._hook)
+
+    def _stock(self) -> StockCachedOp:
+        if self._plain is None:
+            self._plain = StockCachedOp(self.symbol, self.flags)
+        return self._plain
+
+    def _is_recorded(self) -> bool:
+        return not self.traced.depends_on_recording or autograd.is_recording()
+
+    def _trains(self) -> bool:
+        # A hook is to see maps as the program made them.
+        return self.traced.depends_on_training and autograd.is_recording() and autograd.is_training() and not self._hook
+
+    def _evaluates(self) -> bool:
+        return self.traced.depends_on_evaluating and autograd.is_recording() and not autograd.is_training()
+
+    def _concerns(self, args: Sequence[NDArray]) -> frozenset[Concern]:
+        """Name the gradients that MXNet would get wrong in this call."""
+        if not self.traced.has_defects or not autograd.is_recording():
+            return frozenset()
+        evaluates, requests = self._evaluates(), self.requests
+        asked = frozenset(name for name, array in zip(self.names, args)
+                          if (requests[name] != "null" if name in requests else is_recorded(array)))
+        key = asked, evaluates
+        known = self._concerned.get(key)
+        return remember(self._concerned, key, self.traced.concerned(asked.__contains__, evaluates), _MOST_REQUESTS
+                        ) if known is None else known
+
+    def _accumulated(self, args: Sequence[NDArray]) -> frozenset[str]:
+        if not autograd.is_recording():
+            return frozenset()
+        # MXNet does not tell an array's grad_req: a data array with a gradient buffer may accumulate.
+        marked = (self.names[i] for i in self._data_positions if args[i].grad is not None)
+        return self.accumulating.union(marked)
+
+
+@lru_cache(maxsize=1)
+def _switched_off() -> State:
+    """Return a state without AMP, for graphs that have to be rewritten all the same: see :class:`.plans.Planner`."""
+    return State({}, enabled=False)
+
+
+def prepared_operations(block: Block) -> list[tuple[Block, RewritingCachedOp]]:
+    """Return the hybridized blocks inside a block that have been called under AMP, and what they run."""
+    operation = cached_op_of(block)
+    if isinstance(operation, RewritingCachedOp) and operation.latest is not None:
+        return [(block, operation)]
+    return [pair for child in children_of(block) for pair in prepared_operations(child)]

@@ -1,0 +1,234 @@
+"""Symbols that are bound, as by Module: their executors run what was planned, for the shapes that they have now."""
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Sequence
+from weakref import WeakValueDictionary
+
+import mxnet as mx
+from mxnet.executor import Executor
+from mxnet.ndarray.sparse import BaseSparseNDArray
+
+from .. import _memory
+from .._mxnet.in_turn import in_turn, run_in_turn
+from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of
+from ..dtypes import BFLOAT16
+from ..errors import warn
+from ..graph.attrs import STORAGE
+from ..passes import Facts
+from ..state.state import State, controller
+from .converted_symbols import by_name, requests_of
+from .observers import executor_callback
+from .planner import Plan, Planner
+from .traced import Traced
+
+_stock_bind = mx.sym.Symbol.bind
+_DENSE = ("default", "0", "-1")  # as symbols and users note it
+_TOLD = "_amp_told"  # on executors that a warning was given for
+
+
+@dataclass(eq=False)
+class Binding:
+    """What executors of equal symbols and inputs share, and those that are reshaped from them."""
+
+    planner: Planner
+    state: State  # the setting when the first was bound
+    facts: Facts  # what was known of its inputs then
+    shapes: Sequence[tuple[int, ...]]  # the shapes of its inputs then; empty where unknown
+    bind: Callable  # MXNet's own ``Symbol.bind``
+
+    def plan(self, shapes: Sequence[tuple[int, ...]] | None = None) -> Plan:
+        """Return the plan for shapes of the inputs, those of the first by default."""
+        shapes = self.shapes if shapes is None else shapes
+        return self.planner.plan(self.state, self.facts, shapes, lambda: shapes)
+
+
+# By all that plans depend on: Module binds a symbol for every context. They go with their executors.
+_bindings: WeakValueDictionary[tuple, Binding] = WeakValueDictionary()
+
+
+def _binding(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Context, dtypes: Mapping[str, str | None],
+             shapes: Mapping[str, tuple[int, ...]], requests: Mapping[str, str], sparse: frozenset[str],
+             dense: bool) -> Binding:
+    """Return what executors of a symbol share for inputs of these types, shapes and requests for gradients."""
+    device = state.key(ctx)
+    key = (text_of(symbol), type(symbol), mx.util.is_np_shape(), bind, state, device,
+           *(frozenset(known.items()) for known in (dtypes, shapes, requests)), sparse, dense)
+    binding = _bindings.get(key)
+    if binding is None:
+        planner = Planner(symbol)
+        names = planner.traced.names
+        requested = {**dict.fromkeys(names, "null"), **requests}  # nobody asks for gradients of auxiliary states
+        facts = Facts(tuple(dtypes.get(name) for name in names), device,
+                      frozenset(name for name, request in requested.items() if request == "add"),
+                      planner.traced.concerned(lambda name: requested[name] != "null"), sparse,
+                      dense and all(name in shapes for name in names),
+                      any(request != "null" for request in requested.values()))
+        binding = _bindings[key] = Binding(planner, state, facts, [shapes.get(name, ()) for name in names], bind)
+    return binding
+
+
+class PlannedExecutor(Executor):
+    """An executor whose symbol was rewritten; outputs and hooks keep the names that the user's symbol gives them."""
+
+    binding: Binding
+    plan: Plan
+    _callback: Callable | None
+
+    @classmethod
+    def of(cls, executor: Executor, symbol: mx.sym.Symbol, binding: Binding, plan: Plan) -> PlannedExecutor:
+        """Make one of an executor that runs a plan for the user's symbol."""
+        executor.__class__ = cls
+        executor._symbol = symbol
+        executor.binding, executor.plan, executor._callback = binding, plan, None
+        if plan.runs_in_turn:
+            run_in_turn(executor)
+        return executor
+
+    def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
+        """Return an executor for other shapes that shares memory with this one, as MXNet's does."""
+        symbol, base, plan = self._symbol, self, None
+        if self.plan.is_native:
+            kwargs = self._all_shapes(kwargs, partial_shaping)
+            plan = self.binding.plan([kwargs[name] for name in self.plan.traced.names])
+            if plan is not self.plan:
+                # Its operators in C++ may refuse these shapes: one without them makes the arrays.
+                base = self.binding.bind(symbol, self._ctx, self.arg_arrays, self.grad_arrays, self._grad_req,
+                                         self.aux_arrays, self._group2ctx, self)
+        made = Executor.reshape(base, partial_shaping, allow_up_sizing, **kwargs)
+        if plan is None:
+            shapes = _shapes_of(made, symbol)
+            plan = self.binding.plan([shapes[name] for name in self.plan.traced.names])
+        if plan is not self.plan:
+            # The graph of the shapes before may hold kernels that are not sound for these.
+            made = self.binding.bind(plan.runs, self._ctx, made.arg_arrays, made.grad_arrays,
+                                     self._grad_req, made.aux_arrays, self._group2ctx, self)
+        made = PlannedExecutor.of(made, symbol, self.binding, plan)
+        if self._callback is not None:
+            made.set_monitor_callback(self._callback, self._monitor_all)
+        return made
+
+    def _all_shapes(self, given: Mapping[str, tuple[int, ...]], may_change: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all inputs, which MXNet cannot infer from operators of a library."""
+        now = _shapes_of(self, self._symbol)
+        partly = _inferred_shapes(self._symbol, given)  # nothing follows for weights inside of branches and loops
+        inferred = {name: known_shape(partly.get(name)) or shape for name, shape in now.items()}
+        changed = [name for name, shape in now.items() if name not in given and inferred[name] != shape]
+        if changed and not may_change:
+            raise mx.MXNetError(f"the shape of {', '.join(changed)} changes, which was not given: give it, or "
+                                "partial_shaping=True")
+        return {**inferred, **given}
+
+    def set_monitor_callback(self, callback: Callable, monitor_all: bool = False) -> None:
+        """Call a function with the name and handle of every output of the user's symbol, in the user's types."""
+        self._callback = callback
+        if self.plan.symbol is not None:
+            callback = executor_callback(self.plan, callback)
+        super().set_monitor_callback(in_turn(callback) if self.plan.runs_in_turn else callback, monitor_all)
+
+
+def _shapes_of(executor: Executor, symbol: mx.sym.Symbol) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an executor's arrays, by the names of the inputs of the user's symbol."""
+    names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    return {name: array.shape for name, array in zip(names, [*executor.arg_arrays, *executor.aux_arrays])}
+
+
+def make_bind(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Symbol.bind``."""
+    @functools.wraps(original)
+    def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
+             aux_states: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        given = (args, args_grad, grad_req, aux_states, *rest)
+        state = controller.current()
+        if state is None or not isinstance(ctx, mx.Context):
+            return original(symbol, ctx, *given, **kwargs)
+        arrays = {**by_name(args, symbol.list_arguments()), **by_name(aux_states, symbol.list_auxiliary_states())}
+        dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        gradients = by_name(args_grad, symbol.list_arguments())
+        sparse = frozenset(name for name, array in arrays.items() if isinstance(array, BaseSparseNDArray))
+        dense = not sparse and not any(isinstance(array, BaseSparseNDArray) for array in gradients.values())
+        requests = {name: request if name in gradients else "null"
+                    for name, request in requests_of(grad_req, symbol).items()}
+        binding = _binding(state, symbol, original, ctx, dtypes, shapes, requests, sparse, dense)
+        try:
+            plan = binding.plan()
+        except mx.MXNetError:
+            original(symbol, ctx, *given, **kwargs)  # says what is wrong with the arguments
+            raise
+        return PlannedExecutor.of(original(plan.runs, ctx, *given, **kwargs), symbol, binding, plan)
+    return bind
+
+
+def make_simple_bind(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Symbol.simple_bind``."""
+    @functools.wraps(original)
+    def simple_bind(symbol: mx.sym.Symbol, /, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
+                    *rest: Any, **kwargs: Any) -> Any:
+        state = controller.current()
+        if state is None or not isinstance(ctx, mx.Context):
+            return original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)
+        try:
+            dtypes = input_dtypes(symbol, _only_inputs(symbol, type_dict or {}))
+            shapes = _inferred_shapes(symbol, kwargs)
+            requests = requests_of(grad_req, symbol)
+            sparse = _sparse(symbol, rest[0] if rest else kwargs.get("stype_dict"))
+            binding = _binding(state, symbol, _stock_bind, ctx, dtypes, shapes, requests, sparse, not sparse)
+            plan = binding.plan()
+        except mx.MXNetError:
+            original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)  # says what is wrong with the arguments
+            raise
+        if plan.symbol is not None:
+            # Behind a cast MXNet cannot infer the type of a variable: say it. It knows no bfloat16 here, which the
+            # variables of converted symbols state themselves.
+            said = {name: dtype for name, dtype in dtypes.items() if dtype != BFLOAT16}
+            type_dict = {**said, **(type_dict or {})}
+        if plan.is_native:
+            kwargs = {**kwargs, **shapes}  # MXNet cannot infer them from operators of a library
+        executor = original(plan.runs, ctx, grad_req, type_dict, *rest, **kwargs)
+        return PlannedExecutor.of(executor, symbol, binding, plan)
+    return simple_bind
+
+
+def make_forward(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Executor.forward``: it tells of executors that AMP does not reach."""
+    @functools.wraps(original)
+    def forward(executor: Executor, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(executor, PlannedExecutor):
+            _warn_of_older(executor)
+        _memory.note("forward")
+        return original(executor, *args, **kwargs)
+    return forward
+
+
+def _warn_of_older(executor: Executor) -> None:
+    """Warn of an executor that was bound before AMP was switched on, once."""
+    current = controller.current()
+    if current is None or not current.enabled or getattr(executor, _TOLD, False):
+        return
+    setattr(executor, _TOLD, True)
+    if Traced(executor._symbol).is_converted:
+        return
+    outputs = ", ".join(executor._symbol.list_outputs())
+    warn(f"the symbol of {outputs} was bound before AMP was switched on, and runs without AMP: bind it again. "
+                  "A Module takes its parameters along by module.get_params() and then module.bind(..., "
+                  "force_rebind=True)")
+
+
+def _sparse(symbol: mx.sym.Symbol, asked: Mapping[str, str] | None) -> frozenset[str]:
+    """Name the inputs that ``simple_bind`` is asked to make as sparse arrays."""
+    noted = {name: attrs[STORAGE] for name, attrs in symbol.attr_dict().items() if STORAGE in attrs}
+    kinds = {**noted, **(asked or {})}
+    return frozenset(name for name in symbol.list_inputs() if kinds.get(name, _DENSE[0]) not in _DENSE)
+
+
+def _only_inputs(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was given for a symbol's inputs: executors ignore other names, where inference refuses them."""
+    names = set(symbol.list_inputs())
+    return {name: value for name, value in given.items() if name in names}
+
+
+def _inferred_shapes(symbol: mx.sym.Symbol, given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    known = {name: shape for name, shape in _only_inputs(symbol, given).items() if isinstance(shape, tuple)}
+    return {name: shape for name, shape in of_inputs(symbol, symbol.infer_shape_partial(**known)).items() if shape}

@@ -1,0 +1,123 @@
+"""Calls of blocks while AMP is on: where low precision begins and ends, and which graph a hybridized block runs."""
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any, Callable
+
+from mxnet import autograd
+from mxnet.gluon import Block, HybridBlock
+
+from .. import _memory
+from .._mxnet.blocks import cached_op_of, call_with_hooks, grad_reqs_of, has_hooks, renew_cached_op
+from .._mxnet.symbols import outermost_trace
+from ..eager.casts import is_low, release
+from ..eager.second_gradients import are_recorded
+from ..plan.cached_op import RewritingCachedOp
+from ..plan.converted_symbols import refuse_trained
+from ..state.frame import frame
+from ..state.state import controller
+
+_tracing = threading.RLock()
+
+
+def make_call_cached_op(original: Callable) -> Callable:
+    """Make the function that takes the place of ``HybridBlock._call_cached_op``: it traces a block when that is due."""
+    @functools.wraps(original)
+    def call_cached_op(block: HybridBlock, *args: Any) -> Any:
+        epoch = controller.epoch()
+        if not _is_current(block, epoch):
+            with _tracing:  # blocks cannot be traced in two threads at once
+                renew_cached_op(block, args, is_stale=_epoch_of(block) != epoch or _is_stale(block))
+                block.__dict__["_amp_epoch"] = epoch
+        operation = cached_op_of(block)
+        if isinstance(operation, RewritingCachedOp):
+            operation.note_grad_reqs(grad_reqs_of(block))
+            if operation.traced.spoilt and autograd.is_recording():
+                refuse_trained(block.collect_params(), operation.traced.spoilt, is_frozen=False)
+        return original(block, *args)
+    return call_cached_op
+
+
+def make_get_graph(original: Callable) -> Callable:
+    """Make the function that takes the place of ``HybridBlock._get_graph``."""
+    @functools.wraps(original)
+    def get_graph(block: HybridBlock, *args: Any) -> Any:
+        with outermost_trace(), controller.tracing(block):
+            return original(block, *args)
+    return get_graph
+
+
+def _is_current(block: HybridBlock, epoch: int) -> bool:
+    return (isinstance(cached_op_of(block), RewritingCachedOp) and _epoch_of(block) == epoch
+            and not _is_stale(block))
+
+
+def _is_stale(block: HybridBlock) -> bool:
+    """Tell whether regions in a block's code are to be traced again, as behind a pickle."""
+    return getattr(cached_op_of(block), "is_stale", False)
+
+
+def _epoch_of(block: HybridBlock) -> int:
+    return block.__dict__.get("_amp_epoch", 0)
+
+
+def make_block_call(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Block.__call__``."""
+    @functools.wraps(original)
+    def call(block: Block, *args: Any) -> Any:
+        region = controller.region(block)
+        if region is None:
+            return controller.results(block, _call_in_frame(original, block, args))
+        with region:
+            result = _call_in_frame(original, block, args)
+            policy = controller.eager(args)
+        if policy is not None and controller.eager(args) is None and not any(is_low(value, policy) for value in args):
+            result = release(result, policy, controller.invoke)  # AMP is for the network alone: FP32 code reads this
+        return controller.results(block, result)
+    return call
+
+
+def make_register_child(original: Callable) -> Callable:
+    """Make the function that takes the place of ``Block.register_child``: networks have grown."""
+    @functools.wraps(original)
+    def register_child(block: Block, *args: Any, **kwargs: Any) -> None:
+        original(block, *args, **kwargs)
+        controller.children += 1
+    return register_child
+
+
+def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
+    hybrid = isinstance(block, HybridBlock)
+    casts, data_gradients = frame.casts, frame.data_gradients
+    if not frame.blocks:
+        frame.data_gradients = are_recorded(args)
+        if not autograd.is_recording():
+            _memory.note("call")
+    if not hybrid or type(block).forward is not HybridBlock.forward:
+        frame.casts = None  # users' Python code may write weights and run backward passes; what can be traced does not
+    elif casts is None:
+        frame.casts = {}
+    frame.blocks += 1
+    frame.hybrid_blocks += hybrid
+    try:
+        result = _call_with_hooks(original, block, args)
+    finally:
+        frame.blocks -= 1
+        frame.hybrid_blocks -= hybrid
+        if frame.casts is None and casts:
+            casts.clear()
+        frame.casts, frame.data_gradients = casts, data_gradients
+    policy = controller.eager(args) if hybrid and not frame.hybrid_blocks else None
+    # A user who hands low precision in gets it back.
+    if policy is None or any(is_low(value, policy) for value in args):
+        return result
+    return release(result, policy, controller.invoke)
+
+
+def _call_with_hooks(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
+    """Call a block; its forward hooks get FP32 in place of AMP's own low precision: NumPy cannot read bfloat16."""
+    policy = controller.eager(args) if has_hooks(block) else None
+    if policy is None or (frame.hybrid_blocks < 2 and any(is_low(each, policy) for each in args)):
+        return original(block, *args)
+    return call_with_hooks(block, args, lambda values: release(values, policy, controller.invoke))

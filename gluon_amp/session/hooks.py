@@ -1,0 +1,281 @@
+"""Install and remove the few replacements through which AMP sees what MXNet is about to run.
+
+- ``Symbol.bind``, ``Symbol.simple_bind``, ``Module.init_params`` and ``Executor.copy_params_from``: symbols that were
+  converted for inference.
+- ``mxnet.ndarray.register._imperative_invoke``: every imperative operator call.
+- ``mxnet.ndarray.numpy._api_internal.tensordot``: the one NumPy operator that does not go that way.
+- ``mxnet.symbol.register._symbol_creator``: custom operators, which cannot carry the mark of a region.
+- ``mxnet.ndarray.CachedOp``: what a hybridized block instantiates with its traced symbol.
+- ``HybridBlock._call_cached_op``: the only place that sees blocks cached before AMP was switched on, and the
+  ``grad_req`` of their parameters.
+- ``HybridBlock._get_graph``: a block is traced without the marks of regions around its call.
+- ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
+- ``Block.register_child``: networks given to ``initialize`` grow.
+- ``SymbolBlock.forward``: in another block's trace its operators carry the mark of the region around its call.
+- ``autograd.Function.__call__``, ``mxnet.operator._registry``: user code that expects what it was written for.
+- ``autograd.grad``, ``autograd.backward`` and ``NDArray.backward``: errors about gradients of gradients say what to do,
+  and gradients that operators make on their own carry the scale of the loss.
+- ``NDArray.asnumpy``: in networks that are not hybridized Python code reads what is in bfloat16 as FP32.
+- ``reshape`` and ``[...]`` of arrays: parts and other shapes of arrays in bfloat16 are FP32, as most of oneDNN's
+  operators do not take them in bfloat16.
+- ``Trainer._update``: what the optimizer has written, and gradients with another trainer's loss scale.
+- ``Trainer.amp_loss_scale``: a property that MXNet does not have.
+- ``Symbol.tojson`` and ``Symbol.save``: what is written of a symbol is without the marks of regions.
+- ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
+- ``Executor.forward``: executors that were bound before AMP was switched on.
+
+The first of these, which :func:`watch_symbols` installs by themselves, need no AMP: symbols that were converted for
+inference are not trained, and take no other parameters than their own.
+"""
+from __future__ import annotations
+
+import functools
+import threading
+from contextlib import contextmanager
+from typing import Any, Callable, ContextManager, Iterator, Tuple
+
+import mxnet as mx
+from mxnet import autograd
+from mxnet.executor import Executor
+from mxnet.gluon import Block, HybridBlock, SymbolBlock, Trainer
+from mxnet.module import Module
+from mxnet.ndarray import NDArray, register
+from mxnet.ndarray import numpy as nd_numpy
+from mxnet.symbol import register as symbol_register
+
+from .. import _memory
+from .._mxnet import trainers
+from .._mxnet.blocks import make_symbol_block_forward
+from .._mxnet.invoke import Invoke
+from .._mxnet.symbols import make_save, make_symbol_creator, make_tojson
+from ..dtypes import BFLOAT16
+from ..eager import scaled_losses
+from ..eager.applier import make_invoke
+from ..eager.casts import is_low, release
+from ..eager.custom_operators import make_registry
+from ..eager.native import make_native_invoke
+from ..eager.own_gradients import loss_scale
+from ..eager.second_gradients import NOT_TWICE
+from ..eager.written import written
+from ..plan import converted_symbols
+from ..plan.cached_op import RewritingCachedOp
+from ..plan.executors import make_bind, make_forward, make_simple_bind
+from ..replaced import Replaced
+from ..state.frame import frame
+from ..state.state import controller
+from .block_calls import make_block_call, make_call_cached_op, make_get_graph, make_register_child
+
+_replaced = Replaced()
+_lock = threading.Lock()
+_Replacements = Tuple[Tuple[Any, str, Callable[[Any], Any]], ...]
+
+
+def installed() -> bool:
+    """Tell whether the replacements are in place."""
+    return controller.hooked
+
+
+def watch_symbols() -> None:
+    """Install the replacements for symbols that were converted for inference, until :func:`uninstall`."""
+    with _lock:
+        if not _replaced:
+            _replace(_OF_CONVERTED)
+
+
+def install() -> None:
+    """Install all replacements or none; do nothing when they are installed."""
+    with _lock:
+        if controller.hooked:
+            return
+        _memory.take_little()
+        _replace(_REPLACEMENTS if _replaced else (*_OF_CONVERTED, *_REPLACEMENTS))
+        controller.hooked = True
+        controller.children += 1  # nobody counted until now
+
+
+def _replace(replacements: _Replacements) -> None:
+    kept = len(_replaced)
+    try:
+        for owner, name, make in replacements:
+            _replaced.put(owner, name, make(getattr(owner, name, None)))
+    except BaseException:
+        _restore(kept)
+        raise
+
+
+@contextmanager
+def kept_in_place() -> Iterator[None]:
+    """Install the replacements for the body, unless they are installed already."""
+    were_installed, kept = installed(), len(_replaced)
+    install()
+    try:
+        yield
+    finally:
+        if not were_installed:
+            with _lock:
+                _restore(kept)
+
+
+def uninstall() -> None:
+    """Restore MXNet exactly as it was."""
+    with _lock:
+        _restore()
+
+
+def _restore(kept: int = 0) -> None:
+    """Put MXNet's names back, but for so many that were replaced first."""
+    controller.hooked = False
+    scaled_losses.forget()
+    loss_scale.forget()
+    written.forget()
+    _replaced.restore(kept)
+
+
+@contextmanager
+def invoke_replaced() -> Iterator[tuple[Invoke, Callable[[Invoke, Callable], None]]]:
+    """Give MXNet's invoke function, and a function that replaces it for the body."""
+    # The function takes the new invoke function, and one that wraps what AMP makes of it.
+    original, replaced = controller.invoke, register._imperative_invoke
+
+    def put(invoke: Invoke, outer: Callable[[Invoke], Invoke]) -> None:
+        controller.invoke = invoke
+        register._imperative_invoke = outer(make_invoke(invoke, controller.eager, controller.is_on))
+    try:
+        yield original, put
+    finally:
+        controller.invoke, register._imperative_invoke = original, replaced
+
+
+def _make_invoke(original: Invoke) -> Invoke:
+    controller.invoke = original
+    return make_invoke(make_native_invoke(original, controller.runs_natively), controller.eager, controller.is_on)
+
+
+def _make_function_call(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def call(function: autograd.Function, *inputs: Any) -> Any:
+        policy = controller.eager(inputs)
+        if policy is None or hasattr(type(function).forward, "__amp_custom__"):
+            return original(function, *inputs)
+        # Not written for AMP: FP32 in, and no casts inside, forward and backward.
+        function.backward = _within(controller.off, function.backward)
+        inputs = release(inputs, policy, controller.invoke)
+        with controller.off():
+            return original(function, *inputs)
+    return call
+
+
+def _make_backward(original: Callable) -> Callable:
+    differentiate = _make_differentiate(original)
+
+    @functools.wraps(original)
+    def backward(heads: Any, *args: Any, **kwargs: Any) -> Any:
+        _memory.note("backward")
+        scaled_losses.note_backward(scaled_losses.heads_of(heads))
+        return differentiate(heads, *args, **kwargs)
+    return backward
+
+
+def _make_differentiate(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def differentiate(heads: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with loss_scale.of(scaled_losses.heads_of(heads)):
+                return original(heads, *args, **kwargs)
+        except mx.MXNetError as error:
+            if not controller.is_on() or "is non-differentiable" not in str(error):
+                raise
+            raise type(error)(f"{error}\n{NOT_TWICE}") from error
+    return differentiate
+
+
+def _make_asnumpy(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def asnumpy(array: NDArray) -> Any:
+        policy = controller.eager((array,)) if frame.blocks else None
+        if policy is None or policy.target != BFLOAT16 or not is_low(array, policy):
+            return original(array)
+        with autograd.pause():
+            return original(release(array, policy, controller.invoke))  # as NumPy has no such type
+    return asnumpy
+
+
+def _make_view(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def view(array: NDArray, *args: Any, **kwargs: Any) -> Any:
+        policy = controller.eager((array,)) if frame.hybrid_blocks else None
+        if policy is not None and policy.target == BFLOAT16:  # as in graphs, where Reshape and slice are FP32
+            array = release(array, policy, controller.invoke)
+        return original(array, *args, **kwargs)
+    return view
+
+
+def _within(region: Callable[[], ContextManager], function: Callable) -> Callable:
+    @functools.wraps(function)
+    def inside(*args: Any) -> Any:
+        with region():
+            return function(*args)
+    return inside
+
+
+def _make_tensordot(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def tensordot(first: Any, second: Any, axes: Any) -> Any:
+        policy = controller.eager((first, second))
+        if policy is not None:
+            first, second = release((first, second), policy, controller.invoke)
+        return original(first, second, axes)
+    return tensordot
+
+
+def _make_update(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def update(trainer: Trainer, ignore_stale_grad: bool = False) -> None:
+        scaled_losses.check(trainer)
+        original(trainer, ignore_stale_grad)
+        if trainers.attached(trainer) is None:
+            written.decided(trainer, skipped=False)
+        controller.updated(trainer)
+    return update
+
+
+def _make_amp_loss_scale(original: Any) -> property:
+    def amp_loss_scale(trainer: Trainer) -> float:
+        """Return the loss scale for the next backward; 1.0 without a loss scaler."""
+        return getattr(getattr(trainer, "_amp_loss_scaler", None), "loss_scale", 1.0)
+    return property(amp_loss_scale, doc=amp_loss_scale.__doc__)
+
+
+_OF_CONVERTED: _Replacements = (
+    (mx.sym.Symbol, "bind", converted_symbols.make_bind),
+    (mx.sym.Symbol, "simple_bind", converted_symbols.make_simple_bind),
+    (Module, "init_params", converted_symbols.make_init_params),
+    (Executor, "copy_params_from", converted_symbols.make_copy_params_from),
+)
+_REPLACEMENTS: _Replacements = (
+    (register, "_imperative_invoke", _make_invoke),
+    (nd_numpy._api_internal, "tensordot", _make_tensordot),
+    (symbol_register, "_symbol_creator", make_symbol_creator),
+    (mx.ndarray, "CachedOp", lambda original: RewritingCachedOp),
+    (HybridBlock, "_call_cached_op", make_call_cached_op),
+    (HybridBlock, "_get_graph", make_get_graph),
+    (Block, "__call__", make_block_call),
+    (Block, "register_child", make_register_child),
+    (SymbolBlock, "forward", make_symbol_block_forward),
+    (autograd.Function, "__call__", _make_function_call),
+    (mx.operator, "_registry", make_registry),
+    (autograd, "grad", _make_differentiate),
+    (autograd, "backward", _make_backward),
+    (NDArray, "backward", _make_backward),
+    (NDArray, "asnumpy", _make_asnumpy),
+    (NDArray, "reshape", _make_view),
+    (NDArray, "__getitem__", _make_view),
+    (mx.np.ndarray, "__getitem__", _make_view),
+    (Trainer, "_update", _make_update),
+    (Trainer, "amp_loss_scale", _make_amp_loss_scale),
+    (mx.sym.Symbol, "tojson", make_tojson),
+    (mx.sym.Symbol, "save", make_save),
+    (mx.sym.Symbol, "bind", make_bind),
+    (mx.sym.Symbol, "simple_bind", make_simple_bind),
+    (Executor, "forward", make_forward),
+)

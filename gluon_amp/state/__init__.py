@@ -1,0 +1,11 @@
+"""What is in force, and on which devices.
+
+``devices``       what each kind of device runs in, and why
+``gpus``          what has to be set for GPUs
+``policies``      the policy of each device, with the user's lists and measurements
+``state``         the setting, regions and networks
+``exclusions``    the blocks that users keep in FP32
+``recent``        dictionaries that keep the latest entries
+``frame``         the calls of blocks that a thread is in
+``eager_policy``  a policy prepared for imperative calls
+"""

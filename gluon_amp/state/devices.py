@@ -1,0 +1,177 @@
+"""The type that each kind of device of this machine runs, and why: the choice of ``init`` and the conversions."""
+from __future__ import annotations
+
+import logging
+import os
+from functools import lru_cache
+from typing import Mapping
+
+import mxnet as mx
+
+from .. import _cuda, _isa, native
+from .._mxnet import gpus
+from .._mxnet.timing import time_in_both
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, IMITATED_FLOAT16, Support, cpu_isa, cpu_support, cuda_support
+from ..errors import DTypeError, warn
+
+_logger = logging.getLogger("gluon_amp")
+_warned: set[str] = set()
+# With AMX a convolution in bfloat16 is five times as fast as in FP32, without it two thirds as fast on the same CPU.
+_AMX_GAIN = 2.0
+_AMX_REMEDIES: Mapping[str | None, str] = {
+    _isa.GRANTED_LATE: "Import gluon_amp before anything that runs MXNet operators",
+    _isa.REFUSED: "Linux allows them from version 5.16 on; in a container or a virtual machine the host must do so too",
+}
+_ONEDNN = "MXNET_MKLDNN_ENABLED"
+_CONVOLUTION = {"kernel": "(3, 3)", "pad": "(1, 1)", "num_filter": "128", "no_bias": "True"}
+
+
+def lacks_onednn(environ: Mapping[str, str]) -> str:
+    """Say why MXNet runs without oneDNN, whose kernels bfloat16 needs; nothing where it runs with it."""
+    if not mx.runtime.Features().is_enabled("MKLDNN"):
+        return "this MXNet was built without oneDNN, whose kernels bfloat16 needs"
+    value = environ.get(_ONEDNN, "")
+    if value.lower() in ("0", "false"):
+        return f"{_ONEDNN}={value} switches oneDNN off, whose kernels bfloat16 needs"
+    return ""
+
+
+_ONEDNN_FAULT = lacks_onednn(os.environ)  # MXNet reads the variable once, too
+
+
+def support(device_type: str, device_id: int = 0) -> Support:
+    """Say which type a kind of device runs in."""
+    if device_type == "gpu":
+        return cuda_support(_cuda.compute_capability(device_id))
+    if _ONEDNN_FAULT:
+        return Support(FLOAT32, True, _ONEDNN_FAULT)
+    own, lost = cpu_support(), lost_amx()
+    if lost is None or own.dtype == FLOAT32:
+        return own
+    return Support(FLOAT32, True, lost, on_request=BFLOAT16, channel_multiple=16,
+                   cost="bfloat16 is slower than FP32 without them")
+
+
+def device_supports() -> dict[str, Support]:
+    """Say which type each kind of device of this machine runs in."""
+    # A GPU of another kind than the first one has an entry of its own, as ``'gpu(1)'``: it may run another type, and
+    # what was measured of the one does not hold for the other.
+    supports, names = {"cpu": support("cpu")}, {}
+    for number in range(gpus.count()):
+        own, names[number] = support("gpu", number), _cuda.device_name(number)
+        if number == 0:
+            supports["gpu"] = own
+        elif (own, names[number]) != (supports["gpu"], names[0]):
+            supports[f"gpu({number})"] = own
+    return supports
+
+
+def of_device(device: mx.Context, by_device: Mapping[str, Support]) -> Support | None:
+    """Look a device up in what :func:`device_supports` gives; None where there is nothing for its kind."""
+    return by_device.get(str(device)) or by_device.get("gpu" if device.device_type == "gpu" else "cpu")
+
+
+def lost_amx() -> str | None:
+    """Return why oneDNN does not use the CPU's AMX tiles; None where it does, or where that costs no speed."""
+    outcome = _isa.outcome()
+    if outcome == _isa.REFUSED:
+        return "this CPU has AMX tiles, which the operating system does not let this process use"
+    if outcome == _isa.GRANTED_LATE and not _amx_runs():
+        return "this CPU's AMX tiles are off, because MXNet ran an operator before gluon_amp was imported"
+    return None
+
+
+@lru_cache(maxsize=1)
+def _amx_runs() -> bool:
+    """Time one small convolution in both types: oneDNN does not say which instructions it uses."""
+    fp32, low = time_in_both("Convolution", _CONVOLUTION, [(1, 128, 14, 14), (128, 128, 3, 3)], BFLOAT16,
+                             training=False, rounds=3, device=mx.cpu())
+    return fp32 > _AMX_GAIN * low
+
+
+def machine(device: str = "cpu", dtype: str | None = None) -> str:
+    """Describe what measurements of operators hold for: device, type, and MXNet version; of a CPU also its threads."""
+    if device.startswith("gpu"):
+        number = int(device[4:-1] or 0)
+        capability = _cuda.compute_capability(number)
+        own = cuda_support(capability).dtype
+        what = f"{_cuda.device_name(number)}, compute capability {_cuda.dotted(capability)}, driver for CUDA " \
+               f"{_cuda.dotted(_cuda.driver_version())}"
+    else:
+        own = support("cpu").dtype
+        threads = os.environ.get("OMP_NUM_THREADS", "default")
+        what = f"{_isa.cpu_name()}, {cpu_isa()}, OMP_NUM_THREADS={threads}"
+    return f"{what}, MXNet {mx.__version__}, {dtype or own}"
+
+
+def choose(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:
+    """Return how every kind of device runs: in its own best type, or in the one that the user named."""
+    # Devices that do not run the named type stay in FP32.
+    if requested is None:
+        return dict(supports)
+    asked = {name: own.requested(requested) for name, own in supports.items()}
+    able = {name: each for name, each in asked.items() if each is not None}
+    if not able and requested == FLOAT16 and "gpu" not in supports:
+        able = {"cpu": IMITATED_FLOAT16}
+    if not able:
+        reasons = "; ".join(f"{name}: {each.reason}" for name, each in supports.items())
+        needs = {BFLOAT16: "a CPU with AVX512", FLOAT16: "a CUDA GPU of compute capability 5.0 to 8.9"}[requested]
+        raise DTypeError(f"expected a type that this machine runs, received {requested!r}, which needs {needs} "
+                         f"({reasons}). Leave the type out, and each device runs in its best one")
+    return {name: able.get(name) or Support(FLOAT32, True, f"it does not run {requested}, which was asked for")
+            for name in supports}
+
+
+@lru_cache(maxsize=1)
+def require_bfloat16() -> None:
+    """Raise DTypeError where this CPU cannot run bfloat16, not even emulated."""
+    own = support("cpu")
+    if own.requested(BFLOAT16) is None:
+        raise DTypeError(f"expected a CPU with AVX512 to run a bfloat16 network, but {own.reason}. Export the "
+                         "network and run it on another machine, or convert it without a type, or to 'float32'")
+
+
+def verdict(supports: Mapping[str, Support]) -> str:
+    """Say in a sentence what runs where, and why."""
+    alike: dict[Support, list[str]] = {}
+    for name, each in supports.items():
+        alike.setdefault(each, []).append(name)
+    return "; ".join(f"{each.dtype} on the {', '.join(names)}, because {each.reason}" for each, names in alike.items())
+
+
+def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str) -> None:
+    """Log what runs where, and warn where a device cannot be used, or a type that was named is slow."""
+    warn_if_slow(chosen)
+    broken = gpus.problem()
+    if broken:
+        warn_once(f"NVIDIA's driver does not work, so that there are no GPUs and AMP runs on the CPU: {broken}")
+    for name, own in chosen.items():
+        if own.dtype == FLOAT32 and name.startswith("gpu") and requested is None:
+            warn_once(f"AMP stays in FP32 on the {_for_people(name)}: {own.reason}. Use another device")
+        if own.dtype == FLOAT32 and name.startswith("gpu") and requested == BFLOAT16:
+            warn_once(f"AMP stays in FP32 on the {_for_people(name)}, which MXNet has no bfloat16 kernels for: "
+                      "bfloat16 was asked for. amp.init() without a type runs each device in its best one")
+        if requested is None and own.dtype == FLOAT32 and name == "cpu" and lost_amx():
+            warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}. "
+                      f"{_AMX_REMEDIES[_isa.outcome()]}")
+    _logger.info("AMP runs %s. Switched on: %s", verdict(chosen), rewrites)
+    if "cpu" in chosen:
+        native.say_what_is_missing()
+
+
+def warn_if_slow(chosen: Mapping[str, Support]) -> None:
+    """Warn of a type that a device runs, but slower than FP32."""
+    for name, each in chosen.items():
+        if not each.native:
+            warn_once(f"AMP will be slow on the {name}: {each.reason}")
+
+
+def warn_once(text: str) -> None:
+    """Warn the user's code, once per process and text."""
+    if text not in _warned:
+        _warned.add(text)
+        warn(text)
+
+
+def _for_people(device: str) -> str:
+    return "GPU" if device == "gpu" else device.upper()

@@ -1,0 +1,193 @@
+"""Save and resume: loss scalers, and trainers with theirs."""
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from types import FunctionType
+from typing import Any, Callable, Collection, Mapping, Sequence
+
+from mxnet import gluon
+
+from .. import checks
+from .._mxnet import optimizer_states, trainers
+from .._mxnet.optimizer_states import known_classes
+from .._mxnet.unpickling import unpickle
+from ..errors import StateError, expected
+from ..files import replacing
+from .loss_scaler import LossScaler, ScalerState
+from .trainer_scaler import TrainerScaler, UnscaledTrainer, attached_scalers
+
+_MAGIC = b"gluon_amp trainer states 2\n"
+_PICKLED = b"gluon_amp trainer states 1\n"  # as versions before wrote them
+
+
+def state_dict() -> dict[str, dict[str, float]]:
+    """Return the state of every loss scaler in use, in the order of the trainers' ``init_trainer`` and their losses.
+
+    Returns
+    -------
+    dict
+        ``'loss_scaler0'``, ``'loss_scaler1'``, ... to the scaler's state; plain numbers, fit for JSON or pickle. A
+        scaler that several trainers share is there once. A trainer that was set up before the last :func:`init` or
+        :func:`initialize` is left out until it scales a loss again.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> amp.load_state_dict(amp.state_dict())
+    """
+    return {f"loss_scaler{number}": scaler.state_dict() for number, scaler in enumerate(_scalers())}
+
+
+def _scalers() -> list[LossScaler]:
+    scalers = [scaler for item in attached_scalers() for scaler in item.scalers]
+    return list({id(scaler): scaler for scaler in scalers}.values())
+
+
+def load_state_dict(state: Mapping[str, Mapping[str, float]]) -> None:
+    """Continue all loss scalers from what :func:`state_dict` returned.
+
+    Parameters
+    ----------
+    state : mapping
+        Of as many scalers as there are now.
+
+    Raises
+    ------
+    StateError
+        The numbers of scalers differ.
+    ValueError
+        A scaler's state is malformed; none is changed then.
+    """
+    scalers = _scalers()
+    if not isinstance(state, Mapping):
+        raise ValueError(expected("what state_dict returned", "state", state))
+    if set(state) != {f"loss_scaler{number}" for number in range(len(scalers))}:
+        names = ", ".join(map(str, state)) or "none"
+        raise StateError(f"the state holds {len(state)} loss scalers ({names}), but {len(scalers)} are in use: "
+                         "call amp.init_trainer or amp.initialize on the same trainers first")
+    load_scalers(scalers, [state[f"loss_scaler{number}"] for number in range(len(scalers))])
+
+
+def load_scalers(scalers: Sequence[LossScaler], states: Sequence[Mapping[str, float]]) -> None:
+    """Give scalers their states; all or none."""
+    for state in states:
+        ScalerState.of(state)
+    for scaler, state in zip(scalers, states):
+        scaler.load_state_dict(state)
+
+
+def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
+    """Write the optimizer, its states and the loss scalers' into one file, atomically.
+
+    The file holds JSON and arrays: reading it runs no code.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        With or without a loss scaler.
+    fname : path
+        Overwritten on success, unchanged on failure.
+
+    Raises
+    ------
+    TypeError
+        The optimizer, or its scheduler, holds something that is neither a number, a text, an array nor an object of
+        such; the message says where.
+    StateError
+        The servers of a distributed KVStore hold the states.
+
+    Examples
+    --------
+    ::
+
+        net.save_parameters('net.params')
+        amp.save_states(trainer, 'trainer.states')
+    """
+    header = json.dumps([scaler.state_dict() for scaler in scalers_of(trainer)]).encode()
+    content = b"".join((_MAGIC, header, b"\n", optimizer_states.write(trainers.optimizer_states(trainer))))
+    with replacing(fname) as (temporary,), open(temporary, "wb") as file:
+        file.write(content)
+
+
+def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: type | Sequence[type] = ()) -> None:
+    """Read a file of :func:`save_states` or of plain ``Trainer.save_states``, completely or not at all.
+
+    Files of ``Trainer.save_states`` are pickles, which can run any code. Here they may refer to MXNet's and NumPy's own
+    classes only, and to those that you name.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        Its optimizer, and its loss scalers where the file and the trainer have any, continue from the file.
+    fname : path
+        The file.
+    classes : type or sequence of type
+        Classes of your own that the file may hold objects of, such as a scheduler of learning rates.
+
+    Raises
+    ------
+    StateError
+        The file is of a trainer with another number of losses.
+    ValueError
+        The file is of neither kind, is damaged, or refers to other classes.
+
+    Examples
+    --------
+    ::
+
+        net.load_parameters('net.params')
+        amp.load_states(trainer, 'trainer.states')
+    """
+    scalers = scalers_of(trainer)
+    own_classes = checks.one_or_several("classes", classes, type, "a class") if classes else []
+    with open(fname, "rb") as file:
+        content = file.read()
+    try:
+        states, read = _parsed(content, known_classes(*own_classes, *_classes_of(trainer)))
+        for state in states:
+            ScalerState.of(state)
+        hand_over = trainers.load_optimizer_states(trainer, read)
+    except StateError:
+        raise
+    except Exception as error:  # pickles and arrays of damaged files raise anything
+        raise ValueError(f"{os.fspath(fname)!r} holds no trainer states ({type(error).__name__}: {error}). Expected a "
+                         "file written by amp.save_states or Trainer.save_states") from error
+    if scalers and states:
+        refuse_other_number(scalers, states, fname)
+    hand_over()
+    if scalers and states:
+        load_scalers(scalers, states)
+
+
+def refuse_other_number(scalers: Sequence[LossScaler], states: Sequence[Any], fname: str | os.PathLike) -> None:
+    """Raise StateError unless a file holds as many states as a trainer has scalers."""
+    if len(scalers) != len(states):
+        raise StateError(f"{os.fspath(fname)!r} holds the states of {len(states)} loss scalers, the trainer has "
+                         f"{len(scalers)}: give amp.initialize the same num_losses")
+
+
+def _classes_of(trainer: gluon.Trainer) -> list[type]:
+    """Return the user's own classes that the trainer has already."""
+    optimizer = trainer.optimizer
+    scheduler = optimizer.lr_scheduler
+    return [type(optimizer), *([] if scheduler is None or isinstance(scheduler, FunctionType) else [type(scheduler)])]
+
+
+def _parsed(content: bytes, classes: Collection[type]) -> tuple[list[Any], Callable[[], Any]]:
+    """Return the states of loss scalers, and a function that reads those of the optimizer."""
+    for magic in (_MAGIC, _PICKLED):
+        if content.startswith(magic):
+            header, _, states = content[len(magic):].partition(b"\n")
+            raw = json.loads(header) or []
+            states_of_scalers = raw if isinstance(raw, list) else [raw]
+            return states_of_scalers, partial(optimizer_states.read if magic == _MAGIC else unpickle, states, classes)
+    return [], partial(unpickle, content, classes)
+
+
+def scalers_of(trainer: gluon.Trainer) -> list[LossScaler]:
+    """Return the loss scalers of a trainer, none for one without AMP."""
+    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    attached = trainers.attached(trainer)
+    return attached.scalers if isinstance(attached, TrainerScaler) and not isinstance(attached, UnscaledTrainer) else []

@@ -1,0 +1,162 @@
+"""Mixed precision for ``gluon.contrib.estimator``: event handlers for ``Estimator.fit``."""
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from mxnet import autograd
+from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler, TrainBegin, TrainEnd
+from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
+
+from .. import checks
+from .._mxnet.estimators import CheckpointEvents, data_and_labels
+from ..files import replacing
+from ..session.autocast import autocast
+from .checkpoint import load_scalers, refuse_other_number, scalers_of
+from .loss_scaler import LossScaler
+from .scaling import clip_global_norm, init_trainer, scale_loss
+
+_SUFFIX = ".scaler"
+
+
+class AmpHandler(TrainBegin, TrainEnd, GradientUpdateHandler):
+    """Make ``Estimator.fit`` train in mixed precision, with loss scaling; needs no ``amp.init``.
+
+    Takes the place of the estimator's ``GradientUpdateHandler``. Training and the validation in the course of it run
+    under :class:`autocast`; what the estimator does before and after is not touched. A batch processor whose
+    ``fit_batch`` is the user's own has to scale the loss itself, with :func:`scale_loss`, unless the scale is 1.
+
+    Parameters
+    ----------
+    dtype : {'float16', 'bfloat16'}, numpy dtype or None
+        As for :class:`autocast`.
+    loss_scaler : LossScaler, float, 'dynamic' or None
+        As for :func:`init_trainer`.
+    max_norm : float, optional
+        Clip gradients to this 2-norm, in units of the gradient averaged over the batch; above 0.
+    priority : float
+        The lower the earlier at the end of a batch; by default the one of ``GradientUpdateHandler``.
+
+    Raises
+    ------
+    DTypeError
+        The type is unknown, or the machine cannot run it.
+    ValueError
+        ``max_norm`` is not above 0.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> from mxnet.gluon.contrib.estimator import Estimator
+    >>> net = mx.gluon.nn.Dense(2, in_units=4)
+    >>> net.initialize()
+    >>> samples = mx.gluon.data.ArrayDataset(mx.nd.ones((8, 4)), mx.nd.zeros(8))
+    >>> estimator = Estimator(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), train_metrics=mx.metric.Accuracy(),
+    ...                       trainer=mx.gluon.Trainer(net.collect_params(), 'sgd'))
+    >>> estimator.logger.disabled = True
+    >>> estimator.fit(mx.gluon.data.DataLoader(samples, 4), epochs=1, event_handlers=[amp.AmpHandler()])
+    >>> amp.deinit()
+    """
+
+    def __init__(self, dtype: object = None, loss_scaler: LossScaler | float | str | None = None,
+                 max_norm: float | None = None, priority: float = -2000):
+        super().__init__(priority)
+        if max_norm is not None:
+            checks.above_zero("max_norm", max_norm)
+        autocast(dtype=dtype)  # refuses types that this machine cannot run, before training starts
+        self.dtype = dtype
+        self.loss_scaler = loss_scaler
+        self.max_norm = max_norm
+        self._initialized: Any = None
+
+    def train_begin(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Attach the loss scaler, and have batches processed under autocast."""
+        if self._initialized is not estimator.trainer:  # another `fit` of the same handler goes on with its scaler
+            with autocast(dtype=self.dtype):
+                init_trainer(estimator.trainer, self.loss_scaler)
+            self._initialized = estimator.trainer
+        estimator.batch_processor = _AmpBatchProcessor(_own(estimator.batch_processor), self.dtype)
+
+    def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Update the parameters, unless a gradient is not finite."""
+        if self.max_norm is None:
+            super().batch_end(estimator, *args, **kwargs)
+            return
+        losses = kwargs["loss"] if isinstance(kwargs["loss"], list) else [kwargs["loss"]]
+        batch_size = sum(loss.shape[0] for loss in losses)
+        estimator.trainer.allreduce_grads()
+        clip_global_norm(estimator.trainer, self.max_norm * batch_size)
+        estimator.trainer.update(batch_size)
+
+    def train_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
+        """Give the estimator its batch processor back, and log the loss scale."""
+        estimator.batch_processor = _own(estimator.batch_processor)
+        for scaler in scalers_of(estimator.trainer):
+            estimator.logger.info("AMP: loss scale %g, %d steps skipped", scaler.loss_scale, scaler.num_skipped)
+
+
+class _AmpBatchProcessor(BatchProcessor):
+    """Runs another batch processor under autocast, and scales the loss unless that one has its own ``fit_batch``."""
+
+    def __init__(self, own: Any, dtype: object):
+        super().__init__()
+        self.own = own
+        self.dtype = dtype
+
+    def evaluate_batch(self, estimator: Estimator, val_batch: Any, batch_axis: int = 0) -> Any:
+        with autocast(dtype=self.dtype):
+            return self.own.evaluate_batch(estimator, val_batch, batch_axis)
+
+    def fit_batch(self, estimator: Estimator, train_batch: Any, batch_axis: int = 0) -> Any:
+        if getattr(type(self.own), "fit_batch", None) is not BatchProcessor.fit_batch:
+            with autocast(dtype=self.dtype):
+                return self.own.fit_batch(estimator, train_batch, batch_axis)
+        data, label = data_and_labels(self.own, train_batch, estimator, batch_axis)
+        with autograd.record():
+            with autocast(dtype=self.dtype):
+                pred = [estimator.net(x) for x in data]
+                loss = [estimator.loss(y_hat, y) for y_hat, y in zip(pred, label)]
+            with scale_loss(loss, estimator.trainer) as scaled:
+                autograd.backward(scaled)
+        return data, label, pred, loss
+
+
+def _own(processor: Any) -> Any:
+    """Return the estimator's own batch processor, also after a `fit` that ended in an error."""
+    return processor.own if isinstance(processor, _AmpBatchProcessor) else processor
+
+
+class AmpCheckpointHandler(CheckpointEvents):
+    """MXNet's ``CheckpointHandler``, with the loss scaler's state in every checkpoint.
+
+    Takes the same parameters. The scaler is written beside parameters and trainer states, to
+    ``<model_prefix>-epoch<n>batch<m>.scaler``, and read again with ``resume_from_checkpoint=True``; a checkpoint
+    without such a file, from training without AMP, leaves the scaler as it is. Give it to ``fit`` together with
+    :class:`AmpHandler`.
+
+    Examples
+    --------
+    ::
+
+        checkpoints = amp.AmpCheckpointHandler('checkpoints', 'digits', resume_from_checkpoint=True)
+        estimator.fit(train_data, epochs=20, event_handlers=[amp.AmpHandler(), checkpoints])
+    """
+
+    def saved(self, estimator: Estimator, stem: str) -> None:
+        """Write the state of the trainer's loss scalers, if it has any."""
+        states = [scaler.state_dict() for scaler in scalers_of(estimator.trainer)]
+        if states:
+            with replacing(stem + _SUFFIX) as (temporary,), open(temporary, "w") as file:
+                json.dump(states, file)
+
+    def resumed(self, estimator: Estimator, stem: str) -> None:
+        """Read the state of the trainer's loss scalers, if checkpoint and trainer have any."""
+        scalers = scalers_of(estimator.trainer)
+        if not scalers or not os.path.exists(stem + _SUFFIX):
+            return
+        with open(stem + _SUFFIX) as file:
+            states = json.load(file)
+        refuse_other_number(scalers, states, stem + _SUFFIX)
+        load_scalers(scalers, states)

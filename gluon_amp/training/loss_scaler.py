@@ -1,0 +1,311 @@
+"""The loss scale and how it changes: a pure update rule and its state, without MXNet."""
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Iterable, Mapping
+
+import numpy as np
+
+from .. import checks
+from ..errors import expected
+
+LEAST_SCALE, MOST_SCALE = 2.0 ** -126, 2.0 ** 127  # losses are multiplied in FP32
+
+
+def scale_of(name: str, value: Any) -> float:
+    """Return a loss scale; raise ValueError for what FP32 cannot multiply by."""
+    if not checks.is_number(value) or not LEAST_SCALE <= value <= MOST_SCALE:
+        raise ValueError(expected("a finite number above 0 that FP32 holds (2^-126 to 2^127)", name, value))
+    return float(value)
+
+
+@dataclass(frozen=True)
+class ScalerState:
+    """Everything about a scaler that changes."""
+
+    scale: float  # what the loss is multiplied by
+    good_steps: int = 0  # steps without overflow since the scale last changed
+    bad_steps: int = 0  # steps skipped in a row
+    num_skipped: int = 0  # all steps skipped so far
+    overflows: int = 0  # those that count for the hysteresis
+
+    @classmethod
+    def of(cls, state: Mapping[str, float]) -> ScalerState:
+        """Read what :meth:`LossScaler.state_dict` returned; raise ValueError for anything else."""
+        names = [field.name for field in fields(cls)]
+        # Those of before `overflows` was counted are taken, too.
+        if not isinstance(state, Mapping) or set(state) | {names[-1]} != set(names):
+            raise ValueError(expected(f"a dict with {', '.join(names)}", "state", state))
+        counts = [_count(name, state.get(name, 0)) for name in names[1:]]
+        return cls(scale_of("scale", state["scale"]), *counts)
+
+
+@dataclass(frozen=True)
+class ScalerRule:
+    """How the scale reacts to overflow; the parameters are those of :class:`DynamicLossScaler`."""
+
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    min_scale: float = 1.0
+    max_scale: float = 2.0 ** 24
+    hysteresis: int = 1
+    consecutive_hysteresis: bool = False
+
+    def __call__(self, state: ScalerState, found_inf: bool) -> ScalerState:
+        """Return the state after a step whose gradients were non-finite, or were not."""
+        if found_inf:
+            return self._overflowed(state)
+        good = state.good_steps + 1
+        if good < self.growth_interval:
+            overflows = 0 if self.consecutive_hysteresis else state.overflows
+            return replace(state, good_steps=good, bad_steps=0, overflows=overflows)
+        return replace(state, scale=max(state.scale, min(state.scale * self.growth_factor, self.max_scale)),
+                       good_steps=0, bad_steps=0, overflows=0)
+
+    def _overflowed(self, state: ScalerState) -> ScalerState:
+        overflows = min(state.overflows + 1, self.hysteresis)
+        scale = state.scale if overflows < self.hysteresis else state.scale * self.backoff_factor
+        return ScalerState(min(state.scale, max(scale, self.min_scale)), 0, state.bad_steps + 1, state.num_skipped + 1,
+                           overflows)
+
+
+_DEFAULT_RULE = ScalerRule()
+_NO_CHANGE = ScalerRule(growth_factor=1.0, backoff_factor=1.0)
+
+
+class LossScaler:
+    """A loss scale that counts skipped steps; the base of the two kinds below.
+
+    Without arguments it is a :class:`DynamicLossScaler` with its defaults, as in ``mxnet.contrib.amp``.
+
+    Parameters
+    ----------
+    init_scale : float
+        The first scale.
+    rule : ScalerRule or None
+        How the scale changes; None for never.
+
+    Examples
+    --------
+    >>> LossScaler().loss_scale
+    65536.0
+    """
+
+    def __init__(self, init_scale: float = 2.0 ** 16, rule: ScalerRule | None = _DEFAULT_RULE):
+        self._state = ScalerState(scale_of("init_scale", init_scale))
+        self._rule = rule or _NO_CHANGE
+        self._iteration = 0  # counts the iterations of the trainers that share it
+        self._before: ScalerState | None = None  # the state at the beginning of the iteration, None for not to be taken
+
+    def has_overflow(self, params: Iterable[Any]) -> bool:
+        """Check gradients and update the scale, for scripts that use a scaler as ``mxnet.contrib.amp``'s.
+
+        Parameters
+        ----------
+        params : iterable of Parameter
+            Those without gradients are passed over.
+        """
+        gradients = (array for parameter in params if parameter.grad_req != "null" for array in parameter.list_grad())
+        found_inf = not all(np.isfinite(array.asnumpy()).all() for array in gradients)
+        self.update(found_inf)
+        return found_inf
+
+    # The names under which scripts read, and set, what MXNet's own scaler holds.
+
+    @property
+    def _loss_scale(self) -> float:
+        return self._state.scale
+
+    @_loss_scale.setter
+    def _loss_scale(self, value: float) -> None:
+        self._state, self._before = replace(self._state, scale=scale_of("_loss_scale", value)), None
+
+    _next_loss_scale = _loss_scale  # a scale holds from the next backward on
+
+    @property
+    def _unskipped(self) -> int:
+        return self._state.good_steps
+
+    @_unskipped.setter
+    def _unskipped(self, value: int) -> None:
+        self._state = replace(self._state, good_steps=_count("_unskipped", value))
+
+    @property
+    def _scale_seq_len(self) -> int:
+        return self._rule.growth_interval
+
+    @_scale_seq_len.setter
+    def _scale_seq_len(self, value: int) -> None:
+        self._rule = replace(self._rule, growth_interval=_count("_scale_seq_len", value, 1))
+
+    @property
+    def _max_loss_scale(self) -> float:
+        return self._rule.max_scale
+
+    @_max_loss_scale.setter
+    def _max_loss_scale(self, value: float) -> None:
+        self._rule = replace(self._rule, max_scale=scale_of("_max_loss_scale", value))
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by in the next backward."""
+        return self._state.scale
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped because its gradients were not finite."""
+        return self._state.bad_steps > 0
+
+    @property
+    def num_skipped(self) -> int:
+        """How many steps were skipped so far."""
+        return self._state.num_skipped
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """How many steps up to the last one were skipped in a row."""
+        return self._state.bad_steps
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether the scale cannot fall any more."""
+        return self._rule.backoff_factor == 1 or self.loss_scale <= self._rule.min_scale
+
+    def state_dict(self) -> dict[str, float]:
+        """Return everything that changes, to be saved.
+
+        Examples
+        --------
+        >>> StaticLossScaler(8).state_dict()
+        {'scale': 8.0, 'good_steps': 0, 'bad_steps': 0, 'num_skipped': 0, 'overflows': 0}
+        """
+        return asdict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Continue from a state that :meth:`state_dict` returned.
+
+        Raises
+        ------
+        ValueError
+            The state lacks an entry, has a scale that is not a finite number above 0, or counts that are not whole
+            numbers of at least 0.
+        """
+        self._state, self._before = ScalerState.of(state), None
+
+    def update(self, found_inf: bool) -> None:
+        """Take note of a step.
+
+        Parameters
+        ----------
+        found_inf : bool
+            Whether a gradient was infinite or NaN, so that the step was skipped.
+
+        Examples
+        --------
+        >>> scaler = DynamicLossScaler(init_scale=1024)
+        >>> scaler.update(found_inf=True)
+        >>> scaler.loss_scale, scaler.step_was_skipped
+        (512.0, True)
+        """
+        self._state = self._rule(self._state, found_inf)
+
+    def take_report(self, found_inf: bool, last: int | None) -> int:
+        """Take note of the step of one of several trainers: those of one iteration count as one.
+
+        Parameters
+        ----------
+        found_inf : bool
+            As for :meth:`update`.
+        last : int or None
+            What this returned for the trainer's step before: an iteration ends when a trainer reports again.
+
+        Returns
+        -------
+        int
+            The number of the iteration.
+        """
+        if self._before is None or last == self._iteration:
+            self._iteration += 1
+            self._before = self._state
+            self.update(found_inf)
+        elif found_inf and self._state.bad_steps == 0:
+            self._state = self._before
+            self.update(True)
+        return self._iteration
+
+
+class DynamicLossScaler(LossScaler):
+    """A loss scale that falls at overflow and grows again after a while without.
+
+    Parameters
+    ----------
+    init_scale : float
+        The first scale.
+    growth_factor : float
+        Multiplies the scale after ``growth_interval`` good steps, at least 1.
+    backoff_factor : float
+        Multiplies the scale at overflow, between 0 and 1.
+    growth_interval : int
+        Good steps in a row before the scale grows.
+    min_scale, max_scale : float
+        The scale stays between them.
+    hysteresis : int
+        At which overflow the scale falls; once it has, at every one, until it grows again. That is DeepSpeed's and
+        Megatron's rule.
+    consecutive_hysteresis : bool
+        Whether only overflows in a row count for ``hysteresis``, as with DeepSpeed's option of this name.
+
+    Raises
+    ------
+    ValueError
+        For a parameter outside its range.
+
+    Examples
+    --------
+    >>> DynamicLossScaler().loss_scale
+    65536.0
+    """
+
+    def __init__(self, init_scale: float = 2.0 ** 16, growth_factor: float = 2.0, backoff_factor: float = 0.5,
+                 growth_interval: int = 2000, min_scale: float = 1.0, max_scale: float = 2.0 ** 24,
+                 hysteresis: int = 1, consecutive_hysteresis: bool = False):
+        _in_range("growth_factor", growth_factor, 1.0, math.inf)
+        _in_range("backoff_factor", backoff_factor, 0.0, 1.0)
+        _in_range("max_scale", max_scale, scale_of("min_scale", min_scale), math.inf)
+        _in_range("init_scale", init_scale, min_scale, max_scale)
+        super().__init__(init_scale, ScalerRule(
+            float(growth_factor), float(backoff_factor), _count("growth_interval", growth_interval, 1),
+            float(min_scale), min(float(max_scale), MOST_SCALE), _count("hysteresis", hysteresis, 1),
+            checks.true_or_false("consecutive_hysteresis", consecutive_hysteresis)))
+
+
+class StaticLossScaler(LossScaler):
+    """A loss scale that never changes; steps with non-finite gradients are still skipped and counted.
+
+    Parameters
+    ----------
+    value : float
+        The scale. 1.0, bfloat16's default, leaves the loss as it is.
+
+    Examples
+    --------
+    >>> StaticLossScaler(128).loss_scale
+    128.0
+    """
+
+    def __init__(self, value: float = 1.0):
+        super().__init__(value, None)
+
+
+def _count(name: str, value: float, least: int = 0) -> int:
+    """Return a whole number, which may come as a float."""
+    if not checks.is_number(value) or not (least <= value < 2 ** 63) or value % 1:
+        raise ValueError(expected(f"a whole number, {least} or above", name, value))
+    return int(value)
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if not checks.is_number(value) or not (low <= value <= high):
+        raise ValueError(expected(f"a number between {low} and {high}", name, value))

@@ -1,0 +1,338 @@
+"""Loss scaling for ``gluon.Trainer``: ``init_trainer``, ``scale_loss`` and ``unscale``."""
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Iterator, Sequence, Union
+
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.ndarray import NDArray
+
+from .. import checks
+from .._mxnet import trainers
+from ..dtypes import FLOAT16
+from ..eager import scaled_losses
+from ..elsewhere import answers
+from ..errors import StateError, expected
+from ..session.autocast import active_dtype, is_active
+from ..state.state import controller
+from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler, scale_of
+from .trainer_scaler import TrainerScaler, attach, attached_to
+
+Loss = Union[NDArray, Sequence[NDArray]]
+
+
+@answers(**{name: f"pass loss_scaler=amp.DynamicLossScaler({name}=...)" for name in
+            ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale")},
+         loss_scale="it is called loss_scaler: a number, 'dynamic' or a LossScaler",
+         optimizer="the trainer stands in its place: amp.init_trainer(trainer)")
+def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str | None = None,
+                 warn_after: int = 20, *, max_skipped: int | None = None, allreduce_always_fp32: bool = False,
+                 gradient_predivide_factor: float = 1.0) -> None:
+    """Attach a loss scaler to a trainer, which from then on skips steps whose gradients are not finite.
+
+    A trainer that works with other processes, on the KVStore ``dist_sync`` or as Horovod's ``DistributedTrainer``,
+    skips when the gradients of any process are not finite. All processes must call this, with the same parameters.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        Must update locally: ``update_on_kvstore`` left out (it is switched off here) or False.
+    loss_scaler : LossScaler, float, 'dynamic' or None
+        None scales dynamically for float16 and leaves the loss as it is (scale 1) for bfloat16 and FP32, whose
+        range needs no scaling; after :func:`initialize` it takes the level's. A number is a scale that never changes.
+        One scaler may serve several trainers.
+    warn_after : int
+        Warn when so many steps in a row were skipped.
+    max_skipped : int, optional
+        Raise StateError from ``trainer.step`` when so many steps in a row were skipped. A run whose steps are all
+        skipped goes on without learning otherwise.
+    allreduce_always_fp32 : bool
+        Add float16 gradients of several processes up in FP32; bfloat16 ones always are.
+    gradient_predivide_factor : float
+        Divide gradients by it before those of several processes are added up, so that sums of float16 gradients do not
+        overflow; powers of 2 lose nothing. The update makes up for it, and so do ``unscale`` and ``clip_global_norm``.
+
+    Raises
+    ------
+    StateError
+        AMP is off, the trainer updates on the KVStore, or it has another scaler already; the KVStore has no common
+        step, or needs processes that were started together.
+    ValueError
+        There is no such KVStore, or the factor is not a finite number above 0.
+    TypeError
+        ``trainer`` is not a ``gluon.Trainer``, or ``loss_scaler`` is none of the above.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> amp.init()
+    >>> net = mx.gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
+    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', update_on_kvstore=False)
+    >>> amp.init_trainer(trainer)
+    >>> amp.deinit()
+    """
+    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    if not is_active() and controller.level is None:
+        raise StateError("AMP is off: call amp.init() before amp.init_trainer(trainer)")
+    checks.whole("warn_after", warn_after, 1)
+    if max_skipped is not None:
+        checks.whole("max_skipped", max_skipped, 1)
+    current = trainers.attached(trainer)
+    if current is not None and getattr(current, "session", controller.session) == controller.session:
+        if loss_scaler is None or loss_scaler is getattr(current, "scaler", None):
+            return
+        raise StateError("the trainer has a loss scaler already: init_trainer once per trainer")
+    reduction: dict[str, Any] = {"allreduce_always_fp32": allreduce_always_fp32,
+                                 "gradient_predivide_factor": gradient_predivide_factor}
+    if controller.level is not None and loss_scaler is None:
+        controller.level.attach(trainer, warn_after, max_skipped, **reduction)
+        return
+    scaler = _make_scaler(loss_scaler, {active_dtype(context) for context in trainers.contexts(trainer)})
+    trainers.update_locally(trainer)
+    attach(trainer, TrainerScaler(trainer, scaler, warn_after, max_skipped), **reduction)
+
+
+def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]) -> LossScaler:
+    if value is None:
+        return DynamicLossScaler() if FLOAT16 in dtypes else StaticLossScaler(1.0)
+    if isinstance(value, LossScaler):
+        return value
+    if value == "dynamic":
+        return DynamicLossScaler()
+    if checks.is_number(value):
+        return StaticLossScaler(scale_of("loss_scaler", value))
+    raise TypeError(expected("a LossScaler, a number, 'dynamic' or None", "loss_scaler", value))
+
+
+def get_loss_scaler(trainer: gluon.Trainer, loss_id: int = 0) -> LossScaler:
+    """Return the loss scaler of a trainer: its scale, and how many steps were skipped.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        After :func:`init_trainer`, :func:`initialize`, or the first ``step`` of a :class:`GradScaler`.
+    loss_id : int
+        Which of the trainer's scalers, where ``amp.initialize(num_losses=...)`` made one per loss.
+
+    Returns
+    -------
+    LossScaler
+        Its ``loss_scale``, ``step_was_skipped``, ``num_skipped`` and ``skipped_in_a_row`` change from step to step.
+
+    Raises
+    ------
+    StateError
+        The trainer has no loss scaler.
+    ValueError
+        ``loss_id`` is not below the trainer's number of scalers.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> amp.init()
+    >>> net = mx.gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
+    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
+    >>> amp.init_trainer(trainer, loss_scaler=128)
+    >>> scaler = amp.get_loss_scaler(trainer)
+    >>> scaler.loss_scale, scaler.num_skipped
+    (128.0, 0)
+    >>> amp.deinit()
+    """
+    return attached_to(trainer, "get_loss_scaler").scaler_of(loss_id)
+
+
+class _NotEntered(AbstractContextManager):
+    """A loss that waits for ``with``; any other use of it is told so."""
+
+    def __init__(self, region: Any):
+        self._region = region
+
+    def __enter__(self) -> Loss:
+        return self._region.__enter__()
+
+    def __exit__(self, *details: Any) -> Any:
+        return self._region.__exit__(*details)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._advice(f"has no attribute {name!r}"))
+
+    def _refuse(self, *others: Any) -> Any:
+        raise TypeError(self._advice("is no loss"))
+
+    __len__ = __iter__ = __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __truediv__ = __neg__ = _refuse
+
+    def _advice(self, fault: str) -> str:
+        return (f"what amp.scale_loss returns {fault}: write `with amp.scale_loss(loss, trainer) as scaled_loss:` and "
+                "autograd.backward(scaled_loss) inside")
+
+
+@answers(optimizer="the trainer stands in its place: amp.scale_loss(loss, trainer)",
+         optimizers="the trainer stands in their place: amp.scale_loss(loss, trainer)",
+         model="leave it out",
+         delay_unscale="leave it out: gradients are unscaled by trainer.step, or by amp.unscale",
+         delay_overflow_check="leave it out: overflow is looked for once, by trainer.step")
+def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_id: int = 0,
+               enabled: bool = True) -> AbstractContextManager[Loss]:
+    """Scale a loss, or a list of them, for the backward pass inside the ``with`` block.
+
+    The gradients then carry the scale; ``trainer.step`` divides it out, on top of the trainer's own rescaling.
+
+    Parameters
+    ----------
+    loss : NDArray or sequence of NDArray
+        Of any shape; float16 losses are scaled in FP32, where they cannot overflow.
+    trainer : gluon.Trainer or sequence of them
+        The trainer of the parameters, after :func:`init_trainer`. Several trainers whose parameters get gradients from
+        the same loss must share one scaler, or have the same scale.
+    loss_id : int
+        Which of the trainer's scalers to use, where ``amp.initialize(num_losses=...)`` made one per loss. What the
+        backward of one loss leaves is brought to the scale of the next, so that losses may add up in one gradient.
+    enabled : bool
+        False gives the loss back as it is.
+
+    Yields
+    ------
+    NDArray or list of NDArray
+        The scaled loss: a list for a list or tuple.
+
+    Raises
+    ------
+    StateError
+        The trainer has no loss scaler, its gradients were unscaled since the last step, or trainers disagree.
+    TypeError
+        ``loss`` or ``trainer`` is none of the above.
+    ValueError
+        ``loss_id`` is not below the trainer's number of scalers.
+
+    Examples
+    --------
+    ::
+
+        with mx.autograd.record():
+            loss = loss_function(net(data), label)
+            with amp.scale_loss(loss, trainer) as scaled_loss:
+                mx.autograd.backward(scaled_loss)
+        trainer.step(batch_size)
+    """
+    return _NotEntered(_scaling(loss, trainer, loss_id, enabled))
+
+
+@contextmanager
+def _scaling(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_id: int,
+             enabled: bool) -> Iterator[Loss]:
+    if not enabled:
+        yield loss
+        return
+    several = checks.one_or_several("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    items = [attached_to(one, "scale_loss") for one in several]
+    losses_in("loss", loss)
+    with ExitStack() as stack:
+        scales = {stack.enter_context(item.scaling(loss_id)) for item in items}
+        if len(scales) != 1:
+            raise StateError(f"scale_loss: the trainers have different scales ({sorted(scales)}). Give them one "
+                             "scaler: amp.init_trainer(trainer, loss_scaler=scaler) for each")
+        scale = scales.pop()
+        yield scaled(loss, scale)
+
+
+def losses_in(name: str, value: Loss) -> list[NDArray]:
+    """Return a loss, or several, as a list; raise TypeError for what cannot have a gradient."""
+    losses = checks.one_or_several(name, value, NDArray, "an NDArray")
+    for loss in losses:
+        if np.dtype(loss.dtype).kind in "iub":
+            raise TypeError(f"expected a floating-point loss, received {name} of type {np.dtype(loss.dtype)}: integers "
+                            "have no gradient")
+    return losses
+
+
+def scaled(loss: Any, scale: float) -> Any:
+    """Multiply a loss, or several in a list, by a scale, on the tape of their gradients."""
+    if isinstance(loss, (list, tuple)):
+        return [scaled(each, scale) for each in loss]
+    if scale == 1.0:
+        return loss
+    with autograd.record(autograd.is_training()):
+        return scaled_losses.scaled(loss.astype("float32") if loss.dtype == np.float16 else loss, scale)
+
+
+def unscale(trainer: gluon.Trainer) -> None:
+    """Divide the scale out of the gradients now, to read or clip them before ``trainer.step``.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        After the backward pass of :func:`scale_loss`; with several contexts after ``allreduce_grads`` or before.
+
+    Raises
+    ------
+    StateError
+        The gradients are not scaled: no :func:`scale_loss` since the last step, or unscaled already.
+
+    Examples
+    --------
+    ::
+
+        trainer.allreduce_grads()
+        amp.unscale(trainer)
+        gluon.utils.clip_global_norm(gradients, max_norm)
+        trainer.update(batch_size)
+    """
+    attached_to(trainer, "unscale").unscale()
+
+
+def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
+    """Scale all gradients down so that their joint 2-norm is at most ``max_norm``, whatever loss scale they carry.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        After the backward pass; with several contexts after ``trainer.allreduce_grads()``.
+    max_norm : float
+        The largest norm, in units of the unscaled gradients, above 0; ``float('inf')`` to read the norm alone.
+
+    Returns
+    -------
+    float
+        The norm before clipping, without the loss scale. Infinite or NaN when the gradients are: they are left as they
+        are, and the step will be skipped.
+
+    Raises
+    ------
+    StateError
+        The trainer has no loss scaler.
+    ValueError
+        ``max_norm`` is not above 0.
+
+    Examples
+    --------
+    ::
+
+        trainer.allreduce_grads()
+        norm = amp.clip_global_norm(trainer, 1.0)
+        trainer.update(batch_size)
+    """
+    checks.above_zero("max_norm", max_norm)
+    return attached_to(trainer, "clip_global_norm").clip(max_norm)
+
+
+def master_params(trainer: gluon.Trainer) -> Iterator[NDArray]:
+    """Yield the FP32 values that the trainer updates: masters of float16 parameters, other parameters themselves.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+        Masters exist from its first step on, with ``multi_precision=True``.
+
+    Examples
+    --------
+    ::
+
+        norm = sum((value ** 2).sum() for value in amp.master_params(trainer)).sqrt()
+    """
+    checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    return trainers.master_arrays(trainer)

@@ -1,0 +1,145 @@
+"""Gradients of weights are cast as soon as they are computed: the inputs of a graph that trains begin with the last."""
+from __future__ import annotations
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import nn
+from native_cases import script
+
+import gluon_amp as amp
+from gluon_amp.graph import Entry, Graph, Node, Role, cast, operator
+from gluon_amp.plan import cached_op
+from gluon_amp.plan.gradient_order import OrderedCachedOp, put_last_weights_first
+
+# Prints how many megabytes the training of 24 layers takes that share oneDNN's memory.
+PROGRAM = """
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import nn
+import gluon_amp as amp
+from gluon_amp.plan import cached_op
+
+def written():
+    return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+{start}
+amp.init("bfloat16")
+before = written()
+net = nn.HybridSequential()
+net.add(*(nn.Conv2D(512, 3, padding=1, use_bias=False, in_channels=512) for _ in range(24)))
+net.initialize()
+net.hybridize(static_alloc=True, static_shape=True)
+x = mx.nd.ones((1, 512, 7, 7))
+for _ in range(3):
+    with autograd.record():
+        loss = net(x).mean()
+    loss.backward()
+    mx.nd.waitall()
+print(written() - before)
+"""
+IN_THE_PROGRAMS_ORDER = "cached_op.cached_op = lambda plan, flags: cached_op.StockCachedOp(plan.runs, flags)"
+
+
+def _graph():
+    """Three layers, of which the second runs in FP32, and the weight of the third is behind a guard."""
+    data, *weights = (Node("null", name, dtypes=["float32"]) for name in ("data", "one", "two", "three"))
+    low = [cast(Entry(weight), "bfloat16", f"low_{weight.name}") for weight in (data, weights[0])]
+    guard = operator("_mul_scalar", "guard", [Entry(weights[2])], Entry(weights[2]), Role.GUARD, scalar=1.0)
+    first = operator("dot", "first", low, low[0])
+    second = operator("dot", "second", [cast(Entry(first), "float32", "wide"), Entry(weights[1])], low[0])
+    third = operator("dot", "third", [cast(Entry(second), "bfloat16", "low_second"),
+                                      cast(Entry(guard), "bfloat16", "low_three")], low[0])
+    return Graph([Entry(third)])
+
+
+def test_the_first_input_comes_after_the_weights_that_are_cast():
+    graph = _graph()
+    assert put_last_weights_first(graph)
+    names = ["three", "one", "data", "two"]
+    assert [node.name for node in graph.variables()] == names
+    assert mx.sym.load_json(graph.to_json()).list_inputs() == names
+
+
+def test_the_order_survives_copies_and_files():
+    graph = _graph()
+    put_last_weights_first(graph)
+    for each in (graph.copy(), Graph.from_json(graph.to_json()),
+                 Graph.from_json(mx.sym.load_json(graph.to_json()).tojson(remove_amp_cast=False))):
+        assert [node.name for node in each.variables()[2].after] == ["three", "one"]
+        assert [node.name for node in each.nodes()] == [node.name for node in graph.nodes()]
+
+
+def test_a_graph_without_weights_that_are_cast_keeps_its_order():
+    data, weight = (Node("null", name, dtypes=["float32"]) for name in ("data", "weight"))
+    graph = Graph([Entry(operator("dot", "layer", [cast(Entry(data), "bfloat16", "low"), Entry(weight)], Entry(data)))])
+    assert not put_last_weights_first(graph)
+    assert [node.name for node in graph.variables()] == ["data", "weight"]
+
+
+class Net(nn.HybridBlock):
+    """Two inputs, a weight that two layers share, moving averages, and an output of each branch."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.stem = nn.Conv2D(32, 3, padding=1, in_channels=16)
+            self.norm = nn.BatchNorm(in_channels=32)
+            self.first = nn.Conv2D(32, 3, padding=1, in_channels=32, use_bias=False)
+            self.second = nn.Conv2D(32, 3, padding=1, in_channels=32, params=self.first.params, use_bias=False)
+            self.last = nn.Conv2D(16, 1, in_channels=32)
+
+    def hybrid_forward(self, F, x, y):
+        x = self.second(F.relu(self.first(F.relu(self.norm(self.stem(x))))))
+        return self.last(x + F.broadcast_like(y, x)), x
+
+
+def _trained(flags, request):
+    """Return what is output, all gradients, and the moving averages after a second step."""
+    net = Net()
+    net.initialize()
+    random = np.random.RandomState(0)
+    for one in net.collect_params().values():
+        one.set_data(mx.nd.array(random.normal(scale=0.3, size=one.shape) ** 2))
+    net.collect_params().setattr("grad_req", request)
+    net.hybridize(**flags)
+    x, y = mx.nd.array(random.normal(size=(2, 16, 9, 9))), mx.nd.array(random.normal(size=(2, 1, 1, 1)))
+    y.attach_grad()
+    with amp.autocast():
+        for _ in range(2):
+            with autograd.record():
+                one, two = net(x, y)
+                loss = (one * one).mean() + two.mean()
+            loss.backward()
+    parameters = net.collect_params().values()
+    return net, [array.asnumpy() for array in (
+        one, two, y.grad, *(each.grad() if each.grad_req != "null" else each.data() for each in parameters))]
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize("flags", [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}])
+@pytest.mark.bf16
+def test_training_gives_what_it_gives_in_the_programs_order(monkeypatch, flags, request_):
+    amp.init("bfloat16")
+    net, found = _trained(flags, request_)
+    assert isinstance(_operation(net), OrderedCachedOp)
+    monkeypatch.setattr(cached_op, "cached_op", lambda plan, flags: cached_op.StockCachedOp(plan.runs, flags))
+    _, expected = _trained(flags, request_)
+    for one, other in zip(found, expected):
+        np.testing.assert_array_equal(one, other)
+
+
+def _operation(net):
+    operation, = net._cached_op._operations.values()
+    return operation
+
+
+def _megabytes(start):
+    return int(script(PROGRAM.format(start=start)))
+
+
+@pytest.mark.bf16
+def test_gradients_in_low_precision_do_not_stay():
+    # Those of 23 layers take 4.5 MB each.
+    assert _megabytes("") < _megabytes(IN_THE_PROGRAMS_ORDER) - 75

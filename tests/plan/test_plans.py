@@ -1,0 +1,189 @@
+"""Plans and settings: each made once, none kept for longer than it can be asked for, and cheap for new shapes."""
+from __future__ import annotations
+
+import gc
+
+import mxnet as mx
+import numpy as np
+import pytest
+from graphs import plans_of
+from mxnet import gluon
+from mxnet.gluon import nn
+
+import gluon_amp as amp
+from gluon_amp.passes import Facts
+from gluon_amp.plan import planner
+from gluon_amp.plan.cached_op import RewritingCachedOp
+from gluon_amp.plan.planner import Planner
+from gluon_amp.plan.traced import Traced
+from gluon_amp.rules import Policy, Rule
+from gluon_amp.state.state import State, controller
+
+pytestmark = pytest.mark.filterwarnings("ignore:AMP will be slow")
+CPU = "bfloat16"
+
+
+def network(channels=32):
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(channels, 3, padding=1, in_channels=channels), nn.Conv2D(channels, 1, in_channels=channels),
+                nn.GlobalAvgPool2D(), nn.Dense(4, in_units=channels))
+    net.initialize()
+    net.hybridize()
+    return net
+
+
+def images(batch=2, side=8, channels=32):
+    return mx.nd.ones((batch, channels, side, side))
+
+
+class TestStates:
+    @pytest.mark.parametrize("change", [{"amx": True}, {"excluded": frozenset({"a"})}, {"training": False},
+                                        {"overrides": {"relu": (Rule("FP32"),)}}])
+    def test_equal_settings_are_equal(self, change):
+        def made(**settings):
+            return State({"cpu": Policy(CPU, **settings)})
+
+        assert made() == made()
+        assert hash(made(**change)) == hash(made(**change))
+        assert made(**change) == made(**change)
+        assert made(**change) != made()
+        assert State(made().policies, enabled=False) != made()
+
+    def test_regions_of_equal_settings_share_one(self):
+        seen = []
+        for _ in range(3):
+            with amp.autocast(dtype="float16"):
+                seen.append(controller.current())
+        assert seen[0] is seen[1] is seen[2]
+
+    def test_many_settings_are_not_kept(self):
+        for number in range(100):
+            controller.remembered(number, lambda: State({"cpu": Policy(CPU)}))
+        assert len(controller.states) <= 16
+        amp.deinit()
+        assert not controller.states
+
+
+@pytest.mark.bf16
+class TestVariants:
+    def test_a_region_in_a_loop_makes_one(self):
+        net = network()
+        for _ in range(20):
+            with amp.autocast():
+                net(images())
+        assert len(plans_of(net)) == 1
+
+    def test_a_region_with_another_type_makes_one_more(self):
+        amp.init(CPU)
+        net = network()
+        for _ in range(5):
+            net(images())
+            with amp.autocast(dtype="float16"):
+                net(images())
+        assert len(plans_of(net)) == 2
+
+    def test_deinit_drops_what_nothing_can_reach(self):
+        net = network()
+        for _ in range(4):
+            amp.init(CPU)
+            net(images())
+            assert len(plans_of(net)) == 1
+            amp.deinit()
+            gc.collect()
+            assert not plans_of(net)
+
+    def test_training_has_one_more(self):
+        amp.init(CPU)
+        net = network()
+        net.collect_params().setattr("grad_req", "add")
+        net(images())
+        for _ in range(2):
+            with mx.autograd.record():
+                net(images())
+        assert len(plans_of(net)) == 2
+
+
+@pytest.mark.bf16
+class TestShapes:
+    def test_other_sizes_are_planned_again_only_where_another_operator_is_kept(self, monkeypatch):
+        made, make = [], Planner._make
+        monkeypatch.setattr(Planner, "_make", lambda *args: made.append(args) or make(*args))
+        amp.init(CPU)
+        net = network()
+        for batch, side in [(2, 8), (3, 8), (2, 9), (1, 16), (5, 12)]:
+            assert net(images(batch, side)).shape == (batch, 4)
+        first = len(made)
+        net(images(2, 1))  # the filters of the first convolution meet padding only
+        net(images(4, 1))
+        assert len(made) == first + 1
+        (latest,) = [node for node in net._cached_op.latest.graph.operators() if node.name == "net_conv0_fwd"]
+        assert latest.decision.rule == "FP32"
+
+    def test_a_shape_that_was_seen_asks_nothing(self, monkeypatch):
+        amp.init(CPU)
+        net = network()
+        net(images())
+        monkeypatch.setattr(Traced, "choices", None)
+        monkeypatch.setattr(Planner, "_make", None)
+        net(images())
+
+    def test_what_is_kept_of_many_lengths_is_bounded(self):
+        own = Planner(gluon.nn.Dense(2, in_units=3)(mx.sym.var("data")))
+        state, facts = State({"cpu": Policy(CPU)}), Facts(("float32",) * 3)
+        for length in range(1_000):
+            own.plan(state, facts, [(length, 3)], lambda: [(length, 3), (2, 3), (2,)])  # noqa: B023
+        (made,) = own._made.values()
+        assert len(made.choices) == planner.MOST_SHAPES
+        assert ("cpu", (999, 3)) in made.choices
+        assert ("cpu", (0, 3)) not in made.choices
+
+    def test_a_network_is_fed_many_lengths(self):
+        amp.init(CPU)
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.Conv1D(16, 3, padding=1, in_channels=16))
+        net.initialize()
+        net.hybridize()
+        for length in range(1, 300):
+            assert net(mx.nd.ones((1, 16, length))).shape == (1, 16, length)
+        (made,) = net._cached_op.planner._made.values()
+        assert len(made.choices) == planner.MOST_SHAPES
+        assert len(made.plans) == 2  # one element, at which parts of the filters meet padding only, and more
+
+    @pytest.mark.parametrize(("batch", "side"), [(2, 8), (3, 5), (1, 1), (7, 2)])
+    def test_the_quick_look_finds_what_an_analysis_does(self, batch, side):
+        state = State({"cpu": Policy(CPU, amx=True, channel_multiple=32)})
+        net = network()
+        net(images())
+        operation = RewritingCachedOp(net._cached_op.symbol if isinstance(net._cached_op, RewritingCachedOp)
+                                      else net(mx.sym.var("data")))
+        known = {name: value.shape for name, value in net.collect_params().items()}
+        shapes = [known.get(name, (batch, 32, side, side)) for name in operation.names]
+        found = operation.traced.choices(state, "cpu", shapes)
+        policy, analysed = state.policy("cpu"), operation.traced.analysed(["float32"] * len(shapes), shapes)
+        assert found.in_fp32 == {node.name for node in analysed.operators()
+                                 if policy.kept_for(node.op, node.attrs, node.inputs[0].shape)}
+
+    def test_a_report_of_another_shape_shows_the_plan_that_runs(self):
+        amp.init(CPU)
+        net = network()
+        net(images(2, 8))
+        plan = net._cached_op.latest
+        found = amp.report(net, images(3, 12))
+        assert net._cached_op.latest is plan
+        assert {row.name: row.shape for row in found.operators}["net_conv0_fwd"] == (3, 32, 12, 12)
+        assert all(row.observed == row.planned for row in found.operators)
+
+
+@pytest.mark.bf16
+def test_results_do_not_depend_on_the_shape_that_came_first():
+    random = np.random.RandomState(2)
+    data = [mx.nd.array(random.normal(size=(2, 32, side, side))) for side in (8, 12, 1)]
+    net = network()
+    amp.init(CPU)
+    forwards = [net(x).asnumpy() for x in data]
+    net.hybridize()
+    backwards = [net(x).asnumpy() for x in reversed(data)]
+    for a, b in zip(forwards, reversed(backwards)):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,118 @@
+"""A CPU with AMX tiles: who is granted them, and what follows where oneDNN does not use them."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import gluon_amp as amp
+from gluon_amp import _isa
+from gluon_amp.dtypes import BFLOAT16, FLOAT32, cpu_support
+from gluon_amp.state import devices
+
+pytestmark = pytest.mark.machine
+
+AMX_CPU = "flags : avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_bf16 amx_tile"
+
+
+class TestAmx:
+    """A CPU with AMX that oneDNN does not use."""
+
+    @pytest.fixture(autouse=True)
+    def _with_amx(self, monkeypatch):
+        for name in ("_outcome", "_settings"):
+            monkeypatch.setattr(_isa, name, [])
+        monkeypatch.setattr(devices, "_warned", set())
+        devices._amx_runs.cache_clear()
+        yield
+        devices._amx_runs.cache_clear()
+
+    @pytest.fixture
+    def timings(self, monkeypatch):
+        """Let the probe find these milliseconds in FP32 and bfloat16; return how often it was asked."""
+        asked = []
+
+        def pretend(fp32, low):
+            monkeypatch.setattr(devices, "time_in_both", lambda *args, **options: asked.append(args) or (fp32, low))
+            monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support("AVX512_CORE_AMX"))
+            return asked
+        return pretend
+
+    def test_a_request_that_simply_succeeds(self, monkeypatch, timings):
+        asked = timings(5.0, 1.0)
+        monkeypatch.delitem(sys.modules, "mxnet")
+        assert _isa.request(AMX_CPU, {}, lambda: True)
+        assert _isa.outcome() == _isa.GRANTED
+        assert devices.lost_amx() is None
+        assert asked == []
+        assert devices.support("cpu").amx
+
+    def test_a_request_that_the_operating_system_refuses(self):
+        assert not _isa.request(AMX_CPU, {}, lambda: False)
+        assert (_isa.outcome(), _isa.granted()) == (_isa.REFUSED, False)
+        assert "which the operating system does not let this process use" in devices.lost_amx()
+
+    def test_a_refusal_is_not_blamed_on_the_order_of_imports(self, monkeypatch):
+        monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support("AVX512_CORE_BF16"))
+        assert not _isa.request(AMX_CPU, {}, lambda: False)
+        with pytest.warns(UserWarning, match=r"does not let this process use\. Linux allows them from") as caught:
+            amp.init()
+        assert "Import gluon_amp before" not in str(caught[0].message)
+        assert caught[0].filename == __file__
+
+    def test_a_cpu_without_amx_has_nothing_to_lose(self):
+        assert not _isa.request("flags : avx512_bf16", {}, lambda: False)
+        assert _isa.outcome() is None
+        assert devices.lost_amx() is None
+
+    def test_a_user_who_limits_onednn_has_lost_nothing(self):
+        assert not _isa.request(AMX_CPU, {"DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16"}, lambda: True)
+        assert devices.lost_amx() is None
+
+    @pytest.mark.parametrize(("fp32", "low", "runs"), [(5.0, 1.0, True), (1.0, 1.5, False), (1.5, 1.0, False)])
+    def test_a_late_request_is_measured_once(self, timings, fp32, low, runs):
+        asked = timings(fp32, low)
+        assert _isa.request(AMX_CPU, {}, lambda: True)
+        assert _isa.outcome() == _isa.GRANTED_LATE
+        for _ in range(3):
+            assert (devices.lost_amx() is None) == runs
+        assert len(asked) == 1
+        assert devices.support("cpu").dtype == (BFLOAT16 if runs else FLOAT32)
+
+    def test_the_choice_follows_and_a_warning_says_what_to_do(self, timings):
+        timings(1.0, 1.5)
+        _isa.request(AMX_CPU, {}, lambda: True)
+        with pytest.warns(UserWarning, match=r"although bfloat16 could be several times as fast: .*before "
+                                             r"gluon_amp was imported\. Import gluon_amp before anything") as caught:
+            amp.init()
+        assert caught[0].filename == __file__
+        assert amp.active_dtype() is None
+        amp.deinit()
+        amp.init()  # it has been said
+
+    def test_a_named_bfloat16_runs_without_the_tiles(self, timings):
+        timings(1.0, 1.5)
+        _isa.request(AMX_CPU, {}, lambda: True)
+        found = devices.support("cpu").requested(BFLOAT16)
+        assert (found.dtype, found.native, found.amx) == (BFLOAT16, False, False)
+        assert found.reason.endswith("before gluon_amp was imported: bfloat16 is slower than FP32 without them")
+
+    @pytest.mark.bf16
+    def test_the_probe_runs(self):
+        assert devices._amx_runs() in (True, False)
+
+    def test_an_operator_before_the_import_is_found_out(self):
+        """MXNet first: the request comes late; what follows depends on the CPU, and says so."""
+        code = ("import numpy as np\n"
+                "for name in ('bool', 'object', 'int', 'float', 'complex', 'str'):\n"
+                "    np.__dict__.setdefault(name, eval(name))\n"
+                "import mxnet as mx\nmx.nd.ones((2, 2)).wait_to_read()\nimport gluon_amp as amp\n"
+                "from gluon_amp import _isa\nfrom gluon_amp.state import devices\namp.init()\n"
+                "print(_isa.outcome(), devices.lost_amx(), amp.active_dtype())")
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120,
+                              env={name: value for name, value in os.environ.items() if name != "DNNL_MAX_CPU_ISA"})
+        assert done.returncode == 0, done.stderr
+        has_amx = _isa.cpu_flags() >= {"amx_bf16", "amx_tile"}
+        assert done.stdout.startswith("None None") != has_amx

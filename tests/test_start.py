@@ -1,0 +1,435 @@
+"""gluon_amp._start: what is refused and how, NumPy's aliases, the CUDA libraries."""
+
+import ast
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+
+import gluon_amp
+from gluon_amp import _start
+
+START = Path(_start.__file__)
+REPOSITORY = Path(gluon_amp.__file__).parents[1]
+PREPARE = f"""
+import importlib.util
+spec = importlib.util.spec_from_file_location("_start", {str(START)!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.prepare()
+"""
+
+
+def add_distribution(folder, name, version, module=None, code=""):
+    """Make `name` look installed in `folder`, with a module that would run `code`."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    package = folder / (module or name)
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").write_text(f"__version__ = {version!r}\n{code}")
+
+
+def isolated(code, *folders):
+    """Run `code` in a Python that sees the standard library and `folders` only."""
+    path = os.pathsep.join(str(folder) for folder in folders)
+    return subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+GENERIC = {"tuple", "list", "dict", "set", "frozenset", "type"}
+GENERIC_IN = ("collections", "collections.abc", "contextlib", "functools", "os", "queue", "re", "weakref")
+
+
+def running(node):
+    """Yield the nodes of a program that run: all but annotations, which stay text."""
+    yield node
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and field not in ("annotation", "returns"):
+                yield from running(child)
+
+
+def newer(tree):
+    """Return the lines where what runs needs more than Python 3.8: list[int], int | None, a union of dicts."""
+    nodes = list(running(tree))
+    imported = {alias.asname or alias.name for node in nodes
+                if isinstance(node, ast.ImportFrom) and node.module in GENERIC_IN for alias in node.names}
+
+    def is_class(node):
+        if isinstance(node, ast.Attribute):
+            return isinstance(node.value, ast.Name) and node.value.id in GENERIC_IN and node.attr[:1].isupper()
+        return isinstance(node, ast.Name) and (node.id in GENERIC or node.id in imported)
+
+    def joins(node):
+        if not isinstance(node, (ast.BinOp, ast.AugAssign)) or not isinstance(node.op, ast.BitOr):
+            return False
+        operands = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.value]
+        return any(isinstance(one, (ast.Dict, ast.DictComp)) or (isinstance(one, ast.Constant) and one.value is None)
+                   or (isinstance(one, ast.Name) and one.id in {*GENERIC, "int", "float", "str", "bool", "bytes"})
+                   for one in operands)
+
+    return [node.lineno for node in nodes
+            if (isinstance(node, ast.Subscript) and is_class(node.value)) or joins(node)]
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Return a folder of fake packages that holds a NumPy and distutils fit for MXNet."""
+    add_distribution(tmp_path, "numpy", "1.23.5")
+    (tmp_path / "distutils").mkdir()
+    (tmp_path / "distutils" / "__init__.py").touch()
+    return tmp_path
+
+
+class TestPython:
+    @pytest.mark.parametrize("minor", range(8, 13))
+    def test_supported(self, minor):
+        _start.check_python((3, minor, 1))
+
+    @pytest.mark.parametrize("version", [(3, 7, 16), (3, 13, 0), (3, 14, 0), (4, 0, 0), (2, 7, 18)])
+    def test_others_are_refused_with_the_way_out(self, version):
+        with pytest.raises(ImportError) as caught:
+            _start.check_python(version)
+        message = str(caught.value)
+        assert "found Python {}.{}.{}.".format(*version) in message
+        assert "3.8 to 3.12" in message
+        assert "python3.11 -m venv .venv && .venv/bin/python -m pip install mxnet==1.9.1" in message
+
+    def test_older_pythons_can_read_the_module(self):
+        # Python 3.6 and 3.7 must get as far as check_python.
+        ast.parse(START.read_text(encoding="utf-8"), feature_version=(3, 6))
+        assert "from __future__ import annotations" not in START.read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize("code", [
+        "Flags = Sequence[tuple[str, Any]]", "class Names(dict[str, int]): pass", "Number = int | None",
+        "from collections.abc import Sequence\ncast(Sequence[int], value)", "isinstance(value, (re.Pattern[str]))",
+        "kinds = dict(enumerate(names)) | {1: 2}", "kinds |= {name: 1 for name in names}"])
+    def test_what_python_3_8_cannot_run_is_found(self, code):
+        assert newer(ast.parse(code))
+
+    @pytest.mark.parametrize("code", [
+        "Flags = Sequence[Tuple[str, Any]]", "def call(a: int | None, *b: list[int]) -> dict[str, int]: pass",
+        "names: dict[str, int] = {}", "flags = first | second",
+        "names = {1} | {name for name in other}", "names |= {1}", "value = os.environ['HOME']"])
+    def test_annotations_are_not_evaluated(self, code):
+        assert not newer(ast.parse(code))
+
+    def test_no_file_needs_a_newer_python(self):
+        # Ruff's FA102 looks at annotations alone, and no rule of its own at what runs.
+        files = [*REPOSITORY.glob("*.py"), *(path for name in ("gluon_amp", "tools", "tests", "benchmarks", "examples",
+                                                               "notebooks", "docs")
+                                             for path in (REPOSITORY / name).rglob("*.py"))]
+        assert len(files) > 100
+        found = {str(path.relative_to(REPOSITORY)): newer(ast.parse(path.read_text(encoding="utf-8"),
+                                                                          feature_version=(3, 8))) for path in files}
+        assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+class TestNumPyVersion:
+    @pytest.mark.parametrize("version", ["1.17.0", "1.23.5", "1.26.4"])
+    def test_supported(self, version):
+        _start.check_numpy(version, (3, 11, 7))
+
+    @pytest.mark.parametrize(
+        ("version", "python", "found", "wanted"),
+        [
+            ("2.0.0rc1", (3, 11, 7), "found NumPy 2.0.0rc1.", '"numpy<1.24"'),
+            ("2.3.1", (3, 12, 1), "found NumPy 2.3.1.", '"numpy>=1.26,<2"'),
+            (None, (3, 8, 18), "found no NumPy.", '"numpy<1.24"'),
+        ],
+    )
+    def test_others_are_refused_with_the_command(self, version, python, found, wanted):
+        with pytest.raises(ImportError) as caught:
+            _start.check_numpy(version, python)
+        assert found in str(caught.value)
+        assert f"python -m pip install {wanted}" in str(caught.value)
+
+    def test_missing_numpy(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "numpy", None)
+        assert _start.numpy_version() is None
+
+
+class TestFindMXNet:
+    def find(self, installed, modules=None):
+        return _start.find_mxnet(installed.get, modules or {})
+
+    def test_every_build(self):
+        assert self.find({"mxnet": "1.9.1"}) == {"mxnet": "1.9.1"}
+        assert self.find({"mxnet-cu112": "1.9.1", "numpy": "1.2"}) == {"mxnet-cu112": "1.9.1"}
+
+    def test_module_in_memory_counts(self):
+        loaded = {"mxnet": types.SimpleNamespace(__version__="2.0.0")}
+        assert self.find({"mxnet": "1.9.1"}, loaded) == {"mxnet": "1.9.1", "loaded mxnet": "2.0.0"}
+
+    def test_module_in_memory_without_version(self):
+        assert self.find({}, {"mxnet": object()}) == {"loaded mxnet": "of unknown version"}
+
+    def test_source_tree_on_the_path(self, tmp_path, monkeypatch):
+        (tmp_path / "mxnet").mkdir()
+        (tmp_path / "mxnet" / "__init__.py").write_text("raise RuntimeError('imported')")
+        (tmp_path / "mxnet" / "libinfo.py").write_text('x = 1\n__version__ = "1.9.1"\n')
+        monkeypatch.delitem(sys.modules, "mxnet", raising=False)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert self.find({}) == {"mxnet": "1.9.1"}
+        (tmp_path / "mxnet" / "libinfo.py").unlink()
+        assert self.find({}) == {"mxnet": "of unknown version"}
+
+    def test_nothing_installed(self, monkeypatch):
+        monkeypatch.setattr(_start, "source_tree_version", lambda: None)
+        assert self.find({}) == {}
+
+    def test_empty_folder_named_mxnet_is_no_mxnet(self, tmp_path, monkeypatch):
+        (tmp_path / "mxnet").mkdir()
+        monkeypatch.delitem(sys.modules, "mxnet", raising=False)
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+        importlib.invalidate_caches()
+        assert _start.source_tree_version() is None
+
+
+class TestMXNetVersion:
+    @pytest.mark.parametrize("version", ["1.9.0", "1.9.1", "1.9.1.post0"])
+    def test_supported(self, version):
+        _start.check_mxnet({"mxnet": version})
+
+    def test_missing(self):
+        with pytest.raises(ImportError) as caught:
+            _start.check_mxnet({})
+        assert "found no MXNet" in str(caught.value)
+        assert "\nRun: python -m pip install mxnet==1.9.1\n" in str(caught.value)
+        assert "mxnet-cu112==1.9.1" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("found", "uninstall"),
+        [
+            ({"mxnet": "2.0.0b1"}, "mxnet"),
+            ({"mxnet": "1.19.1"}, "mxnet"),
+            ({"mxnet-cu112": "1.8.0.post0"}, "mxnet-cu112"),
+            ({"mxnet": "2.0.0b1", "mxnet-cu112": "1.9.1"}, "mxnet"),
+            ({"mxnet": "1.9.1", "loaded mxnet": "2.0.0"}, "mxnet"),
+            ({"loaded mxnet": "of unknown version"}, "mxnet"),
+        ],
+    )
+    def test_others_are_refused_with_the_command(self, found, uninstall):
+        with pytest.raises(ImportError) as caught:
+            _start.check_mxnet(found)
+        message = str(caught.value)
+        assert f"python -m pip uninstall -y {uninstall} && python -m pip install mxnet==1.9.1" in message
+        name, version = next(item for item in found.items() if not item[1].startswith("1.9."))
+        assert f"{name} {version}" in message
+
+
+def test_missing_distutils(monkeypatch):
+    _start.check_distutils()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="python -m pip install setuptools"):
+        _start.check_distutils()
+
+
+class TestNumPyAliases:
+    def test_absent_ones_are_set(self):
+        numpy = types.ModuleType("numpy")
+        absent = ["bool", "object", "int", "float", "complex", "str"]
+        assert _start.add_numpy_aliases(numpy) == absent
+        assert (numpy.bool, numpy.object, numpy.int) == (bool, object, int)
+        assert (numpy.float, numpy.complex, numpy.str) == (float, complex, str)
+        assert _start.add_numpy_aliases(numpy) == []
+
+    def test_present_ones_are_kept(self):
+        numpy = types.ModuleType("numpy")
+        numpy.bool = numpy.int = "NumPy's own"
+        assert "bool" not in _start.add_numpy_aliases(numpy)
+        assert numpy.bool == numpy.int == "NumPy's own"
+
+    def test_deprecated_ones_are_set_without_a_warning(self):
+        # As NumPy 1.20 to 1.23 have them: found by getattr, with a warning.
+        numpy = types.ModuleType("numpy")
+        numpy.__getattr__ = lambda name: warnings.warn(name, DeprecationWarning, stacklevel=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(_start.add_numpy_aliases(numpy)) == 6
+            assert numpy.bool is bool
+
+    def test_the_installed_numpy(self):
+        import numpy
+
+        _start.prepare()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert numpy.bool is bool
+            assert numpy.zeros(1, dtype=numpy.float).dtype == numpy.float64
+
+
+NEEDS = {
+    "libcudnn.so.8": ["libc.so.6"],
+    "libcudnn_cnn_infer.so.8": ["libcudnn_ops_infer.so.8"],
+    "libcusolver.so.11": ["libcublas.so.11", "libcublasLt.so.11"],
+    "libcublas.so.11": ["libcublasLt.so.11"],
+}
+PARTS = ("libcublasLt.so.11", "libnvrtc-builtins.so.11.8", *_start.OPENED_BY_NAME["libcudnn.so.8"])
+
+
+class TestCudaLibraries:
+    @pytest.fixture
+    def roots(self, tmp_path, monkeypatch):
+        """Return roots: all libraries are spread over the last; what they need is in NEEDS."""
+        for number, name in enumerate((*_start.CUDA_PACKAGES, *PARTS)):
+            folder = tmp_path / "second" / "nvidia" / f"part{99 - number}" / "lib"
+            folder.mkdir(parents=True)
+            (folder / name).touch()
+        (tmp_path / "first" / "nvidia" / "cudnn" / "lib").mkdir(parents=True)
+        monkeypatch.setattr(_start, "needed_libraries", lambda path: NEEDS.get(path.name, []))
+        return [str(tmp_path / "first"), str(tmp_path / "absent"), str(tmp_path / "second")]
+
+    def test_loaded_after_what_they_need(self, roots):
+        paths = []
+        needed = ["libc.so.6", "libcuda.so.1", *reversed(list(_start.CUDA_PACKAGES))]
+        loaded = _start.load_cuda(needed, roots, "mxnet-cu112", paths.append)
+        assert paths[0] == "libcuda.so.1"
+        assert [str(path) for path in loaded] == paths[1:]
+        names = [path.name for path in loaded]
+        assert sorted(names) == sorted((*_start.CUDA_PACKAGES, *PARTS))
+        order = {name: names.index(name) for name in names}
+        assert order["libnvrtc-builtins.so.11.8"] < order["libnvrtc.so.11.2"]
+        assert order["libcublasLt.so.11"] < order["libcublas.so.11"] < order["libcusolver.so.11"]
+        assert order["libcudnn_ops_infer.so.8"] < order["libcudnn_cnn_infer.so.8"] < order["libcudnn.so.8"]
+
+    def test_what_the_library_does_not_need_is_left_alone(self, roots):
+        loaded = _start.load_cuda(["libcufft.so.10", "libgomp.so.1"], roots, "mxnet-cu112", lambda path: None)
+        assert [path.name for path in loaded] == ["libcufft.so.10"]
+
+    def test_every_package_is_in_the_extra(self):
+        extra = (REPOSITORY / "pyproject.toml").read_text().split("cu112 = [")[1].split("]")[0]
+        assert [name for name in _start.CUDA_PACKAGES.values() if f'"{name}"' not in extra] == []
+
+    def test_broken_one_is_reported_and_the_rest_loaded(self, roots, caplog):
+        def load(path):
+            if "cufft" in path:
+                raise OSError("file too short")
+
+        loaded = _start.load_cuda(_start.CUDA_PACKAGES, roots, "mxnet-cu112", load)
+        assert len(loaded) == len(_start.CUDA_PACKAGES) + len(PARTS) - 1
+        assert "libcufft.so.10" in caplog.text
+        assert "file too short" in caplog.text
+
+    def test_the_system_serves_what_no_package_provides(self, tmp_path):
+        asked = []
+        assert _start.load_cuda(["libnvToolsExt.so.1"], [str(tmp_path)], "mxnet-cu112", asked.append) == []
+        assert asked == ["libnvToolsExt.so.1"]
+
+    def test_what_is_nowhere_is_named_with_its_package(self, tmp_path):
+        with pytest.raises(ImportError, match=r"needs libnvToolsExt\.so\.1, which neither") as caught:
+            _start.load_cuda(["libnvToolsExt.so.1"], [str(tmp_path)], "mxnet-cu112", self.refuse)
+        assert 'python -m pip install "nvidia-nvtx-cu11>=11.7,<12"' in str(caught.value)
+
+    def test_no_driver(self):
+        with pytest.raises(ImportError, match=r"NVIDIA's driver, libcuda\.so\.1") as caught:
+            _start.load_cuda(["libcuda.so.1"], [], "mxnet-cu112", self.refuse)
+        for way_out in ("install NVIDIA's driver", "--gpus all", "pip uninstall -y mxnet-cu112",
+                        "pip install mxnet==1.9.1"):
+            assert way_out in str(caught.value)
+
+    def refuse(self, name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    def test_the_loader_makes_symbols_global(self, monkeypatch):
+        calls = []
+        monkeypatch.setattr(_start.ctypes, "CDLL", lambda path, mode: calls.append((path, mode)))
+        _start._load_globally("lib.so")
+        assert calls == [("lib.so", _start.ctypes.RTLD_GLOBAL)]
+
+    @pytest.mark.parametrize("needs_cuda", [False, True])
+    def test_only_for_cuda_builds(self, needs_cuda, monkeypatch):
+        loaded = []
+        needed = ["libc.so.6", *(["libcuda.so.1"] if needs_cuda else [])]
+        monkeypatch.setattr(_start, "find_mxnet", lambda: {"mxnet-cu117": "1.9.1"})
+        monkeypatch.setattr(_start, "needed_libraries", lambda path: needed)
+        monkeypatch.setattr(_start, "load_cuda", lambda *arguments: loaded.append(arguments))
+        _start.prepare()
+        assert loaded == ([(needed, sys.path, "mxnet-cu117")] if needs_cuda else [])
+
+
+class TestNeededLibraries:
+    def test_of_libmxnet(self):
+        library = _start.mxnet_library()
+        readelf = shutil.which("readelf")
+        if library is None or readelf is None:
+            pytest.skip("needs libmxnet.so and readelf, to compare with")
+        told = subprocess.run([readelf, "-d", str(library)], capture_output=True, text=True, check=True).stdout
+        expected = [line.split("[")[1].rstrip("]") for line in told.splitlines() if "(NEEDED)" in line]
+        assert _start.needed_libraries(library) == expected
+        assert expected
+
+    def test_of_other_files(self, tmp_path):
+        for number, content in enumerate((b"", b"not a library", b"\x7fELF\x01\x01" + bytes(100))):
+            file = tmp_path / str(number)
+            file.write_bytes(content)
+            assert _start.needed_libraries(file) == []
+
+
+class TestPrepareInAnotherProcess:
+    def test_accepts_fakes_of_the_right_versions(self, site):
+        add_distribution(site, "mxnet", "1.9.1", code="raise RuntimeError('imported')")
+        done = isolated(PREPARE + "import sys, numpy; print(numpy.bool, 'mxnet' in sys.modules)", site)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split("\n")[0] == "<class 'bool'> False"
+
+    @pytest.mark.parametrize("name", ["mxnet", "mxnet-cu112"])
+    def test_refuses_mxnet_2_before_importing_it(self, site, name):
+        add_distribution(site, name, "2.0.0b1", module="mxnet", code="raise RuntimeError('imported')")
+        done = isolated(PREPARE, site)
+        assert f"ImportError: gluon_amp needs MXNet 1.9.1, found {name} 2.0.0b1." in done.stderr
+        assert "RuntimeError" not in done.stderr
+
+    def test_refuses_another_module_named_mxnet(self, site):
+        add_distribution(site, "mxnet", "1.9.1")
+        other = "import sys, types; m = types.ModuleType('mxnet'); m.__version__ = '2.0.0'\n"
+        done = isolated(other + "sys.modules['mxnet'] = m\n" + PREPARE, site)
+        assert "found loaded mxnet 2.0.0." in done.stderr
+
+    def test_refuses_no_mxnet(self, site):
+        done = isolated(PREPARE, site)
+        assert "found no MXNet." in done.stderr
+
+    def test_refuses_no_numpy(self, tmp_path):
+        done = isolated(PREPARE, tmp_path)
+        assert "found no NumPy." in done.stderr
+
+    def test_refuses_numpy_2(self, tmp_path):
+        add_distribution(tmp_path, "numpy", "2.1.0")
+        done = isolated(PREPARE, tmp_path)
+        assert "found NumPy 2.1.0." in done.stderr
+
+    @pytest.mark.parametrize(("version", "found"), [("2.0.0b1", "mxnet 2.0.0b1"), (None, "no MXNet")])
+    def test_import_of_the_package(self, site, version, found):
+        if version:
+            add_distribution(site, "mxnet", version, code="raise RuntimeError('imported')")
+        done = isolated("import gluon_amp", site, REPOSITORY)
+        assert done.stderr.splitlines()[-3].startswith("ImportError: gluon_amp needs MXNet 1.9.1")
+        assert f"found {found}." in done.stderr
+        assert "RuntimeError" not in done.stderr
+
+
+@pytest.mark.parametrize(("version", "refused"), [("19.2.3", True), ("19.3", False), ("20.0.2", False), ("9.0", True)])
+def test_a_pip_that_does_not_know_the_wheels_is_told_so(version, refused, tmp_path):
+    """Pips up to 20 build by a script of theirs, which runs setup.py in its own process."""
+    script = tmp_path / "pip" / "_vendor" / "pep517" / "_in_process.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(f"import runpy; runpy.run_path({str(REPOSITORY / 'setup.py')!r})")
+    (tmp_path / "pip" / "__init__.py").write_text(f'__version__ = "{version}"')
+    done = subprocess.run([sys.executable, "-W", "ignore", script, "--version"], cwd=REPOSITORY, capture_output=True,
+                          text=True, check=False)
+    assert ("Run: python -m pip install --upgrade pip" in done.stderr) is refused
+    assert done.returncode == refused
+    assert refused or done.stdout.split()[-1] == gluon_amp.__version__
