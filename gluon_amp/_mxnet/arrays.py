@@ -1,4 +1,4 @@
-"""Casts of arrays that stand in nested arguments."""
+"""Types of arrays, and casts of those that stand in nested arguments."""
 from __future__ import annotations
 
 import copy
@@ -15,6 +15,14 @@ from .invoke import run_operator
 from .symbols import dtype_name
 
 FLOATS = (FLOAT32, FLOAT16, BFLOAT16)
+_get_dtype = _LIB.MXNDArrayGetDType
+
+
+def flag_of(array: NDArray) -> int:
+    """Return the number of an array's data type in MXNet."""
+    flag = ctypes.c_int()
+    _get_dtype(array.handle, ctypes.byref(flag))
+    return flag.value
 
 
 def map_arrays(function: Any, value: Any) -> Any:

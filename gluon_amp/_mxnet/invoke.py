@@ -46,9 +46,9 @@ def run_operator(function: Invoke, op: str, inputs: Sequence[NDArray], attrs: Ma
     return function(handle_of(op), list(inputs), list(attrs), list(attrs.values()), out, is_np_op, output_is_list)
 
 
-def invoke(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, str]) -> list[NDArray]:
+def invoke(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], is_np_op: bool = False) -> list[NDArray]:
     """Run an operator as a program does; return its outputs."""
-    return run_operator(register._imperative_invoke, op, inputs, attrs, output_is_list=True)
+    return run_operator(register._imperative_invoke, op, inputs, attrs, None, is_np_op, output_is_list=True)
 
 
 def run_onednn_operator() -> None:

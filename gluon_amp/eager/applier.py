@@ -15,6 +15,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+from .._mxnet.arrays import flag_of
 from .._mxnet.invoke import Invocation, Invoke
 from .._mxnet.operators import handle_of
 from ..dtypes import BFLOAT16, FLOAT32
@@ -29,7 +30,6 @@ from .casts import (
     NAMES,
     Caster,
     casts_weight_of_deconvolution,
-    flag_of,
     is_castable,
     release,
     run_in_float64,

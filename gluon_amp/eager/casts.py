@@ -1,16 +1,14 @@
 """Casts of arrays in imperative calls, made with MXNet's own operators and recorded by autograd."""
 from __future__ import annotations
 
-import ctypes
 from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.base import _LIB
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.arrays import map_arrays
+from .._mxnet.arrays import flag_of, map_arrays
 from .._mxnet.invoke import Invocation, Invoke, run_operator
 from .._mxnet.operators import handle_of
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
@@ -21,14 +19,6 @@ from ..state.frame import frame
 LOW_FLAGS = frozenset((TYPE_FLAGS[FLOAT16], TYPE_FLAGS[BFLOAT16]))
 NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}
 _MOST_DIMENSIONS = 6  # what amp_cast takes
-_get_dtype = _LIB.MXNDArrayGetDType
-
-
-def flag_of(array: NDArray) -> int:
-    """Return the number of an array's data type in MXNet."""
-    flag = ctypes.c_int()
-    _get_dtype(array.handle, ctypes.byref(flag))
-    return flag.value
 
 
 def is_low(value: Any, policy: EagerPolicy) -> bool:

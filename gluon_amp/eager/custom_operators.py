@@ -11,9 +11,10 @@ from typing import Any, Callable, Mapping
 import mxnet as mx
 from mxnet.operator import CustomOp, CustomOpProp
 
+from .._mxnet.arrays import flag_of
 from ..graph.attrs import parameters
 from ..state.state import controller, in_force
-from .casts import LOW_FLAGS, flag_of
+from .casts import LOW_FLAGS
 
 _METHODS = ("forward", "backward")
 _KEPT = "_amp_kept_in_fp32"

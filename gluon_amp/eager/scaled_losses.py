@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary, WeakSet
 import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import Trainer
-from mxnet.ndarray import NDArray, register
+from mxnet.ndarray import NDArray
 
 from .._mxnet import trainers
-from .._mxnet.invoke import run_operator
+from .._mxnet.invoke import invoke
 from ..errors import some_of, warn
 
 _MARK = "__amp_loss_scale__"  # on the operators that scale losses
@@ -53,8 +53,8 @@ def scaled(loss: NDArray, scale: float) -> NDArray:
     """Multiply a loss by a scale; MXNet's record of it tells so."""
     _record.any = True
     is_numpy = isinstance(loss, mx.np.ndarray)
-    return run_operator(register._imperative_invoke, "_npi_multiply_scalar" if is_numpy else "_mul_scalar", [loss],
-                        {"scalar": scale, _MARK: scale}, is_np_op=is_numpy)
+    return invoke("_npi_multiply_scalar" if is_numpy else "_mul_scalar", [loss], {"scalar": scale, _MARK: scale},
+                  is_numpy)[0]
 
 
 def scales_behind(heads: Sequence[NDArray]) -> set[float]:

@@ -15,11 +15,10 @@ from mxnet import autograd
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
-from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 from ..._mxnet.blocks import Owners
 from ..._mxnet.invoke import StockCachedOp, original_invoke, run_operator
-from ..._mxnet.symbols import dtype_name, from_graph
+from ..._mxnet.symbols import NumpySymbol, dtype_name, from_graph
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ...eager.own_gradients import loss_scale
 from ...graph import CAST, Entry, Graph, Node
