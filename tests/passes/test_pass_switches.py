@@ -24,7 +24,7 @@ OPTIONAL = list(amp.list_passes())
 REQUIRED = [each.name for each in passes.PASSES if each.required]
 HELPERS = {"__init__", "constants", "context", "defect_table", "driver", "facts", "identities", "known_forward",
            "native_attention", "native_casts", "native_dropout", "native_recurrent", "sparse_tensors",
-           "summed_gradients", "widen"}
+           "summed_gradients", "widen", "verify"}
 
 
 def data(channels=16):
