@@ -55,6 +55,7 @@ from .session.functions import (
     register_op,
 )
 from .sync_batchnorm import convert_sync_batchnorm
+from .training import loss_scaler as loss_scaler  # a module of mxnet.contrib.amp, too
 from .training.checkpoint import load_state_dict, load_states, save_states, state_dict
 from .training.estimator import AmpCheckpointHandler, AmpHandler
 from .training.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler

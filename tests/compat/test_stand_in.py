@@ -25,6 +25,10 @@ def _installed():
     amp.uninstall()
 
 
+def test_the_module_of_scalers_is_there_without_install():
+    assert amp.loss_scaler.LossScaler is amp.LossScaler
+
+
 def test_install_and_uninstall():
     from mxnet.contrib import amp as theirs
     amp.install()
