@@ -29,6 +29,7 @@ class _References:
     def __setitem__(self, number: int, value: Any) -> None:
         if isinstance(value, CustomOpProp):
             _thread.latest = value
+            value.infer_storage_type_backward = _with_known_storage(value.infer_storage_type_backward)
         if isinstance(value, CustomOp) and not hasattr(value, _KEPT):  # a script may return one again and again
             for name in _METHODS:
                 setattr(value, name, _in_fp32(getattr(value, name)))
@@ -90,6 +91,18 @@ def _properties(attrs: Mapping[str, str]) -> CustomOpProp | None:
     _thread.latest = None
     mx.sym.Custom(name="amp_asked", **parameters(attrs))  # makes an object of the user's class, as each call does
     return _thread.latest
+
+
+def _with_known_storage(method: Callable) -> Callable:
+    """Let gradients be dense of which a user's function leaves the storage open.
+
+    Gradients of arrays that a program made have a storage; those of what AMP puts before an operator do not yet, and
+    MXNet refuses to leave them so (``CustomOpProp.infer_storage_type_backward`` in python/mxnet/operator.py).
+    """
+    @functools.wraps(method)
+    def infer(*args: Any) -> list[list[str]]:
+        return [["default" if storage == "undefined" else storage for storage in part] for part in method(*args)]
+    return infer
 
 
 def _in_fp32(method: Callable) -> Callable:

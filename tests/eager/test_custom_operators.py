@@ -135,3 +135,55 @@ def test_mxnets_registry_is_restored_and_operators_of_before_go_on():
     assert mx.operator._registry is before
     assert before.ref_holder is references
     assert (net(data, weight).asnumpy() == expected).all()
+
+
+class OwnGradient(mx.operator.CustomOp):
+    """A product that makes a gradient of its own."""
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * in_data[1])
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], in_data[1])
+        self.assign(in_grad[1], req[1], in_data[0])
+
+
+@mx.operator.register("custom_operators_storage")
+class StorageProp(mx.operator.CustomOpProp):
+    """Leaves storage as it finds it, that of gradients too."""
+
+    def __init__(self):
+        super().__init__(need_top_grad=False)
+
+    def list_arguments(self):
+        return ["data", "factor"]
+
+    def infer_shape(self, in_shape):
+        return in_shape, [in_shape[0]], []
+
+    def infer_storage_type_backward(self, ograd_stype, in_stype, out_stype, igrad_stype, aux_stype):
+        return ograd_stype, in_stype, out_stype, igrad_stype, aux_stype
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return OwnGradient()
+
+
+class Storage(HybridBlock):
+    def hybrid_forward(self, F, data, factor):
+        return F.Custom(data, factor, op_type="custom_operators_storage")
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", LOW])
+def test_storage_that_a_user_leaves_open_is_dense(dtype, hybridize):
+    net = Storage()
+    net.hybridize(hybridize)
+    data, factor = mx.nd.full((2, 3), 5), mx.nd.full((2, 3), 7)
+    data.attach_grad(), factor.attach_grad()
+    amp.init(dtype)
+    with autograd.record():
+        result = net(data, factor)
+    result.backward()
+    assert (result.asnumpy() == 35).all()
+    assert (data.grad.asnumpy() == 7).all()
+    assert (factor.grad.asnumpy() == 5).all()
