@@ -25,6 +25,7 @@ class Facts(NamedTuple):
     evaluates: bool = False  # whether it is known that gradients are those of inference, where that matters
     # operators that make a gradient on their own, and for how many inputs; empty where gradients carry no loss scale
     own_gradients: tuple[tuple[str, int], ...] = ()
+    bound: bool = False  # whether the graph is of an executor, which knows all shapes beforehand or never
     # what the shapes decide: names of operators that they keep in FP32, and of those that they keep from running in C++
     in_fp32: frozenset[str] = frozenset()
     stock: frozenset[str] = frozenset()

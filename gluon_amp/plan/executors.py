@@ -64,7 +64,7 @@ def _binding(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Contex
                       frozenset(name for name, request in requested.items() if request == "add"),
                       planner.traced.concerned(lambda name: requested[name] != "null"), sparse,
                       dense and all(name in shapes for name in names),
-                      any(request != "null" for request in requested.values()))
+                      bound=True, recorded=any(request != "null" for request in requested.values()))
         binding = _bindings[key] = Binding(planner, state, facts, [shapes.get(name, ()) for name in names], bind)
     return binding
 

@@ -65,6 +65,8 @@ OUTSIDE = Decision(FP32, Cause.OUTSIDE, "outside of every autocast region")
 FOR_SECOND_GRADIENTS = Decision(FP32, Cause.TABLE, "gradients of the network's data are recorded, which may be "
                                 "differentiated again: MXNet can do so in FP32 only")
 READS_SPARSE = Decision(KEEP, Cause.STORAGE, "reads sparse tensors, which are never cast")
+BEHIND_LOOP = Decision(FP32, Cause.STORAGE, "an executor knows no shape behind a while_loop, and MXNet adds no "
+                       "gradients in low precision there (NDArray::Reorder2DefaultFloatFormat in ndarray.cc)")
 EXCLUDED = Decision(FP32, Cause.EXCLUSION, "excluded by name")
 
 

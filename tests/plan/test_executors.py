@@ -137,6 +137,31 @@ def test_statistics_behind_a_cured_operator_are_asked_for_no_gradient():
     np.testing.assert_allclose(gradient(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.bf16), "float16", "float32"])
+def test_gradients_add_up_behind_a_while_loop(dtype):
+    layer = mx.sym.Convolution(mx.sym.var("data"), num_filter=48, kernel=(1, 1), name="first")
+    loop = mx.sym.contrib.while_loop(lambda i, one: i < 2, lambda i, one: (one, [i + 1, mx.sym.tanh(one) + one]),
+                                     [mx.sym.zeros(shape=(1,)), layer], max_iterations=3)[1][1]
+    attrs = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 48, "no_bias": True}
+    layer = mx.sym.Convolution(loop, mx.sym.var("depthwise", shape=(48, 1, 3, 3)), num_group=48, **attrs)
+    heads = mx.sym.Group([mx.sym.Convolution(layer, mx.sym.var("last", shape=(48, 48, 3, 3)), **attrs), layer])
+    generator = np.random.RandomState(2)
+    shapes = {"data": (2, 16, 8, 8), "first_weight": (48, 16, 1, 1), "first_bias": (48,), "depthwise": (48, 1, 3, 3),
+              "last": (48, 48, 3, 3)}
+    arrays = {name: mx.nd.array(generator.normal(scale=0.3, size=shape)) for name, shape in shapes.items()}
+
+    def gradients():
+        slopes = {name: mx.nd.zeros_like(array) for name, array in arrays.items()}
+        executor = heads.bind(mx.cpu(), arrays, slopes)
+        executor.backward([mx.nd.ones_like(output) for output in executor.forward(is_train=True)])
+        return {name: slope.asnumpy() for name, slope in slopes.items()}
+
+    expected = gradients()
+    amp.init(dtype)
+    for name, found in gradients().items():
+        assert np.linalg.norm(found - expected[name]) <= 0.02 * np.linalg.norm(expected[name]), name
+
+
 def test_the_plans_of_an_executor_are_bounded(monkeypatch):
     monkeypatch.setattr(planner, "MOST_PLANS", 1)
     amp.init("bfloat16")
