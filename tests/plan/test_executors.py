@@ -121,7 +121,6 @@ class TestReshape:
         assert low_layers(executor.reshape(data=(2, 32, 1, 1))) == {"fc"}
 
 
-@pytest.mark.bf16
 def test_statistics_behind_a_cured_operator_are_asked_for_no_gradient():
     last = mx.sym.SequenceLast(mx.sym.BatchNorm(mx.sym.var("data"), name="norm"))
     symbol = mx.sym.FullyConnected(last, mx.sym.var("weight"), num_hidden=5, no_bias=True)
@@ -162,6 +161,7 @@ def test_gradients_add_up_behind_a_while_loop(dtype):
         assert np.linalg.norm(found - expected[name]) <= 0.02 * np.linalg.norm(expected[name]), name
 
 
+@pytest.mark.bf16
 def test_the_plans_of_an_executor_are_bounded(monkeypatch):
     monkeypatch.setattr(planner, "MOST_PLANS", 1)
     amp.init("bfloat16")
