@@ -1,6 +1,6 @@
 """What processes of test_audit.py run instead of operators: each ends in another way.
 
-    python tests/audit_runners.py transpose "axes=(0, 2, 3, 1)"
+    python tests/helpers/audit_runners.py transpose "axes=(0, 2, 3, 1)"
 
 runs a condition of an operator in prediction and prints the verdicts, for tests that need another environment.
 """

@@ -50,14 +50,12 @@ def _context(device: str) -> mx.Context:
 class Judge:
     """Runs one sample in several modes and judges each against FP32 on the same rounded inputs."""
 
-    # FP32 runs on the same device and with copies instead of casts, so that only the type differs; or on the device
-    # that ``reference`` names, and without copies, which MXNet does not survive in front of a Deconvolution's weight.
-    # It runs the sample's reference operator, which is its own where there is no other.
+    # FP32 runs on the same device and with copies instead of casts, so that only the type differs. It runs the sample's
+    # reference operator, which is its own where there is no other.
 
-    def __init__(self, item: Sample, dtype: str, rounding: str, device: str, reference: str | None = None):
+    def __init__(self, item: Sample, dtype: str, rounding: str, device: str):
         self.item, self.dtype, self.rounding = item, dtype, rounding
-        self.context, self._trusted = _context(device), _context(reference or device)
-        self._bare = reference is not None
+        self.context = _context(device)
         self._references: dict[bool, dict[str, np.ndarray]] = {}
         self._types: dict[str, list[str]] = {}  # of the outputs of operators
         if item.op in native.OPERATORS:
@@ -70,7 +68,7 @@ class Judge:
             try:
                 desired = self._reference(mode)
                 failure = ERROR
-                actual = self._run(self.item, mode, self.dtype, self.context)
+                actual = self._run(self.item, mode, self.dtype)
             except Exception as error:
                 _drain()
                 return Result(failure, message_of(error), gradient=self.item.gradient)
@@ -90,7 +88,7 @@ class Judge:
     def _in_fp32(self, mode: Mode) -> dict[str, np.ndarray]:
         """Run the sample in FP32; without a gradient from then on where the operator has none."""
         try:
-            return self._run(_stock(self.item), mode, FLOAT32, self._trusted, self._bare)
+            return self._run(_stock(self.item), mode, FLOAT32)
         except mx.MXNetError as error:
             if _NO_GRADIENT not in str(error) or not self.item.gradient:
                 raise
@@ -99,18 +97,17 @@ class Judge:
 
     def _output_types(self, item: Sample) -> list[str]:
         """Run the bare operator in FP32 to learn the types of its outputs."""
-        arrays = [mx.nd.array(value, ctx=self._trusted, dtype=value.dtype)
+        arrays = [mx.nd.array(value, ctx=self.context, dtype=value.dtype)
                   for number, each in enumerate(item.inputs)
                   for value in [fill(each, self.rounding, f"{item.seed} {number}")]]
         outputs = invoke(item.op, arrays, item.attrs_in(FLOAT32))
         mx.nd.waitall()
         return [dtype_name(output.dtype) or "" for output in outputs]
 
-    def _run(self, item: Sample, mode: Mode, dtype: str, context: mx.Context,
-             bare: bool = False) -> dict[str, np.ndarray]:
+    def _run(self, item: Sample, mode: Mode, dtype: str) -> dict[str, np.ndarray]:
         if item.op not in self._types:
             self._types[item.op] = self._output_types(item)
-        return Program(item, mode, dtype, self.rounding, context, self._types[item.op], bare).run()
+        return Program(item, mode, dtype, self.rounding, self.context, self._types[item.op]).run()
 
 
 def _stock(item: Sample) -> Sample:

@@ -23,10 +23,8 @@ _RUNS = 2  # the second run of a CachedOp reuses its buffers
 class Program:
     """A graph around a sample's operator, and what its variables hold."""
 
-    def __init__(self, item: Sample, mode: Mode, dtype: str, rounding: str, context: mx.Context, types: list[str],
-                 bare: bool = False):
+    def __init__(self, item: Sample, mode: Mode, dtype: str, rounding: str, context: mx.Context, types: list[str]):
         self._item, self._mode, self._dtype, self._rounding, self._context = item, mode, dtype, rounding, context
-        self._bare = bare  # in FP32: nothing between variables and the operator
         self._arrays: dict[str, mx.nd.NDArray] = {}
         self._gradients: dict[str, mx.nd.NDArray] = {}
         self._floats = [number for number, kind in enumerate(types) if kind == FLOAT32]
@@ -70,9 +68,7 @@ class Program:
 
     def _cast(self, entry: Entry, name: str) -> Entry:
         """Cast to the type under test; a control in FP32 has as many operators."""
-        if self._dtype == FLOAT32:
-            return entry if self._bare else _copy(entry, name)
-        return cast(entry, self._dtype, name)
+        return _copy(entry, name) if self._dtype == FLOAT32 else cast(entry, self._dtype, name)
 
     def _identity_convolution(self, entry: Entry, name: str, shape: tuple[int, ...]) -> Entry:
         """Pass a tensor through a 1x1 convolution that changes its layout and nothing else."""
