@@ -34,6 +34,7 @@ from mxnet.ndarray import register
 
 from gluon_amp._mxnet.arrays import cast_arrays
 from gluon_amp._mxnet.invoke import original_invoke
+from gluon_amp.dtypes import FORMATS
 from gluon_amp.eager.applier import make_recorded_invoke
 
 __all__ = ["StockFails", "Wrong", "check_stock", "compare", "compare_named", "initialized", "right", "rounding",
@@ -48,6 +49,7 @@ _LEAST = {"bfloat16": {"outputs": 2.0 ** -6, "gradients": 0.1, "training": 0.2},
 _UNITS = {"bfloat16": 2.0 ** -8, "float16": 2.0 ** -11, "float32": 2.0 ** -22}  # float32: sums in another order
 _FACTOR, _MOST = 4.0, 0.9
 _TIMES = 8  # that MXNet gives gradients rightly before it is taken to
+_LARGE = FORMATS["float16"].largest / 4  # gradients from here on may overflow in a sum on the way
 _MOST_RENEWED = 1e4  # of outputs with other parameters
 _draws = ContextVar("draws", default=4)
 
@@ -261,9 +263,6 @@ def _trained(net: Any, program: Program, inputs: list[mx.nd.NDArray]) -> dict[st
 
 
 _MEASURES: dict[str, Callable] = {"outputs": _outputs, "gradients": gradients, "training": _trained}
-
-
-_LARGE = float(np.finfo(np.float16).max) / 4
 
 
 def rounding(program: Program, dtype: str, shape: Shape | None = None, of: str = "outputs") -> Mapping[str, float]:

@@ -52,7 +52,7 @@ class Section:
     forked: bool = True  # MXNet has one thread in a process that is forked, where nothing may be timed
 
 
-def is_out_of_memory(said: str) -> bool:
+def _is_out_of_memory(said: str) -> bool:
     """Tell whether an engine's words are about memory that ran out."""
     return _OUT_OF_MEMORY.search(said) is not None
 
@@ -97,7 +97,7 @@ def _run(name: str, test: Callable[[str, mx.Context, Support], Found], tests: Se
         finally:
             deinit()
         if found[-1].verdict == ERROR:
-            if is_out_of_memory(found[-1].detail):
+            if _is_out_of_memory(found[-1].detail):
                 found[-1] = _without_memory(found[-1], device)
             break
     return found
@@ -116,7 +116,7 @@ def _without_memory(found: Finding, device: mx.Context) -> Finding:
 
 def _ended(name: str, test: str, device: mx.Context, outcome: Outcome) -> Finding:
     """Make the finding of a test that ended its process."""
-    said = [line.strip() for line in outcome.said.splitlines() if is_out_of_memory(line)]
+    said = [line.strip() for line in outcome.said.splitlines() if _is_out_of_memory(line)]
     if said:
         return Finding(name, test, ERROR, f"not tested: out of memory on {device} ended the process ({said[-1][:240]})",
                        {"out_of_memory": True})

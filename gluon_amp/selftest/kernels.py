@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, nn
 
-from .._mxnet.arrays import cast_arrays
+from .._mxnet.arrays import cast_arrays, round_in_place
 from .._mxnet.symbols import dtype_name
 from .._mxnet.timing import interleaved
 from ..dtypes import FLOAT32, FORMATS, Support
@@ -100,8 +100,9 @@ def _region(dtype: str) -> autocast:
 
 
 def _rounded(values: np.ndarray, dtype: str, device: mx.Context) -> mx.nd.NDArray:
-    rounded = cast_arrays(cast_arrays(mx.nd.array(values, ctx=mx.cpu()), dtype), FLOAT32)
-    return mx.nd.array(rounded.asnumpy(), ctx=device)
+    array = mx.nd.array(values, ctx=mx.cpu())
+    round_in_place(array, dtype)
+    return array.as_in_context(device)
 
 
 def _timed(name: str, device: mx.Context, runs: Support) -> Found:
