@@ -18,13 +18,14 @@ from ..rules.decision import BEHIND_LOOP, EXCLUDED, OUTSIDE, READS_SPARSE, SWITC
 from . import sparse_tensors
 from .constants import constant
 from .context import Context
+from .known_forward import behind_loops
 
 
 def run(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""
     nodes, lowered = graph.operators(), 0
     kept = sparse_tensors.readers(graph, context.facts.sparse)
-    shapeless = _behind_loops(nodes) if context.facts.bound else ()
+    shapeless = behind_loops(graph) if context.facts.bound else ()
     for node in nodes:
         node.decision = READS_SPARSE if id(node) in kept else decide(node, context)
         if id(node) in shapeless and may_lower(node.decided):
@@ -35,15 +36,6 @@ def run(graph: Graph, context: Context) -> int:
             node.decision = replace(node.decided, rule=LOWER, cause=Cause.READERS, note="all that reads it is lowered")
         lowered += plan_outputs(node, context)
     return lowered
-
-
-def _behind_loops(nodes: Sequence[Node]) -> set[int]:
-    """Return the ids of operators that read a while_loop's results, also through others."""
-    found: set[int] = set()
-    for node in nodes:
-        if any(entry.node.op == "_while_loop" or id(entry.node) in found for entry in node.inputs):
-            found.add(id(node))
-    return found
 
 
 def _joins(graph: Graph, nodes: Sequence[Node]) -> set[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..graph import Graph, Node
 from ..graph.attrs import integers
 
+WITHOUT_SHAPES = "_while_loop"  # with it in a graph MXNet knows no shapes behind it before it runs the operators
 # What has one shape with all of its inputs, and takes it from any of them.
 _OF_ONE_SHAPE = ("elemwise_add", "elemwise_sub", "elemwise_mul", "elemwise_div", "add_n")
 # What says the shapes of its other inputs by that of its data, as those of its first states.
@@ -22,6 +23,15 @@ def unknown_forward(graph: Graph) -> set[Node]:
         if _is_open(node) or (all(lacking) and lacking if node.op in _OF_ONE_SHAPE else any(lacking)):
             unknown.add(node)
     return unknown
+
+
+def behind_loops(graph: Graph) -> set[int]:
+    """Return the ids of operators that read a while_loop's results, also through others."""
+    found: set[int] = set()
+    for node in graph.operators():
+        if any(entry.node.op == WITHOUT_SHAPES or id(entry.node) in found for entry in node.inputs):
+            found.add(id(node))
+    return found
 
 
 def _is_open(node: Node) -> bool:

@@ -17,6 +17,7 @@ from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..eager.own_gradients import loss_scale
 from ..graph import Entry, Graph, Node, Role, has_control_flow
 from ..passes import Facts, carry_scale, channels_last
+from ..passes.known_forward import WITHOUT_SHAPES
 from ..passes.native_operators import NATIVE
 from ..rules import Policy
 from ..state.recent import remember
@@ -28,7 +29,6 @@ MOST_SHAPES = 256  # networks may be fed thousands of different ones
 
 _CHECK = os.environ.get("GLUON_AMP_VERIFY", "0") not in ("", "0")
 _MAKES_SPARSE = "cast_storage"
-_WITHOUT_SHAPES = "_while_loop"  # with it in a graph MXNet knows no shapes before it runs the operators
 # Changes nothing of a graph but what has to be changed.
 _AS_TRACED = Policy(FLOAT32, disabled_passes=frozenset(passes.list_passes()))
 
@@ -188,6 +188,6 @@ def _native(graph: Graph, facts: Facts) -> AbstractSet[str]:
     """Return the operators in C++ for a graph: they take dense arrays, on a CPU."""
     # Beside a while_loop MXNet's engine gives wrong gradients now and then where operators are in C++.
     if (not facts.dense or facts.device != "cpu"
-            or any(node.op in (_MAKES_SPARSE, _WITHOUT_SHAPES) for node in graph.operators())):
+            or any(node.op in (_MAKES_SPARSE, WITHOUT_SHAPES) for node in graph.operators())):
         return frozenset()
     return native.operators()
