@@ -126,7 +126,7 @@ class _View(list):
 def _warning(name: str) -> Callable[..., Any]:
     def change(self: _View, *args: Any) -> Any:
         warn("the lists of mxnet.contrib.amp.lists show gluon_amp's tables, and changing them does nothing: "
-                      "pass amp.init(target_precision_ops=..., fp32_ops=..., conditional_fp32_ops=...)")
+             "pass amp.init(target_precision_ops=..., fp32_ops=..., conditional_fp32_ops=...)")
         return getattr(list, name)(self, *args)
     return change
 

@@ -148,7 +148,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
 def _warn_of_values(names: Sequence[str]) -> None:
     if names:
         warn(f"the network is converted with infinite or NaN values in {some_of(names)}: what it computes "
-                    "from them is wrong. Convert a checkpoint from before they came up")
+             "from them is wrong. Convert a checkpoint from before they came up")
 
 
 def _counted(graph: Graph, policy: Policy, counts: Mapping[str, int]) -> Conversion:

@@ -106,6 +106,6 @@ def check(trainer: Trainer) -> None:
         return
     _record.told.add(trainer)
     warn(f"the gradients of {some_of(names, 3)} carry the loss scale {_record.latest:g} of another trainer: "
-                  "their own trainer updates them without dividing it out. Give it the same scaler, "
-                  "amp.init_trainer(trainer, loss_scaler=amp.get_loss_scaler(other)), and name both: "
-                  "amp.scale_loss(loss, [other, trainer])")
+         "their own trainer updates them without dividing it out. Give it the same scaler, "
+         "amp.init_trainer(trainer, loss_scaler=amp.get_loss_scaler(other)), and name both: "
+         "amp.scale_loss(loss, [other, trainer])")

@@ -212,8 +212,8 @@ def _warn_of_older(executor: Executor) -> None:
         return
     outputs = ", ".join(executor._symbol.list_outputs())
     warn(f"the symbol of {outputs} was bound before AMP was switched on, and runs without AMP: bind it again. "
-                  "A Module takes its parameters along by module.get_params() and then module.bind(..., "
-                  "force_rebind=True)")
+         "A Module takes its parameters along by module.get_params() and then module.bind(..., "
+         "force_rebind=True)")
 
 
 def _sparse(symbol: mx.sym.Symbol, asked: Mapping[str, str] | None) -> frozenset[str]:

@@ -116,7 +116,7 @@ class Exclusions:
         for each in missing:
             hint = closest(each.name, [block.name for block in blocks]) if each.is_pattern else ""
             warn(f"amp.exclude: no block {each.name!r} is in {outermost.name!r} or in another network that "
-                          f"ran: it excludes nothing.{hint}")
+                 f"ran: it excludes nothing.{hint}")
 
 
 class _Unseen(NamedTuple):

@@ -78,7 +78,7 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
         allreduce, prepare = parallel.allreduce, parallel.prepare
     if count == 1 and allreduce is None:
         warn("convert_sync_batchnorm: one context in one process has nothing to synchronize; the network "
-                      "stays as it is")
+             "stays as it is")
         return net
     _refuse_few_resources(count, contexts)
     on_gpus = bool(contexts) and all(context.device_type == "gpu" for context in contexts)

@@ -221,7 +221,7 @@ class TrainerScaler:
         if is_last:
             trainers.discard_gradients(self.trainer)
             raise StateError(f"{text}. The run ends here, as max_skipped={self.max_skipped} asks for")
-        warn(text)  # the caller of trainer.step
+        warn(text)
 
 
 class UnscaledTrainer(TrainerScaler):
