@@ -21,6 +21,10 @@ class Replaced:
         setattr(owner, name, value)
         self._before.append((owner, name, before))
 
+    def holds(self, owner: Any, name: str) -> bool:
+        """Tell whether an attribute is replaced now."""
+        return any(each is owner and known == name for each, known, _ in self._before)
+
     def restore(self, kept: int = 0) -> None:
         """Put everything back but what was replaced first."""
         while len(self._before) > kept:

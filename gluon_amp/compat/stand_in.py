@@ -13,7 +13,8 @@ from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
 from ..errors import warn
 from ..replaced import Replaced
 from ..session.autocast import is_active
-from ..state.state import controller
+from ..state.blocks import block_settings
+from ..state.in_force import in_force
 from ..training import loss_scaler
 from ..training.trainer_scaler import attached_scalers
 from . import newer_names, views
@@ -98,7 +99,7 @@ class _Live(ModuleType):
 
     @property
     def _amp_initialized(self) -> bool:
-        return controller.state is not None or controller.level is not None or is_active()
+        return in_force.state is not None or block_settings.level is not None or is_active()
 
     @property
     def _amp_loss_scale_initialized(self) -> bool:

@@ -12,7 +12,7 @@ from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError, StateError, closest, expected
 from ..plan.cached_op import prepared_operations
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
-from ..state.state import controller
+from ..state.in_force import in_force
 from .report import Report, report
 from .report.match import planned
 from .report.rows import InputRow, InsertedRow, OperatorRow, make_rows
@@ -67,7 +67,7 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     if not (rows or extras):
         known = [text for row in operators for text in (row.name, row.block, row.path)]
         raise GraphError(f"the network has no operator, block or parameter {name!r} that ran.{closest(name, known)}")
-    state = controller.current()
+    state = in_force.current()
     policy = state.policy(device) if state is not None and state.enabled else None
     return Explanation(name, tuple(_explained(row, operators, policy) for row in rows), extras)
 
@@ -138,11 +138,11 @@ def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[Inserted
     if data is not None and not isinstance(net, Report):
         net = report(net, data)
     if isinstance(net, Report):
-        state = controller.current()
+        state = in_force.current()
         return net.operators, net.inserted, "cpu" if state is None else state.key(net.device)
     if not isinstance(net, Block):
         raise TypeError(expected("a Gluon block, or data to run a symbol with", "net", net))
-    operations = prepared_operations(net) if controller.is_on() else []
+    operations = prepared_operations(net) if in_force.is_on() else []
     plans = [(block, operation.latest) for block, operation in operations if operation.latest is not None]
     if not plans:
         raise StateError("explain: there is no graph to explain, because the network has not been called under AMP "

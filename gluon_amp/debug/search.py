@@ -20,7 +20,8 @@ from ..rules import Policy
 from ..rules.measurements import Tuning, signature
 from ..session import hooks
 from ..state.eager_policy import EagerPolicy
-from ..state.state import State, in_force
+from ..state.in_force import under
+from ..state.state import State
 from .compare import run_both
 from .differences import SEED, both_ways, lowers_alone, relative_error
 from .recording.events import Event
@@ -145,7 +146,7 @@ class _Judge:
                  words: tuple[str, str]):
         self._net, self._run, self._error, self._words = net, run, error, words
         self.limit = limit or 0.0
-        with in_force(None):
+        with under(None):
             self.reference = self._results()
 
     def check_reference(self) -> None:
@@ -153,7 +154,7 @@ class _Judge:
         differ, not_finite = self._words
         if not all(np.isfinite(values).all() for values in self.reference):
             raise StateError(f"{not_finite.format(*self.reference)} in FP32: there is nothing to compare with")
-        with in_force(None):
+        with under(None):
             difference = abs(self.measure())
         if difference > _SELF_AGREEMENT * self.limit:
             raise StateError(f"two runs in FP32 do not agree: their {differ} by {difference:.3g}, expected at most "
@@ -208,7 +209,7 @@ class _Trial:
         key = frozenset(names)
         if key not in self.found:
             state = State({self.device: self.policy(key)})
-            with in_force(state):
+            with under(state):
                 self.found[key] = self.judge.measure()
             self.bar.update()
         self.told = f"the error is {self.found[key]:.3g}, {self.judge.limit:g} is allowed"

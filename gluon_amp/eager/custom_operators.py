@@ -13,7 +13,7 @@ from mxnet.operator import CustomOp, CustomOpProp
 
 from .._mxnet.arrays import flag_of
 from ..graph.attrs import parameters
-from ..state.state import controller, in_force
+from ..state.in_force import in_force, under
 from .casts import LOW_FLAGS
 
 _METHODS = ("forward", "backward")
@@ -108,10 +108,10 @@ def _with_known_storage(method: Callable) -> Callable:
 def _in_fp32(method: Callable) -> Callable:
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
-        state = controller.current()
+        state = in_force.current()
         # One that is to run in low precision gets its data so: see register_op.
         if state is None or any(flag_of(array) in LOW_FLAGS for array in kwargs.get("in_data", ())):
             return method(*args, **kwargs)
-        with in_force(state.disabled()):
+        with under(state.disabled()):
             return method(*args, **kwargs)
     return run

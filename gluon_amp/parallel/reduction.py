@@ -16,7 +16,7 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError, closest
-from ..state.state import controller
+from ..state.in_force import in_force
 from .groups import Group, total_of
 from .stores import GroupStore
 from .world import horovod_group, store_group
@@ -89,7 +89,7 @@ class Reduction:
         self.num_bytes = 0
         fresh = distribution.fresh(self._trainer)
         gradients = distribution.gradients(self._trainer)
-        with controller.off(), autograd.pause():
+        with in_force.off(), autograd.pause():
             self._clear_stale(gradients, fresh)
             packed = [self._packed(arrays) if arrays and arrays[0].stype == "default" else None for arrays in gradients]
             distribution.reduce_arrays(self._trainer, self._own, [[] if wire is None else [wire] for wire in packed])
@@ -152,7 +152,7 @@ class Reduction:
                              "trainer.allreduce_grads() before trainer.update(), or trainer.step()")
         exponent = math.log2(scale)
         flags = [loss in overflowed for loss in range(losses)] + self._written
-        with controller.off(), autograd.pause():
+        with in_force.off(), autograd.pause():
             vector = nd.array([not finite, exponent, exponent ** 2, *flags], dtype="float64")
             self.group.sum(f"{self._name}.decision", [vector])
             infinite, total, squares, *counts = vector.asnumpy()

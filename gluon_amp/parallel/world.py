@@ -16,7 +16,7 @@ from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError, expected
-from ..state.state import controller
+from ..state.in_force import in_force
 from .groups import Group, HorovodGroup, StoreGroup
 
 _TYPES = (FLOAT32, FLOAT16, BFLOAT16)
@@ -125,7 +125,7 @@ def allreduce(array: NDArray, average: bool = False, name: str | None = None) ->
     if not isinstance(array, NDArray) or array.stype != "default" or dtype_name(array.dtype) not in _TYPES:
         raise TypeError(expected(f"a dense NDArray of {', '.join(_TYPES)}", "array", array))
     group = world()
-    with controller.off(), autograd.pause():
+    with in_force.off(), autograd.pause():
         plain = array.as_nd_ndarray()
         total = plain.copy() if dtype_name(array.dtype) == FLOAT32 else cast_arrays(plain, FLOAT32)
         group.sum(_name(name), [total])

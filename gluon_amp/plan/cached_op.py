@@ -29,8 +29,9 @@ from ..graph.attrs import is_set
 from ..passes import Facts
 from ..passes.facts import Concern
 from ..state.frame import frame
+from ..state.in_force import in_force
 from ..state.recent import remember
-from ..state.state import State, controller
+from ..state.state import State
 from .gradient_order import cached_op
 from .observers import operator_callback
 from .planner import Plan, Planner
@@ -133,9 +134,9 @@ class RewritingCachedOp:
     def _current(self) -> State | None:
         if self.state is not None:
             return self.state
-        state = controller.rewriter()
+        state = in_force.rewriter()
         # Outside of regions, without init, only parts of graphs that were traced in a region keep its setting.
-        if state is controller.marked and not self.traced.is_marked:
+        if state is in_force.marked and not self.traced.is_marked:
             state = None
         return _switched_off() if state is None and self._own_gradients() else state
 

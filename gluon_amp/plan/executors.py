@@ -17,7 +17,8 @@ from ..dtypes import BFLOAT16
 from ..errors import warn
 from ..graph.attrs import STORAGE
 from ..passes import Facts
-from ..state.state import State, controller
+from ..state.in_force import in_force
+from ..state.state import State
 from .converted_symbols import by_name, requests_of
 from .observers import executor_callback
 from .planner import Plan, Planner
@@ -140,7 +141,7 @@ def make_bind(original: Callable) -> Callable:
     def bind(symbol: mx.sym.Symbol, ctx: mx.Context, args: Any, args_grad: Any = None, grad_req: Any = "write",
              aux_states: Any = None, *rest: Any, **kwargs: Any) -> Any:
         given = (args, args_grad, grad_req, aux_states, *rest)
-        state = controller.current()
+        state = in_force.current()
         if state is None or not isinstance(ctx, mx.Context):
             return original(symbol, ctx, *given, **kwargs)
         arrays = {**by_name(args, symbol.list_arguments()), **by_name(aux_states, symbol.list_auxiliary_states())}
@@ -166,7 +167,7 @@ def make_simple_bind(original: Callable) -> Callable:
     @functools.wraps(original)
     def simple_bind(symbol: mx.sym.Symbol, /, ctx: mx.Context, grad_req: Any = "write", type_dict: Any = None,
                     *rest: Any, **kwargs: Any) -> Any:
-        state = controller.current()
+        state = in_force.current()
         if state is None or not isinstance(ctx, mx.Context):
             return original(symbol, ctx, grad_req, type_dict, *rest, **kwargs)
         try:
@@ -204,7 +205,7 @@ def make_forward(original: Callable) -> Callable:
 
 def _warn_of_older(executor: Executor) -> None:
     """Warn of an executor that was bound before AMP was switched on, once."""
-    current = controller.current()
+    current = in_force.current()
     if current is None or not current.enabled or getattr(executor, _TOLD, False):
         return
     setattr(executor, _TOLD, True)

@@ -18,11 +18,13 @@ from ..nested import Nested
 from ..rules import ConditionalOp, Policy
 from ..rules.measurements import Tuning
 from ..state import gpus
+from ..state.blocks import block_settings
 from ..state.devices import announce, choose, device_supports, warn_if_slow
 from ..state.exclusions import can_be_target
 from ..state.frame import frame
-from ..state.policies import device_policies, policies_of, rewrites, tuned
-from ..state.state import State, controller, region
+from ..state.in_force import in_force, region
+from ..state.policies import custom_ops, device_policies, policies_of, rewrites, tuned
+from ..state.state import State
 from . import hooks
 from .steps import run_in
 
@@ -95,31 +97,31 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     if policy is not None:
         requested = _type_of(policy, others)
     given = {name: value for name, value in {**others, "policy": policy}.items() if value is not None}
-    if not given and controller.switched_on():
+    if not given and is_switched_on():
         _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
         return
     chosen = choose(requested, device_supports())
     policies = (tuned(device_policies(chosen, disabled, **lists), tuning) if policy is None
                 else policies_of(policy))
     state = State(policies)
-    if controller.state == state:
+    if in_force.state == state:
         return
-    if controller.switched_on():
+    if is_switched_on():
         raise StateError(_already_on(given))
     hooks.install()
     gpus.prepare(policies)
-    controller.begin()
-    controller.state = state
+    in_force.begin()
+    in_force.state = state
     announce(chosen, requested, rewrites(policies))
 
 
 def _already_on(given: Mapping[str, object]) -> str:
     """Word the error about another ``init`` than the one in force."""
     received = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
-    if controller.state is None:
+    if in_force.state is None:
         return (f"amp.initialize switched AMP on for its networks: expected no amp.init after it, received {received}. "
                 "Leave amp.init out, or call amp.deinit() first")
-    types = ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in controller.state.policies.items())
+    types = ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in in_force.state.policies.items())
     return (f"AMP is on already: {types}. amp.init was called with other settings: received {received}. Leave this "
             "call out, or call amp.deinit() before it")
 
@@ -145,7 +147,14 @@ def deinit() -> None:
     """
     hooks.uninstall()
     gpus.restore()
-    controller.reset()
+    in_force.end()
+    block_settings.clear()
+    custom_ops.clear()
+
+
+def is_switched_on() -> bool:
+    """Tell whether ``init``, or ``initialize`` for some networks, is in force."""
+    return in_force.state is not None or block_settings.networks.have_states()
 
 
 def is_active() -> bool:
@@ -159,7 +168,7 @@ def is_active() -> bool:
     >>> amp.is_active()
     False
     """
-    current = controller.current()
+    current = in_force.current()
     return current is not None and current.enabled
 
 
@@ -190,7 +199,7 @@ def active_dtype(device_type: str | Context = "cpu") -> str | None:
     kind = device_type.device_type if isinstance(device_type, Context) else _DEVICES.get(device_type)
     if kind is None:
         raise ValueError(expected(f"one of {', '.join(map(repr, _DEVICES))}, or a Context", "device_type", device_type))
-    policy = controller.policy(device_type if isinstance(device_type, Context) else Context(kind))
+    policy = in_force.policy(device_type if isinstance(device_type, Context) else Context(kind))
     return policy.target_dtype if policy is not None and policy.lowers else None
 
 
@@ -245,10 +254,10 @@ class autocast:
         hidden = 0
         if self._enabled:
             entered = region(self._state(), self._dtype or REGION_ON)
-            if controller.current() is None:
+            if in_force.current() is None:
                 hidden = frame.hybrid_blocks  # the code around does not know low precision; that in FP32 does
         else:
-            entered = controller.off()
+            entered = in_force.off()
         frame.hybrid_blocks -= hidden
         entered.__enter__()
         _entered.enter((self, entered, hidden))
@@ -267,14 +276,14 @@ class autocast:
 
     def _state(self) -> State:
         """Return the state around that fits, or make one."""
-        around = controller.current()
-        around = around if around is not None and around.enabled else controller.state
+        around = in_force.current()
+        around = around if around is not None and around.enabled else in_force.state
         wanted = self._dtype
         if around is not None and wanted in (None, *(policy.target_dtype for policy in around.policies.values())):
             return around if wanted is None else _of_one_type(around, wanted)
         disabled = around.disabled_passes if around is not None else frozenset()
-        settings = wanted, disabled, frozenset(controller.custom_ops.items())
-        return controller.remembered(settings, lambda: _region_state(wanted, disabled))
+        settings = wanted, disabled, frozenset(custom_ops.items())
+        return in_force.remembered(settings, lambda: _region_state(wanted, disabled))
 
 
 def _refuse_device_or_type(enabled: object) -> None:
@@ -291,7 +300,7 @@ def _refuse_device_or_type(enabled: object) -> None:
 def _of_one_type(state: State, wanted: str) -> State:
     """Return a state in which devices of another low-precision type run FP32, as under ``init`` with the type."""
     others = [device for device, policy in state.policies.items() if policy.lowers and policy.target_dtype != wanted]
-    return controller.remembered((wanted, state), lambda: _kept_in_fp32(state, others, wanted)) if others else state
+    return in_force.remembered((wanted, state), lambda: _kept_in_fp32(state, others, wanted)) if others else state
 
 
 def _kept_in_fp32(state: State, devices: Iterable[str], wanted: str) -> State:
@@ -305,8 +314,8 @@ def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
     chosen = choose(wanted, device_supports())
     warn_if_slow(chosen)
     policies = device_policies(chosen, disabled)
-    if controller.marked is None:
-        controller.marked = State(policies, enabled=False)
+    if in_force.marked is None:
+        in_force.marked = State(policies, enabled=False)
     return State(policies)
 
 
@@ -337,4 +346,4 @@ def exclude(*targets: Block | type | str) -> None:
     for target in targets:
         if not can_be_target(target):
             raise TypeError(expected("a Block, a class of blocks or a name with wildcards", "target", target))
-    controller.exclude(targets)
+    block_settings.exclude(targets)

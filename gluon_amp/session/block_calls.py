@@ -15,8 +15,9 @@ from ..eager.casts import is_low, release
 from ..eager.second_gradients import are_recorded
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.converted_symbols import refuse_trained
+from ..state.blocks import block_settings
 from ..state.frame import frame
-from ..state.state import controller
+from ..state.in_force import in_force
 
 _tracing = threading.RLock()
 
@@ -25,7 +26,7 @@ def make_call_cached_op(original: Callable) -> Callable:
     """Make the function that takes the place of ``HybridBlock._call_cached_op``: it traces a block when that is due."""
     @functools.wraps(original)
     def call_cached_op(block: HybridBlock, *args: Any) -> Any:
-        epoch = controller.epoch()
+        epoch = block_settings.epoch()
         if not _is_current(block, epoch):
             with _tracing:  # blocks cannot be traced in two threads at once
                 renew_cached_op(block, args, is_stale=_epoch_of(block) != epoch or _is_stale(block))
@@ -43,7 +44,7 @@ def make_get_graph(original: Callable) -> Callable:
     """Make the function that takes the place of ``HybridBlock._get_graph``."""
     @functools.wraps(original)
     def get_graph(block: HybridBlock, *args: Any) -> Any:
-        with outermost_trace(), controller.tracing(block):
+        with outermost_trace(), block_settings.tracing(block):
             return original(block, *args)
     return get_graph
 
@@ -66,15 +67,15 @@ def make_block_call(original: Callable) -> Callable:
     """Make the function that takes the place of ``Block.__call__``."""
     @functools.wraps(original)
     def call(block: Block, *args: Any) -> Any:
-        region = controller.region(block)
+        region = block_settings.region(block)
         if region is None:
-            return controller.results(block, _call_in_frame(original, block, args))
+            return block_settings.networks.results(block, _call_in_frame(original, block, args))
         with region:
             result = _call_in_frame(original, block, args)
-            policy = controller.eager(args)
-        if policy is not None and controller.eager(args) is None and not any(is_low(value, policy) for value in args):
-            result = release(result, policy, controller.invoke)  # AMP is for the network alone: FP32 code reads this
-        return controller.results(block, result)
+            policy = in_force.eager(args)
+        if policy is not None and in_force.eager(args) is None and not any(is_low(value, policy) for value in args):
+            result = release(result, policy, in_force.invoke)  # AMP is for the network alone: FP32 code reads this
+        return block_settings.networks.results(block, result)
     return call
 
 
@@ -83,7 +84,7 @@ def make_register_child(original: Callable) -> Callable:
     @functools.wraps(original)
     def register_child(block: Block, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
-        controller.children += 1
+        block_settings.children += 1
     return register_child
 
 
@@ -108,16 +109,16 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
         if frame.casts is None and casts:
             casts.clear()
         frame.casts, frame.data_gradients = casts, data_gradients
-    policy = controller.eager(args) if hybrid and not frame.hybrid_blocks else None
+    policy = in_force.eager(args) if hybrid and not frame.hybrid_blocks else None
     # A user who hands low precision in gets it back.
     if policy is None or any(is_low(value, policy) for value in args):
         return result
-    return release(result, policy, controller.invoke)
+    return release(result, policy, in_force.invoke)
 
 
 def _call_with_hooks(original: Callable, block: Block, args: tuple[Any, ...]) -> Any:
     """Call a block; its forward hooks get FP32 in place of AMP's own low precision: NumPy cannot read bfloat16."""
-    policy = controller.eager(args) if has_hooks(block) else None
+    policy = in_force.eager(args) if has_hooks(block) else None
     if policy is None or (frame.hybrid_blocks < 2 and any(is_low(each, policy) for each in args)):
         return original(block, *args)
-    return call_with_hooks(block, args, lambda values: release(values, policy, controller.invoke))
+    return call_with_hooks(block, args, lambda values: release(values, policy, in_force.invoke))

@@ -11,8 +11,10 @@ from ..dtypes import FLOAT32, normalize
 from ..elsewhere import answers
 from ..errors import PolicyError, StateError, expected
 from ..rules import RULES
-from ..state.state import controller, region
-from .autocast import autocast
+from ..state.in_force import in_force, region
+from ..state.policies import custom_ops
+from . import hooks
+from .autocast import autocast, is_switched_on
 from .steps import run_in
 
 _MARK = "__amp_custom__"
@@ -85,13 +87,12 @@ def register_low_precision_function(module: Any, name: str) -> None:
 
 
 def _register(module: Any, name: str, make: Callable[[Callable], Callable]) -> None:
-    if (id(module), name) in {(id(owner), known) for owner, known, _ in controller.replaced}:
+    if hooks.registered.holds(module, name):
         raise StateError(f"{getattr(module, '__name__', module)}.{name} is registered already: once per function")
     original = getattr(module, name)
     if not callable(original):
         raise TypeError(expected("the name of a function", "name", name))
-    setattr(module, name, make(original))
-    controller.replaced.append((module, name, original))
+    hooks.registered.put(module, name, make(original))
 
 
 def register_op(op_type: str, rule: str = "FP32") -> None:
@@ -121,11 +122,11 @@ def register_op(op_type: str, rule: str = "FP32") -> None:
     """
     if rule not in RULES:
         raise PolicyError(expected(f"one of {', '.join(RULES)}", "rule", rule))
-    if controller.switched_on():
+    if is_switched_on():
         raise StateError("AMP is on: call amp.register_op before amp.init() or amp.initialize()")
-    if op_type in controller.custom_ops:
-        raise StateError(f"the operator {op_type!r} is registered already, with rule {controller.custom_ops[op_type]}")
-    controller.custom_ops[op_type] = rule
+    if op_type in custom_ops:
+        raise StateError(f"the operator {op_type!r} is registered already, with rule {custom_ops[op_type]}")
+    custom_ops[op_type] = rule
 
 
 @answers(device_type="the device of the arrays decides: leave it out")
@@ -161,10 +162,10 @@ def custom_fwd(forward: Callable | None = None, *, cast_inputs: object = None) -
     @functools.wraps(forward)
     def decorated(self: Any, *inputs: NDArray) -> Any:
         if wanted is None:
-            self._amp_state = controller.current()
+            self._amp_state = in_force.current()
             return forward(self, *inputs)
         with autocast(enabled=False):
-            self._amp_state = controller.current()
+            self._amp_state = in_force.current()
             return forward(self, *cast_arrays(inputs, wanted))
     setattr(decorated, _MARK, True)
     return decorated

@@ -61,18 +61,20 @@ from ..plan import converted_symbols
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.executors import make_bind, make_forward, make_simple_bind
 from ..replaced import Replaced
+from ..state.blocks import block_settings
 from ..state.frame import frame
-from ..state.state import controller
+from ..state.in_force import in_force
 from .block_calls import make_block_call, make_call_cached_op, make_get_graph, make_register_child
 
 _replaced = Replaced()
+registered = Replaced()  # functions that users registered, until AMP is switched off
 _lock = threading.Lock()
 _Replacements = Tuple[Tuple[Any, str, Callable[[Any], Any]], ...]
 
 
 def installed() -> bool:
     """Tell whether the replacements are in place."""
-    return controller.hooked
+    return in_force.hooked
 
 
 def watch_symbols() -> None:
@@ -85,12 +87,12 @@ def watch_symbols() -> None:
 def install() -> None:
     """Install all replacements or none; do nothing when they are installed."""
     with _lock:
-        if controller.hooked:
+        if in_force.hooked:
             return
         _memory.take_little()
         _replace(_REPLACEMENTS if _replaced else (*_OF_CONVERTED, *_REPLACEMENTS))
-        controller.hooked = True
-        controller.children += 1  # nobody counted until now
+        in_force.hooked = True
+        block_settings.children += 1  # nobody counted until now
 
 
 def _replace(replacements: _Replacements) -> None:
@@ -119,12 +121,13 @@ def kept_in_place() -> Iterator[None]:
 def uninstall() -> None:
     """Restore MXNet exactly as it was."""
     with _lock:
+        registered.restore()
         _restore()
 
 
 def _restore(kept: int = 0) -> None:
     """Put MXNet's names back, but for so many that were replaced first."""
-    controller.hooked = False
+    in_force.hooked = False
     scaled_losses.forget()
     loss_scale.forget()
     written.forget()
@@ -135,32 +138,32 @@ def _restore(kept: int = 0) -> None:
 def invoke_replaced() -> Iterator[tuple[Invoke, Callable[[Invoke, Callable], None]]]:
     """Give MXNet's invoke function, and a function that replaces it for the body."""
     # The function takes the new invoke function, and one that wraps what AMP makes of it.
-    original, replaced = controller.invoke, register._imperative_invoke
+    original, replaced = in_force.invoke, register._imperative_invoke
 
     def put(invoke: Invoke, outer: Callable[[Invoke], Invoke]) -> None:
-        controller.invoke = invoke
-        register._imperative_invoke = outer(make_invoke(invoke, controller.eager, controller.is_on))
+        in_force.invoke = invoke
+        register._imperative_invoke = outer(make_invoke(invoke, in_force.eager, in_force.is_on))
     try:
         yield original, put
     finally:
-        controller.invoke, register._imperative_invoke = original, replaced
+        in_force.invoke, register._imperative_invoke = original, replaced
 
 
 def _make_invoke(original: Invoke) -> Invoke:
-    controller.invoke = original
-    return make_invoke(make_native_invoke(original, controller.runs_natively), controller.eager, controller.is_on)
+    in_force.invoke = original
+    return make_invoke(make_native_invoke(original, in_force.runs_natively), in_force.eager, in_force.is_on)
 
 
 def _make_function_call(original: Callable) -> Callable:
     @functools.wraps(original)
     def call(function: autograd.Function, *inputs: Any) -> Any:
-        policy = controller.eager(inputs)
+        policy = in_force.eager(inputs)
         if policy is None or hasattr(type(function).forward, "__amp_custom__"):
             return original(function, *inputs)
         # Not written for AMP: FP32 in, and no casts inside, forward and backward.
-        function.backward = _within(controller.off, function.backward)
-        inputs = release(inputs, policy, controller.invoke)
-        with controller.off():
+        function.backward = _within(in_force.off, function.backward)
+        inputs = release(inputs, policy, in_force.invoke)
+        with in_force.off():
             return original(function, *inputs)
     return call
 
@@ -183,7 +186,7 @@ def _make_differentiate(original: Callable) -> Callable:
             with loss_scale.of(scaled_losses.heads_of(heads)):
                 return original(heads, *args, **kwargs)
         except mx.MXNetError as error:
-            if not controller.is_on() or "is non-differentiable" not in str(error):
+            if not in_force.is_on() or "is non-differentiable" not in str(error):
                 raise
             raise type(error)(f"{error}\n{NOT_TWICE}") from error
     return differentiate
@@ -192,20 +195,20 @@ def _make_differentiate(original: Callable) -> Callable:
 def _make_asnumpy(original: Callable) -> Callable:
     @functools.wraps(original)
     def asnumpy(array: NDArray) -> Any:
-        policy = controller.eager((array,)) if frame.blocks else None
+        policy = in_force.eager((array,)) if frame.blocks else None
         if policy is None or policy.target != BFLOAT16 or not is_low(array, policy):
             return original(array)
         with autograd.pause():
-            return original(release(array, policy, controller.invoke))  # as NumPy has no such type
+            return original(release(array, policy, in_force.invoke))  # as NumPy has no such type
     return asnumpy
 
 
 def _make_view(original: Callable) -> Callable:
     @functools.wraps(original)
     def view(array: NDArray, *args: Any, **kwargs: Any) -> Any:
-        policy = controller.eager((array,)) if frame.hybrid_blocks else None
+        policy = in_force.eager((array,)) if frame.hybrid_blocks else None
         if policy is not None and policy.target == BFLOAT16:  # as in graphs, where Reshape and slice are FP32
-            array = release(array, policy, controller.invoke)
+            array = release(array, policy, in_force.invoke)
         return original(array, *args, **kwargs)
     return view
 
@@ -221,9 +224,9 @@ def _within(region: Callable[[], ContextManager], function: Callable) -> Callabl
 def _make_tensordot(original: Callable) -> Callable:
     @functools.wraps(original)
     def tensordot(first: Any, second: Any, axes: Any) -> Any:
-        policy = controller.eager((first, second))
+        policy = in_force.eager((first, second))
         if policy is not None:
-            first, second = release((first, second), policy, controller.invoke)
+            first, second = release((first, second), policy, in_force.invoke)
         return original(first, second, axes)
     return tensordot
 
@@ -235,7 +238,8 @@ def _make_update(original: Callable) -> Callable:
         original(trainer, ignore_stale_grad)
         if trainers.attached(trainer) is None:
             written.decided(trainer, skipped=False)
-        controller.updated(trainer)
+        if block_settings.level is not None:
+            block_settings.level.updated(trainer)
     return update
 
 

@@ -12,7 +12,8 @@ from ..errors import PolicyError
 from ..rules import Policy, make_policy
 from ..rules.measurements import Tuning, default_cache
 from .devices import choose, device_supports, machine
-from .state import controller
+
+custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
 
 
 def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[str] = frozenset(),
@@ -20,8 +21,7 @@ def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[st
     """Make the policy of each kind of device, with the user's lists (those of :func:`make_policy`)."""
     if all(each.dtype == FLOAT32 for each in chosen.values()):
         # Lists that would be refused on another machine are refused here.
-        make_policy(BFLOAT16, registered_operators(), parameters=parameters_of, custom_ops=controller.custom_ops,
-                    **lists)
+        make_policy(BFLOAT16, registered_operators(), parameters=parameters_of, custom_ops=custom_ops, **lists)
     return {device: replace(_policy(each, lists), disabled_passes=disabled_passes) for device, each in chosen.items()}
 
 
@@ -29,7 +29,7 @@ def _policy(support: Support, lists: Mapping[str, Any]) -> Policy:
     if support.dtype == FLOAT32:
         return Policy(FLOAT32, reason=support.reason, channel_multiple=support.channel_multiple)
     policy = make_policy(support.dtype, registered_operators(), parameters=parameters_of,
-                         custom_ops=controller.custom_ops, imitated=support.imitated, **lists)
+                         custom_ops=custom_ops, imitated=support.imitated, **lists)
     return replace(policy, channel_multiple=support.channel_multiple, amx=support.amx)
 
 

@@ -16,7 +16,7 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ..errors import StateError
-from ..state.state import controller
+from ..state.in_force import in_force
 from .meeting import Allreduce, Meeting
 
 OPERATOR = "gluon_amp_sync_batch_norm"
@@ -125,7 +125,7 @@ class _Operator(mx.operator.CustomOp):
 
     def forward(self, is_train: bool, req: Sequence[str], in_data: Sequence[NDArray], out_data: Sequence[NDArray],
                 aux: Sequence[NDArray]) -> None:
-        with controller.off(), autograd.pause():
+        with in_force.off(), autograd.pause():
             data, gamma, beta = in_data
             self._statistics = None
             if is_train:
@@ -140,7 +140,7 @@ class _Operator(mx.operator.CustomOp):
 
     def backward(self, req: Sequence[str], out_grad: Sequence[NDArray], in_data: Sequence[NDArray],
                  out_data: Sequence[NDArray], in_grad: Sequence[NDArray], aux: Sequence[NDArray]) -> None:
-        with controller.off(), autograd.pause():
+        with in_force.off(), autograd.pause():
             data, gamma, beta = in_data
             mean, variance = self._statistics or aux
             scale = self._scale(gamma)

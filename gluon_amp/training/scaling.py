@@ -15,7 +15,8 @@ from ..eager import scaled_losses
 from ..elsewhere import answers
 from ..errors import StateError, expected
 from ..session.autocast import active_dtype, is_active
-from ..state.state import controller
+from ..state.blocks import block_settings
+from ..state.in_force import in_force
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler, scale_of
 from .trainer_scaler import TrainerScaler, attach, attached_to
 
@@ -75,20 +76,20 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
     >>> amp.deinit()
     """
     checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
-    if not is_active() and controller.level is None:
+    if not is_active() and block_settings.level is None:
         raise StateError("AMP is off: call amp.init() before amp.init_trainer(trainer)")
     checks.whole("warn_after", warn_after, 1)
     if max_skipped is not None:
         checks.whole("max_skipped", max_skipped, 1)
     current = trainers.attached(trainer)
-    if current is not None and getattr(current, "session", controller.session) == controller.session:
+    if current is not None and getattr(current, "session", in_force.session) == in_force.session:
         if loss_scaler is None or loss_scaler is getattr(current, "scaler", None):
             return
         raise StateError("the trainer has a loss scaler already: init_trainer once per trainer")
     reduction: dict[str, Any] = {"allreduce_always_fp32": allreduce_always_fp32,
                                  "gradient_predivide_factor": gradient_predivide_factor}
-    if controller.level is not None and loss_scaler is None:
-        controller.level.attach(trainer, warn_after, max_skipped, **reduction)
+    if block_settings.level is not None and loss_scaler is None:
+        block_settings.level.attach(trainer, warn_after, max_skipped, **reduction)
         return
     scaler = _make_scaler(loss_scaler, {active_dtype(context) for context in trainers.contexts(trainer)})
     trainers.update_locally(trainer)

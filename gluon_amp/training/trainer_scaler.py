@@ -15,7 +15,7 @@ from .._mxnet import trainers, updaters
 from ..eager.written import written
 from ..errors import StateError, expected, some_of, warn
 from ..parallel import Reduction, distribute
-from ..state.state import controller
+from ..state.in_force import in_force
 from .loss_scaler import LossScaler, StaticLossScaler
 
 _logger = logging.getLogger("gluon_amp")
@@ -43,7 +43,7 @@ class TrainerScaler:
         # told at every step whether it will be skipped, while the gradients are still there
         self.listeners: list[Callable[[bool], None]] = []
         self.applied = self.scaler.loss_scale  # the scale of the losses whose gradients are at hand
-        self.session = controller.session  # the last one of init to deinit that it was used in
+        self.session = in_force.session  # the last one of init to deinit that it was used in
         self._scaled: set[int] = set()  # the losses scaled since the last step
         self._open: list[int] = []  # those whose backward is under way
         self._overflowed: set[int] = set()  # those whose backward gave the step's first gradients that are not finite
@@ -101,7 +101,7 @@ class TrainerScaler:
     def _begin(self, loss_id: int) -> float:
         scale = self.scaler_of(loss_id).loss_scale
         written.scaled([self.trainer])
-        self.session = controller.session
+        self.session = in_force.session
         if self.reduction is not None:
             self.reduction.forget()
         if self.state == UNSCALED:
@@ -291,4 +291,4 @@ def attached_scalers() -> list[TrainerScaler]:
     # Those of an earlier init may live on in a notebook, or in a script that trains twice.
     gc.collect()  # a trainer and its parameters refer to each other: without this, dead ones would count by chance
     living = [reference() for reference in _attached_scalers]
-    return [item for item in living if item is not None and item.session == controller.session]
+    return [item for item in living if item is not None and item.session == in_force.session]

@@ -16,7 +16,7 @@ from gluon_amp._mxnet.blocks import descendants
 from gluon_amp.compat.opt_level.options import LEVELS
 from gluon_amp.dtypes import cpu_support, cuda_support
 from gluon_amp.errors import AmpError
-from gluon_amp.state import state
+from gluon_amp.state import networks
 
 pytestmark = pytest.mark.machine
 # Its package gives the function under this name.
@@ -122,7 +122,7 @@ def test_the_layers_of_a_container_run_as_it_would_when_they_are_called_instead(
 @pytest.mark.bf16
 def test_the_blocks_of_a_network_are_looked_up_once_for_all_losses(monkeypatch):
     walks = []
-    monkeypatch.setattr(state, "descendants", lambda block: walks.append(block) or descendants(block))
+    monkeypatch.setattr(networks, "descendants", lambda block: walks.append(block) or descendants(block))
     made = net()
     amp.initialize(made, opt_level="O2", cast_model_type="bfloat16", verbosity=0)
     loss = gluon.loss.L2Loss()

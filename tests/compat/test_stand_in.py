@@ -13,7 +13,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import gluon_amp as amp
-from gluon_amp.state.state import controller
+from gluon_amp.state.in_force import in_force
 
 pytestmark = pytest.mark.machine
 
@@ -212,10 +212,10 @@ def test_a_scaler_checks_parameters_as_mxnets_own():
 
 def test_a_bare_init_keeps_what_a_launcher_set(caplog):
     amp.init("float32", disable_passes=["native_activations"])
-    before = controller.state
+    before = in_force.state
     with caplog.at_level("INFO", "gluon_amp"):
         amp.init()
-    assert controller.state is before
+    assert in_force.state is before
     assert "keeps its settings" in caplog.text
     with pytest.raises(amp.StateError, match="other settings"):
         amp.init("float16")

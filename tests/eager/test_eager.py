@@ -20,7 +20,8 @@ from gluon_amp._mxnet.operators import handle_of
 from gluon_amp.dtypes import BFLOAT16_DTYPE
 from gluon_amp.rules import Policy
 from gluon_amp.state.frame import frame
-from gluon_amp.state.state import State, controller
+from gluon_amp.state.in_force import in_force
+from gluon_amp.state.state import State
 
 pytestmark = pytest.mark.machine
 
@@ -171,10 +172,10 @@ class TestArraysThatStayAsTheyAre:
         assert (mx.nd.sparse.dot(csr, mx.nd.ones((2, 3))).asnumpy() == [[1, 1, 1], [2, 2, 2]]).all()
 
     def test_arrays_on_another_kind_of_device(self):
-        controller.state = State({"gpu": Policy("float16")})
-        assert controller.eager([mx.nd.ones(1)]) is None
-        assert controller.state.policy("cpu_pinned") is None
-        assert controller.state.policy("gpu").target_dtype == "float16"
+        in_force.state = State({"gpu": Policy("float16")})
+        assert in_force.eager([mx.nd.ones(1)]) is None
+        assert in_force.state.policy("cpu_pinned") is None
+        assert in_force.state.policy("gpu").target_dtype == "float16"
 
 
 class TestOut:

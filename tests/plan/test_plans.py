@@ -17,7 +17,8 @@ from gluon_amp.plan.cached_op import RewritingCachedOp
 from gluon_amp.plan.planner import Planner
 from gluon_amp.plan.traced import Traced
 from gluon_amp.rules import Policy, Rule
-from gluon_amp.state.state import State, controller
+from gluon_amp.state.in_force import in_force
+from gluon_amp.state.state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore:AMP will be slow")
 CPU = "bfloat16"
@@ -54,15 +55,15 @@ class TestStates:
         seen = []
         for _ in range(3):
             with amp.autocast(dtype="float16"):
-                seen.append(controller.current())
+                seen.append(in_force.current())
         assert seen[0] is seen[1] is seen[2]
 
     def test_many_settings_are_not_kept(self):
         for number in range(100):
-            controller.remembered(number, lambda: State({"cpu": Policy(CPU)}))
-        assert len(controller.states) <= 16
+            in_force.remembered(number, lambda: State({"cpu": Policy(CPU)}))
+        assert len(in_force.states) <= 16
         amp.deinit()
-        assert not controller.states
+        assert not in_force.states
 
 
 @pytest.mark.bf16

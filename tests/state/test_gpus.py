@@ -15,7 +15,8 @@ from gluon_amp.dtypes import cpu_support, cuda_support
 from gluon_amp.rules import Policy
 from gluon_amp.rules.measurements import Tuning
 from gluon_amp.state import devices, gpus
-from gluon_amp.state.state import State, controller
+from gluon_amp.state.in_force import in_force
+from gluon_amp.state.state import State
 
 AMPERE, HOPPER, KEPLER, PASCAL = (8, 0), (9, 0), (3, 7), (6, 1)
 
@@ -133,7 +134,7 @@ class TestGpusThatDiffer:
         found = warned(amp.init)
         assert [text for text in found if "on the GPU(2): the GPU has compute capability 9.0" in text]
         assert [amp.active_dtype(mx.gpu(number)) for number in range(3)] == ["float16", "float16", None]
-        assert sorted(controller.state.policies) == ["cpu", "gpu", "gpu(1)", "gpu(2)"]
+        assert sorted(in_force.state.policies) == ["cpu", "gpu", "gpu(1)", "gpu(2)"]
 
     def test_the_first_may_be_the_lesser_one(self, told):
         told(HOPPER, AMPERE)
@@ -143,7 +144,7 @@ class TestGpusThatDiffer:
     def test_equal_ones_share_their_graphs(self, told):
         told(AMPERE, AMPERE)
         amp.init()
-        assert sorted(controller.state.policies) == ["cpu", "gpu"]
+        assert sorted(in_force.state.policies) == ["cpu", "gpu"]
 
     def test_one_line_tells_all_that_are_alike(self, told):
         told(PASCAL, AMPERE, AMPERE)
@@ -155,7 +156,7 @@ class TestGpusThatDiffer:
         told(AMPERE, AMPERE, names=("A10", "A100"))
         slow = Tuning(devices.machine("gpu(1)", "float16"), {"Convolution:1": (1.0, 2.0)})
         amp.init(tuning=slow)
-        assert [bool(controller.state.policy(f"gpu{number}").slow) for number in ("", "(1)")] == [False, True]
+        assert [bool(in_force.state.policy(f"gpu{number}").slow) for number in ("", "(1)")] == [False, True]
 
     @pytest.mark.parametrize(("contexts", "scale"), [
         ([mx.gpu(1)], 2.0 ** 16), ([mx.gpu(0), mx.gpu(1)], 2.0 ** 16), ([mx.gpu(0)], 1.0), ([mx.cpu()], 1.0)])

@@ -13,8 +13,9 @@ from ..._mxnet.symbols import dtype_name
 from ...dtypes import FLOAT16, FLOAT32, LOW_PRECISION
 from ...elsewhere import answers
 from ...errors import StateError, warn
+from ...state.blocks import block_settings
 from ...state.devices import choose, device_supports, of_device
-from ...state.state import controller
+from ...state.in_force import in_force
 from ...training.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from ...training.trainer_scaler import UnscaledTrainer
 from .levels import Applied, switch_on
@@ -124,11 +125,11 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
         checks.whole("verbosity", verbosity, 0)
         disabled = passes.checked(disable_passes)
         _refuse_unfit(networks, several, name)
-        controller.begin()
+        in_force.begin()
         level = _start(name, options, networks, several, scalers, disabled)
         if verbosity:
             _print(name, options)
-    controller.level = level
+    block_settings.level = level
     for item in several:
         level.attach(item)
     return net if trainer is None else (net, trainer)
@@ -154,10 +155,10 @@ def _scalers(loss_scale: float | str | LossScaler, count: int) -> list[LossScale
 
 
 def _refuse_repetition() -> None:
-    if controller.level is not None:
+    if block_settings.level is not None:
         raise StateError("amp.initialize was called already: give it all networks and trainers at once, as lists, or "
                          "call amp.deinit() first")
-    if controller.state is not None:
+    if in_force.state is not None:
         raise StateError("AMP is on already: amp.initialize switches it on itself. Leave amp.init() out, or call "
                          "amp.deinit() first")
 
@@ -188,7 +189,7 @@ def _start(name: str, options: Options, networks: Sequence[Block], several: Sequ
 def _print(level: str, options: Options) -> None:
     meaning, defaults = LEVELS[level]
     if options.cast_model_type == LOW:
-        policies = controller.marked.policies if controller.marked is not None else {}
+        policies = in_force.marked.policies if in_force.marked is not None else {}
         types = ", ".join(f"{policy.target_dtype} on the {device}" for device, policy in policies.items())
         options = replace(options, cast_model_type=types or FLOAT32)
     print(f"gluon_amp opt_level {level}: {meaning}. Its defaults:\n{describe(defaults)}\n"

@@ -20,9 +20,12 @@ from ...rules.tables.groups.layers import BATCH_NORMS
 from ...rules.tables.whole_network import WHOLE_NETWORK
 from ...session import hooks
 from ...session.autocast import init
+from ...state.blocks import block_settings
 from ...state.devices import announce, choose, device_supports
+from ...state.in_force import in_force
+from ...state.networks import Network
 from ...state.policies import device_policies, rewrites
-from ...state.state import Network, State, controller
+from ...state.state import State
 from ...training.loss_scaler import LossScaler
 from ...training.trainer_scaler import TrainerScaler, UnscaledTrainer, attach, stand_by
 from .options import LOW, Options
@@ -109,7 +112,7 @@ def switch_on(level: str, options: Options, networks: Sequence[Block],
         weights.round()
     if state is not None or options.cast_model_outputs is not None:
         hooks.install()
-        controller.cast({net: Network(state, options.cast_model_outputs) for net in networks})
+        block_settings.cast({net: Network(state, options.cast_model_outputs) for net in networks})
     return weights
 
 
@@ -142,5 +145,5 @@ def _cast_state(options: Options, disabled_passes: frozenset[str]) -> State:
     policies = {device: cast_network(policy, round_batch_norm=rounds_masters) if policy.lowers else policy
                 for device, policy in device_policies(chosen, disabled_passes).items()}
     announce(chosen, requested, rewrites(policies))
-    controller.marked = State(policies, enabled=False)  # for networks inside blocks that are hybridized as a whole
+    in_force.marked = State(policies, enabled=False)  # for networks inside blocks that are hybridized as a whole
     return State(policies)

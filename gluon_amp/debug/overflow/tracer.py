@@ -19,7 +19,8 @@ from ...eager.casts import returns_fp32
 from ...errors import StateError
 from ...rules.own_gradients import IGNORE_GRADIENT
 from ...session.functions import custom_fwd
-from ...state.state import State, controller
+from ...state.in_force import in_force
+from ...state.state import State
 from ...training.trainer_scaler import attached_to
 from ..recording.events import Event, Rerun, is_float
 from ..recording.runs import Run, dtype_of, float_arrays, recorded_run, unchanged
@@ -100,7 +101,7 @@ class OverflowTracer:
             return outputs
         if returns_fp32(arguments):
             outputs = cast_arrays(outputs, FLOAT32)
-        call = _Call(arguments, controller.current(), autograd.is_training(), [])
+        call = _Call(arguments, in_force.current(), autograd.is_training(), [])
         self._calls.append(call)
         return map_arrays(lambda array: _Probe(call.gradients)(array) if is_float(array) else array, outputs)
 

@@ -26,7 +26,7 @@ from ...rules import Decision, Policy
 from ...session import hooks
 from ...state.eager_policy import EagerPolicy, twins
 from ...state.frame import frame
-from ...state.state import controller
+from ...state.in_force import in_force
 
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 
@@ -131,7 +131,7 @@ class _Recorder:
         op = _names().get(made.handle, "?")
         called = self.called[-1] if self.called else 0
         is_own = made.handle in (called, twins().get(called))
-        eager = controller.eager(made.inputs)
+        eager = in_force.eager(made.inputs)
         outputs = self.consumer.operator_called(Call(
             op, _names().get(called, "?") if is_own else "", self._current_block(), made.inputs, compute, made.attrs(),
             Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),

@@ -18,8 +18,9 @@ from ...dtypes import normalize
 from ...errors import DTypeError, StateError, expected
 from ...rules import Policy
 from ...state.devices import choose, device_supports, verdict, warn_if_slow
+from ...state.in_force import in_force, under
 from ...state.policies import device_policies, policies_of
-from ...state.state import State, controller, in_force
+from ...state.state import State
 from .events import Event, is_float
 from .tape import Tape, taped
 
@@ -100,7 +101,7 @@ def unchanged(net: Block, gradients: bool = False) -> Iterator[None]:
 
 def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
     """Return the setting of mixed precision that the user asks for; by default the one in force."""
-    current = controller.current()
+    current = in_force.current()
     if policy is not None:
         checks.instance("policy", policy, Policy, "a Policy")
         return State(policies_of(policy))
@@ -118,7 +119,7 @@ def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
 def recorded_run(net: Block, arguments: Sequence[Any], state: State | None, train_mode: bool = True,
                  loss: Callable[[Any], NDArray] | None = None) -> Run:
     """Run a network on a tape, as when its gradients are wanted, and then its loss; FP32 without a state."""
-    with in_force(state), taped() as tape, autograd.record(train_mode=train_mode):
+    with under(state), taped() as tape, autograd.record(train_mode=train_mode):
         outputs = net(*arguments)
         count = len(tape.events)
         made = None if loss is None else loss(outputs)

@@ -23,7 +23,7 @@ from ...errors import GraphError, expected
 from ...graph import Entry, Node, Role, unique_name
 from ...plan.cached_op import RewritingCachedOp
 from ...rules import Policy
-from ...state.state import controller
+from ...state.in_force import in_force
 from ..recording.recorder import Call, recording
 from ..recording.runs import arguments_of, float_arrays, make_ready, parameter_names, unchanged
 from .flops import flops
@@ -201,5 +201,5 @@ class _Listener:
 
 
 def _policy(inputs: Sequence[NDArray]) -> Policy | None:
-    eager = controller.eager(inputs)
+    eager = in_force.eager(inputs)
     return None if eager is None else eager.policy

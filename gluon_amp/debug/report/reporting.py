@@ -11,7 +11,7 @@ from mxnet.gluon import Block
 from ... import checks
 from ...dtypes import LOW_PRECISION
 from ...errors import expected
-from ...state.state import controller
+from ...state.in_force import in_force
 from ..console import print_table
 from .capture import capture
 from .plot import plot
@@ -74,9 +74,9 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     checks.true_or_false("time", time)
     captured = capture(net, data, train, time)
     operators, inserted = make_rows(captured.ran, net if isinstance(net, Block) else None)
-    is_on, device = controller.is_on(), captured.device or mx.cpu()
+    is_on, device = in_force.is_on(), captured.device or mx.cpu()
     policies = [record.policy for record in captured.ran if record.policy is not None and is_on]
-    current = controller.policy(device)
+    current = in_force.policy(device)
     return Report(tuple(operators), tuple(inserted), train, time, captured.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
                   any(policy.imitated for policy in policies), device.device_type,

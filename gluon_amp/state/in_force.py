@@ -1,0 +1,119 @@
+"""What is in force here: the process-wide setting of ``init``, and the regions that the code is in."""
+from __future__ import annotations
+
+from typing import Any, Callable, ContextManager, Sequence
+
+import mxnet as mx
+
+from .._mxnet.invoke import Invoke, original_invoke
+from .._mxnet.symbols import marks
+from ..graph.attrs import REGION_OFF, REGION_ON
+from ..nested import Nested
+from ..rules import Policy
+from .eager_policy import EagerPolicy
+from .recent import remember
+from .state import State
+
+_MOST_STATES = 16  # of regions with settings of their own
+_CPU = mx.cpu()
+
+
+class _InForce:
+    """Says which state is in force, to everything that asks."""
+
+    def __init__(self) -> None:
+        self.state: State | None = None  # set by init
+        self.marked: State | None = None  # for symbols traced in regions and run outside of them
+        self.hooked = False  # whether names of MXNet are replaced
+        self.invoke: Invoke = original_invoke  # MXNet's own way of running an operator, without casts
+        self.states: dict[Any, State] = {}  # of regions, by their settings
+        # The autocast regions that the code is in; None for one without AMP anywhere.
+        self.regions: Nested[State | None] = Nested("gluon_amp_regions")
+        self.session = 0  # how often AMP was switched on after it had been switched off
+        self._ended = False  # whether it was switched off since
+
+    def current(self) -> State | None:
+        """Return the state in force here: in this thread, and in this asyncio task."""
+        regions = self.regions.entries()
+        return regions[-1].value if regions else self.state
+
+    def is_on(self) -> bool:
+        """Tell whether anything is in force here, on any device and in any precision."""
+        return self.current() is not None
+
+    def is_switched_off(self) -> bool:
+        """Tell whether a region here switches AMP off."""
+        regions = self.regions.entries()
+        return bool(regions) and (regions[-1].value is None or not regions[-1].value.enabled)
+
+    def rewriter(self) -> State | None:
+        """Return the state that graphs run under, None for MXNet's own way; ``marked`` outside of all regions."""
+        regions = self.regions.entries()
+        current = regions[-1].value if regions else self.state
+        return self.marked if current is None and not regions and self.hooked else current
+
+    def remembered(self, settings: Any, make: Callable[[], State]) -> State:
+        """Return the state of some settings; a recent equal one is used again."""
+        state = self.states.get(settings)
+        if state is None:
+            state = remember(self.states, settings, make(), _MOST_STATES)
+        return state
+
+    def eager(self, inputs: Sequence[Any]) -> EagerPolicy | None:
+        """Return the policy for an imperative call with these inputs."""
+        regions = self.regions.entries()  # in line: this is asked at every operator call
+        current = regions[-1].value if regions else self.state
+        if current is None:
+            return None
+        return current.eager_anywhere or current.eager(inputs)
+
+    def policy(self, device: mx.Context) -> Policy | None:
+        """Return the policy in force for a device here, None where AMP is off."""
+        state = self.current()
+        return None if state is None or not state.enabled else state.policy(state.key(device))
+
+    def runs_natively(self) -> bool:
+        """Tell whether imperative calls made here may run operators in C++, as those in graphs do."""
+        policy = self.policy(_CPU)
+        return policy is not None and policy.runs_native
+
+    def off(self) -> region:
+        """Return a region without AMP."""
+        current = self.current()
+        return region(current.disabled() if current else None, REGION_OFF)
+
+    def begin(self) -> None:
+        """Note that AMP is being switched on."""
+        self.session += self._ended
+        self._ended = False
+
+    def end(self) -> None:
+        """Forget the setting, and the states of regions."""
+        self._ended = True
+        self.state = self.marked = None
+        self.states.clear()
+
+
+in_force = _InForce()
+
+
+def under(state: State | None) -> ContextManager[None]:
+    """Run the body under a state, None for FP32; operators traced in it carry no mark of it."""
+    return in_force.regions.entered(state)
+
+
+class region:
+    """Run the body under a state; operators traced in it carry the mark."""
+
+    __slots__ = ("_entered", "_mark", "_state")
+
+    def __init__(self, state: State | None, mark: str = REGION_ON):
+        self._state, self._mark = state, mark
+
+    def __enter__(self) -> None:
+        self._entered = in_force.regions.enter(self._state), marks.enter(self._mark)
+
+    def __exit__(self, *details: Any) -> None:
+        state, mark = self._entered
+        in_force.regions.leave(state)
+        marks.leave(mark)
