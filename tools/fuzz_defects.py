@@ -30,7 +30,7 @@ from gluon_amp import passes
 from gluon_amp._mxnet import symbols
 from gluon_amp.eager import casts, own_gradients, sound_calls, written
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
-from gluon_amp.passes import accumulated_casts, assign_dtypes, fold_batch_norm, fuse, summed_gradients
+from gluon_amp.passes import assign_dtypes, fold_batch_norm, fuse, summed_gradients
 from gluon_amp.plan import cached_op, executors, traced
 from gluon_amp.rules import policy
 from gluon_amp.session import block_calls
@@ -192,8 +192,7 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "channel_late": _planned(_a_channel_late),
     "still_statistics": _planned(_still_statistics),
     "other_eps": _planned(_other_eps),
-    "added_is_written": _patched((summed_gradients.SharedGuards, "before", lambda guards, entry: entry),
-                                 (accumulated_casts, "guard", lambda entry, name: entry)),
+    "added_is_written": _patched((summed_gradients.SharedGuards, "before", lambda guards, entry: entry)),
     "added_is_written_eager": _patched((_Caster, "_guarded", lambda call, array: array)),
     "bias_unwritten": _patched((traced.Traced, "concerned", lambda *_: frozenset())),
     "bias_unwritten_eager": _patched((sound_calls, "_graph", lambda *_: None)),

@@ -63,7 +63,7 @@ class Caster(NamedTuple):
         return frame.casts[key][1]
 
     def _guarded(self, array: NDArray) -> NDArray:
-        # Behind an elementwise operator amp_cast does what it fails to do otherwise: see passes/place_casts.py.
+        # Behind an elementwise operator amp_cast does what it fails to do otherwise: see passes/barriers.py.
         return run_operator(self.invoke, "_mul_scalar", [array], {"scalar": 1.0}, is_np_op=self.is_np_op)
 
     def imitated(self, call: Invocation, has_statistics: bool) -> Any:

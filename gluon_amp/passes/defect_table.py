@@ -1,11 +1,12 @@
-"""What MXNet does wrong with single operators: whose gradient is wrong, where, why, and what is put in."""
+"""What MXNet does wrong with single operators, and between two of them: where, why, and what is put in."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Callable
 
 from ..dtypes import FLOAT16, FLOAT32, FLOAT64
-from ..graph import Entry, Graph, Node, operator
+from ..graph import CAST, Entry, Graph, Node, operator
 from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
 from ..rules import KEEP, Decision
 from .widen import computes_weight
@@ -231,4 +232,53 @@ DEFECTS: tuple[Defect, ...] = (
     _unwritten(1, "_contrib_boolean_mask", upstream="operator/contrib/boolean_mask.cc"),
     Defect(("take",), 1, "the backward pass fails where only the gradient of the indices, which is zero, is asked for",
            "BlockGrad before the operand", "operator/tensor/indexing_op.h", _block),
+)
+
+
+class Tensor(Enum):
+    """Kinds of tensors that some operators must not read themselves."""
+
+    ADDED = "added"  # MXNet asks its readers to add their gradients to what is there
+    ADDED_VARIABLE = "added variable"  # a variable of that kind; beside loops and branches every variable
+    GROUPED_WEIGHT = "grouped weight"  # the weight of a convolution in groups
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """What goes wrong where an operator reads a tensor, and not where a multiplication by 1 stands between.
+
+    Attributes
+    ----------
+    ops : tuple of str
+        The operators, by registered name.
+    of : Tensor
+        What they must not read.
+    why : str
+        What goes wrong.
+    upstream : str
+        Where MXNet shows it: a file below https://github.com/apache/mxnet/blob/1.9.1/src/.
+    """
+
+    ops: tuple[str, ...]
+    of: Tensor
+    why: str
+    upstream: str
+
+
+BARRIERS: tuple[Barrier, ...] = (
+    Barrier((CAST,), Tensor.ADDED, "on CPUs the gradient of a cast is lost where it is to be added to "
+            "what is there, as under `grad_req='add'` and from the eighth reader on", "operator/tensor/amp_cast.h"),
+    Barrier((CAST,), Tensor.GROUPED_WEIGHT, "the cast fails on a weight that inference in FP32 has left in "
+            "oneDNN's five-dimensional layout", "operator/tensor/amp_cast.h"),
+    Barrier(("elemwise_add",), Tensor.ADDED_VARIABLE, "the gradient of a sum shares its array with those of "
+            "what it adds, and what is written there is lost", "operator/tensor/elemwise_binary_op_basic.cc"),
+    Barrier((
+        "clip", "mean", "_npi_mean", "moments", "_npi_norm", "_np_cumsum", "Crop", "_split_v2", "reverse",
+        "_contrib_boolean_mask", "_linalg_gemm", "_linalg_gemm2", "_linalg_inverse", "_linalg_trmm", "_linalg_trsm",
+        "_npi_solve", "_npi_tensorinv", "_npi_rot90", "_npi_flip", "_np_trace", "_npi_hsplit", "_npi_dsplit",
+        "_npi_diff", "_npi_tensordot", "_npi_where", "SoftmaxOutput", "SVMOutput", "LinearRegressionOutput",
+        "LogisticRegressionOutput", "MAERegressionOutput", "_contrib_box_nms", "_contrib_box_iou",
+        "_contrib_DeformableConvolution", "SpatialTransformer", "amp_multicast"), Tensor.ADDED,
+        "the gradient is written, wholly or in part, where it is to be added to what is there",
+        "operator/tensor/matrix_op.cc"),
 )

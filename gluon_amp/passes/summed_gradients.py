@@ -1,4 +1,4 @@
-"""Tell how MXNet adds the gradients of a tensor's readers, and keep those of sums apart.
+"""Tell how MXNet adds the gradients of a tensor's readers.
 
 Up to seven it adds by an operator of its own. Of more, it asks those that give them to add to what is there, one after
 the other. Operators of libraries are not told, and casts do not do it: either would leave its own gradient alone.
@@ -8,22 +8,13 @@ Before it makes gradients, MXNet puts one operator in the place of equal ones, s
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Collection, Iterable
+from typing import Any, Callable
 
-from ..graph import Entry, Graph, Node
+from ..graph import Entry, Graph
 
 _VARIABLE = "MXNET_EXEC_INPLACE_GRAD_SUM_CAP"  # MXNet's: from how many gradients on it asks for additions
 _DEFAULT = 8
 APART = "__gluon_amp_guard__"  # the attribute in which operators differ that MXNet is not to make one of
-SUM = "elemwise_add"  # whose gradient MXNet takes for those of what it adds, and writes there
-# Operators whose gradients are written, wholly or in part, where they are to be added to what is there.
-WRITES = frozenset((
-    "clip", "mean", "_npi_mean", "moments", "_npi_norm", "_np_cumsum", "Crop", "_split_v2", "reverse",
-    "_contrib_boolean_mask", "_linalg_gemm", "_linalg_gemm2", "_linalg_inverse", "_linalg_trmm", "_linalg_trsm",
-    "_npi_solve", "_npi_tensorinv", "_npi_rot90", "_npi_flip", "_np_trace", "_npi_hsplit", "_npi_dsplit", "_npi_diff",
-    "_npi_tensordot", "_npi_where", "SoftmaxOutput", "SVMOutput", "LinearRegressionOutput",
-    "LogisticRegressionOutput", "MAERegressionOutput", "_contrib_box_nms", "_contrib_box_iou",
-    "_contrib_DeformableConvolution", "SpatialTransformer", "amp_multicast"))
 
 
 def numbers(graph: Graph) -> dict[int, int]:
@@ -43,19 +34,6 @@ def most_summed() -> int:
         return max(1, min(int(os.environ.get(_VARIABLE, _DEFAULT)), _DEFAULT) - 1)
     except ValueError:
         return 1
-
-
-def guard_readers(nodes: Iterable[Node], ops: Collection[str], concerns: Callable[[Entry], bool],
-                  guarded: Callable[[Entry], Entry]) -> None:
-    """Let some operators read the tensors that are concerned behind an operator that changes nothing."""
-    for node in nodes:
-        if node.op in ops:
-            node.inputs = [guarded(entry) if concerns(entry) else entry for entry in node.inputs]
-
-
-def is_variable_of(names: Collection[str]) -> Callable[[Entry], bool]:
-    """Return a function that tells whether a tensor is a variable of some names."""
-    return lambda entry: entry.node.is_variable and entry.node.name in names
 
 
 class SharedGuards:

@@ -1,4 +1,4 @@
-"""The table of docs/design/defects.md is the one in code.
+"""The tables of docs/design/defects.md are those in code.
 
     python tests/docs/test_defects_page.py
 
@@ -8,22 +8,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gluon_amp.passes.defect_table import DEFECTS
+from gluon_amp.passes.defect_table import BARRIERS, DEFECTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "design" / "defects.md"
 SOURCE = "https://github.com/apache/mxnet/blob/1.9.1/src/"
 
 
 def written_anew(page):
-    """Return the page with the table as it is in code."""
-    rows = [f"| {', '.join(f'`{op}`' for op in row.ops)} ({row.of}) | {row.why} | {row.remedy} | "
-            f"[{row.upstream.rpartition('/')[2]}]({SOURCE}{row.upstream}) |" for row in DEFECTS]
-    start = page.index("|---|")
-    end = page.index("\n\n", start) if "\n\n" in page[start:] else len(page.rstrip())
-    return page[:start] + "\n".join(["|---|---|---|---|", *rows]) + page[end:]
+    """Return the page with the tables as they are in code."""
+    defects = [f"| {names(row)} ({row.of}) | {row.why} | {row.remedy} | {source(row)} |" for row in DEFECTS]
+    barriers = [f"| {names(row)} | {row.of.value} | {row.why} | {source(row)} |" for row in BARRIERS]
+    parts = page.split("|---|---|---|---|\n")
+    assert len(parts) == 3
+    written = [parts[0]]
+    for rows, part in zip((defects, barriers), parts[1:]):
+        _, separator, rest = part.partition("\n\n")
+        written.append("\n".join(["|---|---|---|---|", *rows]) + (separator + rest or "\n"))
+    return "".join(written)
 
 
-def test_the_page_of_the_design_has_the_table():
+def names(row):
+    return ", ".join(f"`{op}`" for op in row.ops)
+
+
+def source(row):
+    return f"[{row.upstream.rpartition('/')[2]}]({SOURCE}{row.upstream})"
+
+
+def test_the_page_of_the_design_has_the_tables():
     assert written_anew(PAGE.read_text()) == PAGE.read_text(), "run python tests/docs/test_defects_page.py"
 
 
