@@ -1,7 +1,7 @@
 """Run all benchmarks and write bench.json, bench.md and plots into a folder.
 
     python benchmarks/bench.py                                  # everything, into bench-results
-    python benchmarks/bench.py --only training,large_graph
+    python benchmarks/bench.py --only training,primitives
     python benchmarks/bench.py --small                          # tiny networks, to see whether everything works
 
 It ends with the least ratio of gluon_amp to MXNet FP32 of all rows. A row below 1.0 is measured once more, with 15
@@ -21,7 +21,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence
 
-from benchmarks import passes
 from benchmarks.harness import cli, least, machine, report, suites, tables
 from benchmarks.harness.compare import Plan
 from benchmarks.harness.errors import ChildFailed
@@ -126,13 +125,10 @@ def _script(title: str, name: str, seconds: float, *arguments: str, small: Seque
 PARTS: Mapping[str, Part] = {
     "training": Part("Training", _suite_part("training"), tables.suite, share=0.62),
     "inference": Part("Inference", _suite_part("inference"), tables.suite, share=0.28),
-    "step_costs": _script("A step outside the network", "step_costs", 60.0, small=["--small", "--rounds", "1"]),
-    "large_graph": _script("Large graphs", "large_graph", 100.0, small=["--layers", "2,4", "--rounds", "1"]),
     "eager_overhead": _script("Imperative calls", "eager_overhead", 40.0),
     "primitives": _script("Where the time of a training step goes", "primitives", 100.0, "--network", "ssd512",
                           small=["--small", "--batch-size", "1"]),
     "scaling": Part("One thread and all of them", _scaling, _scaling_tables, share=0.04),
-    "passes": Part("Graph passes", passes.measure, passes.markdown, share=0.06),
 }
 _PLOTTED = ("training", "inference")
 
@@ -141,13 +137,13 @@ def _parser() -> cli.Parser:
     parser = cli.Parser(__doc__)
     parser.add_argument("--only", metavar="PARTS", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--output", metavar="DIR", default="bench-results", help="default: bench-results")
-    parser.add_argument("--networks", metavar="NAMES", help="of training, inference and passes (default: all)")
+    parser.add_argument("--networks", metavar="NAMES", help="of training and inference (default: all)")
     parser.add_argument("--add", action="store_true", help="keep what bench.json holds and is not measured again")
     parser.add_argument("--small", action="store_true", help="few tiny networks, to see whether everything works")
     parser.add_argument("--total", type=cli.seconds, default=BUDGET, metavar="SECONDS",
                         help=f"time for everything (default: {BUDGET:.0f}); what does not begin in time is left out")
     cli.add_measuring(parser, "how to measure the networks", budget=120.0, plots=False)
-    parser.set_defaults(compare=None, batch_sizes=None, passes=None)
+    parser.set_defaults(compare=None, batch_sizes=None)
     return parser
 
 
@@ -194,8 +190,8 @@ def slots(chosen: Sequence[str], total: float) -> dict[str, float]:
 
     Examples
     --------
-    >>> slots(["training", "inference"], 90.0), slots(["step_costs", "training"], 1060.0)
-    ({'training': 62.0, 'inference': 28.0}, {'step_costs': 60.0, 'training': 1000.0})
+    >>> slots(["training", "inference"], 90.0), slots(["primitives", "training"], 1060.0)
+    ({'training': 62.0, 'inference': 28.0}, {'primitives': 100.0, 'training': 960.0})
     """
     fixed = sum(PARTS[name].seconds for name in chosen)
     shares = sum(PARTS[name].share for name in chosen)

@@ -209,7 +209,7 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
         (fold_batch_norm._Folding, "fold", _fold_without_bias(fold_batch_norm._Folding.fold))),
     "statistics_of_skipped_steps": _patched((written._Written, "decided", lambda *_, **__: None)),
     "scale_not_carried": _patched((own_gradients._Scale, "_fill", lambda *_: None)),
-    "constants_lost": _patched((policy, "guarded", lambda decision, *_: decision)),
+    "constants_lost": _patched((policy, "within_range", lambda decision, *_: decision)),
     "marks_in_files": _patched((symbols, "unmarked", lambda symbol: symbol)),
     "converted_output_order": _converted(_outputs_in_another_order),
     "converted_scaled": _converted(_scaled),

@@ -18,14 +18,14 @@ from . import finite
 _ATTRIBUTE = "_amp_loss_scaler"
 
 
-def attach(trainer: gluon.Trainer, scaler: Any) -> None:
+def set_scaler(trainer: gluon.Trainer, scaler: Any) -> None:
     """Make ``trainer`` ask ``scaler`` before each update."""
     setattr(trainer, _ATTRIBUTE, scaler)
     trainer._amp_original_scale = trainer._scale  # read by scripts written for MXNet's own amp
 
 
 def attached(trainer: gluon.Trainer) -> Any:
-    """Return what :func:`attach` left on the trainer, None without."""
+    """Return what :func:`set_scaler` left on the trainer, None without."""
     return getattr(trainer, _ATTRIBUTE, None)
 
 

@@ -15,7 +15,7 @@ from ..errors import StateError, expected
 from ..session import hooks
 from ..training.loss_scaler import LEAST_SCALE, MOST_SCALE, DynamicLossScaler, scale_of
 from ..training.scaling import Loss, losses_in, scaled
-from ..training.trainer_scaler import TrainerScaler, attach, gradients_are_finite
+from ..training.trainer_scaler import TrainerScaler, gradients_are_finite, scale_steps_of
 
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 _UNSCALED, _STEPPED = "unscaled", "stepped"
@@ -228,7 +228,7 @@ class GradScaler:
         if current is None:
             trainers.update_locally(trainer)
             current = TrainerScaler(trainer, self._scaler)
-            attach(trainer, current)
+            scale_steps_of(trainer, current)
             self._trainers.add(trainer)
         if getattr(current, "scaler", None) is not self._scaler:
             raise StateError(f"{caller}: the trainer has another loss scaler. Leave out amp.init_trainer(trainer), or "

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import AbstractSet, Callable, Iterator
+from typing import Callable, Iterator
 
 from mxnet.base import MXNetError
 
@@ -52,7 +52,13 @@ def load() -> tuple[Library, ...]:
 
 def is_available(op: str) -> bool:
     """Tell whether an operator of the libraries can be used, which loads the library that it needs."""
-    return op in operators()
+    # oneDNN takes 14 MB, which networks without such operators do not spend.
+    return op in _core().operators or (op in _ONEDNN and op in _onednn().operators)
+
+
+def any_is_available() -> bool:
+    """Tell whether there are operators that can be used; oneDNN is not loaded to find out."""
+    return bool(_core().operators)
 
 
 def obstacle_to(op: str) -> str:
@@ -76,30 +82,6 @@ def _seems_in_order() -> bool:
 def _say(library: Library) -> None:
     if library.missing:
         _logger.info("The CPU does without some operators in C++, which make networks faster: %s", library.missing)
-
-
-class Operators(AbstractSet[str]):
-    """The registered names of operators that can be used. oneDNN is loaded when one of those that need it is asked for.
-
-    It takes 14 MB, which networks without such operators do not spend.
-    """
-
-    def __contains__(self, op: object) -> bool:
-        return op in _core().operators or (op in _ONEDNN and op in _onednn().operators)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_core().operators | _onednn().operators)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __bool__(self) -> bool:
-        return bool(_core().operators)
-
-
-def operators() -> Operators:
-    """Return the registered names of all operators that can be used."""
-    return Operators()
 
 
 def _once(load_library: Callable[[], Library]) -> Callable[[], Library]:

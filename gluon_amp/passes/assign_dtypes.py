@@ -69,10 +69,10 @@ def decide(node: Node, context: Context) -> Decision:
     if node.name in context.policy.excluded:
         return EXCLUDED
     decision = context.policy.decide(node.op, node.attrs, _data_shape(node))
-    return decision if not may_lower(decision) else _guarded(decision, node, context)
+    return decision if not may_lower(decision) else _within_range(decision, node, context)
 
 
-def _guarded(decision: Decision, node: Node, context: Context) -> Decision:
+def _within_range(decision: Decision, node: Node, context: Context) -> Decision:
     """Return a decision on a node, or FP32 where the type cannot hold a constant among its inputs."""
     for position, entry in enumerate(node.inputs):
         value = constant(entry) if position not in decision.fp32_inputs and context.is_float(entry) else None

@@ -36,14 +36,14 @@ _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channel
 def is_needed(context: Context) -> bool:
     """Tell whether training in a type of theirs is about to run on a CPU with operators in C++."""
     return (context.facts.trains and context.facts.recorded and context.target in _SAVED and not context.policy.imitated
-            and bool(context.native))
+            and context.native is not None)
 
 
 def run(graph: Graph, context: Context) -> int:
     """Put operators in C++ in the place of convolutions and BatchNorm in such chains; return how many."""
     readers = Readers(graph)
     members = _members(graph, readers, context)
-    if not any(node.op == "clip" for node in members) or not context.native >= NATIVE:
+    if not any(node.op == "clip" for node in members) or not all(map(context.runs_natively, NATIVE)):
         return 0
     chains = [chain for chain in _chains(members) if _gains(chain, readers, context)]
     guards = Guards(graph, readers, context)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import AbstractSet, Callable, Collection, Mapping, Protocol, Sequence
+from typing import Callable, Collection, Mapping, Protocol, Sequence
 
 import numpy as np
 
@@ -48,7 +48,8 @@ class Context:
     # the inputs before the rewrite. Training passes them by position: their order must not change.
     variables: tuple[str, ...] = ()
     everywhere: bool = True  # False when only operators traced inside an autocast region are to run in low precision
-    native: AbstractSet[str] = frozenset()  # the operators in C++ that may take the place of MXNet's: registered names
+    # tells whether an operator in C++ may take the place of MXNet's, by its registered name; None where none may
+    native: Callable[[str], bool] | None = None
     converted: bool = False  # whether the graph is one that was converted for inference, and is about to run
     check: bool = False  # whether the result is verified
     weights: Weights | None = None  # the trained parameters, for passes that change them; None in training
@@ -57,7 +58,7 @@ class Context:
 
     @classmethod
     def of(cls, graph: Graph, policy: Policy, facts: Facts = UNKNOWN, *, keep_outputs: bool = True,
-           everywhere: bool = True, native: AbstractSet[str] = frozenset(), converted: bool = False,
+           everywhere: bool = True, native: Callable[[str], bool] | None = None, converted: bool = False,
            check: bool = False, weights: Weights | None = None,
            engine: Callable[[Graph], Graph] | None = None) -> Context:
         """Return what a rewrite of a graph depends on; without ``keep_outputs`` its outputs may take any type."""
@@ -69,6 +70,10 @@ class Context:
     def target(self) -> str:
         """The low-precision type."""
         return self.policy.target_dtype
+
+    def runs_natively(self, op: str) -> bool:
+        """Tell whether an operator in C++ may take the place of MXNet's."""
+        return self.native is not None and self.native(op)
 
     def is_float(self, entry: Entry) -> bool:
         """Tell whether the tensor is one that passes may cast: FP32, or low precision by an earlier decision."""

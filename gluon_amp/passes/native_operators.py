@@ -43,7 +43,7 @@ _NARROW = 16  # values in a row of a normalisation, below which its sums cannot 
 
 def is_needed(context: Context) -> bool:
     """Tell whether there are such operators for the device."""
-    return bool(context.native) and context.policy.runs_native
+    return context.native is not None and context.policy.runs_native
 
 
 def _values(node: Node) -> int:
@@ -213,7 +213,8 @@ def run(graph: Graph, context: Context) -> int:
     found = [(node, each) for node in graph.operators() for each in [replacement_of(node)]
              if each is not None and _is_large(node, each) and each.fits(node, readers) and each.gains(node, context)
              and may_replace(node, [entry.shape or () for entry in node.inputs[:2]])
-             and not any(entry.node in unknown for entry in node.inputs[:each.known]) and each.op in context.native]
+             and not any(entry.node in unknown for entry in node.inputs[:each.known])
+             and context.runs_natively(each.op)]
     for node, each in found:
         is_free = node.decision is not None and node.decision.cause is Cause.TABLE
         if each.rule is not None and context.target == BFLOAT16 and is_free:
@@ -258,7 +259,7 @@ def _fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
     readers = Readers(graph)
     found = [each for each in find(graph, readers) if _gains_as_one(each, context)
              and not any(entry.node in unknown for entry in each.inputs.values())]
-    if not found or _ATTENTION not in context.native:
+    if not found or not context.runs_natively(_ATTENTION):
         return 0
     guards = Guards(graph, readers, context)
     casts: Made = {}

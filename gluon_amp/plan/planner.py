@@ -5,7 +5,7 @@ import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import AbstractSet, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import mxnet as mx
@@ -184,10 +184,10 @@ class Planner:
         return FLOAT16 in given and FLOAT32 in parameters and FLOAT16 not in parameters
 
 
-def _native(graph: Graph, facts: Facts) -> AbstractSet[str]:
-    """Return the operators in C++ for a graph: they take dense arrays, on a CPU."""
+def _native(graph: Graph, facts: Facts) -> Callable[[str], bool] | None:
+    """Return what tells the operators in C++ for a graph, None where there are none: they take dense arrays on a CPU."""
     # Beside a while_loop MXNet's engine gives wrong gradients now and then where operators are in C++.
     if (not facts.dense or facts.device != "cpu"
             or any(node.op in (_MAKES_SPARSE, WITHOUT_SHAPES) for node in graph.operators())):
-        return frozenset()
-    return native.operators()
+        return None
+    return native.is_available if native.any_is_available() else None

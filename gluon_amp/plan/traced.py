@@ -131,7 +131,7 @@ class Traced:
             return Choices()
         lowered = frozenset(node.op for node in self.graph.operators()
                             if not self.is_converted and policy.depends_on_shape(node.op))
-        is_native = device == "cpu" and policy.runs_native and bool(native.operators())
+        is_native = device == "cpu" and policy.runs_native and native.any_is_available()
         replaced = following(self.graph) if is_native else frozenset()
         ops = lowered | replaced
         if ops not in self._probes:

@@ -32,7 +32,7 @@ def number(text: str | None) -> float | None:
         return None
 
 
-def guarded(decision: Decision, op: str, attrs: Mapping[str, str], dtype: str) -> Decision:
+def within_range(decision: Decision, op: str, attrs: Mapping[str, str], dtype: str) -> Decision:
     """Return a decision on an operator, or FP32 where the type cannot hold one of its constants."""
     for name in constants_of(op) if may_lower(decision) else ():
         value = number(attrs.get(name))

@@ -11,7 +11,7 @@ from ..checks import true_or_false, whole
 from ..dtypes import BFLOAT16, FLOAT32, normalize
 from ..errors import PolicyError, expected
 from ..files import replacing
-from .constants import constants_of, guarded
+from .constants import constants_of, within_range
 from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule, may_lower
 from .measurements import signature
 from .shapes import SHAPE_RULES, ShapeRule, can_fold_stride
@@ -174,7 +174,7 @@ class Policy:
             return kept
         channels = self._channels(op, attrs, shape)
         decision = next(rule for rule in self._rules(op) if _holds(rule, attrs, channels)).decision
-        return guarded(decision, op, attrs, self.target_dtype)
+        return within_range(decision, op, attrs, self.target_dtype)
 
     def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> Decision | None:
         """Return the rule that keeps an operator in FP32 for the shape of its data, which may change between calls."""

@@ -24,7 +24,7 @@ Parts = Mapping[Block, Network]
 class Level(Protocol):
     """What ``initialize`` leaves behind for trainers."""
 
-    def attach(self, trainer: Trainer, warn_after: int = 20, max_skipped: int | None = None) -> None:
+    def take_on(self, trainer: Trainer, warn_after: int = 20, max_skipped: int | None = None) -> None:
         """Give a trainer the loss scalers of the level."""
 
     def updated(self, trainer: Trainer) -> None:

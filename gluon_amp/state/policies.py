@@ -36,7 +36,7 @@ def _policy(support: Support, lists: Mapping[str, Any]) -> Policy:
 def rewrites(policies: Mapping[str, Policy]) -> str:
     """Name what makes networks faster under some policies, for people."""
     used = {step.name for device, policy in policies.items() for step in passes.pipeline_of(
-        passes.Context(policy, native=native.operators() if device == "cpu" else frozenset()))}
+        passes.Context(policy, native=native.is_available if device == "cpu" and native.any_is_available() else None))}
     return ", ".join([name for name in passes.list_passes() if name in used] + ["faster updates"])
 
 

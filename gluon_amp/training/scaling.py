@@ -18,7 +18,7 @@ from ..session.autocast import active_dtype, is_active
 from ..state.blocks import block_settings
 from ..state.in_force import in_force
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler, scale_of
-from .trainer_scaler import TrainerScaler, attach, attached_to
+from .trainer_scaler import TrainerScaler, attached_to, scale_steps_of
 
 Loss = Union[NDArray, Sequence[NDArray]]
 
@@ -89,11 +89,11 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
     reduction: dict[str, Any] = {"allreduce_always_fp32": allreduce_always_fp32,
                                  "gradient_predivide_factor": gradient_predivide_factor}
     if block_settings.level is not None and loss_scaler is None:
-        block_settings.level.attach(trainer, warn_after, max_skipped, **reduction)
+        block_settings.level.take_on(trainer, warn_after, max_skipped, **reduction)
         return
     scaler = _make_scaler(loss_scaler, {active_dtype(context) for context in trainers.contexts(trainer)})
     trainers.update_locally(trainer)
-    attach(trainer, TrainerScaler(trainer, scaler, warn_after, max_skipped), **reduction)
+    scale_steps_of(trainer, TrainerScaler(trainer, scaler, warn_after, max_skipped), **reduction)
 
 
 def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]) -> LossScaler:

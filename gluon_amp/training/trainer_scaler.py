@@ -248,7 +248,7 @@ class UnscaledTrainer(TrainerScaler):
         return False
 
 
-def attach(trainer: gluon.Trainer, scaler: TrainerScaler, allreduce_always_fp32: bool = False,
+def scale_steps_of(trainer: gluon.Trainer, scaler: TrainerScaler, allreduce_always_fp32: bool = False,
            gradient_predivide_factor: float = 1.0) -> None:
     """Put a scaler on its trainer, which updates locally, and remember it for :func:`attached_scalers`."""
     # The other parameters are those of :func:`gluon_amp.parallel.distribute`.
@@ -259,7 +259,7 @@ def attach(trainer: gluon.Trainer, scaler: TrainerScaler, allreduce_always_fp32:
 
 def stand_by(trainer: gluon.Trainer, scaler: TrainerScaler) -> None:
     """Put a scaler on its trainer, whose gradients are reduced as without it."""
-    trainers.attach(trainer, scaler)
+    trainers.set_scaler(trainer, scaler)
     _attached_scalers[:] = [reference for reference in _attached_scalers if reference() is not None]
     if not isinstance(scaler, UnscaledTrainer):
         _remember(scaler)

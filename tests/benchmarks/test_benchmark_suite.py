@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from test_benchmark_cli import Fakes, Silent, fakes  # noqa: F401
 
-import gluon_amp as amp
-from benchmarks import bench, inference, large_graph, machines, passes, training
+from benchmarks import bench, inference, machines, training
 from benchmarks.harness import cli, commands, least, machine, onednn, outputs, registry, sizes, suites, tables
 from benchmarks.harness.compare import Plan, compare
 from benchmarks.harness.errors import Refused, UsageError
@@ -55,15 +54,6 @@ def test_a_name_may_leave_a_pass_out():
     for name in ("amp~", "fp32~fuse", "torch~fuse"):
         with pytest.raises(UsageError, match="expected the name of a pass of gluon_amp"):
             registry.implementation(name)
-
-
-def test_every_pass_that_can_be_switched_off_is_measured():
-    assert set(passes.MEASURED) == set(amp.list_passes())
-    text = (ROOT / "benchmarks" / "README.md").read_text()
-    assert [name for name in passes.MEASURED if f"\n- `{name}`: " not in text] == []
-    for where in passes.MEASURED.values():
-        assert all(set(networks) <= set(passes.BATCH_SIZES[workload]) for workload, networks in where.items())
-        assert any(where.values())
 
 
 def test_every_implementation_is_for_some_workload():
@@ -124,9 +114,6 @@ def test_only_the_backends_of_gluon_amp_import_it(module):
         (training, ["--markdown", "no/such/folder/x.md"], "its folder does not exist"),
         (training, ["--rounds", "0"], "--rounds: expected an integer of at least 1"),
         (bench, ["--only", "trainin"], "unknown part 'trainin'; did you mean training"),
-        (passes, ["--passes", "fuze"], "unknown pass 'fuze'; did you mean fuse"),
-        (passes, ["--networks", "resnet5"], "unknown network 'resnet5'; did you mean resnet50"),
-        (large_graph, ["--layers", "many"], "--layers: expected integers of at least 1, received 'many'"),
     ],
 )
 def test_bad_arguments_give_one_line_and_exit_code_2(script, arguments, message, capsys):
@@ -354,7 +341,7 @@ def test_a_run_divides_its_time():
         assert sum(slots.values()) == pytest.approx(total)
         assert slots["training"] + slots["inference"] > 0.6 * total
     assert slots["primitives"] == 100.0
-    assert bench.slots(["step_costs"], 1000.0) == {"step_costs": 60.0}
+    assert bench.slots(["eager_overhead"], 1000.0) == {"eager_overhead": 40.0}
 
 
 def test_only_the_largest_batch_is_compiled_unless_asked_for():
@@ -470,27 +457,6 @@ def test_the_sections_of_machines_go_into_the_page(tmp_path, monkeypatch, capsys
     assert machines.BEGIN in (ROOT / "benchmarks" / "README.md").read_text()
 
 
-def test_the_table_of_passes(fakes, monkeypatch, capsys):  # noqa: F811
-    seconds = {"amp": 0.2, "amp~fuse": 0.4, "amp~fold_batch_norm": 0.1}
-    trouble = {"amp~fold_batch_norm": "refuse"}
-    monkeypatch.setattr(suites, "command", lambda _, name, __: fakes.command(name, seconds[name],
-                                                                            trouble.get(name, "none")))
-    assert cli.main(passes.run, ["--passes", "fuse,fold_batch_norm", "--networks", "densenet121", "--rounds", "1",
-                                 "--small", "--warmup", "1", "--steps", "1"]) == 0
-    text = capsys.readouterr().out
-    assert "| pass | network | off | on | off / on (lowest to highest) |" in text
-    assert "|---|---|---|---|---|\n| `fold_batch_norm` | DenseNet-121, inference, batch 8, " in text
-    assert "| no such thing here |  |  |" in text
-    assert "| 400 ms | 200 ms | **2.00x** (2.00-2.00) |" in text
-    assert "OMP_NUM_THREADS=" in text
-
-
-def test_passes_without_networks_that_are_asked_for_are_not_measured():
-    assert list(passes.jobs(["fuse"], ["lstm"])) == []
-    assert [job[:2] for job in passes.jobs(["align_channels"])] == [
-        ("training", "ssd512"), ("training", "mobilenet_v2"), ("inference", "ssd512"), ("inference", "mobilenet_v2")]
-
-
 def test_a_child_that_refuses_says_who_it_is(fakes):  # noqa: F811
     result = compare([fakes.command("b", trouble="refuse")], Plan(rounds=1), Silent())
     assert isinstance(result.failures["b"], Refused)
@@ -528,9 +494,9 @@ def test_results_measured_earlier_are_kept(tmp_path, monkeypatch, capsys):
 
 def test_a_part_that_fails_fails_the_benchmark(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "_HERE", tmp_path)
-    (tmp_path / "step_costs.py").write_text("raise SystemExit(3)")
-    assert cli.main(bench.run, ["--output", str(tmp_path / "out"), "--only", "step_costs"]) == 1
-    assert "step_costs: ended with exit code 3" in capsys.readouterr().err
+    (tmp_path / "eager_overhead.py").write_text("raise SystemExit(3)")
+    assert cli.main(bench.run, ["--output", str(tmp_path / "out"), "--only", "eager_overhead"]) == 1
+    assert "eager_overhead: ended with exit code 3" in capsys.readouterr().err
 
 
 # the real thing, with tiny networks
@@ -554,34 +520,6 @@ def test_optimised_fp32_computes_what_fp32_does(tmp_path):
     assert optimised["saved"]["top1"] == 1.0
     assert 0.9 < optimised["saved"]["parameter_file"] / fp32["saved"]["parameter_file"] < 1.1
     assert set(fp32["latency"]) == {"p50", "p90", "p99"}
-
-
-def test_a_large_graph_is_measured(monkeypatch, capsys):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert cli.main(large_graph.run, ["--layers", "2,4", "--rounds", "1"]) == 0
-    assert "| 4 | " in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_step_outside_the_network_is_measured(tmp_path):
-    path = tmp_path / "out.json"
-    result = run_script("step_costs", "--small", "--rounds", "1", "--threads", "1", "--json", str(path))
-    assert result.returncode == 0, result.stderr
-    times = json.loads(path.read_text())["seconds"]
-    assert all(each["median"] > 0 for each in times.values())
-    assert "overflow check, gluon_amp" in result.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.bf16
-def test_a_pass_is_measured(tmp_path):
-    text, record = run_suite("passes", tmp_path / "out.json", "--passes", "shape_operands,fuse", "--networks", "ssd512",
-                             "--rounds", "1", "--steps", "1", "--warmup", "1")
-    assert [result["failures"] for result in record["compared"]] == [{}, {}]
-    assert text.count("| `shape_operands` | SSD-512 ResNet-50, ") == 2
-    training, _ = record["compared"]
-    on, off = training["comparisons"][0]["implementations"]
-    assert on["losses"][0] == pytest.approx(off["losses"][0], rel=1e-2)
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Small graphs written by hand, and a readable form of graphs to compare with expectations written by hand."""
 from __future__ import annotations
 
+from collections.abc import Set
+
 from gluon_amp import passes
 from gluon_amp.graph import Entry, Graph, Node
 from gluon_amp.passes import Context, Facts
@@ -46,6 +48,8 @@ def describe(result):
 def rewrite(graph, policy, **settings):
     """Run all passes but the last ones; settings are those of Facts and of Context.of."""
     facts = Facts(**{name: settings.pop(name) for name in Facts._fields if name in settings})
+    if isinstance(settings.get("native"), Set):
+        settings["native"] = settings["native"].__contains__ if settings["native"] else None
     return passes.run(graph, Context.of(graph, policy, facts, **settings))
 
 

@@ -59,7 +59,7 @@ class TestTable:
     @pytest.mark.parametrize("place", ["training", "inference", "converted"])
     def test_the_driver_obeys_it(self, policy, place):
         context = Context(replace(policy, training=place == "training"), check=True, converted=place == "converted",
-                          native=frozenset({"_gluon_amp_clip"}))
+                          native={"_gluon_amp_clip"}.__contains__)
         names = [each.name for each in passes.pipeline_of(context)]
         assert names == [each.name for each in passes.PASSES if place in each.where and each.applies(context)]
         for name in OPTIONAL:

@@ -131,7 +131,7 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
             _print(name, options)
     block_settings.level = level
     for item in several:
-        level.attach(item)
+        level.take_on(item)
     return net if trainer is None else (net, trainer)
 
 

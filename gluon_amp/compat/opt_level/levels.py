@@ -27,7 +27,7 @@ from ...state.networks import Network
 from ...state.policies import device_policies, rewrites
 from ...state.state import State
 from ...training.loss_scaler import LossScaler
-from ...training.trainer_scaler import TrainerScaler, UnscaledTrainer, attach, stand_by
+from ...training.trainer_scaler import TrainerScaler, UnscaledTrainer, scale_steps_of, stand_by
 from .options import LOW, Options
 
 _SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
@@ -81,14 +81,14 @@ class Applied(NamedTuple):
     weights: LowWeights | None = None  # what is rounded after updates
     reduces: bool = True  # whether it reduces the gradients of several processes where losses are not scaled
 
-    def attach(self, trainer: gluon.Trainer, warn_after: int = 20, max_skipped: int | None = None,
+    def take_on(self, trainer: gluon.Trainer, warn_after: int = 20, max_skipped: int | None = None,
                **reduction: Any) -> None:
         """Give a trainer the loss scalers; ``reduction`` is what ``init_trainer`` takes for several processes."""
         scaler = (TrainerScaler(trainer, self.scalers, warn_after, max_skipped) if self.scalers
                   else UnscaledTrainer(trainer))
         if self.scalers or (self.reduces and parallel.size() > 1):
             trainers.update_locally(trainer)
-            attach(trainer, scaler, **reduction)
+            scale_steps_of(trainer, scaler, **reduction)
         else:
             stand_by(trainer, scaler)  # which trains as without it
 
