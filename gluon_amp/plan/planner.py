@@ -185,7 +185,7 @@ class Planner:
 
 
 def _native(graph: Graph, facts: Facts) -> Callable[[str], bool] | None:
-    """Return what tells the operators in C++ for a graph, None where there are none: they take dense arrays on a CPU."""
+    """Return what tells the operators in C++ for a graph, which take dense arrays; None where there are none."""
     # Beside a while_loop MXNet's engine gives wrong gradients now and then where operators are in C++.
     if (not facts.dense or facts.device != "cpu"
             or any(node.op in (_MAKES_SPARSE, WITHOUT_SHAPES) for node in graph.operators())):
