@@ -13,34 +13,49 @@ from .._mxnet.invoke import Invoke
 from .._mxnet.operators import handle_of
 from .._mxnet.symbols import dtype_name
 from ..dtypes import AVX2_VALUES, FLOAT32, cpu_support
+from ..passes.native_operators import values_behind
 
 
 class _Kernel(NamedTuple):
     """What serves calls of an operator."""
 
-    handle: int
+    op: str  # registered name
     default: Mapping[str, str]  # the only values of attributes that it knows
-    trains: bool  # whether it gains only with a gradient, of rows that fill a vector
+    # takes the data and the axis of a call, and says whether it gains
+    gains: Callable[[NDArray, int], bool] = lambda data, axis: True
+
+
+def _is_slow_softmax(data: NDArray, axis: int) -> bool:
+    """Whether values lie behind the axis, which oneDNN does not know."""
+    return values_behind(data.shape, axis) >= AVX2_VALUES
+
+
+def _is_slow_logarithm(data: NDArray, axis: int) -> bool:
+    """Whether oneDNN does not run it, or has no kernel for its gradient, as without AVX512."""
+    return _is_slow_softmax(data, axis) or (
+        cpu_support().channel_multiple == AVX2_VALUES and autograd.is_recording() and data.shape[-1] >= AVX2_VALUES
+        and values_behind(data.shape, axis) == 1)
 
 
 # With a gradient every input goes through a view of itself first: MXNet does not tell operators of libraries that a
 # gradient is to be added, and nobody knows yet who else will read the input. MXNet copies a view's gradient.
 _view = NDArray.reshape
-_KERNELS = {"LayerNorm": ("_gluon_amp_layer_norm", {"axis": "-1", "output_mean_var": "False"}),
-            "clip": ("_gluon_amp_clip", {}),
-            "log_softmax": ("_gluon_amp_log_softmax", {"axis": "-1", "temperature": "None", "dtype": "None",
-                                                       "use_length": "False"})}
-_WITHOUT_AVX512 = frozenset({"log_softmax"})  # what gains there only, with a gradient
+_OF_SOFTMAX = {"temperature": "None", "dtype": "None", "use_length": "False"}
+_KERNELS = {"LayerNorm": _Kernel("_gluon_amp_layer_norm", {"axis": "-1", "output_mean_var": "False"}),
+            "clip": _Kernel("_gluon_amp_clip", {}),
+            "softmax": _Kernel("_gluon_amp_softmax", _OF_SOFTMAX, _is_slow_softmax),
+            "log_softmax": _Kernel("_gluon_amp_log_softmax", _OF_SOFTMAX, _is_slow_logarithm),
+            "_contrib_BilinearResize2D": _Kernel("_gluon_amp_resize", {"mode": "size", "scale_height": "None",
+                                                                       "scale_width": "None"})}
 # Values of the data from which on all gain 1.4 times, forward and with a gradient: measured on an AMD EPYC, 2 threads.
 _LEAST = 65536
 
 
 @lru_cache(maxsize=1)
-def _kernels() -> Mapping[int, _Kernel]:
-    is_narrow = cpu_support().channel_multiple == AVX2_VALUES
-    return {handle_of(name): _Kernel(handle_of(op), default, name in _WITHOUT_AVX512)
-            for name, (op, default) in _KERNELS.items()
-            if native.is_available(op) and (is_narrow or name not in _WITHOUT_AVX512)}
+def _kernels() -> Mapping[int, tuple[_Kernel, int]]:
+    """Map handles of MXNet's operators to what serves them, with its own handle."""
+    return {handle_of(name): (kernel, handle_of(kernel.op)) for name, kernel in _KERNELS.items()
+            if native.is_available(kernel.op)}
 
 
 def make_native_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
@@ -48,9 +63,9 @@ def make_native_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
     def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
                is_np_op: bool, output_is_list: bool) -> Any:
         if out is None and inputs and handle in served and is_on():
-            kernel = _kernels().get(handle)
+            kernel, served_by = _kernels().get(handle, (None, 0))
             if kernel is not None and _fits(kernel, inputs, keys, values):
-                handle = kernel.handle
+                handle = served_by
                 if autograd.is_recording():
                     inputs = [_view(array, array.shape) for array in inputs]
         return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
@@ -62,6 +77,6 @@ def make_native_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
 def _fits(kernel: _Kernel, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any]) -> bool:
     return (not any(isinstance(array, BaseSparseNDArray) for array in inputs)
             and inputs[0].size >= _LEAST and inputs[0].context.device_type != "gpu"
-            and (not kernel.trains or (autograd.is_recording() and inputs[0].shape[-1] >= AVX2_VALUES))
+            and kernel.gains(inputs[0], next((int(value) for key, value in zip(keys, values) if key == "axis"), -1))
             and all(kernel.default.get(key, str(value)) == str(value) for key, value in zip(keys, values))
             and all(dtype_name(array.dtype) == FLOAT32 for array in inputs))

@@ -129,18 +129,37 @@ def _is_matmul(node: Node, shapes: Shapes) -> bool:
 
 
 def _is_softmax_of_rows(node: Node, readers: Readers) -> bool:
-    """Whether the last axis is meant, whatever their number is, by a temperature and lengths that are heeded."""
-    return (integer(node.attrs, "axis", -1) == -1 and node.attrs.get("dtype", "None") == "None"
-            and 0 < _temperature(node) < inf
+    """Whether a temperature and lengths are heeded, these over the last axis, whatever the number of axes is."""
+    return (node.attrs.get("dtype", "None") == "None" and 0 < _temperature(node) < inf
             and (not is_set(node.attrs, "use_length")
-                 or (len(node.inputs) == 2 and len(node.inputs[0].shape or ()) > 1)))
+                 or (len(node.inputs) == 2 and len(node.inputs[0].shape or ()) > 1
+                     and integer(node.attrs, "axis", -1) == -1)))
 
 
 def _is_slow_softmax(node: Node, context: Context) -> bool:
-    """Whether oneDNN does not run it, or, of a logarithm without AVX512, has no kernel for its gradient."""
-    return (_temperature(node) != 1 or is_set(node.attrs, "use_length")
-            or (node.op == "log_softmax" and context.facts.recorded and context.policy.channel_multiple == AVX2_VALUES
+    """Whether oneDNN runs it over the last axis only, not at all, or, of a logarithm without AVX512, no gradient."""
+    behind = values_behind(node.inputs[0].shape or (), integer(node.attrs, "axis", -1))
+    return (_temperature(node) != 1 or is_set(node.attrs, "use_length") or behind >= _NARROW
+            or (behind == 1 and node.op == "log_softmax" and context.facts.recorded
+                and context.policy.channel_multiple == AVX2_VALUES
                 and (node.inputs[0].shape or (0,))[-1] >= AVX2_VALUES))
+
+
+def values_behind(shape: Sequence[int], axis: int) -> int:
+    """Return how many values of a tensor lie behind one along an axis: 1 for the last one."""
+    return prod(shape[axis % len(shape) + 1:]) if shape else 1
+
+
+def _is_plain_resize(node: Node, readers: Readers) -> bool:
+    """Whether the size of the result is given, rather than a factor or another tensor."""
+    attrs = node.attrs
+    return (len(node.inputs) == 1 and attrs.get("mode", "size") == "size" and len(node.inputs[0].shape or ()) == 4
+            and {attrs.get("scale_height", "None"), attrs.get("scale_width", "None")} == {"None"}
+            and min(integer(attrs, "height", 0), integer(attrs, "width", 0)) > 0)
+
+
+def _results(node: Node) -> int:
+    return prod(node.shapes[0] or ())
 
 
 def _temperature(node: Node) -> float:
@@ -175,7 +194,8 @@ def _scales_rows(node: Node, shapes: Shapes) -> bool:
 # softmax is as fast as that in C++ (0.5 to 1.2 times), but for the logarithm's gradient without AVX512: forward and
 # backward takes 1.5 to 4.0 times as long on an AMD EPYC with AVX2, of rows of two values 0.8 times. MXNet's own one,
 # for temperatures and lengths, takes 1.2 to 8.7 times as long from 16,384 values on. Channels times factors take MXNet
-# 2 times as long at 16,384 values, 10 to 17 times from 225,000 on, forward and backward.
+# 2 times as long at 16,384 values, 10 to 17 times from 225,000 on, forward and backward. Softmax over another axis than
+# the last takes MXNet 2.4 to 5 times as long on an AMD EPYC with AVX2, of 16 values behind it or more.
 # LeakyReLU is several operators: its form is part of the name.
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
@@ -199,6 +219,8 @@ REPLACEMENTS: Mapping[str, Replacement] = {
                        rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))
        for op in ("broadcast_mul", "_npi_multiply")},
     "Pooling": Replacement("_gluon_amp_global_pool", (FLOAT32,), 16384, _is_global_mean, gains=_pools_slowly),
+    "_contrib_BilinearResize2D": Replacement("_gluon_amp_resize", (FLOAT32,), 16384, _is_plain_resize, work=_results,
+                                             rule=Rule(NEUTRAL, note="native bfloat16 kernel")),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
 }
 NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION} | channels_last.NATIVE

@@ -278,9 +278,9 @@ def test_children_take_turns_and_every_round_begins_with_the_next(fakes):
 
 def test_rounds_follow_from_the_budget(fakes):
     progress = Silent()
-    compare([fakes.command("a", 1.0)], Plan(budget=10.0), progress)
+    compare([fakes.command("a", 100.0)], Plan(budget=1000.0), progress)  # beside which a child's start is nothing
     assert progress.said[-1] in [f"{rounds} rounds of 1 step for each of 1 processes" for rounds in (8, 9)]
-    compare([fakes.command("a", 50.0)], Plan(budget=10.0, warmup=1), progress)
+    compare([fakes.command("a", 5000.0)], Plan(budget=1000.0, warmup=1), progress)
     assert "exceed the budget" in progress.said[-1]
 
 

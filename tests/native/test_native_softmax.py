@@ -108,10 +108,43 @@ def test_in_bfloat16(kind, shape):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("shape", "axis"), [((3, 5), 0), ((2, 7, 33), 1), ((2, 7, 33), -2), ((4, 21, 9, 13), 1),
+                                             ((3, 5, 1), 1), ((3, 5, 1, 1), -3), ((2, 3, 65), 2), ((130, 70), 0)])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_other_axes(kind, shape, axis, temperature):
+    data, out_grad = normal(*shape), normal(*shape, seed=1)
+    attrs = {"axis": axis, "temperature": temperature}
+    wanted = [np.moveaxis(value, -1, axis) for value in exact(
+        kind, *(np.moveaxis(array.asnumpy(), axis, -1) for array in (data, out_grad)), temperature)]
+    stock = with_gradients(lambda x: getattr(nd, kind)(x, **attrs), [data], out_grad)
+    received = with_gradients(lambda x: native(kind, x, **attrs), [data], out_grad)
+    for one, other, precise in zip(received, stock, wanted):
+        size = np.abs(precise).max()
+        np.testing.assert_allclose(one, precise, rtol=2e-6, atol=2e-6 * size)
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * size)
+    low = with_gradients(lambda x: native(kind, x, **attrs), [bfloat16(data)], bfloat16(out_grad))
+    for one, precise in zip(low, wanted):
+        assert np.linalg.norm(one - precise) <= 0.02 * np.linalg.norm(precise) + 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -1e30, 1e-42])
+def test_special_values_along_another_axis(kind, value):
+    data = normal(9, 4)
+    data[2, 1], data[:, 2] = value, value
+    wanted = getattr(nd, kind)(data, axis=0, temperature=2.0).asnumpy()
+    received = native(kind, data, axis=0, temperature=2.0).asnumpy()
+    np.testing.assert_array_equal(np.isnan(received), np.isnan(wanted))
+    np.testing.assert_allclose(received, wanted, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_values(kind):
     with mx.util.np_shape(True):
         for shape in ((0, 3), (3, 0)):
-            assert shapes_of_empty(lambda x: native(kind, x), [nd.zeros(shape)], nd.zeros(shape)) == [shape] * 2
+            for axis in (-1, 0):
+                assert shapes_of_empty(lambda x, axis=axis: native(kind, x, axis=axis), [nd.zeros(shape)],
+                                       nd.zeros(shape)) == [shape] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,7 +164,8 @@ def test_unaligned_views():
 
 
 @pytest.mark.parametrize(("attrs", "text"), [
-    ({"axis": 0}, "axis=-1"), ({"temperature": 0.0}, "a temperature above 0"), ({"temperature": "nan"}, "above 0")])
+    ({"axis": 2}, "an axis of the data, received axis=2"), ({"axis": -3}, "an axis of the data"),
+    ({"temperature": 0.0}, "a temperature above 0"), ({"temperature": "nan"}, "above 0")])
 def test_errors_say_what_was_expected(attrs, text):
     with pytest.raises(mx.MXNetError, match=text):
         native("softmax", normal(3, 4), **attrs)

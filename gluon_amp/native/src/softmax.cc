@@ -1,5 +1,5 @@
-// Softmax and its logarithm over the last axis, as MXNet computes them, with a temperature and with lengths of rows:
-// what is behind a row's length is 0 and has no gradient.
+// Softmax and its logarithm over an axis, as MXNet computes them, with a temperature and, over the last axis, with
+// lengths of rows: what is behind a row's length is 0 and has no gradient.
 #include "softmax.h"
 
 #include <algorithm>
@@ -81,14 +81,72 @@ INLINED void backward_row(const T* out_grad, const T* out, T* data_grad, int64_t
   std::fill(data_grad + length, data_grad + width, T{});
 }
 
-#define KERNELS(T)                                                                                              \
-  VECTORIZED void forward_kernel(const T* data, T* out, float* values, int64_t length, int64_t width,           \
-                                 float temperature, bool is_log) {                                              \
-    forward_row(data, out, values, length, width, temperature, is_log);                                         \
-  }                                                                                                             \
-  VECTORIZED void backward_kernel(const T* out_grad, const T* out, T* data_grad, int64_t length, int64_t width, \
-                                  float factor, bool is_log) {                                                  \
-    backward_row(out_grad, out, data_grad, length, width, factor, is_log);                                      \
+// What lies along an axis before the last one: so many values, at a distance, of some columns.
+constexpr int64_t kColumns = 64;
+
+template <class T>
+INLINED void forward_columns(const T* data, T* out, int64_t length, int64_t distance, int64_t columns,
+                             float temperature, bool is_log) {
+  float most[kColumns], sums[kColumns];
+#pragma omp simd
+  for (int64_t i = 0; i < columns; ++i) {
+    most[i] = -std::numeric_limits<float>::infinity();
+    sums[i] = 0;
+  }
+  for (int64_t row = 0; row < length; ++row)
+#pragma omp simd
+    for (int64_t i = 0; i < columns; ++i) {
+      const float value = to_float(data[row * distance + i]);
+      most[i] = value > most[i] ? value : most[i];
+    }
+  for (int64_t row = 0; row < length; ++row)
+#pragma omp simd
+    for (int64_t i = 0; i < columns; ++i)
+      sums[i] += exp_of_negative((to_float(data[row * distance + i]) - most[i]) / temperature);
+  for (int64_t i = 0; i < columns; ++i) sums[i] = is_log ? std::log(sums[i]) : 1 / sums[i];
+  for (int64_t row = 0; row < length; ++row)
+#pragma omp simd
+    for (int64_t i = 0; i < columns; ++i) {
+      const float value = (to_float(data[row * distance + i]) - most[i]) / temperature;
+      store(is_log ? value - sums[i] : exp_of_negative(value) * sums[i], &out[row * distance + i]);
+    }
+}
+
+template <class T>
+INLINED void backward_columns(const T* out_grad, const T* out, T* data_grad, int64_t length, int64_t distance,
+                              int64_t columns, float factor, bool is_log) {
+  float sums[kColumns] = {};
+  for (int64_t row = 0; row < length; ++row)
+#pragma omp simd
+    for (int64_t i = 0; i < columns; ++i) {
+      const float grad = to_float(out_grad[row * distance + i]);
+      sums[i] += is_log ? grad : grad * to_float(out[row * distance + i]);
+    }
+  for (int64_t row = 0; row < length; ++row)
+#pragma omp simd
+    for (int64_t i = 0; i < columns; ++i) {
+      const float grad = to_float(out_grad[row * distance + i]), result = to_float(out[row * distance + i]);
+      store((is_log ? grad - exp_of_negative(result) * sums[i] : result * (grad - sums[i])) * factor,
+            &data_grad[row * distance + i]);
+    }
+}
+
+#define KERNELS(T)                                                                                                 \
+  VECTORIZED void forward_kernel(const T* data, T* out, float* values, int64_t length, int64_t width,              \
+                                 float temperature, bool is_log) {                                                 \
+    forward_row(data, out, values, length, width, temperature, is_log);                                            \
+  }                                                                                                                \
+  VECTORIZED void backward_kernel(const T* out_grad, const T* out, T* data_grad, int64_t length, int64_t width,    \
+                                  float factor, bool is_log) {                                                     \
+    backward_row(out_grad, out, data_grad, length, width, factor, is_log);                                         \
+  }                                                                                                                \
+  VECTORIZED void forward_columns_kernel(const T* data, T* out, int64_t length, int64_t distance, int64_t columns, \
+                                         float temperature, bool is_log) {                                         \
+    forward_columns(data, out, length, distance, columns, temperature, is_log);                                    \
+  }                                                                                                                \
+  VECTORIZED void backward_columns_kernel(const T* out_grad, const T* out, T* data_grad, int64_t length,           \
+                                          int64_t distance, int64_t columns, float factor, bool is_log) {          \
+    backward_columns(out_grad, out, data_grad, length, distance, columns, factor, is_log);                         \
   }
 KERNELS(float)
 KERNELS(bfloat16)
@@ -97,12 +155,20 @@ KERNELS(bfloat16)
 struct Settings {
   explicit Settings(const Attributes& attributes)
       : has_lengths(attributes.flag("use_length", false)),
-        temperature(static_cast<float>(attributes.number("temperature", 1))) {
+        temperature(static_cast<float>(attributes.number("temperature", 1))),
+        axis(attributes.integer("axis", -1)) {
     if (!(temperature > 0)) fail("expected a temperature above 0, received temperature=", temperature);
-    if (attributes.integer("axis", -1) != -1) fail("expected axis=-1, received axis=", attributes.integer("axis", -1));
+    if (has_lengths && axis != -1) fail("expected axis=-1 with lengths, received axis=", axis);
+  }
+  // How many values lie behind one of the axis: 1 for the last one.
+  int64_t distance(const Tensor& data) const {
+    int64_t product = 1;
+    for (int i = (axis < 0 ? axis + data.ndim : axis) + 1; i < data.ndim; ++i) product *= data.shape[i];
+    return product;
   }
   bool has_lengths;
   float temperature;
+  int axis;
 };
 
 // How many values of each row count.
@@ -117,10 +183,24 @@ struct Lengths {
 
 // Run a function for every row, on all threads.
 template <class Run>
-void for_rows(const Tensor& data, const Run& run) {
-  const int64_t width = data.dim(-1), rows = width ? data.size() / width : 0;
+void for_rows(const Tensor& data, int axis, const Run& run) {
+  const int64_t width = data.dim(axis), rows = width ? data.size() / width : 0;
   parallel_ranges(rows, std::max<int64_t>(1, width ? kRange / width : 1), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) run(row, width);
+  });
+}
+
+// Run a function for some columns at a time, on all threads, with where they begin and how many they are.
+template <class Run>
+void for_columns(const Tensor& data, int64_t length, int64_t distance, const Run& run) {
+  if (!data.size()) return;
+  const int64_t slices = data.size() / (length * distance);
+  const int64_t blocks = (distance + kColumns - 1) / kColumns;
+  parallel_ranges(slices * blocks, std::max<int64_t>(1, kRange / (length * kColumns)), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % blocks * kColumns;
+      run(i / blocks * length * distance + first, std::min(kColumns, distance - first));
+    }
   });
 }
 
@@ -129,8 +209,17 @@ struct Values {};
 template <class T, bool is_log>
 void forward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
+  const int64_t distance = s.distance(inputs[0]);
+  if (distance != 1) {
+    const int64_t length = inputs[0].dim(s.axis);
+    for_columns(inputs[0], length, distance, [&](int64_t first, int64_t columns) {
+      forward_columns_kernel(inputs[0].as<const T>() + first, outputs[0].as<T>() + first, length, distance, columns,
+                             s.temperature, is_log);
+    });
+    return;
+  }
   const Lengths lengths(s, inputs, 0);
-  for_rows(inputs[0], [&](int64_t row, int64_t width) {
+  for_rows(inputs[0], s.axis, [&](int64_t row, int64_t width) {
     const auto values = static_cast<float*>(scratch<Values>(width * sizeof(float)));
     forward_kernel(inputs[0].as<const T>() + row * width, outputs[0].as<T>() + row * width, values,
                    lengths.of(row, width), width, s.temperature, is_log);
@@ -140,9 +229,18 @@ void forward_as(const Attributes& attributes, const Tensors& inputs, const Tenso
 template <class T, bool is_log>
 void backward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  const Lengths lengths(s, inputs, 1);
   const Tensor& out = inputs.back();
-  for_rows(out, [&](int64_t row, int64_t width) {
+  const int64_t distance = s.distance(out);
+  if (distance != 1) {
+    const int64_t length = out.dim(s.axis);
+    for_columns(out, length, distance, [&](int64_t first, int64_t columns) {
+      backward_columns_kernel(inputs[0].as<const T>() + first, out.as<const T>() + first, outputs[0].as<T>() + first,
+                              length, distance, columns, 1 / s.temperature, is_log);
+    });
+    return;
+  }
+  const Lengths lengths(s, inputs, 1);
+  for_rows(out, s.axis, [&](int64_t row, int64_t width) {
     backward_kernel(inputs[0].as<const T>() + row * width, out.as<const T>() + row * width,
                     outputs[0].as<T>() + row * width, lengths.of(row, width), width, 1 / s.temperature, is_log);
   });
@@ -168,6 +266,8 @@ void types(const Attributes& attributes, Types& inputs, Types& outputs) {
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   const Settings s(attributes);
   expect_known(inputs[0], "data");
+  const int axes = static_cast<int>(inputs[0].size());
+  if (s.axis < -axes || s.axis >= axes) fail("expected an axis of the data, received axis=", s.axis, " for ", axes);
   if (s.has_lengths) expect_shape(inputs[1], Shape(inputs[0].begin(), inputs[0].end() - 1), "the lengths");
   outputs[0] = inputs[0];
 }

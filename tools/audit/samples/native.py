@@ -115,6 +115,13 @@ def _maps() -> Iterable[Sample]:
                      tolerance=6)
 
 
+def _resized() -> Iterable[Sample]:
+    for data, height, width, aligns in ((_SMALL, 11, 5, True), (low(3, 5, 7, 33), 20, 66, False),
+                                        (low(4, 16, 40, 40), 13, 80, True)):
+        yield sample("_gluon_amp_resize", data, height=height, width=width, align_corners=aligns,
+                     reference="_contrib_BilinearResize2D")
+
+
 def _means() -> Iterable[Sample]:
     """Yield what takes maps in FP32 only."""
     for data in (fixed(2, 16, 6, 8), fixed(3, 5, 7, 33), fixed(4, 24, 40, 40)):
@@ -146,4 +153,4 @@ def _checks() -> Iterable[Sample]:
 
 
 SAMPLES: tuple[Sample, ...] = (*_in_both((*_pointwise(), *_rows(), *_products(), *_attention(), *_recurrent(), *_maps(),
-                                          *_updates())), *_means(), *_checks())
+                                          *_resized(), *_updates())), *_means(), *_checks())
