@@ -144,6 +144,8 @@ WORKLOADS = {
     "ssd": Workload(TRAINING, {MXNET: "networks.ssd:SSDTraining", TORCH: "networks.torch_training:build_ssd"}),
     "training": Workload(TRAINING, {MXNET: "networks.training:Training", TORCH: "networks.torch_training:build"}),
     "inference": Workload(INFERENCE, {MXNET: "networks.inference:Inference"}),
+    "zoo-training": Workload(TRAINING, {MXNET: "networks.zoo:Training", TORCH: "networks.torch_zoo:build"}),
+    "zoo-inference": Workload(INFERENCE, {MXNET: "networks.zoo:Inference"}),
     "ceilings": Workload(INFERENCE, {MXNET: "harness.ceilings:Ceilings"}),
 }
 

@@ -19,13 +19,18 @@ _WIDTHS = range(2048, 63, -1)  # of rows that oneDNN adds up with all threads
 
 def are_finite(arrays: Iterable[NDArray], check: Check | None = None) -> bool:
     """Tell whether all values are finite; float32 arrays on a CPU are left to a check, where one is given."""
+    return groups_are_finite(grouped(arrays), check)
+
+
+def groups_are_finite(groups: Iterable[list[NDArray]], check: Check | None = None) -> bool:
+    """Tell whether all values of arrays that :func:`grouped` put together are finite, as :func:`are_finite` does."""
     # A GPU runs MXNet's exact check at the speed of memory: each is asked once, whatever the number of arrays. A CPU
     # takes long for it, so that what has no check of its own is added up: a finite sum proves that its terms are, and
     # the exact check decides on one that is not, which may come from large finite values.
     on_gpus: dict[Context, list[list[NDArray]]] = defaultdict(list)
     checked: list[list[NDArray]] = []
     summed: list[list[NDArray]] = []
-    for chunk in _chunks(arrays):
+    for chunk in groups:
         if chunk[0].context.device_type == "gpu":
             on_gpus[chunk[0].context].append(chunk)
         else:
@@ -58,7 +63,7 @@ def norm(arrays: Iterable[NDArray]) -> float:
     with autograd.pause():
         # Squares of float16 values are added up in float16.
         wide = (array.astype("float32") if array.dtype == np.float16 else array for array in arrays)
-        sums = [total for chunk in _chunks(wide) for total in _sums(chunk, _dot_with_itself)]
+        sums = [total for chunk in grouped(wide) for total in _sums(chunk, _dot_with_itself)]
         return float(np.sqrt(sum(total.asnumpy().astype("float64").sum() for total in sums)))
 
 
@@ -67,8 +72,8 @@ def _with_axis(array: NDArray) -> NDArray:
     return array if array.shape else array.as_nd_ndarray().reshape((1,))
 
 
-def _chunks(arrays: Iterable[NDArray]) -> Iterator[list[NDArray]]:
-    """Group by context and type, as multi-tensor operators need it."""
+def grouped(arrays: Iterable[NDArray]) -> Iterator[list[NDArray]]:
+    """Group dense arrays by context and type, as multi-tensor operators need it."""
     groups: dict[tuple[Any, Any], list[NDArray]] = defaultdict(list)
     for array in map(_with_axis, arrays):
         groups[array.context, array.dtype].append(array)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import threading
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -20,6 +21,7 @@ from .operators import handle_of
 Shape = Optional[Tuple[int, ...]]
 
 
+@lru_cache(maxsize=64)  # asked of every input of a network at every call, and NumPy puts names together anew
 def dtype_name(dtype: Any) -> str | None:
     """Name a data type as MXNet's Python side gives it; None for None."""
     if dtype is None:

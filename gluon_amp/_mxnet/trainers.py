@@ -5,7 +5,9 @@ skips the update when the answer is true. That attribute is MXNet's own way in f
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator
+import operator
+from typing import Any, Callable, Iterable, Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from mxnet import Context, autograd, cpu, gluon, nd
@@ -16,6 +18,9 @@ from ..errors import StateError, expected
 from . import finite
 
 _ATTRIBUTE = "_amp_loss_scaler"
+# A trainer's dense gradients, and the groups that are checked together: asking MXNet for types and shapes takes longer
+# than the check of a small network.
+_grouped: WeakKeyDictionary[gluon.Trainer, tuple[Sequence[NDArray], Sequence[list[NDArray]]]] = WeakKeyDictionary()
 
 
 def set_scaler(trainer: gluon.Trainer, scaler: Any) -> None:
@@ -89,7 +94,14 @@ def divide_rescaling(trainer: gluon.Trainer, factor: float) -> None:
 
 def gradients_are_finite(trainer: gluon.Trainer, check: finite.Check | None = None) -> bool:
     """Tell whether every gradient on every context is finite; one answer for all."""
-    return finite.are_finite(_gradients(trainer), check)
+    gradients = [gradient for parameter in trainer._params if has_gradient(parameter) for gradient in parameter._grad]
+    known, groups = _grouped.get(trainer, ((), ()))
+    if len(known) != len(gradients) or not all(map(operator.is_, known, gradients)):
+        if any(gradient.stype != "default" for gradient in gradients):
+            return finite.are_finite(_gradients(trainer), check)
+        groups = tuple(finite.grouped(_gradients(trainer)))
+        _grouped[trainer] = gradients, groups
+    return finite.groups_are_finite(groups, check)
 
 
 def gradient_norm(trainer: gluon.Trainer) -> float:

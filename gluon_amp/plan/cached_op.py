@@ -6,6 +6,7 @@ that place: it keeps the symbol as traced, and makes one stock cached op for eac
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
+from operator import is_
 from typing import Any, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
@@ -55,9 +56,12 @@ class RewritingCachedOp:
         self._concerned: dict[Any, frozenset[Concern]] = {}  # by what gradients are asked for
         self.latest: Plan | None = None  # what it ran under AMP last
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
+        # the parameters of the latest call, and the types of all of its arguments
+        self._known_dtypes: tuple[list[NDArray], list[str | None]] = ([], [])
         self.planner = Planner(symbol, self._data_positions)
         self.traced = self.planner.traced
         self.names = self.traced.names  # in the order of the arguments
+        self._parameter_positions = [i for i in range(len(self.names)) if i not in set(self._data_positions)]
         states = set(symbol.list_auxiliary_states())
         self._states = [position for position, name in enumerate(self.names) if name in states]
         self._alike: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # those that one operator copies
@@ -151,11 +155,23 @@ class RewritingCachedOp:
 
         device = state.key(args[0].context) if args else "cpu"
         sparse = self._sparse(args)
-        facts = Facts(tuple(dtype_name(array.dtype) for array in args), device, self._accumulated(args),
+        facts = Facts(self._dtypes(args), device, self._accumulated(args),
                       self._concerns(args), sparse, not sparse, self._is_recorded(), self._trains(), self._evaluates(),
                       self._own_gradients())
         self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions], shapes)
         return self.latest
+
+    def _dtypes(self, args: Sequence[NDArray]) -> tuple[str | None, ...]:
+        """Name the types of arguments; parameters, the same arrays from call to call, are asked once."""
+        parameters = [args[i] for i in self._parameter_positions]
+        asked, known = self._known_dtypes
+        if len(parameters) != len(asked) or not all(map(is_, parameters, asked)):
+            known = [dtype_name(array.dtype) for array in args]
+            self._known_dtypes = parameters, known
+        dtypes = list(known)
+        for i in self._data_positions:
+            dtypes[i] = dtype_name(args[i].dtype)
+        return tuple(dtypes)
 
     def _operation(self, plan: Plan) -> StockCachedOp:
         """Return what runs a plan."""

@@ -1,0 +1,72 @@
+"""Which networks of the model zoos are measured: one or more of every family, at small sizes. Data only."""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple
+
+
+class Member(NamedTuple):
+    """A network of a zoo."""
+
+    family: str  # ``'classification'``, ``'detection'``, ``'segmentation'``, ``'pose'``, ``'action'``, ``'text'``
+    size: tuple[int, ...] = (3, 224, 224)  # of a sample
+    source: str = "gluoncv"
+    model: str = ""  # its name there, where that is another one
+    peer: str = ""  # ``module:name`` of the same architecture in torchvision or timm
+    trains: bool = True  # whether it has a training mode without targets
+
+    def shape(self, batch_size: int) -> tuple[int, ...]:
+        """Return the shape of a batch."""
+        return (batch_size, *self.size)
+
+
+def _side(pixels: int) -> tuple[int, ...]:
+    return 3, pixels, pixels
+
+
+def _classifier(source: str, peer: str = "", pixels: int = 224, model: str = "") -> Member:
+    return Member("classification", _side(pixels), source, model, peer)
+
+
+MEMBERS: Mapping[str, Member] = {
+    "alexnet": _classifier("mxnet", "torchvision:alexnet"),
+    "vgg16": _classifier("mxnet", "torchvision:vgg16"),
+    "vgg16_bn": _classifier("mxnet", "torchvision:vgg16_bn"),
+    "squeezenet1.1": _classifier("mxnet", "torchvision:squeezenet1_1"),
+    "densenet121": _classifier("mxnet", "torchvision:densenet121"),
+    "inceptionv3": _classifier("mxnet", "torchvision:inception_v3", 299),
+    "resnet18_v1": _classifier("mxnet", "torchvision:resnet18"),
+    "resnet18_v2": _classifier("mxnet"),
+    "resnet50_v1": _classifier("mxnet"),
+    "mobilenet1.0": _classifier("mxnet"),
+    "mobilenetv2_1.0": _classifier("mxnet", "torchvision:mobilenet_v2"),
+    "resnet50_v1b": _classifier("gluoncv", "torchvision:resnet50"),
+    "resnext50_32x4d": _classifier("gluoncv", "torchvision:resnext50_32x4d"),
+    "se_resnext50_32x4d": _classifier("gluoncv", "timm:seresnext50_32x4d"),
+    "resnest50": _classifier("gluoncv", "timm:resnest50d"),
+    "mobilenetv3_small": _classifier("gluoncv", "torchvision:mobilenet_v3_small"),
+    "mobilenetv3_large": _classifier("gluoncv", "torchvision:mobilenet_v3_large"),
+    "googlenet": _classifier("gluoncv", "torchvision:googlenet"),
+    "xception": _classifier("gluoncv", "timm:xception", 299),
+    "darknet53": _classifier("gluoncv", "timm:darknet53"),
+    "hrnet_w18_small_v1_c": _classifier("gluoncv", "timm:hrnet_w18_small"),
+    "residualattentionnet56": _classifier("gluoncv"),
+    "cifar_resnet20_v1": _classifier("gluoncv", pixels=32),
+    "cifar_wideresnet16_10": _classifier("gluoncv", pixels=32),
+    "cifar_resnext29_16x64d": _classifier("gluoncv", pixels=32),
+    "ssd_300_vgg16_atrous_coco": Member("detection", _side(300)),
+    "ssd_512_resnet50_v1_coco": Member("detection", _side(256)),
+    "ssd_512_mobilenet1.0_coco": Member("detection", _side(256)),
+    "yolo3_darknet53_coco": Member("detection", _side(256), trains=False),
+    "yolo3_mobilenet1.0_coco": Member("detection", _side(256), trains=False),
+    "center_net_resnet18_v1b_coco": Member("detection", _side(256)),
+    "fcn_resnet50_ade": Member("segmentation", _side(240), peer="torchvision:segmentation.fcn_resnet50"),
+    "psp_resnet50_ade": Member("segmentation", _side(240)),
+    "deeplab_resnet50_ade": Member("segmentation", _side(240), peer="torchvision:segmentation.deeplabv3_resnet50"),
+    "simple_pose_resnet18_v1b": Member("pose", (3, 256, 192)),
+    "mobile_pose_resnet18_v1b": Member("pose", (3, 256, 192)),
+    "inceptionv1_kinetics400": Member("action", _side(224)),
+    "i3d_resnet50_v1_kinetics400": Member("action", (3, 8, 112, 112)),
+    "bert": Member("text", (128, 256), "gluonnlp"),
+    "transformer": Member("text", (64, 512), "gluonnlp"),
+}
