@@ -1,8 +1,11 @@
-"""Let chains of convolutions and ReLU6 train with the channels last, in C++.
+"""Let chains of convolutions train with the channels last, in C++, where MXNet has no good kernels for them.
 
 MXNet runs convolutions and BatchNorm in oneDNN's own layouts, and hands plain arrays to whatever else there is: three
 times a map is written again forward and backward for each ``clip``. Operators in C++ whose maps have the channels last
 need none of that, and BatchNorm takes the limits along. Where a chain begins and ends maps are transposed.
+
+Behind convolutions in groups, and of channels that are no whole blocks of 16, MXNet's oneDNN runs BatchNorm by loops of
+reference or on plain arrays where the CPU has AVX512: chains of those are turned, too.
 
 A chain is of one type: FP32, or bfloat16 where that is the low-precision type and not imitated. Its weights stay FP32:
 the operators round them. What only goes along with its data, or was kept in FP32 for its few channels alone, joins a
@@ -18,6 +21,7 @@ from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, connected_parts, operator, redirect
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
+from ..rules.shapes import BLOCK
 from .assign_dtypes import follow, plan_outputs
 from .context import Context
 from .identities import Guards
@@ -26,10 +30,13 @@ from .known_forward import unknown_forward
 _BATCH_NORM = "_gluon_amp_batch_norm"
 _IN_CPP = {"Convolution": "_gluon_amp_convolution", "BatchNorm": _BATCH_NORM}
 NATIVE = frozenset(_IN_CPP.values())
-CONCERNED = frozenset({"Convolution", "clip"})  # what a graph has where this may do something
-_ELEMENTWISE = ("clip", "relu", "Activation", "elemwise_add")
+_LIMITS = ("clip", "relu", "Activation")  # of which Activation is a rectifier
+_ELEMENTWISE = (*_LIMITS, "elemwise_add")
 _FP32_INPUTS = (1, 2)  # weight and bias of a convolution
 _SAVED = {FLOAT32: 1, BFLOAT16: 2}  # how many operators ``clip`` outweigh a transposition in a chain, by its type
+# How many of them BatchNorm outweighs that oneDNN runs by reference, 77 ms in place of 4 for a map of ResNeXt-50, and
+# BatchNorm or a depthwise convolution of channels that are no whole blocks.
+_BY_REFERENCE, _PARTIAL = 10, 1
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
 
 
@@ -43,7 +50,8 @@ def run(graph: Graph, context: Context) -> int:
     """Put operators in C++ in the place of convolutions and BatchNorm in such chains; return how many."""
     readers = Readers(graph)
     members = _members(graph, readers, context)
-    if not any(node.op == "clip" for node in members) or not all(map(context.runs_natively, NATIVE)):
+    if not any(node.op == "clip" or _groups(node) > 1 for node in members) or not all(
+            map(context.runs_natively, NATIVE)):
         return 0
     chains = [chain for chain in _chains(members) if _gains(chain, readers, context)]
     guards = Guards(graph, readers, context)
@@ -104,11 +112,37 @@ def _maps(node: Node) -> list[Entry]:
 
 
 def _gains(chain: list[Node], readers: Readers, context: Context) -> bool:
-    """Tell whether maps that are transposed cost less than those that are written again for each ``clip``."""
+    """Tell whether maps that are transposed cost less than what MXNet has no good kernels for."""
     inside = {id(node) for node in chain}
     begins = sum(id(entry.node) not in inside for node in chain for entry in _maps(node))
     ends = sum(_leaves(node, inside, readers) for node in chain)
-    return sum(node.op == "clip" for node in chain) > _SAVED[context.target] * (begins + ends)
+    return sum(_saved(node, chain, context) for node in chain) > _SAVED[context.target] * (begins + ends)
+
+
+def _saved(node: Node, chain: list[Node], context: Context) -> int:
+    """Return what a member of a chain saves in C++, in operators ``clip``."""
+    if node.op == "clip":
+        return 1
+    if (context.policy.channel_multiple or 0) < BLOCK or not any(_groups(each) > 1 for each in chain):
+        return 0  # without AVX512 oneDNN has kernels
+    if node.op == "BatchNorm" and 1 < _groups(node.inputs[0].node) < _channels(node):
+        return _BY_REFERENCE
+    is_partial = _channels(node) % BLOCK > 0 and (node.op == "BatchNorm" or _groups(node) == _channels(node))
+    return _PARTIAL if is_partial else 0
+
+
+def _channels(node: Node) -> int:
+    return (node.shapes[0] or (0, 0))[1]
+
+
+def _groups(node: Node) -> int:
+    return integer(node.attrs, "num_group", 1) if node.op == "Convolution" else 1
+
+
+def may_turn(graph: Graph) -> bool:
+    """Tell whether a graph has convolutions, and what chains of them are turned for."""
+    operators = graph.operators()
+    return any(_groups(node) > 1 for node in operators) or {node.op for node in operators} >= {"Convolution", "clip"}
 
 
 def _leaves(node: Node, inside: set[int], readers: Readers) -> bool:
@@ -157,13 +191,15 @@ def _turn_back(graph: Graph, nodes: list[Node], inside: set[int], context: Conte
 
 
 def _merge_limits(graph: Graph, chain: list[Node], readers: Readers) -> None:
-    """Let BatchNorm set the limits of a ``clip`` that alone reads what it gives."""
-    moved = {}
-    for clip in chain:
-        source = clip.inputs[0]
-        if clip.op == "clip" and source.node.op == _BATCH_NORM and readers.is_read_once(source):
-            source.node.attrs = {**source.node.attrs, **{name: clip.attrs[name] for name in ("a_min", "a_max")}}
-            moved[Entry(clip).key] = source
+    """Let BatchNorm set the limits of a ``clip`` or rectifier that alone reads what it gives."""
+    moved: dict[tuple[int, int], Entry] = {}
+    for node in chain:
+        source = node.inputs[0]
+        if node.op in _LIMITS and source.node.op == _BATCH_NORM and readers.is_read_once(source):
+            limits = ({name: node.attrs[name] for name in ("a_min", "a_max")} if node.op == "clip" else
+                      {"a_min": "0", "rectifies": "True"})
+            source.node.attrs = {**source.node.attrs, **limits}
+            moved[Entry(node).key] = source
     redirect(graph, moved)
 
 

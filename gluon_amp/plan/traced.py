@@ -82,7 +82,7 @@ class Traced:
     @cached_property
     def depends_on_training(self) -> bool:
         """Tell whether it runs otherwise where operators are in their training mode."""
-        return {node.op for node in self.graph.operators()} >= channels_last.CONCERNED
+        return channels_last.may_turn(self.graph)
 
     @cached_property
     def has_defects(self) -> bool:

@@ -197,7 +197,7 @@ def test_errors_of_a_convolution_say_what_was_expected():
 
 
 MAPS = [(1, 1, 1, 2), (2, 5, 3, 3), (3, 32, 4, 4), (2, 70, 9, 8), (4, 96, 28, 28)]
-NO_LIMITS, RELU6 = {}, {"a_min": 0.0, "a_max": 6.0}
+NO_LIMITS, RELU6, RECTIFIER = {}, {"a_min": 0.0, "a_max": 6.0}, {"a_min": 0.0, "rectifies": True}
 
 
 def statistics(channels):
@@ -205,15 +205,17 @@ def statistics(channels):
 
 
 def normalised(attrs, limits):
-    """Return MXNet's BatchNorm and clip, one after the other."""
+    """Return MXNet's BatchNorm, and clip or a rectifier behind it."""
     def function(data, gamma, beta, *moving):
         result = nd.BatchNorm(data, gamma, beta, *moving, **attrs)
+        if limits == RECTIFIER:
+            return nd.relu(result)
         return nd.clip(result, **limits) if limits else result
     return function
 
 
 @pytest.mark.parametrize("fix_gamma", [True, False])
-@pytest.mark.parametrize("limits", [NO_LIMITS, RELU6, {"a_min": -0.5, "a_max": 0.25}])
+@pytest.mark.parametrize("limits", [NO_LIMITS, RELU6, RECTIFIER, {"a_min": -0.5, "a_max": 0.25}])
 @pytest.mark.parametrize("shape", MAPS)
 def test_batch_norm_equals_mxnet(shape, limits, fix_gamma):
     channels = shape[1]
@@ -231,7 +233,7 @@ def test_batch_norm_equals_mxnet(shape, limits, fix_gamma):
 
 
 @pytest.mark.parametrize("fix_gamma", [True, False])
-@pytest.mark.parametrize("limits", [NO_LIMITS, RELU6, {"a_min": -0.5, "a_max": 0.25}])
+@pytest.mark.parametrize("limits", [NO_LIMITS, RELU6, RECTIFIER, {"a_min": -0.5, "a_max": 0.25}])
 @pytest.mark.parametrize("shape", MAPS)
 def test_batch_norm_in_bfloat16(shape, limits, fix_gamma):
     channels = shape[1]
@@ -249,6 +251,16 @@ def test_batch_norm_in_bfloat16(shape, limits, fix_gamma):
         assert_close(one, other, BFLOAT16_ROUNDING)
     for one, other in zip(received[2:], wanted[2:]):  # float32, of the same values
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_rectifier_passes_no_gradient_where_a_result_is_0():
+    data, out_grad = normal(2, 3, 4, 4), nd.ones((2, 3, 4, 4))
+    parameters = [nd.array([0.0, 1.0, 0.0]), nd.array([0.0, 0.0, 1.0])]  # of the first channel all results are 0
+    for limits, wanted in ((RECTIFIER, 0), (RELU6, 32)):
+        function = in_last("_gluon_amp_batch_norm", {"eps": 1e-5, "fix_gamma": False, **limits})
+        beta_grad = with_gradients(lambda *each: function(*each, *statistics(3)), [data, *parameters], out_grad)[3]  # noqa: B023
+        assert beta_grad[0] == wanted
+        assert beta_grad[2] == 32
 
 
 def test_a_mean_far_from_zero_does_not_lose_the_deviation():

@@ -17,6 +17,7 @@ from networks import observed, relative
 import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp.graph import Entry
+from gluon_amp.passes import channels_last
 from gluon_amp.passes.channels_last import NATIVE
 from gluon_amp.rules import FP32, Cause, Policy, Rule
 
@@ -235,6 +236,95 @@ def test_statistics_that_are_outputs_stay():
     head = block("b", Entry(clip("a_relu6", Entry(made))))
     assert "a_norm: BatchNorm(a, a_norm_gamma, a_norm_beta, a_norm_mean, a_norm_var) -> float32" in [
         line.replace("a_turned", "a") for line in turned(head, Entry(made, 1))]
+
+
+def bottleneck(name, data, groups, channels=16):
+    """Convolutions with BatchNorm and a rectifier, the second of them in groups."""
+    for part, count in (("a", 1), ("b", groups), ("c", 1)):
+        made = Entry(norm(f"{name}{part}_norm", conv(f"{name}{part}", data, num_group=count, num_filter=channels)))
+        data = Entry(op("Activation", f"{name}{part}_relu", made, shape=made.shape, act_type="relu"))
+    return data
+
+
+WITH_AVX512 = Policy("float32", channel_multiple=16)
+
+
+def test_a_batch_norm_behind_groups_turns_a_chain_and_takes_its_rectifier_along():
+    made = graph(bottleneck("x", plain(WIDE), 4))
+    rewrite(made, WITH_AVX512, trains=True, native=NATIVE, keep_outputs=False, check=True)
+    assert describe(made)[2:] == [
+        "xa: _gluon_amp_convolution(image_turned, xa_weight) -> float32",
+        "xa_norm: _gluon_amp_batch_norm(xa, xa_norm_gamma, xa_norm_beta, xa_norm_mean, xa_norm_var) -> float32",
+        "xb: _gluon_amp_convolution(xa_norm, xb_weight) -> float32",
+        "xb_norm: _gluon_amp_batch_norm(xb, xb_norm_gamma, xb_norm_beta, xb_norm_mean, xb_norm_var) -> float32",
+        "xc: _gluon_amp_convolution(xb_norm, xc_weight) -> float32",
+        "xc_norm: _gluon_amp_batch_norm(xc, xc_norm_gamma, xc_norm_beta, xc_norm_mean, xc_norm_var) -> float32",
+        "xc_relu_turned: transpose(xc_norm) -> float32",
+        "out: xc_relu_turned",
+    ]
+    attrs = next(node.attrs for node in made.operators() if node.name == "xb_norm")
+    assert (attrs["a_min"], attrs["rectifies"], attrs.get("a_max")) == ("0", "True", None)
+
+
+@pytest.mark.parametrize(("groups", "policy", "channels", "is_turned"), [
+    (4, WITH_AVX512, 16, True), (4, Policy("bfloat16", channel_multiple=16), 16, True),
+    (4, Policy("float32", channel_multiple=8), 16, False),  # for which oneDNN has kernels
+    (1, WITH_AVX512, 16, False), (16, WITH_AVX512, 16, False), (24, WITH_AVX512, 24, True),
+    (1, WITH_AVX512, 24, False)])
+def test_which_convolutions_mxnet_runs_slowly(groups, policy, channels, is_turned):
+    lines = turned(bottleneck("x", plain((2, channels, 6, 6)), groups, channels), policy=policy)
+    assert any("_gluon_amp_convolution" in line for line in lines) == is_turned
+
+
+class Bottlenecks(HybridBlock):
+    """Blocks of ResNeXt, whose last BatchNorm gives zeros for some channels."""
+
+    def __init__(self, groups, channels=16, **kwargs):
+        super().__init__(prefix="bottlenecks_", **kwargs)
+        with self.name_scope():
+            self.stem = nn.Conv2D(channels, 3, padding=1, in_channels=3)
+            self.layers = nn.HybridSequential()
+            for kernel, count in ((1, 1), (3, groups), (1, 1)) * 2:
+                self.layers.add(nn.Conv2D(channels, kernel, padding=kernel // 2, groups=count, in_channels=channels,
+                                          use_bias=False), nn.BatchNorm(in_channels=channels))
+            self.out = nn.Dense(4, in_units=channels)
+
+    def hybrid_forward(self, F, data):
+        x = first = F.relu(self.stem(data))
+        for start in (0, 6):
+            y = x
+            for place in range(start, start + 6, 2):
+                y = self.layers[place + 1](self.layers[place](y))
+                y = y if place == start + 4 else F.relu(y)
+            x = F.Activation(x + y, act_type="relu")
+        return self.out(F.mean(x, axis=(2, 3))), F.max(first, axis=(1, 2, 3))
+
+
+def bottlenecks(groups, channels, dtype="float32"):
+    net = Bottlenecks(groups, channels)
+    net.initialize(mx.init.Constant(1))
+    values = np.random.RandomState(1)
+    for name, parameter in sorted(net.collect_params().items()):
+        drawn = values.standard_normal(parameter.shape) * 0.4
+        if name.endswith(("gamma", "beta")):
+            drawn[:3] = 0  # dead channels: a rectifier passes no gradient there
+        parameter.set_data(mx.nd.array(np.abs(drawn) + 0.5 if name.endswith("var") else drawn))
+    net.cast(dtype)
+    return net
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize(("groups", "channels"), [(4, 16), (12, 12)])
+def test_training_of_groups_is_that_of_float64(flags, groups, channels, monkeypatch):
+    monkeypatch.setattr(channels_last, "BLOCK", 8)  # as on a CPU with AVX512
+    batches = [batch(seed, (size, 3, 16, width)) for seed, (size, width) in enumerate([(4, 16), (2, 12), (4, 16)])]
+    exact = results(bottlenecks(groups, channels, "float64"), [each.astype("float64") for each in batches])
+    stock = results(bottlenecks(groups, channels), batches)
+    amp.init("float32")
+    net = bottlenecks(groups, channels)
+    net.hybridize(**flags)
+    assert_as_exact(results(net, batches), stock, exact)
+    assert operators_of(net) >= NATIVE
 
 
 class Residual(HybridBlock):

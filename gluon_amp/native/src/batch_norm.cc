@@ -23,8 +23,10 @@ struct Settings {
         momentum(static_cast<float>(attributes.number("momentum", 0.9))),
         low(static_cast<float>(attributes.number("a_min", -std::numeric_limits<double>::infinity()))),
         high(static_cast<float>(attributes.number("a_max", std::numeric_limits<double>::infinity()))),
+        rectifies(attributes.flag("rectifies", false)),
         is_gamma_one(attributes.flag("fix_gamma", true)) {}
   float eps, momentum, low, high;
+  bool rectifies;  // as a rectifier has none, no gradient passes where a result is the lower limit itself
   bool is_gamma_one;
 };
 
@@ -39,6 +41,7 @@ struct Rows {
 struct Channels {
   const float *mean, *scale, *beta;
   float low, high;
+  bool rectifies;
 };
 
 INLINED float normalized(float value, const Channels& channels, int64_t i) {
@@ -48,7 +51,8 @@ INLINED float normalized(float value, const Channels& channels, int64_t i) {
 // What of an output's gradient reaches a value.
 INLINED float passed(float grad, float value, const Channels& channels, int64_t i) {
   const float result = normalized(value, channels, i);
-  return (result > channels.high) | (result < channels.low) ? 0.f : grad;
+  const bool is_cut = (result < channels.low) | (channels.rectifies & (result == channels.low));
+  return is_cut | (result > channels.high) ? 0.f : grad;
 }
 
 // The means of rows, and the sums of squares around them. The second pass finds what rounding lost in the first.
@@ -231,7 +235,7 @@ void forward_as(const Attributes& attributes, const Tensors& inputs, const Tenso
   }
   float* scale = &variance[ranges.width];
   scale_channels(s, inputs[1], inverse_deviation, scale);
-  const Channels channels{mean, scale, inputs[2].as<float>(), s.low, s.high};
+  const Channels channels{mean, scale, inputs[2].as<float>(), s.low, s.high, s.rectifies};
   ranges.each([&](const Rows<T>& rows, int64_t begin, float*, float*) {
     normalize(rows, channels, outputs[0].as<T>() + begin);
   });
@@ -248,7 +252,7 @@ void backward_as(const Attributes& attributes, const Tensors& inputs, const Tens
   const std::unique_ptr<float[]> memory(new float[3 * ranges.width]);
   float *scale = memory.get(), *shift = scale + ranges.width, *slope = shift + ranges.width;
   scale_channels(s, gamma, inverse_deviation, scale);
-  const Channels channels{mean, scale, inputs[5].as<float>(), s.low, s.high};
+  const Channels channels{mean, scale, inputs[5].as<float>(), s.low, s.high, s.rectifies};
   ranges.each([&](const Rows<T>& rows, int64_t begin, float* grads, float* products) {
     add_up(out_grad.as<const T>() + begin, rows, channels, grads, products);
   });
