@@ -27,7 +27,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv horovod ssd digits bench ipex test test-all test-machines test-pythons gpu-venv test-gpu lint native-check wheel notebooks docs clean
+.PHONY: help venv horovod ssd digits bench zoo ipex test test-all test-machines test-pythons gpu-venv test-gpu lint native-check wheel notebooks docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,9 @@ digits: $(READY)  ## train a small SSD on handwritten digits in FP32 and with gl
 
 bench: $(READY) $(TORCH_READY)  ## measure everything beside PyTorch, 40 minutes; fails where FP32 is faster
 	TORCH_PYTHON='$(TORCH_VENV)/bin/python' $(RUN) benchmarks/bench.py --output $(RESULTS) $(ARGS)
+
+zoo: $(READY)  ## measure the networks of the model zoos against FP32, 90 minutes; fails where FP32 is faster
+	$(RUN) benchmarks/zoo.py --output zoo.json --add $(ARGS)
 
 $(TORCH_READY): $(READY)
 	$(RUN) -m venv '$(TORCH_VENV)'

@@ -1,8 +1,8 @@
 """Measure the networks of the model zoos, training and converted, with gluon_amp against MXNet FP32.
 
     python benchmarks/zoo.py                                    # or make zoo
-    python benchmarks/zoo.py --networks xception,fcn_resnet50_ade --only training --add
-    python benchmarks/zoo.py --mode eager --networks resnet50_v1,mobilenetv2_1.0,lstm
+    python benchmarks/zoo.py --networks xception,fcn_resnet50_voc --only training --add
+    python benchmarks/zoo.py --mode eager --networks resnet50_v1,mobilenetv2_1.0,bert
 
 Every row has a process for each side, in turns. What is measured is written after each row; ``--add`` keeps it and
 measures what is missing. It fails where gluon_amp is slower than FP32, or takes more memory at batch 4 and more.

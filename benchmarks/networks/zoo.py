@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..harness.backends import Backend, Converter
 
 _SGD = {"learning_rate": 1e-4, "momentum": 0.9}
+_WITH_BASE = ("detection", "segmentation", "pose", "action")  # whose first layers are another network's
 
 
 def _from_mxnet(name: str) -> HybridBlock:
@@ -27,9 +28,11 @@ def _from_gluoncv(name: str) -> HybridBlock:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from gluoncv import model_zoo
-        has_base = any(part in name for part in ("ssd", "yolo", "fcn", "psp", "deeplab", "center", "simple_pose",
-                                                 "mobile_pose"))
-        return model_zoo.get_model(name, pretrained=False, **({"pretrained_base": False} if has_base else {}))
+        family = MEMBERS[name].family
+        options: dict[str, Any] = {"pretrained_base": False} if family in _WITH_BASE else {}
+        if family == "segmentation":  # results have the size of what it is trained with
+            options["crop_size"] = MEMBERS[name].size[-1]
+        return model_zoo.get_model(name, pretrained=False, **options)
 
 
 def _from_gluonnlp(name: str) -> HybridBlock:
@@ -58,7 +61,9 @@ def create(name: str, seed: int, mode: str) -> HybridBlock:
     """
     mx.random.seed(seed)
     net = _SOURCES[MEMBERS[name].source](MEMBERS[name].model or name)
-    net.initialize(mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
+    # Detectors made from symbols ask for scales of BatchNorm, which Xavier's refuses.
+    net.initialize(mx.init.Uniform() if MEMBERS[name].family == "detection" else
+                   mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2))
     if mode != "eager":
         net.hybridize(**({"static_alloc": True, "static_shape": True} if mode == "static" else {}))
     return net
