@@ -5,7 +5,7 @@ import ctypes
 from functools import lru_cache
 from typing import Mapping
 
-from mxnet.base import _LIB, check_call, py_str
+from mxnet.base import _LIB, MXNetError, check_call, py_str
 
 _OWN = ("_gluon_amp_", "_backward__gluon_amp_")
 
@@ -26,6 +26,14 @@ def _registered_name(name: str) -> str:
     registered = ctypes.c_char_p()
     check_call(_LIB.MXSymbolGetAtomicSymbolName(ctypes.c_void_p(handle_of(name)), ctypes.byref(registered)))
     return py_str(registered.value)
+
+
+def is_registered(name: str) -> bool:
+    """Tell whether there is an operator of this registered name or alias."""
+    try:
+        return bool(handle_of(name))
+    except MXNetError:
+        return False
 
 
 @lru_cache(maxsize=None)

@@ -17,6 +17,7 @@ from typing import Callable, Iterator
 from mxnet.base import MXNetError
 
 from .._mxnet.libraries import load_library
+from .._mxnet.operators import is_registered
 from .._start import elf_segments
 
 VARIABLE = "GLUON_AMP_NATIVE"
@@ -116,9 +117,16 @@ def _load(name: str, path: Path, operators: frozenset[str]) -> Library:
     if not missing:
         try:
             load_library(path)
+            missing = _of_another_version(path, operators)
         except (MXNetError, OSError, AttributeError) as error:
             missing = f"{path.name} does not load: {_last_line(error)}"
     return Library(name, frozenset() if missing else operators, missing)
+
+
+def _of_another_version(path: Path, operators: frozenset[str]) -> str:
+    """Say that a library lacks operators; nothing where it has all."""
+    lacking = sorted(op for op in operators if not is_registered(op))
+    return f"{path.name} is of another version, without {lacking[0]}: build gluon_amp again" if lacking else ""
 
 
 def _load_onednn(core: Library) -> Library:

@@ -56,8 +56,8 @@ class RewritingCachedOp:
         self._concerned: dict[Any, frozenset[Concern]] = {}  # by what gradients are asked for
         self.latest: Plan | None = None  # what it ran under AMP last
         self._data_positions = tuple(dict(flags).get("data_indices", ()))
-        # the parameters of the latest call, and the types of all of its arguments
-        self._known_dtypes: tuple[list[NDArray], list[str | None]] = ([], [])
+        # the parameters of the latest call, and the types of all of its arguments; none before it
+        self._known_dtypes: tuple[list[NDArray], list[str | None]] | None = None
         self.planner = Planner(symbol, self._data_positions)
         self.traced = self.planner.traced
         self.names = self.traced.names  # in the order of the arguments
@@ -164,11 +164,10 @@ class RewritingCachedOp:
     def _dtypes(self, args: Sequence[NDArray]) -> tuple[str | None, ...]:
         """Name the types of arguments; parameters, the same arrays from call to call, are asked once."""
         parameters = [args[i] for i in self._parameter_positions]
-        asked, known = self._known_dtypes
-        if len(parameters) != len(asked) or not all(map(is_, parameters, asked)):
-            known = [dtype_name(array.dtype) for array in args]
-            self._known_dtypes = parameters, known
-        dtypes = list(known)
+        known = self._known_dtypes
+        if known is None or not all(map(is_, parameters, known[0])):
+            known = self._known_dtypes = parameters, [dtype_name(array.dtype) for array in args]
+        dtypes = list(known[1])
         for i in self._data_positions:
             dtypes[i] = dtype_name(args[i].dtype)
         return tuple(dtypes)

@@ -91,6 +91,14 @@ def test_library_that_does_not_load(tmp_path):
     assert "does not load" in load_path(tmp_path / "_core.so").missing
 
 
+@requires_core
+def test_library_of_another_version():
+    native.load()
+    assert loader._of_another_version(CORE, frozenset({"_gluon_amp_clip"})) == ""
+    told = loader._of_another_version(CORE, frozenset({"_gluon_amp_clip", "_gluon_amp_newer"}))
+    assert told == "_core.so is of another version, without _gluon_amp_newer: build gluon_amp again"
+
+
 def test_library_of_something_else(tmp_path):
     other = tmp_path / "_core.so"
     other.write_bytes(Path(next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()

@@ -188,3 +188,31 @@ def test_results_do_not_depend_on_the_shape_that_came_first():
     backwards = [net(x).asnumpy() for x in reversed(data)]
     for a, b in zip(forwards, reversed(backwards)):
         np.testing.assert_array_equal(a, b)
+
+
+class TestTypesOfArguments:
+    """Parameters are asked for their types once, data at every call."""
+
+    def test_a_block_without_parameters(self):
+        class Twice(gluon.HybridBlock):
+            def hybrid_forward(self, F, x):
+                return x * 2
+
+        amp.init("float32")
+        net = Twice()
+        net.hybridize()
+        assert [net(mx.nd.ones(3, dtype=dtype)).dtype for dtype in ("float32", "float64", "int32")] == [
+            np.float32, np.float64, np.int32]
+
+    def test_parameters_that_are_cast_or_set_anew(self):
+        amp.init("float32")
+        net = network()
+        net.hybridize()
+        x = images()
+        expected = net(x).asnumpy()
+        for dtype in ("float64", "float32"):
+            net.cast(dtype)
+            assert net(x.astype(dtype)).dtype == np.dtype(dtype)
+        for parameter in net.collect_params().values():
+            parameter._load_init(parameter.data() * 2, mx.cpu())
+        assert not np.allclose(net(x).asnumpy(), expected)
