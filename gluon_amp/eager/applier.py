@@ -32,13 +32,12 @@ from .casts import (
     casts_weight_of_deconvolution,
     is_castable,
     release,
-    run_in_float64,
     run_widened,
     widened,
 )
 from .own_gradients import scaled_invocations
 from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
-from .sound_calls import make_sound_invoke
+from .sound_calls import make_sound_invoke, run_with_cast_weight
 from .written import noting_invocations
 from .zero_gradients import saving_invocations
 
@@ -111,7 +110,7 @@ class _Applier(NamedTuple):
         if rule.rule != KEEP and LOW_FLAGS.difference((self.policy.flag,)).intersection(flags):
             wide = widened(self.invoke, inputs, call.is_np_op, self.policy.flag)
             if casts_weight_of_deconvolution(call, wide):
-                return run_in_float64(self.invoke, call._replace(inputs=release(wide, self.policy, self.invoke)))
+                return run_with_cast_weight(self.invoke, call._replace(inputs=release(wide, self.policy, self.invoke)))
             call, flags = call._replace(inputs=wide), [flag_of(array) for array in wide]
         return self._run_by(rule, operator, call, flags)
 

@@ -11,10 +11,11 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from .._mxnet.arrays import flag_of, map_arrays
 from .._mxnet.invoke import Invocation, Invoke, run_operator
 from .._mxnet.operators import handle_of
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph.attrs import TYPE_FLAGS
 from ..state.eager_policy import EagerPolicy
 from ..state.frame import frame
+from .sound_calls import run_with_cast_weight
 
 LOW_FLAGS = frozenset((TYPE_FLAGS[FLOAT16], TYPE_FLAGS[BFLOAT16]))
 NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}
@@ -126,13 +127,5 @@ def casts_weight_of_deconvolution(call: Invocation, wide: Sequence[NDArray]) -> 
 def run_widened(invoke: Invoke, call: Invocation, wide: Sequence[NDArray]) -> Any:
     """Run a call on FP32 casts of its inputs."""
     if casts_weight_of_deconvolution(call, wide):
-        return run_in_float64(invoke, call._replace(inputs=wide))
+        return run_with_cast_weight(invoke, call._replace(inputs=wide))
     return invoke(*call._replace(inputs=wide))
-
-
-def run_in_float64(invoke: Invoke, call: Invocation) -> Any:
-    """Run a Deconvolution in float64: the backward of oneDNN's ends the process where the weight is cast."""
-    def cast(array: NDArray, dtype: str) -> Any:
-        return run_operator(invoke, "Cast", [array], {"dtype": dtype}, is_np_op=call.is_np_op)
-
-    return cast(invoke(*call._replace(inputs=[cast(array, FLOAT64) for array in call.inputs])), FLOAT32)

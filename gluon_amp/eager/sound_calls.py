@@ -8,7 +8,7 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import is_recorded
-from .._mxnet.invoke import Invoke, run_operator
+from .._mxnet.invoke import Invocation, Invoke, run_operator
 from .._mxnet.operators import handle_of
 from .._mxnet.symbols import dtype_name
 from ..graph import VARIABLE, Graph, Node
@@ -48,6 +48,14 @@ def _graph(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, str]) -> Grap
         return None
     return cured_call(op, attrs, [_stand_in(position, array) for position, array in enumerate(inputs)], is_asked,
                       evaluates)
+
+
+def run_with_cast_weight(invoke: Invoke, call: Invocation) -> Any:
+    """Run a Deconvolution whose weight was cast, as the table says of those that are computed."""
+    inputs = [Node("computed", str(position), dtypes=[dtype_name(array.dtype)], shapes=[array.shape])
+              for position, array in enumerate(call.inputs)]
+    graph = cured_call("Deconvolution", call.attrs(), inputs, lambda position: position == 1, evaluates=False)
+    return invoke(*call) if graph is None else _run(invoke, graph, call.inputs, call.is_np_op, call.output_is_list)
 
 
 def _stand_in(position: int, array: NDArray) -> Node:

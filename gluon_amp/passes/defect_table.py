@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Callable
 
-from ..dtypes import FLOAT16, FLOAT32, FLOAT64
+from ..dtypes import FLOAT16, FLOAT32
 from ..graph import CAST, Entry, Graph, Node, operator
 from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
 from ..rules import KEEP, Decision
-from .widen import computes_weight
+from .widen import computes_weight, in_float64
 
 _LOWEST = {FLOAT16: -65504.0}
 _LOWEST_FP32 = -3.4e38
@@ -149,11 +149,10 @@ def _as_older(cure: Cure) -> None:
 
 
 def _in_float64(cure: Cure) -> Entry:
-    """Run an operator in float64, which oneDNN does not know."""
+    """Run an operator in float64."""
     node = cure.node
-    node.inputs = [_cast(cure, entry, FLOAT64) for entry in node.inputs]
-    node.planned = [FLOAT64] * node.num_outputs
-    result = _cast(cure, Entry(node), FLOAT32)
+    node.planned = node.planned or [FLOAT32] * node.num_outputs
+    result = in_float64(node, lambda entry, dtype: _cast(cure, entry, dtype))
     if node.decision is not None:
         kept = Decision(KEEP, node.decision.cause, "in float64, which oneDNN does not run", safe=False)
         for each in (node, *cure.made):

@@ -1,7 +1,7 @@
 """Let tensors of a type that the user chose meet FP32 ones: MXNet's operators take inputs of one type."""
 from __future__ import annotations
 
-from typing import Collection, Mapping
+from typing import Callable, Collection, Mapping
 
 from ..dtypes import FLOAT16, FLOAT32, FLOAT64
 from ..graph import Entry, Graph, Node, Role, operator, redirect
@@ -30,14 +30,19 @@ def computes_weight(node: Node) -> bool:
             and not is_of_volumes(node.attrs))  # MXNet has no other kernel for three dimensions
 
 
+def in_float64(node: Node, cast: Callable[[Entry, str], Entry]) -> Entry:
+    """Run an operator in float64, which oneDNN does not know, between casts; return its result in FP32."""
+    node.inputs = [cast(entry, FLOAT64) for entry in node.inputs]
+    node.planned = [FLOAT64] * len(node.planned)
+    return cast(Entry(node), FLOAT32)
+
+
 def leave_onednn(graph: Graph, role: Role = Role.HELPER) -> None:
-    """Run Deconvolutions whose weight is cast in float64, which oneDNN does not know."""
+    """Run Deconvolutions whose weight is cast in float64."""
     for node in graph.operators():
         if computes_weight(node):
-            result = Entry(node)
-            redirect(graph, {result.key: _cast(graph, result, role=role)})
-            node.inputs = [_cast(graph, entry, FLOAT64, role) for entry in node.inputs]
-            node.planned = [FLOAT64] * len(node.planned)
+            result = in_float64(node, lambda entry, dtype: _cast(graph, entry, dtype, role))
+            redirect(graph, {Entry(node).key: result})
 
 
 def _is_half(node: Node, dtypes: Mapping[str, str]) -> bool:
