@@ -185,7 +185,8 @@ class TestSoftmax:
     @pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
     @pytest.mark.parametrize(("attrs", "replaced"), [
         ({"temperature": 2.0}, True), ({"axis": -1, "temperature": 0.5, "dtype": None}, True), ({}, False),
-        ({"temperature": 1.0}, False), ({"temperature": -2.0}, False), ({"temperature": 2.0, "axis": 1}, False),
+        ({"temperature": 1.0}, False), ({"temperature": -2.0}, False), ({"temperature": 2.0, "axis": 1}, True),
+        ({"axis": 0}, True), ({"axis": 1}, False),
         ({"temperature": 2.0, "dtype": "float64"}, False)])
     def test_what_onednn_does_not_run(self, kind, attrs, replaced):
         node = op(kind, "shares", variable("x", (128, 128)), shape=(128, 128))
