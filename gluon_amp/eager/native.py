@@ -13,7 +13,7 @@ from .._mxnet.invoke import Invoke
 from .._mxnet.operators import handle_of
 from .._mxnet.symbols import dtype_name
 from ..dtypes import AVX2_VALUES, FLOAT32, cpu_support
-from ..passes.native_operators import values_behind
+from ..rules.shapes import values_behind
 
 
 class _Kernel(NamedTuple):

@@ -42,6 +42,11 @@ class Entry(NamedTuple):
         return id(self.node), self.output
 
     @property
+    def label(self) -> str:
+        """What nodes that serve the tensor are called after: its producer, and its number behind the first output."""
+        return f"{self.node.name}{self.output or ''}"
+
+    @property
     def dtype(self) -> str | None:
         """The tensor's data type as planned, else as analysed; None when neither knows it."""
         known = self.node.planned or self.node.dtypes

@@ -31,14 +31,9 @@ def is_needed(context: Context) -> bool:
 def run(graph: Graph, context: Context) -> int:
     """Follow the table; return how many operators were put in."""
     holders = _holders(graph) if context.facts.recorded else []
-    guards = SharedGuards(lambda entry: guard(entry, graph.new_name(f"{_name_of(entry)}_guard")))
+    guards = SharedGuards(lambda entry: guard(entry, graph.new_name(f"{entry.label}_guard")))
     _separate(graph, _kinds(graph, context), guards)
     return guards.count + sum(_separate_body(node, separates_parts=True) for node in holders)
-
-
-def _name_of(entry: Entry) -> str:
-    output = str(entry.output) if entry.node.num_outputs > 1 and entry.output else ""
-    return entry.node.name + output
 
 
 def _separate(graph: Graph, kinds: Tells, guards: SharedGuards) -> None:

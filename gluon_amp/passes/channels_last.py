@@ -50,10 +50,9 @@ def run(graph: Graph, context: Context) -> int:
     """Put operators in C++ in the place of convolutions and BatchNorm in such chains; return how many."""
     readers = Readers(graph)
     members = _members(graph, readers, context)
-    if not any(node.op == "clip" or _groups(node) > 1 for node in members) or not all(
-            map(context.runs_natively, NATIVE)):
-        return 0
     chains = [chain for chain in _chains(members) if _gains(chain, readers, context)]
+    if not chains or not all(map(context.runs_natively, NATIVE)):
+        return 0
     guards = Guards(graph, readers, context)
     count = sum(_turn(graph, chain, readers, guards, context) for chain in chains)
     follow(graph, context)
@@ -116,15 +115,15 @@ def _gains(chain: list[Node], readers: Readers, context: Context) -> bool:
     inside = {id(node) for node in chain}
     begins = sum(id(entry.node) not in inside for node in chain for entry in _maps(node))
     ends = sum(_leaves(node, inside, readers) for node in chain)
-    return sum(_saved(node, chain, context) for node in chain) > _SAVED[context.target] * (begins + ends)
+    # Without AVX512 oneDNN has kernels behind convolutions in groups.
+    lacks_kernels = (context.policy.channel_multiple or 0) >= BLOCK and any(_groups(node) > 1 for node in chain)
+    return sum(_saved(node, lacks_kernels) for node in chain) > _SAVED[context.target] * (begins + ends)
 
 
-def _saved(node: Node, chain: list[Node], context: Context) -> int:
+def _saved(node: Node, lacks_kernels: bool) -> int:
     """Return what a member of a chain saves in C++, in operators ``clip``."""
-    if node.op == "clip":
-        return 1
-    if (context.policy.channel_multiple or 0) < BLOCK or not any(_groups(each) > 1 for each in chain):
-        return 0  # without AVX512 oneDNN has kernels
+    if node.op == "clip" or not lacks_kernels:
+        return int(node.op == "clip")
     if node.op == "BatchNorm" and 1 < _groups(node.inputs[0].node) < _channels(node):
         return _BY_REFERENCE
     is_partial = _channels(node) % BLOCK > 0 and (node.op == "BatchNorm" or _groups(node) == _channels(node))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Callable
 
-from ..dtypes import FLOAT16, FLOAT32
+from ..dtypes import FLOAT16
 from ..graph import CAST, Entry, Graph, Node, operator
 from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
 from ..rules import KEEP, Decision
@@ -151,7 +151,6 @@ def _as_older(cure: Cure) -> None:
 def _in_float64(cure: Cure) -> Entry:
     """Run an operator in float64."""
     node = cure.node
-    node.planned = node.planned or [FLOAT32] * node.num_outputs
     result = in_float64(node, lambda entry, dtype: _cast(cure, entry, dtype))
     if node.decision is not None:
         kept = Decision(KEEP, node.decision.cause, "in float64, which oneDNN does not run", safe=False)

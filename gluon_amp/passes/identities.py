@@ -12,19 +12,18 @@ from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Readers, Role, operator
 from .assign_dtypes import plan_outputs
 from .context import Context
-from .summed_gradients import APART, most_summed, numbers
+from .summed_gradients import APART, SharedGuards, numbers
 
 
 class Guards:
     """Puts identities before the operators in C++ of a graph, where gradients may be sums."""
 
     def __init__(self, graph: Graph, readers: Readers, context: Context):
-        self._graph, self._readers, self._context = graph, readers, context
-        self._most = most_summed()
+        self._readers, self._context = readers, context
+        self._shared = SharedGuards(lambda entry: behind_identity(graph, entry, context))
         self._numbers = numbers(graph)
         self._read = Counter((self._numbers[id(entry.node)], entry.output)
                              for node in graph.nodes() for entry in node.inputs)
-        self._made: dict[tuple[int, int], tuple[Entry, int]] = {}  # the last identity of a tensor, and who reads it
 
     def before(self, entry: Entry, within: Collection[int] = (), uses: int = 0) -> Entry:
         """Return what one more operator in C++ is to read: a tensor, or an identity that it shares with others.
@@ -32,13 +31,7 @@ class Guards:
         Of an operator in the place of several, ``within`` has those that nothing reads any more, and ``uses`` is how
         often it reads the tensor itself.
         """
-        if not self._is_needed(entry, within, uses):
-            return entry
-        made, count = self._made.get(entry.key, (entry, self._most))
-        if count == self._most:
-            made, count = behind_identity(self._graph, entry, self._context), 0
-        self._made[entry.key] = made, count + 1
-        return made
+        return self._shared.before(entry) if self._is_needed(entry, within, uses) else entry
 
     def _is_needed(self, entry: Entry, within: Collection[int], uses: int) -> bool:
         if not self._context.facts.recorded:

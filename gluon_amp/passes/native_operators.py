@@ -25,7 +25,7 @@ from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_channels_last, is_set
 from ..graph.decision import WISHES
 from ..rules import FP32, LOWER, NEUTRAL, Cause, Decision, Rule
-from ..rules.shapes import BLOCK, pools_out_of_order
+from ..rules.shapes import BLOCK, pools_out_of_order, values_behind
 from ..rules.tables.groups.layers import SOFTMAX
 from . import channels_last, native_dropout, native_recurrent
 from .assign_dtypes import decide, follow
@@ -143,11 +143,6 @@ def _is_slow_softmax(node: Node, context: Context) -> bool:
             or (behind == 1 and node.op == "log_softmax" and context.facts.recorded
                 and context.policy.channel_multiple == AVX2_VALUES
                 and (node.inputs[0].shape or (0,))[-1] >= AVX2_VALUES))
-
-
-def values_behind(shape: Sequence[int], axis: int) -> int:
-    """Return how many values of a tensor lie behind one along an axis: 1 for the last one."""
-    return prod(shape[axis % len(shape) + 1:]) if shape else 1
 
 
 def _is_plain_resize(node: Node, readers: Readers) -> bool:

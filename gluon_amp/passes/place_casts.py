@@ -44,6 +44,5 @@ class _Casts:
             return entry
         key = (entry.key, dtype)
         if key not in self.made:
-            output = str(entry.output) if entry.node.num_outputs > 1 and entry.output else ""
-            self.made[key] = cast(entry, dtype, self._graph.new_name(f"{entry.node.name}{output}_{dtype}"))
+            self.made[key] = cast(entry, dtype, self._graph.new_name(f"{entry.label}_{dtype}"))
         return self.made[key]

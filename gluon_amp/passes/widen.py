@@ -33,7 +33,7 @@ def computes_weight(node: Node) -> bool:
 def in_float64(node: Node, cast: Callable[[Entry, str], Entry]) -> Entry:
     """Run an operator in float64, which oneDNN does not know, between casts; return its result in FP32."""
     node.inputs = [cast(entry, FLOAT64) for entry in node.inputs]
-    node.planned = [FLOAT64] * len(node.planned)
+    node.planned = [FLOAT64] * node.num_outputs
     return cast(Entry(node), FLOAT32)
 
 

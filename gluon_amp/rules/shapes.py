@@ -147,3 +147,8 @@ SHAPE_RULES: tuple[ShapeRule, ...] = (
                                           "blocks of channels: in bfloat16 its gradient, and those before it, would "
                                           "take thirty times as long"), training=True),
 )
+
+
+def values_behind(shape: Sequence[int], axis: int) -> int:
+    """Return how many values of a tensor lie behind one along an axis: 1 for the last one."""
+    return prod(shape[axis % len(shape) + 1:]) if shape else 1

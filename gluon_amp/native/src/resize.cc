@@ -35,7 +35,6 @@ struct Sources {
       share[i] = source - static_cast<float>(first[i]);
     }
   }
-  int64_t size() const { return static_cast<int64_t>(first.size()); }
   std::vector<int32_t> first, next;
   std::vector<float> share;  // of the next value
 };
