@@ -6,14 +6,13 @@ import json
 import mxnet as mx
 import numpy as np
 import pytest
+from cpu_kinds import take_for
 from mxnet.gluon import nn
 from networks import relative
 
 import gluon_amp as amp
-from gluon_amp.dtypes import cpu_support
 from gluon_amp.errors import PolicyError
 from gluon_amp.rules.measurements import signature
-from gluon_amp.state import devices
 from gluon_amp.state.devices import machine
 from gluon_amp.state.policies import tuned
 
@@ -57,7 +56,7 @@ def test_other_files_are_refused(tmp_path, text):
 class TestTune:
     @pytest.fixture(autouse=True)
     def _as_with_instructions(self, monkeypatch):
-        monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support("AVX512_CORE_BF16"))
+        take_for(monkeypatch, "AVX512_CORE_BF16")
 
     def test_every_kind_of_low_precision_operator_is_measured_once(self, tmp_path):
         tuning = amp.tune(net(), mx.nd.ones((4, 16)), rounds=1, cache=tmp_path / "t.json", progress=False)

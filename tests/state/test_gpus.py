@@ -7,11 +7,12 @@ import warnings
 
 import mxnet as mx
 import pytest
+from cpu_kinds import take_for
 
 import gluon_amp as amp
 from gluon_amp import _cuda
 from gluon_amp._mxnet import gpus as mxnet_gpus
-from gluon_amp.dtypes import cpu_support, cuda_support
+from gluon_amp.dtypes import cuda_support
 from gluon_amp.rules import Policy
 from gluon_amp.rules.measurements import Tuning
 from gluon_amp.state import devices, gpus
@@ -26,8 +27,7 @@ def told(monkeypatch):
     """Let this package believe in GPUs of these capabilities, and in a driver and a run-time compiler."""
     def told(*capabilities, driver=(12, 2), compiler=(11, 8), names=()):
         monkeypatch.setattr(mxnet_gpus, "count", lambda: len(capabilities))
-        monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support("AVX512_CORE_BF16"))
-        monkeypatch.setattr(devices, "_warned", set())
+        take_for(monkeypatch, "AVX512_CORE_BF16")
         monkeypatch.setattr(_cuda, "compute_capability", lambda number=0: capabilities[number])
         monkeypatch.setattr(_cuda, "device_name", lambda number=0: names[number] if names else "GPU")
         monkeypatch.setattr(_cuda, "driver_version", lambda: driver)

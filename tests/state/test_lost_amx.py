@@ -1,10 +1,11 @@
-"""A CPU with AMX tiles: who is granted them, and what follows where oneDNN does not use them."""
+"""A CPU with AMX tiles or BF16 instructions: what follows where oneDNN does not use them, or is slow by them."""
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
 
+import mxnet as mx
 import pytest
 
 import gluon_amp as amp
@@ -25,18 +26,18 @@ class TestAmx:
         for name in ("_outcome", "_settings"):
             monkeypatch.setattr(_isa, name, [])
         monkeypatch.setattr(devices, "_warned", set())
-        devices._amx_runs.cache_clear()
+        devices._bfloat16_gain.cache_clear()
         yield
-        devices._amx_runs.cache_clear()
+        devices._bfloat16_gain.cache_clear()
 
     @pytest.fixture
     def timings(self, monkeypatch):
         """Let the probe find these milliseconds in FP32 and bfloat16; return how often it was asked."""
         asked = []
 
-        def pretend(fp32, low):
+        def pretend(fp32, low, isa="AVX512_CORE_AMX"):
             monkeypatch.setattr(devices, "time_in_both", lambda *args, **options: asked.append(args) or (fp32, low))
-            monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support("AVX512_CORE_AMX"))
+            monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support(isa))
             return asked
         return pretend
 
@@ -54,8 +55,8 @@ class TestAmx:
         assert (_isa.outcome(), _isa.granted()) == (_isa.REFUSED, False)
         assert "which the operating system does not let this process use" in devices.lost_amx()
 
-    def test_a_refusal_is_not_blamed_on_the_order_of_imports(self, monkeypatch):
-        monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support("AVX512_CORE_BF16"))
+    def test_a_refusal_is_not_blamed_on_the_order_of_imports(self, timings):
+        timings(1.0, 2.0, "AVX512_CORE_BF16")
         assert not _isa.request(AMX_CPU, {}, lambda: False)
         with pytest.warns(UserWarning, match=r"does not let this process use\. Linux allows them from") as caught:
             amp.init()
@@ -97,11 +98,32 @@ class TestAmx:
         _isa.request(AMX_CPU, {}, lambda: True)
         found = devices.support("cpu").requested(BFLOAT16)
         assert (found.dtype, found.native, found.amx) == (BFLOAT16, False, False)
-        assert found.reason.endswith("before gluon_amp was imported: bfloat16 is slower than FP32 without them")
+        assert found.reason.endswith("before gluon_amp was imported: bfloat16 is slower than FP32")
+
+    @pytest.mark.parametrize(("fp32", "low", "dtype"), [
+        (1.0, 0.5, BFLOAT16), (0.55, 1.0, FLOAT32), (1.0, 1.0, FLOAT32)])
+    def test_bf16_instructions_that_are_no_faster_are_not_chosen(self, timings, fp32, low, dtype):
+        asked = timings(fp32, low, "AVX512_CORE_BF16")
+        for _ in range(3):
+            assert devices.support("cpu").dtype == dtype
+        assert len(asked) == 1
+        amp.init()
+        assert amp.active_dtype() == (dtype if dtype == BFLOAT16 else None)
+
+    def test_they_run_where_they_are_asked_for_and_a_warning_says_that_they_are_slow(self, timings):
+        timings(0.55, 1.0, "AVX512_CORE_BF16")
+        with pytest.warns(UserWarning, match=r"will be slow on the cpu: this CPU has BF16 instructions \(.*\) "
+                                             "that are no faster than its FP32 ones: bfloat16 is slower than FP32"):
+            amp.init("bfloat16")
+        assert amp.active_dtype() == BFLOAT16
 
     @pytest.mark.bf16
-    def test_the_probe_runs(self):
-        assert devices._amx_runs() in (True, False)
+    def test_the_probe_runs_and_leaves_the_random_numbers_of_the_program_alone(self):
+        mx.random.seed(7)
+        expected = mx.nd.random.normal(shape=(3,)).asnumpy()
+        mx.random.seed(7)
+        assert devices._bfloat16_gain() > 0
+        assert (mx.nd.random.normal(shape=(3,)).asnumpy() == expected).all()
 
     def test_an_operator_before_the_import_is_found_out(self):
         """MXNet first: the request comes late; what follows depends on the CPU, and says so."""
