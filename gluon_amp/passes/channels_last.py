@@ -16,23 +16,37 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from typing import NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, connected_parts, operator, redirect
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
-from ..rules.shapes import BLOCK
+from ..rules.shapes import BLOCK, pools_to_means
+from . import hard_swish
 from .assign_dtypes import follow, plan_outputs
 from .context import Context
 from .identities import Guards
 from .known_forward import unknown_forward
 
-_BATCH_NORM = "_gluon_amp_batch_norm"
-_IN_CPP = {"Convolution": "_gluon_amp_convolution", "BatchNorm": _BATCH_NORM}
-NATIVE = frozenset(_IN_CPP.values())
+_BATCH_NORM, _MEANS = "_gluon_amp_batch_norm", "_gluon_amp_channel_means"
+
+
+class _InCpp(NamedTuple):
+    """An operator in C++ that takes maps with the channels last."""
+
+    op: str  # registered name
+    parameters: int  # how many inputs behind the map have gradients: not the moving averages, which BatchNorm writes
+    fp32_inputs: tuple[int, ...] | None = None  # what stays FP32 in low precision; None for what the rule says
+
+
+_SCALE = _InCpp("_gluon_amp_scale_channels", 1, (1,))
+_IN_CPP = {"Convolution": _InCpp("_gluon_amp_convolution", 2, (1, 2)), "BatchNorm": _InCpp(_BATCH_NORM, 2),
+           "Pooling": _InCpp(_MEANS, 0), "broadcast_mul": _SCALE, "_npi_multiply": _SCALE}
+NATIVE = frozenset(each.op for each in _IN_CPP.values())
+_LIKE_CLIP = ("clip", hard_swish.OP)
 _LIMITS = ("clip", "relu", "Activation")  # of which Activation is a rectifier
-_ELEMENTWISE = (*_LIMITS, "elemwise_add")
-_FP32_INPUTS = (1, 2)  # weight and bias of a convolution
+_ELEMENTWISE = (*_LIMITS, "elemwise_add", hard_swish.OP)
 _SAVED = {FLOAT32: 1, BFLOAT16: 2}  # how many operators ``clip`` outweigh a transposition in a chain, by its type
 # How many of them BatchNorm outweighs that oneDNN runs by reference, 77 ms in place of 4 for a map of ResNeXt-50, and
 # BatchNorm or a depthwise convolution of channels that are no whole blocks.
@@ -90,6 +104,10 @@ def _fits(node: Node, readers: Readers) -> bool:
     if node.op == "BatchNorm":
         return (integer(node.attrs, "axis", 1) == 1 and not is_set(node.attrs, "use_global_stats")
                 and readers.is_first_only(node))
+    if node.op == "Pooling":
+        return pools_to_means(node.attrs)
+    if node.op in _IN_CPP:
+        return len(node.inputs) == 2 and node.inputs[1].shape == (*data.shape[:2], 1, 1) and node.shapes[0] == data.shape
     return (node.op in _ELEMENTWISE and node.attrs.get("act_type", "relu") == "relu"
             and all(entry.shape == data.shape for entry in node.inputs))
 
@@ -98,7 +116,7 @@ def _chains(members: list[Node]) -> list[list[Node]]:
     """Return the groups of members that hand maps to one another, each in the graph's order."""
     number = {id(node): position for position, node in enumerate(members)}
     pairs = [(number[id(entry.node)], position) for position, node in enumerate(members)
-             for entry in _maps(node) if id(entry.node) in number]
+             for entry in _maps(node) if id(entry.node) in number and _gives_map(entry.node)]
     chains: dict[int, list[Node]] = defaultdict(list)
     for node, part in zip(members, connected_parts(pairs, len(members))):
         chains[part].append(node)
@@ -110,10 +128,15 @@ def _maps(node: Node) -> list[Entry]:
     return node.inputs if node.op in _ELEMENTWISE else node.inputs[:1]
 
 
+def _gives_map(node: Node) -> bool:
+    """Tell whether a member gives a map with the channels last; means lie as MXNet's do."""
+    return node.op not in ("Pooling", _MEANS)
+
+
 def _gains(chain: list[Node], readers: Readers, context: Context) -> bool:
     """Tell whether maps that are transposed cost less than what MXNet has no good kernels for."""
     inside = {id(node) for node in chain}
-    begins = sum(id(entry.node) not in inside for node in chain for entry in _maps(node))
+    begins = sum(not _is_turned(entry, inside) for node in chain for entry in _maps(node))
     ends = sum(_leaves(node, inside, readers) for node in chain)
     # Without AVX512 oneDNN has kernels behind convolutions in groups.
     lacks_kernels = (context.policy.channel_multiple or 0) >= BLOCK and any(_groups(node) > 1 for node in chain)
@@ -122,8 +145,8 @@ def _gains(chain: list[Node], readers: Readers, context: Context) -> bool:
 
 def _saved(node: Node, lacks_kernels: bool) -> int:
     """Return what a member of a chain saves in C++, in operators ``clip``."""
-    if node.op == "clip" or not lacks_kernels:
-        return int(node.op == "clip")
+    if node.op in _LIKE_CLIP or not lacks_kernels:
+        return int(node.op in _LIKE_CLIP)
     if node.op == "BatchNorm" and 1 < _groups(node.inputs[0].node) < _channels(node):
         return _BY_REFERENCE
     is_partial = _channels(node) % BLOCK > 0 and (node.op == "BatchNorm" or _groups(node) == _channels(node))
@@ -144,9 +167,13 @@ def may_turn(graph: Graph) -> bool:
     return any(_groups(node) > 1 for node in operators) or {node.op for node in operators} >= {"Convolution", "clip"}
 
 
+def _is_turned(entry: Entry, inside: set[int]) -> bool:
+    return id(entry.node) in inside and _gives_map(entry.node)
+
+
 def _leaves(node: Node, inside: set[int], readers: Readers) -> bool:
     entry = Entry(node)
-    return readers.is_head(entry) or any(id(reader) not in inside for reader in readers.of(entry))
+    return _gives_map(node) and (readers.is_head(entry) or any(id(reader) not in inside for reader in readers.of(entry)))
 
 
 def _turn(graph: Graph, chain: list[Node], readers: Readers, guards: Guards, context: Context) -> int:
@@ -156,15 +183,15 @@ def _turn(graph: Graph, chain: list[Node], readers: Readers, guards: Guards, con
     for node in chain:
         if context.policy.lowers:
             _lower(node, context)
-        count, is_native = len(_maps(node)), node.op in _IN_CPP
-        maps = [_transposed(graph, entry, _LAST, _last(entry.shape), context) if id(entry.node) not in inside else
-                guards.before(entry) if is_native else entry for entry in node.inputs[:count]]
-        # The moving averages, which BatchNorm writes, have no gradient.
-        parameters = [guards.before(entry) for entry in node.inputs[count:count + 2]] if is_native else []
+        count, native = len(_maps(node)), _IN_CPP.get(node.op)
+        maps = [_transposed(graph, entry, _LAST, _last(entry.shape), context) if not _is_turned(entry, inside) else
+                guards.before(entry) if native else entry for entry in node.inputs[:count]]
+        parameters = [guards.before(entry) for entry in node.inputs[count:count + native.parameters]] if native else []
         node.inputs = [*maps, *parameters, *node.inputs[count + len(parameters):]]
-        node.shapes = [_last(node.shapes[0]), *node.shapes[1:]]
-        if is_native:
-            node.replaced, node.op = node.op, _IN_CPP[node.op]
+        if _gives_map(node):
+            node.shapes = [_last(node.shapes[0]), *node.shapes[1:]]
+        if native:
+            node.replaced, node.op = node.op, native.op
     _merge_limits(graph, chain, readers)
     return sum(node.op in NATIVE for node in chain)
 
@@ -175,7 +202,8 @@ def _lower(node: Node, context: Context) -> None:
     if Entry(node).dtype == FLOAT32:
         decision = replace(decision, cause=Cause.LAYOUT, note=f"in {context.target} rather than {FLOAT32}: "
                                                               "so are those that it has the channels last with")
-    fp32_inputs = _FP32_INPUTS if node.op == "Convolution" else decision.fp32_inputs
+    native = _IN_CPP.get(node.op)
+    fp32_inputs = native.fp32_inputs if native and native.fp32_inputs is not None else decision.fp32_inputs
     node.decision = replace(decision, rule=LOWER, fp32_inputs=fp32_inputs)
     plan_outputs(node, context)
 

@@ -22,10 +22,10 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
-from ..graph.attrs import integer, is_channels_last, is_set
+from ..graph.attrs import integer, is_set
 from ..graph.decision import WISHES
 from ..rules import FP32, LOWER, NEUTRAL, Cause, Decision, Rule
-from ..rules.shapes import BLOCK, pools_out_of_order, values_behind
+from ..rules.shapes import BLOCK, pools_out_of_order, pools_to_means, values_behind
 from ..rules.tables.groups.layers import SOFTMAX
 from . import channels_last, native_dropout, native_recurrent
 from .assign_dtypes import decide, follow
@@ -70,9 +70,7 @@ def _recorded(node: Node, context: Context) -> bool:
 
 
 def _is_global_mean(node: Node, readers: Readers) -> bool:
-    """Whether the means of all channels of images are taken, which come behind the batch."""
-    return (is_set(node.attrs, "global_pool") and node.attrs.get("pool_type") == "avg"
-            and not is_channels_last(node.attrs))
+    return pools_to_means(node.attrs)
 
 
 def _pools_slowly(node: Node, context: Context) -> bool:

@@ -149,6 +149,11 @@ SHAPE_RULES: tuple[ShapeRule, ...] = (
 )
 
 
+def pools_to_means(attrs: Mapping[str, str]) -> bool:
+    """Tell whether a pooling takes the means of all channels of images, which come behind the batch."""
+    return is_set(attrs, "global_pool") and attrs.get("pool_type") == "avg" and not is_channels_last(attrs)
+
+
 def values_behind(shape: Sequence[int], axis: int) -> int:
     """Return how many values of a tensor lie behind one along an axis: 1 for the last one."""
     return prod(shape[axis % len(shape) + 1:]) if shape else 1

@@ -8,7 +8,7 @@ from typing import Mapping
 
 import mxnet as mx
 
-from .. import _cuda, _isa, native
+from .. import _cuda, _isa, _memory, native
 from .._mxnet import gpus
 from .._mxnet.timing import time_in_both
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, IMITATED_FLOAT16, Support, cpu_isa, cpu_support, cuda_support
@@ -93,6 +93,7 @@ def _slow_bfloat16(own: Support) -> str | None:
 @lru_cache(maxsize=1)
 def _bfloat16_gain() -> float:
     """Return how many times as fast one small convolution is in bfloat16 as in FP32: flags do not tell."""
+    _memory.take_little()  # MXNet reads these settings with its first operator
     fp32, low = time_in_both("Convolution", _CONVOLUTION, [(1, 128, 14, 14), (128, 128, 3, 3)], BFLOAT16,
                              training=False, rounds=5, device=mx.cpu())
     return fp32 / low

@@ -298,3 +298,49 @@ def test_an_empty_batch_leaves_the_moving_averages():
         assert shapes == [(0, 4, 4, 3), (0, 4, 4, 3), (3,), (3,)]
         for one, other in zip(moving, before):
             np.testing.assert_array_equal(one.asnumpy(), other)
+
+
+CHANNELS = [(1, 1, 1, 1), (2, 3, 5, 7), (1, 65, 1, 9), (2, 64, 12, 11), (3, 130, 4, 4), (1, 16, 120, 113)]
+
+
+@pytest.mark.parametrize("low", [False, pytest.param(True, marks=pytest.mark.bf16)])
+@pytest.mark.parametrize("shape", CHANNELS)
+def test_means_and_factors_of_channels_equal_numpy(shape, low):
+    data, out_grad, factors = normal(*shape), normal(*shape, seed=1), normal(*shape[:2], 1, 1, seed=2)
+    if low:
+        data, out_grad = rounded(data), rounded(out_grad)
+    exact, grad, times = (each.asnumpy().astype("float64") for each in (data, out_grad, factors))
+    tolerance = BFLOAT16_ROUNDING if low else 2e-6
+    wanted = [exact * times, grad * times, (grad * exact).sum((2, 3), keepdims=True)]
+    for one, other in zip(with_gradients(in_last("_gluon_amp_scale_channels", {}, low), [data, factors], out_grad),
+                          wanted):
+        assert_close(one, other, tolerance)
+    mean_grad = rounded(factors) if low else factors
+
+    def means(data):
+        data = nd.transpose(data, LAST)
+        out = run("_gluon_amp_channel_means", [bfloat16(data) if low else data])
+        return float32(out) if low else out
+
+    mean, data_grad = with_gradients(means, [data], mean_grad)
+    assert_close(mean, exact.mean((2, 3), keepdims=True), tolerance)
+    spread = np.broadcast_to(mean_grad.asnumpy().astype("float64") / np.prod(shape[2:]), shape)
+    assert_close(data_grad, spread, tolerance)
+
+
+def test_means_and_factors_of_no_images():
+    with mx.util.np_shape(True):
+        data, factors = nd.zeros((0, 3, 4, 5)), nd.zeros((0, 5, 1, 1))
+        assert shapes_of_empty(lambda *each: run("_gluon_amp_scale_channels", each), [data, factors], data) == [
+            (0, 3, 4, 5), (0, 3, 4, 5), (0, 5, 1, 1)]
+        assert shapes_of_empty(lambda each: run("_gluon_amp_channel_means", [each]), [data], factors) == [
+            (0, 5, 1, 1), (0, 3, 4, 5)]
+
+
+@pytest.mark.parametrize(("op", "shapes", "message"), [
+    ("_gluon_amp_channel_means", [(2, 3, 4)], "expected images, received data of shape"),
+    ("_gluon_amp_scale_channels", [(2, 3, 4)] * 2, "expected images, received data of shape"),
+    ("_gluon_amp_scale_channels", [(2, 3, 4, 5), (2, 3, 1, 1)], "the factors")])
+def test_other_shapes_are_refused(op, shapes, message):
+    with pytest.raises(mx.MXNetError, match=message):
+        run(op, [nd.ones(shape) for shape in shapes]).wait_to_read()

@@ -15,7 +15,7 @@ from mxnet.gluon.model_zoo import vision
 from networks import observed, relative
 
 import gluon_amp as amp
-from gluon_amp import native
+from gluon_amp import native, passes
 from gluon_amp.graph import Entry
 from gluon_amp.passes import channels_last
 from gluon_amp.passes.channels_last import NATIVE
@@ -24,6 +24,7 @@ from gluon_amp.rules import FP32, Cause, Policy, Rule
 pytestmark = pytest.mark.skipif(not all(map(native.is_available, NATIVE)), reason="the operators in C++ are missing")
 
 SHAPE, WIDE = (2, 8, 6, 6), (2, 16, 6, 6)  # of 8 channels bfloat16 makes no convolution faster
+MAPS = {"_gluon_amp_convolution", "_gluon_amp_batch_norm"}
 FLAGS = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 
 
@@ -324,7 +325,86 @@ def test_training_of_groups_is_that_of_float64(flags, groups, channels, monkeypa
     net = bottlenecks(groups, channels)
     net.hybridize(**flags)
     assert_as_exact(results(net, batches), stock, exact)
-    assert operators_of(net) >= NATIVE
+    assert operators_of(net) >= MAPS
+
+
+def hard_swish(name, data):
+    """The operators that MobileNet v3 makes a hard swish of."""
+    made = data
+    for part, kind, attrs in (("plus", "_plus_scalar", {"scalar": 3.0}), ("limits", "clip", {"a_min": 0, "a_max": 6}),
+                              ("over", "_div_scalar", {"scalar": 6.0})):
+        made = Entry(op(kind, f"{name}_{part}", made, shape=shape_of(data), **attrs))
+    return Entry(op("elemwise_mul", name, data, made, shape=shape_of(data)))
+
+
+def test_means_and_factors_of_channels_need_no_transposition(monkeypatch):
+    monkeypatch.setattr(passes.hard_swish, "_LEAST", 1)
+    data = hard_swish("swish", blocks("ab", plain()))
+    means = Entry(op("Pooling", "means", data, shape=(2, 8, 1, 1), global_pool=True, pool_type="avg", kernel=(1, 1)))
+    factors = Entry(op("sigmoid", "factors", means, shape=(2, 8, 1, 1)))
+    scaled = Entry(op("broadcast_mul", "scaled", data, factors, shape=SHAPE))
+    assert turned(block("c", scaled), native=NATIVE | {passes.hard_swish.OP}, check=True)[6:] == [
+        "swish: _gluon_amp_hard_swish(b_norm) -> float32",
+        "swish_native: _copy(swish) -> float32",
+        "means: _gluon_amp_channel_means(swish_native) -> float32",
+        "factors: Activation(means) -> float32",
+        "scaled: _gluon_amp_scale_channels(swish_native, factors) -> float32",
+        "c: _gluon_amp_convolution(scaled, c_weight) -> float32",
+        "c_norm: _gluon_amp_batch_norm(c, c_norm_gamma, c_norm_beta, c_norm_mean, c_norm_var) -> float32",
+        "c_relu6_turned: transpose(c_norm) -> float32",
+        "out: c_relu6_turned",
+    ]
+
+
+class Excited(HybridBlock):
+    """Blocks of MobileNet v3: hard swish, and channels times what their means say."""
+
+    def __init__(self, channels=16, **kwargs):
+        super().__init__(prefix="excited_", **kwargs)
+        with self.name_scope():
+            self.stem = nn.Conv2D(channels, 3, padding=1, in_channels=3)
+            self.layers, self.squeeze = nn.HybridSequential(), nn.HybridSequential()
+            for groups in (1, channels) * 2:
+                self.layers.add(nn.Conv2D(channels, 5, padding=2, groups=groups, in_channels=channels, use_bias=False),
+                                nn.BatchNorm(in_channels=channels))
+            for _ in range(2):
+                self.squeeze.add(nn.Conv2D(channels, 1, in_channels=channels))
+            self.out = nn.Dense(4, in_units=channels)
+
+    def hybrid_forward(self, F, data):
+        x = first = self.stem(data)
+        for number in range(4):
+            x = self.layers[2 * number + 1](self.layers[2 * number](x))
+            x = x * (F.clip(x + 3.0, 0, 6) / 6.0)
+            if number % 2:
+                means = self.squeeze[number // 2](F.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1)))
+                x = F.broadcast_mul(x, F.clip(means + 3.0, 0, 6) / 6.0)
+        return self.out(F.mean(x, axis=(2, 3))), F.max(first, axis=(1, 2, 3))
+
+
+def excited(dtype="float32"):
+    net = Excited()
+    net.initialize(mx.init.Constant(1))
+    values = np.random.RandomState(1)
+    for name, parameter in sorted(net.collect_params().items()):
+        drawn = values.standard_normal(parameter.shape) * 0.4
+        parameter.set_data(mx.nd.array(np.abs(drawn) + 0.5 if name.endswith("var") else drawn))
+    net.cast(dtype)
+    return net
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize("flags", FLAGS)
+def test_training_of_hard_swish_and_factors_is_that_of_float64(flags, monkeypatch):
+    monkeypatch.setattr(passes.hard_swish, "_LEAST", 1)
+    batches = [batch(seed, (size, 3, 16, width)) for seed, (size, width) in enumerate([(4, 16), (2, 12), (4, 16)])]
+    exact = results(excited("float64"), [each.astype("float64") for each in batches])
+    stock = results(excited(), batches)
+    amp.init("float32")
+    net = excited()
+    net.hybridize(**flags)
+    assert_as_exact(results(net, batches), stock, exact)
+    assert operators_of(net) >= NATIVE | {passes.hard_swish.OP}
 
 
 class Residual(HybridBlock):
@@ -417,7 +497,7 @@ def test_training_is_that_of_float64(flags):
     net = made()
     net.hybridize(**flags)
     assert_as_exact(results(net, batches), stock, exact)
-    assert operators_of(net) >= NATIVE
+    assert operators_of(net) >= MAPS
 
 
 # Of which all sums are in bfloat16, as those of MobileNet v2.
@@ -446,7 +526,7 @@ def test_training_in_bfloat16_is_as_exact_as_mxnets(flags, grad_req):
     exact = results(net, [each.astype("float64") for each in batches])
     stock, without = in_bfloat16(batches, ["channels_last"], grad_req, **flags)
     received, operators = in_bfloat16(batches, (), grad_req, **flags)
-    assert operators >= NATIVE
+    assert operators >= MAPS
     assert not operators & {"BatchNorm", "_gluon_amp_clip"} - without
     for one, other, wanted in zip(received, stock, exact):
         assert error(one, wanted) < max(2 * error(other, wanted), 2 ** -7)
@@ -482,7 +562,7 @@ def test_a_step_of_mobilenet_v2_in_bfloat16_is_as_exact_as_mxnets():
     (wanted,), exact, _ = step()
     (stock,), other, _ = step("bfloat16", ["channels_last"])
     (received,), grads, operators = step("bfloat16")
-    assert operators >= NATIVE
+    assert operators >= MAPS
     assert abs(received - wanted) < max(2 * abs(stock - wanted), 0.02 * wanted)
     shares = [error(one, wanted) / error(two, wanted)
               for one, two, wanted in zip(grads.values(), other.values(), exact.values())]

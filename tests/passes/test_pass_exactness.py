@@ -140,6 +140,11 @@ LIMITED = Case(lambda: chain(lambda: nn.Conv2D(64, 1, in_channels=16),
                              lambda: nn.Conv2D(16, 1, in_channels=64)),
                (CORE,), roundings=8, sums=8 * 36 + 64 + 16, shape=(8, 16, 6, 6))
 
+GATED = Case(lambda: chain(lambda: nn.Conv2D(64, 1, in_channels=16),
+                           lambda: nn.HybridLambda(lambda F, x: x * (F.clip(x + 4.0, 0, 8) / 4.0)),
+                           lambda: nn.Conv2D(16, 1, in_channels=64)),
+             (CORE,), roundings=8, sums=8 * 36 + 64 + 16, shape=(8, 16, 6, 6))
+
 # Convolutions with limits between them; the first reads the image, and stays MXNet's. Each channel apart: what it gives
 # fits bfloat16.
 CHAINED = Case(lambda: chain(*[lambda: nn.Conv2D(16, 1, groups=16, in_channels=16),
@@ -149,8 +154,8 @@ CHAINED = Case(lambda: chain(*[lambda: nn.Conv2D(16, 1, groups=16, in_channels=1
 # Passes that change parameters, or behaviour in training, or that MXNet does.
 OF_WEIGHTS = {"drop_training", "fold_batch_norm", "cast_params_offline", "fuse"}
 
-TRAINING = {"channels_last": CHAINED, "native_operators": LIMITED, "native_activations": RECTIFIED,
-            "align_channels": PADDED, "shape_operands": SHAPED, "fold_stride": STRIDED}
+TRAINING = {"hard_swish": GATED, "channels_last": CHAINED, "native_operators": LIMITED,
+            "native_activations": RECTIFIED, "align_channels": PADDED, "shape_operands": SHAPED, "fold_stride": STRIDED}
 INFERENCE = {
     "native_activations": RECTIFIED,
     "drop_training": Case(dropped, EVERYWHERE, roundings=5),
@@ -270,7 +275,7 @@ class TestAlone:
 
     @pytest.mark.parametrize("grad_req", ["write", "add"])
     @pytest.mark.parametrize("name", [
-        pytest.param(name, marks={"native_operators": NEEDS_CORE, "channels_last": NEEDS_ONEDNN}.get(name, ()))
+        pytest.param(name, marks={"native_operators": NEEDS_CORE, "hard_swish": NEEDS_CORE, "channels_last": NEEDS_ONEDNN}.get(name, ()))
         for name in passes.list_passes() if name not in OF_WEIGHTS])
     def test_values_and_gradients_are_those_of_the_graph_as_traced(self, name, grad_req):
         case = TRAINING.get(name) or INFERENCE[name]

@@ -6,7 +6,8 @@
 namespace gluon_amp {
 
 extern const Operator layer_norm, dropout, gelu, prelu, softmax_op, log_softmax_op;
-extern const Operator clip, scale_rows, batch_norm, global_pool, resize, all_finite;
+extern const Operator clip, hard_swish, channel_means, scale_channels, scale_rows, batch_norm, global_pool, resize,
+    all_finite;
 extern const Operator sgd, sgd_momentum, nag, adam, adamw, lamb;
 // These need oneDNN when they run.
 extern const Operator attention, batch_dot, convolution, dense, rnn;

@@ -26,6 +26,7 @@ def _pointwise() -> Iterable[Sample]:
     for data in _SIZES:
         yield sample("_gluon_amp_clip", data, a_min=-0.5, a_max=1.0, reference="clip")
         yield sample("_gluon_amp_gelu", data, act_type="gelu", reference="LeakyReLU")
+        yield sample("_gluon_amp_hard_swish", data, shift=3.0, a_min=0.0, a_max=6.0, divisor=6.0)
         yield sample("_gluon_amp_dropout", (data, _BITS), p=0.3)
     yield sample("_gluon_amp_dropout", (_SMALL, fixed(64, values="ones")), p=0.3, note="outside of training")
     for shape, slopes in (((2, 16, 6, 8), 16), ((40, 5000), 1), ((7, 33), 33), ((4, 16, 40, 40), 16)):
@@ -106,6 +107,8 @@ def _maps() -> Iterable[Sample]:
         statistics = (fixed(channels, aux=True), fixed(channels, values="positive", aux=True))
         yield sample("_gluon_amp_batch_norm", (data, fixed(channels, values="positive"), fixed(channels), *statistics),
                      fix_gamma=False, a_min=-0.5, a_max=1.0, tolerance=6)
+        yield sample("_gluon_amp_channel_means", data)
+        yield sample("_gluon_amp_scale_channels", (data, fixed(data.shape[0], channels, 1, 1)))
     for data, filters, kernel, stride, groups in ((low(2, 6, 8, 16), 32, 1, 1, 1), (low(3, 9, 7, 33), 17, 3, 1, 1),
                                                   (low(2, 14, 14, 48), 48, 3, 1, 48),
                                                   (low(2, 15, 14, 48), 48, 3, 2, 48)):

@@ -1,0 +1,182 @@
+// What has one number for each channel of each image, of maps with the channels last: the means over all pixels, as
+// MXNet's Pooling computes them with global_pool=True and pool_type='avg', and the channels times factors, as its
+// broadcast_mul does with factors of shape (N, C, 1, 1). Means have the type of the data, factors are float32.
+#include <algorithm>
+
+#include "families.h"
+#include "operator.h"
+#include "vector.h"
+
+namespace gluon_amp {
+
+namespace {
+
+constexpr int64_t kBlock = 64;   // channels whose sums lie in the first cache
+constexpr int64_t kPixels = 64;  // that are added one after the other, so that rounding does not add up
+
+// Some channels of all pixels of an image: `channels` values that lie together, `pixels` times, `width` values apart.
+struct Block {
+  int64_t first, number, pixels, channels,
+      width;  // `first` of the map's values, `number` of the channels of all images
+};
+
+template <class Run>
+void for_blocks(const Tensor& map, const Run& run) {
+  const int64_t images = map.dim(0), pixels = map.dim(1) * map.dim(2), width = map.dim(3);
+  const int64_t blocks = (width + kBlock - 1) / kBlock;
+  parallel_ranges(images * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t image = i / blocks, channel = i % blocks * kBlock;
+      run(Block{image * pixels * width + channel, image * width + channel, pixels, std::min(kBlock, width - channel),
+                width});
+    }
+  });
+}
+
+template <class T>
+INLINED void average(const T* data, T* means, const Block& block) {
+  float sums[kBlock] = {};
+  for (int64_t first = 0; first < block.pixels; first += kPixels) {
+    float parts[kBlock] = {};
+    for (int64_t end = std::min(first + kPixels, block.pixels), pixel = first; pixel < end; ++pixel)
+#pragma omp simd
+      for (int64_t i = 0; i < block.channels; ++i) parts[i] += to_float(data[pixel * block.width + i]);
+#pragma omp simd
+    for (int64_t i = 0; i < block.channels; ++i) sums[i] += parts[i];
+  }
+  for (int64_t i = 0; i < block.channels; ++i) store(sums[i] / static_cast<float>(block.pixels), &means[i]);
+}
+
+template <class T>
+INLINED void spread(const T* grads, T* data_grad, const Block& block) {
+  float shares[kBlock];
+  for (int64_t i = 0; i < block.channels; ++i) shares[i] = to_float(grads[i]) / static_cast<float>(block.pixels);
+  for (int64_t pixel = 0; pixel < block.pixels; ++pixel, data_grad += block.width)
+#pragma omp simd
+    for (int64_t i = 0; i < block.channels; ++i) store(shares[i], &data_grad[i]);
+}
+
+template <class T>
+INLINED void multiply(const T* data, const float* factors, T* out, const Block& block) {
+  for (int64_t pixel = 0; pixel < block.pixels; ++pixel, data += block.width, out += block.width)
+#pragma omp simd
+    for (int64_t i = 0; i < block.channels; ++i) store(to_float(data[i]) * factors[i], &out[i]);
+}
+
+template <class T>
+INLINED void differentiate(const T* out_grad, const T* data, const float* factors, T* data_grad, float* factor_grads,
+                           const Block& block) {
+  float sums[kBlock] = {};
+  for (int64_t first = 0; first < block.pixels; first += kPixels) {
+    float parts[kBlock] = {};
+    for (int64_t end = std::min(first + kPixels, block.pixels), pixel = first; pixel < end; ++pixel)
+#pragma omp simd
+      for (int64_t i = 0; i < block.channels; ++i) {
+        const float grad = to_float(out_grad[pixel * block.width + i]);
+        parts[i] += grad * to_float(data[pixel * block.width + i]);
+        store(grad * factors[i], &data_grad[pixel * block.width + i]);
+      }
+#pragma omp simd
+    for (int64_t i = 0; i < block.channels; ++i) sums[i] += parts[i];
+  }
+  std::copy_n(sums, block.channels, factor_grads);
+}
+
+#define KERNELS(T)                                                                                                     \
+  VECTORIZED void average_kernel(const T* data, T* means, const Block& block) { average(data, means, block); }         \
+  VECTORIZED void spread_kernel(const T* grads, T* data_grad, const Block& block) { spread(grads, data_grad, block); } \
+  VECTORIZED void multiply_kernel(const T* data, const float* factors, T* out, const Block& block) {                   \
+    multiply(data, factors, out, block);                                                                               \
+  }                                                                                                                    \
+  VECTORIZED void differentiate_kernel(const T* out_grad, const T* data, const float* factors, T* data_grad,           \
+                                       float* factor_grads, const Block& block) {                                      \
+    differentiate(out_grad, data, factors, data_grad, factor_grads, block);                                            \
+  }
+KERNELS(float)
+KERNELS(bfloat16)
+#undef KERNELS
+
+template <class T>
+void average_as(const Tensors& inputs, const Tensors& outputs) {
+  for_blocks(inputs[0], [&](const Block& block) {
+    average_kernel(inputs[0].as<const T>() + block.first, outputs[0].as<T>() + block.number, block);
+  });
+}
+
+template <class T>
+void spread_as(const Tensors& inputs, const Tensors& outputs) {
+  for_blocks(outputs[0], [&](const Block& block) {
+    spread_kernel(inputs[0].as<const T>() + block.number, outputs[0].as<T>() + block.first, block);
+  });
+}
+
+template <class T>
+void multiply_as(const Tensors& inputs, const Tensors& outputs) {
+  for_blocks(inputs[0], [&](const Block& block) {
+    multiply_kernel(inputs[0].as<const T>() + block.first, inputs[1].as<float>() + block.number,
+                    outputs[0].as<T>() + block.first, block);
+  });
+}
+
+template <class T>
+void differentiate_as(const Tensors& inputs, const Tensors& outputs) {
+  for_blocks(inputs[1], [&](const Block& block) {
+    differentiate_kernel(inputs[0].as<const T>() + block.first, inputs[1].as<const T>() + block.first,
+                         inputs[2].as<float>() + block.number, outputs[0].as<T>() + block.first,
+                         outputs[1].as<float>() + block.number, block);
+  });
+}
+
+bool is_low(const Tensor& tensor) { return tensor.type == kBfloat16; }
+
+void mean_forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
+  (is_low(inputs[0]) ? average_as<bfloat16> : average_as<float>)(inputs, outputs);
+}
+
+void mean_backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
+  (is_low(inputs[0]) ? spread_as<bfloat16> : spread_as<float>)(inputs, outputs);
+}
+
+void scale_forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
+  (is_low(inputs[0]) ? multiply_as<bfloat16> : multiply_as<float>)(inputs, outputs);
+}
+
+void scale_backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
+  (is_low(inputs[1]) ? differentiate_as<bfloat16> : differentiate_as<float>)(inputs, outputs);
+}
+
+void mean_types(const Attributes&, Types& inputs, Types& outputs) {
+  outputs[0] = inputs[0] = data_type(inputs[0], "data");
+}
+
+void scale_types(const Attributes&, Types& inputs, Types& outputs) {
+  outputs[0] = inputs[0] = data_type(inputs[0], "data");
+  expect_type(inputs[1], kFloat32, "the factors");
+}
+
+// The shape of one number for each channel of images with the channels last.
+Shape of_channels(const Shape& data) {
+  expect_known(data, "data");
+  if (data.size() != 4) fail("expected images, received data of shape ", describe(data));
+  return {data[0], data[3], 1, 1};
+}
+
+void mean_shapes(const Attributes&, Shapes& inputs, Shapes& outputs) { outputs[0] = of_channels(inputs[0]); }
+
+void scale_shapes(const Attributes&, Shapes& inputs, Shapes& outputs) {
+  expect_shape(inputs[1], of_channels(inputs[0]), "the factors");
+  outputs[0] = inputs[0];
+}
+
+Arity mean_arity(const Attributes&) { return {1, 1}; }
+
+Arity scale_arity(const Attributes&) { return {2, 1}; }
+
+}  // namespace
+
+const Operator channel_means{
+    "_gluon_amp_channel_means", mean_arity, mean_types, mean_shapes, mean_forward, mean_backward};
+const Operator scale_channels{
+    "_gluon_amp_scale_channels", scale_arity, scale_types, scale_shapes, scale_forward, scale_backward};
+
+}  // namespace gluon_amp
