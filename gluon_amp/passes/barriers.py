@@ -24,8 +24,8 @@ _FLOATS = (FLOAT32, *LOW_PRECISION)
 
 
 def is_needed(context: Context) -> bool:
-    """Tell whether something may be lost: a converted graph has its barriers, but for gradients that accumulate."""
-    return not context.converted or bool(context.facts.accumulated)
+    """Tell whether something may be lost: a converted graph has the barriers of inference already."""
+    return not context.converted or context.facts.recorded
 
 
 def run(graph: Graph, context: Context) -> int:
@@ -42,11 +42,12 @@ def _separate(graph: Graph, kinds: Tells, guards: SharedGuards) -> None:
         concerned = kinds[row.of]
         for node in nodes:
             if node.op in row.ops:
-                node.inputs = [guards.before(entry) if concerned(entry) else entry for entry in node.inputs]
+                node.inputs = [guards.before(entry) if position not in row.states and concerned(entry) else entry
+                               for position, entry in enumerate(node.inputs)]
 
 
 def _kinds(graph: Graph, context: Context) -> Tells:
-    accumulated = context.facts.accumulated
+    accumulated = context.facts.accumulated if context.facts.recorded else frozenset()
     read_often = _read_often(graph) if context.facts.recorded else set()
     everywhere = context.facts.recorded and has_control_flow(graph)
     added = set(context.variables) if everywhere else accumulated

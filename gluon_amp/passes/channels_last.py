@@ -4,8 +4,8 @@ MXNet runs convolutions and BatchNorm in oneDNN's own layouts, and hands plain a
 times a map is written again forward and backward for each ``clip``. Operators in C++ whose maps have the channels last
 need none of that, and BatchNorm takes the limits along. Where a chain begins and ends maps are transposed.
 
-Behind convolutions in groups, and of channels that are no whole blocks of 16, MXNet's oneDNN runs BatchNorm by loops of
-reference or on plain arrays where the CPU has AVX512: chains of those are turned, too.
+Behind convolutions in groups that are no whole blocks of 16 channels, MXNet's oneDNN runs BatchNorm by loops of
+reference where the CPU has AVX512, and BatchNorm of such channels on plain arrays: chains of those are turned, too.
 
 A chain is of one type: FP32, or bfloat16 where that is the low-precision type and not imitated. Its weights stay FP32:
 the operators round them. What only goes along with its data, or was kept in FP32 for its few channels alone, joins a
@@ -26,7 +26,6 @@ from ..rules.shapes import BLOCK, pools_to_means
 from . import hard_swish
 from .assign_dtypes import follow, plan_outputs
 from .context import Context
-from .identities import Guards
 from .known_forward import unknown_forward
 
 _BATCH_NORM, _MEANS = "_gluon_amp_batch_norm", "_gluon_amp_channel_means"
@@ -36,13 +35,12 @@ class _InCpp(NamedTuple):
     """An operator in C++ that takes maps with the channels last."""
 
     op: str  # registered name
-    parameters: int  # how many inputs behind the map have gradients: not the moving averages, which BatchNorm writes
     fp32_inputs: tuple[int, ...] | None = None  # what stays FP32 in low precision; None for what the rule says
 
 
-_SCALE = _InCpp("_gluon_amp_scale_channels", 1, (1,))
-_IN_CPP = {"Convolution": _InCpp("_gluon_amp_convolution", 2, (1, 2)), "BatchNorm": _InCpp(_BATCH_NORM, 2),
-           "Pooling": _InCpp(_MEANS, 0), "broadcast_mul": _SCALE, "_npi_multiply": _SCALE}
+_SCALE = _InCpp("_gluon_amp_scale_channels", (1,))
+_IN_CPP = {"Convolution": _InCpp("_gluon_amp_convolution", (1, 2)), "BatchNorm": _InCpp(_BATCH_NORM),
+           "Pooling": _InCpp(_MEANS), "broadcast_mul": _SCALE, "_npi_multiply": _SCALE}
 NATIVE = frozenset(each.op for each in _IN_CPP.values())
 _LIKE_CLIP = ("clip", hard_swish.OP)
 _LIMITS = ("clip", "relu", "Activation")  # of which Activation is a rectifier
@@ -67,8 +65,7 @@ def run(graph: Graph, context: Context) -> int:
     chains = [chain for chain in _chains(members) if _gains(chain, readers, context)]
     if not chains or not all(map(context.runs_natively, NATIVE)):
         return 0
-    guards = Guards(graph, readers, context)
-    count = sum(_turn(graph, chain, readers, guards, context) for chain in chains)
+    count = sum(_turn(graph, chain, readers, context) for chain in chains)
     follow(graph, context)
     return count
 
@@ -107,7 +104,7 @@ def _fits(node: Node, readers: Readers) -> bool:
     if node.op == "Pooling":
         return pools_to_means(node.attrs)
     if node.op in _IN_CPP:
-        return len(node.inputs) == 2 and node.inputs[1].shape == (*data.shape[:2], 1, 1) and node.shapes[0] == data.shape
+        return node.shapes[0] == data.shape and node.inputs[1].shape == (*(data.shape or ())[:2], 1, 1)
     return (node.op in _ELEMENTWISE and node.attrs.get("act_type", "relu") == "relu"
             and all(entry.shape == data.shape for entry in node.inputs))
 
@@ -147,7 +144,8 @@ def _saved(node: Node, lacks_kernels: bool) -> int:
     """Return what a member of a chain saves in C++, in operators ``clip``."""
     if node.op in _LIKE_CLIP or not lacks_kernels:
         return int(node.op in _LIKE_CLIP)
-    if node.op == "BatchNorm" and 1 < _groups(node.inputs[0].node) < _channels(node):
+    groups = _groups(node.inputs[0].node)
+    if node.op == "BatchNorm" and 1 < groups < _channels(node) and _channels(node) // groups % BLOCK:
         return _BY_REFERENCE
     is_partial = _channels(node) % BLOCK > 0 and (node.op == "BatchNorm" or _groups(node) == _channels(node))
     return _PARTIAL if is_partial else 0
@@ -173,10 +171,11 @@ def _is_turned(entry: Entry, inside: set[int]) -> bool:
 
 def _leaves(node: Node, inside: set[int], readers: Readers) -> bool:
     entry = Entry(node)
-    return _gives_map(node) and (readers.is_head(entry) or any(id(reader) not in inside for reader in readers.of(entry)))
+    is_read = readers.is_head(entry) or any(id(reader) not in inside for reader in readers.of(entry))
+    return is_read and _gives_map(node)
 
 
-def _turn(graph: Graph, chain: list[Node], readers: Readers, guards: Guards, context: Context) -> int:
+def _turn(graph: Graph, chain: list[Node], readers: Readers, context: Context) -> int:
     """Turn the maps of a chain; return how many operators run in C++ then."""
     inside = {id(node) for node in chain}
     _turn_back(graph, [node for node in chain if _leaves(node, inside, readers)], inside, context)
@@ -184,15 +183,14 @@ def _turn(graph: Graph, chain: list[Node], readers: Readers, guards: Guards, con
         if context.policy.lowers:
             _lower(node, context)
         count, native = len(_maps(node)), _IN_CPP.get(node.op)
-        maps = [_transposed(graph, entry, _LAST, _last(entry.shape), context) if not _is_turned(entry, inside) else
-                guards.before(entry) if native else entry for entry in node.inputs[:count]]
-        parameters = [guards.before(entry) for entry in node.inputs[count:count + native.parameters]] if native else []
-        node.inputs = [*maps, *parameters, *node.inputs[count + len(parameters):]]
+        maps = [entry if _is_turned(entry, inside) else
+                _transposed(graph, entry, _LAST, _last(entry.shape), context) for entry in node.inputs[:count]]
+        node.inputs = [*maps, *node.inputs[count:]]
         if _gives_map(node):
             node.shapes = [_last(node.shapes[0]), *node.shapes[1:]]
         if native:
             node.replaced, node.op = node.op, native.op
-    _merge_limits(graph, chain, readers)
+    _merge(graph, chain, readers)
     return sum(node.op in NATIVE for node in chain)
 
 
@@ -217,17 +215,43 @@ def _turn_back(graph: Graph, nodes: list[Node], inside: set[int], context: Conte
     graph.heads = [ends.get(head.key, head) for head in graph.heads]
 
 
-def _merge_limits(graph: Graph, chain: list[Node], readers: Readers) -> None:
-    """Let BatchNorm set the limits of a ``clip`` or rectifier that alone reads what it gives."""
+def _merge(graph: Graph, chain: list[Node], readers: Readers) -> None:
+    """Let BatchNorm add the other map of a sum, and set the limits, that alone read what it gives."""
     moved: dict[tuple[int, int], Entry] = {}
     for node in chain:
-        source = node.inputs[0]
-        if node.op in _LIMITS and source.node.op == _BATCH_NORM and readers.is_read_once(source):
-            limits = ({name: node.attrs[name] for name in ("a_min", "a_max")} if node.op == "clip" else
-                      {"a_min": "0", "rectifies": "True"})
-            source.node.attrs = {**source.node.attrs, **limits}
-            moved[Entry(node).key] = source
+        for position, entry in enumerate(node.inputs[:2]):
+            source = moved.get(entry.key, entry).node
+            others = [other for at, other in enumerate(node.inputs) if at != position]
+            if (source.op == _BATCH_NORM and readers.is_read_once(entry) and _may_take(source, node)
+                    and (position == 0 or _is_behind(source, others[0].node))):
+                source.inputs = [*source.inputs, *others]
+                source.attrs = {**source.attrs, **({"adds": "True"} if others else _limits_of(node))}
+                moved[Entry(node).key] = Entry(source)
+                break
     redirect(graph, moved)
+
+
+def _is_behind(node: Node, other: Node) -> bool:
+    """Tell whether an operator's data comes from another's: the order of the graph's variables stays then."""
+    while node.inputs and node is not other:
+        node = node.inputs[0].node
+    return node is other
+
+
+def _may_take(batch_norm: Node, node: Node) -> bool:
+    """Tell whether BatchNorm can do what comes behind it, too: add a map, then limit the sum."""
+    if "a_min" in batch_norm.attrs:
+        return False
+    if node.op == "elemwise_add":
+        return "adds" not in batch_norm.attrs
+    return node.op in _LIMITS
+
+
+def _limits_of(node: Node) -> dict[str, str]:
+    """Return the limits of a ``clip`` or rectifier."""
+    if node.op == "clip":
+        return {name: node.attrs[name] for name in ("a_min", "a_max")}
+    return {"a_min": "0", "rectifies": "True"}
 
 
 def _transposed(graph: Graph, entry: Entry, axes: tuple[int, ...], shape: tuple[int, ...] | None,

@@ -8,6 +8,7 @@ from typing import Any, Callable
 from ..dtypes import FLOAT16
 from ..graph import CAST, Entry, Graph, Node, operator
 from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
+from ..native.loader import OPERATORS
 from ..rules import KEEP, Decision
 from .widen import computes_weight, in_float64
 
@@ -255,15 +256,24 @@ class Barrier:
         What goes wrong.
     upstream : str
         Where MXNet shows it: a file below https://github.com/apache/mxnet/blob/1.9.1/src/.
+    states : tuple of int
+        Positions of inputs that the operators write, which nothing may stand before.
     """
 
     ops: tuple[str, ...]
     of: Tensor
     why: str
     upstream: str
+    states: tuple[int, ...] = ()
 
+
+_NORM = "_gluon_amp_batch_norm"
+_NOT_TOLD = ("MXNet does not tell operators of libraries that a gradient is to be added to what is there",
+             "c_api/c_api.cc")
 
 BARRIERS: tuple[Barrier, ...] = (
+    Barrier(tuple(sorted(OPERATORS - {_NORM})), Tensor.ADDED, *_NOT_TOLD),
+    Barrier((_NORM,), Tensor.ADDED, *_NOT_TOLD, states=(3, 4)),
     Barrier((CAST,), Tensor.ADDED, "on CPUs the gradient of a cast is lost where it is to be added to "
             "what is there, as under `grad_req='add'` and from the eighth reader on", "operator/tensor/amp_cast.h"),
     Barrier((CAST,), Tensor.GROUPED_WEIGHT, "the cast fails on a weight that inference in FP32 has left in "

@@ -15,7 +15,6 @@ from ..graph.decision import WISHES
 from ..rules import NEUTRAL, Rule
 from .assign_dtypes import follow
 from .context import Context
-from .identities import Guards
 from .known_forward import unknown_forward
 
 OP = "_gluon_amp_hard_swish"
@@ -50,10 +49,9 @@ def run(graph: Graph, context: Context) -> int:
              if _fits(each, context) and each.data.node not in unknown]
     if not found or not context.runs_natively(OP):
         return 0
-    guards = Guards(graph, readers, context)
     for each in found:
         node = each.last
-        node.inputs = [guards.before(each.data, {id(other) for other in (node, *each.within)}, uses=1)]
+        node.inputs = [each.data]
         node.replaced, node.op = node.op, OP
         node.attrs = {**{name: value for name, value in node.attrs.items() if name.startswith("__")}, **each.attrs}
         if not context.converted:

@@ -9,13 +9,11 @@ convolutions that saves the casts that MXNet's needs.
 Dense layers and attention (:mod:`~gluon_amp.passes.native_attention`) run in either type, LayerNorm and dropout in that
 of their data.
 
-MXNet does not tell operators of libraries that a gradient is to be added to what is there. Where gradients of several
-readers meet, or accumulate in the program's array, an identity in between does that
-(:mod:`~gluon_amp.passes.identities`).
+MXNet does not tell operators of libraries that a gradient is to be added to what is there: a barrier stands between
+(:mod:`~gluon_amp.passes.barriers`).
 """
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from math import inf, prod
 from typing import Callable, Mapping, NamedTuple, Sequence
@@ -30,7 +28,6 @@ from ..rules.tables.groups.layers import SOFTMAX
 from . import channels_last, native_dropout, native_recurrent
 from .assign_dtypes import decide, follow
 from .context import Context
-from .identities import Guards
 from .known_forward import unknown_forward
 from .native_attention import Attention, find, listed
 from .native_casts import Made, give_low, in_type
@@ -224,7 +221,6 @@ def run(graph: Graph, context: Context) -> int:
     unknown = unknown_forward(graph)
     fused = _fuse_attention(graph, context, unknown)
     readers = Readers(graph)
-    guards = Guards(graph, readers, context)
     found = [(node, each) for node in graph.operators() for each in [replacement_of(node)]
              if each is not None and _is_large(node, each) and each.fits(node, readers) and each.gains(node, context)
              and may_replace(node, [entry.shape or () for entry in node.inputs[:2]])
@@ -236,9 +232,8 @@ def run(graph: Graph, context: Context) -> int:
             node.decision = each.rule.decision
         if node.op == "RNN":
             native_recurrent.separate_parameters(node)
-        key = [native_dropout.random_bits(graph, node)] if node.op == "Dropout" else []
-        node.inputs = [*(entry if position in each.integers else guards.before(entry)
-                         for position, entry in enumerate(node.inputs)), *key]
+        if node.op == "Dropout":
+            node.inputs = [*node.inputs, native_dropout.random_bits(graph, node)]
         node.replaced, node.op = node.op, each.op
         if each.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
             node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
@@ -276,7 +271,6 @@ def _fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
              and not any(entry.node in unknown for entry in each.inputs.values())]
     if not found or not context.runs_natively(_ATTENTION):
         return 0
-    guards = Guards(graph, readers, context)
     casts: Made = {}
     for each in found:
         node, inputs = each.node, dict(each.inputs)
@@ -288,10 +282,6 @@ def _fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
         if context.converted:
             inputs.update((name, in_type(graph, entry, dtype, casts, readers)) for name, entry in each.inputs.items()
                           if name not in (*_FP32_INPUTS, "lengths"))
-        uses = Counter(entry.key for entry in inputs.values())
-        for name, entry in inputs.items():
-            if name not in ("lengths", "bits"):  # whose gradients are always 0
-                inputs[name] = guards.before(entry, each.within, uses[entry.key])
         node.inputs = list(inputs.values())
         node.replaced, node.op = node.op, _ATTENTION
         symbol_attrs = {name: value for name, value in node.attrs.items() if name.startswith("__")}

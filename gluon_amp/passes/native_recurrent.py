@@ -9,7 +9,6 @@ from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, Cause, Decision
 from .assign_dtypes import decide, plan_outputs
 from .context import Context
-from .identities import behind_identity
 from .native_casts import give_low, in_type
 
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
@@ -102,10 +101,6 @@ def _masks(graph: Graph, node: Node, context: Context) -> list[Entry]:
 
     # The number of steps and sequences may be another at the next call: it is read off the data.
     data = node.inputs[0]
-    if data.node.role is Role.GUARD:
-        data = data.node.inputs[0]
-    elif context.facts.recorded:
-        node.inputs[0] = behind_identity(graph, data, context)
     first = made("slice_axis", data, 1, axis=2, begin=0, end=1)
     first.decision = context.policy.decide(first.op, first.attrs, data.shape)
     plan_outputs(first, context)

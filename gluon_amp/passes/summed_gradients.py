@@ -49,8 +49,7 @@ class SharedGuards:
         made, readers = self._latest.get(entry.key, (entry, self._most))
         if readers == self._most:
             made, readers = self._make(entry), 0
-            if entry.key in self._latest:
-                made.node.attrs[APART] = made.node.name
+            made.node.attrs[APART] = made.node.name  # beside others of this tensor, or of one that MXNet takes for it
             self.count += 1
         self._latest[entry.key] = made, readers + 1
         return made

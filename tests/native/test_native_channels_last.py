@@ -253,6 +253,42 @@ def test_batch_norm_in_bfloat16(shape, limits, fix_gamma):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("low", [False, pytest.param(True, marks=pytest.mark.bf16)])
+@pytest.mark.parametrize("limits", [NO_LIMITS, RECTIFIER])
+@pytest.mark.parametrize("shape", MAPS)
+def test_batch_norm_and_a_sum(shape, limits, low):
+    channels = shape[1]
+    attrs = {"eps": 1e-5, "momentum": 0.7, "fix_gamma": False}
+    inputs = [normal(*shape), normal(*shape, seed=4), normal(channels, seed=1), normal(channels, seed=2)]
+    out_grad = normal(*shape, seed=3)
+    if low:
+        inputs[0], inputs[1], out_grad = rounded(inputs[0]), rounded(inputs[1]), rounded(out_grad)
+
+    def stock(data, other, *parameters):
+        result = nd.BatchNorm(data, *parameters, *statistics(channels), **attrs) + other
+        return nd.relu(result) if limits else result
+
+    def in_cpp(data, other, *parameters):
+        maps = [nd.transpose(each, LAST) for each in (data, other)]
+        data, other = map(bfloat16, maps) if low else maps
+        out = run("_gluon_amp_batch_norm", [data, *parameters, *statistics(channels), other], adds=True, **attrs,
+                  **limits)
+        return nd.transpose(float32(out) if low else out, FIRST)
+
+    wanted, received = (with_gradients(function, [each.copy() for each in inputs], out_grad)
+                        for function in (stock, in_cpp))
+    for place, (one, other) in enumerate(zip(received, wanted)):
+        assert one.shape == other.shape
+        tolerance = BFLOAT16_ROUNDING if low and place < 3 else 2e-5  # maps; parameters have FP32 gradients
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1, np.abs(other).max()))
+
+
+def test_the_map_to_add_has_the_shape_of_the_data():
+    inputs = [nd.ones((2, 3, 3, 4)), *[nd.ones(4)] * 4, nd.ones((2, 3, 3, 5))]
+    with pytest.raises(mx.MXNetError, match="the map to add of shape"):
+        run("_gluon_amp_batch_norm", inputs, adds=True).wait_to_read()
+
+
 def test_a_rectifier_passes_no_gradient_where_a_result_is_0():
     data, out_grad = normal(2, 3, 4, 4), nd.ones((2, 3, 4, 4))
     parameters = [nd.array([0.0, 1.0, 0.0]), nd.array([0.0, 0.0, 1.0])]  # of the first channel all results are 0

@@ -103,14 +103,52 @@ def test_shapes_are_those_of_the_turned_maps():
         "c_norm": last, "c_relu6_turned": shape}
 
 
-def test_a_sum_in_a_chain_is_guarded_where_gradients_meet():
+def test_batch_norm_takes_a_sum_along():
     first = block("a", plain())
     total = Entry(op("elemwise_add", "total", first, Entry(norm("b_norm", Entry(conv("b", first)))), shape=SHAPE))
     lines = turned(block("d", block("c", total)))
-    assert "a_relu6_native: _copy(a_norm) -> float32" in lines
-    assert "b: _gluon_amp_convolution(a_relu6_native, b_weight) -> float32" in lines
-    assert "total: elemwise_add(a_norm, b_norm) -> float32" in lines
-    assert "c: _gluon_amp_convolution(total, c_weight) -> float32" in lines
+    assert "b: _gluon_amp_convolution(a_norm, b_weight) -> float32" in lines
+    assert ("b_norm: _gluon_amp_batch_norm(b, b_norm_gamma, b_norm_beta, b_norm_mean, b_norm_var, a_norm) -> float32"
+            in lines)
+    assert "c: _gluon_amp_convolution(b_norm, c_weight) -> float32" in lines
+
+
+def summed(first, second):
+    """A sum of two maps, and the rectifier behind it."""
+    total = Entry(op("elemwise_add", "total", first, second, shape=SHAPE))
+    return Entry(op("Activation", "relu", total, shape=SHAPE, act_type="relu"))
+
+
+def variables_of(*heads):
+    made = graph(*heads)
+    before = [node.name for node in made.variables()]
+    rewrite(made, Policy("float32"), trains=True, native=NATIVE, keep_outputs=False, check=True)
+    return describe(made), before, [node.name for node in made.variables()]
+
+
+@pytest.mark.parametrize("skips_first", [False, True])
+def test_a_sum_and_its_rectifier_are_batch_norms_in_either_order(skips_first):
+    skip = blocks("abc", plain())
+    body = Entry(norm("e_norm", Entry(conv("e", block("d", skip)))))
+    lines, before, after = variables_of(summed(*(skip, body) if skips_first else (body, skip)))
+    assert ("e_norm: _gluon_amp_batch_norm(e, e_norm_gamma, e_norm_beta, e_norm_mean, e_norm_var, c_norm) -> float32"
+            in lines)
+    assert not any("elemwise_add" in line or "Activation" in line for line in lines)
+    assert before == after
+
+
+def test_the_order_of_variables_stays_where_both_maps_are_batch_norms():
+    def both():
+        start = blocks("abc", plain())
+        return [Entry(norm(f"{name}_norm", Entry(conv(name, start)))) for name in "xy"]
+
+    lines, before, after = variables_of(summed(*both()))
+    assert any(line.startswith("x_norm: ") and "x_norm_var, y_norm)" in line for line in lines)
+    assert before == after
+    first, second = both()
+    lines, before, after = variables_of(summed(Entry(clip("x_relu6", first)), second))  # x_norm has its limits
+    assert "total: elemwise_add(x_norm, y_norm) -> float32" in lines
+    assert before == after
 
 
 def test_what_is_read_outside_is_turned_back_for_it():
@@ -270,6 +308,7 @@ def test_a_batch_norm_behind_groups_turns_a_chain_and_takes_its_rectifier_along(
 @pytest.mark.parametrize(("groups", "policy", "channels", "is_turned"), [
     (4, WITH_AVX512, 16, True), (4, Policy("bfloat16", channel_multiple=16), 16, True),
     (4, Policy("float32", channel_multiple=8), 16, False),  # for which oneDNN has kernels
+    (2, WITH_AVX512, 32, False),  # whole blocks of channels
     (1, WITH_AVX512, 16, False), (16, WITH_AVX512, 16, False), (24, WITH_AVX512, 24, True),
     (1, WITH_AVX512, 24, False)])
 def test_which_convolutions_mxnet_runs_slowly(groups, policy, channels, is_turned):
@@ -345,10 +384,9 @@ def test_means_and_factors_of_channels_need_no_transposition(monkeypatch):
     scaled = Entry(op("broadcast_mul", "scaled", data, factors, shape=SHAPE))
     assert turned(block("c", scaled), native=NATIVE | {passes.hard_swish.OP}, check=True)[6:] == [
         "swish: _gluon_amp_hard_swish(b_norm) -> float32",
-        "swish_native: _copy(swish) -> float32",
-        "means: _gluon_amp_channel_means(swish_native) -> float32",
+        "means: _gluon_amp_channel_means(swish) -> float32",
         "factors: Activation(means) -> float32",
-        "scaled: _gluon_amp_scale_channels(swish_native, factors) -> float32",
+        "scaled: _gluon_amp_scale_channels(swish, factors) -> float32",
         "c: _gluon_amp_convolution(scaled, c_weight) -> float32",
         "c_norm: _gluon_amp_batch_norm(c, c_norm_gamma, c_norm_beta, c_norm_mean, c_norm_var) -> float32",
         "c_relu6_turned: transpose(c_norm) -> float32",

@@ -1,7 +1,7 @@
-// Batch normalization of feature maps with the channels last, and limits on its results, as MXNet's BatchNorm and clip
-// compute them one after the other in training. Parameters and statistics are float32, and so is the arithmetic: maps
-// in bfloat16 are rounded once. Moving averages are brought up to date forward. Backward computes the normalized values
-// again: no map is kept for it.
+// Batch normalization of feature maps with the channels last, a sum with another map, and limits on the results, as
+// MXNet's BatchNorm, elemwise_add and clip compute them one after the other in training. Parameters and statistics are
+// float32, and so is the arithmetic: maps in bfloat16 are rounded once. Moving averages are brought up to date forward.
+// Backward computes the normalized values again: no map is kept for it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -24,10 +24,12 @@ struct Settings {
         low(static_cast<float>(attributes.number("a_min", -std::numeric_limits<double>::infinity()))),
         high(static_cast<float>(attributes.number("a_max", std::numeric_limits<double>::infinity()))),
         rectifies(attributes.flag("rectifies", false)),
-        is_gamma_one(attributes.flag("fix_gamma", true)) {}
+        is_gamma_one(attributes.flag("fix_gamma", true)),
+        adds(attributes.flag("adds", false)) {}
   float eps, momentum, low, high;
   bool rectifies;  // as a rectifier has none, no gradient passes where a result is the lower limit itself
   bool is_gamma_one;
+  bool adds;  // there is a map to add, as the last input
 };
 
 // Some rows of channels.
@@ -35,6 +37,7 @@ template <class T>
 struct Rows {
   const T* data;
   int64_t count, width;
+  const T* others = nullptr;  // of the map to add
 };
 
 // What the values of every channel are computed with, and the limits of all.
@@ -48,9 +51,9 @@ INLINED float normalized(float value, const Channels& channels, int64_t i) {
   return (value - channels.mean[i]) * channels.scale[i] + channels.beta[i];
 }
 
-// What of an output's gradient reaches a value.
-INLINED float passed(float grad, float value, const Channels& channels, int64_t i) {
-  const float result = normalized(value, channels, i);
+// What of an output's gradient reaches a value that another is added to.
+INLINED float passed(float grad, float value, float other, const Channels& channels, int64_t i) {
+  const float result = normalized(value, channels, i) + other;
   const bool is_cut = (result < channels.low) | (channels.rectifies & (result == channels.low));
   return is_cut | (result > channels.high) ? 0.f : grad;
 }
@@ -86,28 +89,33 @@ INLINED void measure_rows(const Rows<T>& rows, float* means, float* squares) {
   if (i < rows.width) measure_block(rows.data + i, rows, means + i, squares + i, rows.width - i);
 }
 
-template <class T>
+// A value of the map to add, which is 0 where there is none.
+template <bool kAdds, class T>
+INLINED float other_at(const Rows<T>& rows, int64_t position) {
+  return kAdds ? to_float(rows.others[position]) : 0.f;
+}
+
+template <bool kAdds, class T>
 INLINED void normalize_rows(const Rows<T>& rows, const Channels& channels, T* out) {
-  const T* data = rows.data;
-  for (const T* end = data + rows.count * rows.width; data != end; data += rows.width, out += rows.width)
+  for (int64_t first = 0; first < rows.count * rows.width; first += rows.width, out += rows.width)
 #pragma omp simd
     for (int64_t i = 0; i < rows.width; ++i) {
-      const float value = normalized(to_float(data[i]), channels, i);
+      const float value = normalized(to_float(rows.data[first + i]), channels, i) + other_at<kAdds>(rows, first + i);
       const float risen = value < channels.low ? channels.low : value;
       store(value > channels.high ? channels.high : risen, &out[i]);
     }
 }
 
 // The sums of the gradients of normalized values, and of their products with the data around its mean.
-template <class T>
-INLINED void add_up_block(const T* grad, const T* data, const Rows<T>& rows, const Channels& channels, float* grads,
+template <bool kAdds, class T>
+INLINED void add_up_block(const T* grad, int64_t first, const Rows<T>& rows, const Channels& channels, float* grads,
                           float* products, int64_t count) {
   float sums[kBlock] = {}, totals[kBlock] = {};
-  for (int64_t row = 0; row < rows.count; ++row)
+  for (int64_t row = 0; row < rows.count; ++row, first += rows.width)
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
-      const float value = to_float(data[row * rows.width + i]);
-      const float reached = passed(to_float(grad[row * rows.width + i]), value, channels, i);
+      const float value = to_float(rows.data[first + i]);
+      const float reached = passed(to_float(grad[first + i]), value, other_at<kAdds>(rows, first + i), channels, i);
       sums[i] += reached;
       totals[i] += reached * (value - channels.mean[i]);
     }
@@ -118,44 +126,44 @@ INLINED void add_up_block(const T* grad, const T* data, const Rows<T>& rows, con
   }
 }
 
-template <class T>
+template <bool kAdds, class T>
 INLINED void add_up_rows(const T* grad, const Rows<T>& rows, Channels channels, float* grads, float* products) {
   int64_t i = 0;
   for (; i + kBlock <= rows.width; i += kBlock) {
-    add_up_block(grad + i, rows.data + i, rows, channels, grads + i, products + i, kBlock);
+    add_up_block<kAdds>(grad, i, rows, channels, grads + i, products + i, kBlock);
     channels.mean += kBlock, channels.scale += kBlock, channels.beta += kBlock;
   }
-  if (i < rows.width) add_up_block(grad + i, rows.data + i, rows, channels, grads + i, products + i, rows.width - i);
+  if (i < rows.width) add_up_block<kAdds>(grad, i, rows, channels, grads + i, products + i, rows.width - i);
 }
 
 // `shift` and `slope` are the parts of the gradient that come through the mean and the deviation.
-template <class T>
+template <bool kAdds, class T>
 INLINED void differentiate_rows(const T* grad, const Rows<T>& rows, const Channels& channels, const float* shift,
-                                const float* slope, T* data_grad) {
-  const T* data = rows.data;
-  for (const T* end = data + rows.count * rows.width; data != end;
-       data += rows.width, grad += rows.width, data_grad += rows.width)
+                                const float* slope, T* data_grad, T* other_grad) {
+  for (int64_t first = 0; first < rows.count * rows.width; first += rows.width)
 #pragma omp simd
     for (int64_t i = 0; i < rows.width; ++i) {
-      const float value = to_float(data[i]);
-      store(passed(to_float(grad[i]), value, channels, i) * channels.scale[i] - shift[i] -
-                (value - channels.mean[i]) * slope[i],
-            &data_grad[i]);
+      const float value = to_float(rows.data[first + i]);
+      const float reached = passed(to_float(grad[first + i]), value, other_at<kAdds>(rows, first + i), channels, i);
+      store(reached * channels.scale[i] - shift[i] - (value - channels.mean[i]) * slope[i], &data_grad[first + i]);
+      if (kAdds) store(reached, &other_grad[first + i]);
     }
 }
 
 #define KERNELS(T)                                                                                                   \
   VECTORIZED void measure(const Rows<T>& rows, float* means, float* squares) { measure_rows(rows, means, squares); } \
   VECTORIZED void normalize(const Rows<T>& rows, const Channels& channels, T* out) {                                 \
-    normalize_rows(rows, channels, out);                                                                             \
+    rows.others ? normalize_rows<true>(rows, channels, out) : normalize_rows<false>(rows, channels, out);            \
   }                                                                                                                  \
   VECTORIZED void add_up(const T* grad, const Rows<T>& rows, const Channels& channels, float* grads,                 \
                          float* products) {                                                                          \
-    add_up_rows(grad, rows, channels, grads, products);                                                              \
+    rows.others ? add_up_rows<true>(grad, rows, channels, grads, products)                                           \
+                : add_up_rows<false>(grad, rows, channels, grads, products);                                         \
   }                                                                                                                  \
   VECTORIZED void differentiate(const T* grad, const Rows<T>& rows, const Channels& channels, const float* shift,    \
-                                const float* slope, T* data_grad) {                                                  \
-    differentiate_rows(grad, rows, channels, shift, slope, data_grad);                                               \
+                                const float* slope, T* data_grad, T* other_grad) {                                   \
+    rows.others ? differentiate_rows<true>(grad, rows, channels, shift, slope, data_grad, other_grad)                \
+                : differentiate_rows<false>(grad, rows, channels, shift, slope, data_grad, other_grad);              \
   }
 KERNELS(float)
 KERNELS(bfloat16)
@@ -165,10 +173,11 @@ KERNELS(bfloat16)
 template <class T>
 class Ranges {
  public:
-  explicit Ranges(const Tensor& data)
+  explicit Ranges(const Tensor& data, const Tensor* others = nullptr)
       : width(data.dim(-1)),
         count(width ? data.size() / width : 0),
         data_(data.as<const T>()),
+        others_(others ? others->as<const T>() : nullptr),
         at_once_(std::max<int64_t>(16, 8192 / std::max<int64_t>(width, 1))),
         parts_(new float[(count / at_once_ + 1) * 2 * width]) {}
 
@@ -176,7 +185,9 @@ class Ranges {
   template <class Body>
   void each(const Body& body) const {
     parallel_ranges(count, at_once_, [&](int64_t begin, int64_t end) {
-      body(Rows<T>{data_ + begin * width, end - begin, width}, begin * width, first(begin), first(begin) + width);
+      const T* others = others_ ? others_ + begin * width : nullptr;
+      body(Rows<T>{data_ + begin * width, end - begin, width, others}, begin * width, first(begin),
+           first(begin) + width);
     });
   }
 
@@ -208,7 +219,7 @@ class Ranges {
  private:
   float* first(int64_t begin) const { return &parts_[begin / at_once_ * 2 * width]; }
 
-  const T* data_;
+  const T *data_, *others_;
   const int64_t at_once_;
   const std::unique_ptr<float[]> parts_;
 };
@@ -221,7 +232,7 @@ void scale_channels(const Settings& s, const Tensor& gamma, const float* inverse
 template <class T>
 void forward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  const Ranges<T> ranges(inputs[0]);
+  const Ranges<T> ranges(inputs[0], s.adds ? &inputs[5] : nullptr);
   if (!ranges.count) return;
   float *mean = outputs[1].as<float>(), *inverse_deviation = outputs[2].as<float>();
   ranges.each([](const Rows<T>& rows, int64_t, float* means, float* squares) { measure(rows, means, squares); });
@@ -245,10 +256,11 @@ template <class T>
 void backward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
   const Tensor &out_grad = inputs[0], &gamma = inputs[4];  // inputs 1 and 2: the gradients of the statistics
-  const Ranges<T> ranges(inputs[3]);
+  const Ranges<T> ranges(inputs[3], s.adds ? &inputs[8] : nullptr);
+  const size_t statistics = s.adds ? 10 : 9;
   for (int i = 1; i < 5; ++i) std::fill_n(outputs[i].as<float>(), ranges.width, 0.f);
   if (!ranges.count) return;
-  const float *mean = inputs[9].as<float>(), *inverse_deviation = inputs[10].as<float>();
+  const float *mean = inputs[statistics].as<float>(), *inverse_deviation = inputs[statistics + 1].as<float>();
   const std::unique_ptr<float[]> memory(new float[3 * ranges.width]);
   float *scale = memory.get(), *shift = scale + ranges.width, *slope = shift + ranges.width;
   scale_channels(s, gamma, inverse_deviation, scale);
@@ -267,7 +279,8 @@ void backward_as(const Attributes& attributes, const Tensors& inputs, const Tens
     slope[i] = static_cast<float>(scale[i] * product * inverse * inverse / count);
   }
   ranges.each([&](const Rows<T>& rows, int64_t begin, float*, float*) {
-    differentiate(out_grad.as<const T>() + begin, rows, channels, shift, slope, outputs[0].as<T>() + begin);
+    differentiate(out_grad.as<const T>() + begin, rows, channels, shift, slope, outputs[0].as<T>() + begin,
+                  s.adds ? outputs[5].as<T>() + begin : nullptr);
   });
 }
 
@@ -279,12 +292,13 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
   (inputs[3].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(attributes, inputs, outputs);
 }
 
-constexpr const char* kNames[] = {"data", "gamma", "beta", "moving_mean", "moving_var"};
+constexpr const char* kNames[] = {"data", "gamma", "beta", "moving_mean", "moving_var", "the map to add"};
 
 void types(const Attributes&, Types& inputs, Types& outputs) {
   outputs = {data_type(inputs[0], kNames[0]), kFloat32, kFloat32};
   inputs[0] = outputs[0];
   for (int i = 1; i < 5; ++i) expect_type(inputs[i], kFloat32, kNames[i]);
+  if (inputs.size() > 5) expect_type(inputs[5], outputs[0], kNames[5]);
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
@@ -292,10 +306,11 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   expect_known(inputs[0], "data");
   const Shape channels{inputs[0].back()};
   for (int i = 1; i < 5; ++i) expect_shape(inputs[i], channels, kNames[i]);
+  if (inputs.size() > 5) expect_shape(inputs[5], inputs[0], kNames[5]);
   outputs = {inputs[0], channels, channels};
 }
 
-Arity arity(const Attributes&) { return {5, 3}; }
+Arity arity(const Attributes& attributes) { return {Settings(attributes).adds ? 6 : 5, 3}; }
 
 std::vector<int> mutated(const Attributes&) { return {3, 4}; }
 
