@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property, lru_cache
 from operator import is_
 from typing import Any, Mapping, Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import mxnet as mx
 from mxnet import autograd
@@ -38,6 +38,7 @@ from .observers import operator_callback
 from .planner import Plan, Planner
 
 _MOST_REQUESTS = 32
+_MANY_CALLS = 16  # that make up for what is made anew when another plan's turn is over
 _INLINE_LIMIT = 2  # MXNet's default
 
 
@@ -67,6 +68,8 @@ class RewritingCachedOp:
         self._alike: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # those that one operator copies
         self._plain: StockCachedOp | None = None
         self._operations: WeakKeyDictionary[Plan, StockCachedOp] = WeakKeyDictionary()  # what runs each plan
+        self._turn: tuple[Plan | None, int] = None, 0  # what ran last, and how often in a row
+        self._left: WeakSet[Plan] = WeakSet()  # what has run before another did
         self._hook: tuple[Any, ...] = ()
         self._observed: tuple[Any, ...] = ()  # what runs, and the hook that it was given
 
@@ -174,6 +177,10 @@ class RewritingCachedOp:
 
     def _operation(self, plan: Plan) -> StockCachedOp:
         """Return what runs a plan."""
+        last, calls = self._turn
+        if plan is not last and last is not None:
+            self._leave(last, plan, calls)
+        self._turn = plan, calls + 1 if plan is last else 1
         operation = self._operations.get(plan)
         if operation is None:
             operation = (self._stock() if plan.symbol is None and self._safe_flags is self.flags else
@@ -182,6 +189,16 @@ class RewritingCachedOp:
                 run_in_turn(operation)
             self._operations[plan] = operation
         return operation
+
+    def _leave(self, last: Plan, plan: Plan, calls: int) -> None:
+        """Let static memory go where a plan's turn is over: MXNet's cached op has one for training and inference.
+
+        What takes turns of a few calls stays: what runs it is made anew only once.
+        """
+        is_static = is_set(dict(self.flags), "static_alloc") and last.facts.device == plan.facts.device
+        if is_static and (calls >= _MANY_CALLS or last not in self._left):
+            self._operations.pop(last, None)
+        self._left.add(last)
 
     def _grouped(self, plan: Plan | None, args: Sequence[NDArray]) -> list[list[int]]:
         """Return the positions of auxiliary states, those together that one operator can copy."""

@@ -107,6 +107,10 @@ def _maps() -> Iterable[Sample]:
         statistics = (fixed(channels, aux=True), fixed(channels, values="positive", aux=True))
         yield sample("_gluon_amp_batch_norm", (data, fixed(channels, values="positive"), fixed(channels), *statistics),
                      fix_gamma=False, a_min=-0.5, a_max=1.0, tolerance=6)
+        other = low(*data.shape)
+        inputs = (data, fixed(channels, values="positive"), fixed(channels), *statistics, other)
+        yield sample("_gluon_amp_batch_norm", inputs, fix_gamma=False, adds=True, a_min=0.0, rectifies=True,
+                     tolerance=6)
         yield sample("_gluon_amp_channel_means", data)
         yield sample("_gluon_amp_scale_channels", (data, fixed(data.shape[0], channels, 1, 1)))
     for data, filters, kernel, stride, groups in ((low(2, 6, 8, 16), 32, 1, 1, 1), (low(3, 9, 7, 33), 17, 3, 1, 1),
