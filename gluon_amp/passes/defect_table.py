@@ -8,8 +8,8 @@ from typing import Any, Callable
 from ..dtypes import FLOAT16
 from ..graph import CAST, Entry, Graph, Node, operator
 from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
-from ..native.loader import OPERATORS
 from ..rules import KEEP, Decision
+from .native_operators import NATIVE
 from .widen import computes_weight, in_float64
 
 _LOWEST = {FLOAT16: -65504.0}
@@ -272,7 +272,7 @@ _NOT_TOLD = ("MXNet does not tell operators of libraries that a gradient is to b
              "c_api/c_api.cc")
 
 BARRIERS: tuple[Barrier, ...] = (
-    Barrier(tuple(sorted(OPERATORS - {_NORM})), Tensor.ADDED, *_NOT_TOLD),
+    Barrier(tuple(sorted(NATIVE - {_NORM})), Tensor.ADDED, *_NOT_TOLD),
     Barrier((_NORM,), Tensor.ADDED, *_NOT_TOLD, states=(3, 4)),
     Barrier((CAST,), Tensor.ADDED, "on CPUs the gradient of a cast is lost where it is to be added to "
             "what is there, as under `grad_req='add'` and from the eighth reader on", "operator/tensor/amp_cast.h"),

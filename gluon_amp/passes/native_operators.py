@@ -25,7 +25,7 @@ from ..graph.decision import WISHES
 from ..rules import FP32, LOWER, NEUTRAL, Cause, Decision, Rule
 from ..rules.shapes import BLOCK, pools_out_of_order, pools_to_means, values_behind
 from ..rules.tables.groups.layers import SOFTMAX
-from . import channels_last, native_dropout, native_recurrent
+from . import channels_last, hard_swish, native_dropout, native_recurrent
 from .assign_dtypes import decide, follow
 from .context import Context
 from .known_forward import unknown_forward
@@ -213,7 +213,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
                                              rule=Rule(NEUTRAL, note="native bfloat16 kernel")),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
 }
-NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION} | channels_last.NATIVE
+NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION, hard_swish.OP} | channels_last.NATIVE
 
 
 def run(graph: Graph, context: Context) -> int:

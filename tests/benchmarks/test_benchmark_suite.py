@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cpu_kinds import in_bfloat16
 from test_benchmark_cli import Fakes, Silent, fakes  # noqa: F401
 
 from benchmarks import bench, inference, machines, training
@@ -523,7 +524,7 @@ def test_optimised_fp32_computes_what_fp32_does(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.bf16
+@in_bfloat16
 def test_all_implementations_of_inference_agree(tmp_path):
     _, record = run_suite("inference", tmp_path / "out.json", "--networks", "resnet50,ssd512,encoder",
                           "--batch-sizes", "2", "--rounds", "1", "--steps", "1")
@@ -536,7 +537,7 @@ def test_all_implementations_of_inference_agree(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.bf16
+@in_bfloat16
 def test_the_primitives_of_a_step_fill_most_of_it(tmp_path):
     path = tmp_path / "out.json"
     result = run_script("primitives", "--network", "vgg16", "--workload", "inference", "--small", "--batch-size", "2",

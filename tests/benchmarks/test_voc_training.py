@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cpu_kinds import in_bfloat16
 
 for module in ("PIL", "sklearn"):
     pytest.importorskip(module)
@@ -409,7 +410,7 @@ class TestTraining:
         np.testing.assert_allclose(result["losses"]["total"], [step.total for step in whole.losses], rtol=1e-4)
 
     @pytest.mark.slow
-    @pytest.mark.bf16
+    @in_bfloat16
     def test_both_precisions_learn_the_digits(self, tmp_path: Path, voc: Any) -> None:
         """The whole benchmark, shortened."""
         data = digits.make(tmp_path / "digits", images=800, val=200)

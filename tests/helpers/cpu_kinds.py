@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 FASTEST = support("cpu").dtype  # what the CPU takes where nothing is named
 RUNS_BFLOAT16 = support("cpu").requested(BFLOAT16) is not None  # native or emulated
 EMULATES_BFLOAT16 = RUNS_BFLOAT16 and FASTEST != BFLOAT16
+# For what compares the type that is taken where nothing is named with FP32.
+in_bfloat16 = pytest.mark.skipif(FASTEST != BFLOAT16, reason=f"{LACKING} BF16 instructions that are faster than FP32")
 LOW = BFLOAT16 if RUNS_BFLOAT16 else FLOAT16  # a type that runs here, if only imitated
 
 
