@@ -73,6 +73,7 @@ def _net(layers, mode, devices=(None,)):
     net.initialize(mx.init.Normal(0.3), ctx=[device or mx.cpu() for device in devices])
     with mx.autograd.pause():
         net(mx.nd.zeros((4, 4, 8, 8), ctx=devices[0]))
+    mx.nd.waitall()  # MXNet's asnumpy may read a weight while oneDNN brings it into another layout
     if MODES[mode] is not None:
         net.hybridize(**MODES[mode])
     return net
