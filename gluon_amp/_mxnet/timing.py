@@ -16,16 +16,18 @@ from .invoke import StockCachedOp
 
 
 def time_in_both(op: str, attrs: Mapping[str, str], shapes: Sequence[tuple[int, ...]], low: str, training: bool,
-                 rounds: int, device: mx.Context) -> tuple[float, float]:
-    """Return an operator's median time in FP32 and in low precision, measured in turns."""
+                 rounds: int, device: mx.Context, of: Callable[[Sequence[float]], float] = median
+                 ) -> tuple[float, float]:
+    """Return an operator's median time in FP32 and in low precision, or its least one, measured in turns."""
     random = np.random.RandomState(0)  # MXNet's own numbers are the program's
     arrays = [mx.nd.array(random.normal(scale=0.1, size=shape), ctx=device, dtype=FLOAT32) for shape in shapes]
     runs = [_prepared(op, attrs, arrays, dtype, training) for dtype in (FLOAT32, low)]
-    fp32, lower = interleaved(runs, rounds)
+    fp32, lower = interleaved(runs, rounds, of=of)
     return fp32, lower
 
 
-def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int = 1) -> list[float]:
+def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int = 1,
+                of: Callable[[Sequence[float]], float] = median) -> list[float]:
     """Run functions in turns; return the median milliseconds of each, without the first rounds, which make kernels."""
     times: list[list[float]] = [[] for _ in runs]
     for number in range(warm_up + rounds):
@@ -34,7 +36,7 @@ def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int 
             run()
             if number >= warm_up:
                 kept.append((time.perf_counter() - begin) * 1e3)
-    return list(map(median, times))
+    return list(map(of, times))
 
 
 def _prepared(op: str, attrs: Mapping[str, str], arrays: Sequence[mx.nd.NDArray], dtype: str, training: bool):  # type: ignore[no-untyped-def]

@@ -19,6 +19,7 @@ _warned: set[str] = set()
 # With AMX a convolution in bfloat16 is five times as fast as in FP32. By other BF16 instructions it is twice as fast on
 # AMD's CPUs, half to two thirds as fast on Intel's that have AMX or hide it.
 _AMX_GAIN, _LEAST_GAIN = 2.0, 1.1
+_PROBES = 25  # of half a millisecond
 _AMX_REMEDIES: Mapping[str | None, str] = {
     _isa.GRANTED_LATE: "Import gluon_amp before anything that runs MXNet operators",
     _isa.REFUSED: "Linux allows them from version 5.16 on; in a container or a virtual machine the host must do so too",
@@ -94,8 +95,9 @@ def _slow_bfloat16(own: Support) -> str | None:
 def _bfloat16_gain() -> float:
     """Return how many times as fast one small convolution is in bfloat16 as in FP32: flags do not tell."""
     _memory.take_little()  # MXNet reads these settings with its first operator
+    # The least times: on a busy machine medians of both are off by more than the types differ by.
     fp32, low = time_in_both("Convolution", _CONVOLUTION, [(1, 128, 14, 14), (128, 128, 3, 3)], BFLOAT16,
-                             training=False, rounds=5, device=mx.cpu())
+                             training=False, rounds=_PROBES, device=mx.cpu(), of=min)
     return fp32 / low
 
 
