@@ -28,7 +28,7 @@ def time_in_both(op: str, attrs: Mapping[str, str], shapes: Sequence[tuple[int, 
 
 def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int = 1,
                 of: Callable[[Sequence[float]], float] = median) -> list[float]:
-    """Run functions in turns; return the median milliseconds of each, without the first rounds, which make kernels."""
+    """Run functions in turns; return the median milliseconds of each, or their least, without those of the warm-up."""
     times: list[list[float]] = [[] for _ in runs]
     for number in range(warm_up + rounds):
         for run, kept in zip(runs, times):

@@ -30,6 +30,11 @@ def parameters(attrs: Attrs) -> dict[str, str]:
     return {name: value for name, value in attrs.items() if not name.startswith("__")}
 
 
+def symbol_attributes(attrs: Attrs) -> dict[str, str]:
+    """Return the attributes of an operator's symbol, without its parameters."""
+    return {name: value for name, value in attrs.items() if name.startswith("__")}
+
+
 def integers(attrs: Attrs, name: str) -> list[int]:
     """Return the numbers of a tuple, or the one number; none where the parameter is not given."""
     return [int(number) for number in re.findall(r"-?\d+", str(attrs.get(name, "")))]

@@ -11,6 +11,7 @@ from typing import Iterator, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
+from ..graph.attrs import symbol_attributes
 from ..graph.decision import WISHES
 from ..rules import NEUTRAL, Rule
 from .assign_dtypes import follow
@@ -53,7 +54,7 @@ def run(graph: Graph, context: Context) -> int:
         node = each.last
         node.inputs = [each.data]
         node.replaced, node.op = node.op, OP
-        node.attrs = {**{name: value for name, value in node.attrs.items() if name.startswith("__")}, **each.attrs}
+        node.attrs = {**symbol_attributes(node.attrs), **each.attrs}
         if not context.converted:
             node.decision = _RULE.decision
     if context.target == BFLOAT16 and not context.converted:

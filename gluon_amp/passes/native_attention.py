@@ -38,7 +38,6 @@ class Attention(NamedTuple):
     inputs: Mapping[str, Entry]  # by the names that the operator has for them, in the graph's order
     attrs: Mapping[str, object]  # of the operator
     dropout: Node | None  # of the weights
-    within: frozenset[int]  # the nodes that nothing reads any more, and the last: their ids
 
 
 def find(graph: Graph, readers: Readers) -> Iterator[Attention]:
@@ -173,7 +172,7 @@ def _attention(last: Node, products: tuple[Node, Node], weights: _Weights, attrs
     if not {id(products[0]), id(weights.softmax)} <= within:
         return None
     return Attention(last, products, weights.softmax, inputs, {**attrs, "heads": heads, **weights.attrs()},
-                     weights.dropout, within)
+                     weights.dropout)
 
 
 def _weights(entry: Entry) -> _Weights | None:

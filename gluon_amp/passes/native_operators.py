@@ -20,7 +20,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
-from ..graph.attrs import integer, is_set
+from ..graph.attrs import integer, is_set, symbol_attributes
 from ..graph.decision import WISHES
 from ..rules import FP32, LOWER, NEUTRAL, Cause, Decision, Rule
 from ..rules.shapes import BLOCK, pools_out_of_order, pools_to_means, values_behind
@@ -284,9 +284,8 @@ def _fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
                           if name not in (*_FP32_INPUTS, "lengths"))
         node.inputs = list(inputs.values())
         node.replaced, node.op = node.op, _ATTENTION
-        symbol_attrs = {name: value for name, value in node.attrs.items() if name.startswith("__")}
         attrs = {**each.attrs, "operands": ",".join(inputs)}
-        node.attrs = {**symbol_attrs, **{name: str(value) for name, value in attrs.items()}}
+        node.attrs = {**symbol_attributes(node.attrs), **{name: str(value) for name, value in attrs.items()}}
         node.dtypes = [FLOAT32]
         if not context.converted:
             node.decision, node.planned = decision, [dtype]

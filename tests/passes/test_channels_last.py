@@ -340,31 +340,28 @@ class Bottlenecks(HybridBlock):
         return self.out(F.mean(x, axis=(2, 3))), F.max(first, axis=(1, 2, 3))
 
 
-def bottlenecks(groups, channels, dtype="float32"):
-    net = Bottlenecks(groups, channels)
+def filled(net, dtype, dead=0):
+    """Draw the parameters of a network, with some channels that are 0: a rectifier passes no gradient there."""
     net.initialize(mx.init.Constant(1))
     values = np.random.RandomState(1)
     for name, parameter in sorted(net.collect_params().items()):
         drawn = values.standard_normal(parameter.shape) * 0.4
         if name.endswith(("gamma", "beta")):
-            drawn[:3] = 0  # dead channels: a rectifier passes no gradient there
+            drawn[:dead] = 0
         parameter.set_data(mx.nd.array(np.abs(drawn) + 0.5 if name.endswith("var") else drawn))
     net.cast(dtype)
     return net
+
+
+def bottlenecks(groups, channels, dtype="float32"):
+    return filled(Bottlenecks(groups, channels), dtype, dead=3)
 
 
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize(("groups", "channels"), [(4, 16), (12, 12)])
 def test_training_of_groups_is_that_of_float64(flags, groups, channels, monkeypatch):
     monkeypatch.setattr(channels_last, "BLOCK", 8)  # as on a CPU with AVX512
-    batches = [batch(seed, (size, 3, 16, width)) for seed, (size, width) in enumerate([(4, 16), (2, 12), (4, 16)])]
-    exact = results(bottlenecks(groups, channels, "float64"), [each.astype("float64") for each in batches])
-    stock = results(bottlenecks(groups, channels), batches)
-    amp.init("float32")
-    net = bottlenecks(groups, channels)
-    net.hybridize(**flags)
-    assert_as_exact(results(net, batches), stock, exact)
-    assert operators_of(net) >= MAPS
+    assert trained(lambda *dtype: bottlenecks(groups, channels, *dtype), flags) >= MAPS
 
 
 def hard_swish(name, data):
@@ -421,28 +418,14 @@ class Excited(HybridBlock):
 
 
 def excited(dtype="float32"):
-    net = Excited()
-    net.initialize(mx.init.Constant(1))
-    values = np.random.RandomState(1)
-    for name, parameter in sorted(net.collect_params().items()):
-        drawn = values.standard_normal(parameter.shape) * 0.4
-        parameter.set_data(mx.nd.array(np.abs(drawn) + 0.5 if name.endswith("var") else drawn))
-    net.cast(dtype)
-    return net
+    return filled(Excited(), dtype)
 
 
 @pytest.mark.machine
 @pytest.mark.parametrize("flags", FLAGS)
 def test_training_of_hard_swish_and_factors_is_that_of_float64(flags, monkeypatch):
     monkeypatch.setattr(passes.hard_swish, "_LEAST", 1)
-    batches = [batch(seed, (size, 3, 16, width)) for seed, (size, width) in enumerate([(4, 16), (2, 12), (4, 16)])]
-    exact = results(excited("float64"), [each.astype("float64") for each in batches])
-    stock = results(excited(), batches)
-    amp.init("float32")
-    net = excited()
-    net.hybridize(**flags)
-    assert_as_exact(results(net, batches), stock, exact)
-    assert operators_of(net) >= NATIVE | {passes.hard_swish.OP}
+    assert trained(excited, flags) >= NATIVE | {passes.hard_swish.OP}
 
 
 class Residual(HybridBlock):
@@ -525,17 +508,22 @@ def operators_of(net):
     return {node.op for node in net._cached_op.latest.graph.operators()}
 
 
+def trained(make, flags):
+    """Train networks in FP32, under AMP as exactly as without it; return the operators that ran."""
+    batches = [batch(seed, (size, 3, 16, width)) for seed, (size, width) in enumerate([(4, 16), (2, 12), (4, 16)])]
+    exact = results(make("float64"), [each.astype("float64") for each in batches])
+    stock = results(make(), batches)
+    amp.init("float32")
+    net = make()
+    net.hybridize(**flags)
+    assert_as_exact(results(net, batches), stock, exact)
+    return operators_of(net)
+
+
 @pytest.mark.machine
 @pytest.mark.parametrize("flags", FLAGS)
 def test_training_is_that_of_float64(flags):
-    batches = [batch(seed, (size, 3, 16, width)) for seed, (size, width) in enumerate([(4, 16), (2, 12), (4, 16)])]
-    exact = results(made("float64"), [each.astype("float64") for each in batches])
-    stock = results(made(), batches)
-    amp.init("float32")
-    net = made()
-    net.hybridize(**flags)
-    assert_as_exact(results(net, batches), stock, exact)
-    assert operators_of(net) >= MAPS
+    assert trained(made, flags) >= MAPS
 
 
 # Of which all sums are in bfloat16, as those of MobileNet v2.

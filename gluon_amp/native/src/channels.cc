@@ -15,9 +15,9 @@ constexpr int64_t kBlock = 64;   // channels whose sums lie in the first cache
 constexpr int64_t kPixels = 64;  // that are added one after the other, so that rounding does not add up
 
 // Some channels of all pixels of an image: `channels` values that lie together, `pixels` times, `width` values apart.
+// `first` is the place of the first one in the map, `number` that of its channel among those of all images.
 struct Block {
-  int64_t first, number, pixels, channels,
-      width;  // `first` of the map's values, `number` of the channels of all images
+  int64_t first, number, pixels, channels, width;
 };
 
 template <class Run>

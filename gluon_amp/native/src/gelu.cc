@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "families.h"
-#include "operator.h"
+#include "pointwise.h"
 #include "softmax.h"
 #include "vector.h"
 
@@ -10,7 +10,10 @@ namespace gluon_amp {
 
 namespace {
 
-constexpr int64_t kRange = 16384;
+struct Settings {
+  explicit Settings(const Attributes&) {}
+  static constexpr int64_t kRange = 16384;
+};
 
 // The normal distribution at -t is exp(-t^2 / 2) times this, for t >= 0: a polynomial fitted to 6e-8.
 INLINED float ratio_of_tail(float t) {
@@ -80,49 +83,19 @@ INLINED void backward_loop(const T* out_grad, const T* data, T* data_grad, int64
   }
 }
 
-#define KERNELS(T)                                                                                         \
-  VECTORIZED void forward_kernel(const T* data, T* out, int64_t count) { forward_loop(data, out, count); } \
-  VECTORIZED void backward_kernel(const T* out_grad, const T* data, T* data_grad, int64_t count) {         \
-    backward_loop(out_grad, data, data_grad, count);                                                       \
+#define KERNELS(T)                                                                                                  \
+  VECTORIZED void forward_kernel(const T* data, T* out, int64_t count, const Settings&) {                           \
+    forward_loop(data, out, count);                                                                                 \
+  }                                                                                                                 \
+  VECTORIZED void backward_kernel(const T* out_grad, const T* data, T* data_grad, int64_t count, const Settings&) { \
+    backward_loop(out_grad, data, data_grad, count);                                                                \
   }
 KERNELS(float)
 KERNELS(bfloat16)
 #undef KERNELS
 
-template <class T>
-void forward_as(const Tensors& inputs, const Tensors& outputs) {
-  parallel_ranges(inputs[0].size(), kRange, [&](int64_t begin, int64_t end) {
-    forward_kernel(inputs[0].as<const T>() + begin, outputs[0].as<T>() + begin, end - begin);
-  });
-}
-
-template <class T>
-void backward_as(const Tensors& inputs, const Tensors& outputs) {
-  parallel_ranges(inputs[1].size(), kRange, [&](int64_t begin, int64_t end) {
-    backward_kernel(inputs[0].as<const T>() + begin, inputs[1].as<const T>() + begin, outputs[0].as<T>() + begin,
-                    end - begin);
-  });
-}
-
-void forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(inputs, outputs);
-}
-
-void backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[1].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(inputs, outputs);
-}
-
-void types(const Attributes&, Types& inputs, Types& outputs) { outputs[0] = inputs[0] = data_type(inputs[0], "data"); }
-
-void shapes(const Attributes&, Shapes& inputs, Shapes& outputs) {
-  expect_known(inputs[0], "data");
-  outputs[0] = inputs[0];
-}
-
-Arity arity(const Attributes&) { return {1, 1}; }
-
 }  // namespace
 
-const Operator gelu{"_gluon_amp_gelu", arity, types, shapes, forward, backward};
+const Operator gelu = Pointwise<Settings>::named("_gluon_amp_gelu");
 
 }  // namespace gluon_amp

@@ -2,14 +2,12 @@
 // one after the other: values at a limit have a gradient, and what is not a number stays that. Maps may lie in any
 // order.
 #include "families.h"
-#include "operator.h"
+#include "pointwise.h"
 #include "vector.h"
 
 namespace gluon_amp {
 
 namespace {
-
-constexpr int64_t kRange = 32768;
 
 struct Settings {
   explicit Settings(const Attributes& attributes)
@@ -17,6 +15,7 @@ struct Settings {
         low(static_cast<float>(attributes.number("a_min"))),
         high(static_cast<float>(attributes.number("a_max"))),
         divisor(static_cast<float>(attributes.number("divisor"))) {}
+  static constexpr int64_t kRange = 32768;
   float shift, low, high, divisor;
 };
 
@@ -56,43 +55,8 @@ KERNELS(float)
 KERNELS(bfloat16)
 #undef KERNELS
 
-template <class T>
-void forward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const Settings s(attributes);
-  parallel_ranges(inputs[0].size(), kRange, [&](int64_t begin, int64_t end) {
-    forward_kernel(inputs[0].as<const T>() + begin, outputs[0].as<T>() + begin, end - begin, s);
-  });
-}
-
-template <class T>
-void backward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const Settings s(attributes);
-  parallel_ranges(inputs[1].size(), kRange, [&](int64_t begin, int64_t end) {
-    backward_kernel(inputs[0].as<const T>() + begin, inputs[1].as<const T>() + begin, outputs[0].as<T>() + begin,
-                    end - begin, s);
-  });
-}
-
-void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(attributes, inputs, outputs);
-}
-
-void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[1].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(attributes, inputs, outputs);
-}
-
-void types(const Attributes&, Types& inputs, Types& outputs) { outputs[0] = inputs[0] = data_type(inputs[0], "data"); }
-
-void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
-  Settings{attributes};  // for errors at the call, not when it is run
-  expect_known(inputs[0], "data");
-  outputs[0] = inputs[0];
-}
-
-Arity arity(const Attributes&) { return {1, 1}; }
-
 }  // namespace
 
-const Operator hard_swish{"_gluon_amp_hard_swish", arity, types, shapes, forward, backward};
+const Operator hard_swish = Pointwise<Settings>::named("_gluon_amp_hard_swish");
 
 }  // namespace gluon_amp
