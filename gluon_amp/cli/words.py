@@ -14,6 +14,8 @@ _STEPS = {
     "drop_training": ("operator that only training needs is dropped", "operators that only training needs are dropped"),
     "fold_batch_norm": ("batch normalization is part of the layer before it now",
                         "batch normalizations are part of the layers before them now"),
+    "fold_padding": ("padding is part of the convolution behind it now",
+                     "paddings are part of the convolutions behind them now"),
     "shape_operands": ("operand that gives only its shape is not computed",
                        "operands that give only their shapes are not computed"),
     "align_channels": ("convolution is padded with zeros to the channels that fast kernels need",

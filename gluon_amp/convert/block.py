@@ -173,8 +173,8 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
         What stays in FP32: names of operator nodes or blocks, which may hold wildcards, blocks with all that is inside
         them, and classes of blocks.
     optimize : 'all', 'none' or sequence of str
-        The optimisations: ``drop_training``, ``fold_batch_norm``, ``align_channels``, ``cast_params_offline`` and
-        ``fuse``. Each is exact up to rounding. ``'none'`` inserts casts only.
+        The optimisations: ``drop_training``, ``fold_batch_norm``, ``fold_padding``, ``shape_operands``,
+        ``align_channels``, ``cast_params_offline`` and ``fuse``. Each is exact up to rounding. ``'none'`` inserts casts only.
     cast_outputs : bool
         Whether outputs are FP32. They are left in the type that they are computed in otherwise.
     tuning : Tuning, path or True, optional

@@ -151,16 +151,23 @@ CHAINED = Case(lambda: chain(*[lambda: nn.Conv2D(16, 1, groups=16, in_channels=1
                                lambda: nn.HybridLambda(lambda F, x: F.clip(x, -1e4, 1e4))] * 6),
                (ONEDNN, LOW_ONEDNN), roundings=32, sums=6 * 2 + 72, shape=(2, 16, 6, 6))
 
+# 1 is put around each map, and 1 more by the convolution itself.
+SPACED = Case(lambda: chain(lambda: nn.HybridLambda(lambda F, x: F.Pad(x, mode="constant", pad_width=(0, 0) * 2 + (1, 1) * 2)),
+                            lambda: nn.Conv2D(16, 3, padding=1, in_channels=16)),
+              EVERYWHERE, roundings=4)
+
 # Passes that change parameters, or behaviour in training, or that MXNet does.
 OF_WEIGHTS = {"drop_training", "fold_batch_norm", "cast_params_offline", "fuse"}
 
 TRAINING = {"hard_swish": GATED, "channels_last": CHAINED, "native_operators": LIMITED,
-            "native_activations": RECTIFIED, "align_channels": PADDED, "shape_operands": SHAPED, "fold_stride": STRIDED}
+            "native_activations": RECTIFIED, "align_channels": PADDED, "shape_operands": SHAPED, "fold_stride": STRIDED,
+            "fold_padding": SPACED}
 INFERENCE = {
     "native_activations": RECTIFIED,
     "drop_training": Case(dropped, EVERYWHERE, roundings=5),
     "fold_batch_norm": Case(folded, EVERYWHERE, roundings=5),
     "shape_operands": SHAPED,
+    "fold_padding": SPACED,
     "align_channels": Case(convolution(260, 3), (BF16,), roundings=4),
     "dilate_pointwise": Case(convolution(32, 1), (AMX,), roundings=4),
     "cast_params_offline": Case(convolution(32, 3), ("float16", BF16), roundings=4),
