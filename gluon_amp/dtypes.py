@@ -16,6 +16,7 @@ from .errors import DTypeError, expected
 
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = "float16", "bfloat16", "float32", "float64"
 LOW_PRECISION = (FLOAT16, BFLOAT16)
+INT8 = "int8"  # of conversions only, beside another type
 
 # MXNet's Python side represents bfloat16 as this structured type.
 BFLOAT16_DTYPE = np.dtype([("bfloat16", np.uint16)])
@@ -65,7 +66,7 @@ _SPELLINGS = {"float16": FLOAT16, "fp16": FLOAT16, "half": FLOAT16, "bfloat16": 
 
 def normalize(dtype: object, name: str = "target_dtype", or_float32: bool = False) -> str:
     """Turn any accepted spelling of a type into its name."""
-    known = _SPELLINGS.get(_spelling(dtype))
+    known = _SPELLINGS.get(spelling(dtype))
     if known == FLOAT32 and not or_float32:
         known = None
     if known is None:
@@ -74,7 +75,8 @@ def normalize(dtype: object, name: str = "target_dtype", or_float32: bool = Fals
     return known
 
 
-def _spelling(dtype: object) -> str:
+def spelling(dtype: object) -> str:
+    """Return the name of a type, however it is given."""
     if isinstance(dtype, str):
         text = dtype
     elif isinstance(dtype, type):

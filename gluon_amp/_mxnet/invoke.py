@@ -51,6 +51,28 @@ def invoke(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], is_np_o
     return run_operator(register._imperative_invoke, op, inputs, attrs, None, is_np_op, output_is_list=True)
 
 
+class Program:
+    """A symbol to be run as it is: nothing is fused, and no types are changed."""
+
+    def __init__(self, symbol: mx.sym.Symbol, arrays: Mapping[str, NDArray]):
+        self._symbol, self._names, self._arrays = symbol, symbol.list_inputs(), arrays
+        self._op = StockCachedOp(symbol)
+
+    def __call__(self, batch: Mapping[str, NDArray]) -> list[NDArray]:
+        """Run it on arrays by the names of inputs; return its outputs."""
+        given = {**self._arrays, **batch}
+        if not given.keys() >= set(self._names):  # labels, of which only the shapes count
+            shapes = self._symbol.infer_shape(**{name: given[name].shape for name in self._names if name in given})[0]
+            given = {**{name: mx.nd.zeros(shape) for name, shape in zip(self._symbol.list_arguments(), shapes)
+                        if name not in given}, **given}
+        outputs = self._op(*(given[name].as_nd_ndarray() for name in self._names))
+        return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+    def watch(self, seen: Callable[[bytes, int], None]) -> None:
+        """Let a function see the name and the handle of what every operator gives."""
+        self._op._register_op_hook(lambda name, _, handle: seen(name, handle))
+
+
 def run_onednn_operator() -> None:
     """Run an operator of oneDNN, so that oneDNN reads its settings."""
     mx.nd.Activation(mx.nd.zeros((1, 1), ctx=mx.cpu()), act_type="relu").wait_to_read()

@@ -13,7 +13,6 @@ from .. import checks
 from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays, first_array, is_recorded
 from .._mxnet.symbols import NumpySymbol, to_graph
-from .._mxnet.weights import NDArrayWeights
 from ..dtypes import BFLOAT16, FLOAT32
 from ..elsewhere import answers
 from ..errors import StateError
@@ -23,7 +22,9 @@ from ..plan.converted_symbols import refuse_foreign, refuse_trained, spoilt_grad
 from ..rules import ConditionalOp
 from ..state.devices import require_bfloat16
 from ..state.state import State
-from .convert import Conversion, convert, with_fp32_parameters
+from .assignment import Made, Network, Request, calibrated, converted_network
+from .calibration import Calibration
+from .convert import Conversion, with_fp32_parameters
 from .inputs import as_example, flat, traced_block
 from .model_files import save_model, split
 from .options import TARGET_DTYPE, Names, Options, Tuned
@@ -145,15 +146,21 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
                          optimize: str | Iterable[str] = "all",
                          device: mx.Context | Sequence[mx.Context] | None = None,
                          cast_params_offline: bool | None = None, cast_outputs: bool = True,
-                         tuning: Tuned = None, disable_passes: Names = None) -> ConvertedBlock:
+                         tuning: Tuned = None, disable_passes: Names = None, calib_data: Any = None,
+                         calib_mode: str | None = None, calib_batches: int | None = None, metric: Any = None,
+                         budget: float | None = None, max_error: float | None = None,
+                         greater_is_better: bool | None = None, dtypes: Iterable[object] | None = None,
+                         time_limit: float | None = None, progress: bool | None = None) -> ConvertedBlock:
     """Convert a trained FP32 network to one for mixed-precision inference.
 
     Parameters
     ----------
     block : HybridBlock
         The network: hybridized or not, run before or not, a SymbolBlock too. It is left as it is.
-    target_dtype : {'float16', 'bfloat16', 'float32'}, numpy dtype or None
+    target_dtype : {'float16', 'bfloat16', 'float32', 'int8'}, numpy dtype or None
         The low-precision type. None takes what the device runs; ``'float32'`` optimises without lowering precision.
+        ``'int8'`` lets convolutions and dense layers run in INT8, and the rest in what None takes; it needs
+        ``calib_data``.
     target_dtype_ops : list of str, optional
         The operators that run in ``target_dtype``, in place of the table's own.
     fp32_ops : list of str, optional
@@ -181,6 +188,30 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
         Measurements of :func:`tune`, as for :func:`init`; they need ``data_example`` to tell shapes from.
     disable_passes : list of str, optional
         Graph passes to switch off, by their names in :func:`list_passes`; those that ``optimize`` names are among them.
+    calib_data : DataLoader, DataIter, NDArray, sequence, path or Calibration, optional
+        Data to learn the ranges of values from, which INT8 needs: a hundred examples of what the network is to see.
+        Labels behind the data are left out. A path is that of an ``.npz`` file, or of a directory of them; what
+        :func:`calibrate` returned needs ``data_example`` with arrays beside it.
+    calib_mode : {'naive', 'entropy'}, optional
+        Whether INT8 holds all values that were seen (the default), or the range that loses least information.
+    calib_batches : int, optional
+        How many batches to take; all of them by default.
+    metric : callable, or (EvalMetric, loader), optional
+        Measures a network: it takes one and returns a number, such as its accuracy on validation data. The fastest
+        assignment of types to layers within ``budget`` of FP32 is searched then.
+    budget : float, optional
+        How much worse than in FP32 the metric may be.
+    max_error : float, optional
+        In place of ``metric``: the most that an output may differ from FP32, as the 2-norm of the difference over that
+        of FP32, on the first batch of ``calib_data``.
+    greater_is_better : bool, optional
+        False for metrics that are to be small, such as a loss.
+    dtypes : sequence of str, optional
+        Restricts the types: ``('int8', 'float32')`` leaves bfloat16 out.
+    time_limit : float, optional
+        Seconds after which the search ends with what it has found.
+    progress : bool, optional
+        Whether to show progress bars, as by default.
 
     Returns
     -------
@@ -220,24 +251,83 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
                            cast_optional_params, exclude=exclude, optimize=optimize, device=device,
                            cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
-                           disable_passes=disable_passes, ctx=ctx)
+                           disable_passes=disable_passes, ctx=ctx, int8={
+                               "calib_data": calib_data, "mode": calib_mode, "batches": calib_batches, "metric": metric,
+                               "budget": budget, "max_error": max_error, "greater_is_better": greater_is_better,
+                               "dtypes": dtypes, "time_limit": time_limit, "progress": progress})
+    network, traced, devices = _network(block, options, data_example)
+    graph = to_graph(traced.symbol)
+
+    def build(made: Made) -> ConvertedBlock:
+        state = State({"cpu": network.policy}) if network.on_cpu else None
+        converted = ConvertedBlock(made.symbol, traced.inputs, made.record, state)
+        blocks.set_formats(converted, traced.formats)
+        blocks.load_parameters(converted, made.arrays, devices)
+        # Without memory of their own layers in INT8 round their weights in every call.
+        converted.hybridize(**memory_flags(graph, **({} if made.record.int8 else blocks.flags_of(block))))
+        return converted
+
+    return build(converted_network(network, options.int8, build))
+
+
+def _network(block: HybridBlock, options: Options, data_example: Any) -> tuple[Network, blocks.Trace, Any]:
+    """Trace a block; return what is to be converted, and the devices that it lives on."""
     example = as_example(data_example)
     traced = traced_block(block, example, options.exclude.match)
     inputs = [data.name for data in traced.inputs]
     parameter = next(iter(block.collect_params().values()), None)
     devices = options.devices or ([mx.context.current_context()] if parameter is None else parameter.list_ctx())
-    on_cpu = devices[0].device_type != "gpu"
-    graph = to_graph(traced.symbol)
-    policy = options.policy(graph, devices, block)
-    weights = NDArrayWeights(blocks.parameters_of(block, [name for name in traced.symbol.list_inputs()
-                                                          if name not in inputs]))
-    symbol, record = convert(traced.symbol, weights, policy, dict(zip(inputs, flat(example))), on_cpu=on_cpu,
-                             cast_outputs=options.cast_outputs)
-    made = ConvertedBlock(symbol, traced.inputs, record, State({"cpu": policy}) if on_cpu else None)
-    blocks.set_formats(made, traced.formats)
-    blocks.load_parameters(made, weights.arrays, devices)
-    made.hybridize(**memory_flags(graph, **blocks.flags_of(block)))
-    return made
+    arrays = blocks.parameters_of(block, [name for name in traced.symbol.list_inputs() if name not in inputs])
+    network = Network(traced.symbol, arrays, inputs, options.policy(to_graph(traced.symbol), devices, block),
+                      dict(zip(inputs, flat(example))), options.cast_outputs, devices[0].device_type != "gpu")
+    return network, traced, devices
+
+
+def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", calib_batches: int | None = None, *,
+              exclude: Any = None, data_example: Any = None, progress: bool = True) -> Calibration:
+    """Collect the ranges of a network's tensors once, for several conversions to INT8.
+
+    Parameters
+    ----------
+    block : HybridBlock
+        The FP32 network, with parameters.
+    calib_data, calib_mode, calib_batches
+        As in :func:`convert_hybrid_block`.
+    exclude
+        As in :func:`convert_hybrid_block`, where the conversions exclude something.
+    data_example : NDArray or sequence of NDArray, optional
+        Arguments of a call, where parameters still wait for their shape.
+    progress : bool
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    Calibration
+        ``save`` and ``Calibration.load`` keep it in a file; conversions take it as ``calib_data``.
+
+    Raises
+    ------
+    StateError
+        There is no data, or parameters have no values yet.
+    GraphError
+        The network cannot be traced, or does not run on the data.
+    PolicyError
+        There is no such mode.
+
+    Examples
+    --------
+    >>> import gluon_amp as amp
+    >>> import mxnet as mx
+    >>> net = mx.gluon.nn.Dense(2, in_units=3, prefix='fc_')
+    >>> net.initialize(mx.init.One())
+    >>> amp.calibrate(net, mx.nd.ones((2, 3)), progress=False).ranges['fc_fwd']
+    (3.0, 3.0)
+    """
+    checks.instance("block", block, HybridBlock, "a HybridBlock")
+    request = Request(calib_data, mode=calib_mode, batches=calib_batches, progress=progress)
+    options = Options.read(None, None, None, None, None, None, exclude=exclude, optimize="all", device=mx.cpu(),
+                           cast_params_offline=None, cast_outputs=True, tuning=None, disable_passes=None)
+    return calibrated(_network(block, options, data_example)[0], request)
 
 
 def memory_flags(graph: Graph, **flags: Any) -> dict[str, Any]:

@@ -10,18 +10,20 @@ import mxnet as mx
 
 from .. import passes
 from .._memory import keep_freed_memory
+from .._mxnet import quantizer
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name, from_graph, fuse, to_graph, with_lasting_casts
 from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError, some_of, warn
 from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, redirect, unique_name
-from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, REGION, TYPE_FLAGS
+from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, NOTE, REGION, TYPE_FLAGS
 from ..passes import Context, Facts
 from ..rules import Policy
 from ..session.hooks import watch_symbols
 from .analysis import analyse_network, reason_for_fp32
 from .inputs import shapes_in
+from .int8 import Int8, decided_in
 from .names import name_outputs, name_results
 
 
@@ -47,6 +49,17 @@ class Conversion:
         Version of gluon_amp.
     reason : str
         Why the network stays in FP32; empty where some of it is lowered, and where FP32 was asked for.
+    int8 : tuple of str
+        Layers in INT8.
+    wide : mapping of str to str
+        Layers that might have been in INT8, and why they are not.
+    error : float, optional
+        The relative error of the worst output on some of the data that INT8 was calibrated with.
+    layer_errors : mapping of str to float
+        Relative errors of the layers in INT8, each by itself on FP32 inputs.
+    trials : tuple of dict
+        What a search for the fastest network tried: layers in INT8, the type beside it, what was measured, and whether
+        that is within the budget.
 
     Examples
     --------
@@ -62,6 +75,11 @@ class Conversion:
     excluded: tuple[str, ...] = ()
     version: str = ""
     reason: str = ""
+    int8: tuple[str, ...] = ()
+    wide: Mapping[str, str] = field(default_factory=dict)
+    error: float | None = None
+    layer_errors: Mapping[str, float] = field(default_factory=dict)
+    trials: tuple[Mapping[str, Any], ...] = ()
 
     def summary(self) -> str:
         """Return one line of text."""
@@ -69,7 +87,14 @@ class Conversion:
         what = (f"{self.low_precision} of {self.operators} operators in low precision, {self.casts} casts"
                 if self.target_dtype in LOW_PRECISION else f"{self.reason or 'no low precision'}, "
                 f"{self.operators} operators")
-        return f"{self.target_dtype}: {what}" + (f"; {steps}" if steps else "")
+        return f"{self.target_dtype}: {what}" + self._of_int8() + (f"; {steps}" if steps else "")
+
+    def _of_int8(self) -> str:
+        """Say what runs in INT8."""
+        if not (self.int8 or self.wide):
+            return ""
+        off = "" if self.error is None else f", outputs {self.error:.2g} off FP32"
+        return f"; {len(self.int8)} of {len(self.int8) + len(self.wide)} layers in INT8{off}"
 
     def to_json(self) -> str:
         """Return the record as JSON text, the form of the symbol attribute."""
@@ -79,7 +104,7 @@ class Conversion:
     def from_json(cls, text: str) -> Conversion:
         """Read what :meth:`to_json` wrote."""
         values: dict[str, Any] = json.loads(text)
-        return cls(**{**values, "excluded": tuple(values.get("excluded", ()))})
+        return cls(**{**values, **{name: tuple(values.get(name, ())) for name in ("excluded", "int8", "trials")}})
 
 
 def conversion_of(graph: Graph) -> Conversion | None:
@@ -111,7 +136,7 @@ def _earlier(graph: Graph, policy: Policy) -> Conversion | None:
 
 
 def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mapping[str, Any], *, on_cpu: bool = True,
-            cast_outputs: bool = True) -> tuple[mx.sym.Symbol, Conversion]:
+            cast_outputs: bool = True, int8: Int8 | None = None) -> tuple[mx.sym.Symbol, Conversion]:
     """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is."""
     keep_freed_memory()
     dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
@@ -126,8 +151,10 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
     # A GPU has no fused operators, and imitated types are not oneDNN's.
     has_engine = on_cpu and not policy.imitated
     fuses = has_engine and policy.runs("fuse") and passes.is_fusible(graph)  # behind which there are no gradients
+    fusion = fuse if int8 is None else quantizer.fused
     context = Context.of(graph, policy, Facts(recorded=not fuses), keep_outputs=cast_outputs, weights=weights,
-                         engine=(lambda given: to_graph(fuse(from_graph(given, symbol)))) if has_engine else None)
+                         engine=(lambda given: to_graph(fusion(from_graph(given, symbol)))) if has_engine else None,
+                         int8=int8)
     counts = passes.run(graph, context)
     made = _counted(graph, policy, counts)
     name_results(graph)
@@ -139,10 +166,22 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
     name_outputs(graph, outputs, lambda: from_graph(graph, symbol).list_outputs())
     _note(graph, record, fuses or bool(counts.get("fuse")))
     watch_symbols()
-    if record.reason and policy.lowers:
+    if record.reason and policy.lowers and int8 is None:
         warn(f"the converted network stays in FP32: {record.reason}")
     needs_casts = not isinstance(weights, NamesOnly) or policy.runs("cast_params_offline")
     return with_lasting_casts(from_graph(graph, symbol), needs_casts), record
+
+
+def with_record(symbol: mx.sym.Symbol, record: Conversion, notes: Mapping[str, str]) -> mx.sym.Symbol:
+    """Return a converted symbol that carries another record, and notes on its layers."""
+    graph = to_graph(symbol)
+    for node in graph.operators():
+        told = next((notes[name] for name in decided_in(node) if name in notes), None)
+        if told is not None:
+            node.attrs = {**node.attrs, NOTE: told}
+    for bearer in [_bearer(head.node) for head in graph.heads]:
+        bearer.attrs = {**bearer.attrs, CONVERSION: record.to_json()}
+    return with_lasting_casts(from_graph(graph, symbol), needed=True)
 
 
 def _warn_of_values(names: Sequence[str]) -> None:

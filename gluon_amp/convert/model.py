@@ -8,13 +8,16 @@ import mxnet as mx
 from mxnet.module import BucketingModule
 
 from .. import checks
-from .._mxnet import modules
+from .._mxnet import blocks, modules
 from .._mxnet.arrays import wait_for_statistics
 from .._mxnet.symbols import to_graph, typed_variables
 from .._mxnet.weights import NamesOnly, NDArrayWeights
 from ..elsewhere import answers
 from ..errors import GraphError, StateError
 from ..rules import ConditionalOp
+from ..state.state import State
+from .assignment import Made, Network, converted_network
+from .block import ConvertedBlock
 from .convert import Conversion, convert
 from .inputs import check_names, check_parameters
 from .model_files import split
@@ -86,14 +89,9 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     check_names(data_names or (), names, "data_names")
     typed = typed_variables(sym)
     weights = NamesOnly([name for name in names if (name in typed if data_names is None else name not in data_names)])
-    return _converted(sym, weights, options, {})[0]
-
-
-def _converted(sym: mx.sym.Symbol, weights: Any, options: Options,
-               example: Mapping[str, Any]) -> tuple[mx.sym.Symbol, Conversion]:
     device = options.devices[0] if options.devices else mx.context.current_context()
-    return convert(sym, weights, options.policy(to_graph(sym), [device]), example, on_cpu=device.device_type != "gpu",
-                   cast_outputs=options.cast_outputs)
+    return convert(sym, weights, options.policy(to_graph(sym), [device]), {}, on_cpu=device.device_type != "gpu",
+                   cast_outputs=options.cast_outputs)[0]
 
 
 @answers(dtype=TARGET_DTYPE)
@@ -101,11 +99,14 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
                   target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                   conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
                   excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool | None = None, *,
-                  exclude: Any = None, optimize: str | Iterable[str] = "none", device: mx.Context | None = None,
+                  exclude: Any = None, optimize: str | Iterable[str] | None = None, device: mx.Context | None = None,
                   cast_params_offline: bool | None = None, cast_outputs: bool = True,
                   data_names: Sequence[str] | None = None, data_example: Mapping[str, Any] | None = None,
-                  tuning: Tuned = None, disable_passes: Names = None
-                  ) -> Converted:
+                  tuning: Tuned = None, disable_passes: Names = None, calib_data: Any = None,
+                  calib_mode: str | None = None, calib_batches: int | None = None, metric: Any = None,
+                  budget: float | None = None, max_error: float | None = None, greater_is_better: bool | None = None,
+                  dtypes: Iterable[object] | None = None, time_limit: float | None = None,
+                  progress: bool | None = None) -> Converted:
     """Convert an FP32 symbol and its parameters for mixed-precision inference.
 
     Parameters
@@ -122,7 +123,8 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
         As in :func:`convert_hybrid_block`. By default none: as in MXNet every operator, name and parameter stays, and
         casts are added, so that layers can be taken by name and the checkpoint's own parameters set. For speed ask for
         ``['drop_training', 'fold_batch_norm', 'align_channels', 'cast_params_offline']``: all but ``fuse``, behind
-        which there are no gradients. ``Module.bind`` asks for some unless it is told ``for_training=False``.
+        which there are no gradients. ``Module.bind`` asks for some unless it is told ``for_training=False``. With INT8
+        all of them by default.
     device : Context, optional
         Where the network will run: the current context by default.
     data_names : list of str, optional
@@ -130,6 +132,8 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
         layers read as weights.
     data_example : dict of str to NDArray or shape, optional
         Data by input name; lets passes know shapes and types.
+    calib_data, calib_mode, calib_batches, metric, budget, max_error, greater_is_better, dtypes, time_limit, progress
+        As in :func:`convert_hybrid_block`: they are for ``'int8'``. A metric takes a block.
 
     Returns
     -------
@@ -162,7 +166,10 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
                            cast_optional_params, exclude=exclude, optimize=optimize, device=device,
                            cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
-                           disable_passes=disable_passes)
+                           disable_passes=disable_passes, int8={
+                               "calib_data": calib_data, "mode": calib_mode, "batches": calib_batches, "metric": metric,
+                               "budget": budget, "max_error": max_error, "greater_is_better": greater_is_better,
+                               "dtypes": dtypes, "time_limit": time_limit, "progress": progress})
     wait_for_statistics()
     return _converted_model(sym, {**arg_params, **aux_params}, options, data_names, data_example or {})[0]
 
@@ -173,9 +180,21 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_
     check_names(data_names or (), names, "data_names")
     check_parameters(sym, arrays, data_names)
     check_names(example or {}, names, "data_example")
-    weights = NDArrayWeights({name: array for name, array in arrays.items() if name in set(names)})
-    symbol, record = _converted(sym, weights, options, example or {})
-    return (symbol, *split(symbol, weights.arrays)), record
+    device = options.devices[0] if options.devices else mx.context.current_context()
+    policy, on_cpu = options.policy(to_graph(sym), [device]), device.device_type != "gpu"
+    used = {name: array for name, array in arrays.items() if name in set(names)}
+    data = data_names or [name for name in names if name not in used and not name.endswith("_label")]
+
+    def build(made: Made) -> ConvertedBlock:
+        block = ConvertedBlock(made.symbol, list(map(mx.sym.var, data)), made.record,
+                               State({"cpu": policy}) if on_cpu else None)
+        blocks.load_parameters(block, made.arrays, [device])
+        block.hybridize(static_alloc=True, static_shape=True)
+        return block
+
+    made = converted_network(Network(sym, used, data, policy, example or {}, options.cast_outputs, on_cpu),
+                             options.int8, build)
+    return (made.symbol, *split(made.symbol, made.arrays)), made.record
 
 
 @answers(dtype=TARGET_DTYPE)

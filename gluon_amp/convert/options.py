@@ -10,7 +10,18 @@ from mxnet.gluon import Block
 
 from .. import checks, passes
 from .._mxnet.blocks import descendants
-from ..dtypes import BFLOAT16, FLOAT16, FOREIGN_BFLOAT16, IMITATED_FLOAT16, Support, cuda_support, normalize
+from ..dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FOREIGN_BFLOAT16,
+    IMITATED_FLOAT16,
+    INT8,
+    Support,
+    cuda_support,
+    normalize,
+    spelling,
+)
 from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
@@ -19,6 +30,7 @@ from ..rules.measurements import Tuning
 from ..state.devices import device_supports, of_device, warn_once
 from ..state.exclusions import can_be_target, is_named, is_target
 from ..state.policies import device_policies, tuned
+from .assignment import Request
 
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
@@ -38,12 +50,13 @@ class Options:
     disabled_passes: frozenset[str]  # the passes that are off
     cast_outputs: bool  # whether outputs are cast back to FP32
     tuning: Any  # measurements to heed
+    int8: Request | None  # what is to run in INT8; None for nothing
 
     @classmethod
     def read(cls, target_dtype: object, target_dtype_ops: Any, fp32_ops: Any, conditional_fp32_ops: Any,
              excluded_sym_names: Any, cast_optional_params: bool | None, *, exclude: Any, optimize: Any, device: Any,
              cast_params_offline: bool | None, cast_outputs: bool, tuning: Any, disable_passes: Any,
-             ctx: Any = None) -> Options:
+             ctx: Any = None, int8: Mapping[str, Any] | None = None) -> Options:
         """Read the arguments of :func:`gluon_amp.convert_hybrid_block`, which describes them and their errors."""
         if isinstance(excluded_sym_names, str):
             raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
@@ -51,8 +64,10 @@ class Options:
                  "conditional_fp32_ops": conditional_fp32_ops}
         offline = _one_of("cast_optional_params", cast_optional_params, "cast_params_offline", cast_params_offline)
         devices = _one_of("ctx", _devices("ctx", ctx), "device", _devices("device", device)) or ()
-        return cls(_target_of(target_dtype), lists, Exclusions.read(exclude, excluded_sym_names), devices,
-                   disabled_passes(optimize, offline, disable_passes), cast_outputs, tuning)
+        target, request = _types(target_dtype, **(int8 or {}))
+        return cls(target, lists, Exclusions.read(exclude, excluded_sym_names), devices,
+                   disabled_passes("all" if optimize is None and request else optimize, offline, disable_passes),
+                   cast_outputs, tuning, request)
 
     def policy(self, graph: Graph, devices: Sequence[mx.Context], block: Block | None = None) -> Policy:
         """Return the policy for a network on devices of one kind."""
@@ -61,6 +76,23 @@ class Options:
         policies = device_policies({kind: chosen}, **self.lists)
         return replace(tuned(policies, self.tuning)[kind], excluded=self.exclude.nodes(graph, block), training=False,
                        disabled_passes=self.disabled_passes)
+
+
+def _types(target: object, dtypes: Iterable[object] | None = None, **given: Any) -> tuple[str | None, Request | None]:
+    """Return the type beside INT8, or the only one, and what is asked of INT8."""
+    named = spelling(target) == INT8
+    known = {name: value for name, value in given.items() if value is not None}
+    if not (named or "calib_data" in known):
+        if known or dtypes is not None:
+            raise PolicyError(f"{next(iter(known), 'dtypes')} is for conversions to INT8: give calib_data, too")
+        return _target_of(target), None
+    others = [normalize(each, "dtypes", or_float32=True) for each in dtypes or () if spelling(each) != INT8]
+    if not named and target is not None:
+        raise PolicyError(expected("'int8', or no type, beside calib_data", "target_dtype", target))
+    low = [each for each in others if each != FLOAT32]
+    if len(low) > 1:
+        raise PolicyError(expected("at most one of 'bfloat16' and 'float16'", "dtypes", dtypes))
+    return (low or others or [None])[0], Request(known.pop("calib_data", None), **known)
 
 
 def _target_of(value: object) -> str | None:

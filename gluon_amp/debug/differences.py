@@ -11,6 +11,7 @@ from mxnet.ndarray import NDArray
 from .._mxnet.invoke import original_invoke
 from ..eager.applier import run_lowered
 from ..graph.attrs import parameters
+from ..judging import relative_error
 from ..rules.decision import may_lower
 from ..state.eager_policy import EagerPolicy
 from .recording.events import Event, Rerun, is_float
@@ -94,20 +95,3 @@ def difference(tape: Tape, expected_: Sequence[NDArray | None], other: Tape, act
 def _cut(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Leave out the channels that AMP appended."""
     return values if values.shape == shape else values[tuple(slice(size) for size in shape)]
-
-
-def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float = 0.0) -> float:
-    """Return the 2-norm of all differences over that of the first arrays, or over ``floor`` where that is larger."""
-    # What is not finite in the first arrays does not count; where only the second are not finite, the error is
-    # infinite.
-    square_error = square_norm = 0.0
-    for expected_, actual in pairs:
-        known = np.isfinite(expected_)
-        if not np.isfinite(actual[known]).all():
-            return float("inf")
-        square_error += float(((expected_[known] - actual[known]) ** 2).sum())
-        square_norm += float((expected_[known] ** 2).sum())
-    if not square_error:
-        return 0.0
-    norm = max(float(np.sqrt(square_norm)), floor)
-    return float(np.sqrt(square_error) / norm) if norm else float("inf")

@@ -5,7 +5,7 @@ import logging
 import math
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -16,6 +16,7 @@ from tqdm import tqdm
 from .. import checks
 from ..errors import PolicyError, StateError, expected
 from ..graph import Entry, Node
+from ..judging import pruned, relative_error, shortest_prefix
 from ..rules import Policy
 from ..rules.measurements import Tuning, signature
 from ..session import hooks
@@ -23,7 +24,7 @@ from ..state.eager_policy import EagerPolicy
 from ..state.in_force import under
 from ..state.state import State
 from .compare import run_both
-from .differences import SEED, both_ways, lowers_alone, relative_error
+from .differences import SEED, both_ways, lowers_alone
 from .recording.events import Event
 from .recording.runs import arguments_of, float_arrays, make_ready, mixed_state, unchanged
 from .recording.tape import Tape
@@ -32,8 +33,6 @@ from .report.flops import flops
 _logger = logging.getLogger("gluon_amp")
 _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itself by
 _NO_TIME = 1e-15  # milliseconds per operation of what was not measured: it decides between equals only
-Item = TypeVar("Item")
-Condition = Callable[[Sequence[Item]], bool]
 
 
 def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
@@ -262,33 +261,3 @@ def _cost(event: Event, tuning: Tuning | None) -> float:
         return arithmetic
     fp32, low = tuning.milliseconds.get(signature(event.op, event.attrs, event.inputs[0].shape), (0.0, 0.0))
     return max(fp32 - low, 0.0) + _NO_TIME * arithmetic
-
-
-def shortest_prefix(order: Sequence[Item], holds: Condition) -> list[Item]:
-    """Return the prefix of ``order`` for which a condition holds, but not for the prefix that is one shorter."""
-    # The condition must hold for all items, and must not hold for none. It is asked about log2 of the length times.
-    too_short, enough = 0, len(order)
-    while enough - too_short > 1:
-        middle = (too_short + enough) // 2
-        if holds(order[:middle]):
-            enough = middle
-        else:
-            too_short = middle
-    return list(order[:enough])
-
-
-def pruned(items: Sequence[Item], holds: Condition) -> list[Item]:
-    """Remove items, the last first and in ever smaller pieces, as long as the condition holds."""
-    # No single item of the result can be removed, where a condition that holds for some items also holds for more.
-    kept, size = list(items), max(len(items) // 2, 1)
-    while kept:
-        start = len(kept)
-        while start > 0:
-            start = max(start - size, 0)
-            fewer = kept[:start] + kept[start + size:]
-            if holds(fewer):
-                kept = fewer
-        if size == 1:
-            break
-        size = max(min(size, len(kept)) // 2, 1)
-    return kept

@@ -15,10 +15,14 @@ REGION = "__amp__"  # on operators made inside a region: see `region_mark`
 REGION_ON, REGION_OFF = "on", "off"  # the settings of regions; or a data type
 CONVERSION = "__gluon_amp__"  # on the nodes that give the outputs: how the symbol was converted for inference
 MADE = "__gluon_amp_made__"  # on parameters that a conversion made: of what
+NOTE = "__gluon_amp_note__"  # on layers of a network with INT8: why they run in it, or not
 INFERENCE = "__gluon_amp_inference__"  # on variables whose gradients a conversion spoils: by what
 
 # MXNet's numbers of the data types, as `__dtype__` gives them.
 TYPE_FLAGS = {FLOAT32: 0, FLOAT16: 2, BFLOAT16: 12}
+
+# Operators of MXNet's that turn FP32 into INT8, or back.
+INT8_CASTS = ("_contrib_quantize_v2", "_contrib_dequantize", "_contrib_requantize")
 
 _PROCESS = uuid4().hex[:12]
 
@@ -48,6 +52,11 @@ def integer(attrs: Attrs, name: str, default: int) -> int:
 def is_set(attrs: Attrs, name: str, default: bool = False) -> bool:
     """Return a parameter that is true or false."""
     return str(attrs.get(name, default)) in ("True", "true", "1")
+
+
+def is_in_int8(op: str, attrs: Attrs) -> bool:
+    """Tell whether an operator computes in INT8."""
+    return is_set(attrs, "quantized") or op.startswith("_contrib_quantized_")
 
 
 def region_mark(setting: str) -> dict[str, str]:

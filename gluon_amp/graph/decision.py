@@ -23,6 +23,7 @@ class Cause(str, Enum):
     MEASURED = "measured"  # it was measured to be slower in low precision on this machine
     DEVICE = "device"  # the device is faster in FP32
     READERS = "readers"  # all that reads it runs in low precision
+    INT8 = "int8"  # it runs in INT8
     DEFAULT = "default"  # nothing is known of it
 
 

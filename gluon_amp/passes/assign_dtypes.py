@@ -14,7 +14,7 @@ from ..graph import Graph, Node
 from ..graph.attrs import REGION_ON, integer, region
 from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Cause, Decision, precision
 from ..rules.constants import in_fp32
-from ..rules.decision import BEHIND_LOOP, EXCLUDED, OUTSIDE, READS_SPARSE, SWITCHED_OFF, may_lower
+from ..rules.decision import BEHIND_LOOP, EXCLUDED, IN_INT8, OUTSIDE, READS_SPARSE, SWITCHED_OFF, may_lower
 from . import sparse_tensors
 from .constants import constant
 from .context import Context
@@ -68,6 +68,8 @@ def decide(node: Node, context: Context) -> Decision:
         return SWITCHED_OFF
     if node.name in context.policy.excluded:
         return EXCLUDED
+    if context.int8 is not None and node.name in context.int8.layers:
+        return IN_INT8
     decision = context.policy.decide(node.op, node.attrs, _data_shape(node))
     return decision if not may_lower(decision) else _within_range(decision, node, context)
 

@@ -37,6 +37,16 @@ class Weights(Protocol):
         """Forget all other parameters."""
 
 
+class Quantizer(Protocol):
+    """Puts layers into INT8."""
+
+    layers: frozenset[str]  # their names
+    apart: frozenset[str]  # the names of operators between layers that stay as they are
+
+    def quantized(self, graph: Graph, chosen: Collection[str]) -> Graph:
+        """Return a fused graph with operators of these names in INT8."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What a rewrite depends on."""
@@ -55,16 +65,17 @@ class Context:
     weights: Weights | None = None  # the trained parameters, for passes that change them; None in training
     # lets MXNet fuse the operators of a graph, and returns another graph; None where it cannot
     engine: Callable[[Graph], Graph] | None = None
+    int8: Quantizer | None = None  # what runs in INT8; None where nothing does
 
     @classmethod
     def of(cls, graph: Graph, policy: Policy, facts: Facts = UNKNOWN, *, keep_outputs: bool = True,
            everywhere: bool = True, native: Callable[[str], bool] | None = None, converted: bool = False,
            check: bool = False, weights: Weights | None = None,
-           engine: Callable[[Graph], Graph] | None = None) -> Context:
+           engine: Callable[[Graph], Graph] | None = None, int8: Quantizer | None = None) -> Context:
         """Return what a rewrite of a graph depends on; without ``keep_outputs`` its outputs may take any type."""
         outputs = tuple(head.node.dtypes[head.output] if keep_outputs else None for head in graph.heads)
         variables = tuple(node.name for node in graph.variables())
-        return cls(policy, facts, outputs, variables, everywhere, native, converted, check, weights, engine)
+        return cls(policy, facts, outputs, variables, everywhere, native, converted, check, weights, engine, int8)
 
     @property
     def target(self) -> str:

@@ -67,6 +67,7 @@ FOR_SECOND_GRADIENTS = Decision(FP32, Cause.TABLE, "gradients of the network's d
 READS_SPARSE = Decision(KEEP, Cause.STORAGE, "reads sparse tensors, which are never cast")
 BEHIND_LOOP = Decision(FP32, Cause.STORAGE, "an executor knows no shape behind a while_loop, and MXNet adds no "
                        "gradients in low precision there (NDArray::Reorder2DefaultFloatFormat in ndarray.cc)")
+IN_INT8 = Decision(FP32, Cause.INT8, "in INT8: MXNet's quantizer takes FP32 tensors and rounds them")
 EXCLUDED = Decision(FP32, Cause.EXCLUSION, "excluded by name")
 
 

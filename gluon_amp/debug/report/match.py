@@ -13,8 +13,9 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from ..._mxnet.engine import Output
-from ...dtypes import FLOAT32
+from ...dtypes import FLOAT32, INT8
 from ...graph import Entry, Graph, Node, Role, named_by
+from ...graph.attrs import is_in_int8
 from ...rules import KEEP, Policy, precision
 from ..recording.events import FLOATS
 from .flops import flops
@@ -149,7 +150,9 @@ def _judge(ran: Sequence[Ran], reported: Mapping[int, str | None]) -> None:
 
 
 def _of_data(node: Node, dtype: str | None) -> str | None:
-    """Return the type of a node's floating-point data: of its output, or of an input where the output is an integer."""
+    """Return the type of a node's data: of its output, or of an input where the output is an integer."""
+    if is_in_int8(node.op, node.attrs):
+        return INT8
     if dtype in FLOATS:
         return dtype
     return next((entry.dtype for entry in node.inputs if entry.dtype in FLOATS), dtype)

@@ -11,7 +11,7 @@ from ...files import replacing
 from .rows import OperatorRow
 
 # Colours that people with any kind of colour vision tell apart (https://jfly.uni-koeln.de/color/).
-COLOURS = {"bfloat16": "#56B4E9", "float16": "#009E73", "float32": "#E69F00"}
+COLOURS = {"int8": "#CC79A7", "bfloat16": "#56B4E9", "float16": "#009E73", "float32": "#E69F00"}
 _OTHER, _CAST, _PLAIN = "#BBBBBB", "#D55E00", "#999999"
 _MOST_LABELS = 60
 

@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from ... import checks
-from ...dtypes import LOW_PRECISION
+from ...dtypes import INT8, LOW_PRECISION
 from ...errors import expected
 from ...state.in_force import in_force
 from ..console import print_table
@@ -19,6 +19,7 @@ from .rows import InsertedRow, OperatorRow, make_rows
 
 if TYPE_CHECKING:
     from rich.table import Table
+_LOW = (*LOW_PRECISION, INT8)
 
 
 def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: bool = False) -> Report:
@@ -163,11 +164,11 @@ class Report:
     @property
     def is_off(self) -> bool:
         """Whether AMP was off, and nothing ran in low precision by itself."""
-        return not (self.target_dtypes or self.reason or any(row.precision in LOW_PRECISION for row in self.operators))
+        return not (self.target_dtypes or self.reason or any(row.precision in _LOW for row in self.operators))
 
     def arithmetic_share(self, dtype: str | None = None) -> float:
         """Return the share of the arithmetic, 0 to 1, that runs in a type; by default in any low-precision type."""
-        wanted = LOW_PRECISION if dtype is None else (dtype,)
+        wanted = _LOW if dtype is None else (dtype,)
         return _share(sum(row.flops for row in self.operators if row.precision in wanted), self.flops)
 
     @property
@@ -176,7 +177,7 @@ class Report:
         return ". ".join([self._counts(), *self._remarks()])
 
     def _counts(self) -> str:
-        low = [row for row in self.operators if row.precision in LOW_PRECISION]
+        low = [row for row in self.operators if row.precision in _LOW]
         if self.reason and not low:
             return (f"float32: {self.reason}. All {len(self.operators)} operators run in FP32, {len(self.inserted)} "
                     "were added to make them faster")
@@ -266,7 +267,7 @@ class Report:
         for row in self.operators:
             groups[_GROUPS[by](row)].append(row)
         for name, rows in sorted(groups.items(), key=lambda item: -sum(row.flops for row in item[1])):
-            low = sum(row.precision in LOW_PRECISION for row in rows)
+            low = sum(row.precision in _LOW for row in rows)
             yield {by: name, "operators": str(len(rows)), "in low precision": str(low), **self._shares(rows)}
 
     def _shares(self, rows: Sequence[OperatorRow]) -> dict[str, str]:

@@ -11,10 +11,13 @@ from mxnet.gluon import Block, SymbolBlock
 from ..._mxnet.blocks import Owners, block_tree
 from ...dtypes import FLOAT32
 from ...graph import CAST, Entry, Node, Role
+from ...graph.attrs import INT8_CASTS, NOTE
 from ...rules import Cause
 from .match import Ran
 
-_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_BYTES = {"int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+_CASTS = (CAST, *INT8_CASTS)
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class InsertedRow:
     @property
     def is_cast(self) -> bool:
         """Whether it is a cast between operators of different precision."""
-        return self.op == CAST and not self.imitation
+        return self.op in _CASTS and not self.imitation
 
 
 def make_rows(ran: Sequence[Ran], net: Block | None) -> tuple[list[OperatorRow], list[InsertedRow]]:
@@ -165,14 +168,14 @@ def make_rows(ran: Sequence[Ran], net: Block | None) -> tuple[list[OperatorRow],
 
 def _is_inserted(node: Node) -> bool:
     # Graphs that were converted hold their casts themselves.
-    return node.role is not Role.OWN or node.op == CAST
+    return node.role is not Role.OWN or node.op in _CASTS
 
 
 def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int], casts: Sequence[InsertedRow]) -> OperatorRow:
     node, decision = record.node, record.node.decision
     block, path = blocks.of(record)
     return OperatorRow(node.name, node.kind, block, path, record.in_graph, record.planned, record.observed,
-                       decision.rule if decision else "", decision.note if decision else "", record.shape,
+                       decision.rule if decision else "", decision.note if decision else node.attrs.get(NOTE, ""), record.shape,
                        record.flops, len(casts), sum(row.bytes_converted for row in casts), record.milliseconds,
                        tuple(_input_row(entry, index, blocks.parameters) for entry in node.inputs),
                        decision.safe if decision else True, decision.cause if decision else "", bool(node.replaced))
@@ -203,7 +206,7 @@ def _inserted_row(record: Ran) -> InsertedRow:
     before = source.dtype if source else None
     dtype = node.dtypes[0] if node.dtypes else None
     converted = 0
-    if node.op == CAST and record.shape:
+    if node.op in _CASTS and record.shape:
         converted = prod(record.shape) * (_BYTES.get(str(before), 0) + _BYTES.get(str(dtype), 0))
     return InsertedRow(node.name, node.op, source.node.name if source else "", before, dtype, record.shape, converted,
                        record.milliseconds, record.imitation)

@@ -1,0 +1,199 @@
+"""The ranges of a network's tensors, which INT8 needs: collected on data once, and kept in a file."""
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Iterable, Iterator, Mapping, Sequence
+
+import mxnet as mx
+import numpy as np
+from tqdm import tqdm
+
+from .. import checks
+from .._mxnet import quantizer
+from .._mxnet.invoke import Program
+from .._mxnet.symbols import first_line, from_graph, to_graph
+from ..errors import GraphError, PolicyError, StateError, expected
+from ..files import replacing
+from ..graph import Entry, Graph, Node
+from ..state.in_force import under
+
+MODES = ("naive", "entropy")
+_FORMAT = "gluon_amp calibration 1"
+_ROWS = 32  # of a file's arrays that make a batch
+Batch = Mapping[str, mx.nd.NDArray]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The ranges of a network's tensors on some data.
+
+    :func:`gluon_amp.calibrate` makes it, and conversions take it as ``calib_data``.
+
+    Attributes
+    ----------
+    ranges : mapping of str to (float, float)
+        By the names of the operators that give them, and of the data: the least and the largest value that INT8 is to hold.
+    mode : {'naive', 'entropy'}
+        How ranges were chosen: all values, or those that lose least information.
+    batches : int
+        On how many batches.
+
+    Examples
+    --------
+    >>> Calibration({'data': (-1.0, 1.0)}, 'naive', 1).ranges['data']
+    (-1.0, 1.0)
+    """
+
+    ranges: Mapping[str, tuple[float, float]]
+    mode: str
+    batches: int
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the ranges to a JSON file, whole or not at all."""
+        with replacing(path) as (temporary,), open(temporary, "w", encoding="utf-8") as file:
+            json.dump({"format": _FORMAT, **asdict(self)}, file, indent=1)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Calibration:
+        """Read a file of :meth:`save`.
+
+        Raises
+        ------
+        OSError
+            The file cannot be read.
+        PolicyError
+            It holds no ranges.
+        """
+        try:
+            with open(path, encoding="utf-8") as file:
+                raw = json.load(file)
+            if raw["format"] != _FORMAT:
+                raise ValueError(f"its format is {raw['format']!r}, not {_FORMAT!r}")
+            ranges = {name: (float(least), float(most)) for name, (least, most) in raw["ranges"].items()}
+            return cls(ranges, str(raw["mode"]), int(raw["batches"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PolicyError(f"{os.fspath(path)!r} is not a file of ranges, as Calibration.save writes it: {error}"
+                              ) from error
+
+    def of(self, entry: Entry) -> tuple[float, float] | None:
+        """Return the range of a tensor of the program; None where it is not known, or INT8 cannot hold it."""
+        found = self.ranges.get(key_of(entry))
+        return found if found and all(map(math.isfinite, found)) and any(found) else None
+
+
+def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches: Iterable[Batch], mode: str,
+            progress: bool) -> Calibration:
+    """Run a prepared FP32 network, and note the ranges of its tensors."""
+    graph, count = to_graph(symbol), 0
+    # MXNet reports what operators give: data gets operators that change nothing.
+    data = {Entry(node).key: Entry(Node("_copy", f"{node.name}_seen", inputs=[Entry(node)]))
+            for node in graph.variables() if node.name not in arrays}
+    names = {name: key_of(entry) for node in graph.operators() for entry in map(partial(Entry, node),
+                                                                                range(node.num_outputs))
+             for name in _reported(entry)}
+    names.update((name, entry.node.inputs[0].node.name) for entry in data.values() for name in _reported(entry))
+    program = Program(from_graph(Graph([*graph.heads, *data.values()], graph.attrs), symbol), arrays)
+    seen = quantizer.Collector(mode, names)
+    program.watch(seen.see)
+    with under(None), tqdm(desc="calibrate", unit="batch", disable=not progress) as bar:
+        for batch in batches:
+            try:
+                program(batch)
+                mx.nd.waitall()
+            except mx.MXNetError as error:
+                told = ", ".join(f"{name} of {array.shape}" for name, array in batch.items())
+                raise GraphError(f"calib_data: the network does not run on batch {count} ({told}): {first_line(error)}"
+                                 ) from error
+            count += 1
+            bar.update()
+    if not count:
+        raise StateError("calib_data gave no batch: expected a loader, an iterator or arrays with some data. A "
+                         "generator that was used before gives nothing: make a new one")
+    return Calibration({names[name]: span for name, span in seen.ranges().items()}, mode, count)
+
+
+def key_of(entry: Entry) -> str:
+    """Return what a tensor is called in :attr:`Calibration.ranges`."""
+    return f"{entry.node.name}:{entry.output}" if entry.output else entry.node.name
+
+
+def _reported(entry: Entry) -> tuple[str, ...]:
+    """Return the names that MXNet may report a tensor by."""
+    name, output = entry.node.name, entry.output
+    return (f"{name}_output{output}", f"{name}_{output}", *([f"{name}_output"] if output == 0 else []))
+
+
+def check_mode(mode: object) -> str:
+    """Return a way of choosing ranges."""
+    if mode not in MODES:
+        raise PolicyError(expected(f"one of {', '.join(map(repr, MODES))}", "calib_mode", mode))
+    return str(mode)
+
+
+def batches_of(data: Any, inputs: Sequence[str], limit: int | None = None) -> Iterator[Batch]:
+    """Yield the network's inputs by name for every batch of a loader, an iterator, arrays or a file."""
+    if limit is not None:
+        checks.whole("calib_batches", limit, 1)
+    for number, item in enumerate(_items(data)):
+        if limit is not None and number >= limit:
+            return
+        yield _named(item, inputs)
+
+
+def _items(data: Any) -> Iterable[Any]:
+    if data is None:
+        raise PolicyError("calib_data: INT8 needs data to learn the ranges of values from: expected a DataLoader, a "
+                          "DataIter, arrays, a file of arrays (.npz), or what amp.calibrate() returned")
+    if isinstance(data, (str, os.PathLike)):
+        return _from_file(os.fspath(data))
+    if isinstance(data, mx.io.DataIter):
+        data.reset()
+        return data
+    if isinstance(data, (mx.nd.NDArray, np.ndarray, Mapping)):
+        return [data]
+    if not isinstance(data, Iterable):
+        raise TypeError(expected("a DataLoader, a DataIter, arrays or a file of arrays", "calib_data", data))
+    return data
+
+
+def _from_file(path: str) -> Iterator[Mapping[str, np.ndarray]]:
+    """Yield batches of the arrays in a file, or in the files of a directory."""
+    files = ([path] if not os.path.isdir(path) else
+             sorted(os.path.join(path, name) for name in os.listdir(path) if name.endswith(".npz")))
+    for name in files:
+        try:
+            arrays = dict(np.load(name))
+        except ValueError as error:
+            raise StateError(f"calib_data: {name!r} is not a file of arrays, as np.savez writes it") from error
+        for start in range(0, max((len(array) for array in arrays.values()), default=0), _ROWS):
+            yield {key: array[start:start + _ROWS] for key, array in arrays.items()}
+
+
+def _named(item: Any, inputs: Sequence[str]) -> Batch:
+    if isinstance(item, mx.io.DataBatch):
+        item = item.data
+    if isinstance(item, Mapping):
+        missing = [name for name in inputs if name not in item]
+        if missing and not (len(inputs) == 1 and len(item) == 1):
+            raise GraphError(f"calib_data: expected arrays for {', '.join(inputs)}, received {', '.join(item)}")
+        item = list(item.values()) if missing else [item[name] for name in inputs]
+    given = list(_flat(item))
+    if len(given) < len(inputs):
+        raise GraphError(f"calib_data: the network takes {len(inputs)} arrays ({', '.join(inputs)}), a batch has "
+                         f"{len(given)}")
+    return dict(zip(inputs, given))  # labels come behind
+
+
+def _flat(value: Any) -> Iterator[mx.nd.NDArray]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, (mx.nd.NDArray, np.ndarray)):
+        array = value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value, dtype=value.dtype)
+        yield (array.astype("float32") if np.dtype(array.dtype) == np.float64 else array).as_in_context(mx.cpu())
+    else:
+        raise TypeError(expected("arrays", "calib_data", value))

@@ -1,0 +1,163 @@
+"""What runs in INT8: MXNet's quantizer on a graph whose precisions are decided, and the error of each layer."""
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, replace
+from typing import Collection, Mapping
+
+import mxnet as mx
+
+from .. import passes
+from .._mxnet import quantizer
+from .._mxnet.invoke import Program
+from .._mxnet.symbols import from_graph, to_graph
+from .._mxnet.weights import NDArrayWeights
+from ..dtypes import FLOAT32
+from ..graph import VARIABLE, Entry, Graph, Node
+from ..judging import relative_error
+from ..passes import Context, Facts
+from ..passes.quantize import LAYERS
+from ..rules import Policy
+from ..state.in_force import under
+from .analysis import analyse_network
+from .calibration import Batch, Calibration
+
+_RANGE = ("min_calib_range", "max_calib_range")
+_MADE, _ROUNDED = "quantized_", "requantize_"  # what MXNet puts before the names of operators
+_QUANTIZE = "_contrib_quantize_v2"
+_TAKE_RANGES = (_QUANTIZE, "_contrib_requantize", "_contrib_quantized_batch_norm")
+_PARTS = 3  # of a tensor in INT8: its values, and its range
+_AT_ONCE = 8  # operators whose errors are measured together: their FP32 tensors are in memory
+
+
+@dataclass
+class Int8:
+    """The layers of one network that run in INT8; see :class:`gluon_amp.passes.context.Quantizer`."""
+
+    calibration: Calibration
+    layers: frozenset[str]
+    apart: frozenset[str]  # operators between layers that stay wide
+    weights: NDArrayWeights
+    like: mx.sym.Symbol
+    made: Graph = field(default_factory=lambda: Graph([]))  # what became of the network
+    sources: dict[str, Entry] = field(default_factory=dict)  # by names of fused operators: what gives their results
+
+    def quantized(self, graph: Graph, chosen: Collection[str]) -> Graph:
+        """Return a fused graph with operators of these names in INT8."""
+        self.sources = {node.name: Entry(node) if node.is_variable else _result_of(node) for node in graph.nodes()}
+        kept = [node.name for node in graph.operators() if not self._may_run(node, chosen)]
+        symbol = quantizer.quantized(from_graph(graph, self.like), kept, list(self.weights.arrays))
+        symbol = quantizer.fused(from_graph(self._with_ranges(to_graph(symbol)), self.like))
+        self.weights.arrays = quantizer.quantized_parameters(symbol, self.weights.arrays)
+        self.made = self._with_ranges(to_graph(symbol))  # MXNet's fusion writes ranges with six decimals
+        return self.made.copy()
+
+    def _may_run(self, node: Node, chosen: Collection[str]) -> bool:
+        tensors = [self.sources[node.name], *(self._source(entry) for entry in node.inputs
+                                              if entry.node.name not in self.weights)]
+        return (all(inner in chosen for inner in decided_in(node))
+                and all(self.calibration.of(tensor) for tensor in tensors))
+
+    def _source(self, entry: Entry) -> Entry:
+        source = self.sources[entry.node.name]
+        return source if entry.output == 0 else Entry(source.node, entry.output)
+
+    def _with_ranges(self, graph: Graph) -> Graph:
+        """Write the ranges of tensors where MXNet looks for them."""
+        for node in graph.operators():
+            if node.op in _TAKE_RANGES or _RANGE[0] in node.attrs:
+                span = self.calibration.of(self.tensor(node))
+                node.attrs = {**node.attrs, **dict(zip(_RANGE, map(repr, span or ())))}
+        return graph
+
+    def tensor(self, node: Node) -> Entry:
+        """Return the tensor of the program that an operator of the quantized graph gives in INT8."""
+        if node.op == _QUANTIZE:
+            return self._source(node.inputs[0])
+        return self.sources[node.name.replace(_ROUNDED, "", 1).replace(_MADE, "", 1)]
+
+
+def _inside(node: Node) -> tuple[list[Node], Node]:
+    """Return the operators that a fused one holds, and that which gives its result; one that is not holds itself."""
+    if not node.extra.get("subgraphs"):
+        return [node], node
+    inner = Graph.from_json(json.dumps(node.extra["subgraphs"][0]))
+    return inner.operators(), inner.heads[0].node
+
+
+def _result_of(node: Node) -> Entry:
+    return Entry(_inside(node)[1])
+
+
+def decided_in(node: Node) -> list[str]:
+    """Name the operators whose precision decides for one: of a fused one its layer."""
+    inner = _inside(node)[0]
+    return [each.name for each in inner if each.op in LAYERS] or [each.name.replace(_MADE, "", 1) for each in inner]
+
+
+def layers_of(graph: Graph, weights: Collection[str], policy: Policy) -> list[str]:
+    """Name the layers that may run in INT8."""
+    return [node.name for node in graph.operators() if node.op in LAYERS and node.name not in policy.excluded
+            and node.inputs[0].node.name not in weights and node.inputs[1].node.name in weights]
+
+
+def prepared(symbol: mx.sym.Symbol, weights: NDArrayWeights, policy: Policy) -> tuple[mx.sym.Symbol, NDArrayWeights]:
+    """Return a network as it is before types are decided, in FP32, whose tensors have the names that ranges go by."""
+    graph, own = to_graph(symbol), NDArrayWeights(weights.arrays)
+    analyse_network(symbol, graph, own, {}, {})
+    wide = Policy(FLOAT32, training=False, excluded=policy.excluded, disabled_passes=policy.disabled_passes)
+    passes.run(graph, Context.of(graph, wide, Facts(recorded=False), weights=own))
+    return from_graph(graph, symbol), own
+
+
+def errors(int8: Int8, symbol: mx.sym.Symbol, weights: NDArrayWeights, batch: Batch) -> dict[str, float]:
+    """Return the relative error of every operator in INT8, on inputs in FP32, by the name that decides.
+
+    ``symbol`` and ``weights`` are those of :func:`prepared`. An error is infinite where MXNet cannot run it.
+    """
+    nodes = [node for node in int8.made.operators() if node.name.startswith(_MADE)]
+    plain, found = to_graph(symbol), {}
+    by_name = {node.name: node for node in plain.nodes()}
+    with under(None):
+        for start in range(0, len(nodes), _AT_ONCE):
+            alone = [_alone(int8, node) for node in nodes[start:start + _AT_ONCE]]
+            tensors = {key: entry for _, _, read in alone for key, entry in read.items()}
+            heads = [Entry(by_name[entry.node.name], entry.output) for entry in tensors.values()]
+            values = dict(zip(tensors, Program(from_graph(Graph(heads, plain.attrs), symbol), weights.arrays)(batch)))
+            found.update((layer, _error(graph, int8, values[result], values)) for graph, (layer, result), _ in alone)
+    return found
+
+
+def _alone(int8: Int8, node: Node) -> tuple[Graph, tuple[str, str], dict[str, Entry]]:
+    """Return a graph that quantizes FP32 tensors for one operator, and dequantizes its result; what that is; the tensors.
+    """
+    result = int8.tensor(node)
+    tensors, made = {_key(result): result}, {}
+
+    def quantized(entry: Entry) -> Entry:
+        if entry.node.num_outputs < _PARTS:  # a parameter
+            return entry
+        source = int8.tensor(entry.node)
+        tensors[_key(source)] = source
+        attrs = {"out_type": "auto", **dict(zip(_RANGE, map(repr, int8.calibration.of(source) or ())))}
+        given = made.setdefault(_key(source), Node(_QUANTIZE, f"{_key(source)}_quantize", attrs,
+                                                   [Entry(Node(VARIABLE, _key(source)))], _PARTS))
+        return Entry(given, entry.output)
+
+    layer = replace(node, inputs=[quantized(entry) for entry in node.inputs])
+    parts = [Entry(layer, output) for output in range(layer.num_outputs)]
+    wide = parts[0] if len(parts) < _PARTS else Entry(Node("_contrib_dequantize", "result", {}, parts))
+    return Graph([wide], int8.made.attrs), (decided_in(node)[0], _key(result)), tensors
+
+
+def _error(graph: Graph, int8: Int8, wide: mx.nd.NDArray, values: Batch) -> float:
+    try:
+        narrow = Program(from_graph(graph, int8.like), int8.weights.arrays)(values)[0].asnumpy()
+    except mx.MXNetError:
+        return math.inf
+    return relative_error([(wide.asnumpy().astype("float64"), narrow)])
+
+
+def _key(entry: Entry) -> str:
+    return f"tensor_{entry.label}"

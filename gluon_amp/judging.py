@@ -1,0 +1,56 @@
+"""How far results are from others, and how many changes are enough for them."""
+from __future__ import annotations
+
+from typing import Callable, Sequence, TypeVar
+
+import numpy as np
+
+Item = TypeVar("Item")
+Condition = Callable[[Sequence[Item]], bool]
+
+
+def relative_error(pairs: Sequence[tuple[np.ndarray, np.ndarray]], floor: float = 0.0) -> float:
+    """Return the 2-norm of all differences over that of the first arrays, or over ``floor`` where that is larger."""
+    # What is not finite in the first arrays does not count; where only the second are not finite, the error is
+    # infinite.
+    square_error = square_norm = 0.0
+    for expected_, actual in pairs:
+        known = np.isfinite(expected_)
+        if not np.isfinite(actual[known]).all():
+            return float("inf")
+        square_error += float(((expected_[known] - actual[known]) ** 2).sum())
+        square_norm += float((expected_[known] ** 2).sum())
+    if not square_error:
+        return 0.0
+    norm = max(float(np.sqrt(square_norm)), floor)
+    return float(np.sqrt(square_error) / norm) if norm else float("inf")
+
+
+def shortest_prefix(order: Sequence[Item], holds: Condition) -> list[Item]:
+    """Return the prefix of ``order`` for which a condition holds, but not for the prefix that is one shorter."""
+    # The condition must hold for all items, and must not hold for none. It is asked about log2 of the length times.
+    too_short, enough = 0, len(order)
+    while enough - too_short > 1:
+        middle = (too_short + enough) // 2
+        if holds(order[:middle]):
+            enough = middle
+        else:
+            too_short = middle
+    return list(order[:enough])
+
+
+def pruned(items: Sequence[Item], holds: Condition) -> list[Item]:
+    """Remove items, the last first and in ever smaller pieces, as long as the condition holds."""
+    # No single item of the result can be removed, where a condition that holds for some items also holds for more.
+    kept, size = list(items), max(len(items) // 2, 1)
+    while kept:
+        start = len(kept)
+        while start > 0:
+            start = max(start - size, 0)
+            fewer = kept[:start] + kept[start + size:]
+            if holds(fewer):
+                kept = fewer
+        if size == 1:
+            break
+        size = max(min(size, len(kept)) // 2, 1)
+    return kept
