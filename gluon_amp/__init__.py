@@ -31,7 +31,14 @@ from .compat.views import (
     list_lp16_use_fp32_params,
     list_widest_type_cast,
 )
-from .convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
+from .convert import (
+    Calibration,
+    calibrate,
+    convert_bucketing_module,
+    convert_hybrid_block,
+    convert_model,
+    convert_symbol,
+)
 from .debug.advise import advise
 from .debug.compare import compare
 from .debug.explain import explain
@@ -67,9 +74,9 @@ _isa.settle(_run_onednn_operator)
 __version__ = "0.1.0"
 
 __all__ = [
-    "AmpCheckpointHandler", "AmpError", "AmpHandler", "DTypeError", "DriftMonitor", "DynamicLossScaler", "GradScaler",
+    "AmpCheckpointHandler", "AmpError", "AmpHandler", "Calibration", "DTypeError", "DriftMonitor", "DynamicLossScaler", "GradScaler",
     "GraphError", "LossScaler", "Policy", "PolicyError", "StateError", "StaticLossScaler", "Tuning", "active_dtype",
-    "advise", "autocast", "clip_global_norm", "compare", "convert_bucketing_module", "convert_hybrid_block",
+    "advise", "autocast", "calibrate", "clip_global_norm", "compare", "convert_bucketing_module", "convert_hybrid_block",
     "convert_model", "convert_symbol", "convert_sync_batchnorm", "custom_bwd", "custom_fwd", "deinit", "exclude",
     "explain", "float32_function", "get_loss_scaler", "init", "init_trainer", "initialize", "install", "is_active",
     "list_conditional_fp32_ops", "list_fp32_ops", "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops",

@@ -208,11 +208,6 @@ def untouched_parameters(block: HybridBlock, names: Sequence[str]) -> list[str]:
     return [name for name in names if name in parameters and parameters[name]._data is None]
 
 
-def flags_of(block: HybridBlock) -> dict[str, Any]:
-    """Return how a block was hybridized, empty when it was not."""
-    return dict(block._flags) if block._active else {}
-
-
 def cache_flags(block: HybridBlock) -> list[tuple[str, Any]]:
     """Return the flags that a block's cached op was made with."""
     positions: dict[bool, list[int]] = {True: [], False: []}

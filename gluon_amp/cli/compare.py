@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     runs = [partial(_outputs, block, batches[0]) for block in (before, after)]
     slow, fast = interleaved(runs, args.rounds, warm_up=0)
     record = models.record_of(changed)
-    figures = {"fp32_type": FLOAT32, "converted_type": record.target_dtype if record else "unknown",
+    figures = {"fp32_type": FLOAT32, "converted_type": record.types if record else "unknown",
                "conversion": record.summary() if record else "not converted by gluon_amp",
                **errors, "fp32_ms": slow, "converted_ms": fast, "speed_ratio": slow / fast}
     failed = args.max_error is not None and not figures["relative_error"] <= args.max_error

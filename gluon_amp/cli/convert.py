@@ -12,6 +12,7 @@ from rich.filesize import decimal
 
 from ..convert import convert_model
 from ..convert.model_files import load_model, save_model
+from ..dtypes import INT8
 from ..errors import GraphError
 from . import models
 from .words import done, filled
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"files": files, "parameter_bytes": sizes, **asdict(record)}, indent=2))
         return 0
-    print(f"Converted {args.symbol} to {record.target_dtype}:")
+    print(f"Converted {args.symbol} to {record.types}:")
     print("\n".join(filled(f"  {line}", 4) for line in done(record)))
     print(f"  parameters take {decimal(sizes[1])}, before {decimal(sizes[0])}")
     print(f"Written: {files[0]}\n         {files[1]}")
@@ -56,8 +57,10 @@ def converted(args: argparse.Namespace, model: Any) -> Any:
     shapes = dict(args.data)
     with models.named_errors(args.symbol, args.params):
         symbol, arg_params, aux_params = model
-        return convert_model(symbol, arg_params, aux_params, args.dtype, exclude=args.exclude, optimize=args.optimize,
-                             data_names=list(shapes) or None, data_example=shapes, disable_passes=args.disable_pass)
+        inputs = list(shapes) or models.inputs_of(model)
+        return convert_model(symbol, arg_params, aux_params, INT8 if args.int8 else args.dtype, exclude=args.exclude,
+                             optimize=args.optimize, data_names=list(shapes) or None, data_example=shapes,
+                             disable_passes=args.disable_pass, **models.int8_arguments(args, inputs))
 
 
 def _refuse_to_overwrite(args: argparse.Namespace, prefix: str) -> None:

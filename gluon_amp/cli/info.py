@@ -43,7 +43,7 @@ def _symbol(path: str) -> tuple[dict[str, Any], list[str]]:
                  "gluon-amp convert makes it faster for inference"])
     slow = drawback_here(record.target_dtype)
     return ({"converted": True, **asdict(record)},
-            [f"converted to {record.target_dtype} by gluon_amp {record.version}", *done(record),
+            [f"converted to {record.types} by gluon_amp {record.version}", *done(record),
              *([f"warning: {slow}"] if slow else [])])
 
 

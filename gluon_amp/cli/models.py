@@ -4,8 +4,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence
+from functools import partial
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.gluon import SymbolBlock
@@ -13,9 +15,10 @@ from mxnet.gluon import SymbolBlock
 from .._mxnet.blocks import load_parameters
 from .._mxnet.symbols import first_line, to_graph
 from ..convert.block import memory_flags
+from ..convert.calibration import MODES, batches_of
 from ..convert.convert import Conversion, conversion_of
-from ..dtypes import normalize
-from ..errors import AmpError, DTypeError, GraphError
+from ..dtypes import INT8, normalize
+from ..errors import AmpError, DTypeError, GraphError, PolicyError
 from ..passes import list_passes
 
 _PARAMETERS = ("_weight", "_bias", "_gamma", "_beta", "_running_mean", "_running_var")  # how Gluon's names end
@@ -43,6 +46,47 @@ def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:
                         help="all, none, or optimisations separated by commas")
     parser.add_argument("--disable-pass", metavar="NAME", action="append", default=[],
                         help=f"a graph pass to switch off; repeatable. One of {', '.join(list_passes())}")
+    group = parser.add_argument_group("INT8", "layers in INT8, and the rest in --dtype")
+    add = group.add_argument
+    add("--int8", action="store_true", help="let layers run in INT8; needs --calib-data")
+    add("--calib-data", metavar="PATH", help="an .npz file of arrays named as the inputs, or a directory of such files")
+    add("--calib-mode", choices=MODES, default=MODES[0], help="how ranges are chosen (default: %(default)s)")
+    add("--calib-batches", type=count, metavar="N", help="how many batches of 32 to take (default: all)")
+    add("--max-int8-error", type=float, metavar="E", help="the most that outputs may differ from FP32, as in 0.02; the "
+                                                          "fastest such network is searched")
+    add("--metric", choices=("accuracy",), help="in its place: the share of right classes, on --metric-data")
+    add("--metric-data", metavar="PATH", help="files like --calib-data, with labels (default: those)")
+    add("--labels", metavar="NAME", default="label", help="the array of labels in them (default: %(default)s)")
+    add("--budget", type=float, metavar="B", help="how much lower than in FP32 the metric may be, as in 0.005")
+    add("--time-limit", type=float, metavar="SECONDS", help="when the search ends with what it has found")
+
+
+def int8_arguments(args: argparse.Namespace, inputs: Sequence[str]) -> dict[str, Any]:
+    """Return what a conversion is told of INT8."""
+    if not args.int8:
+        given = [name for name in ("calib_data", "max_int8_error", "metric", "budget", "time_limit")
+                 if getattr(args, name) is not None]
+        if given:
+            raise PolicyError(f"--{given[0].replace('_', '-')} is for --int8: expected both")
+        return {}
+    metric = None
+    if args.metric is not None:
+        metric = partial(_accuracy, list(batches_of(args.metric_data or args.calib_data, [*inputs, args.labels])),
+                         args.labels)
+    return {"calib_data": args.calib_data, "calib_mode": args.calib_mode, "calib_batches": args.calib_batches,
+            "max_error": args.max_int8_error, "metric": metric, "budget": args.budget, "time_limit": args.time_limit,
+            "dtypes": [INT8, args.dtype] if args.dtype else None, "progress": sys.stderr.isatty()}
+
+
+def _accuracy(batches: Iterable[Mapping[str, mx.nd.NDArray]], labels: str, net: Any) -> float:
+    """Return the share of samples that a network gives the largest output for the right class."""
+    right = count = 0
+    for batch in batches:
+        scores = net(*(array for name, array in batch.items() if name != labels))
+        found = (scores[0] if isinstance(scores, (list, tuple)) else scores).asnumpy().argmax(axis=1)
+        right += int((found == batch[labels].asnumpy()).sum())
+        count += len(found)
+    return right / max(count, 1)
 
 
 def data_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -120,7 +164,7 @@ def refuse_converted(args: argparse.Namespace, model: Model) -> None:
     """Raise GraphError for a network that was converted before."""
     record = record_of(model)
     if record is not None:
-        raise GraphError(f"{args.symbol} is converted already, to {record.target_dtype}: expected the FP32 network "
+        raise GraphError(f"{args.symbol} is converted already, to {record.types}: expected the FP32 network "
                          f"that it was made from. `gluon-amp info {args.symbol}` says what was done")
 
 

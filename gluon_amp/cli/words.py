@@ -4,6 +4,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from typing import Any, Iterable
 
 from ..convert.convert import Conversion
@@ -27,17 +28,27 @@ _STEPS = {
 
 def done(record: Conversion) -> list[str]:
     """Say in sentences what a conversion did."""
-    if record.target_dtype == FLOAT32:
+    if record.int8:
+        first = f"{_layers(len(record.int8), record)} run in INT8, the other operators in {record.target_dtype}"
+    elif record.target_dtype == FLOAT32:
         first = f"{record.reason or 'float32 was asked for'}: all {counted(record.operators, 'operator')} run in FP32"
     else:
         first = (f"float16 is imitated: values are rounded to it by {counted(record.casts, 'cast')}, kernels are FP32's"
                  if record.target_dtype == FLOAT16 and not record.low_precision else
                  f"{record.low_precision} of {counted(record.operators, 'operator')} run in {record.target_dtype}, "
                  f"with {counted(record.casts, 'cast')} between precisions")
+    reasons = [f"{_layers(number, record)} do not run in INT8: {reason}"
+               for reason, number in Counter(record.wide.values()).most_common()]
+    off = ([] if record.error is None else
+           [f"outputs are {record.error:.2%} off FP32 on the data that INT8 was calibrated with"])
     steps = [f"{times} {_STEPS[name][times != 1].format(dtype=record.target_dtype)}"
              for name, times in record.steps.items() if times and name in _STEPS]
     kept = [f"kept in FP32 on request: {', '.join(record.excluded)}"] if record.excluded else []
-    return [first, *steps, *kept]
+    return [first, *reasons, *off, *steps, *kept]
+
+
+def _layers(number: int, record: Conversion) -> str:
+    return f"{number} of {counted(len(record.int8) + len(record.wide), 'layer')}"
 
 
 def counted(number: int, noun: str) -> str:

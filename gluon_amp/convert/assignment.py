@@ -20,14 +20,13 @@ from .._mxnet.weights import NDArrayWeights
 from ..dtypes import FLOAT32
 from ..errors import DTypeError, PolicyError, StateError, expected
 from ..judging import relative_error, shortest_prefix
-from ..passes.quantize import LAYERS
 from ..rules import Policy
 from ..state.in_force import under
 from .calibration import Batch, Calibration, batches_of, check_mode, collect
 from .convert import Conversion, convert, with_record
-from .int8 import Int8, errors, layers_of, prepared
+from .int8 import Int8, errors, layers_of, prepared, uniquely_named
 
-WRONG = 0.2  # the error from which on an operator in INT8 is taken for wrong: rounding gives 0.005 to 0.07
+WRONG = 0.15  # the error from which on an operator in INT8 is taken for wrong: rounding gives 0.005 to 0.07
 _ROUNDS = 5  # of timing
 Metric = Callable[[HybridBlock], float]
 
@@ -45,6 +44,7 @@ class Request:
     greater_is_better: bool = True
     time_limit: float = math.inf
     progress: bool = True
+    only: bool = False  # whether layers that may run in INT8 do, however slow
 
     def __post_init__(self) -> None:
         check_mode(self.mode)
@@ -90,7 +90,7 @@ def calibrated(network: Network, request: Request) -> Calibration:
     """Return the ranges that were given, or collect them."""
     if isinstance(request.calib_data, Calibration):
         return request.calib_data
-    symbol, weights = prepared(network.symbol, NDArrayWeights(network.arrays), network.policy)
+    symbol, weights = prepared(uniquely_named(network.symbol), NDArrayWeights(network.arrays), network.policy)
     return collect(symbol, weights.arrays, batches_of(request.calib_data, network.inputs, request.batches),
                    request.mode, request.progress)
 
@@ -104,6 +104,7 @@ def converted_network(network: Network, request: Request | None, build: Build) -
                          "device=mx.cpu()")
     if not network.policy.runs("fuse"):
         raise PolicyError("INT8 needs the pass 'fuse': expected it in optimize, and not in disable_passes")
+    network = replace(network, symbol=uniquely_named(network.symbol))
     assignment = _Assignment(network, calibrated(network, request), first_batch(request, network))
     assignment.leave_out_wrong()
     with tqdm(desc="search", unit="trial", disable=not request.progress) as bar:
@@ -134,10 +135,9 @@ class _Assignment:
     def __init__(self, network: Network, calibration: Calibration, batch: Batch):
         self.network, self._calibration, self.batch = network, calibration, batch
         self._symbol, self._weights = prepared(network.symbol, NDArrayWeights(network.arrays), network.policy)
-        graph = to_graph(self._symbol)
-        self.layers = layers_of(graph, self._weights, network.policy)
-        self.reasons = {node.name: "excluded by name" for node in graph.operators()
-                        if node.op in LAYERS and node.name in network.policy.excluded}
+        layers = layers_of(to_graph(self._symbol), self._weights, network.policy)
+        self.reasons = {name: reason for name, reason in layers.items() if reason}
+        self.layers = [name for name, reason in layers.items() if not reason]
         self._apart: frozenset[str] = frozenset()  # operators between layers that are wrong in INT8
         self.errors: dict[str, float] = {}  # of operators in INT8 by themselves
         with under(None):
@@ -201,11 +201,14 @@ class _Search:
 
     def fastest(self) -> Made:
         """Return the fastest of what holds: all layers in INT8, as many as may be, or none."""
-        for policy in self._policies:
+        for policy in self._policies[:1] if self._request.only else self._policies:
             found = list(filter(None, self._holding(policy)))
             if found:
                 wide, made = min(zip(found, self._seconds([made for _, made in found])), key=itemgetter(1))[0]
                 return self._assignment.recorded(made, self._why(wide), self._trials)
+        if self._request.only:
+            raise StateError(f"with all layers in INT8 the network is not within {self._limit:g} of FP32 (found "
+                             f"{self._trials[0]['value']:.4g}): name other types in dtypes, too")
         raise StateError(f"not even FP32 is within {self._limit:g} of itself: the metric differs from run to run. Look "
                          "for random data or random operators in it")
 
@@ -219,6 +222,8 @@ class _Search:
         """Yield what holds with a type beside INT8."""
         every = self._tried((), policy)
         yield every
+        if self._request.only:
+            return
         yield self._tried(self._order, policy)
         if every is None:
             found: dict[int, Any] = {}
@@ -231,7 +236,7 @@ class _Search:
 
     def _tried(self, wide: Sequence[str], policy: Policy) -> tuple[Sequence[str], Made] | None:
         """Convert the network with some layers in another type; return it if it is accurate enough."""
-        is_last = policy is self._policies[-1] and len(wide) == len(self._order)
+        is_last = self._request.only or (policy is self._policies[-1] and len(wide) == len(self._order))
         if time.monotonic() > self._end and not is_last:
             return None
         made = self._assignment.make(wide, policy)

@@ -14,7 +14,7 @@ from .._mxnet import quantizer
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name, from_graph, fuse, to_graph, with_lasting_casts
 from .._mxnet.weights import NamesOnly
-from ..dtypes import FLOAT32, LOW_PRECISION
+from ..dtypes import FLOAT32, INT8, LOW_PRECISION
 from ..errors import GraphError, some_of, warn
 from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, NOTE, REGION, TYPE_FLAGS
@@ -81,20 +81,20 @@ class Conversion:
     layer_errors: Mapping[str, float] = field(default_factory=dict)
     trials: tuple[Mapping[str, Any], ...] = ()
 
+    @property
+    def types(self) -> str:
+        """The type that the network was converted to, beside INT8 where layers run in that."""
+        return f"int8 and {self.target_dtype}" if self.int8 else self.target_dtype
+
     def summary(self) -> str:
         """Return one line of text."""
-        steps = ", ".join(f"{name} {count}" for name, count in self.steps.items())
+        layers = f"{len(self.int8)} of {len(self.int8) + len(self.wide)} layers in INT8, " if self.int8 else ""
         what = (f"{self.low_precision} of {self.operators} operators in low precision, {self.casts} casts"
-                if self.target_dtype in LOW_PRECISION else f"{self.reason or 'no low precision'}, "
-                f"{self.operators} operators")
-        return f"{self.target_dtype}: {what}" + self._of_int8() + (f"; {steps}" if steps else "")
-
-    def _of_int8(self) -> str:
-        """Say what runs in INT8."""
-        if not (self.int8 or self.wide):
-            return ""
-        off = "" if self.error is None else f", outputs {self.error:.2g} off FP32"
-        return f"; {len(self.int8)} of {len(self.int8) + len(self.wide)} layers in INT8{off}"
+                if self.target_dtype in LOW_PRECISION else f"{self.operators} operators" if layers else
+                f"{self.reason or 'no low precision'}, {self.operators} operators")
+        off = "" if self.error is None else f"; outputs {self.error:.2g} off FP32"
+        steps = ", ".join(f"{name} {count}" for name, count in self.steps.items())
+        return f"{self.types}: {layers}{what}{off}" + (f"; {steps}" if steps else "")
 
     def to_json(self) -> str:
         """Return the record as JSON text, the form of the symbol attribute."""
@@ -125,13 +125,13 @@ def _bearer(head: Node) -> Node:
     return head
 
 
-def _earlier(graph: Graph, policy: Policy) -> Conversion | None:
+def _earlier(graph: Graph, wanted: str) -> Conversion | None:
     """Return the record of a network that is converted already; None where that is to be done, to parts at least."""
     records = _records(graph)
-    wrong = next((record for record in records if record and record.target_dtype != policy.target_dtype), None)
+    wrong = next((record for record in records if record and record.types != wanted), None)
     if wrong is not None:
-        raise GraphError(f"the network is already converted to {wrong.target_dtype}: to get {policy.target_dtype} "
-                         "convert the FP32 network that it was made from")
+        raise GraphError(f"the network is already converted to {wrong.types}: to get {wanted} convert the FP32 network "
+                         "that it was made from")
     return records[0] if all(records) else None
 
 
@@ -142,7 +142,7 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
     dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
     shapes = shapes_in(example, "data_example")
     graph = to_graph(symbol)
-    earlier = _earlier(graph, policy)
+    earlier = _earlier(graph, policy.target_dtype if int8 is None else INT8)
     if earlier is not None:
         return symbol, earlier
     _warn_of_values(weights.not_finite())

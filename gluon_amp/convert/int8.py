@@ -14,7 +14,8 @@ from .._mxnet.invoke import Program
 from .._mxnet.symbols import from_graph, to_graph
 from .._mxnet.weights import NDArrayWeights
 from ..dtypes import FLOAT32
-from ..graph import VARIABLE, Entry, Graph, Node
+from ..graph import VARIABLE, Entry, Graph, Node, unique_name
+from ..graph.attrs import integer
 from ..judging import relative_error
 from ..passes import Context, Facts
 from ..passes.quantize import LAYERS
@@ -96,10 +97,27 @@ def decided_in(node: Node) -> list[str]:
     return [each.name for each in inner if each.op in LAYERS] or [each.name.replace(_MADE, "", 1) for each in inner]
 
 
-def layers_of(graph: Graph, weights: Collection[str], policy: Policy) -> list[str]:
-    """Name the layers that may run in INT8."""
-    return [node.name for node in graph.operators() if node.op in LAYERS and node.name not in policy.excluded
-            and node.inputs[0].node.name not in weights and node.inputs[1].node.name in weights]
+# mkldnn_conv.cc gives oneDNN a scale for each filter, and tells it that there is one for each group: filters of group 2
+# are rounded by the scale of filter 2. One filter in a group is right.
+_WRONG_GROUPS = "MXNet rounds weights of convolutions in groups by wrong scales"
+
+
+def layers_of(graph: Graph, weights: Collection[str], policy: Policy) -> dict[str, str]:
+    """Name the layers that might run in INT8, and say why not, or nothing."""
+    return {node.name: "excluded by name" if node.name in policy.excluded else
+            _WRONG_GROUPS if 1 < integer(node.attrs, "num_group", 1) < integer(node.attrs, "num_filter", 1) else ""
+            for node in graph.operators() if node.op in LAYERS
+            and node.inputs[0].node.name not in weights and node.inputs[1].node.name in weights}
+
+
+def uniquely_named(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a symbol whose operators have names of their own: ranges and errors go by names. Outputs keep theirs."""
+    graph = to_graph(symbol)
+    taken = {node.name for node in graph.variables()}
+    for node in dict.fromkeys([*(head.node for head in graph.heads), *graph.operators()]):
+        if not node.is_variable:
+            node.name = unique_name(node.name, taken)
+    return from_graph(graph, symbol)
 
 
 def prepared(symbol: mx.sym.Symbol, weights: NDArrayWeights, policy: Policy) -> tuple[mx.sym.Symbol, NDArrayWeights]:

@@ -17,7 +17,7 @@ from ..errors import GraphError, StateError
 from ..rules import ConditionalOp
 from ..state.state import State
 from .assignment import Made, Network, converted_network
-from .block import ConvertedBlock
+from .block import ConvertedBlock, memory_flags
 from .convert import Conversion, convert
 from .inputs import check_names, check_parameters
 from .model_files import split
@@ -174,6 +174,18 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     return _converted_model(sym, {**arg_params, **aux_params}, options, data_names, data_example or {})[0]
 
 
+class _Unlabelled(ConvertedBlock):
+    """A converted model that is called without labels: what reads them needs their shapes only."""
+
+    def forward(self, x: Any, *args: Any) -> Any:
+        given = dict(zip(self._inputs, (x, *args)))
+        missing = self._inputs[len(given):]
+        symbol = blocks.graph_of(self)[1]
+        shapes = dict(zip(symbol.list_arguments(), symbol.infer_shape(
+            **{name: array.shape for name, array in given.items()})[0])) if missing else {}
+        return super().forward(x, *args, *(mx.nd.zeros(shapes[name]) for name in missing))
+
+
 def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_names: Sequence[str] | None = None,
                      example: Mapping[str, Any] | None = None) -> tuple[Converted, Conversion]:
     names = sym.list_inputs()
@@ -181,15 +193,17 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_
     check_parameters(sym, arrays, data_names)
     check_names(example or {}, names, "data_example")
     device = options.devices[0] if options.devices else mx.context.current_context()
-    policy, on_cpu = options.policy(to_graph(sym), [device]), device.device_type != "gpu"
+    graph, on_cpu = to_graph(sym), device.device_type != "gpu"
+    policy = options.policy(graph, [device])
     used = {name: array for name, array in arrays.items() if name in set(names)}
     data = data_names or [name for name in names if name not in used and not name.endswith("_label")]
+    labels = [name for name in names if name not in used and name not in data]
 
     def build(made: Made) -> ConvertedBlock:
-        block = ConvertedBlock(made.symbol, list(map(mx.sym.var, data)), made.record,
-                               State({"cpu": policy}) if on_cpu else None)
+        block = _Unlabelled(made.symbol, list(map(mx.sym.var, [*data, *labels])), made.record,
+                            State({"cpu": policy}) if on_cpu else None)
         blocks.load_parameters(block, made.arrays, [device])
-        block.hybridize(static_alloc=True, static_shape=True)
+        block.hybridize(**memory_flags(graph))
         return block
 
     made = converted_network(Network(sym, used, data, policy, example or {}, options.cast_outputs, on_cpu),

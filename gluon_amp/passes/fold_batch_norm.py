@@ -15,7 +15,7 @@ from ..graph import VARIABLE, Entry, Graph, Node, Readers, redirect
 from ..graph.attrs import MADE, integer, integers, is_channels_last, is_set, region
 from .context import Context, Weights
 
-_LAYERS = ("Convolution", "FullyConnected", "Deconvolution")
+_LAYERS = ("Convolution", "FullyConnected")  # oneDNN 2.4 adds the bias of a Deconvolution slower than a BatchNorm runs
 _DEFAULT_EPS = 1e-3  # of MXNet's operator
 
 
@@ -44,8 +44,6 @@ def _is_foldable(norm: Node, readers: Readers, weights: Weights) -> bool:
     layer = norm.inputs[0].node
     if layer.op not in _LAYERS or not readers.is_read_once(Entry(layer)):
         return False
-    if layer.op == "Deconvolution" and integer(layer.attrs, "num_group", 1) > 1:
-        return False
     trained = (*norm.inputs[1:], *layer.inputs[1:])
     return (readers.is_first_only(norm) and _axis_fits(norm, layer)
             and all(entry.node.is_variable and entry.node.name in weights for entry in trained))
@@ -64,13 +62,6 @@ def _axis_fits(norm: Node, layer: Node) -> bool:
     return axis in ((dimensions - 1, -1) if is_channels_last(layer.attrs) else (1,))
 
 
-def _output_axis(layer: Node) -> int:
-    """Return the axis of the weight that counts the layer's output channels."""
-    if layer.op != "Deconvolution":
-        return 0
-    return -1 if is_channels_last(layer.attrs) else 1
-
-
 @dataclass(frozen=True)
 class _Folding:
     """Changes the parameters of layers."""
@@ -87,7 +78,7 @@ class _Folding:
         scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
         data, weight, *biases = layer.inputs
         values = self._values(weight)
-        along = np.moveaxis(scale.reshape(-1, *[1] * (values.ndim - 1)), 0, _output_axis(layer))
+        along = scale.reshape(-1, *[1] * (values.ndim - 1))
         shift = ((self._values(biases[0]) if biases else 0.0) - mean) * scale + beta
         prefix = norm.inputs[1].node.name.rpartition("gamma")[0] or f"{norm.name}_"
         layer.inputs = [data, self._made(f"{prefix}weight", values * along, [weight], norm),

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node
+from ..rules.tables.groups.layers import RELU
 from . import fuse
 from .context import Context
 
 LAYERS = ("Convolution", "FullyConnected")
 _BETWEEN = ("Pooling", "Concat", "Flatten", "elemwise_add", "Activation", "BatchNorm")  # whose INT8 operators are right
+_FUSED = (*LAYERS, "BatchNorm", "elemwise_add")
 
 
 def is_needed(context: Context) -> bool:
@@ -23,6 +25,10 @@ def run(graph: Graph, context: Context) -> int:
     """Replace the graph by what MXNet makes of it; return how many layers run in INT8."""
     if context.int8 is None:
         return 0
+    for node in graph.operators():
+        # MXNet fuses this rectifier with what is before it, and not the other, which differs for NaN only.
+        if node.op in RELU and node.inputs[0].node.op in _FUSED and Entry(node).dtype == FLOAT32:
+            node.op, node.attrs = "Activation", {**node.attrs, "act_type": "relu"}
     following = {node.name for node in graph.operators() if _may_follow(node)}
     chosen = context.int8.layers | (following - context.int8.apart)
     fuse.run(graph, context)

@@ -1,0 +1,325 @@
+"""INT8 in conversions: values against NumPy on rounded data and weights, what is chosen, and what is refused."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon import HybridBlock, nn
+
+import gluon_amp as amp
+from gluon_amp.dtypes import _ISA_LEVELS, cpu_isa
+
+QUIET = {"progress": False}
+ONLY = {"dtypes": ["int8"], **QUIET}  # not where it is faster alone
+LEVELS = [each for each in ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "AVX512_CORE_AMX")
+          if _ISA_LEVELS.index(each) <= _ISA_LEVELS.index(cpu_isa())]
+# One layer in a process of its own: its result, beside that of FP32 arithmetic on data and weights that were rounded to
+# 8 bits, and what the range of its result is divided into.
+ALONE = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import mxnet as mx, numpy as np
+from mxnet.gluon import nn
+import gluon_amp as amp
+
+kind, options, shape, rectified, signed = json.loads(sys.argv[1])
+random = np.random.RandomState(3)
+net = nn.HybridSequential(prefix="net_")
+with net.name_scope():
+    net.add(getattr(nn, kind)(**options))
+    if rectified:
+        net.add(nn.Activation("relu"))
+data = random.normal(size=shape)
+x = mx.nd.array(data if signed else abs(data))
+net.initialize()
+net(x)
+for parameter in net.collect_params().values():
+    parameter.set_data(mx.nd.array(random.normal(size=parameter.shape)))
+fast = amp.convert_hybrid_block(net, "int8", calib_data=x, dtypes=["int8"], progress=False)
+found = fast(x).asnumpy()
+
+def rounded(values, axes, levels):  # quantization_utils.h: 127.5 and 255.5
+    step = abs(values).max(axis=axes, keepdims=True) / levels
+    return np.clip(np.round(values / step), -128, int(levels)) * step
+
+values = x.asnumpy()
+layer = net[0]
+weight = layer.weight.data().asnumpy()
+x = mx.nd.array(rounded(values, None, 127.5 if signed else 255.5))
+layer.weight.set_data(mx.nd.array(rounded(weight, tuple(range(1, weight.ndim)), 127.5)))
+wanted = net(x).asnumpy()
+range_ = abs(net(mx.nd.array(values)).asnumpy()).max()
+print(json.dumps({"int8": len(fast.conversion.int8), "off": float(abs(found - wanted).max()),
+                  "step": float(range_ / (255.5 if rectified else 127.5)), "largest": float(range_)}))
+"""
+LAYERS = {
+    "convolution": ("Conv2D", {"channels": 32, "kernel_size": 3, "padding": 1}, (2, 16, 9, 9), False, True),
+    "rectified": ("Conv2D", {"channels": 32, "kernel_size": 3, "strides": 2}, (2, 16, 9, 9), True, False),
+    "image": ("Conv2D", {"channels": 16, "kernel_size": 7, "strides": 2, "padding": 3}, (1, 3, 33, 33), True, True),
+    "depthwise": ("Conv2D", {"channels": 32, "kernel_size": 3, "groups": 32}, (2, 32, 9, 9), True, True),
+    "pointwise": ("Conv2D", {"channels": 20, "kernel_size": 1, "use_bias": False}, (2, 12, 5, 5), False, True),
+    "dense": ("Dense", {"units": 20}, (4, 30), False, True),
+    "rectified dense": ("Dense", {"units": 20, "use_bias": False}, (4, 30), True, False),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_computes_what_fp32_does_on_rounded_data_and_weights(name, level):
+    run = subprocess.run([sys.executable, "-c", ALONE, json.dumps(LAYERS[name])], capture_output=True, text=True,
+                         env={**os.environ, "DNNL_MAX_CPU_ISA": level}, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    # The result is rounded to half a step, and so is the bias. Without VNNI instructions sums of two products saturate.
+    bound = 1.2 * found["step"] if _ISA_LEVELS.index(level) >= _ISA_LEVELS.index("AVX512_CORE_VNNI") else 0.1 * found["largest"]
+    assert found["int8"] == 1
+    assert found["off"] <= bound
+
+
+class Residual(HybridBlock):
+    """Convolutions, BatchNorm, a sum, poolings, a join and a dense layer."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.first, self.second = nn.Conv2D(16, 3, padding=1), nn.Conv2D(16, 3, padding=1, use_bias=False)
+            self.norm, self.pool, self.dense = nn.BatchNorm(), nn.MaxPool2D(), nn.Dense(10)
+
+    def hybrid_forward(self, F, x):
+        y = F.relu(self.first(x))
+        y = F.relu(self.norm(self.second(y)) + y)
+        return self.dense(F.concat(self.pool(y), self.pool(F.relu(y)), dim=1))
+
+
+def residual(scale=1.0):
+    mx.random.seed(11)
+    net = Residual(prefix="net_")
+    net.initialize(mx.init.Xavier())
+    x = mx.nd.array(np.random.RandomState(2).normal(size=(4, 3, 12, 12)) * scale)
+    with mx.autograd.record():
+        y = net(x)
+    y.backward()
+    net.hybridize()
+    return net, x
+
+
+def relative(found, wanted):
+    return np.linalg.norm(found.asnumpy() - wanted.asnumpy()) / np.linalg.norm(wanted.asnumpy())
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-12], ids=["usual values", "values below what six decimals tell"])
+@pytest.mark.parametrize("mode", ["naive", "entropy"])
+def test_a_network_runs_in_int8_and_keeps_its_results(mode, scale):
+    net, x = residual(scale)
+    if scale < 1:  # no bias, and statistics of such values
+        for name, parameter in net.collect_params(".*bias|.*beta|.*mean").items():
+            parameter.set_data(parameter.data() * 0)
+    wanted = net(x)
+    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, calib_mode=mode, **ONLY)
+    assert set(fast.conversion.int8) == {"net_conv0_fwd", "net_batchnorm0_fwd", "net_dense0_fwd"}
+    assert relative(fast(x), wanted) < (0.03 if mode == "naive" else 0.2)
+    assert fast.conversion.error == pytest.approx(relative(fast(x), wanted), rel=1e-3)
+    assert max(fast.conversion.layer_errors.values()) < 0.2
+
+
+def test_the_network_is_left_as_it_was():
+    net, x = residual()
+    wanted, before = net(x), {name: each.data().asnumpy() for name, each in net.collect_params().items()}
+    amp.convert_hybrid_block(net, "int8", calib_data=x, **QUIET)
+    for name, each in net.collect_params().items():
+        np.testing.assert_array_equal(each.data().asnumpy(), before[name])
+    np.testing.assert_array_equal(net(x).asnumpy(), wanted.asnumpy())
+
+
+@pytest.mark.parametrize("excluded", ["net_conv1_fwd", "net_conv1", "*conv1*"])
+def test_what_is_excluded_stays_in_fp32(excluded):
+    net, x = residual()
+    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, exclude=excluded, **ONLY)
+    assert set(fast.conversion.int8) == {"net_conv0_fwd", "net_dense0_fwd"}
+    assert fast.conversion.wide == {"net_conv1_fwd": "excluded by name"}
+
+
+def test_convolutions_in_groups_stay_in_fp32():
+    """MXNet rounds filters of the second group by the scale of the second filter, and so on."""
+    random = np.random.RandomState(3)
+    net = nn.Conv2D(32, 3, groups=4, in_channels=16, prefix="net_")
+    net.initialize()
+    net.weight.set_data(mx.nd.array(random.normal(size=(32, 4, 3, 3))))
+    x = mx.nd.array(random.normal(size=(2, 16, 9, 9)))
+    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY)
+    assert "wrong scales" in fast.conversion.wide["net_fwd"]
+    assert relative(fast(x), net(x)) < 1e-6
+
+
+@pytest.mark.bf16
+def test_the_rest_runs_in_bfloat16():
+    net, x = residual()
+    wanted = net(x)
+    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, dtypes=("int8", "bfloat16"), exclude="net_conv0_fwd",
+                                    max_error=0.5, **QUIET)
+    assert fast.conversion.target_dtype == "bfloat16"
+    assert set(fast.conversion.int8) == {"net_batchnorm0_fwd", "net_dense0_fwd"}
+    assert relative(fast(x), wanted) < 0.05
+
+
+def test_ranges_are_collected_once_and_kept_in_a_file(tmp_path):
+    net, x = residual()
+    known = amp.calibrate(net, [x, x * 2], **QUIET)
+    assert known.batches == 2
+    assert known.ranges["data"] == (float(x.min().asscalar()) * 2, float(x.max().asscalar()) * 2)
+    known.save(tmp_path / "ranges.json")
+    assert amp.Calibration.load(tmp_path / "ranges.json") == known
+    first = amp.convert_hybrid_block(net, "int8", calib_data=known, data_example=x, **ONLY)
+    again = amp.convert_hybrid_block(net, "int8", calib_data=[x, x * 2], **ONLY)
+    np.testing.assert_array_equal(first(x).asnumpy(), again(x).asnumpy())
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda x: x, lambda x: [x], lambda x: x.asnumpy(), lambda x: [(x, mx.nd.zeros(4))], lambda x: {"data": x},
+    lambda x: mx.io.NDArrayIter(x, mx.nd.zeros(4), 2),
+    lambda x: mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(x, mx.nd.zeros(4)), 2),
+    lambda x: (batch for batch in [x[:2], x[2:]]),
+], ids=["array", "list", "NumPy", "with labels", "by name", "DataIter", "DataLoader", "generator"])
+def test_data_comes_in_any_form(wrap):
+    net, x = residual()
+    assert amp.calibrate(net, wrap(x), **QUIET).ranges["data"] == (float(x.min().asscalar()), float(x.max().asscalar()))
+
+
+def test_operators_of_one_name_have_ranges_of_their_own():
+    first, second = (mx.sym.var(name) for name in ("data", "w"))
+    small = mx.sym.FullyConnected(first, second, num_hidden=8, no_bias=True, name="fc")
+    symbol = mx.sym.FullyConnected(small * 1000, mx.sym.var("v"), num_hidden=8, no_bias=True, name="fc")
+    random = np.random.RandomState(0)
+    arrays = {name: mx.nd.array(random.normal(size=(8, 8))) for name in ("w", "v")}
+    x = mx.nd.array(random.normal(size=(4, 8)))
+    made, args, aux = amp.convert_model(symbol, arrays, {}, "int8", calib_data=x, data_names=["data"],
+                                        **ONLY)
+    wanted = symbol.bind(mx.cpu(), {**arrays, "data": x}).forward()[0]
+    found = made.bind(mx.cpu(), {**args, "data": x}, aux_states=aux, grad_req="null").forward()[0]
+    assert made.list_outputs() == symbol.list_outputs()
+    assert relative(found, wanted) < 0.03
+
+
+def test_a_model_with_a_label_and_its_files_in_a_module(tmp_path):
+    net, x = residual()
+    net(x)
+    net.export(str(tmp_path / "net"))
+    symbol, args, aux = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
+    symbol = mx.sym.SoftmaxOutput(symbol, name="softmax")
+    made = amp.convert_model(symbol, args, aux, "int8", calib_data=x, **ONLY)
+    mx.model.save_checkpoint(str(tmp_path / "fast"), 0, *made)
+    results = []
+    for prefix in ("net", "fast"):
+        model = (symbol, args, aux) if prefix == "net" else mx.model.load_checkpoint(str(tmp_path / prefix), 0)
+        module = mx.mod.Module(model[0])
+        module.bind([("data", x.shape)], [("softmax_label", (4,))], for_training=False)
+        module.set_params(*model[1:])
+        module.forward(mx.io.DataBatch([x], [mx.nd.zeros(4)]), is_train=False)
+        results.append(module.get_outputs()[0])
+    assert relative(results[1], results[0]) < 0.05
+
+
+class TestSearch:
+    def accuracy(self, net):
+        x, labels = self.data
+        return float((net(x).asnumpy().argmax(axis=1) == labels).mean())
+
+    def test_the_error_of_the_outputs_is_kept(self):
+        net, x = residual()
+        every = amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY).conversion
+        limit = every.error * 0.8
+        some = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=limit, **QUIET)
+        assert some.conversion.error <= limit
+        assert relative(some(x), net(x)) <= limit * 1.001
+        assert len(some.conversion.int8) < len(every.int8)
+        assert set(some.conversion.wide.values()) == {"the network is not accurate enough with it"}
+        assert [each["holds"] for each in some.conversion.trials].count(True) >= 1
+
+    def test_a_metric_is_kept_within_the_budget(self):
+        net, x = residual()
+        data = mx.nd.array(np.random.RandomState(9).normal(size=(64, 3, 12, 12)))
+        self.data = data, net(data).asnumpy().argmax(axis=1)
+        asked = []
+        fast = amp.convert_hybrid_block(net, calib_data=x, metric=lambda each: asked.append(1) or self.accuracy(each),
+                                        budget=0.02, **QUIET)
+        assert self.accuracy(fast) >= 0.98
+        assert len(asked) == len(fast.conversion.trials) + 1  # FP32
+
+    def test_a_metric_of_mxnets_with_a_loader(self):
+        net, x = residual()
+        labels = mx.nd.array(net(x).asnumpy().argmax(axis=1))
+        fast = amp.convert_hybrid_block(net, calib_data=x, metric=(mx.metric.Accuracy(), [(x, labels)]), budget=0,
+                                        **QUIET)
+        assert (fast(x).asnumpy().argmax(axis=1) == labels.asnumpy()).all()
+
+    def test_a_budget_that_no_layer_in_int8_meets_leaves_fp32(self):
+        net, x = residual()
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1e-6, **QUIET)
+        assert fast.conversion.int8 == ()
+        assert relative(fast(x), net(x)) < 1e-6
+
+    def test_a_search_ends_in_time(self):
+        net, x = residual()
+        fast = amp.convert_hybrid_block(net, "int8", calib_data=x, max_error=1e-6, time_limit=1e-9, **QUIET)
+        assert len(fast.conversion.trials) == 1
+
+    def test_a_loss_is_to_be_small(self):
+        net, x = residual()
+        wanted = net(x).asnumpy()
+        fast = amp.convert_hybrid_block(net, calib_data=x, budget=0.05, greater_is_better=False,
+                                        metric=lambda each: np.abs(each(x).asnumpy() - wanted).mean(), **QUIET)
+        assert np.abs(fast(x).asnumpy() - wanted).mean() <= 0.05 + 1e-6
+
+
+@pytest.mark.parametrize(("options", "kind", "told"), [
+    ({}, amp.PolicyError, "calib_data: INT8 needs data"),
+    ({"calib_data": []}, amp.StateError, "gave no batch"),
+    ({"calib_data": 3}, TypeError, "calib_data"),
+    ({"calib_data": mx.nd.ones((2, 5, 12, 12))}, amp.GraphError, r"does not run on batch 0 \(data of \(2, 5, 12, 12\)\)"),
+    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "calib_mode": "percentile"}, amp.PolicyError, "'naive', 'entropy'"),
+    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "metric": len}, amp.PolicyError, "metric and budget belong together"),
+    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "budget": 1}, amp.PolicyError, "metric and budget belong together"),
+    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "max_error": -1}, amp.PolicyError, "0 or above"),
+    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "metric": lambda net: float("nan"), "budget": 1}, amp.StateError,
+     "expected a finite number, received nan"),
+    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "optimize": "none"}, amp.PolicyError, "needs the pass 'fuse'"),
+    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "dtypes": ("int8", "bfloat16", "float16")}, amp.PolicyError,
+     "at most one"),
+    ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "calib_batches": 0}, ValueError, "calib_batches"),
+    ({"calib_data": amp.Calibration({}, "naive", 1)}, amp.PolicyError, "expected data_example"),
+])
+def test_bad_arguments_are_named(options, kind, told):
+    net, _ = residual()
+    with pytest.raises(kind, match=told):
+        amp.convert_hybrid_block(net, "int8", **options, **QUIET)
+
+
+def test_arguments_of_int8_are_for_int8():
+    net, x = residual()
+    with pytest.raises(amp.PolicyError, match="max_error is for conversions to INT8"):
+        amp.convert_hybrid_block(net, "float32", max_error=0.1)
+    with pytest.raises(amp.PolicyError, match="'int8', or no type"):
+        amp.convert_hybrid_block(net, "float32", calib_data=x)
+    with pytest.raises(amp.GraphError, match="already converted"):
+        amp.convert_hybrid_block(amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY), "float32")
+
+
+def test_a_report_says_what_runs_in_int8_and_why():
+    net, x = residual()
+    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, exclude="net_conv0_fwd", **ONLY)
+    rows = {row.name: row for row in amp.report(fast, x).operators}
+    told = {row.precision: row.reason for row in rows.values() if row.op.startswith("_sg_mkldnn")}
+    assert told["float32"] == "excluded by name"
+    assert "by itself" in told["int8"]
+    assert not amp.report(fast, x).mismatches
+
+
+def test_files_of_ranges_are_checked(tmp_path):
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(amp.PolicyError, match="not a file of ranges"):
+        amp.Calibration.load(tmp_path / "other.json")
