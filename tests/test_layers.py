@@ -32,6 +32,7 @@ LAYERS = {
     "state": "what is in force: settings, exclusions, policies, devices",
     "native": "operators in C++ and their loader",
     "_mxnet": "MXNet's private names, and nothing that decides",
+    "judging": "how far results are from others, and how many changes are enough",
     "passes": "the driver, and one file for each rewrite",
     "rules": "which precision an operator runs in, and why: tables, shapes, tuning, policy",
     "graph": "Graph, Node and Entry over symbol JSON; what attributes say; edits",

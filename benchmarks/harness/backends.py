@@ -15,6 +15,7 @@ from . import stock  # noqa: F401 - first: see there
 # isort: split
 import mxnet as mx
 from mxnet.contrib import amp as contrib_amp
+from mxnet.contrib import quantization
 
 from .errors import UsageError
 
@@ -118,6 +119,32 @@ class ContribAmp:
         """Return a context that yields the scaled loss."""
         scaled: ContextManager[Any] = contrib_amp.scale_loss(loss, trainer)
         return scaled
+
+
+class ContribQuantization:
+    """The INT8 quantizer that MXNet 1.9.1 ships, at its fastest."""
+
+    def __init__(self, device: str, dtype: str | None):
+        self.context = context(device)
+        self.dtype = "int8"
+        self.notes: list[str] = []
+
+    def convert(self, net: mx.gluon.HybridBlock, example: Sequence[mx.nd.NDArray]) -> mx.gluon.HybridBlock:
+        """Quantize the network, calibrated on the example.
+
+        Raises
+        ------
+        UsageError
+            If MXNet fails to.
+        """
+        data = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(*example), len(example[0]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return quantization.quantize_net_v2(net, "auto", calib_data=data, calib_mode="naive", ctx=self.context,
+                                                    num_calib_examples=len(example[0]), logger=None)
+            except Exception as error:  # it has no errors of its own
+                raise UsageError(f"MXNet cannot quantize it: {type(error).__name__}: {error}") from error
 
 
 class ContribConversion:

@@ -96,6 +96,9 @@ IMPLEMENTATIONS = (
         memory_share=0.75,
         has_passes=True,
     ),
+    Implementation("amp-int8", "gluon_amp, INT8", {INFERENCE: "harness.amp_backends:Int8"}),
+    Implementation("mxnet-int8", "MXNet's quantizer", {INFERENCE: "harness.backends:ContribQuantization"},
+                   is_reference=True),
     Implementation(
         "mxnet-amp",
         "mxnet.contrib.amp",

@@ -4,8 +4,9 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import itemgetter
-from typing import Any, Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterator, Mapping, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
@@ -14,11 +15,11 @@ from tqdm import tqdm
 from .. import checks
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.invoke import Program
-from .._mxnet.symbols import to_graph
+from .._mxnet.symbols import first_line, to_graph
 from .._mxnet.timing import interleaved
 from .._mxnet.weights import NDArrayWeights
 from ..dtypes import FLOAT32
-from ..errors import DTypeError, PolicyError, StateError, expected
+from ..errors import DTypeError, PolicyError, StateError, expected, warn
 from ..judging import relative_error, shortest_prefix
 from ..rules import Policy
 from ..state.in_force import under
@@ -84,15 +85,27 @@ class Made:
 
 
 Build = Callable[[Made], HybridBlock]
+_Found = Tuple[Sequence[str], Made]  # a network, and its layers that are not in INT8
 
 
-def calibrated(network: Network, request: Request) -> Calibration:
-    """Return the ranges that were given, or collect them."""
+def calibrated(network: Network, request: Request) -> tuple[Calibration, Batch]:
+    """Return the ranges that were given, or collect them; and some data to try the network on."""
     if isinstance(request.calib_data, Calibration):
-        return request.calib_data
+        return request.calib_data, _example(network)
     symbol, weights = prepared(uniquely_named(network.symbol), NDArrayWeights(network.arrays), network.policy)
-    return collect(symbol, weights.arrays, batches_of(request.calib_data, network.inputs, request.batches),
-                   request.mode, request.progress)
+    batches = batches_of(request.calib_data, network.inputs, request.batches)
+    first = next(batches, None)
+    if first is None:
+        raise StateError("calib_data gave no batch: expected a loader, an iterator or arrays with some data. A "
+                         "generator that was used before gives nothing: make a new one")
+    return collect(symbol, weights.arrays, chain([first], batches), request.mode, request.progress), first
+
+
+def _example(network: Network) -> Batch:
+    if not all(isinstance(network.example.get(name), mx.nd.NDArray) for name in network.inputs):
+        raise PolicyError("expected data_example with arrays: ranges that were collected before say nothing of the "
+                          "errors of INT8, which are measured on it")
+    return {name: network.example[name] for name in network.inputs}
 
 
 def converted_network(network: Network, request: Request | None, build: Build) -> Made:
@@ -105,7 +118,7 @@ def converted_network(network: Network, request: Request | None, build: Build) -
     if not network.policy.runs("fuse"):
         raise PolicyError("INT8 needs the pass 'fuse': expected it in optimize, and not in disable_passes")
     network = replace(network, symbol=uniquely_named(network.symbol))
-    assignment = _Assignment(network, calibrated(network, request), first_batch(request, network))
+    assignment = _Assignment(network, *calibrated(network, request))
     assignment.leave_out_wrong()
     with tqdm(desc="search", unit="trial", disable=not request.progress) as bar:
         return _Search(assignment, request, build, bar).fastest()
@@ -116,17 +129,6 @@ def _converted(network: Network, policy: Policy, int8: Int8 | None = None) -> Ma
     symbol, record = convert(network.symbol, weights, policy, network.example, on_cpu=network.on_cpu,
                              cast_outputs=network.cast_outputs, int8=int8)
     return Made(symbol, weights.arrays, record, int8)
-
-
-def first_batch(request: Request, network: Network) -> Batch:
-    """Return some data to try the network on."""
-    given = network.example if isinstance(request.calib_data, Calibration) else None
-    if given is None:
-        return next(iter(batches_of(request.calib_data, network.inputs)), {})
-    if not all(isinstance(given.get(name), mx.nd.NDArray) for name in network.inputs):
-        raise PolicyError("expected data_example with arrays: ranges that were collected before say nothing of the "
-                          "errors of INT8, which are measured on it")
-    return {name: given[name] for name in network.inputs}
 
 
 class _Assignment:
@@ -218,7 +220,7 @@ class _Search:
         reason = "the network is no faster with it in INT8" if is_exact else "the network is not accurate enough with it"
         return dict.fromkeys(wide, reason)
 
-    def _holding(self, policy: Policy) -> Iterator[Made | None]:
+    def _holding(self, policy: Policy) -> Iterator[_Found | None]:
         """Yield what holds with a type beside INT8."""
         every = self._tried((), policy)
         yield every
@@ -234,13 +236,18 @@ class _Search:
 
             yield found.get(len(shortest_prefix(self._order, holds)))
 
-    def _tried(self, wide: Sequence[str], policy: Policy) -> tuple[Sequence[str], Made] | None:
+    def _tried(self, wide: Sequence[str], policy: Policy) -> _Found | None:
         """Convert the network with some layers in another type; return it if it is accurate enough."""
         is_last = self._request.only or (policy is self._policies[-1] and len(wide) == len(self._order))
         if time.monotonic() > self._end and not is_last:
             return None
         made = self._assignment.make(wide, policy)
-        value = self._measured(made)
+        try:
+            self._run(made)
+            value = self._measured(made)
+        except mx.MXNetError as error:  # of shapes that its INT8 operators cannot run
+            value = math.nan
+            warn(f"MXNet cannot run the network with {len(made.int8.layers if made.int8 else ())} layers in INT8: {first_line(error)}")
         loss = value - self._reference
         lost = -loss if self._request.metric is not None and self._request.greater_is_better else loss
         held = lost <= self._limit
@@ -264,6 +271,14 @@ class _Search:
             raise StateError(f"metric: expected a finite number, received {value!r} for the network in "
                              f"{made.record.summary()}")
         return value
+
+    def _run(self, made: Made, calls: int = 2) -> None:
+        """Run a network as it is to be served: what is wrong with static memory shows in the second call."""
+        block, arrays = self._build(made), list(self._assignment.batch.values())
+        with under(None):
+            for _ in range(calls):
+                block(*arrays)
+                mx.nd.waitall()
 
     def _seconds(self, networks: Sequence[Made]) -> list[float]:
         """Measure networks in turns."""

@@ -327,7 +327,7 @@ def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", ca
     request = Request(calib_data, mode=calib_mode, batches=calib_batches, progress=progress)
     options = Options.read(None, None, None, None, None, None, exclude=exclude, optimize="all", device=mx.cpu(),
                            cast_params_offline=None, cast_outputs=True, tuning=None, disable_passes=None)
-    return calibrated(_network(block, options, data_example)[0], request)
+    return calibrated(_network(block, options, data_example)[0], request)[0]
 
 
 def memory_flags(graph: Graph) -> dict[str, bool]:

@@ -110,9 +110,6 @@ def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches:
                                  ) from error
             count += 1
             bar.update()
-    if not count:
-        raise StateError("calib_data gave no batch: expected a loader, an iterator or arrays with some data. A "
-                         "generator that was used before gives nothing: make a new one")
     return Calibration({names[name]: span for name, span in seen.ranges().items()}, mode, count)
 
 

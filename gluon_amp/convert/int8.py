@@ -18,7 +18,7 @@ from ..graph import VARIABLE, Entry, Graph, Node, unique_name
 from ..graph.attrs import integer
 from ..judging import relative_error
 from ..passes import Context, Facts
-from ..passes.quantize import LAYERS
+from ..passes.prepare_int8 import FLATTEN, LAYERS
 from ..rules import Policy
 from ..state.in_force import under
 from .analysis import analyse_network
@@ -41,12 +41,16 @@ class Int8:
     apart: frozenset[str]  # operators between layers that stay wide
     weights: NDArrayWeights
     like: mx.sym.Symbol
+    between: Collection[str] = ()
     made: Graph = field(default_factory=lambda: Graph([]))  # what became of the network
     sources: dict[str, Entry] = field(default_factory=dict)  # by names of fused operators: what gives their results
 
-    def quantized(self, graph: Graph, chosen: Collection[str]) -> Graph:
+    def quantized(self, graph: Graph) -> Graph:
         """Return a fused graph with operators of these names in INT8."""
-        self.sources = {node.name: Entry(node) if node.is_variable else _result_of(node) for node in graph.nodes()}
+        chosen = self.layers | (set(self.between) - self.apart)
+        for node in graph.nodes():
+            self.sources[node.name] = (Entry(node) if node.is_variable else self._source(node.inputs[0])
+                                       if node.op == FLATTEN else _result_of(node))
         kept = [node.name for node in graph.operators() if not self._may_run(node, chosen)]
         symbol = quantizer.quantized(from_graph(graph, self.like), kept, list(self.weights.arrays))
         symbol = quantizer.fused(from_graph(self._with_ranges(to_graph(symbol)), self.like))
@@ -174,7 +178,7 @@ def _error(graph: Graph, int8: Int8, wide: mx.nd.NDArray, values: Batch) -> floa
         narrow = Program(from_graph(graph, int8.like), int8.weights.arrays)(values)[0].asnumpy()
     except mx.MXNetError:
         return math.inf
-    return relative_error([(wide.asnumpy().astype("float64"), narrow)])
+    return relative_error([(wide.asnumpy().astype("float64"), narrow.reshape(wide.shape))])
 
 
 def _key(entry: Entry) -> str:

@@ -41,9 +41,9 @@ class Quantizer(Protocol):
     """Puts layers into INT8."""
 
     layers: frozenset[str]  # their names
-    apart: frozenset[str]  # the names of operators between layers that stay as they are
+    between: Collection[str]  # the names of other operators that may run in it; a pass finds them
 
-    def quantized(self, graph: Graph, chosen: Collection[str]) -> Graph:
+    def quantized(self, graph: Graph) -> Graph:
         """Return a fused graph with operators of these names in INT8."""
 
 

@@ -31,6 +31,7 @@ from . import (
     native_activations,
     native_operators,
     place_casts,
+    prepare_int8,
     quantize,
     shape_operands,
     split_concat,
@@ -48,10 +49,6 @@ def _always(context: Context) -> bool:
 
 def _records(context: Context) -> bool:
     return context.facts.recorded
-
-
-def _stays_float(context: Context) -> bool:
-    return context.int8 is None
 
 
 def _lowers(context: Context) -> bool:
@@ -134,11 +131,14 @@ PASSES: tuple[Pass, ...] = _in_order(
          after=("place_casts", "barriers")),
     Pass("cast_params_offline", "parameters that are read in low precision only are stored in it",
          cast_params_offline.run, where=(INFERENCE,), is_step=True, after=("place_casts", "imitate")),
+    Pass("prepare_int8", "rectifiers and flattened maps come in a form that MXNet has INT8 operators for",
+         prepare_int8.run, where=(INFERENCE,), applies=prepare_int8.is_needed,
+         required="without it MXNet fails on dense layers in INT8", after=("cast_params_offline",)),
     Pass("fuse", "oneDNN's fused operators (convolution, activation, sum) on the CPU", fuse.run, where=(INFERENCE,),
-         applies=_stays_float, is_step=True, is_last=True, after=("cast_params_offline",)),
-    Pass("quantize", "layers, and what stands between them, run in INT8; the fusion is part of it", quantize.run,
-         where=(INFERENCE,), applies=quantize.is_needed, required="without it no layer runs in INT8",
-         is_last=True, after=("cast_params_offline",)),
+         applies=_always, is_step=True, is_last=True, after=("cast_params_offline",)),
+    Pass("quantize", "layers, and what stands between them, run in INT8", quantize.run, where=(INFERENCE,),
+         applies=prepare_int8.is_needed, required="without it no layer runs in INT8", is_last=True,
+         after=("prepare_int8", "fuse")),
 )
 
 

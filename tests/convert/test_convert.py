@@ -173,19 +173,6 @@ class TestGraphs:
             np.testing.assert_allclose(one, third, rtol=2e-4, atol=1e-5)
 
 
-def test_folding_scales_the_output_channels_of_a_deconvolution_with_channels_behind_the_map():
-    data, weight = mx.sym.var("data"), mx.sym.var("w", shape=(4, 3, 3, 8))
-    layer = mx.sym.Deconvolution(data, weight, kernel=(3, 3), num_filter=8, no_bias=True, layout="NHWC", name="layer")
-    symbol = mx.sym.BatchNorm(layer, axis=3, eps=1e-5, fix_gamma=False, name="bn")
-    random = np.random.RandomState(2)
-    args = {"w": mx.nd.array(random.normal(size=(4, 3, 3, 8))),
-            **{name: mx.nd.array(random.uniform(0.5, 2, 8)) for name in ("bn_gamma", "bn_beta")}}
-    aux = {name: mx.nd.array(random.uniform(0.5, 2, 8)) for name in ("bn_moving_mean", "bn_moving_var")}
-    _, folded, _ = amp.convert_model(symbol, args, aux, optimize=["fold_batch_norm"], **GPU)
-    scale = args["bn_gamma"].asnumpy() / np.sqrt(aux["bn_moving_var"].asnumpy() + 1e-5)
-    np.testing.assert_allclose(folded["bn_weight"].astype("float32").asnumpy(), args["w"].asnumpy() * scale, rtol=2e-3)
-
-
 LAYERS = {
     "conv1d": (nn.Conv1D(8, 3, in_channels=4), (2, 4, 9)),
     "conv3d": (nn.Conv3D(8, 3, in_channels=4), (2, 4, 5, 5, 5)),
@@ -211,7 +198,7 @@ def test_folding_changes_no_values(name):
     expected = net(data).asnumpy()
     converted = amp.convert_hybrid_block(net, "float32")
     assert relative(expected, converted(data).asnumpy()) < 1e-5
-    kept = ("grouped deconvolution", "dense on sequences")
+    kept = ("deconvolution", "grouped deconvolution", "dense on sequences")
     assert converted.conversion.steps["fold_batch_norm"] == (name not in kept)
 
 
@@ -574,7 +561,7 @@ class TestBadInput:
                                   num_filter=16, name="conv")
         assert amp.convert_symbol(conv, **GPU).list_outputs() == ["conv_output"]
 
-    @pytest.mark.parametrize("dtype", ["int8", "halves", np.int32, 16])
+    @pytest.mark.parametrize("dtype", ["int4", "halves", np.int32, 16])
     def test_unknown_types(self, dtype):
         symbol, args, aux = mlp()
         with pytest.raises(DTypeError, match="received target_dtype="):

@@ -187,6 +187,7 @@ def test_ranges_are_collected_once_and_kept_in_a_file(tmp_path):
 ], ids=["array", "list", "NumPy", "with labels", "by name", "DataIter", "DataLoader", "generator"])
 def test_data_comes_in_any_form(wrap):
     net, x = residual()
+    assert amp.convert_hybrid_block(net, "int8", calib_data=wrap(x), **ONLY).conversion.int8
     assert amp.calibrate(net, wrap(x), **QUIET).ranges["data"] == (float(x.min().asscalar()), float(x.max().asscalar()))
 
 

@@ -1,0 +1,50 @@
+"""Bring a graph whose precisions are decided into the form that MXNet's INT8 quantizer runs well, and right."""
+from __future__ import annotations
+
+from math import prod
+
+from ..dtypes import FLOAT32
+from ..graph import Entry, Graph, Node, operator
+from ..graph.attrs import is_set
+from ..rules.tables.groups.layers import RELU
+from .context import Context
+
+LAYERS = ("Convolution", "FullyConnected")  # which layers run in INT8 is decided before
+FLATTEN = "Flatten"
+# What may run in INT8 between layers: MXNet has right operators for these, and wrong ones for others.
+_BETWEEN = ("Pooling", "Concat", FLATTEN, "elemwise_add", "Activation", "BatchNorm")
+_FUSED = (*LAYERS, "BatchNorm", "elemwise_add")
+
+
+def is_needed(context: Context) -> bool:
+    """Tell whether layers are to run in INT8."""
+    return context.int8 is not None
+
+
+def run(graph: Graph, context: Context) -> int:
+    """Change what needs it, and note what may run in INT8 between layers; return how much was changed."""
+    if context.int8 is None:
+        return 0
+    relus = [node for node in graph.operators()
+             if node.op in RELU and node.inputs[0].node.op in _FUSED and Entry(node).dtype == FLOAT32]
+    for node in relus:  # MXNet fuses this one with what is before it, and not the other, which differs for NaN only
+        node.op, node.attrs = "Activation", {**node.attrs, "act_type": "relu"}
+    dense = [node for node in graph.operators() if node.name in context.int8.layers and _reads_maps(node)]
+    for node in dense:
+        _flatten(graph, node)
+    context.int8.between = {node.name for node in graph.operators() if node.op in _BETWEEN
+                            and all(entry.dtype == FLOAT32 for entry in (Entry(node), *node.inputs))}
+    return len(relus) + len(dense)
+
+
+def _reads_maps(node: Node) -> bool:
+    return (node.op == "FullyConnected" and is_set(node.attrs, "flatten", default=True)
+            and len(node.inputs[0].shape or ()) != 2 and node.inputs[0].node.op != FLATTEN)
+
+
+def _flatten(graph: Graph, dense: Node) -> None:
+    """Flatten maps before a dense layer: in INT8 MXNet fails on what lies in oneDNN's layout (mkldnn_fc.cc)."""
+    data = dense.inputs[0]
+    made = operator(FLATTEN, graph.new_name(f"{dense.name}_flat"), [data], data)
+    made.shapes = [None if data.shape is None else (data.shape[0], prod(data.shape[1:]))]
+    dense.inputs = [Entry(made), *dense.inputs[1:]]
