@@ -137,7 +137,8 @@ class ContribQuantization:
         UsageError
             If MXNet fails to.
         """
-        data = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(*example), len(example[0]))
+        labels = mx.nd.zeros(len(example[0]))  # it takes data behind which something else comes
+        data = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(*example, labels), len(labels))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

@@ -137,7 +137,7 @@ class _Assignment:
     def __init__(self, network: Network, calibration: Calibration, batch: Batch):
         self.network, self._calibration, self.batch = network, calibration, batch
         self._symbol, self._weights = prepared(network.symbol, NDArrayWeights(network.arrays), network.policy)
-        layers = layers_of(to_graph(self._symbol), self._weights, network.policy)
+        layers = layers_of(to_graph(self._symbol), self._weights.arrays, network.policy)
         self.reasons = {name: reason for name, reason in layers.items() if reason}
         self.layers = [name for name, reason in layers.items() if not reason]
         self._apart: frozenset[str] = frozenset()  # operators between layers that are wrong in INT8
@@ -217,8 +217,8 @@ class _Search:
     def _why(self, wide: Sequence[str]) -> dict[str, str]:
         """Say why layers are not in INT8."""
         is_exact = math.isinf(self._limit) or self._trials[0]["holds"]
-        reason = "the network is no faster with it in INT8" if is_exact else "the network is not accurate enough with it"
-        return dict.fromkeys(wide, reason)
+        return dict.fromkeys(wide, "the network is no faster with it in INT8" if is_exact else
+                             "the network is not accurate enough with it")
 
     def _holding(self, policy: Policy) -> Iterator[_Found | None]:
         """Yield what holds with a type beside INT8."""
@@ -247,7 +247,8 @@ class _Search:
             value = self._measured(made)
         except mx.MXNetError as error:  # of shapes that its INT8 operators cannot run
             value = math.nan
-            warn(f"MXNet cannot run the network with {len(made.int8.layers if made.int8 else ())} layers in INT8: {first_line(error)}")
+            warn(f"MXNet cannot run the network with {len(self._order) - len(wide)} layers in INT8: "
+                 f"{first_line(error)}")
         loss = value - self._reference
         lost = -loss if self._request.metric is not None and self._request.greater_is_better else loss
         held = lost <= self._limit

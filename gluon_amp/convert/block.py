@@ -181,7 +181,8 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
         them, and classes of blocks.
     optimize : 'all', 'none' or sequence of str
         The optimisations: ``drop_training``, ``fold_batch_norm``, ``fold_padding``, ``shape_operands``,
-        ``align_channels``, ``cast_params_offline`` and ``fuse``. Each is exact up to rounding. ``'none'`` inserts casts only.
+        ``align_channels``, ``cast_params_offline`` and ``fuse``. Each is exact up to rounding. ``'none'`` inserts casts
+        only.
     cast_outputs : bool
         Whether outputs are FP32. They are left in the type that they are computed in otherwise.
     tuning : Tuning, path or True, optional

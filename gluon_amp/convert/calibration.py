@@ -36,7 +36,8 @@ class Calibration:
     Attributes
     ----------
     ranges : mapping of str to (float, float)
-        By the names of the operators that give them, and of the data: the least and the largest value that INT8 is to hold.
+        By the names of the operators that give them, and of the data: the least and the largest value that INT8 is to
+        hold.
     mode : {'naive', 'entropy'}
         How ranges were chosen: all values, or those that lose least information.
     batches : int

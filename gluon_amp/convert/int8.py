@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field, replace
-from typing import Collection, Mapping
+from typing import Collection
 
 import mxnet as mx
 
@@ -139,7 +139,8 @@ def errors(int8: Int8, symbol: mx.sym.Symbol, weights: NDArrayWeights, batch: Ba
     ``symbol`` and ``weights`` are those of :func:`prepared`. An error is infinite where MXNet cannot run it.
     """
     nodes = [node for node in int8.made.operators() if node.name.startswith(_MADE)]
-    plain, found = to_graph(symbol), {}
+    plain = to_graph(symbol)
+    found: dict[str, float] = {}
     by_name = {node.name: node for node in plain.nodes()}
     with under(None):
         for start in range(0, len(nodes), _AT_ONCE):
@@ -152,10 +153,10 @@ def errors(int8: Int8, symbol: mx.sym.Symbol, weights: NDArrayWeights, batch: Ba
 
 
 def _alone(int8: Int8, node: Node) -> tuple[Graph, tuple[str, str], dict[str, Entry]]:
-    """Return a graph that quantizes FP32 tensors for one operator, and dequantizes its result; what that is; the tensors.
-    """
+    """Return a graph of one operator between FP32 tensors, the names of it and of its result, and the tensors."""
     result = int8.tensor(node)
-    tensors, made = {_key(result): result}, {}
+    tensors = {_key(result): result}
+    made: dict[str, Node] = {}
 
     def quantized(entry: Entry) -> Entry:
         if entry.node.num_outputs < _PARTS:  # a parameter

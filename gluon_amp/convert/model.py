@@ -11,7 +11,7 @@ from .. import checks
 from .._mxnet import blocks, modules
 from .._mxnet.arrays import wait_for_statistics
 from .._mxnet.symbols import to_graph, typed_variables
-from .._mxnet.weights import NamesOnly, NDArrayWeights
+from .._mxnet.weights import NamesOnly
 from ..elsewhere import answers
 from ..errors import GraphError, StateError
 from ..rules import ConditionalOp

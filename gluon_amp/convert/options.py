@@ -93,7 +93,7 @@ def _types(target: object, dtypes: Iterable[object] | None = None, **given: Any)
     if len(low) > 1:
         raise PolicyError(expected("at most one of 'bfloat16' and 'float16'", "dtypes", dtypes))
     only = dtypes is not None and not others
-    return (low or others or [None])[0], Request(known.pop("calib_data", None), only=only, **known)
+    return next(iter([*low, *others]), None), Request(known.pop("calib_data", None), only=only, **known)
 
 
 def _target_of(value: object) -> str | None:

@@ -76,7 +76,8 @@ def test_a_layer_computes_what_fp32_does_on_rounded_data_and_weights(name, level
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout.splitlines()[-1])
     # The result is rounded to half a step, and so is the bias. Without VNNI instructions sums of two products saturate.
-    bound = 1.2 * found["step"] if _ISA_LEVELS.index(level) >= _ISA_LEVELS.index("AVX512_CORE_VNNI") else 0.1 * found["largest"]
+    has_vnni = _ISA_LEVELS.index(level) >= _ISA_LEVELS.index("AVX512_CORE_VNNI")
+    bound = 1.2 * found["step"] if has_vnni else 0.1 * found["largest"]
     assert found["int8"] == 1
     assert found["off"] <= bound
 
@@ -117,7 +118,7 @@ def relative(found, wanted):
 def test_a_network_runs_in_int8_and_keeps_its_results(mode, scale):
     net, x = residual(scale)
     if scale < 1:  # no bias, and statistics of such values
-        for name, parameter in net.collect_params(".*bias|.*beta|.*mean").items():
+        for parameter in net.collect_params(".*bias|.*beta|.*mean").values():
             parameter.set_data(parameter.data() * 0)
     wanted = net(x)
     fast = amp.convert_hybrid_block(net, "int8", calib_data=x, calib_mode=mode, **ONLY)
@@ -281,7 +282,7 @@ class TestSearch:
     ({}, amp.PolicyError, "calib_data: INT8 needs data"),
     ({"calib_data": []}, amp.StateError, "gave no batch"),
     ({"calib_data": 3}, TypeError, "calib_data"),
-    ({"calib_data": mx.nd.ones((2, 5, 12, 12))}, amp.GraphError, r"does not run on batch 0 \(data of \(2, 5, 12, 12\)\)"),
+    ({"calib_data": mx.nd.ones((2, 5, 12, 12))}, amp.GraphError, r"run on batch 0 \(data of \(2, 5, 12, 12\)\)"),
     ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "calib_mode": "percentile"}, amp.PolicyError, "'naive', 'entropy'"),
     ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "metric": len}, amp.PolicyError, "metric and budget belong together"),
     ({"calib_data": mx.nd.ones((2, 3, 12, 12)), "budget": 1}, amp.PolicyError, "metric and budget belong together"),

@@ -152,9 +152,9 @@ CHAINED = Case(lambda: chain(*[lambda: nn.Conv2D(16, 1, groups=16, in_channels=1
                (ONEDNN, LOW_ONEDNN), roundings=32, sums=6 * 2 + 72, shape=(2, 16, 6, 6))
 
 # 1 is put around each map, and 1 more by the convolution itself.
-SPACED = Case(lambda: chain(lambda: nn.HybridLambda(lambda F, x: F.Pad(x, mode="constant", pad_width=(0, 0) * 2 + (1, 1) * 2)),
-                            lambda: nn.Conv2D(16, 3, padding=1, in_channels=16)),
-              EVERYWHERE, roundings=4)
+SPACED = Case(lambda: chain(
+    lambda: nn.HybridLambda(lambda F, x: F.Pad(x, mode="constant", pad_width=(0, 0, 0, 0, 1, 1, 1, 1))),
+    lambda: nn.Conv2D(16, 3, padding=1, in_channels=16)), EVERYWHERE, roundings=4)
 
 # Passes that change parameters, or behaviour in training, or that MXNet does.
 OF_WEIGHTS = {"drop_training", "fold_batch_norm", "cast_params_offline", "fuse"}

@@ -175,9 +175,9 @@ def _operator_row(record: Ran, blocks: _Blocks, index: dict[int, int], casts: Se
     node, decision = record.node, record.node.decision
     block, path = blocks.of(record)
     return OperatorRow(node.name, node.kind, block, path, record.in_graph, record.planned, record.observed,
-                       decision.rule if decision else "", decision.note if decision else node.attrs.get(NOTE, ""), record.shape,
-                       record.flops, len(casts), sum(row.bytes_converted for row in casts), record.milliseconds,
-                       tuple(_input_row(entry, index, blocks.parameters) for entry in node.inputs),
+                       decision.rule if decision else "", decision.note if decision else node.attrs.get(NOTE, ""),
+                       record.shape, record.flops, len(casts), sum(row.bytes_converted for row in casts),
+                       record.milliseconds, tuple(_input_row(entry, index, blocks.parameters) for entry in node.inputs),
                        decision.safe if decision else True, decision.cause if decision else "", bool(node.replaced))
 
 
