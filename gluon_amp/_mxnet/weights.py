@@ -8,7 +8,7 @@ import numpy as np
 
 from ..dtypes import FLOAT32
 from . import finite
-from .arrays import FLOATS, cast_arrays
+from .arrays import FLOATS, array_of, cast_arrays, values_of
 from .invoke import invoke
 from .symbols import dtype_name
 
@@ -40,11 +40,11 @@ class NDArrayWeights:
 
     def read(self, name: str) -> np.ndarray:
         """Return a parameter's values, as FP32 where NumPy does not know their type."""
-        return cast_arrays(self.arrays[name], FLOAT32).asnumpy()
+        return values_of(cast_arrays(self.arrays[name], FLOAT32))
 
     def write(self, name: str, values: np.ndarray) -> None:
         """Give a parameter other values, or add one."""
-        self.arrays[name] = mx.nd.array(values, ctx=self._context(), dtype=values.dtype)
+        self.arrays[name] = array_of(values, self._context())
 
     def compute(self, name: str, op: str, attrs: Mapping[str, str], inputs: Sequence[str]) -> None:
         """Add the result of an operator on parameters as a parameter."""

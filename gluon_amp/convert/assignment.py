@@ -13,7 +13,7 @@ from mxnet.gluon import HybridBlock
 from tqdm import tqdm
 
 from .. import checks
-from .._mxnet.arrays import cast_arrays
+from .._mxnet.arrays import cast_arrays, values_of
 from .._mxnet.invoke import Program
 from .._mxnet.symbols import first_line, to_graph
 from .._mxnet.timing import interleaved
@@ -143,7 +143,7 @@ class _Assignment:
         self._apart: frozenset[str] = frozenset()  # operators between layers that are wrong in INT8
         self.errors: dict[str, float] = {}  # of operators in INT8 by themselves
         with under(None):
-            self._results = [each.asnumpy().astype("float64")
+            self._results = [values_of(each).astype("float64")
                              for each in Program(self._symbol, self._weights.arrays)(batch)]
 
     def make(self, wide: Collection[str] = (), policy: Policy | None = None) -> Made:
@@ -171,7 +171,7 @@ class _Assignment:
         """Return the relative error of the worst output."""
         with under(None):
             found = Program(made.symbol, made.arrays)(self.batch)
-        return max(relative_error([(wide, cast_arrays(each, FLOAT32).asnumpy())])
+        return max(relative_error([(wide, values_of(cast_arrays(each, FLOAT32)))])
                    for wide, each in zip(self._results, found))
 
     def recorded(self, made: Made, reasons: Mapping[str, str] | None = None,

@@ -10,6 +10,7 @@ import mxnet as mx
 
 from .. import passes
 from .._mxnet import quantizer
+from .._mxnet.arrays import values_of
 from .._mxnet.invoke import Program
 from .._mxnet.symbols import from_graph, to_graph
 from .._mxnet.weights import NDArrayWeights
@@ -176,10 +177,10 @@ def _alone(int8: Int8, node: Node) -> tuple[Graph, tuple[str, str], dict[str, En
 
 def _error(graph: Graph, int8: Int8, wide: mx.nd.NDArray, values: Batch) -> float:
     try:
-        narrow = Program(from_graph(graph, int8.like), int8.weights.arrays)(values)[0].asnumpy()
+        narrow = values_of(Program(from_graph(graph, int8.like), int8.weights.arrays)(values)[0])
     except mx.MXNetError:
         return math.inf
-    return relative_error([(wide.asnumpy().astype("float64"), narrow.reshape(wide.shape))])
+    return relative_error([(values_of(wide).astype("float64"), narrow.reshape(wide.shape))])
 
 
 def _key(entry: Entry) -> str:
