@@ -85,8 +85,8 @@ def _amp_cast(array: NDArray, dtype: str, out: NDArray | None = None) -> NDArray
     return run_operator(mx.ndarray.register._imperative_invoke, "amp_cast", [array], {"dtype": dtype}, out, is_np)
 
 
-# MXNet copies arrays from this size on in several threads (MXNET_CPU_PARALLEL_SIZE). Where Python's own thread does, the
-# OpenMP library has more threads than processors, and puts them to sleep between operators: MobileNet v2 in INT8 takes
+# From this size on MXNet copies arrays in several threads (MXNET_CPU_PARALLEL_SIZE). Where Python's own thread does so,
+# the OpenMP library has more threads than processors, and lets them sleep between operators: MobileNet v2 in INT8 takes
 # 4.8 ms in place of 1.9 from then on.
 _PIECE = 200_000 - 1
 
