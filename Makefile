@@ -27,7 +27,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv horovod ssd digits bench zoo ipex test test-all test-machines test-pythons gpu-venv test-gpu lint native-check wheel notebooks docs clean
+.PHONY: help venv horovod ssd digits int8 bench zoo ipex test test-all test-machines test-pythons gpu-venv test-gpu lint native-check wheel notebooks docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,9 @@ ssd: $(READY)  ## train the tutorial's SSD in FP32, with gluon_amp and with MXNe
 
 digits: $(READY)  ## train a small SSD on handwritten digits in FP32 and with gluon_amp: at most 6 minutes
 	$(RUN) benchmarks/digits.py $(ARGS)
+
+int8: $(READY)  ## train classifiers of digits and convert them to INT8: accuracy and speed, 4 minutes
+	$(RUN) benchmarks/int8.py $(ARGS)
 
 bench: $(READY) $(TORCH_READY)  ## measure everything beside PyTorch, 40 minutes; fails where FP32 is faster
 	TORCH_PYTHON='$(TORCH_VENV)/bin/python' $(RUN) benchmarks/bench.py --output $(RESULTS) $(ARGS)

@@ -29,6 +29,8 @@ _RANGE = ("min_calib_range", "max_calib_range")
 _MADE, _ROUNDED = "quantized_", "requantize_"  # what MXNet puts before the names of operators
 _QUANTIZE = "_contrib_quantize_v2"
 _TAKE_RANGES = (_QUANTIZE, "_contrib_requantize", "_contrib_quantized_batch_norm")
+# MXNet prints two lines for each join that it leaves out. This one computes the same, and has no INT8 operator.
+_JOIN, _HIDDEN_JOIN = "Concat", "_rnn_param_concat"
 _PARTS = 3  # of a tensor in INT8: its values, and its range
 _AT_ONCE = 8  # operators whose errors are measured together: their FP32 tensors are in memory
 
@@ -52,9 +54,16 @@ class Int8:
         for node in graph.nodes():
             self.sources[node.name] = (Entry(node) if node.is_variable else self._source(node.inputs[0])
                                        if node.op == FLATTEN else _result_of(node))
-        kept = [node.name for node in graph.operators() if not self._may_run(node, chosen)]
-        symbol = quantizer.quantized(from_graph(graph, self.like), kept, list(self.weights.arrays))
-        symbol = quantizer.fused(from_graph(self._with_ranges(to_graph(symbol)), self.like))
+        kept = [node for node in graph.operators() if not self._may_run(node, chosen)]
+        joins = [node for node in kept if node.op == _JOIN]
+        for node in joins:
+            node.op = _HIDDEN_JOIN
+        symbol = quantizer.quantized(from_graph(graph, self.like), [node.name for node in kept],
+                                     list(self.weights.arrays))
+        made, names = to_graph(symbol), {node.name for node in joins}
+        for node in made.operators():
+            node.op = _JOIN if node.name in names else node.op
+        symbol = quantizer.fused(from_graph(self._with_ranges(made), self.like))
         self.weights.arrays = quantizer.quantized_parameters(symbol, self.weights.arrays)
         self.made = self._with_ranges(to_graph(symbol))  # MXNet's fusion writes ranges with six decimals
         return self.made.copy()

@@ -5,7 +5,7 @@ from math import prod
 
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node, operator
-from ..graph.attrs import is_set
+from ..graph.attrs import integer, is_set
 from ..rules.tables.groups.layers import RELU
 from .context import Context
 
@@ -32,9 +32,15 @@ def run(graph: Graph, context: Context) -> int:
     dense = [node for node in graph.operators() if node.name in context.int8.layers and _reads_maps(node)]
     for node in dense:
         _flatten(graph, node)
-    context.int8.between = {node.name for node in graph.operators() if node.op in _BETWEEN
-                            and all(entry.dtype == FLOAT32 for entry in (Entry(node), *node.inputs))}
+    context.int8.between = {
+        node.name for node in graph.operators() if node.op in _BETWEEN and not _joins_ends(node)
+        and all(entry.dtype == FLOAT32 for entry in (Entry(node), *node.inputs))}
     return len(relus) + len(dense)
+
+
+def _joins_ends(node: Node) -> bool:
+    """Tell whether an operator joins tensors on an axis that MXNet does not know in INT8."""
+    return node.op == "Concat" and integer(node.attrs, "dim", 1) < 1
 
 
 def _reads_maps(node: Node) -> bool:
