@@ -13,7 +13,7 @@ from .._mxnet.arrays import wait_for_statistics
 from .._mxnet.symbols import to_graph, typed_variables
 from .._mxnet.weights import NamesOnly
 from ..elsewhere import answers
-from ..errors import GraphError, StateError
+from ..errors import DTypeError, GraphError, StateError
 from ..rules import ConditionalOp
 from ..state.state import State
 from .assignment import Made, Network, converted_network
@@ -83,6 +83,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
                            cast_optional_params, exclude=exclude, optimize=optimize, device=device,
                            cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
                            disable_passes=disable_passes)
+    _refuse_int8(options)
     off = _NEED_VALUES if cast_params_offline or cast_optional_params else {*_NEED_VALUES, "cast_params_offline"}
     options = replace(options, disabled_passes=options.disabled_passes | off)
     names = sym.list_inputs()
@@ -174,6 +175,12 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     return _converted_model(sym, {**arg_params, **aux_params}, options, data_names, data_example or {})[0]
 
 
+def _refuse_int8(options: Options) -> None:
+    if options.int8 is not None:
+        raise DTypeError("INT8 needs a network's parameters, and data of one shape: expected convert_hybrid_block or "
+                         "convert_model for it")
+
+
 class _Unlabelled(ConvertedBlock):
     """A converted model that is called without labels: what reads them needs their shapes only."""
 
@@ -255,6 +262,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
                            cast_optional_params, exclude=exclude, optimize=optimize, device=device,
                            cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
                            disable_passes=disable_passes)
+    _refuse_int8(options)
     symbols = modules.bucket_symbols(bucketing_mod)
     if not symbols or not bucketing_mod.params_initialized:
         raise StateError("the bucketing module has no buckets or no parameters yet: bind it and initialise or load its "

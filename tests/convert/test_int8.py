@@ -303,6 +303,8 @@ def test_bad_arguments_are_named(options, kind, told):
 
 def test_arguments_of_int8_are_for_int8():
     net, x = residual()
+    with pytest.raises(amp.DTypeError, match="expected convert_hybrid_block or convert_model"):
+        amp.convert_symbol(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), "int8")
     with pytest.raises(amp.PolicyError, match="max_error is for conversions to INT8"):
         amp.convert_hybrid_block(net, "float32", max_error=0.1)
     with pytest.raises(amp.PolicyError, match="'int8', or no type"):
@@ -319,6 +321,24 @@ def test_a_report_says_what_runs_in_int8_and_why():
     assert told["float32"] == "excluded by name"
     assert "by itself" in told["int8"]
     assert not amp.report(fast, x).mismatches
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_network_is_right_in_every_call(static):
+    """A dense layer behind a pooling to one pixel, whose second call MXNet fails."""
+    net = mx.gluon.model_zoo.vision.resnet18_v1(classes=10)
+    net.initialize(mx.init.Xavier(magnitude=2))
+    x = mx.nd.array(np.random.RandomState(0).normal(size=(4, 3, 32, 32)))
+    wanted = net(x)
+    fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY)
+    fast.hybridize(static_alloc=static, static_shape=static)
+    assert [relative(fast(x), wanted) < 0.5 for _ in range(3)] == [True] * 3  # random weights add errors up
+
+
+def test_networks_without_static_memory_are_converted_to_such_with():
+    net, _ = residual()
+    net.hybridize(static_alloc=False)
+    assert dict(amp.convert_hybrid_block(net, "float32")._flags)["static_alloc"] is True
 
 
 def test_files_of_ranges_are_checked(tmp_path):
