@@ -19,7 +19,7 @@ from .._mxnet.symbols import first_line, to_graph
 from .._mxnet.timing import interleaved
 from .._mxnet.weights import NDArrayWeights
 from ..dtypes import FLOAT32
-from ..errors import DTypeError, PolicyError, StateError, expected, warn
+from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
 from ..judging import relative_error, shortest_prefix
 from ..rules import Policy
 from ..state.in_force import under
@@ -91,7 +91,7 @@ _Found = Tuple[Sequence[str], Made]  # a network, and its layers that are not in
 def calibrated(network: Network, request: Request) -> tuple[Calibration, Batch]:
     """Return the ranges that were given, or collect them; and some data to try the network on."""
     if isinstance(request.calib_data, Calibration):
-        return request.calib_data, _example(network)
+        return _checked(request.calib_data, network), _example(network)
     symbol, weights = prepared(uniquely_named(network.symbol), NDArrayWeights(network.arrays), network.policy)
     batches = batches_of(request.calib_data, network.inputs, request.batches)
     first = next(batches, None)
@@ -99,6 +99,15 @@ def calibrated(network: Network, request: Request) -> tuple[Calibration, Batch]:
         raise StateError("calib_data gave no batch: expected a loader, an iterator or arrays with some data. A "
                          "generator that was used before gives nothing: make a new one")
     return collect(symbol, weights.arrays, chain([first], batches), request.mode, request.progress), first
+
+
+def _checked(calibration: Calibration, network: Network) -> Calibration:
+    """Return ranges that were given, of this network."""
+    if calibration.ranges.keys().isdisjoint(node.name for node in to_graph(network.symbol).operators()):
+        raise PolicyError("calib_data: the ranges are of a network with other names: expected those that calibrate() "
+                          f"returned for this one, received those of {some_of(list(calibration.ranges)) or 'nothing'}. "
+                          "Give a network a prefix to use its ranges in another process")
+    return calibration
 
 
 def _example(network: Network) -> Batch:
