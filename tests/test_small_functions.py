@@ -67,7 +67,7 @@ def test_arguments():
     assert data_shape("data:1,3,8,8") == ("data", (1, 3, 8, 8))
     assert checked(["align_channels"]) == {"align_channels"}
     assert disabled_passes(["fuse"], True, ["shape_operands"]) == {
-        "align_channels", "drop_training", "fold_batch_norm", "shape_operands"}
+        "align_channels", "drop_training", "fold_batch_norm", "fold_padding", "shape_operands"}
 
 
 def test_files(tmp_path):
