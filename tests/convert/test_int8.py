@@ -18,6 +18,7 @@ QUIET = {"progress": False}
 ONLY = {"dtypes": ["int8"], **QUIET}  # not where it is faster alone
 LEVELS = [each for each in ("AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "AVX512_CORE_AMX")
           if _ISA_LEVELS.index(each) <= _ISA_LEVELS.index(cpu_isa())]
+HAS_VNNI = _ISA_LEVELS.index(cpu_isa()) >= _ISA_LEVELS.index("AVX512_CORE_VNNI")
 # One layer in a process of its own: its result, beside that of FP32 arithmetic on data and weights that were rounded to
 # 8 bits, and what the range of its result is divided into.
 ALONE = """
@@ -204,7 +205,7 @@ def test_operators_of_one_name_have_ranges_of_their_own():
     wanted = symbol.bind(mx.cpu(), {**arrays, "data": x}).forward()[0]
     found = made.bind(mx.cpu(), {**args, "data": x}, aux_states=aux, grad_req="null").forward()[0]
     assert made.list_outputs() == symbol.list_outputs()
-    assert relative(found, wanted) < 0.03
+    assert relative(found, wanted) < (0.03 if HAS_VNNI else 0.25)  # sums of two large products saturate without
 
 
 def test_a_model_with_a_label_and_its_files_in_a_module(tmp_path):

@@ -36,7 +36,8 @@ class TestCommitted:
         notebook = run_notebooks.load(name)
         nbformat.validate(notebook)
         assert run_notebooks.problems(notebook) == []
-        assert all(each["holds"] for each in run_notebooks.findings(notebook))
+        holds = [each["holds"] for each in run_notebooks.findings(notebook)]
+        assert True in holds and False not in holds  # None: not on the machine that it ran on
         assert notebook.metadata == run_notebooks.METADATA
 
     @pytest.mark.parametrize("name", ["digit_detection", "ssd_amp_tutorial"])
