@@ -67,13 +67,16 @@ class Conversion:
             If the device cannot run the type.
         """
         try:
-            converted = gluon_amp.convert_hybrid_block(net, self.wanted, data_example=list(example),
-                                                       disable_passes=self.disable_passes)
+            converted = self._made(net, list(example))
         except gluon_amp.AmpError as error:
             raise UsageError(f"gluon_amp cannot convert it: {error}") from error
-        self.dtype = converted.conversion.target_dtype
+        self.dtype = converted.conversion.types
         self.notes.append(converted.conversion.summary())
         return converted
+
+    def _made(self, net: mx.gluon.HybridBlock, example: list[mx.nd.NDArray]) -> Any:
+        return gluon_amp.convert_hybrid_block(net, self.wanted, data_example=example,
+                                              disable_passes=self.disable_passes)
 
 
 class Optimisation(Conversion):
@@ -83,25 +86,12 @@ class Optimisation(Conversion):
 
 
 class Int8(Conversion):
-    """This project's conversion to INT8 beside the type that the CPU is good at, where that is faster."""
+    """This project's conversion to INT8 beside the type that the CPU is good at, calibrated on the example."""
 
-    def convert(self, net: mx.gluon.HybridBlock, example: Sequence[mx.nd.NDArray]) -> mx.gluon.HybridBlock:
-        """Convert the network, calibrated on the example.
-
-        Raises
-        ------
-        UsageError
-            If the device cannot run it.
-        """
+    def _made(self, net: mx.gluon.HybridBlock, example: list[mx.nd.NDArray]) -> Any:
         dtypes = None if self.wanted is None else ("int8", self.wanted)
-        try:
-            converted = gluon_amp.convert_hybrid_block(net, "int8", calib_data=[list(example)], dtypes=dtypes,
-                                                       data_example=list(example), progress=False)
-        except gluon_amp.AmpError as error:
-            raise UsageError(f"gluon_amp cannot convert it: {error}") from error
-        self.dtype = converted.conversion.types
-        self.notes.append(converted.conversion.summary())
-        return converted
+        return gluon_amp.convert_hybrid_block(net, "int8", calib_data=[example], dtypes=dtypes, data_example=example,
+                                              progress=False)
 
 
 class ContribAmpOnAmx(ContribAmp):

@@ -121,40 +121,21 @@ class ContribAmp:
         return scaled
 
 
-class ContribQuantization:
-    """The INT8 quantizer that MXNet 1.9.1 ships, at its fastest."""
-
-    def __init__(self, device: str, dtype: str | None):
-        self.context = context(device)
-        self.dtype = "int8"
-        self.notes: list[str] = []
-
-    def convert(self, net: mx.gluon.HybridBlock, example: Sequence[mx.nd.NDArray]) -> mx.gluon.HybridBlock:
-        """Quantize the network, calibrated on the example.
-
-        Raises
-        ------
-        UsageError
-            If MXNet fails to.
-        """
-        labels = mx.nd.zeros(len(example[0]))  # it takes data behind which something else comes
-        data = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(*example, labels), len(labels))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                return quantization.quantize_net_v2(net, "auto", calib_data=data, calib_mode="naive", ctx=self.context,
-                                                    num_calib_examples=len(example[0]), logger=None)
-            except Exception as error:  # it has no errors of its own
-                raise UsageError(f"MXNet cannot quantize it: {type(error).__name__}: {error}") from error
-
-
 class ContribConversion:
     """The conversion for inference that MXNet 1.9.1 ships."""
 
+    failure: ClassVar[str] = "mxnet.contrib.amp cannot convert it"
+
     def __init__(self, device: str, dtype: str | None):
         self.context = context(device)
-        self.dtype = low_precision(self.context, dtype)
+        self.dtype = self._type(dtype)
         self.notes: list[str] = []
+
+    def _type(self, dtype: str | None) -> str:
+        return low_precision(self.context, dtype)
+
+    def _made(self, net: mx.gluon.HybridBlock, example: Sequence[mx.nd.NDArray]) -> mx.gluon.HybridBlock:
+        return contrib_amp.convert_hybrid_block(net, self.dtype, ctx=self.context)
 
     def convert(self, net: mx.gluon.HybridBlock, example: Sequence[mx.nd.NDArray]) -> mx.gluon.HybridBlock:
         """Convert the network.
@@ -167,6 +148,21 @@ class ContribConversion:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                return contrib_amp.convert_hybrid_block(net, self.dtype, ctx=self.context)
+                return self._made(net, example)
             except Exception as error:  # it has no errors of its own
-                raise UsageError(f"mxnet.contrib.amp cannot convert it: {type(error).__name__}: {error}") from error
+                raise UsageError(f"{self.failure}: {type(error).__name__}: {error}") from error
+
+
+class ContribQuantization(ContribConversion):
+    """The INT8 quantizer that MXNet 1.9.1 ships, at its fastest, calibrated on the example."""
+
+    failure: ClassVar[str] = "MXNet cannot quantize it"
+
+    def _type(self, dtype: str | None) -> str:
+        return "int8"
+
+    def _made(self, net: mx.gluon.HybridBlock, example: Sequence[mx.nd.NDArray]) -> mx.gluon.HybridBlock:
+        labels = mx.nd.zeros(len(example[0]))  # it takes data behind which something else comes
+        data = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(*example, labels), len(labels))
+        return quantization.quantize_net_v2(net, "auto", calib_data=data, calib_mode="naive", ctx=self.context,
+                                            num_calib_examples=len(labels), logger=None)
