@@ -61,16 +61,22 @@ class Program:
     def __call__(self, batch: Mapping[str, NDArray]) -> list[NDArray]:
         """Run it on arrays by the names of inputs; return its outputs."""
         given = {**self._arrays, **batch}
-        if not given.keys() >= set(self._names):  # labels, of which only the shapes count
-            shapes = self._symbol.infer_shape(**{name: given[name].shape for name in self._names if name in given})[0]
-            given = {**{name: mx.nd.zeros(shape) for name, shape in zip(self._symbol.list_arguments(), shapes)
-                        if name not in given}, **given}
+        given.update(zeros_for(self._symbol, [name for name in self._names if name not in given], given))
         outputs = self._op(*(given[name].as_nd_ndarray() for name in self._names))
         return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
     def watch(self, seen: Callable[[bytes, int], None]) -> None:
         """Let a function see the name and the handle of what every operator gives."""
         self._op._register_op_hook(lambda name, _, handle: seen(name, handle))
+
+
+def zeros_for(symbol: mx.sym.Symbol, names: Sequence[str], given: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """Return zeros for arguments that are not given: labels, of which only the shapes count."""
+    if not names:
+        return {}
+    known = {name: given[name].shape for name in symbol.list_inputs() if name in given}
+    shapes = dict(zip(symbol.list_arguments(), symbol.infer_shape(**known)[0]))
+    return {name: mx.nd.zeros(shapes[name]) for name in names}
 
 
 def run_onednn_operator() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Callable, Collection, Iterator, Mapping, Sequence, Tuple
@@ -25,11 +26,10 @@ from ..rules import Policy
 from ..state.in_force import under
 from .calibration import Batch, Calibration, batches_of, check_mode, collect
 from .convert import Conversion, convert, with_record
-from .int8 import Int8, errors, layers_of, prepared, uniquely_named
+from .int8 import Int8, Plain, errors, in_fp32, layers_of, prepared, uniquely_named
 
 WRONG = 0.15  # the error from which on an operator in INT8 is taken for wrong: rounding gives 0.005 to 0.07
 _ROUNDS = 5  # of timing
-Metric = Callable[[HybridBlock], float]
 
 
 @dataclass(frozen=True)
@@ -88,17 +88,22 @@ Build = Callable[[Made], HybridBlock]
 _Found = Tuple[Sequence[str], Made]  # a network, and its layers that are not in INT8
 
 
-def calibrated(network: Network, request: Request) -> tuple[Calibration, Batch]:
+def readied(network: Network) -> tuple[Network, Plain]:
+    """Return a network whose operators have names of their own, and how it is before types are decided."""
+    network = replace(network, symbol=uniquely_named(network.symbol))
+    return network, prepared(network.symbol, network.arrays, network.policy)
+
+
+def calibrated(request: Request, network: Network, plain: Plain) -> tuple[Calibration, Batch]:
     """Return the ranges that were given, or collect them; and some data to try the network on."""
     if isinstance(request.calib_data, Calibration):
         return _checked(request.calib_data, network), _example(network)
-    symbol, weights = prepared(uniquely_named(network.symbol), NDArrayWeights(network.arrays), network.policy)
     batches = batches_of(request.calib_data, network.inputs, request.batches)
     first = next(batches, None)
     if first is None:
         raise StateError("calib_data gave no batch: expected a loader, an iterator or arrays with some data. A "
                          "generator that was used before gives nothing: make a new one")
-    return collect(symbol, weights.arrays, chain([first], batches), request.mode, request.progress), first
+    return collect(*plain, chain([first], batches), request.mode, request.progress), first
 
 
 def _checked(calibration: Calibration, network: Network) -> Calibration:
@@ -126,8 +131,8 @@ def converted_network(network: Network, request: Request | None, build: Build) -
                          "device=mx.cpu()")
     if not network.policy.runs("fuse"):
         raise PolicyError("INT8 needs the pass 'fuse': expected it in optimize, and not in disable_passes")
-    network = replace(network, symbol=uniquely_named(network.symbol))
-    assignment = _Assignment(network, *calibrated(network, request))
+    network, plain = readied(network)
+    assignment = _Assignment(network, plain, *calibrated(request, network, plain))
     assignment.leave_out_wrong()
     with tqdm(desc="search", unit="trial", disable=not request.progress) as bar:
         return _Search(assignment, request, build, bar).fastest()
@@ -143,17 +148,15 @@ def _converted(network: Network, policy: Policy, int8: Int8 | None = None) -> Ma
 class _Assignment:
     """Which layers may run in INT8, and the network that has given ones in it."""
 
-    def __init__(self, network: Network, calibration: Calibration, batch: Batch):
-        self.network, self._calibration, self.batch = network, calibration, batch
-        self._symbol, self._weights = prepared(network.symbol, NDArrayWeights(network.arrays), network.policy)
-        layers = layers_of(to_graph(self._symbol), self._weights.arrays, network.policy)
+    def __init__(self, network: Network, plain: Plain, calibration: Calibration, batch: Batch):
+        self.network, self._plain, self._calibration, self.batch = network, plain, calibration, batch
+        layers = layers_of(to_graph(plain.symbol), plain.arrays, network.policy)
         self.reasons = {name: reason for name, reason in layers.items() if reason}
         self.layers = [name for name, reason in layers.items() if not reason]
         self._apart: frozenset[str] = frozenset()  # operators between layers that are wrong in INT8
         self.errors: dict[str, float] = {}  # of operators in INT8 by themselves
         with under(None):
-            self._results = [values_of(each).astype("float64")
-                             for each in Program(self._symbol, self._weights.arrays)(batch)]
+            self._results = [values_of(each).astype("float64") for each in Program(*plain)(batch)]
 
     def make(self, wide: Collection[str] = (), policy: Policy | None = None) -> Made:
         """Convert the network with all layers in INT8 but some."""
@@ -167,7 +170,7 @@ class _Assignment:
         made = self.make()
         if made.int8 is None:
             return
-        self.errors = errors(made.int8, self._symbol, self._weights, self.batch)
+        self.errors = errors(made.int8, self._plain, self.batch)
         wrong = {name: error for name, error in self.errors.items() if error > WRONG}
         without = {name: "the range of its data or result is unknown or zero" for name in self.layers
                    if name not in self.errors}
@@ -205,10 +208,13 @@ class _Search:
         self._end = time.monotonic() + request.time_limit
         self._trials: list[dict[str, Any]] = []
         policy = assignment.network.policy
-        self._fp32 = Policy(FLOAT32, training=False, excluded=policy.excluded, disabled_passes=policy.disabled_passes)
-        self._policies = [policy, self._fp32] if policy.lowers else [policy]
+        fp32 = in_fp32(policy)
+        self._policies = [policy, fp32] if policy.lowers else [policy]
         self._order = sorted(assignment.layers, key=lambda name: -assignment.errors[name])
-        self._reference = 0.0 if request.metric is None else self._measured(assignment.make(self._order, self._fp32))
+        self._reference = 0.0
+        if request.metric is not None:
+            made = assignment.make(self._order, fp32)
+            self._reference = self._measured(made, self._build(made))
 
     def fastest(self) -> Made:
         """Return the fastest of what holds: all layers in INT8, as many as may be, or none."""
@@ -251,9 +257,12 @@ class _Search:
         if time.monotonic() > self._end and not is_last:
             return None
         made = self._assignment.make(wide, policy)
+        block = self._build(made)
         try:
-            self._run(made)
-            value = self._measured(made)
+            with under(None):
+                for _ in range(2):  # what is wrong with static memory shows in the second call
+                    self._run(block)
+            value = self._measured(made, block)
         except mx.MXNetError as error:  # of shapes that its INT8 operators cannot run
             value = math.nan
             warn(f"MXNet cannot run the network with {len(self._order) - len(wide)} layers in INT8: "
@@ -272,35 +281,25 @@ class _Search:
         given = self._request.max_error if self._request.metric is None else self._request.budget
         return math.inf if given is None else given
 
-    def _measured(self, made: Made) -> float:
+    def _measured(self, made: Made, block: HybridBlock) -> float:
         """Return the metric of a network, or the error of its outputs."""
         if self._request.metric is None:
             return self._assignment.error(made)
-        value = _metric_of(self._request.metric, self._build(made))
+        value = _metric_of(self._request.metric, block)
         if not math.isfinite(value):
             raise StateError(f"metric: expected a finite number, received {value!r} for the network in "
                              f"{made.record.summary()}")
         return value
 
-    def _run(self, made: Made, calls: int = 2) -> None:
-        """Run a network as it is to be served: what is wrong with static memory shows in the second call."""
-        block, arrays = self._build(made), list(self._assignment.batch.values())
-        with under(None):
-            for _ in range(calls):
-                block(*arrays)
-                mx.nd.waitall()
+    def _run(self, block: HybridBlock) -> None:
+        """Run a network as it is to be served."""
+        block(*self._assignment.batch.values())
+        mx.nd.waitall()
 
     def _seconds(self, networks: Sequence[Made]) -> list[float]:
         """Measure networks in turns."""
-        def runner(made: Made) -> Callable[[], None]:
-            block, arrays = self._build(made), list(self._assignment.batch.values())
-
-            def run() -> None:
-                block(*arrays)
-                mx.nd.waitall()
-            return run
         with under(None):
-            return interleaved([runner(made) for made in networks], _ROUNDS, warm_up=2, of=min)
+            return interleaved([partial(self._run, self._build(made)) for made in networks], _ROUNDS, warm_up=2, of=min)
 
 
 def _metric_of(metric: Any, net: HybridBlock) -> float:

@@ -22,7 +22,7 @@ from ..plan.converted_symbols import refuse_foreign, refuse_trained, spoilt_grad
 from ..rules import ConditionalOp
 from ..state.devices import require_bfloat16
 from ..state.state import State
-from .assignment import Made, Network, Request, calibrated, converted_network
+from .assignment import Made, Network, Request, calibrated, converted_network, readied
 from .calibration import Calibration
 from .convert import Conversion, with_fp32_parameters
 from .inputs import as_example, flat, traced_block
@@ -328,7 +328,7 @@ def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", ca
     request = Request(calib_data, mode=calib_mode, batches=calib_batches, progress=progress)
     options = Options.read(None, None, None, None, None, None, exclude=exclude, optimize="all", device=mx.cpu(),
                            cast_params_offline=None, cast_outputs=True, tuning=None, disable_passes=None)
-    return calibrated(_network(block, options, data_example)[0], request)[0]
+    return calibrated(request, *readied(_network(block, options, data_example)[0]))[0]
 
 
 def memory_flags(graph: Graph) -> dict[str, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field, replace
-from typing import Collection
+from typing import Collection, Mapping, NamedTuple
 
 import mxnet as mx
 
@@ -82,9 +82,12 @@ class Int8:
         """Write the ranges of tensors where MXNet looks for them."""
         for node in graph.operators():
             if node.op in _TAKE_RANGES or _RANGE[0] in node.attrs:
-                span = self.calibration.of(self.tensor(node))
-                node.attrs = {**node.attrs, **dict(zip(_RANGE, map(repr, span or ())))}
+                node.attrs = {**node.attrs, **self.range_of(self.tensor(node))}
         return graph
+
+    def range_of(self, tensor: Entry) -> dict[str, str]:
+        """Return the attributes that tell MXNet the range of a tensor of the program."""
+        return dict(zip(_RANGE, map(repr, self.calibration.of(tensor) or ())))
 
     def tensor(self, node: Node) -> Entry:
         """Return the tensor of the program that an operator of the quantized graph gives in INT8."""
@@ -134,31 +137,43 @@ def uniquely_named(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     return from_graph(graph, symbol)
 
 
-def prepared(symbol: mx.sym.Symbol, weights: NDArrayWeights, policy: Policy) -> tuple[mx.sym.Symbol, NDArrayWeights]:
-    """Return a network as it is before types are decided, in FP32, whose tensors have the names that ranges go by."""
-    graph, own = to_graph(symbol), NDArrayWeights(weights.arrays)
-    analyse_network(symbol, graph, own, {}, {})
-    wide = Policy(FLOAT32, training=False, excluded=policy.excluded, disabled_passes=policy.disabled_passes)
-    passes.run(graph, Context.of(graph, wide, Facts(recorded=False), weights=own))
-    return from_graph(graph, symbol), own
+def in_fp32(policy: Policy) -> Policy:
+    """Return the policy for the same network in FP32."""
+    return Policy(FLOAT32, training=False, excluded=policy.excluded, disabled_passes=policy.disabled_passes)
 
 
-def errors(int8: Int8, symbol: mx.sym.Symbol, weights: NDArrayWeights, batch: Batch) -> dict[str, float]:
+class Plain(NamedTuple):
+    """A network in FP32 before types are decided, whose tensors have the names that ranges go by."""
+
+    symbol: mx.sym.Symbol
+    arrays: Mapping[str, mx.nd.NDArray]  # its parameters
+
+
+def prepared(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], policy: Policy) -> Plain:
+    """Return a network as all its conversions begin, BatchNorm folded."""
+    graph, weights = to_graph(symbol), NDArrayWeights(arrays)
+    analyse_network(symbol, graph, weights, {}, {})
+    passes.run(graph, Context.of(graph, in_fp32(policy), Facts(recorded=False), weights=weights))
+    return Plain(from_graph(graph, symbol), weights.arrays)
+
+
+def errors(int8: Int8, plain: Plain, batch: Batch) -> dict[str, float]:
     """Return the relative error of every operator in INT8, on inputs in FP32, by the name that decides.
 
-    ``symbol`` and ``weights`` are those of :func:`prepared`. An error is infinite where MXNet cannot run it.
+    An error is infinite where MXNet cannot run the operator.
     """
     nodes = [node for node in int8.made.operators() if node.name.startswith(_MADE)]
-    plain = to_graph(symbol)
+    graph = to_graph(plain.symbol)
     found: dict[str, float] = {}
-    by_name = {node.name: node for node in plain.nodes()}
+    by_name = {node.name: node for node in graph.nodes()}
     with under(None):
         for start in range(0, len(nodes), _AT_ONCE):
             alone = [_alone(int8, node) for node in nodes[start:start + _AT_ONCE]]
             tensors = {key: entry for _, _, read in alone for key, entry in read.items()}
             heads = [Entry(by_name[entry.node.name], entry.output) for entry in tensors.values()]
-            values = dict(zip(tensors, Program(from_graph(Graph(heads, plain.attrs), symbol), weights.arrays)(batch)))
-            found.update((layer, _error(graph, int8, values[result], values)) for graph, (layer, result), _ in alone)
+            program = Program(from_graph(Graph(heads, graph.attrs), plain.symbol), plain.arrays)
+            values = dict(zip(tensors, program(batch)))
+            found.update((name, _error(made, int8, values[result], values)) for made, (name, result), _ in alone)
     return found
 
 
@@ -173,9 +188,9 @@ def _alone(int8: Int8, node: Node) -> tuple[Graph, tuple[str, str], dict[str, En
             return entry
         source = int8.tensor(entry.node)
         tensors[_key(source)] = source
-        attrs = {"out_type": "auto", **dict(zip(_RANGE, map(repr, int8.calibration.of(source) or ())))}
-        given = made.setdefault(_key(source), Node(_QUANTIZE, f"{_key(source)}_quantize", attrs,
-                                                   [Entry(Node(VARIABLE, _key(source)))], _PARTS))
+        given = made.setdefault(_key(source), Node(
+            _QUANTIZE, f"{_key(source)}_quantize", {"out_type": "auto", **int8.range_of(source)},
+            [Entry(Node(VARIABLE, _key(source)))], _PARTS))
         return Entry(given, entry.output)
 
     layer = replace(node, inputs=[quantized(entry) for entry in node.inputs])

@@ -10,6 +10,7 @@ from mxnet.module import BucketingModule
 from .. import checks
 from .._mxnet import blocks, modules
 from .._mxnet.arrays import wait_for_statistics
+from .._mxnet.invoke import zeros_for
 from .._mxnet.symbols import to_graph, typed_variables
 from .._mxnet.weights import NamesOnly
 from ..elsewhere import answers
@@ -186,11 +187,8 @@ class _Unlabelled(ConvertedBlock):
 
     def forward(self, x: Any, *args: Any) -> Any:
         given = dict(zip(self._inputs, (x, *args)))
-        missing = self._inputs[len(given):]
-        symbol = blocks.graph_of(self)[1]
-        shapes = dict(zip(symbol.list_arguments(), symbol.infer_shape(
-            **{name: array.shape for name, array in given.items()})[0])) if missing else {}
-        return super().forward(x, *args, *(mx.nd.zeros(shapes[name]) for name in missing))
+        labels = zeros_for(blocks.graph_of(self)[1], self._inputs[len(given):], given)
+        return super().forward(x, *args, *labels.values())
 
 
 def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_names: Sequence[str] | None = None,
