@@ -1,6 +1,6 @@
 # Everything runs in a virtual environment that these targets make and keep up to date.
 #
-#   PYTHON=...   the Python to make it with (default: the first of 3.8 to 3.12 that works)
+#   PYTHON=...   the Python to make it with (default: the first of 3.8 to 3.14 that works)
 #   MXNET=cu112  the CUDA build of MXNet instead of the CPU one
 #   VENV=...     where to put it (default: .venv, or .venv-cu112)
 #   ARGS=...     more arguments for the script or for pytest
@@ -75,7 +75,7 @@ test-all: $(READY)  ## run all tests
 test-machines: $(READY)  ## run what depends on the CPU as on one with AVX2, with AVX512, and on this one
 	$(RUN) tools/run_machines.py $(ARGS)
 
-test-pythons: $(READY)  ## import it and run the README's sample on each Python from 3.8 to 3.12 that is here
+test-pythons: $(READY)  ## import it and run the README's sample on each Python from 3.8 to 3.13 that is here
 	$(RUN) tools/run_pythons.py '$(CACHE)'
 
 gpu-venv:  ## make the environment of `make test-gpu`: 2 GB to download, 6 GB of disk

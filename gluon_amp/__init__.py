@@ -18,6 +18,7 @@ from . import _isa, _memory, elsewhere
 _isa.request()
 _memory.bound_kernels()
 
+from ._mxnet import numpy_2 as _numpy_2
 from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
 from .compat.grad_scaler import GradScaler
 from .compat.opt_level import initialize
@@ -69,6 +70,7 @@ from .training.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScale
 from .training.scaling import clip_global_norm, get_loss_scaler, init_trainer, master_params, scale_loss, unscale
 from .tune import tune
 
+_numpy_2.mend()
 _isa.settle(_run_onednn_operator)
 
 __version__ = "0.1.0"

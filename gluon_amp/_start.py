@@ -18,14 +18,25 @@ from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Mapping, Optio
 logger = logging.getLogger(__name__)
 
 PYTHON_MIN = (3, 8)
-PYTHON_MAX = (3, 12)
+PYTHON_MAX = (3, 14)
 MXNET_SERIES = "1.9"
 MXNET_DISTRIBUTIONS = ("mxnet", "mxnet-native", *(
     f"mxnet-cu{version}" for version in (117, 116, 115, 114, 113, 112, 111, 110, 102, 101, 100, 92)))
 INSTALL_MXNET = "python -m pip install mxnet==1.9.1"
+if sys.version_info >= (3, 13):  # MXNet's metadata forbids NumPy 2, and there is no other: pip must not look at it
+    INSTALL_MXNET = 'python -m pip install --no-deps mxnet==1.9.1 "graphviz<0.9" "requests<3"'
 CUDA_HINT = "With a CUDA GPU install mxnet-cu112==1.9.1 instead."
 
-NUMPY_ALIASES = {"bool": bool, "object": object, "int": int, "float": float, "complex": complex, "str": str}
+# Names that NumPy dropped, what they meant, and what needs them: first until NumPy 1.24, then until NumPy 2.
+PYTHON_TYPES = {"bool": bool, "object": object, "int": int, "float": float, "complex": complex, "str": str}
+RENAMED = {
+    "Inf": "inf",  # mxnet.gluon.contrib.estimator, gluoncv.auto
+    "NAN": "nan", "NaN": "nan", "PINF": "inf",  # mxnet.numpy.utils
+    "alltrue": "all", "trapz": "trapezoid",  # mxnet.numpy.fallback
+    "product": "prod", "round_": "round", "sometrue": "any",  # mxnet.numpy_dispatch_protocol
+}
+CONSTANTS = {"NINF": float("-inf"), "NZERO": -0.0, "PZERO": 0.0}  # mxnet.numpy.utils
+FINANCIAL = ("mirr", "npv", "pmt", "ppmt", "pv", "rate")  # mxnet.numpy.fallback hands them on
 
 # Of NVIDIA's libraries: where pip has them, for CUDA 11.
 CUDA_PACKAGES = {
@@ -89,7 +100,7 @@ def check_python(version: Tuple[int, ...]) -> None:
     """Raise ImportError unless MXNet 1.9.1 runs on this Python."""
     if PYTHON_MIN <= tuple(version[:2]) <= PYTHON_MAX:
         return
-    raise ImportError("gluon_amp needs Python 3.8 to 3.12 (MXNet 1.9.1 runs on no other), "
+    raise ImportError(f"gluon_amp needs Python {_dotted(PYTHON_MIN)} to {_dotted(PYTHON_MAX)}, "
                       f"found Python {_dotted(version)}.\nInstall Python 3.11, then: "
                       'python3.11 -m venv .venv && .venv/bin/python -m pip install mxnet==1.9.1 "numpy<1.24"')
 
@@ -104,11 +115,11 @@ def numpy_version() -> Optional[str]:
 
 def check_numpy(version: Optional[str], python: Tuple[int, ...]) -> None:
     """Raise ImportError unless MXNet 1.9.1 works with this NumPy."""
-    if version is not None and int(version.split(".")[0]) < 2:
+    if version is not None and int(version.split(".")[0]) <= 2:
         return
-    wanted = "numpy>=1.26,<2" if tuple(python[:2]) >= (3, 12) else "numpy<1.24"
+    wanted = "numpy<1.24" if tuple(python[:2]) < (3, 12) else "numpy<2" if tuple(python[:2]) < (3, 13) else "numpy<3"
     found = "no NumPy" if version is None else f"NumPy {version}"
-    raise ImportError(f"gluon_amp needs NumPy 1.x (MXNet 1.9.1 does not work with NumPy 2), found {found}.\n"
+    raise ImportError(f"gluon_amp needs NumPy 1 or 2, found {found}.\n"
                       f'Run: python -m pip install "{wanted}"')
 
 
@@ -171,12 +182,44 @@ def check_distutils() -> None:
 
 
 def add_numpy_aliases(numpy: ModuleType) -> List[str]:
-    """Set ``np.bool`` and the like where NumPy no longer has them; MXNet 1.9.1 uses them."""
+    """Set what NumPy no longer has and MXNet 1.9.1 uses; what NumPy has stays as it is."""
+    names = {**PYTHON_TYPES, **(_names_of_numpy_1(numpy) if is_numpy_2(numpy) else {})}
     # Not hasattr: NumPy 1.20 to 1.23 answer it with a DeprecationWarning for each name.
-    absent = [name for name in NUMPY_ALIASES if name not in vars(numpy)]
+    absent = [name for name in names if name not in vars(numpy)]
     for name in absent:
-        setattr(numpy, name, NUMPY_ALIASES[name])
+        setattr(numpy, name, names[name])
     return absent
+
+
+def is_numpy_2(numpy: ModuleType) -> bool:
+    """Tell whether a NumPy has the promotion and the ``repr`` of NumPy 2."""
+    return int(numpy.__version__.split(".")[0]) >= 2
+
+
+def _names_of_numpy_1(numpy: ModuleType) -> Dict[str, Any]:
+    return {
+        **CONSTANTS,
+        **{old: getattr(numpy, new) for old, new in RENAMED.items()},
+        **{name: _gone(name) for name in FINANCIAL},
+        "in1d": lambda values, *args, **kwargs: numpy.isin(values, *args, **kwargs).ravel(),  # mxnet.numpy.fallback
+        "msort": lambda values: numpy.sort(values, axis=0),  # mxnet.numpy.fallback
+        "compat": _compat(),
+    }
+
+
+def _gone(name: str) -> Callable[..., Any]:
+    """Return a function that says where one went that NumPy no longer has."""
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"NumPy has no {name} since 1.20: use the package numpy-financial")
+    function.__name__ = name
+    return function
+
+
+def _compat() -> ModuleType:
+    """Return what ``mxnet.numpy.pad`` needs of ``numpy.compat``."""
+    module = ModuleType("numpy.compat")
+    vars(module)["basestring"] = str
+    return module
 
 
 def mxnet_library() -> Optional[Path]:

@@ -28,6 +28,11 @@ fi
 echo "Installing gluon_amp[$extras] and what it needs into $VENV (a few minutes the first time)"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 "$run" -m pip install --quiet --upgrade pip
+# MXNet's metadata forbids NumPy 2, and Python 3.13 has no other: there the extras leave MXNet out.
+case ",$extras," in
+    *,cpu,*) "$run" -m pip install --quiet --no-deps mxnet==1.9.1 ;;
+    *,cu112,*) "$run" -m pip install --quiet --no-deps mxnet-cu112==1.9.1 ;;
+esac
 # The build warns that an editable install is one.
 install() { PYTHONWARNINGS=ignore "$run" -m pip install --quiet --editable ".[$1]"; }
 case ",$extras," in

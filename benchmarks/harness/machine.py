@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib.metadata
 import os
 import platform
@@ -161,8 +162,16 @@ def return_free_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
+def forget_peak_memory() -> None:
+    """Let `peak_memory` begin with what is held now: what came before does not count."""
+    gc.collect()
+    return_free_memory()
+    with contextlib.suppress(OSError):  # no Linux
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory() -> int:
-    """Return the most bytes of host memory that this process has held so far."""
+    """Return the most bytes of host memory that this process has held so far, or since they were last forgotten."""
     for line in _read("/proc/self/status").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

@@ -123,7 +123,8 @@ class Inference:
             net(self.data)
             mx.nd.waitall()
             self.net = backend.convert(net, [self.data])
-        machine.return_free_memory()
+        del net  # a server has what was converted alone
+        machine.forget_peak_memory()
         self.about = {"dtype": backend.dtype, "notes": backend.notes}
 
     def step(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
 
+from .numpy_2 import attribute_text
 from .operators import handle_of
 
 Invoke = Callable[..., Any]  # takes what :class:`Invocation` holds, in its order
@@ -37,7 +38,7 @@ class Invocation(NamedTuple):
 
     def attrs(self) -> dict[str, str]:
         """Return the operator's attributes, as a symbol's JSON holds them."""
-        return dict(zip(self.keys, map(str, self.values)))
+        return dict(zip(self.keys, map(attribute_text, self.values)))
 
 
 def run_operator(function: Invoke, op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], out: Any = None,

@@ -9,6 +9,7 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import is_recorded
 from .._mxnet.invoke import Invocation, Invoke, run_operator
+from .._mxnet.numpy_2 import attribute_text
 from .._mxnet.operators import handle_of
 from .._mxnet.symbols import dtype_name
 from ..graph import VARIABLE, Graph, Node
@@ -21,7 +22,7 @@ def make_sound_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
                is_np_op: bool, output_is_list: bool) -> Any:
         op = served.get(handle)
         if op is not None and out is None and autograd.is_recording() and is_on():
-            graph = _graph(op, inputs, dict(zip(keys, map(str, values))))
+            graph = _graph(op, inputs, dict(zip(keys, map(attribute_text, values))))
             if graph is not None:
                 return _run(original, graph, inputs, is_np_op, output_is_list)
         return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
