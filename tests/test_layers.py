@@ -22,6 +22,7 @@ LAYERS = {
     "debug": "report, explain, trace_overflow, compare, search_exclusions, preflight, advise, monitor",
     "selftest": "what `gluon-amp check` runs",
     "tune": "measure operators on this machine",
+    "export": "ONNX files of trained networks",
     "convert": "conversion for inference",
     "sync_batchnorm": "batch normalization over processes and devices",
     "training": "loss scaling: init_trainer, scale_loss and their kin, checkpoints, event handlers for Estimator",
@@ -48,7 +49,7 @@ LAYERS = {
     "_memory": "what glibc does with freed memory",
     "_start": "checks of versions, NumPy's old names, CUDA's libraries: before MXNet is imported",
 }
-GROUPS = ("convert/", "session/", "passes/", "dtypes")  # each begins a group of the list
+GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of the list
 # Likewise, inside of a package.
 INSIDE = {
     "compat": ["stand_in", "newer_names", "grad_scaler", "opt_level", "views", "__init__"],

@@ -282,7 +282,7 @@ class TestNumPyAliases:
         assert numpy.in1d([[1, 2]], [2]).tolist() == [False, True]
         assert numpy.msort(np.array([[2, 1], [1, 2]])).tolist() == [[1, 1], [2, 2]]
         assert numpy.compat.basestring is str
-        with pytest.raises(NotImplementedError, match="no mirr since 1.20: use the package numpy-financial"):
+        with pytest.raises(NotImplementedError, match=r"no mirr since 1\.20: use the package numpy-financial"):
             numpy.mirr([1, 2], 0.1, 0.1)
 
     def test_the_installed_numpy(self):

@@ -13,7 +13,7 @@ from ..errors import AmpError
 from .words import complain
 
 # Modules of this package, in the order of the help text.
-COMMANDS = ("run", "env", "convert", "info", "compare", "report", "advise", "check", "launch")
+COMMANDS = ("run", "env", "convert", "info", "compare", "export-onnx", "report", "advise", "check", "launch")
 
 FAILURE = 1
 
@@ -25,6 +25,9 @@ examples:
   what was done to a file:         gluon-amp info fast/net-symbol.json
   its speed and its errors:        gluon-amp compare net-symbol.json \\
                                      net-0000.params --data data:1,3,224,224
+  serve it on other GPUs:          gluon-amp export-onnx net-symbol.json \\
+                                     net-0000.params --data data:1,3,224,224 \\
+                                     -o net.onnx
   what holds it back here:         gluon-amp advise net-symbol.json \\
                                      net-0000.params --data data:1,3,224,224
   train in mixed precision:        gluon-amp run train.py
@@ -50,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return arguments.run(arguments)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-    except AmpError as error:
+    except (AmpError, ImportError) as error:  # a package that only this command needs
         reason = str(error)
     complain(f"gluon-amp {arguments.command}: {reason}")
     return FAILURE
@@ -64,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
                                 f"{platform.python_version()})")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:
-        module = import_module(f".{name}", __package__)
+        module = import_module(f".{name.replace('-', '_')}", __package__)
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

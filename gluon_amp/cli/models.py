@@ -26,14 +26,14 @@ _PARAMETERS = ("_weight", "_bias", "_gamma", "_beta", "_running_mean", "_running
 Model = Any  # (Symbol, dict of parameters, dict of auxiliary states)
 
 
-def add_file_arguments(parser: argparse.ArgumentParser, what: str = "the FP32 network") -> None:
+def add_file_arguments(parser: argparse.ArgumentParser, what: str = "the FP32 network",
+                       types: str = "bfloat16, float16 or float32 (default: what is fastest on this machine)") -> None:
     """Declare the arguments for a network's files and its data."""
     parser.add_argument("symbol", metavar="SYMBOL.json", help=f"{what}, as export() or save_checkpoint() wrote it")
     parser.add_argument("params", metavar="PARAMS", help="its parameters")
     parser.add_argument("--data", metavar="NAME:SHAPE", type=data_shape, action="append", default=[],
                         help="an input and its shape, as in data:1,3,224,224; repeatable")
-    parser.add_argument("--dtype", type=dtype_name, metavar="TYPE",
-                        help="bfloat16, float16 or float32 (default: what is fastest on this machine)")
+    parser.add_argument("--dtype", type=dtype_name, metavar="TYPE", help=types)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

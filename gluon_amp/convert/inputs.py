@@ -1,6 +1,7 @@
 """Checks of what is converted: a block can be traced, and a symbol and its parameters belong together."""
 from __future__ import annotations
 
+from contextlib import suppress
 from numbers import Integral
 from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -29,7 +30,8 @@ def traced_block(block: HybridBlock, example: Sequence[Any] | None,
         raise GraphError(_untraceable(block, error, example is not None)) from error
     waiting = blocks.untouched_parameters(block, traced.symbol.list_inputs())
     if waiting and example is not None:
-        block(*example)  # as the user's first call would: parameters take their shapes
+        with suppress(RuntimeError):  # where they were never initialized
+            block(*example)  # as the user's first call would: parameters take their shapes
         waiting = blocks.untouched_parameters(block, waiting)
     if waiting:
         more = ", ..." if len(waiting) > 3 else ""

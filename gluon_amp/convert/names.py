@@ -4,11 +4,10 @@ from __future__ import annotations
 import re
 from typing import Callable, Sequence
 
-from ..graph import Entry, Graph, Node, Role, operator, unique_name
+from ..graph import MULTICAST, Entry, Graph, Node, Role, operator, unique_name
 
 _ONE = "_output"  # what MXNet appends to the name of a node with one output
 _OUT = "_out"  # what it appends for np.matmul, np.concatenate and their kin
-_JOINT = "amp_multicast"  # gives tensors of one type as they are, under the names of an operator with several outputs
 
 
 def name_results(graph: Graph) -> None:
@@ -59,7 +58,7 @@ def _carried_jointly(graph: Graph, position: int, name: str, output: int, joined
     head = graph.heads[position]
     if name not in joined:
         count = max([output + 1, *(node.num_outputs for node in graph.nodes() if node.name == name)])
-        joined[name] = operator(_JOINT, name, [head] * count, head, Role.HELPER, num_outputs=count)
+        joined[name] = operator(MULTICAST, name, [head] * count, head, Role.HELPER, num_outputs=count)
         joined[name].num_outputs = count
         _make_room(graph, name, joined[name], names)
     joined[name].inputs[output] = head

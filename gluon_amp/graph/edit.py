@@ -6,6 +6,7 @@ from typing import Iterator, Sequence
 
 from .graph import Entry, Graph, Node, Role
 
+MULTICAST = "amp_multicast"  # casts several tensors to one type
 CAST = "amp_cast"
 
 

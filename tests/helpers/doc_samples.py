@@ -21,7 +21,7 @@ EXCERPTS = [*sorted((ROOT / "examples").glob("*/README.md")), ROOT / "notebooks"
 _FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 _SHELL = ("", "sh", "bash", "console")
 # Programs of others, whose arguments are not for us to know.
-_FOREIGN = ("apt-get", "cd", "export", "git", "jupyter", "source")
+_FOREIGN = (".", "apt-get", "cd", "export", "git", "jupyter", "source")
 
 
 def program(text: str) -> str:
@@ -91,6 +91,8 @@ def _check_python(words: list[str]) -> str | None:
         compile(words[1], "sample", "exec")
         return None
     module = words[:1] == ["-m"]
+    if words[:2] == ["-m", "venv"]:  # Python's own
+        return None
     script = ROOT.joinpath(*words[1].split(".")) / "__main__.py" if module else ROOT / words[0]
     if not script.is_file():
         return f"no file {script.relative_to(ROOT)}"

@@ -1,0 +1,249 @@
+"""Write a trained network as an ONNX file, in FP32 or with the decisions of the float16 table."""
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Sequence
+
+import mxnet as mx
+from mxnet.gluon import HybridBlock
+
+from .. import checks
+from .._mxnet import blocks, mx2onnx
+from .._mxnet.arrays import cast_arrays, wait_for_statistics
+from .._mxnet.symbols import dtype_name, from_graph, to_graph
+from .._mxnet.weights import NDArrayWeights
+from ..convert.analysis import analyse_network
+from ..convert.convert import conversion_of
+from ..convert.inputs import as_example, flat, traced_block
+from ..convert.int8 import uniquely_named
+from ..convert.options import TARGET_DTYPE, Names, Options
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize
+from ..elsewhere import answers
+from ..errors import DTypeError, GraphError, PolicyError, expected
+from ..files import replacing
+from ..graph import CAST, MULTICAST, Entry, Graph, operator, redirect
+from ..passes import Context, assign_dtypes
+from ..rules import Policy
+from . import check, precision
+from .packages import onnx_package
+
+MAX_ERRORS = {FLOAT32: 1e-4, FLOAT16: 1e-2}  # of outputs, relative
+
+
+@dataclass(frozen=True)
+class OnnxExport:
+    """What was exported.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    target_dtype : str
+        ``'float16'`` or ``'float32'``.
+    opset : int
+        Version of ONNX's operators.
+    operators : int
+        Nodes of the graph, casts included.
+    low_precision : int
+        MXNet's operators that run in float16.
+    casts : int
+        Casts between float16 and FP32.
+    errors : mapping of str to float
+        What was compared with MXNet in FP32, and its relative error: outputs, or what is decided upon in the place of
+        outputs that come of decisions, as detected boxes do.
+    inputs, outputs : mapping of str to str
+        Names and types of what the file takes and gives.
+
+    Examples
+    --------
+    >>> OnnxExport('net.onnx', 'float16', 15, 6, 2, 2, {'fc': 0.0004}).summary()
+    'net.onnx: ONNX opset 15, float16: 2 operators in low precision, 6 nodes with 2 casts; 0.0004 off MXNet in FP32'
+    """
+
+    path: str
+    target_dtype: str
+    opset: int
+    operators: int
+    low_precision: int
+    casts: int
+    errors: Mapping[str, float] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+    def summary(self) -> str:
+        """Return one line of text."""
+        low = f"{self.low_precision} operators in low precision, " if self.target_dtype == FLOAT16 else ""
+        casts = f" with {self.casts} casts" if self.casts else ""
+        return (f"{self.path}: ONNX opset {self.opset}, {self.target_dtype}: {low}{self.operators} nodes{casts}; "
+                f"{max(self.errors.values(), default=0.0):.2g} off MXNet in FP32")
+
+
+@answers(dtype=TARGET_DTYPE)
+def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, target_dtype: object = FLOAT16, *,
+                exclude: Any = None, fp32_ops: Names = None, io_dtype: object = FLOAT32, dynamic_batch: bool = False,
+                max_error: float | None = None) -> OnnxExport:
+    """Write a trained FP32 network as an ONNX file, for GPUs and runtimes that MXNet does not know.
+
+    MXNet's converter writes the FP32 graph. Operators that the float16 table lowers then get their data and weights in
+    float16, with casts between them and the others, as on a GPU under :func:`init`. onnxruntime runs the result on the
+    CPU beside MXNet in FP32 before the file is written. Needs the packages ``onnx`` and ``onnxruntime``.
+
+    Parameters
+    ----------
+    block : HybridBlock
+        With parameters that have values. It is left as it is.
+    path : path
+        The file, in a directory that exists.
+    data_example : NDArray or sequence of NDArray
+        Arguments of a call. The file takes arrays of these shapes and types, and is checked with them: give real data.
+    target_dtype : {'float16', 'float32'}
+        The type of what is safe in it.
+    exclude
+        What stays in FP32, as in :func:`convert_hybrid_block`.
+    fp32_ops : list of str, optional
+        Operators, by MXNet's registered names, that stay in FP32, too.
+    io_dtype : {'float32', 'float16'}
+        The type of the inputs and outputs that are FP32 in MXNet.
+    dynamic_batch : bool
+        Whether the first dimension of inputs and outputs may have any size. The file is checked with another size, too.
+    max_error : float, optional
+        The most that what the file gives may differ from MXNet in FP32: 1e-4 in float32, 1e-2 in float16 by default.
+
+    Returns
+    -------
+    OnnxExport
+        What was written, and its errors.
+
+    Raises
+    ------
+    ImportError
+        ``onnx`` or ``onnxruntime`` is not installed.
+    GraphError
+        An operator cannot be written in ONNX, the network was converted before, or the result differs too much. No file
+        is written then.
+    DTypeError, PolicyError, StateError, TypeError
+        As in :func:`convert_hybrid_block`.
+    OSError
+        The file cannot be written.
+
+    Examples
+    --------
+    ::
+
+        record = amp.export_onnx(net, 'net.onnx', images)
+        print(record.summary())
+        session = onnxruntime.InferenceSession('net.onnx')
+        scores, = session.run(None, {'data': images.asnumpy()})
+    """
+    checks.instance("block", block, HybridBlock, "a HybridBlock")
+    target = _target(target_dtype)
+    options = Options.read(FLOAT16, None, fp32_ops, None, None, None, exclude=exclude, optimize="none",
+                           device=mx.gpu(0), cast_params_offline=None, cast_outputs=True, tuning=None,
+                           disable_passes=None)
+    example = as_example(data_example) or []
+    if not example:
+        raise TypeError(expected("an NDArray, or several in a list", "data_example", data_example))
+    for array in flat(example):
+        checks.instance("data_example", array, mx.nd.NDArray, "an NDArray, or several in a list")
+    wait_for_statistics()
+    traced = traced_block(block, example, options.exclude.match)
+    names = [data.name for data in traced.inputs]
+    arrays = blocks.parameters_of(block, [name for name in traced.symbol.list_inputs() if name not in names])
+    return export_symbol(traced.symbol, arrays, dict(zip(names, flat(example))), path,
+                         options.policy(to_graph(traced.symbol), options.devices, block) if target == FLOAT16 else None,
+                         io_dtype=io_dtype, dynamic_batch=dynamic_batch, max_error=max_error)
+
+
+def _target(given: object) -> str:
+    target = normalize(given, or_float32=True)
+    if target == BFLOAT16:
+        raise DTypeError("expected 'float16' or 'float32', received 'bfloat16', which few runtimes of ONNX know")
+    return target
+
+
+def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: Mapping[str, mx.nd.NDArray],
+                  path: str | os.PathLike, policy: Policy | None, *, io_dtype: object = FLOAT32,
+                  dynamic_batch: bool = False, max_error: float | None = None) -> OnnxExport:
+    """Write a symbol with its parameters: in FP32 without a policy. The rest is as in :func:`export_onnx`."""
+    onnx = onnx_package()
+    target, low_io = (FLOAT32 if policy is None else FLOAT16), _target(io_dtype) == FLOAT16
+    if low_io and policy is None:
+        raise PolicyError("io_dtype='float16' is for target_dtype='float16': expected both")
+    allowed = MAX_ERRORS[target] if max_error is None else checks.above_zero("max_error", max_error)
+    symbol, graph, arrays, data = _in_fp32(symbol, arrays, data)
+    made = mx2onnx.export(symbol, graph, arrays, data)
+    outputs = [each.name for each in made.model.graph.output]
+    what = check.compared(graph, outputs, made.values, arrays)
+    reference = check.Reference(symbol, graph, arrays, what)
+    low: set[str] = set()
+    casts = 0
+    if policy is not None:
+        assign_dtypes.run(graph, Context.of(graph, policy))
+        low = {node.name for node in graph.operators() if Entry(node).dtype == FLOAT16}
+        lowered = {output: name in low for output, name in made.origin.items()}
+        casts = precision.to_float16(made.model, lowered, low_io, low_io)
+    if dynamic_batch:
+        _free_batch(made.model)
+    onnx.checker.check_model(made.model, full_check=True)
+    errors = _checked(made.model, what, reference, data, allowed, dynamic_batch)
+    with replacing(path) as (temporary,):
+        onnx.save(made.model, temporary)
+    types = [{each.name: onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type).name for each in values}
+             for values in (made.model.graph.input, made.model.graph.output)]
+    return OnnxExport(os.fspath(path), target, mx2onnx.OPSET, len(made.model.graph.node), len(low), casts, errors,
+                      *types)
+
+
+def _in_fp32(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: Mapping[str, mx.nd.NDArray]
+             ) -> tuple[mx.sym.Symbol, Graph, dict[str, mx.nd.NDArray], dict[str, mx.nd.NDArray]]:
+    """Return a network in FP32 on the CPU, whose operators have names of their own, and its analysed graph."""
+    graph = to_graph(symbol)
+    record = conversion_of(graph)
+    if record is not None:
+        raise GraphError(f"the network is already converted to {record.types}: export the FP32 network that it was "
+                         "made from")
+    redirect(graph, {Entry(node, output).key: entry for node in graph.operators() if node.op in (CAST, MULTICAST)
+                     for output, entry in enumerate(node.inputs)})
+    graph.heads = [Entry(operator("_copy", graph.new_name(head.node.name), [head], head)) if head.node.is_variable else
+                   head for head in graph.heads]  # in ONNX an output is no input
+    symbol = uniquely_named(from_graph(graph, symbol))
+    graph = to_graph(symbol)
+    data = {name: _on_cpu(array) for name, array in data.items()}
+    weights = NDArrayWeights({name: _on_cpu(array) for name, array in arrays.items()})
+    analyse_network(symbol, graph, weights, {name: dtype_name(array.dtype) or "" for name, array in data.items()},
+                    {name: array.shape for name, array in data.items()})
+    return from_graph(graph, symbol), graph, weights.arrays, data
+
+
+def _on_cpu(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    array = array.as_nd_ndarray().as_in_context(mx.cpu())
+    return cast_arrays(array, FLOAT32) if dtype_name(array.dtype) in (FLOAT16, BFLOAT16) else array
+
+
+def _free_batch(model: Any) -> None:
+    """Let the first dimension of what a model takes and gives have any size."""
+    for each in [*model.graph.input, *model.graph.output]:
+        dimensions = each.type.tensor_type.shape.dim
+        if dimensions:
+            dimensions[0].Clear()
+            dimensions[0].dim_param = "batch"
+    del model.graph.value_info[:]
+
+
+def _checked(model: Any, what: Sequence[check.Compared], reference: check.Reference,
+             data: Mapping[str, mx.nd.NDArray], allowed: float, dynamic_batch: bool) -> dict[str, float]:
+    """Return the errors of what a model gives; raise GraphError where one is too large."""
+    errors: dict[str, float] = {}
+    twice = {name: mx.nd.concat(array, array, dim=0) for name, array in data.items()}
+    for trial in [data, twice] if dynamic_batch else [data]:
+        # First where an error is one: MXNet may end the process where a batch does not fit.
+        found = check.found(model, what, {name: array.asnumpy() for name, array in trial.items()})
+        for each, wanted, actual in zip(what, reference(trial), found):
+            errors[each.name] = max(check.error(wanted, actual), errors.get(each.name, 0.0))
+    worst = max(errors, key=lambda name: errors[name], default="")
+    if errors and not errors[worst] <= allowed:
+        raise GraphError(f"{worst!r} of the exported network is {errors[worst]:.2g} off MXNet in FP32, where "
+                         f"max_error={allowed:g} is allowed: no file was written. Give data as the network sees it, "
+                         "keep operators in FP32 by exclude= or fp32_ops=, or allow more")
+    return errors

@@ -1,0 +1,143 @@
+"""Write the precision of each operator into an ONNX model: casts between nodes, and weights in their type.
+
+A node of ONNX names its types by variables: ``Conv`` has ``T`` for its data, its weight and its result. In low
+precision the variables of its results are float16, all others stay as they are: the statistics of
+``BatchNormalization``, the sizes of ``Resize``. What knows no float16 stays in FP32 altogether.
+"""
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+import numpy as np
+
+from ..errors import GraphError
+from .packages import onnx_package
+
+_FLOAT16_MAX = float(np.finfo(np.float16).max)
+_IN_FLOAT16 = "tensor(float16)"
+
+
+def to_float16(model: Any, lowered: Mapping[str, bool], low_inputs: bool = False, low_outputs: bool = False) -> int:
+    """Put casts to and from float16 into a model; return how many there are.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        In FP32; edited.
+    lowered : mapping of str to bool
+        By the first output of each node, whether that node runs in float16.
+    low_inputs, low_outputs : bool
+        Whether what the model takes and gives is float16 rather than FP32.
+    """
+    return _Caster(model, lowered).run(low_inputs, low_outputs)
+
+
+class _Caster:
+    """Edits the graph of a model from its inputs to its outputs."""
+
+    def __init__(self, model: Any, lowered: Mapping[str, bool]) -> None:
+        self.onnx = onnx_package()
+        self.graph, self.lowered = model.graph, lowered
+        inferred = self.onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
+        values = [*inferred.input, *inferred.value_info, *inferred.output]
+        self.types = {each.name: each.type.tensor_type.elem_type for each in values}
+        self.weights = {each.name: each for each in model.graph.initializer}
+        self.types.update((name, each.data_type) for name, each in self.weights.items())
+        self.version = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+        self.made: dict[tuple[str, int], str] = {}  # casts, and weights in another type
+        self.nodes: list[Any] = []
+        self.casts = 0
+
+    def run(self, low_inputs: bool, low_outputs: bool) -> int:
+        """Edit the graph."""
+        kinds = self.onnx.TensorProto
+        for each in self.graph.input if low_inputs else ():
+            self._retype(each, kinds.FLOAT16)
+        outputs = {each.name: each for each in self.graph.output}
+        nodes = list(self.graph.node)
+        for node in nodes:
+            self._lower(node, kinds)
+            self.nodes.append(node)
+        for each in outputs.values():
+            wanted = kinds.FLOAT16 if low_outputs and each.type.tensor_type.elem_type == kinds.FLOAT else \
+                each.type.tensor_type.elem_type
+            if self.types.get(each.name) != wanted:
+                self._cast_output(each.name, wanted, nodes)
+            each.type.tensor_type.elem_type = wanted
+        del self.graph.node[:], self.graph.value_info[:]
+        self.graph.node.extend(self.nodes)
+        used = {name for node in self.nodes for name in node.input} | set(outputs)
+        kept = [each for each in self.weights.values() if each.name in used]
+        del self.graph.initializer[:]
+        self.graph.initializer.extend(kept)
+        return self.casts
+
+    def _retype(self, value: Any, kind: int) -> None:
+        if value.type.tensor_type.elem_type == self.onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = self.types[value.name] = kind
+
+    def _lower(self, node: Any, kinds: Any) -> None:
+        """Give a node the types of its inputs and outputs, and casts before it."""
+        schema = self.onnx.defs.get_schema(node.op_type, self.version, node.domain)
+        known = {each.type_param_str: _IN_FLOAT16 in each.allowed_type_strs for each in schema.type_constraints}
+        read, given = _variables(schema.inputs, node.input), _variables(schema.outputs, node.output)
+        floats = {variable for name, variable in zip(node.output, given) if self.types.get(name) == kinds.FLOAT}
+        low = {variable for variable in floats if known.get(variable)} if self._may_lower(node) else set()
+        if not all(self._fits(name) for name, variable in zip(node.input, read) if variable in low):
+            low = set()
+        # What gives no values, as Shape and Greater, reads float16 where it is given nothing else.
+        for variable in {variable for variable in read if known.get(variable)} - floats:
+            types = {self.types.get(name) for name, each in zip(node.input, read) if each == variable}
+            low.update([variable] if types == {kinds.FLOAT16} else [])
+        for position, (name, variable) in enumerate(zip(node.input, read)):
+            kind = kinds.FLOAT16 if variable in low else kinds.FLOAT
+            if self.types.get(name) in (kinds.FLOAT, kinds.FLOAT16) and self.types[name] != kind:
+                node.input[position] = self._in_type(name, kind)
+        for name, variable in zip(node.output, given):
+            if self.types.get(name) == kinds.FLOAT and variable in low:
+                self.types[name] = kinds.FLOAT16
+
+    def _may_lower(self, node: Any) -> bool:
+        """Tell whether a node runs in float16; those that are told their type by an attribute are not touched."""
+        return bool(self.lowered.get(node.output[0])) and node.op_type not in ("Cast", "Constant", "ConstantOfShape")
+
+    def _fits(self, name: str) -> bool:
+        """Tell whether float16 can hold a constant, which is no weight's matter: masks have large ones."""
+        weight = self.weights.get(name)
+        if weight is None or weight.data_type != self.onnx.TensorProto.FLOAT:
+            return True
+        values = np.abs(self.onnx.numpy_helper.to_array(weight))
+        return bool((values[np.isfinite(values)] <= _FLOAT16_MAX).all())
+
+    def _in_type(self, name: str, kind: int) -> str:
+        """Return the name of a tensor in another type."""
+        if (name, kind) not in self.made:
+            to = "fp16" if kind == self.onnx.TensorProto.FLOAT16 else "fp32"
+            self.made[name, kind] = made = f"{name}_{to}"
+            if name in self.weights:
+                values = self.onnx.numpy_helper.to_array(self.weights[name]).astype(np.float16)
+                self.weights[made] = self.onnx.numpy_helper.from_array(values, made)
+            else:
+                self.nodes.append(self.onnx.helper.make_node("Cast", [name], [made], name=f"{made}_cast", to=kind))
+                self.casts += 1
+            self.types[made] = kind
+        return self.made[name, kind]
+
+    def _cast_output(self, name: str, kind: int, nodes: list[Any]) -> None:
+        """Let an output keep its name in another type than its producer gives."""
+        if name in self.weights or name not in {each for node in nodes for each in node.output}:
+            raise GraphError(f"the output {name!r} is an input or a weight: expected one that an operator gives")
+        inner = f"{name}_inner"
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                for position, each in enumerate(names):
+                    if each == name:
+                        names[position] = inner
+        self.nodes.append(self.onnx.helper.make_node("Cast", [inner], [name], name=f"{name}_cast", to=kind))
+        self.casts += 1
+
+
+def _variables(formal: Any, names: Any) -> list[str]:
+    """Return the type of each input or output by the schema, whose last one may stand for several."""
+    known = [formal[min(position, len(formal) - 1)] for position in range(len(names))]
+    return [each.type_str if each.is_homogeneous else "" for each in known]
