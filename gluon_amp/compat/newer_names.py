@@ -7,6 +7,8 @@ from typing import Any, Callable
 import mxnet as mx
 from mxnet import gluon
 
+from .._mxnet.arrays import map_arrays
+from ..convert.inputs import flat
 from ..replaced import Replaced
 
 # What takes a context, and is to take ``device`` as well.
@@ -23,6 +25,7 @@ _TAKES_DEVICE: tuple[tuple[Any, tuple[str, ...]], ...] = (
 # Newer names, and the older ones.
 _RENAMED: tuple[tuple[Any, str, str], ...] = (
     (mx, "Device", "Context"), (mx, "current_device", "current_context"), (mx, "device", "context"),
+    (mx.context, "Device", "Context"), (mx.context, "current_device", "current_context"),
     (gluon.Block, "reset_device", "reset_ctx"), (gluon.ParameterDict, "reset_device", "reset_ctx"),
     (gluon.Parameter, "reset_device", "reset_ctx"), (gluon.Parameter, "list_device", "list_ctx"),
     (gluon.ParameterDict, "list_device", "list_ctx"),
@@ -40,6 +43,31 @@ def add(replaced: Replaced) -> None:
         if not hasattr(owner, newer):
             replaced.put(owner, newer, _reset_ctx if (owner, older) == (gluon.Block, "reset_ctx")
                          else getattr(owner, older))
+    replaced.put(gluon, "metric", mx.metric)
+    replaced.put(gluon.utils, "split_and_load", _split_and_load(gluon.utils.split_and_load))
+    for block in (gluon.HybridBlock, gluon.SymbolBlock):
+        replaced.put(block, "forward", _taking_numpys(block.forward))
+
+
+def _split_and_load(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def split_and_load(data: Any, ctx_list: Any = None, batch_axis: int = 0, even_split: bool = True,
+                       device_list: Any = None) -> Any:
+        if isinstance(data, mx.np.ndarray) and not mx.util.is_np_array():  # networks and losses of 1.9.1 expect those
+            data = data.as_nd_ndarray()
+        return function(data, device_list if ctx_list is None else ctx_list, batch_axis, even_split)
+    return split_and_load
+
+
+def _taking_numpys(function: Callable) -> Callable:
+    """Let a network of MXNet 1's operators take ``mx.np`` arrays, and give such: in MXNet 2 there are no others."""
+    @functools.wraps(function)
+    def forward(block: gluon.HybridBlock, *args: Any) -> Any:
+        if mx.util.is_np_array() or not any(isinstance(each, mx.np.ndarray) for each in flat(args)):
+            return function(block, *args)
+        outputs = function(block, *map_arrays(lambda array: array.as_nd_ndarray(), args))
+        return map_arrays(lambda array: array.as_np_ndarray(), outputs)
+    return forward
 
 
 def _reset_ctx(block: gluon.Block, ctx: Any) -> None:

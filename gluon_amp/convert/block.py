@@ -27,7 +27,7 @@ from .calibration import Calibration
 from .convert import Conversion, with_fp32_parameters
 from .inputs import as_example, flat, traced_block
 from .model_files import save_model, split
-from .options import TARGET_DTYPE, Names, Options, Tuned
+from .options import TARGET_DTYPE, Names, Options, Tuned, data_may_come_second
 
 
 class ConvertedBlock(SymbolBlock):
@@ -137,6 +137,7 @@ class ConvertedBlock(SymbolBlock):
 
 
 @answers(dtype=TARGET_DTYPE)
+@data_may_come_second
 def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
                          target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                          conditional_fp32_ops: Sequence[ConditionalOp] | None = None,

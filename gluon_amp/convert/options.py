@@ -1,9 +1,10 @@
 """The arguments of a conversion, each read once and under one name."""
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Iterable, Iterator, Mapping, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Union
 
 import mxnet as mx
 from mxnet.gluon import Block
@@ -76,6 +77,16 @@ class Options:
         policies = device_policies({kind: chosen}, **self.lists)
         return replace(tuned(policies, self.tuning)[kind], excluded=self.exclude.nodes(graph, block), training=False,
                        disabled_passes=self.disabled_passes)
+
+
+def data_may_come_second(function: Callable) -> Callable:
+    """Let a conversion take its data behind the network, as MXNet 2's does: ``convert(net, data, 'float16')``."""
+    @functools.wraps(function)
+    def convert(block: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], (mx.nd.NDArray, list, tuple)):
+            return function(block, *args[1:], data_example=args[0], **kwargs)
+        return function(block, *args, **kwargs)
+    return convert
 
 
 def _types(target: object, dtypes: Iterable[object] | None = None, **given: Any) -> tuple[str | None, Request | None]:
