@@ -8,7 +8,7 @@ from typing import Any, Mapping, Sequence
 import mxnet as mx
 from mxnet.gluon import HybridBlock
 
-from .. import checks
+from .. import checks, passes
 from .._mxnet import blocks, mx2onnx
 from .._mxnet.arrays import cast_arrays, wait_for_statistics
 from .._mxnet.symbols import dtype_name, from_graph, to_graph
@@ -23,7 +23,7 @@ from ..elsewhere import answers
 from ..errors import DTypeError, GraphError, PolicyError, expected
 from ..files import replacing
 from ..graph import CAST, MULTICAST, Entry, Graph, operator, redirect
-from ..passes import Context, assign_dtypes
+from ..passes import Context
 from ..rules import Policy
 from . import check, precision
 from .packages import onnx_package
@@ -179,8 +179,9 @@ def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], da
     low: set[str] = set()
     casts = 0
     if policy is not None:
-        assign_dtypes.run(graph, Context.of(graph, policy))
-        low = {node.name for node in graph.operators() if Entry(node).dtype == FLOAT16}
+        planned = graph.copy()
+        passes.run(planned, Context.of(planned, policy))
+        low = {node.name for node in planned.operators() if Entry(node).dtype == FLOAT16}
         lowered = {output: name in low for output, name in made.origin.items()}
         casts = precision.to_float16(made.model, lowered, low_io, low_io)
     if dynamic_batch:

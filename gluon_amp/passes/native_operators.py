@@ -66,6 +66,13 @@ def _recorded(node: Node, context: Context) -> bool:
     return context.facts.recorded
 
 
+def _keeps_format(node: Node, readers: Readers) -> bool:
+    """Whether boxes come and go in one format, and some are compared."""
+    attrs = node.attrs
+    return (attrs.get("in_format", "corner") == attrs.get("out_format", "corner") and integer(attrs, "topk", -1) != 0
+            and readers.is_first_only(node))
+
+
 def _is_global_mean(node: Node, readers: Readers) -> bool:
     return pools_to_means(node.attrs)
 
@@ -211,6 +218,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "Pooling": Replacement("_gluon_amp_global_pool", (FLOAT32,), 16384, _is_global_mean, gains=_pools_slowly),
     "_contrib_BilinearResize2D": Replacement("_gluon_amp_resize", (FLOAT32,), 16384, _is_plain_resize, work=_results,
                                              rule=Rule(NEUTRAL, note="native bfloat16 kernel")),
+    "_contrib_box_nms": Replacement("_gluon_amp_box_nms", (FLOAT32,), 16384, _keeps_format),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
 }
 NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION, hard_swish.OP} | channels_last.NATIVE

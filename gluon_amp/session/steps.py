@@ -75,22 +75,20 @@ def _async_generator(region: Region, begun: Callable) -> Callable:
 def _steps(region: Region, body: Any) -> Iterator[Any]:
     """Yield what a generator or a coroutine yields, and run it in a region from one of them to the next."""
     step, given = body.send, None
-    try:
-        while True:
-            try:
-                with region():
-                    value = step(given)
-            except StopIteration as end:
-                return end.value
-            try:
-                step, given = body.send, (yield value)
-            except GeneratorExit:
-                raise
-            except BaseException as error:  # thrown in: the generator's own code may catch it
-                step, given = body.throw, error
-    finally:
-        with region():
-            body.close()
+    while True:
+        try:
+            with region():
+                value = step(given)
+        except StopIteration as end:
+            return end.value
+        try:
+            step, given = body.send, (yield value)
+        except GeneratorExit:  # before the end: from Python 3.13 on what has ended must not be closed
+            with region():
+                body.close()
+            raise
+        except BaseException as error:  # thrown in: the generator's own code may catch it
+            step, given = body.throw, error
 
 
 _awaited: Any = types.coroutine(_steps)

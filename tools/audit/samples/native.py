@@ -157,5 +157,12 @@ def _checks() -> Iterable[Sample]:
                      reference="multi_all_finite")
 
 
+def _boxes() -> Iterable[Sample]:
+    """Yield rows of scores and boxes."""
+    for data in (fixed(1, 30, 6), fixed(2, 64, 6)):
+        yield sample("_gluon_amp_box_nms", data, note=" x ".join(map(str, data.shape)), overlap_thresh=0.3,
+                     reference="_contrib_box_nms")
+
+
 SAMPLES: tuple[Sample, ...] = (*_in_both((*_pointwise(), *_rows(), *_products(), *_attention(), *_recurrent(), *_maps(),
-                                          *_updates())), *_means(), *_checks())
+                                          *_updates())), *_means(), *_checks(), *_boxes())
