@@ -17,8 +17,8 @@ from gluon_amp.rules import Policy
 NAME = "_gluon_amp_box_nms"
 ATTRS = [{}, {"id_index": 0}, {"id_index": 0, "force_suppress": True}, {"id_index": 0, "topk": 12}, {"topk": 3},
          {"topk": 1000}, {"id_index": 0, "background_id": 1, "valid_thresh": 0.3}, {"valid_thresh": 5},
-         {"id_index": 0, "in_format": "center", "out_format": "center", "overlap_thresh": 0.1}, {"overlap_thresh": 0.95},
-         {"score_index": 5, "coord_start": 0, "id_index": 4}]
+         {"id_index": 0, "in_format": "center", "out_format": "center", "overlap_thresh": 0.1},
+         {"overlap_thresh": 0.95}, {"score_index": 5, "coord_start": 0, "id_index": 4}]
 
 
 def boxes(samples, count, seed=0, ties=False, widest=3.0):
