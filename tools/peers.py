@@ -1,6 +1,7 @@
 """Run MXNet's own unit tests stock and with gluon_amp standing in for its AMP; list what fails with AMP only.
 
     python tools/peers.py CHECKOUT [--files test_loss.py ...] [--modes float32 bfloat16] [--json FILE]
+    python3.13 tools/peers.py CHECKOUT --modes --against FILE
 
 CHECKOUT is a copy of apache/mxnet's branch v1.x; its folder ``tests/python`` is enough. Every file runs in a process of
 its own, test_operator.py in several: stock, then after ``gluon_amp.install()`` and ``gluon_amp.init(mode)`` for each
@@ -8,8 +9,9 @@ mode. A process that dies, or whose test takes too long, goes on behind that tes
 ``--limit`` ends, and what it has not run is listed. In float32 nothing may differ. In low precision, arrays that leave
 a test's tolerance by no more than rounding count as equal, and the summary says how many tests needed that. The mode
 ``install`` leaves AMP off. With ``--native`` operators run in C++ at every size, rather than from the size on at which
-they gain: most tests are smaller. The exit code is 1 if a test fails with AMP only and is not in ``EXPLAINED`` or, in
-low precision, in ``ROUNDED``.
+they gain: most tests are smaller. ``--against`` takes the FILE of a run on another Python, and also lists what passed
+stock there and does not here, as with NumPy 2, where "stock" means that this package is imported. The exit code is 1 if
+a test fails with AMP only and is not in ``EXPLAINED`` or, in low precision, in ``ROUNDED``.
 """
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Iterator, Mapping, NamedTuple
 
-from peers_expectations import EXPLAINED, FILES, LEFT_OUT, ROUNDED, TOO_SLOW
+from peers_expectations import EXPLAINED, FILES, LEFT_OUT, NUMPY_2, ROUNDED, TOO_SLOW
 
 TOOLS = Path(__file__).resolve().parent
 PASSED, FAILED, SKIPPED, DIED, TOO_LONG, NOT_RUN = "passed", "failed", "skipped", "died", "took too long", "did not run"
@@ -69,6 +71,8 @@ def main() -> int:
                 outcomes[mode] = run_file(tests, name, mode, arguments, outcomes[STOCK])
             everything[name] = outcomes
             new = list(compare(name, outcomes))
+            if arguments.against:
+                new += _against(name, json.loads(arguments.against.read_text()).get(name, {}), outcomes[STOCK])
             print(_summary(name, outcomes), flush=True)
             for finding in new:
                 print(_line(finding), flush=True)
@@ -76,7 +80,8 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(everything, indent=1))
     unexplained = [finding for finding in findings if not finding.reason]
-    print(f"\n{len(findings)} tests fail with AMP only, {len(unexplained)} of them without a reason")
+    print(f"\n{len(findings)} tests fail with AMP only{', or on this Python only' * bool(arguments.against)}, "
+          f"{len(unexplained)} of them without a reason")
     return bool(unexplained)
 
 
@@ -85,13 +90,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("checkout", type=Path, help="a copy of apache/mxnet's branch v1.x")
     parser.add_argument("--files", nargs="+", metavar="FILE", help="files of tests/python, as mkl/test_contrib_amp.py "
                         f"(default: {' '.join(FILES)})")
-    parser.add_argument("--modes", nargs="+", default=["install", "float32", "bfloat16"], choices=MODES,
+    parser.add_argument("--modes", nargs="*", default=["install", "float32", "bfloat16"], choices=MODES,
                         help="types given to init, or install (default: install float32 bfloat16)")
     parser.add_argument("--native", action="store_true", help="run operators in C++ whatever their size")
     parser.add_argument("-k", dest="keyword", default="", help="pytest's expression for the tests to run, "
                         "among them those that are too slow otherwise")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one test (default: 120)")
     parser.add_argument("--limit", type=float, default=1200, help="seconds for one process (default: 1200)")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="what --json wrote on another Python")
     parser.add_argument("--json", type=Path, help="write the outcome of every test here")
     return parser.parse_args()
 
@@ -214,6 +220,15 @@ def compare(name: str, outcomes: dict[str, dict[str, Outcome]]) -> Iterator[Find
             if outcome.result not in (PASSED, SKIPPED):
                 function = test.rpartition("::")[2].partition("[")[0]
                 yield Finding(name, test, mode, outcome, {**rounded, **EXPLAINED}.get((name, function), ""))
+
+
+def _against(name: str, others: Mapping[str, list], outcomes: Mapping[str, Outcome]) -> Iterator[Finding]:
+    """Yield what passed stock on another Python, and does not here."""
+    for test, (result, *_) in others.get(STOCK, {}).items():
+        outcome = outcomes.get(test, Outcome(NOT_RUN))
+        if result == PASSED and outcome.result not in (PASSED, SKIPPED):
+            function = test.rpartition("::")[2].partition("[")[0]
+            yield Finding(name, test, "stock here", outcome, NUMPY_2.get((name, function), ""))
 
 
 def _summary(name: str, outcomes: dict[str, dict[str, Outcome]]) -> str:

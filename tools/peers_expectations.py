@@ -5,7 +5,17 @@ from __future__ import annotations
 ALL = ("",)
 FILES = {
     "mkl/test_contrib_amp.py": ALL,
+    "mkl/test_subgraph.py": ALL,
+    "mkl/test_mkldnn.py": ALL,
+    "mkl/test_bf16_operator.py": ALL,
+    "quantization/test_quantization.py": ALL,
     "unittest/test_autograd.py": ALL,
+    "unittest/test_higher_order_grad.py": ALL,
+    "unittest/test_sparse_operator.py": ALL,
+    "unittest/test_optimizer.py": ALL,
+    "unittest/test_gluon_estimator.py": ALL,
+    "unittest/test_gluon_contrib.py": ALL,
+    "unittest/test_numpy_op.py": ALL,
     "unittest/test_loss.py": ALL,
     "unittest/test_gluon_trainer.py": ALL,
     "unittest/test_symbol.py": ALL,
@@ -69,3 +79,6 @@ ROUNDED["unittest/test_symbol.py", "test_eliminate_common_expr"] = (
     "it counts the nodes of graphs: where float16 is imitated, each tensor is rounded by nodes of its own")
 ROUNDED["unittest/test_module.py", "test_module_dtype"] = (
     "the outputs of two devices are joined outside of graphs, where imitated float16 gives FP32 arrays")
+
+# Tests that pass stock with NumPy 1 and not with NumPy 2, and why they may.
+NUMPY_2: dict[tuple[str, str], str] = {}
