@@ -7,7 +7,7 @@ import sys
 import warnings
 from typing import Iterable, Sequence
 
-_INSIDE = ("gluon_amp", "mxnet")  # packages whose code is not the user's
+_INSIDE = ("gluon_amp", "mxnet", "contextlib")  # packages whose code is not the user's
 _LONGEST = 160  # characters of a value in an error; a network's would fill the screen
 
 

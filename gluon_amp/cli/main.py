@@ -15,7 +15,7 @@ from .words import complain
 # Modules of this package, in the order of the help text.
 COMMANDS = ("run", "env", "convert", "info", "compare", "export-onnx", "report", "advise", "check", "launch")
 
-FAILURE = 1
+FAILURE, INTERRUPTED = 1, 130
 
 _EXAMPLES = """\
 examples:
@@ -51,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 warnings.showwarning = lambda message, *_, **__: complain(
                     f"gluon-amp {arguments.command}: warning: {message}")
             return arguments.run(arguments)
+    except KeyboardInterrupt:
+        complain(f"gluon-amp {arguments.command}: interrupted")
+        return INTERRUPTED
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
     except (AmpError, ImportError) as error:  # a package that only this command needs

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -15,8 +16,8 @@ from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS, LOW_PRECISION, normalize
-from ..errors import StateError, expected
-from ..session.autocast import active_dtype
+from ..errors import DTypeError, StateError, expected
+from ..session.autocast import active_dtype, autocast
 from ..training.trainer_scaler import TrainerScaler
 from .formats import Losses, losses
 from .recording.events import FLOATS
@@ -36,8 +37,9 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
     net : Block or dict of str to NDArray
         A network with initialized parameters, or parameters by name.
     data : NDArray or sequence of them, optional
-        As :func:`gluon_amp.report` takes it. The network is then run once under the settings in force, to tell the
-        parameters that are read in low precision from those that stay FP32. Without it all are taken to be read so.
+        As :func:`gluon_amp.report` takes it. The network is then run once, in ``target_dtype`` or under the settings in
+        force, to tell the parameters that are read in low precision from those that stay FP32. Without it, and where
+        the machine cannot run the type, all are taken to be read so.
     target_dtype : {'float16', 'bfloat16'}, numpy dtype or None
         The type. None takes the one in force on the device that the parameters are on, else that of its kind:
         bfloat16 for a CPU, float16 for a GPU.
@@ -71,14 +73,25 @@ def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dt
         for name, array in arrays.items():
             checks.instance(f"net[{name!r}]", array, NDArray, "an NDArray")
     else:
-        lowered = None if data is None else {read.name for row in report(net, data).operators for read in row.inputs
-                                             if read.operator is None and read.dtype in LOW_PRECISION}
-        arrays = _parameters(net, "preflight")
+        arrays, lowered = _parameters(net, "preflight"), None
     device = next((array.context for array in arrays.values()), cpu())
     target = wanted or active_dtype(device) or (FLOAT16 if device.device_type == "gpu" else BFLOAT16)
+    if data is not None:
+        lowered = _lowered(net, data, None if wanted in (None, active_dtype(device)) else wanted)
     rows = [ParameterRow(name, lowered is None or name in lowered, losses(_values(array), FORMATS[target]))
             for name, array in arrays.items() if dtype_name(array.dtype) in FLOATS]
     return Preflight(target, tuple(rows))
+
+
+def _lowered(net: Any, data: Any, dtype: str | None) -> set[str] | None:
+    """Name the parameters that are read in a type, that in force by default; None where the machine cannot run it."""
+    try:
+        region: Any = nullcontext() if dtype is None else autocast(dtype=dtype)
+    except DTypeError:
+        return None
+    with region:
+        return {read.name for row in report(net, data).operators for read in row.inputs
+                if read.operator is None and read.dtype in LOW_PRECISION}
 
 
 def _parameters(net: Any, caller: str) -> dict[str, NDArray]:

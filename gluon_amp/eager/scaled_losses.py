@@ -92,6 +92,11 @@ def note_backward(heads: Sequence[NDArray]) -> None:
         _record.passes = _Passes(scaled, others + 1)
 
 
+def passes() -> tuple[int, int]:
+    """Return how many backward passes there were: of scaled losses, and of others."""
+    return _record.passes
+
+
 def check(trainer: Trainer) -> None:
     """Warn when an update is about to apply gradients with a scale that the trainer does not divide out."""
     before = _record.at_update.get(trainer, _Passes())

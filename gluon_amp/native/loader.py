@@ -167,12 +167,26 @@ def _obstacle(path: Path) -> str:
         return f"switched off by {VARIABLE}=0"
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return f"made for Linux on x86-64, not for {platform.system()} on {platform.machine()}"
+    if not path.exists() and _is_source(path):
+        return (f"this is the source folder {path.parents[2]}, in which {path.name} was not built; what pip has "
+                "installed is elsewhere. Start Python in another folder, or run: python -m pip install -e .")
     if not path.exists():
         return (f"{path.name} was not built: no C++17 compiler with OpenMP was found when gluon_amp was installed. "
                 "Install one (such as the package g++) and install gluon_amp again")
     if _is_cut_short(path):
         return f"{path.name} is cut short: install gluon_amp again"
     return ""
+
+
+def _is_source(path: Path) -> bool:
+    """Tell whether a library would lie in the package's source folder, while another copy of it is installed."""
+    try:
+        files = metadata.files("gluon_amp") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    installed = [Path(str(file.locate())).resolve() for file in files if file.name == path.name]
+    return ((path.parents[2] / "setup.py").exists()
+            and any(each != path.resolve() and each.exists() for each in installed))
 
 
 def _is_cut_short(path: Path) -> bool:

@@ -13,7 +13,7 @@ from .._mxnet import trainers
 from ..dtypes import FLOAT16
 from ..eager import scaled_losses
 from ..elsewhere import answers
-from ..errors import StateError, expected
+from ..errors import StateError, expected, warn
 from ..session.autocast import active_dtype, is_active
 from ..state.blocks import block_settings
 from ..state.in_force import in_force
@@ -237,8 +237,18 @@ def _scaling(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_
         if len(scales) != 1:
             raise StateError(f"scale_loss: the trainers have different scales ({sorted(scales)}). Give them one "
                              "scaler: amp.init_trainer(trainer, loss_scaler=scaler) for each")
-        scale = scales.pop()
+        scale, before = scales.pop(), scaled_losses.passes()
         yield scaled(loss, scale)
+        if scale != 1.0:
+            _warn_of_unscaled_backward(before, scaled_losses.passes(), scale)
+
+
+def _warn_of_unscaled_backward(before: tuple[int, int], after: tuple[int, int], scale: float) -> None:
+    """Warn where a loss was differentiated within ``scale_loss``, and none that is scaled."""
+    if after[0] == before[0] and after[1] > before[1]:
+        warn(f"inside scale_loss a loss was differentiated that is not scaled: its gradients will be divided by the "
+             f"scale {scale:g} all the same, so that weights hardly change. Call backward() on what scale_loss gives: "
+             "with amp.scale_loss(loss, trainer) as scaled_loss: scaled_loss.backward()")
 
 
 def losses_in(name: str, value: Loss) -> list[NDArray]:

@@ -102,3 +102,17 @@ def test_it_runs_as_a_module():
     command = [sys.executable, "-m", "gluon_amp.cli", "--help"]
     child = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "env" in child.stdout
+
+
+def test_an_interrupt_ends_in_one_line(monkeypatch, capsys):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gluon_amp.cli.env.run", interrupted)
+    assert main(["env"]) == 130
+    assert capsys.readouterr().err == "gluon-amp env: interrupted\n"
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "gluon_amp", "--version"], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("gluon-amp ")

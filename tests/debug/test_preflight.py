@@ -163,3 +163,15 @@ class TestScale:
             amp.suggest_scale("abc")
         with pytest.raises(amp.StateError, match=r"suggest_scale: .*initialized"):
             amp.suggest_scale(nn.Dense(2, in_units=2))
+
+
+def test_a_type_is_asked_for_while_amp_is_off_or_runs_another():
+    net = mx.gluon.nn.Dense(3, in_units=2)
+    net.initialize()
+    net.weight.set_data(mx.nd.ones((3, 2)) * 1e6)
+    data = mx.nd.ones((1, 2))
+    wanted = f"1 of 2 parameters do not fit in float16: {net.weight.name} (of 6 values 6 overflow)"
+    assert amp.preflight(net, data, target_dtype="float16").summary == wanted
+    amp.init("float16")
+    assert amp.preflight(net, data, target_dtype="float16").summary == wanted
+    assert amp.preflight(net, data, target_dtype="bfloat16").summary == "all 2 parameters fit in bfloat16"

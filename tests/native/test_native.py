@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import types
 from pathlib import Path
 
 import mxnet as mx
@@ -84,6 +85,17 @@ def test_library_that_was_not_built(tmp_path):
     assert library.operators == frozenset()
     assert "was not built" in library.missing
     assert "compiler" in library.missing
+
+
+def test_the_source_folder_of_an_installed_package(tmp_path, monkeypatch):
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "_core.so").touch()
+    installed = types.SimpleNamespace(name="_core.so", locate=lambda: tmp_path / "site" / "_core.so")
+    monkeypatch.setattr(loader.metadata, "files", lambda name: [installed])
+    told = load_path(tmp_path / "gluon_amp" / "native" / "_core.so").missing
+    assert told.startswith(f"this is the source folder {tmp_path}, in which _core.so was not built")
+    assert told.endswith("Start Python in another folder, or run: python -m pip install -e .")
 
 
 def test_library_that_does_not_load(tmp_path):

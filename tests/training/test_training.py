@@ -559,6 +559,20 @@ class TestMisuse:
             trainer.step(4)
         assert same(before, weights(net))
 
+    def test_the_loss_itself_is_differentiated_within_scale_loss(self):
+        net, trainer = make(scaler=64.0)
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 8))).sum()
+            with pytest.warns(UserWarning, match=r"divided by the scale 64 all the same.*scaled_loss\.back") as told, \
+                    amp.scale_loss(loss, trainer):
+                loss.backward()
+        assert told[0].filename == __file__
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 8))).sum()
+            with amp.scale_loss(loss, trainer) as scaled_loss:  # one beside it is nobody's mistake
+                loss.backward(retain_graph=True)
+                scaled_loss.backward()
+
     def test_init_trainer_before_init(self):
         amp.deinit()
         with pytest.raises(amp.StateError, match=r"call amp.init\(\) before"):

@@ -1,0 +1,2 @@
+"""``python -m gluon_amp``."""
+from .cli import __main__ as __main__
