@@ -17,6 +17,7 @@ DESIGN = ROOT.parent / "docs" / "design.md"
 # From the top to the bottom: a module may import from lower lines only, or from its own package.
 LAYERS = {
     "__init__": "the public names",
+    "__main__": "python -m gluon_amp",
     "cli": "the command gluon-amp",
     "compat": "the faces for people from elsewhere: Apex's levels, torch's GradScaler, mxnet.contrib.amp, MXNet 2",
     "debug": "report, explain, trace_overflow, compare, search_exclusions, preflight, advise, monitor",
@@ -44,6 +45,7 @@ LAYERS = {
     "nested": "values that nest, in threads and asyncio tasks",
     "replaced": "attributes that are replaced for a while",
     "files": "files that are written whole or not at all",
+    "_cpus": "the CPUs that the process may use, and MXNet's threads",
     "_cuda": "the CUDA driver and its run-time compiler, asked directly",
     "_isa": "the instructions that oneDNN uses",
     "_memory": "what glibc does with freed memory",
@@ -54,7 +56,7 @@ GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of 
 INSIDE = {
     "compat": ["stand_in", "newer_names", "grad_scaler", "opt_level", "views", "__init__"],
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "differences", "report",
-              "formats", "console", "recording", "__init__"],
+              "formats", "console", "notebook", "recording", "__init__"],
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],
     "session": ["functions", "autocast", "steps", "hooks", "block_calls", "__init__"],
     "plan": ["cached_op", "gradient_order", "executors", "observers", "planner", "traced", "converted_symbols",
@@ -68,7 +70,7 @@ INSIDE = {
     "graph": ["__init__", "subgraphs", "edit", "graph", "decision", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "dtypes", "checks", "elsewhere", "errors", "files",
-                 "nested", "replaced", "training/loss_scaler", "_cuda", "_isa", "_memory", "_start"}
+                 "nested", "replaced", "training/loss_scaler", "_cpus", "_cuda", "_isa", "_memory", "_start"}
 MAY_USE_PRIVATE_NAMES = ("_mxnet", "session/hooks")  # to replace names of MXNet is what hooks are
 OF_PYTHON = {"_asdict", "_exit", "_fields", "_getframe", "_replace"}
 OF_MXNETS_EXECUTORS = {"_ctx", "_grad_req", "_group2ctx", "_monitor_all"}  # which plan/executors derives its class from

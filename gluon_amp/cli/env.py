@@ -13,7 +13,7 @@ from typing import Any, Iterator
 import mxnet as mx
 import numpy as np
 
-from .. import _cuda, _isa, _memory, _start, native
+from .. import _cpus, _cuda, _isa, _memory, _start, native
 from .._mxnet import gpus
 from ..dtypes import FLOAT32, cpu_isa, cuda_support
 from ..state.devices import device_supports, verdict
@@ -60,7 +60,8 @@ def _facts(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "oneDNN says", "; ".join(machine["onednn"])
     yield "AMX tiles", machine["amx"]
     yield "threads", (f"OMP_NUM_THREADS={machine['threads']}" if machine["threads"] else
-                      "OMP_NUM_THREADS is not set: MXNet takes half of the logical processors")
+                      "OMP_NUM_THREADS is not set: MXNet takes half of the logical processors"
+                      ) + (f". {machine['misfit']}" if machine["misfit"] else "")
     yield "freed memory", machine["freed_memory"]
     yield "GPUs", "; ".join(gpu["reason"] if gpu["has_kernels"] else f"unused: {gpu['reason']}"
                             for gpu in machine["gpus"]) or _no_gpus()
@@ -91,6 +92,7 @@ def environment() -> dict[str, Any]:
         "native_operators": {library.name: library.missing or "loaded" for library in native.load()},
         "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],
         "threads": os.environ.get("OMP_NUM_THREADS"), "processors": os.cpu_count(),
+        "usable_cpus": _cpus.allowed(), "misfit": _cpus.misfit(),
         "freed_memory": _freed_memory(_memory.obstacle(os.environ)),
         "gpus": [_gpu(index) for index in range(gpus.count())],
         "gpu_driver": _cuda_versions(),

@@ -9,11 +9,12 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
-from .. import _isa
+from .. import _cpus, _isa
 from ..dtypes import FLOAT32, LOW_PRECISION, Support
 from ..errors import expected
 from ..rules import FP32, Cause
 from ..state.devices import support
+from .notebook import Shown
 from .report import Report, report
 from .report.flops import MATRIX_OPERATORS
 from .report.rows import OperatorRow
@@ -73,8 +74,8 @@ def advices(situation: Situation) -> Advices:
     return Advices(tuple(sorted(given, key=lambda advice: -2.0 if advice.share is None else -advice.share)))
 
 
-@dataclass(frozen=True)
-class Advices:
+@dataclass(frozen=True, repr=False)
+class Advices(Shown):
     """What :func:`gluon_amp.advise` found; print it.
 
     Attributes
@@ -196,8 +197,11 @@ def _unused_amx(situation: Situation) -> Iterator[Advice]:
                             "import gluon_amp before MXNet runs its first operator, and leave DNNL_MAX_CPU_ISA unset")
 
 
-def _few_threads(situation: Situation) -> Iterator[Advice]:
-    if not situation.threads and situation.processors > 1 and situation.report.device_type == "cpu":
+def _threads(situation: Situation) -> Iterator[Advice]:
+    misfit = _cpus.misfit()
+    if misfit and situation.report.device_type == "cpu":
+        yield Advice("threads", misfit)
+    elif not situation.threads and situation.processors > 1 and situation.report.device_type == "cpu":
         yield Advice("threads", f"OMP_NUM_THREADS is not set: MXNet then uses half of the {situation.processors} "
                                 "logical processors. Set it to the number of cores before Python starts")
 
@@ -311,5 +315,5 @@ def _not_as_planned(situation: Situation) -> Iterator[Advice]:
 
 
 CHECKS: tuple[Callable[[Situation], Iterator[Advice]], ...] = (
-    _is_off, _no_hardware, _unused_amx, _few_threads, _not_as_planned, _not_hybridized, _by_cause, _odd_channels,
+    _is_off, _no_hardware, _unused_amx, _threads, _not_as_planned, _not_hybridized, _by_cause, _odd_channels,
     _no_kernel, _parameter_casts, _casts, _other_time)

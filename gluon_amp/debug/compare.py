@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -15,6 +15,7 @@ from ..rules import Policy
 from ..state.state import State
 from .console import print_table
 from .differences import SEED, OperatorError, difference, first_infinite, isolated_errors, relative_error
+from .notebook import Shown
 from .recording.events import is_float
 from .recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
 from .report.plot import COLOURS, save_figure
@@ -28,8 +29,8 @@ _PANELS = (("output", "accumulated", "isolated"), ("gradient", "gradient", "isol
 ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """What :func:`compare` found.
 
     Attributes
@@ -45,6 +46,7 @@ class Comparison:
         of a bias before batch normalization, the error is relative to that thousandth.
     """
 
+    _rest: ClassVar[str] = "its print(count=1000)"
     dtype: str
     operators: tuple[OperatorError, ...]
     outputs: tuple[float, ...]
@@ -108,6 +110,10 @@ class Comparison:
 
     def __rich__(self) -> Table:
         return self.table()
+
+    def _shown_table(self) -> Table:
+        """Return the operators with the largest errors."""
+        return self.table(count=20)
 
     def __str__(self) -> str:
         return self.summary

@@ -13,6 +13,7 @@ from ..errors import GraphError, StateError, closest, expected
 from ..plan.cached_op import prepared_operations
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
 from ..state.in_force import in_force
+from .notebook import Shown
 from .report import Report, report
 from .report.match import planned
 from .report.rows import InputRow, InsertedRow, OperatorRow, make_rows
@@ -103,8 +104,8 @@ class OperatorExplanation:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown):
     """What :func:`gluon_amp.explain` found; print it.
 
     Attributes

@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Sequence
 
 import numpy as np
 from mxnet import Context, autograd, cpu, gluon
@@ -20,6 +20,7 @@ from ..errors import DTypeError, StateError, expected
 from ..session.autocast import active_dtype, autocast
 from ..training.trainer_scaler import TrainerScaler
 from .formats import Losses, losses
+from .notebook import Shown
 from .recording.events import FLOATS
 from .report import report
 
@@ -132,8 +133,8 @@ class ParameterRow:
         return not (self.losses.overflowed or self.losses.flushed or self.losses.not_finite)
 
 
-@dataclass(frozen=True)
-class Preflight:
+@dataclass(frozen=True, repr=False)
+class Preflight(Shown):
     """What :func:`gluon_amp.preflight` found.
 
     Attributes
@@ -144,6 +145,7 @@ class Preflight:
         All of them.
     """
 
+    _rest: ClassVar[str] = "its parameters"
     target_dtype: str
     parameters: tuple[ParameterRow, ...]
 
@@ -187,6 +189,10 @@ class Preflight:
         return table
 
     def __rich__(self) -> Table:
+        return self.table()
+
+    def _shown_table(self) -> Table:
+        """Return the parameters that do not fit."""
         return self.table()
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
@@ -13,6 +13,7 @@ from ...dtypes import INT8, LOW_PRECISION
 from ...errors import expected
 from ...state.in_force import in_force
 from ..console import print_table
+from ..notebook import Shown
 from .capture import capture
 from .plot import plot
 from .rows import InsertedRow, OperatorRow, make_rows
@@ -85,8 +86,8 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
                   current.reason if current is not None else "", device.device_id)
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
     """What one run of a network showed; made by :func:`gluon_amp.report`.
 
     Attributes
@@ -123,6 +124,7 @@ class Report:
         json.dump(found.to_dict(), file)
     """
 
+    _rest: ClassVar[str] = "print() of it lists the operators; amp.explain(net, name) says why"
     operators: tuple[OperatorRow, ...]
     inserted: tuple[InsertedRow, ...]
     train: bool
@@ -312,6 +314,10 @@ class Report:
 
     def __rich__(self) -> Table:
         return self.table()
+
+    def _shown_table(self) -> Table:
+        """Return a line for each kind of operator, the largest share of the arithmetic first."""
+        return self.table("op")
 
     def __str__(self) -> str:
         return self.summary
