@@ -51,6 +51,15 @@ def test_a_metric_without_a_sum_says_so():
         _ = Bare("bare").sum_metric
 
 
+@pytest.mark.parametrize("make", [mx.nd.array, mx.np.array])
+def test_functions_of_numpy_take_arrays(make):
+    array = make([[1.0, 2.0], [3.0, 4.0]])
+    np.testing.assert_array_equal(np.array(array), [[1, 2], [3, 4]])
+    assert np.asarray([array, array], dtype="int32").tolist() == [[[1, 2], [3, 4]]] * 2
+    assert np.all(array == array)
+    assert (2 * np.float32(2) * array).shape == (np.ones((2, 2), "float32") * array.asnumpy()).shape
+
+
 @pytest.mark.parametrize("label", [4, 2.5, np.float32(3), [1, 2, 3], np.arange(3.0)])
 def test_records_hold_labels(label):
     packed = mx.recordio.pack((0, label, 7, 0), b"data")

@@ -8,6 +8,7 @@ import numbers
 import struct
 from typing import Any, Callable
 
+import mxnet as mx
 import numpy as np
 from mxnet import _ctypes, metric, recordio
 
@@ -81,10 +82,19 @@ def _pack_img(header: Any, img: Any, quality: int = 95, img_fmt: str = ".jpg") -
     return _pack(header, encoded.tobytes())
 
 
+def _as_array(array: mx.nd.NDArray, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    """Give the values to functions of NumPy's, as ``np.all``: NumPy 1 took arrays of MXNet's for nested lists."""
+    if copy is False:
+        raise ValueError("expected copy=None or True: the values of an array of MXNet's are always copied")
+    values = array.asnumpy()
+    return values if dtype is None else values.astype(dtype, copy=False)
+
+
 # What is replaced in MXNet, and by what.
 MENDS: tuple[tuple[Any, str, Any], ...] = (
     (_ctypes.ndarray, "str", _written), (_ctypes.symbol, "str", _written),
     (metric.EvalMetric, "sum_metric", _Sum("sum_metric")),
     (metric.EvalMetric, "global_sum_metric", _Sum("global_sum_metric")),
+    (mx.nd.NDArray, "__array__", _as_array),
     (recordio, "pack", _pack), (recordio, "pack_img", _pack_img),
 )
