@@ -15,6 +15,11 @@ from typing import Iterator
 
 PROJECT = Path(__file__).resolve().parents[1]
 WHEELS = PROJECT / "build" / "pythons"
+# What runs on the newest Python, and with NumPy 2, beside the sample: imports, training, conversion and files.
+TESTS = ("tests/test_numpy_2.py", "tests/test_start.py", "tests/training/test_training.py",
+         "tests/training/test_checkpoint.py", "tests/convert/test_outputs.py", "tests/convert/test_convert.py")
+# MXNet alone, which NumPy 2 cannot be imported with.
+NEEDS_STOCK = "tests/convert/test_convert.py::TestFiles::test_stock_mxnet_loads_and_runs_them"
 SAMPLE = PROJECT / "examples" / "three_lines" / "after.py"
 # The sample's network and data, as small as they need be here.
 SMALLER = {"resnet50_v1": "resnet18_v1", "(16, 3, 224, 224)": "(2, 3, 64, 64)", "arange(16)": "arange(2)",
@@ -86,6 +91,11 @@ def try_on(program: str, version: str, package: Path, folder: Path) -> bool:
     commands = [[program, "-m", "venv", str(home)], [*install, "--no-deps", "mxnet==1.9.1"],
                 [*install, f"{package}[cpu,native]"],
                 [*install, "--force-reinstall", "--no-deps", str(package)], [run, "-c", IMPORTS], [run, "-c", sample()]]
+    if version == named()[-1]:
+        tests = [str(PROJECT / name) for name in TESTS]
+        commands += [[*install, "pytest", "opencv-python-headless", "scikit-learn"],
+                     [run, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--rootdir", str(PROJECT),
+                      "-c", str(PROJECT / "pyproject.toml"), *tests, "--deselect", NEEDS_STOCK]]
     environ = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     for command in commands:
         if subprocess.run(command, env={**environ, "PYTHONWARNINGS": "ignore"}, cwd=WHEELS).returncode:

@@ -647,7 +647,7 @@ class TestBadInput:
 
     def test_example_data_in_the_place_of_a_type(self):
         with pytest.raises(DTypeError, match="data_example="):
-            amp.convert_hybrid_block(nn.Dense(2), mx.nd.ones((1, 2)))
+            amp.convert_hybrid_block(nn.Dense(2), target_dtype=mx.nd.ones((1, 2)))
 
     def test_code_that_cannot_be_traced(self):
         class Asks(HybridBlock):
