@@ -13,6 +13,8 @@ from mxnet.optimizer import Optimizer
 
 from ..errors import expected
 
+STATES_BEGIN = b"gluon_amp trainer states "  # of a file, before the number of its form
+
 _CODE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 _PLAIN = (bool, int, float, str, type(None))
 

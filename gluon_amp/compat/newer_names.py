@@ -45,8 +45,7 @@ def add(replaced: Replaced) -> None:
                          else getattr(owner, older))
     replaced.put(gluon, "metric", mx.metric)
     replaced.put(gluon.utils, "split_and_load", _split_and_load(gluon.utils.split_and_load))
-    for block in (gluon.HybridBlock, gluon.SymbolBlock):
-        replaced.put(block, "forward", _taking_numpys(block.forward))
+    replaced.put(gluon.HybridBlock, "forward", _taking_numpys(gluon.HybridBlock.forward))
 
 
 def _split_and_load(function: Callable) -> Callable:

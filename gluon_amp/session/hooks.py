@@ -19,6 +19,7 @@
 - ``reshape`` and ``[...]`` of arrays: parts and other shapes of arrays in bfloat16 are FP32, as most of oneDNN's
   operators do not take them in bfloat16.
 - ``Trainer._update``: what the optimizer has written, and gradients with another trainer's loss scale.
+- ``Trainer.load_states``: files of ``amp.save_states``, which MXNet cannot read.
 - ``Trainer.amp_loss_scale``: a property that MXNet does not have.
 - ``Symbol.tojson`` and ``Symbol.save``: what is written of a symbol is without the marks of regions.
 - ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
@@ -30,6 +31,7 @@ inference are not trained, and take no other parameters than their own.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from contextlib import contextmanager
 from typing import Any, Callable, ContextManager, Iterator, Tuple
@@ -47,6 +49,7 @@ from .. import _memory
 from .._mxnet import trainers
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Invoke
+from .._mxnet.optimizer_states import STATES_BEGIN
 from .._mxnet.symbols import make_save, make_symbol_creator, make_tojson
 from ..dtypes import BFLOAT16
 from ..eager import scaled_losses
@@ -57,6 +60,7 @@ from ..eager.native import make_native_invoke
 from ..eager.own_gradients import loss_scale
 from ..eager.second_gradients import NOT_TWICE
 from ..eager.written import written
+from ..errors import StateError
 from ..plan import converted_symbols
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.executors import make_bind, make_forward, make_simple_bind
@@ -243,6 +247,17 @@ def _make_update(original: Callable) -> Callable:
     return update
 
 
+def _make_load_states(original: Callable) -> Callable:
+    @functools.wraps(original)
+    def load_states(trainer: Trainer, fname: Any) -> None:
+        with open(fname, "rb") as file:
+            if file.read(len(STATES_BEGIN)) == STATES_BEGIN:
+                raise StateError(f"{os.fspath(fname)!r} was written by amp.save_states: expected "
+                                 "amp.load_states(trainer, fname) for it")
+        original(trainer, fname)
+    return load_states
+
+
 def _make_amp_loss_scale(original: Any) -> property:
     def amp_loss_scale(trainer: Trainer) -> float:
         """Return the loss scale for the next backward; 1.0 without a loss scaler."""
@@ -276,6 +291,7 @@ _REPLACEMENTS: _Replacements = (
     (NDArray, "__getitem__", _make_view),
     (mx.np.ndarray, "__getitem__", _make_view),
     (Trainer, "_update", _make_update),
+    (Trainer, "load_states", _make_load_states),
     (Trainer, "amp_loss_scale", _make_amp_loss_scale),
     (mx.sym.Symbol, "tojson", make_tojson),
     (mx.sym.Symbol, "save", make_save),

@@ -11,15 +11,15 @@ from mxnet import gluon
 
 from .. import checks
 from .._mxnet import optimizer_states, trainers
-from .._mxnet.optimizer_states import known_classes
+from .._mxnet.optimizer_states import STATES_BEGIN, known_classes
 from .._mxnet.unpickling import unpickle
 from ..errors import StateError, expected
 from ..files import replacing
 from .loss_scaler import LossScaler, ScalerState
 from .trainer_scaler import TrainerScaler, UnscaledTrainer, attached_scalers
 
-_MAGIC = b"gluon_amp trainer states 2\n"
-_PICKLED = b"gluon_amp trainer states 1\n"  # as versions before wrote them
+_MAGIC = STATES_BEGIN + b"2\n"
+_PICKLED = STATES_BEGIN + b"1\n"  # as versions before wrote them
 
 
 def state_dict() -> dict[str, dict[str, float]]:
@@ -62,7 +62,9 @@ def load_state_dict(state: Mapping[str, Mapping[str, float]]) -> None:
     """
     scalers = _scalers()
     if not isinstance(state, Mapping):
-        raise ValueError(expected("what state_dict returned", "state", state))
+        raise ValueError(expected("what amp.state_dict() returned", "state", state))
+    if not all(isinstance(each, Mapping) for each in state.values()):
+        raise ValueError(expected("what amp.state_dict() returned", "state", state))
     if set(state) != {f"loss_scaler{number}" for number in range(len(scalers))}:
         names = ", ".join(map(str, state)) or "none"
         raise StateError(f"the state holds {len(state)} loss scalers ({names}), but {len(scalers)} are in use: "

@@ -112,6 +112,16 @@ def test_trainer_states_may_be_loaded_before_init_trainer(tmp_path):
     assert late.optimizer.num_update == trainer.optimizer.num_update
 
 
+def test_the_trainers_own_function_names_ours_for_our_files(tmp_path):
+    net, trainer = make()
+    train(net, trainer, range(2))
+    amp.save_states(trainer, tmp_path / "states")
+    with pytest.raises(amp.StateError, match=r"was written by amp\.save_states: expected amp\.load_states"):
+        trainer.load_states(str(tmp_path / "states"))
+    trainer.save_states(str(tmp_path / "plain"))
+    trainer.load_states(str(tmp_path / "plain"))
+
+
 def test_a_trainer_without_a_scaler_is_saved_too(tmp_path):
     net, trainer = make()
     train(net, trainer, range(2))
@@ -181,10 +191,10 @@ def test_malformed_states_of_scalers_change_nothing(state, tmp_path):
     assert not second._updaters[0].states
 
 
-@pytest.mark.parametrize("state", [None, 3, "text", ["loss_scaler0"]])
+@pytest.mark.parametrize("state", [None, 3, "text", ["loss_scaler0"], {"loss_scale": 2.0}, {"a": 1}])
 def test_states_that_are_no_dict(state):
     make()
-    with pytest.raises(ValueError, match="expected what state_dict returned"):
+    with pytest.raises(ValueError, match=r"expected what amp\.state_dict"):
         amp.load_state_dict(state)
 
 
