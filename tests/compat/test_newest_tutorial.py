@@ -16,9 +16,10 @@ from gluon_amp._mxnet import blocks
 TUTORIAL = Path(__file__).parent / "newest_tutorial.py"
 
 
-@pytest.mark.parametrize("how", [["-m", "gluon_amp.cli", "run", "--no-init", TUTORIAL], [
-    "-c", "import gluon_amp, runpy, sys; gluon_amp.install(); runpy.run_path(sys.argv[1])", TUTORIAL]],
-    ids=["run", "install"])
+@pytest.mark.parametrize("how", [
+    ["-m", "gluon_amp.cli", "run", "--no-init", TUTORIAL],
+    pytest.param(["-c", "import gluon_amp, runpy, sys; gluon_amp.install(); runpy.run_path(sys.argv[1])", TUTORIAL],
+                 marks=pytest.mark.slow)], ids=["run", "install"])
 def test_the_tutorial_runs_as_it_is_written(how):
     done = subprocess.run([sys.executable, "-W", "ignore", *how], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
