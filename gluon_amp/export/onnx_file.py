@@ -176,14 +176,7 @@ def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], da
     outputs = [each.name for each in made.model.graph.output]
     what = check.compared(graph, outputs, made.values, arrays)
     reference = check.Reference(symbol, graph, arrays, what)
-    low: set[str] = set()
-    casts = 0
-    if policy is not None:
-        planned = graph.copy()
-        passes.run(planned, Context.of(planned, policy))
-        low = {node.name for node in planned.operators() if Entry(node).dtype == FLOAT16}
-        lowered = {output: name in low for output, name in made.origin.items()}
-        casts = precision.to_float16(made.model, lowered, low_io, low_io)
+    low, casts = (0, 0) if policy is None else _lowered(made, graph, policy, low_io)
     if dynamic_batch:
         _free_batch(made.model)
     onnx.checker.check_model(made.model, full_check=True)
@@ -192,8 +185,16 @@ def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], da
         onnx.save(made.model, temporary)
     types = [{each.name: onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type).name for each in values}
              for values in (made.model.graph.input, made.model.graph.output)]
-    return OnnxExport(os.fspath(path), target, mx2onnx.OPSET, len(made.model.graph.node), len(low), casts, errors,
-                      *types)
+    return OnnxExport(os.fspath(path), target, mx2onnx.OPSET, len(made.model.graph.node), low, casts, errors, *types)
+
+
+def _lowered(made: mx2onnx.Exported, graph: Graph, policy: Policy, low_io: bool) -> tuple[int, int]:
+    """Write a policy's decisions into a model; return how many operators are in float16, and how many casts."""
+    planned = graph.copy()
+    passes.run(planned, Context.of(planned, policy))
+    low = {node.name for node in planned.operators() if Entry(node).dtype == FLOAT16}
+    lowered = {output: name in low for output, name in made.origin.items()}
+    return len(low), precision.to_float16(made.model, lowered, low_io, low_io)
 
 
 def _in_fp32(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], data: Mapping[str, mx.nd.NDArray]

@@ -10,7 +10,6 @@ from typing import Any, Mapping
 
 import numpy as np
 
-from ..errors import GraphError
 from .packages import onnx_package
 
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
@@ -54,15 +53,14 @@ class _Caster:
         for each in self.graph.input if low_inputs else ():
             self._retype(each, kinds.FLOAT16)
         outputs = {each.name: each for each in self.graph.output}
-        nodes = list(self.graph.node)
-        for node in nodes:
+        for node in list(self.graph.node):
             self._lower(node, kinds)
             self.nodes.append(node)
         for each in outputs.values():
-            wanted = kinds.FLOAT16 if low_outputs and each.type.tensor_type.elem_type == kinds.FLOAT else \
-                each.type.tensor_type.elem_type
+            given = each.type.tensor_type.elem_type
+            wanted = kinds.FLOAT16 if low_outputs and given == kinds.FLOAT else given
             if self.types.get(each.name) != wanted:
-                self._cast_output(each.name, wanted, nodes)
+                self._cast_output(each.name, wanted)
             each.type.tensor_type.elem_type = wanted
         del self.graph.node[:], self.graph.value_info[:]
         self.graph.node.extend(self.nodes)
@@ -102,7 +100,7 @@ class _Caster:
         return bool(self.lowered.get(node.output[0])) and node.op_type not in ("Cast", "Constant", "ConstantOfShape")
 
     def _fits(self, name: str) -> bool:
-        """Tell whether float16 can hold a constant, which is no weight's matter: masks have large ones."""
+        """Tell whether float16 can hold a constant: those of masks are large. What is computed is not known here."""
         weight = self.weights.get(name)
         if weight is None or weight.data_type != self.onnx.TensorProto.FLOAT:
             return True
@@ -123,10 +121,8 @@ class _Caster:
             self.types[made] = kind
         return self.made[name, kind]
 
-    def _cast_output(self, name: str, kind: int, nodes: list[Any]) -> None:
+    def _cast_output(self, name: str, kind: int) -> None:
         """Let an output keep its name in another type than its producer gives."""
-        if name in self.weights or name not in {each for node in nodes for each in node.output}:
-            raise GraphError(f"the output {name!r} is an input or a weight: expected one that an operator gives")
         inner = f"{name}_inner"
         for node in self.nodes:
             for names in (node.input, node.output):
