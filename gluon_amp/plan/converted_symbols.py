@@ -24,11 +24,15 @@ _INSTEAD = "train the FP32 network under amp.init(), and convert it afterwards"
 
 
 def by_name(values: Any, names: list[str]) -> dict[str, Any]:
-    """Return arrays, or what is requested of them, by the names of the inputs; MXNet takes lists and dicts."""
+    """Return arrays, or what is requested of them, by the names of the inputs; MXNet takes lists and dicts.
+
+    What a dict holds beside them means nothing to MXNet.
+    """
     if values is None:
         return {}
     pairs = values.items() if isinstance(values, dict) else zip(names, values)
-    return {name: value for name, value in pairs if value is not None}
+    known = set(names)
+    return {name: value for name, value in pairs if value is not None and name in known}
 
 
 def requests_of(grad_req: Any, symbol: mx.sym.Symbol) -> dict[str, str]:

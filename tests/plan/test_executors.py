@@ -121,6 +121,15 @@ class TestReshape:
         assert low_layers(executor.reshape(data=(2, 32, 1, 1))) == {"fc"}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_given_beside_the_arguments_means_nothing(dtype):
+    data = mx.nd.ones((2, 3))
+    given = {"data": data, "scalar": 3, "other": mx.nd.ones((7, 7))}
+    amp.init(dtype)
+    executor = (mx.sym.var("data") * 2).bind(mx.cpu(), args=given, args_grad={"data": mx.nd.zeros((2, 3)), "scalar": 1})
+    assert executor.forward()[0].asnumpy().tolist() == (data * 2).asnumpy().tolist()
+
+
 def test_statistics_behind_a_cured_operator_are_asked_for_no_gradient():
     last = mx.sym.SequenceLast(mx.sym.BatchNorm(mx.sym.var("data"), name="norm"))
     symbol = mx.sym.FullyConnected(last, mx.sym.var("weight"), num_hidden=5, no_bias=True)
