@@ -212,23 +212,24 @@ def _read(events: Path, outcomes: dict[str, Outcome]) -> str | None:
 
 def compare(name: str, outcomes: dict[str, dict[str, Outcome]]) -> Iterator[Finding]:
     """Yield what passes stock and fails, or does not run, in another mode."""
-    passed = [test for test, outcome in outcomes[STOCK].items() if outcome.result == PASSED]
-    for mode in outcomes:
-        rounded = ROUNDED if mode in LOW else {}
-        for test in passed:
-            outcome = outcomes[mode].get(test, Outcome(NOT_RUN))
-            if outcome.result not in (PASSED, SKIPPED):
-                function = test.rpartition("::")[2].partition("[")[0]
-                yield Finding(name, test, mode, outcome, {**rounded, **EXPLAINED}.get((name, function), ""))
+    for mode, found in outcomes.items():
+        yield from _lost(name, mode, outcomes[STOCK], found, {**(ROUNDED if mode in LOW else {}), **EXPLAINED})
 
 
-def _against(name: str, others: Mapping[str, list], outcomes: Mapping[str, Outcome]) -> Iterator[Finding]:
+def _against(name: str, others: Mapping[str, dict[str, list]], outcomes: Mapping[str, Outcome]) -> Iterator[Finding]:
     """Yield what passed stock on another Python, and does not here."""
-    for test, (result, *_) in others.get(STOCK, {}).items():
-        outcome = outcomes.get(test, Outcome(NOT_RUN))
+    theirs = {test: Outcome(*outcome) for test, outcome in others.get(STOCK, {}).items()}
+    return _lost(name, "stock here", theirs, outcomes, NUMPY_2)
+
+
+def _lost(name: str, mode: str, before: Mapping[str, Outcome], now: Mapping[str, Outcome],
+          reasons: Mapping[tuple[str, str], str]) -> Iterator[Finding]:
+    """Yield what passed before and now fails, or does not run."""
+    for test, (result, *_) in before.items():
+        outcome = now.get(test, Outcome(NOT_RUN))
         if result == PASSED and outcome.result not in (PASSED, SKIPPED):
             function = test.rpartition("::")[2].partition("[")[0]
-            yield Finding(name, test, "stock here", outcome, NUMPY_2.get((name, function), ""))
+            yield Finding(name, test, mode, outcome, reasons.get((name, function), ""))
 
 
 def _summary(name: str, outcomes: dict[str, dict[str, Outcome]]) -> str:

@@ -89,7 +89,8 @@ def _box_nms(node: Node, given: Given) -> Made:
     count, width = writer.shape()[-2:]
     if read("in_format", "corner") != read("out_format", "corner"):
         raise NotImplementedError("expected out_format to be in_format")
-    kept = min(int(read("topk", -1)) if int(read("topk", -1)) > 0 else count, count)
+    most = int(read("topk", -1))
+    kept = min(most, count) if most > 0 else count
     score, label, first = int(read("score_index", 1)), int(read("id_index", -1)), int(read("coord_start", 2))
     data = writer.add("Reshape", writer.inputs[0], writer.constant([-1, count, width]))
     rows, scores = _best(writer, data, kept, score, label)

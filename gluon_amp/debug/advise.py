@@ -64,7 +64,7 @@ def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool
         reported = report(net, data, train=train, time=time)
     situation = Situation(reported, support(reported.device_type, reported.device_id),
                           "amx_bf16" in _isa.cpu_flags() and not _isa.granted(),
-                          os.environ.get("OMP_NUM_THREADS"), os.cpu_count() or 1)
+                          os.environ.get("OMP_NUM_THREADS"), os.cpu_count() or 1, _cpus.misfit())
     return advices(situation)
 
 
@@ -140,6 +140,7 @@ class Situation(NamedTuple):
     unused_amx: bool  # whether the CPU has AMX tiles that this process may not use
     threads: str | None  # OMP_NUM_THREADS
     processors: int  # logical ones
+    misfit: str = ""  # what is wrong where threads and CPUs do not fit
 
     def share(self, rows: Iterable[OperatorRow]) -> float:
         """Return the part of the arithmetic that is in some operators."""
@@ -198,10 +199,11 @@ def _unused_amx(situation: Situation) -> Iterator[Advice]:
 
 
 def _threads(situation: Situation) -> Iterator[Advice]:
-    misfit = _cpus.misfit()
-    if misfit and situation.report.device_type == "cpu":
-        yield Advice("threads", misfit)
-    elif not situation.threads and situation.processors > 1 and situation.report.device_type == "cpu":
+    if situation.report.device_type != "cpu":
+        return
+    if situation.misfit:
+        yield Advice("threads", situation.misfit)
+    elif not situation.threads and situation.processors > 1:
         yield Advice("threads", f"OMP_NUM_THREADS is not set: MXNet then uses half of the {situation.processors} "
                                 "logical processors. Set it to the number of cores before Python starts")
 

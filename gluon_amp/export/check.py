@@ -73,15 +73,14 @@ def found(model: Any, what: Sequence[Compared], data: Mapping[str, np.ndarray]) 
     onnx, runtime = onnx_package(), runtime_package()
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
-    kinds = {each.name: each.type.tensor_type.elem_type for each in [*model.graph.input, *model.graph.output]}
-    # What onnxruntime takes as the type of an output is what the model has.
-    watched.graph.output.extend(onnx.ValueInfoProto(name=each.name) for each in what if each.name not in kinds)
+    given = {each.name for each in model.graph.output}  # onnxruntime knows the types of others
+    watched.graph.output.extend(onnx.ValueInfoProto(name=each.name) for each in what if each.name not in given)
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # errors are raised
     try:
         session = runtime.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        given = {each.name: _fitting(data[each.name], each.type) for each in session.get_inputs()}
-        return list(session.run([each.name for each in what], given))
+        feed = {each.name: _fitting(data[each.name], each.type) for each in session.get_inputs()}
+        return list(session.run([each.name for each in what], feed))
     except Exception as error:  # onnxruntime's own classes
         told = " ".join(str(error).split())[:500]
         raise GraphError(f"onnxruntime cannot run the exported network: {told}") from error

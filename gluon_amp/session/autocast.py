@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 from mxnet import Context
 from mxnet.gluon import Block
 
-from .. import _cpus, checks, passes
+from .. import checks, passes
 from ..dtypes import FLOAT32, normalize
 from ..elsewhere import answers
 from ..errors import DTypeError, PolicyError, StateError, expected, shown
@@ -113,9 +113,6 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     in_force.begin()
     in_force.state = state
     announce(chosen, requested, rewrites(policies))
-    misfit = _cpus.misfit()
-    if misfit and "cpu" in chosen:
-        _logger.warning("AMP: %s", misfit)
 
 
 def _already_on(given: Mapping[str, object]) -> str:

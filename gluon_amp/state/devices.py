@@ -8,7 +8,7 @@ from typing import Mapping
 
 import mxnet as mx
 
-from .. import _cuda, _isa, _memory, native
+from .. import _cpus, _cuda, _isa, _memory, native
 from .._mxnet import gpus
 from .._mxnet.timing import time_in_both
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, IMITATED_FLOAT16, Support, cpu_isa, cpu_support, cuda_support
@@ -169,6 +169,9 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
     _logger.info("AMP runs %s. Switched on: %s", verdict(chosen), rewrites)
     if "cpu" in chosen:
         native.say_what_is_missing()
+        misfit = _cpus.misfit()
+        if misfit:
+            _logger.warning("AMP: %s", misfit)
 
 
 def warn_if_slow(chosen: Mapping[str, Support]) -> None:

@@ -55,7 +55,7 @@ struct Box {
   int32_t label;
 };
 
-INLINED bool overlaps_loop(const Kept& kept, const Box& box, float most) {
+VECTORIZED bool overlaps(const Kept& kept, const Box& box, float most) {
   const auto count = static_cast<int64_t>(kept.area.size());
   const float *left = kept.left.data(), *right = kept.right.data(), *top = kept.top.data(),
               *bottom = kept.bottom.data(), *area = kept.area.data();
@@ -70,8 +70,6 @@ INLINED bool overlaps_loop(const Kept& kept, const Box& box, float most) {
   }
   return found != 0;
 }
-
-VECTORIZED bool overlaps(const Kept& kept, const Box& box, float most) { return overlaps_loop(kept, box, most); }
 
 // The rows of a sample that are kept, the best first.
 std::vector<int64_t> kept_rows(const Settings& s, const float* data, int64_t count, int64_t width) {
