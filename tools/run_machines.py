@@ -31,28 +31,35 @@ def machines(own: str) -> list[tuple[str, str | None]]:
     return [*((limit, limit) for limit in able), (f"{own}, this CPU's own", None)]
 
 
-def run(name: str, limit: str | None, arguments: Sequence[str]) -> bool:
-    """Run the tests in a process of their own, whose lines are printed with its name; return whether they pass."""
+def run(name: str, limit: str | None, arguments: Sequence[str]) -> list[str] | None:
+    """Run the tests in a process of their own, printing its lines with its name; return what failed, None if nothing."""
     environ = {key: value for key, value in os.environ.items() if key != VARIABLE}
     begin = time.monotonic()
     environ.update({"OMP_NUM_THREADS": "1", **({VARIABLE: limit} if limit else {})})
     child = subprocess.Popen([sys.executable, "-m", "pytest", "-q", "-m", "machine and not slow", *arguments],
                              cwd=PROJECT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              text=True)
+    lines = []
     for line in child.stdout or ():
-        print(f"{name}: {line}", end="", flush=True)
+        lines.append(f"{name}: {line}")
+        print(lines[-1], end="", flush=True)
     verdict = "passed" if child.wait() == 0 else "FAILED"
     print(f"{name}: {verdict} in {time.monotonic() - begin:.0f} s", flush=True)
-    return child.returncode == 0
+    if child.returncode == 0:
+        return None
+    first = next((at for at, line in enumerate(lines) if "= FAILURES =" in line or "= ERRORS =" in line), 0)
+    return lines[first:]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the tests on every machine that this one can pass for, all at once."""
+    """Run the tests on every machine that this one can pass for, all at once; what failed is printed last, again."""
     wanted = machines(cpu_isa(environ={}))
     print(f"testing on {len(wanted)} machines: {', '.join(name for name, _ in wanted)}", flush=True)
     with ThreadPoolExecutor(len(wanted)) as pool:
-        passed = list(pool.map(lambda each: run(*each, arguments), wanted))
-    return 0 if all(passed) else 1
+        failed = [lines for lines in pool.map(lambda each: run(*each, arguments), wanted) if lines is not None]
+    for lines in failed:
+        print("".join(lines), end="", flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

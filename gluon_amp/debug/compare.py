@@ -18,7 +18,7 @@ from .differences import SEED, OperatorError, difference, first_infinite, isolat
 from .notebook import Shown
 from .recording.events import is_float
 from .recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
-from .report.plot import COLOURS, save_figure
+from .report.plot import COLOURS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -277,17 +277,17 @@ def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
 def _draw(rows: Sequence[OperatorError], dtype: str, title: str, path: Any = None) -> Any:
     """Draw outputs' errors above, gradients' below, in the order of the operators; return the figure."""
     try:
-        from matplotlib.figure import Figure
+        from .figures import NotebookFigure
     except ImportError as error:
         raise StateError(f"plot: {error}. Install it with pip install 'gluon_amp[debug]'") from error
     panels = [panel for panel in _PANELS if any(getattr(row, panel[1]) > 0 for row in rows)] or [_PANELS[0]]
-    figure = Figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
+    figure = NotebookFigure(figsize=(11, 3.6 * len(panels)), layout="constrained")
     for axes, panel in zip(np.atleast_1d(figure.subplots(len(panels), 1, sharex=True)), panels):
         _panel(axes, rows, dtype, *panel)
     figure.axes[-1].set_xlabel("operator, in the order of the forward pass")
     figure.suptitle(title, fontsize=9)
     if path is not None:
-        save_figure(figure, path)
+        figure.write(path)
     return figure
 
 

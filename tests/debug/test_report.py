@@ -468,6 +468,27 @@ class TestPlot:
         (points,) = [item for item in figure.axes[0].collections if len(item.get_offsets()) == 70]
         assert len({tuple(point) for point in np.round(points.get_offsets(), 3)}) == 70
 
+    def test_no_edge_runs_over_a_box_that_it_does_not_join(self, low):
+        chain = nn.HybridSequential()
+        chain.add(*(nn.HybridLambda(lambda F, x: x + F.relu(x * 2)) for _ in range(25)))
+        net, data = ready(chain, (2, 3))
+        axes = amp.report(net, data).plot().axes[0]
+        (points,) = [item.get_offsets() for item in axes.collections if hasattr(item, "get_sizes") and
+                     len(item.get_offsets()) > 60]
+        segments = [(np.array(a), np.array(b)) for item in axes.collections if hasattr(item, "get_segments")
+                    for way in item.get_segments() for a, b in zip(way, way[1:])]
+        for begin, end in segments:
+            along = np.clip((points - begin) @ (end - begin) / ((end - begin) ** 2).sum(), 0, 1)
+            gaps = np.linalg.norm(points - begin - along[:, None] * (end - begin), axis=1)
+            is_end = np.minimum(np.linalg.norm(points - begin, axis=1), np.linalg.norm(points - end, axis=1)) < 1e-6
+            assert gaps[~is_end].min() > 0.2
+
+    def test_shows_itself_in_a_notebook(self, found):
+        from IPython.core.formatters import DisplayFormatter
+
+        data, _ = DisplayFormatter().format(found.plot())
+        assert data["image/png"].startswith(b"\x89PNG")
+
     def test_wrong_arguments(self, found, tmp_path):
         with pytest.raises(ValueError, match="'matplotlib' or 'graphviz', received backend='d3'"):
             found.plot(backend="d3")

@@ -156,8 +156,9 @@ def _scalers(loss_scale: float | str | LossScaler, count: int) -> list[LossScale
 
 def _refuse_repetition() -> None:
     if block_settings.level is not None:
-        raise StateError("amp.initialize was called already: give it all networks and trainers at once, as lists, or "
-                         "call amp.deinit() first")
+        raise StateError("amp.initialize was called already: give it all networks and trainers at once, as lists. To "
+                         "call it again, as where a notebook's cell runs twice, begin the cell with amp.deinit() and "
+                         "make the trainer anew in it")
     if in_force.state is not None:
         raise StateError("AMP is on already: amp.initialize switches it on itself. Leave amp.init() out, or call "
                          "amp.deinit() first")

@@ -31,6 +31,14 @@ class Picture(NamedTuple):
     edges: dict[tuple[int, int], bool]
 
 
+class Place(NamedTuple):
+    """Where a box stands."""
+
+    x: float
+    y: float
+    aisle: float  # the x of the free strip to the right of its column
+
+
 def plot(rows: Sequence[OperatorRow], title: str, path: Any, backend: str, by: str) -> Any:
     """Draw operators, as ``Report.plot`` describes."""
     if backend not in _BACKENDS:
@@ -108,24 +116,26 @@ def _rendered(drawing: Any, path: Path) -> bytes:
 
 def _matplotlib(picture: Picture, title: str, path: Path | None) -> Any:
     from matplotlib.collections import LineCollection
-    from matplotlib.figure import Figure
+
+    from ..figures import NotebookFigure
 
     places, width, height = _layout(picture)
     labelled = _is_labelled(picture)
     scale = (1.5, 0.55) if labelled else (0.2, 0.16)
-    figure = Figure(figsize=(max(7.0, width * scale[0]), max(3.0, height * scale[1] + 1.0)), layout="constrained")
+    inches = max(7.0, width * scale[0]), max(3.0, height * scale[1] + 1.0)
+    figure = NotebookFigure(figsize=inches, layout="constrained")
     axes = figure.add_subplot()
     for is_cast, colour in ((False, _PLAIN), (True, _CAST)):
-        lines = [(places[a], places[b]) for (a, b), cast in picture.edges.items() if cast == is_cast]
+        lines = [_way(places[a], places[b]) for (a, b), cast in picture.edges.items() if cast == is_cast]
         width_of_line = 1.4 if is_cast else 0.7
         axes.add_collection(LineCollection(lines, colors=colour, linewidths=width_of_line, zorder=1 + is_cast))
     if labelled:
-        for box, (x, y) in zip(picture.boxes, places):
-            axes.text(x, y, box.label, ha="center", va="center", fontsize=6, zorder=3,
+        for box, place in zip(picture.boxes, places):
+            axes.text(place.x, place.y, box.label, ha="center", va="center", fontsize=6, zorder=3,
                       bbox={"boxstyle": "round", "facecolor": _colour(box), "edgecolor": "white"})
     else:
         most = max(box.flops for box in picture.boxes) or 1
-        axes.scatter([x for x, _ in places], [y for _, y in places],
+        axes.scatter([place.x for place in places], [place.y for place in places],
                      s=[12 + 110 * sqrt(box.flops / most) for box in picture.boxes],
                      c=[_colour(box) for box in picture.boxes], marker="s", zorder=3)
     axes.set(xlim=(-1, width), ylim=(-height, 1), title=title)
@@ -133,14 +143,8 @@ def _matplotlib(picture: Picture, title: str, path: Path | None) -> Any:
     axes.axis("off")
     _add_legend(axes, picture)
     if path is not None:
-        save_figure(figure, path)
+        figure.write(path)
     return figure
-
-
-def save_figure(figure: Any, path: Any) -> None:
-    """Write a picture whole or not at all; Matplotlib takes its kind from the suffix."""
-    with replacing(path) as (temporary,):
-        figure.savefig(temporary, format=Path(path).suffix[1:] or "png", dpi=130)
 
 
 def _add_legend(axes: Any, picture: Picture) -> None:
@@ -155,20 +159,31 @@ def _add_legend(axes: Any, picture: Picture) -> None:
                 frameon=False)
 
 
-def _layout(picture: Picture) -> tuple[list[tuple[float, float]], float, float]:
+def _way(source: Place, target: Place) -> list[tuple[float, float]]:
+    """Return the corners of an edge, which goes around the boxes between its ends."""
+    ends = source.x, source.y, target.x, target.y
+    if source.aisle != target.aisle:
+        return [ends[:2], (source.x, source.y - 0.5), (source.aisle, source.y - 0.5),
+                (source.aisle, target.y + 0.5), (target.x, target.y + 0.5), ends[2:]]
+    if source.x == target.x and source.y - target.y > 1:
+        return [ends[:2], (source.x + 0.45, source.y - 0.5), (source.x + 0.45, target.y + 0.5), ends[2:]]
+    return [ends[:2], ends[2:]]
+
+
+def _layout(picture: Picture) -> tuple[list[Place], float, float]:
     """Place boxes below those that they read, in columns; return places, width and height."""
     rows = _rows(picture)
     # About as wide as high.
     across, ratio = max(map(len, rows), default=1), 2.7 if _is_labelled(picture) else 1.25
     length = max(8, ceil(sqrt(len(rows) * min(across + 0.6, 3) * ratio)))
-    places: list[tuple[float, float]] = [(0.0, 0.0)] * len(picture.boxes)
+    places = [Place(0.0, 0.0, 0.0)] * len(picture.boxes)
     left = 0.0
     for start in range(0, len(rows), length):
         column = rows[start:start + length]
         across = max(map(len, column))
         for line, row in enumerate(column):
             for position, number in enumerate(row):
-                places[number] = (left + (across - len(row)) / 2 + position, -float(line))
+                places[number] = Place(left + (across - len(row)) / 2 + position, -float(line), left + across - 0.2)
         left += across + 0.6
     return places, left, float(min(length, len(rows)))
 
