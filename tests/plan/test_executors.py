@@ -121,7 +121,7 @@ class TestReshape:
         assert low_layers(executor.reshape(data=(2, 32, 1, 1))) == {"fc"}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
 def test_what_is_given_beside_the_arguments_means_nothing(dtype):
     data = mx.nd.ones((2, 3))
     given = {"data": data, "scalar": 3, "other": mx.nd.ones((7, 7))}
