@@ -109,6 +109,7 @@ notebooks: $(READY)  ## execute the notebooks and check them, results in build/n
 
 docs: $(READY)  ## build the documentation into build/docs; warnings are errors
 	$(RUN) -m sphinx -E -a -W --keep-going -q docs build/docs $(ARGS)
+	@echo 'The site is build/docs/index.html'
 
 clean:  ## remove the virtual environment and everything generated
 	[ ! -f '$(VENV)/pyvenv.cfg' ] || rm -rf '$(VENV)'

@@ -1,12 +1,16 @@
 """Files that are written whole or not at all."""
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import tempfile
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Iterator, Sequence
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_MXNET_WROTE_A_PART = "FileStream.Write incomplete"  # all that MXNet says of a full disk
 
 
 @contextmanager
@@ -21,7 +25,8 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
     try:
         for target in targets:
             temporary.append(_made_beside(target))
-        yield temporary
+        with _naming(targets):
+            yield temporary
         for target in targets:
             if os.path.isdir(target):
                 raise IsADirectoryError(f"cannot write the file {target!r}: there is a directory of that name. "
@@ -32,6 +37,22 @@ def replacing(*paths: str | os.PathLike) -> Iterator[list[str]]:
         for name in temporary:
             if os.path.exists(name):
                 os.unlink(name)
+
+
+@contextmanager
+def _naming(targets: Sequence[str]) -> Iterator[None]:
+    """Say of which files a disk is too full: errors of writing name none."""
+    where = targets[0] if len(targets) == 1 else os.path.dirname(targets[0]) if targets else ""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL and error.filename is None:
+            raise OSError(error.errno, error.strerror, where) from error
+        raise
+    except Exception as error:
+        if _MXNET_WROTE_A_PART in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where) from error
+        raise
 
 
 def _is_device(path: str | os.PathLike) -> bool:

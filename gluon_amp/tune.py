@@ -7,7 +7,6 @@ from typing import Any
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
-from tqdm import tqdm
 
 from . import checks
 from ._mxnet import blocks
@@ -15,6 +14,7 @@ from ._mxnet.symbols import analyse, dtype_name, to_graph
 from ._mxnet.timing import time_in_both
 from .convert.inputs import as_example, flat, traced_block
 from .graph import Graph, Node
+from .progress import progress_bar
 from .rules import LOWER, Policy
 from .rules.measurements import Tuning, default_cache, signature
 from .state.devices import machine, support
@@ -87,7 +87,7 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
              if _is_measurable(node, policy)}
     times = {name: time_in_both(node.op, node.attrs, [entry.shape or () for entry in node.inputs], policy.target_dtype,
                                 training, rounds, device)
-             for name, node in tqdm(nodes.items(), desc="tune", unit="operator", disable=not progress)}
+             for name, node in progress_bar(nodes.items(), desc="tune", unit="operator", shown=progress)}
     tuning = Tuning(machine(kind, policy.target_dtype), times)
     tuning.save(default_cache() if cache is None else cache)
     return tuning

@@ -296,8 +296,9 @@ def _refuse_strange_state(state: Any, index: int, parameter: gluon.Parameter, op
     if strange:
         strange -= _kinds_and_shapes(optimizer.create_state_multi_precision(index, weight.as_nd_ndarray()))
     if strange:
-        raise ValueError(f"it holds, for the parameter {parameter.name!r} of shape {weight.shape}, a state of "
-                         f"{', '.join(map(str, strange))}: it is of another network or another optimizer")
+        raise StateError(f"expected the states of this trainer's network and optimizer, received, for the parameter "
+                         f"{parameter.name!r} of shape {weight.shape}, a state of {', '.join(map(str, strange))}: "
+                         "they are of another network or another optimizer")
 
 
 def _kinds_and_shapes(state: Any) -> set[Any]:

@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from ..debug.advise import advise
 from .models import add_file_arguments
 from .report import reported
-from .words import filled
+from .words import filled, write_json
 
 HELP = "say in words what holds a network back on this machine"
 
@@ -20,6 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Advise, and print."""
     advice = advise(reported(args, time=True))
-    print(json.dumps(advice.to_dict(), indent=2) if args.json else
-          "\n".join(filled(line, 3) for line in str(advice).splitlines()))
+    if write_json(advice.to_dict(), args.json):
+        print("\n".join(filled(line, 3) for line in str(advice).splitlines()))
     return 0

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections import Counter
 from typing import Any, Sequence
@@ -15,7 +14,7 @@ from ..errors import AmpError, expected
 from ..files import replacing
 from ..selftest import FAILED, INFO, OK, SECTIONS, check
 from .env import environment
-from .words import filled
+from .words import STANDARD_OUTPUT, add_json_argument, filled, write_json
 
 HELP = "test kernels, overflow detection, training and speed on this machine; a few minutes"
 
@@ -27,24 +26,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--device", metavar="DEVICE", default=None,
                         help="cpu, or a GPU, as in gpu(0) (default: the first GPU, the CPU without one)")
-    parser.add_argument("--json", metavar="FILE", help="a file for everything that was found")
+    add_json_argument(parser)
     parser.add_argument("--only", metavar="PART", choices=list(SECTIONS), action="append", default=[],
                         help=f"run this part only; repeatable. One of {', '.join(SECTIONS)}")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the self-test; return 1 when something is wrong."""
-    with replacing(*([args.json] if args.json else [])) as files:  # one that cannot be written is told of at once
-        report = _checked(_device(args.device), args.only)
-        for name in files:
-            with open(name, "w", encoding="utf-8") as file:
-                json.dump({"format": _FORMAT, **report, "environment": environment()}, file, indent=1)
+    to_file = args.json not in (None, STANDARD_OUTPUT)
+    with replacing(*([args.json] if to_file else [])) as files:  # one that cannot be written is told of at once
+        report = _checked(_device(args.device), args.only, Console(highlight=False, quiet=args.json == STANDARD_OUTPUT))
+        write_json({"format": _FORMAT, **report, "environment": environment()}, *(files or [args.json]))
     return 1 if report["failed"] else 0
 
 
-def _checked(device: mx.Context, parts: Sequence[str]) -> dict[str, Any]:
+def _checked(device: mx.Context, parts: Sequence[str], console: Console) -> dict[str, Any]:
     """Test a device, printing what is found; return that."""
-    console, lines = Console(highlight=False), []
+    lines = []
     for line in check(device, parts):
         lines.append(line)
         console.print(filled(f"{line.verdict:8} {line.section}: {line.name}  {line.detail}", 9), markup=False,

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any, Iterator, Sequence
@@ -17,7 +16,7 @@ from ..dtypes import FLOAT32
 from ..errors import GraphError
 from . import models
 from .convert import converted
-from .words import counted, print_facts
+from .words import counted, print_facts, write_json
 
 HELP = "compare an FP32 network with its conversion: errors, top-1 agreement, speed"
 
@@ -65,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
                "conversion": record.summary() if record else "not converted by gluon_amp",
                **errors, "fp32_ms": slow, "converted_ms": fast, "speed_ratio": slow / fast}
     failed = args.max_error is not None and not figures["relative_error"] <= args.max_error
-    if args.json:
-        print(json.dumps({**figures, "max_error_exceeded": failed}, indent=2))
-    else:
+    if write_json({**figures, "max_error_exceeded": failed}, args.json):
         _print(args, figures, shapes)
     return TOO_LARGE if failed else 0
 
@@ -158,6 +155,8 @@ def _image_batches(args: argparse.Namespace, shapes: dict[str, tuple[int, ...]])
 
 
 def _image_files(folder: str) -> list[Path]:
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"--images: expected a directory, and there is none at {folder!r}")
     files = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in _SUFFIXES)
     if not files:
         raise FileNotFoundError(f"{folder}: no images ({', '.join(sorted(_SUFFIXES))}) in it")

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from ..convert.model_files import load_model, save_model
 from ..dtypes import INT8
 from ..errors import GraphError
 from . import models
-from .words import done, filled
+from .words import done, filled, write_json
 
 HELP = "convert the files of a trained FP32 network for inference: mixed precision, folded and fused operators"
 
@@ -37,8 +36,7 @@ def run(args: argparse.Namespace) -> int:
     files = save_model(prefix, models.epoch_of(args.params), *made)
     record: Any = models.record_of(made)
     sizes = [os.path.getsize(args.params), os.path.getsize(files[1])]
-    if args.json:
-        print(json.dumps({"files": files, "parameter_bytes": sizes, **asdict(record)}, indent=2))
+    if not write_json({"files": files, "parameter_bytes": sizes, **asdict(record)}, args.json):
         return 0
     print(f"Converted {args.symbol} to {record.types}:")
     print("\n".join(filled(f"  {line}", 4) for line in done(record)))

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -17,7 +16,7 @@ from .. import _cpus, _cuda, _isa, _memory, _start, native
 from .._mxnet import gpus
 from ..dtypes import FLOAT32, cpu_isa, cuda_support
 from ..state.devices import device_supports, verdict
-from .words import filled, print_facts
+from .words import add_json_argument, filled, print_facts, write_json
 
 HELP = "show MXNet, oneDNN, the CPU's instruction sets, the GPUs, and the data type that init() chooses"
 
@@ -28,7 +27,7 @@ _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(parser)
     parser.add_argument("--library-path", action="store_true",
                         help="print the line for a shell that lets `import mxnet` find the CUDA libraries of pip's "
                              "packages without gluon_amp")
@@ -41,11 +40,9 @@ def run(args: argparse.Namespace) -> int:
               "${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
         return 0
     machine = environment()
-    if args.json:
-        print(json.dumps(machine, indent=2))
-        return 0
-    print(filled(machine["verdict"]) + "\n")
-    print_facts(_facts(machine))
+    if write_json(machine, args.json):
+        print(filled(machine["verdict"]) + "\n")
+        print_facts(_facts(machine))
     return 0
 
 

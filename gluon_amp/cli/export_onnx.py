@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..dtypes import FLOAT16, FLOAT32
 from ..export import export_onnx
 from ..export.onnx_file import MAX_ERRORS
 from . import models
-from .words import print_facts
+from .words import print_facts, write_json
 
 HELP = "write the files of a trained FP32 network as ONNX, in float16 or FP32, and check it in onnxruntime"
 
@@ -49,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
         record = export_onnx(models.runnable(model, list(data)), args.output, list(data.values()),
                              args.dtype or FLOAT16, exclude=args.exclude, io_dtype=args.io_dtype,
                              dynamic_batch=args.dynamic_batch, max_error=args.max_error)
-    if args.json:
-        print(json.dumps(asdict(record), indent=2))
+    if not write_json(asdict(record), args.json):
         return 0
     facts: list[tuple[str, Any]] = [
         ("written", record.path), ("operators", f"ONNX opset {record.opset}, {record.operators} nodes"),

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +10,7 @@ from .._mxnet.symbols import dtype_name, to_graph
 from ..convert.convert import conversion_of
 from ..convert.model_files import load_arrays, load_symbol_file
 from ..convert.options import drawback_here
-from .words import counted, done, filled
+from .words import add_json_argument, counted, done, filled, write_json
 
 HELP = "say what a file of a network holds: whether it is converted, to which type, and what was done"
 
@@ -19,16 +18,14 @@ HELP = "say what a file of a network holds: whether it is converted, to which ty
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("file", metavar="FILE", help="a symbol (.json) or parameters (.params)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the file and print what it is."""
     describe = _parameters if args.file.endswith(".params") else _symbol
     content, lines = describe(args.file)
-    if args.json:
-        print(json.dumps(content, indent=2))
-    else:
+    if write_json(content, args.json):
         print("\n".join([filled(f"{args.file}: {lines[0]}"), *(filled(f"  {line}", 4) for line in lines[1:])]))
     return 0
 

@@ -20,6 +20,7 @@ from ..convert.convert import Conversion, conversion_of
 from ..dtypes import INT8, normalize
 from ..errors import AmpError, DTypeError, GraphError, PolicyError
 from ..passes import list_passes
+from .words import add_json_argument
 
 _PARAMETERS = ("_weight", "_bias", "_gamma", "_beta", "_running_mean", "_running_var")  # how Gluon's names end
 
@@ -34,7 +35,7 @@ def add_file_arguments(parser: argparse.ArgumentParser, what: str = "the FP32 ne
     parser.add_argument("--data", metavar="NAME:SHAPE", type=data_shape, action="append", default=[],
                         help="an input and its shape, as in data:1,3,224,224; repeatable")
     parser.add_argument("--dtype", type=dtype_name, metavar="TYPE", help=types)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(parser)
 
 
 def add_conversion_arguments(parser: argparse.ArgumentParser) -> None:

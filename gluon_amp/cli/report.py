@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 import mxnet as mx
 
@@ -10,6 +9,7 @@ from ..convert.model_files import load_model
 from ..debug.report import Report, report
 from ..session.autocast import autocast, deinit, init
 from .models import add_file_arguments, named_errors, record_of, required_shapes, runnable
+from .words import write_json
 
 HELP = "run a network once and list its operators, the precision of each, and why"
 
@@ -19,16 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file_arguments(parser, "a network, converted or not")
     parser.add_argument("--by", choices=["operator", "block", "op"], default="operator",
                         help="a line for each operator, block or kind of operator (default: %(default)s)")
+    parser.add_argument("--wide", action="store_true", help="print every column, however narrow the terminal is")
     parser.add_argument("--time", action="store_true", help="measure the time of every operator")
 
 
 def run(args: argparse.Namespace) -> int:
     """Report, and print."""
     made = reported(args, time=args.time)
-    if args.json:
-        print(json.dumps(made.to_dict(), indent=2))
-    else:
-        made.print(args.by)
+    if write_json(made.to_dict(), args.json):
+        made.print(args.by, args.wide)
     return 0
 
 

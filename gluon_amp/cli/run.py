@@ -6,12 +6,14 @@ import os
 import runpy
 import sys
 import threading
-import traceback
+from types import TracebackType
 
 from ..compat.stand_in import install, uninstall
-from ..errors import AmpError, StateError
+from ..errors import StateError
 from ..session.autocast import deinit, init
 from .models import dtype_name
+
+_RUNNERS = (__file__, runpy.run_path.__code__.co_filename)
 
 HELP = "run a script with AMP switched on, and with this package in the place of mxnet.contrib.amp"
 
@@ -69,12 +71,20 @@ def _run(command: list[str], is_module: bool) -> int:
             runpy.run_module(command[0], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(command[0], run_name="__main__")
-    except (AmpError, OSError):
-        traceback.print_exc()  # an error of the script, not of the command
+    except Exception as error:
+        trace = _of_the_script(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
     finally:
         sys.argv, sys.path[:] = before
     return 0
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames that run the script."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _RUNNERS:
+        trace = trace.tb_next
+    return trace
 
 
 def _wait_for_threads(before: set[threading.Thread]) -> None:

@@ -1,6 +1,8 @@
 """What the commands say of conversions and machines, and how they print it."""
 from __future__ import annotations
 
+import argparse
+import json
 import shutil
 import sys
 import textwrap
@@ -9,6 +11,9 @@ from typing import Any, Iterable
 
 from ..convert.convert import Conversion
 from ..dtypes import FLOAT16, FLOAT32
+from ..files import replacing
+
+STANDARD_OUTPUT = "-"
 
 # Of one and of several.
 _STEPS = {
@@ -54,6 +59,22 @@ def _layers(number: int, record: Conversion) -> str:
 def counted(number: int, noun: str) -> str:
     """Write a number and its noun."""
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare --json."""
+    parser.add_argument("--json", metavar="FILE", help="write everything as JSON into this file, too; - prints it in "
+                                                       "place of the text")
+
+
+def write_json(content: Any, path: str | None) -> bool:
+    """Write JSON where --json says; return whether the text is to be printed, too."""
+    if path == STANDARD_OUTPUT:
+        print(json.dumps(content, indent=2))
+    elif path is not None:
+        with replacing(path) as (temporary,), open(temporary, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2)
+    return path != STANDARD_OUTPUT
 
 
 def filled(text: str, indent: int = 0) -> str:

@@ -11,7 +11,6 @@ from typing import Any, Callable, Collection, Iterator, Mapping, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
-from tqdm import tqdm
 
 from .. import checks
 from .._mxnet.arrays import cast_arrays, values_of
@@ -22,6 +21,7 @@ from .._mxnet.weights import NDArrayWeights
 from ..dtypes import FLOAT32
 from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
 from ..judging import relative_error, shortest_prefix
+from ..progress import progress_bar
 from ..rules import Policy
 from ..state.in_force import under
 from .calibration import Batch, Calibration, batches_of, check_mode, collect
@@ -134,7 +134,7 @@ def converted_network(network: Network, request: Request | None, build: Build) -
     network, plain = readied(network)
     assignment = _Assignment(network, plain, *calibrated(request, network, plain))
     assignment.leave_out_wrong()
-    with tqdm(desc="search", unit="trial", disable=not request.progress) as bar:
+    with progress_bar(desc="search", unit="trial", shown=request.progress) as bar:
         return _Search(assignment, request, build, bar).fastest()
 
 

@@ -10,7 +10,6 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
-from tqdm import tqdm
 
 from .. import checks
 from .._mxnet import quantizer
@@ -19,6 +18,7 @@ from .._mxnet.symbols import first_line, from_graph, to_graph
 from ..errors import GraphError, PolicyError, StateError, expected
 from ..files import replacing
 from ..graph import Entry, Graph, Node
+from ..progress import progress_bar
 from ..state.in_force import under
 
 MODES = ("naive", "entropy")
@@ -100,7 +100,7 @@ def collect(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], batches:
     program = Program(from_graph(Graph([*graph.heads, *data.values()], graph.attrs), symbol), arrays)
     seen = quantizer.Collector(mode, names)
     program.watch(seen.see)
-    with under(None), tqdm(desc="calibrate", unit="batch", disable=not progress) as bar:
+    with under(None), progress_bar(desc="calibrate", unit="batch", shown=progress) as bar:
         for batch in batches:
             try:
                 program(batch)

@@ -82,7 +82,7 @@ class Comparison(Shown):
 
         table = Table(title=self.summary, title_justify="left")
         for title in ("operator", "kind", "block", "type"):
-            table.add_column(title, overflow="fold")
+            table.add_column(title, no_wrap=True)
         for order in ORDERS:
             table.add_column(order.replace("_", " "), justify="right")
         culprit = first_infinite(self.operators, "accumulated")
@@ -104,9 +104,9 @@ class Comparison(Shown):
         return (f"{low} of {len(self.operators)} operators in {self.dtype}; outputs differ from float32 by "
                 f"{', '.join(map(_number, self.outputs))}{told} (relative 2-norm){blamed}")
 
-    def print(self, by: str = "accumulated", count: int = 15) -> None:
-        """Print :meth:`table`."""
-        print_table(lambda width: self.table(by, count))
+    def print(self, by: str = "accumulated", count: int = 15, wide: bool = False) -> None:
+        """Print :meth:`table`, without blocks and kinds where there is little room, unless ``wide``."""
+        print_table(self.table(by, count), ("block", "kind"), wide)
 
     def __rich__(self) -> Table:
         return self.table()

@@ -11,12 +11,12 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.gluon import Block
-from tqdm import tqdm
 
 from .. import checks
 from ..errors import PolicyError, StateError, expected
 from ..graph import Entry, Node
 from ..judging import pruned, relative_error, shortest_prefix
+from ..progress import progress_bar
 from ..rules import Policy
 from ..rules.measurements import Tuning, signature
 from ..session import hooks
@@ -109,7 +109,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     base = state.policy(device)
     if base is None or not base.lowers:
         raise StateError(f"the low-precision type is not for arrays on the {device}, where the network runs")
-    with hooks.kept_in_place(), tqdm(desc="search", unit="run", disable=not progress) as bar:
+    with hooks.kept_in_place(), progress_bar(desc="search", unit="run", shown=progress) as bar:
         judge = (_judge_of_outputs(net, arguments, train_mode, max_error) if max_error is not None
                  else _judge_of_metric(net, metric, budget, greater_is_better))
         trial = _Trial(judge, base, device, bar)

@@ -12,8 +12,9 @@ from mxnet.gluon import HybridBlock, nn
 from .._mxnet.arrays import cast_arrays, round_in_place
 from .._mxnet.symbols import dtype_name
 from .._mxnet.timing import interleaved
+from ..debug.report import report
 from ..dtypes import FLOAT32, FORMATS, Support
-from ..session.autocast import autocast
+from ..session.autocast import autocast, deinit, init
 from .isolation import INFO, OK, WRONG, Found, Section
 
 _ROUNDS = 5
@@ -106,8 +107,7 @@ def _rounded(values: np.ndarray, dtype: str, device: mx.Context) -> mx.nd.NDArra
 
 
 def _timed(name: str, device: mx.Context, runs: Support) -> Found:
-    """Time forward and backward in FP32 and under AMP, in turns."""
-    low = low_type(runs)
+    """Time forward and backward without AMP and with it, in the type that it chooses here, in turns."""
     if name == _DETECTOR:
         net, inputs = _detector(device), [mx.nd.ones((4, 3, 128, 128), ctx=device)]
     else:
@@ -117,15 +117,21 @@ def _timed(name: str, device: mx.Context, runs: Support) -> Found:
     for array in inputs:
         array.attach_grad()
 
-    def step(dtype: str) -> None:
-        with _region(dtype), autograd.record():
+    def step(has_amp: bool) -> None:
+        with autocast(has_amp), autograd.record():
             output = net(*inputs)
         output.backward()
         mx.nd.waitall()
 
-    fp32, lower = interleaved([partial(step, dtype) for dtype in (FLOAT32, low)], _ROUNDS)
-    said = f"{fp32:.3g} ms in FP32, {lower:.3g} ms under AMP: {fp32 / lower:.2f} times as fast"
-    return INFO, said, {"dtype": low, "milliseconds": {FLOAT32: fp32, low: lower}}
+    init()
+    try:
+        without, under = interleaved([partial(step, has_amp) for has_amp in (False, True)], _ROUNDS)
+        in_cpp = any(row.native for row in report(net, tuple(inputs), train=True).operators)
+    finally:
+        deinit()
+    said = (f"{without:.3g} ms without AMP, {under:.3g} ms under it ({runs.dtype}{', in C++' if in_cpp else ''}): "
+            f"{without / under:.2f} times as fast")
+    return INFO, said, {"dtype": runs.dtype, "in_cpp": in_cpp, "milliseconds": {"without": without, "under": under}}
 
 
 def _detector(device: mx.Context) -> HybridBlock:
@@ -140,4 +146,4 @@ def _detector(device: mx.Context) -> HybridBlock:
 
 
 OPERATORS = Section(lambda runs: [] if low_type(runs) == FLOAT32 else list(_KERNELS), _compared)
-TIMING = Section(lambda runs: [] if low_type(runs) == FLOAT32 else [*_TIMED, _DETECTOR], _timed, forked=False)
+TIMING = Section(lambda runs: [*_TIMED, _DETECTOR], _timed, forked=False)

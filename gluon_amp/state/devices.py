@@ -166,7 +166,8 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
         if requested is None and own.dtype == FLOAT32 and name == "cpu" and lost_amx():
             warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}. "
                       f"{_AMX_REMEDIES[_isa.outcome()]}")
-    _logger.info("AMP runs %s. Switched on: %s", verdict(chosen), rewrites)
+    _logger.info("AMP runs %s", verdict(chosen))
+    _logger.debug("AMP switched on: %s", rewrites)
     if "cpu" in chosen:
         native.say_what_is_missing()
         misfit = _cpus.misfit()

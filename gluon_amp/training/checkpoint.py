@@ -131,7 +131,7 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: ty
     Raises
     ------
     StateError
-        The file is of a trainer with another number of losses.
+        The file is of a trainer with another network, another optimizer or another number of losses.
     ValueError
         The file is of neither kind, is damaged, or refers to other classes.
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.machine
 
 
 def test_env_says_what_init_would_choose_and_why(capsys):
-    assert main(["env", "--json"]) == 0
+    assert main(["env", "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     support = device_supports()["cpu"]
     assert found["chosen"]["cpu"] == {"dtype": support.dtype, "native": support.native, "reason": support.reason}
@@ -25,7 +25,7 @@ def test_env_says_what_init_would_choose_and_why(capsys):
 
 
 def test_env_says_whether_there_are_operators_in_cpp_and_what_is_missing(capsys, monkeypatch):
-    assert main(["env", "--json"]) == 0
+    assert main(["env", "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)["native_operators"]
     assert found == {library.name: library.missing or "loaded" for library in native.load()}
     monkeypatch.setattr(native, "load", lambda: (native.Library("core", frozenset(), "install a compiler"),))

@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import gluon_amp as amp
 from gluon_amp import native, selftest
 from gluon_amp.cli import main
 from gluon_amp.dtypes import cuda_support
@@ -150,16 +151,24 @@ class TestOperators:
         with np.errstate(divide="ignore", invalid="ignore"):
             assert kernels.OPERATORS.test("dense", mx.cpu(), support("cpu"))[0] == WRONG
 
-    def test_timings_name_both_types(self):
-        verdict, _, data = kernels.TIMING.test("dense", mx.cpu(), support("cpu"))
-        assert (verdict, sorted(data["milliseconds"])) == (INFO, sorted(["float32", data["dtype"]]))
+
+class TestTiming:
+    """What the type that AMP chooses gives here."""
+
+    def test_it_is_the_type_that_init_takes(self):
+        verdict, said, data = kernels.TIMING.test("dense", mx.cpu(), support("cpu"))
+        assert (verdict, data["dtype"]) == (INFO, support("cpu").dtype)
+        assert data["dtype"] in said
+        assert not amp.is_active()
+
+    def test_an_lstm_in_cpp_is_said_to_be_so(self):
+        assert ", in C++)" in kernels.TIMING.test("LSTM", mx.cpu(), support("cpu"))[1]
 
 
 def test_a_device_without_low_precision_has_none_to_judge(monkeypatch):
     monkeypatch.setattr(selftest, "support", lambda *device: cuda_support((9, 0)))
-    found = list(selftest.check(mx.cpu(), ["operators", "timing"]))
-    assert [(each.section, each.name, each.verdict) for each in found] == [
-        ("operators", "all", SKIPPED), ("timing", "all", SKIPPED)]
+    (found,) = selftest.check(mx.cpu(), ["operators"])
+    assert (found.section, found.name, found.verdict) == ("operators", "all", SKIPPED)
 
 
 class TestLibraries:

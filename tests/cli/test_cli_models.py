@@ -5,6 +5,8 @@ import json
 import os
 import stat
 import string
+import subprocess
+import sys
 import warnings
 
 import mxnet as mx
@@ -50,16 +52,25 @@ def run(capsys, *argv):
 class TestConvert:
     def test_it_writes_the_files_of_the_converted_network(self, folder, tmp_path, capsys):
         code, out, _ = run(capsys, "convert", *model(folder), "-o", tmp_path / "new" / "dir", "--data",
-                           "data:1,16,8,8", "--json")
+                           "data:1,16,8,8", "--json", "-")
         record = json.loads(out)
         assert code == 0
         assert sorted(os.listdir(tmp_path / "new" / "dir")) == ["small-0007.params", "small-symbol.json"]
         assert record["steps"]["fold_batch_norm"] == 1
         assert [os.path.getsize(path) for path in record["files"]][1] == record["parameter_bytes"][1]
 
+    def test_a_disk_that_is_full_is_said_to_be_so(self, folder, tmp_path):
+        code = ("import resource, sys, gluon_amp.cli as cli; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
+                "sys.exit(cli.main(sys.argv[1:]))")
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, "convert", *model(folder), "-o", tmp_path,
+                               "--dtype", "float32"], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 1
+        assert done.stderr == f"gluon-amp convert: {tmp_path}: No space left on device\n"
+        assert list(tmp_path.iterdir()) == []
+
     def test_exclusions_and_types_reach_the_conversion(self, folder, tmp_path, capsys):
         _, out, _ = run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "float32", "--optimize",
-                        "fold_batch_norm", "--json")
+                        "fold_batch_norm", "--json", "-")
         assert json.loads(out)["target_dtype"] == "float32"
         code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "x", "--exclude", "small_dens0_fwd")
         assert code == 1
@@ -134,7 +145,7 @@ class TestConvert:
         assert "warning: this machine has no GPU that runs float16" in out
         assert "4 arrays" in run(capsys, "info", params)[1].replace("\n", " ")
         assert "not converted" in run(capsys, "info", model(folder)[0])[1]
-        assert json.loads(run(capsys, "info", symbol, "--json")[1])["steps"]["fold_batch_norm"] == 1
+        assert json.loads(run(capsys, "info", symbol, "--json", "-")[1])["steps"]["fold_batch_norm"] == 1
         code, _, err = run(capsys, "info", folder / "small-0007.params.gone")
         assert (code, "No such file" in err) == (1, True)
 
@@ -154,7 +165,7 @@ class TestConvert:
 class TestCompare:
     def test_figures_for_random_data(self, folder, capsys):
         code, out, _ = run(capsys, "compare", *model(folder), "--data", "data:4,16,8,8", "--dtype", "float32",
-                           "--batches", "2", "--rounds", "2", "--json")
+                           "--batches", "2", "--rounds", "2", "--json", "-")
         found = json.loads(out)
         assert code == 0
         assert found["max_error"] < 1e-5 * found["largest_output"]
@@ -167,7 +178,7 @@ class TestCompare:
         arrays["arg:small_dense0_bias"] = arrays["arg:small_dense0_bias"] + mx.nd.array([0, 0, 0.5, 0])
         mx.nd.save(str(tmp_path / "moved.params"), arrays)
         _, out, _ = run(capsys, "compare", symbol, params, "--converted", symbol, tmp_path / "moved.params", "--data",
-                        "data:4,16,8,8", "--batches", "2", "--rounds", "1", "--json")
+                        "data:4,16,8,8", "--batches", "2", "--rounds", "1", "--json", "-")
         found = json.loads(out)
         assert found["max_error"] == pytest.approx(0.5, rel=1e-5)
         assert found["mean_error"] == pytest.approx(0.125, rel=1e-5)
@@ -189,11 +200,13 @@ class TestCompare:
             Image.fromarray(pixels).save(tmp_path / "images" / "zero" / f"{number}.png")
         files = [tmp_path / "rgb-symbol.json", tmp_path / "rgb-0000.params"]
         _, out, _ = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / "images",
-                        "--rounds", "1", "--json")
+                        "--rounds", "1", "--json", "-")
         assert json.loads(out)["batches"] == 2  # the fifth image fills no batch
-        code, _, err = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / "rgb")
-        assert code == 1
-        assert "no images" in err
+        (tmp_path / "empty").mkdir()
+        for folder, said in (("empty", "no images"), ("absent", "expected a directory, and there is none at")):
+            code, _, err = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / folder)
+            assert code == 1
+            assert said in err
         code, _, err = run(capsys, "compare", *files, "--data", "data:8,3,12,12", "--images", tmp_path / "images")
         assert code == 1
         assert "too few images" in err
@@ -249,7 +262,7 @@ class TestCompare:
         arrays["arg:small_dense0_bias"] = arrays["arg:small_dense0_bias"] + 0.5
         mx.nd.save(str(tmp_path / "moved.params"), arrays)
         argv = ["compare", symbol, params, "--converted", symbol, str(tmp_path / "moved.params"), "--data",
-                "data:4,16,8,8", "--batches", "1", "--rounds", "1", "--json"]
+                "data:4,16,8,8", "--batches", "1", "--rounds", "1", "--json", "-"]
         _, out, _ = run(capsys, *argv)
         relative = json.loads(out)["relative_error"]
         assert relative > 0.05
@@ -340,7 +353,7 @@ class TestReportAndAdvise:
 
     def test_report(self, folder, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "100")
-        _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8", "--json")
+        _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8", "--json", "-")
         found = json.loads(out)
         assert [row["op"] for row in found["operators"]][:2] == ["Convolution", "BatchNorm"]
         assert found["operators"][0]["block"] == "small_conv0"
@@ -349,21 +362,28 @@ class TestReportAndAdvise:
         assert code == 0
         assert max(map(len, out.splitlines())) <= 100
 
-    def test_a_narrow_terminal_gets_whole_words(self, folder, capsys, monkeypatch):
+    def test_names_are_whole_however_narrow_the_terminal_is(self, folder, capsys, monkeypatch):
+        names = ["small_conv0_fwd", "small_batchnorm0_fwd", "small_dense0_fwd"]
+        for columns in (80, 55, 20):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
+            assert columns == 20 or max(map(len, out.splitlines())) <= columns
+            assert all(name in out for name in names)
+            _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8", "--wide")
+            assert all(word in out for word in (*names, "reason", "Convolution", "rule"))
         monkeypatch.setenv("COLUMNS", "80")
         _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
-        assert max(map(len, out.splitlines())) <= 80
-        assert all(word in out for word in ("arithmetic", "Convolution", "amp.explain(), --json or a wider terminal"))
+        assert all(word in out for word in ("arithmetic", "Convolution", "amp.explain() gives the reasons"))
         _, out, _ = run(capsys, "advise", *model(folder), "--data", "data:2,16,8,8")
         assert max(map(len, out.splitlines())) <= 80
 
     def test_a_converted_network_is_reported_as_it_is(self, folder, tmp_path, capsys):
         run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "float32")
         files = [tmp_path / "small-symbol.json", tmp_path / "small-0007.params"]
-        _, out, _ = run(capsys, "report", *files, "--data", "data:2,16,8,8", "--json")
+        _, out, _ = run(capsys, "report", *files, "--data", "data:2,16,8,8", "--json", "-")
         assert "BatchNorm" not in [row["op"] for row in json.loads(out)["operators"]]
 
     def test_advise(self, folder, capsys):
-        code, out, _ = run(capsys, "advise", *model(folder), "--data", "data:2,16,8,8", "--json")
+        code, out, _ = run(capsys, "advise", *model(folder), "--data", "data:2,16,8,8", "--json", "-")
         assert code == 0
         assert all({"topic", "text", "share"} <= set(item) for item in json.loads(out))

@@ -48,8 +48,15 @@ def test_modules_beside_the_script_are_found(tmp_path):
 def test_errors_of_the_script_keep_their_traceback(tmp_path, error):
     done = run(tmp_path, f"def load():\n    raise {error}\nload()\n")
     assert done.returncode == 1
-    assert "in load" in done.stderr
-    assert "no data" in done.stderr
+    first, second, *_ = [line for line in done.stderr.splitlines() if line.startswith("  File")]
+    assert first.endswith("line 3, in <module>")
+    assert second.endswith("line 2, in load")
+    assert done.stderr.endswith(": no data\n")
+
+
+def test_the_scripts_own_hook_for_errors_is_called(tmp_path):
+    script = "import sys\nsys.excepthook = lambda kind, *_: print('caught', kind.__name__)\n1 / 0\n"
+    assert run(tmp_path, script).stdout == "caught ZeroDivisionError\n"
 
 
 def test_the_exit_code_is_the_scripts(tmp_path):

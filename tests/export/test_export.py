@@ -290,7 +290,7 @@ class TestCommand:
 
     def test_json_of_float32(self, files, tmp_path):
         done = self.run(*files[0], "--data", "data:1,3,8,8", "-o", tmp_path / "net.onnx", "--dtype", "float32",
-                        "--json")
+                        "--json", "-")
         assert done.returncode == 0, done.stderr
         assert '"target_dtype": "float32"' in done.stdout
 

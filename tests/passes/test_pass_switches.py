@@ -265,7 +265,7 @@ class TestConversion:
         net.export(str(tmp_path / "net"))
         files = [str(tmp_path / name) for name in ("net-symbol.json", "net-0000.params")]
         assert main(["convert", *files, "-o", str(tmp_path / "out"), "--disable-pass", "fuse", "--disable-pass",
-                     "align_channels", "--json"]) == 0
+                     "align_channels", "--json", "-"]) == 0
         assert '"fuse"' not in capsys.readouterr().out
         assert main(["convert", *files, "-o", str(tmp_path / "out2"), "--disable-pass", "fuze"]) == 1
         assert "Did you mean 'fuse'?" in capsys.readouterr().err

@@ -233,7 +233,7 @@ def test_the_states_of_another_network_change_nothing(optimizer, save, tmp_path)
 
     save(made(4)[1], tmp_path / "states")
     net, trainer = made(5)
-    with pytest.raises(ValueError, match=r"parameter '.*_weight' of shape \(5, 3\), a state of \(4, .\): it is of"):
+    with pytest.raises(amp.StateError, match=r"parameter '.*_weight' of shape \(5, 3\), a state of \(4, .\): they are of"):
         amp.load_states(trainer, tmp_path / "states")
     assert trainer.optimizer.num_update == 1
     step(net, trainer)
@@ -245,7 +245,7 @@ def test_states_that_are_no_arrays_change_nothing(tmp_path):
     net, trainer = make()
     train(net, trainer, range(2))
     (tmp_path / "states").write_bytes(pickle.dumps({0: 1.5}))
-    with pytest.raises(ValueError, match=r"a state of float: it is of another network"):
+    with pytest.raises(amp.StateError, match=r"a state of float: they are of another network"):
         amp.load_states(trainer, tmp_path / "states")
     train(net, trainer, range(2, 3))
 

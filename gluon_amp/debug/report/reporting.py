@@ -12,7 +12,7 @@ from ... import checks
 from ...dtypes import INT8, LOW_PRECISION
 from ...errors import expected
 from ...state.in_force import in_force
-from ..console import print_table
+from ..console import fitted, print_table
 from ..notebook import Shown
 from .capture import capture
 from .plot import plot
@@ -245,16 +245,16 @@ class Report(Shown):
             raise ValueError(expected("'operator', 'block' or 'op'", "by", by))
         table = Table(title=self.summary, title_justify="left", caption_justify="left")
         lines = self._operator_lines() if by == "operator" else self._group_lines(by)
-        left_out = {name for limit, names in _LEFT_OUT for name in names if width is not None and width < limit}
-        if "reason" in left_out and by == "operator":
-            table.caption = "amp.explain(), --json or a wider terminal gives the reasons"
         for number, line in enumerate(lines):
-            shown = {name: value for name, value in line.items() if name not in left_out}
             if not number:
-                for name in shown:
-                    table.add_column(name, overflow="fold", no_wrap=name in _NUMBERS,
+                for name in line:
+                    table.add_column(name, no_wrap=name != "reason", min_width=30 if name == "reason" else None,
                                      justify="right" if name in _NUMBERS else "left")
-            table.add_row(*shown.values())
+            table.add_row(*line.values())
+        if width is not None:
+            table = fitted(table, _DISPENSABLE, width)
+        if by == "operator" and not any(column.header == "reason" for column in table.columns):
+            table.caption = "amp.explain() gives the reasons; so do --wide and --json"
         return table
 
     def _operator_lines(self) -> Iterator[dict[str, str]]:
@@ -282,9 +282,9 @@ class Report(Shown):
             cells["time"] = f"{_share(sum(row.milliseconds for row in rows), self.milliseconds):.1%}"
         return cells
 
-    def print(self, by: str = "operator") -> None:
-        """Print :meth:`table`."""
-        print_table(lambda width: self.table(by, width))
+    def print(self, by: str = "operator", wide: bool = False) -> None:
+        """Print :meth:`table`, without the columns that matter least where there is little room, unless ``wide``."""
+        print_table(self.table(by), _DISPENSABLE, wide)
 
     def plot(self, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
         """Draw the network coloured by precision.
@@ -323,8 +323,8 @@ class Report(Shown):
         return self.summary
 
 
-# What a terminal of fewer columns does without: the observed precision is shown.
-_LEFT_OUT = ((150, ("rule", "planned", "converted")), (100, ("reason",)))
+# What a narrow terminal does without, first to last: the observed precision is shown.
+_DISPENSABLE = ("rule", "planned", "converted", "reason", "block", "casts", "kind")
 _NUMBERS = {"arithmetic", "casts", "converted", "time", "operators", "in low precision"}
 _GROUPS: dict[str, Callable[[OperatorRow], str]] = {"block": lambda row: row.path or row.block,
                                                     "op": lambda row: row.op}
