@@ -133,13 +133,12 @@ def stays_in_fp32(amp: Run) -> bool:
     return bool(amp["dtype"] == "float32")
 
 
-def verdict(amp: Run, outcome: turns.Outcome) -> str:
+def verdict(amp: Run, outcome: turns.Outcome, other_load: float) -> str:
     """Return what the two runs show on this machine, in words."""
-    if not is_judged(amp):
-        judged = (f"{outcome.steps} steps are too few to expect a mAP (it takes {JUDGED_STEPS}): only the losses were "
-                  f"compared\n")
-        return judged + _speed_in_words(amp, outcome)
-    return _speed_in_words(amp, outcome)
+    judged = "" if is_judged(amp) else (f"{outcome.steps} steps are too few to expect a mAP (it takes {JUDGED_STEPS}): "
+                                        "only the losses were compared\n")
+    speed = _speed_in_words(amp, outcome) if not report.is_disturbed(other_load) else "the speeds are no finding"
+    return f"{judged}{speed}; {report.other_load_text(other_load)}"
 
 
 def _speed_in_words(amp: Run, outcome: turns.Outcome) -> str:
@@ -151,8 +150,8 @@ def _speed_in_words(amp: Run, outcome: turns.Outcome) -> str:
     return f"gluon_amp trained in {amp['dtype']}, {text} as fast as FP32"
 
 
-def table(fp32: Run, amp: Run, ratio: Spread) -> Table:
-    """Return the two runs side by side, with their difference or ratio in the last column."""
+def table(fp32: Run, amp: Run, ratio: Spread | None) -> Table:
+    """Return the two runs side by side, with their difference or ratio in the last column; no ratio: no finding."""
     result = Table(title="SSD on handwritten digits: the same seed, images and steps")
     result.add_column("", no_wrap=True)
     for heading in ("MXNet\nfloat32", f"gluon_amp\n{amp['dtype']}", "gluon_amp vs MXNet"):
@@ -173,8 +172,9 @@ def table(fp32: Run, amp: Run, ratio: Spread) -> Table:
         ("peak_memory", "peak memory, GB", 2, 1e9),
     ):
         ours, theirs = amp[key] / unit, fp32[key] / unit
-        result.add_row(text, f"{theirs:.{places}f}", f"{ours:.{places}f}", f"{ours / theirs:.2f}x")
-    result.add_row("speed, turn by turn", "", "", f"{ratio.median:.2f}x")
+        found = "" if ratio is None and key != "peak_memory" else f"{ours / theirs:.2f}x"
+        result.add_row(text, f"{theirs:.{places}f}", f"{ours:.{places}f}", found)
+    result.add_row("speed, turn by turn", "", "", "the machine was busy" if ratio is None else f"{ratio.median:.2f}x")
     return result
 
 
@@ -223,7 +223,7 @@ def smoothed(values: Sequence[float], reach: int = 10) -> list[float]:
 
 
 def run(argv: Sequence[str] | None) -> int:
-    begin = monotonic()
+    begin, load = monotonic(), machine.OtherLoad()
     args = _parser().parse_args(argv)
     threads = cli.use_threads(args)
     try:
@@ -237,22 +237,22 @@ def run(argv: Sequence[str] | None) -> int:
     with contextlib.ExitStack() as stack:
         halves = [stack.enter_context(Child(each)) for each in commands]
         outcome = turns.train(halves, args.steps, args.data_shape, end, lambda text: print(text, flush=True))
-    return _show(args, outcome, threads)
+    return _show(args, outcome, threads, load.share())
 
 
-def _show(args: argparse.Namespace, outcome: turns.Outcome, threads: int) -> int:
+def _show(args: argparse.Namespace, outcome: turns.Outcome, threads: int, other_load: float) -> int:
     """Print and write everything; return the exit code."""
     fp32, amp = outcome.runs
     plot = Path(args.plot) if args.plot else DEFAULT_PLOT
     write_plot(plot, fp32, amp)
     console = Console(width=None if sys.stdout.isatty() else 110)
-    console.print(table(fp32, amp, outcome.ratio))
-    for text in (verdict(amp, outcome), conditions(amp, threads), f"plot of the losses: {plot}"):
+    console.print(table(fp32, amp, None if report.is_disturbed(other_load) else outcome.ratio))
+    for text in (verdict(amp, outcome, other_load), conditions(amp, threads), f"plot of the losses: {plot}"):
         console.print(text, highlight=False, soft_wrap=True)
     found = failures(fp32, amp)
     cli.write_json(args.json, {"machine": machine.describe(), "threads": threads, "fp32": fp32, "amp": amp,
                                "points": points(fp32, amp), "failures": found, "speed_ratio": vars(outcome.ratio),
-                               "chosen": vars(outcome.choice)})
+                               "chosen": vars(outcome.choice), "other_load": other_load})
     for text in found:
         print(f"error: {text}", file=sys.stderr)
     return 1 if found else 0

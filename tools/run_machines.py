@@ -32,7 +32,7 @@ def machines(own: str) -> list[tuple[str, str | None]]:
 
 
 def run(name: str, limit: str | None, arguments: Sequence[str]) -> list[str] | None:
-    """Run the tests in a process of their own, printing its lines with its name; return what failed, None if nothing."""
+    """Run the tests in a process of their own, printing its lines with its name; return those on what failed."""
     environ = {key: value for key, value in os.environ.items() if key != VARIABLE}
     begin = time.monotonic()
     environ.update({"OMP_NUM_THREADS": "1", **({VARIABLE: limit} if limit else {})})

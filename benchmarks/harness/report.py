@@ -127,13 +127,23 @@ def conditions(settings: Mapping[str, Any], comparison: Comparison) -> str:
     failed = "".join(f"{implementation(name).label} fails: {reason(failure)}\n"
                      for name, failure in comparison.failures.items())
     notes = "".join(f"{note}\n" for note in comparison.notes)
-    disturbed = " (too much: measure again)" if comparison.other_load > _DISTURBED else ""
     return (
         f"{failed}{notes}{machine_text()}"
         f"{about['system']}, Python {about['python']}, {versions}\n"
         f"{measured}; {turns}\n"
-        f"other programs used {comparison.other_load:.0%} of the processors meanwhile{disturbed}"
+        f"{other_load_text(comparison.other_load)}"
     )
+
+
+def is_disturbed(other_load: float) -> bool:
+    """Return whether other programs took so much of the processors, as a share, that speeds depend on them."""
+    return other_load > _DISTURBED
+
+
+def other_load_text(other_load: float) -> str:
+    """Say how much of the processors other programs took."""
+    remark = " (too much: measure again)" if is_disturbed(other_load) else ""
+    return f"other programs used {other_load:.0%} of the processors meanwhile{remark}"
 
 
 def show(settings: Mapping[str, Any], comparison: Comparison, console: Console | None = None) -> None:

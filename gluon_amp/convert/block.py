@@ -14,7 +14,7 @@ from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays, first_array, is_recorded
 from .._mxnet.symbols import NumpySymbol, to_graph
 from ..dtypes import BFLOAT16, FLOAT32
-from ..elsewhere import answers
+from ..elsewhere import also
 from ..errors import StateError
 from ..graph import Graph, has_control_flow
 from ..plan.cached_op import RewritingCachedOp
@@ -27,7 +27,7 @@ from .calibration import Calibration
 from .convert import Conversion, with_fp32_parameters
 from .inputs import as_example, flat, traced_block
 from .model_files import save_model, split
-from .options import TARGET_DTYPE, Names, Options, Tuned, data_may_come_second
+from .options import Names, Options, Tuned, data_may_come_second
 
 
 class ConvertedBlock(SymbolBlock):
@@ -136,7 +136,7 @@ class ConvertedBlock(SymbolBlock):
         return save_model(path, epoch, symbol, *split(symbol, arrays))
 
 
-@answers(dtype=TARGET_DTYPE)
+@also(dtype="target_dtype")
 @data_may_come_second
 def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
                          target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,

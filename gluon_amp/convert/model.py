@@ -13,7 +13,7 @@ from .._mxnet.arrays import wait_for_statistics
 from .._mxnet.invoke import zeros_for
 from .._mxnet.symbols import to_graph, typed_variables
 from .._mxnet.weights import NamesOnly
-from ..elsewhere import answers
+from ..elsewhere import also
 from ..errors import DTypeError, GraphError, StateError
 from ..rules import ConditionalOp
 from ..state.state import State
@@ -22,14 +22,14 @@ from .block import ConvertedBlock, memory_flags
 from .convert import Conversion, convert
 from .inputs import check_names, check_parameters
 from .model_files import split
-from .options import TARGET_DTYPE, Names, Options, Tuned
+from .options import Names, Options, Tuned
 
 Arrays = Mapping[str, mx.nd.NDArray]
 Converted = Tuple[mx.sym.Symbol, Dict[str, mx.nd.NDArray], Dict[str, mx.nd.NDArray]]
 _NEED_VALUES = frozenset({"fold_batch_norm", "align_channels"})
 
 
-@answers(dtype=TARGET_DTYPE)
+@also(dtype="target_dtype", ctx="device")
 def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype_ops: Sequence[str] | None = None,
                    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
                    excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
@@ -96,7 +96,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
                    cast_outputs=options.cast_outputs)[0]
 
 
-@answers(dtype=TARGET_DTYPE)
+@also(dtype="target_dtype", ctx="device")
 def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, target_dtype: object = None,
                   target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                   conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
@@ -216,7 +216,7 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_
     return (made.symbol, *split(made.symbol, made.arrays)), made.record
 
 
-@answers(dtype=TARGET_DTYPE)
+@also(dtype="target_dtype", ctx="device")
 def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: object = None,
                              target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                              conditional_fp32_ops: Sequence[ConditionalOp] | None = None,

@@ -36,7 +36,6 @@ from .assignment import Request
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
 Names = Union[Iterable[str], None]
-TARGET_DTYPE = "it is called target_dtype"
 _OFFLINE = "cast_params_offline"
 
 

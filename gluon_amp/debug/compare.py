@@ -10,6 +10,7 @@ from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
 from ..dtypes import FLOAT32
+from ..elsewhere import also
 from ..errors import PolicyError, StateError, expected
 from ..rules import Policy
 from ..state.state import State
@@ -142,7 +143,8 @@ def _rank(error: float) -> float:
     return -1.0 if np.isnan(error) else error
 
 
-def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None, *, dtype: object = None,
+@also(dtype="target_dtype")
+def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None, *, target_dtype: object = None,
             policy: Policy | None = None, loss_scale: float = 1.0, train_mode: bool = True,
             gradients: bool = True) -> Comparison:
     """Run a network in FP32 and in mixed precision on the same data, and compare every operator.
@@ -159,7 +161,7 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     loss : callable, optional
         Takes what the network returns and gives the loss to differentiate. Without it the gradients are those of the
         outputs multiplied by random numbers of a normal distribution, and added.
-    dtype : {'float16', 'bfloat16'}, optional
+    target_dtype : {'float16', 'bfloat16'}, optional
         The low-precision type. Without it and ``policy`` the setting of :func:`~gluon_amp.init` holds where AMP is on,
         else the device's type.
     policy : Policy, optional
@@ -182,7 +184,7 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     StateError
         Parameters are not initialized.
     PolicyError
-        Both ``dtype`` and ``policy`` are given.
+        Both ``target_dtype`` and ``policy`` are given.
     TypeError
         ``net`` is not a block, or ``data`` holds no array.
 
@@ -192,17 +194,17 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     >>> import mxnet as mx
     >>> net = mx.gluon.nn.Dense(4, in_units=8)
     >>> net.initialize()
-    >>> comparison = amp.compare(net, mx.nd.ones((2, 8)), dtype='float16')
+    >>> comparison = amp.compare(net, mx.nd.ones((2, 8)), target_dtype='float16')
     >>> [(item.op, item.dtype) for item in comparison.operators]
     [('FullyConnected', 'float16')]
     >>> comparison.outputs[0] < 0.001
     True
     """
-    if dtype is not None and policy is not None:
-        raise PolicyError("expected dtype or policy, received both: a policy has its type")
+    if target_dtype is not None and policy is not None:
+        raise PolicyError("expected target_dtype or policy, received both: a policy has its type")
     arguments = arguments_of(data)
     make_ready(net, arguments)
-    state = mixed_state(dtype, policy)
+    state = mixed_state(target_dtype, policy)
     fp32, mixed = run_both(net, arguments, state, train_mode, loss_scale if gradients else None, loss)
     return _compared(fp32, mixed, state)
 

@@ -16,6 +16,7 @@ from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS, LOW_PRECISION, normalize
+from ..elsewhere import also
 from ..errors import DTypeError, StateError, expected
 from ..session.autocast import active_dtype, autocast
 from ..training.trainer_scaler import TrainerScaler
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _LARGEST_SCALE, _SMALLEST_SCALE = 2.0 ** 24, 2.0 ** -24
 
 
+@also(dtype="target_dtype")
 def preflight(net: Block | Mapping[str, NDArray], data: Any = None, *, target_dtype: object = None) -> Preflight:
     """Say which weights overflow, or are flushed to zero, in low precision.
 
@@ -236,6 +238,7 @@ class ScaleSuggestion:
         return f"{text}; {self.flushed:.2%} of them become zero with it, {self.flushed_without:.2%} without"
 
 
+@also(dtype="target_dtype")
 def suggest_scale(source: gluon.Trainer | Block | Sequence[float], *, target_dtype: object = None,
                   headroom: float = 16.0) -> ScaleSuggestion:
     """Suggest a static loss scale from gradients, or from norms of gradients that were observed.

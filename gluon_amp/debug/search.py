@@ -13,6 +13,7 @@ from mxnet import autograd
 from mxnet.gluon import Block
 
 from .. import checks
+from ..elsewhere import also
 from ..errors import PolicyError, StateError, expected
 from ..graph import Entry, Node
 from ..judging import pruned, relative_error, shortest_prefix
@@ -35,9 +36,10 @@ _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itsel
 _NO_TIME = 1e-15  # milliseconds per operation of what was not measured: it decides between equals only
 
 
+@also(dtype="target_dtype")
 def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
                       metric: Callable[[Block], float] | None = None, budget: float | None = None,
-                      greater_is_better: bool = True, dtype: object = None, tuning: Tuning | None = None,
+                      greater_is_better: bool = True, target_dtype: object = None, tuning: Tuning | None = None,
                       train_mode: bool = False, progress: bool = True) -> Policy:
     """Find a small set of operators to keep in FP32 so that a network is as accurate as wanted, cheaply.
 
@@ -61,7 +63,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
         How much worse than in FP32 the metric may be.
     greater_is_better : bool
         False for metrics that are to be small, such as a loss.
-    dtype : {'float16', 'bfloat16'}, optional
+    target_dtype : {'float16', 'bfloat16'}, optional
         The low-precision type; without it the setting of :func:`~gluon_amp.init` holds where AMP is on, else the
         device's type.
     tuning : Tuning, optional
@@ -96,14 +98,15 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     >>> net.initialize()
     >>> net.hybridize()
     >>> net[1].weight.set_data(mx.nd.ones((4, 4)) * 1e5)  # float16 ends at 65504
-    >>> policy = amp.search_exclusions(net, mx.nd.ones((2, 4)), max_error=0.01, dtype='float16', progress=False)
+    >>> policy = amp.search_exclusions(net, mx.nd.ones((2, 4)), max_error=0.01, target_dtype='float16',
+    ...                                progress=False)
     >>> sorted(policy.excluded)
     ['net_dense1_fwd']
     """
     _check(max_error, metric, budget)
     arguments = arguments_of(data)
     make_ready(net, arguments)
-    state = mixed_state(dtype)
+    state = mixed_state(target_dtype)
     contexts = [array.context for array in float_arrays(arguments)] or [mx.cpu()]
     device = state.key(next((context for context in contexts if context.device_type == "gpu"), contexts[0]))
     base = state.policy(device)

@@ -17,9 +17,9 @@ from ..convert.analysis import analyse_network
 from ..convert.convert import conversion_of
 from ..convert.inputs import as_example, flat, traced_block
 from ..convert.int8 import uniquely_named
-from ..convert.options import TARGET_DTYPE, Names, Options
+from ..convert.options import Names, Options
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize
-from ..elsewhere import answers
+from ..elsewhere import also
 from ..errors import DTypeError, GraphError, PolicyError, expected
 from ..files import replacing
 from ..graph import CAST, MULTICAST, Entry, Graph, operator, redirect
@@ -79,7 +79,7 @@ class OnnxExport:
                 f"{max(self.errors.values(), default=0.0):.2g} off MXNet in FP32")
 
 
-@answers(dtype=TARGET_DTYPE)
+@also(dtype="target_dtype")
 def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, target_dtype: object = FLOAT16, *,
                 exclude: Any = None, fp32_ops: Names = None, io_dtype: object = FLOAT32, dynamic_batch: bool = False,
                 max_error: float | None = None) -> OnnxExport:

@@ -11,7 +11,7 @@ from mxnet.gluon import Block
 
 from .. import checks, passes
 from ..dtypes import FLOAT32, normalize
-from ..elsewhere import answers
+from ..elsewhere import also, answers
 from ..errors import DTypeError, PolicyError, StateError, expected, shown
 from ..graph.attrs import REGION_ON
 from ..nested import Nested
@@ -31,8 +31,8 @@ from .steps import run_in
 _logger = logging.getLogger("gluon_amp")
 
 
-@answers(dtype="it is called target_dtype, and comes first: amp.init('bfloat16')",
-         enabled="call amp.init() to switch AMP on and amp.deinit() to switch it off",
+@also(dtype="target_dtype")
+@answers(enabled="call amp.init() to switch AMP on and amp.deinit() to switch it off",
          device_type="every device runs in its own type: leave it out",
          opt_level="that is for amp.initialize(net, trainer, opt_level=...)")
 def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
@@ -238,9 +238,9 @@ class autocast:
     False
     """
 
+    @also(target_dtype="dtype")
     @answers(device_type="the device of the arrays decides: leave it out, as in amp.autocast(dtype='float16')",
-             cache_enabled="a graph casts each parameter once: leave it out",
-             target_dtype="it is called dtype: amp.autocast(dtype='float16')")
+             cache_enabled="a graph casts each parameter once: leave it out")
     def __init__(self, enabled: bool = True, dtype: object = None):
         _refuse_device_or_type(enabled)
         wanted = None if dtype is None else normalize(dtype, "dtype", or_float32=True)

@@ -88,17 +88,22 @@ class TestDigits:
         assert digits.failures(few, run_result(0.1, steps=30, loss=math.nan)) != []
 
     def test_says_what_a_machine_shows_that_stays_in_fp32(self) -> None:
-        def said(**given: Any) -> str:
+        def said(other_load: float = 0.02, **given: Any) -> str:
             run = run_result(0.9, **given)
             choice = turns.Choice(600, 128, 600, math.inf, 0.0, "as asked for")
-            return digits.verdict(run, turns.Outcome((run, run), spread([1.1, 1.0, 1.2]), choice))
+            return digits.verdict(run, turns.Outcome((run, run), spread([1.1, 1.0, 1.2]), choice), other_load)
 
-        assert said() == "gluon_amp trained in bfloat16, 1.10x (1.00-1.20 over 3 turns) as fast as FP32"
+        meanwhile = "; other programs used {}% of the processors meanwhile"
+        assert said() == ("gluon_amp trained in bfloat16, 1.10x (1.00-1.20 over 3 turns) as fast as FP32"
+                          + meanwhile.format(2))
+        assert said(0.4) == "the speeds are no finding" + meanwhile.format(40) + " (too much: measure again)"
         assert "gluon_amp keeps FP32 on this machine, so both runs trained in FP32" in said(dtype="float32")
         assert "10 steps are too few to expect a mAP" in said(steps=10)
 
+    @pytest.mark.parametrize("other_load", [0.0, 0.5])
     def test_shows_a_table_a_plot_and_json(
         self,
+        other_load: float,
         made: Path,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
@@ -113,6 +118,7 @@ class TestDigits:
                                   turns.Choice(600, 128, 600, math.inf, 0.0, "as asked for"))
 
         monkeypatch.setattr(turns, "train", train)
+        monkeypatch.setattr(digits.machine.OtherLoad, "share", lambda self: other_load)
         monkeypatch.setenv("OMP_NUM_THREADS", "1")  # put back after the test: the benchmark sets it
         monkeypatch.setattr(digits, "Child", lambda command: contextlib.nullcontext(command))
         files = [str(tmp_path / name) for name in ("out.json", "out.png")]
@@ -120,7 +126,8 @@ class TestDigits:
         assert cli.main(digits.run, [*arguments, "--json", files[0], "--plot", files[1]]) == 1
         captured = capsys.readouterr()
         assert "-20.00 points" in captured.out
-        assert "1.30x" in captured.out
+        assert ("1.30x" in captured.out) == (not other_load)
+        assert ("the machine was busy" in captured.out) == bool(other_load)
         assert "expected 1.5 at most" in captured.err
         assert json.loads(Path(files[0]).read_text())["points"] == pytest.approx(-20.0)
         assert Path(files[1]).stat().st_size > 1000

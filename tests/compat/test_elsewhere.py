@@ -52,18 +52,38 @@ def test_other_names_are_like_those_of_any_module():
     (lambda: amp.autocast(np.float16), r"amp\.autocast\(dtype='float16'\)"),
     (lambda: amp.autocast("bf16"), r"amp\.autocast\(dtype='bfloat16'\)"),
     (lambda: amp.autocast(cache_enabled=False), "leave it out"),
-    (lambda: amp.init(dtype="bfloat16"), "it is called target_dtype"),
     (lambda: amp.init(opt_level="O1"), r"amp\.initialize"),
     (lambda: amp.init_trainer(None, init_scale=128), r"loss_scaler=amp\.DynamicLossScaler\(init_scale="),
     (lambda: amp.initialize(models=[], optimizers=[]), "it is called net"),
     (lambda: amp.initialize(None, min_loss_scale=1), r"amp\.DynamicLossScaler\(min_scale="),
     (lambda: amp.scale_loss(None, None, delay_unscale=True), "leave it out"),
-    (lambda: amp.convert_hybrid_block(None, dtype="float16"), "it is called target_dtype"),
+    (lambda: amp.init("float16", dtype="bfloat16"), "multiple values for argument 'target_dtype'"),
+    (lambda: amp.init(target_dtype="float16", dtype="float16"), "expected target_dtype or dtype, which mean the same"),
     (lambda: amp.custom_fwd(device_type="cuda"), "leave it out"),
 ])
 def test_arguments_from_elsewhere_are_answered(call, answer):
     with pytest.raises(TypeError, match=answer):
         call()
+
+
+def test_the_type_and_the_device_may_be_called_as_elsewhere():
+    amp.init(dtype="float16")
+    assert amp.active_dtype() == "float16"
+    amp.deinit()
+    with amp.autocast(target_dtype="float16"):
+        assert amp.is_active()
+    net = mx.gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    data = mx.nd.ones((1, 3))
+    assert amp.preflight(net, dtype="float16").target_dtype == "float16"
+    assert amp.suggest_scale([1.0], dtype="bfloat16").target_dtype == "bfloat16"
+    assert amp.compare(net, data, dtype="float16").dtype == amp.compare(net, data, target_dtype="float16").dtype
+    net.hybridize()
+    net(data)
+    assert amp.convert_hybrid_block(net, dtype="float32").conversion.target_dtype == "float32"
+    dense = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="dense")
+    found = amp.convert_symbol(dense, dtype="float16", ctx=mx.gpu(0))
+    assert found.tojson() == amp.convert_symbol(dense, "float16", device=mx.gpu(0)).tojson()
 
 
 @pytest.mark.bf16

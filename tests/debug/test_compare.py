@@ -232,7 +232,7 @@ def test_table_plot_and_dict(tmp_path):
 
 def test_mistakes_are_refused():
     net, data = two_layers(True)
-    with pytest.raises(amp.PolicyError, match="expected dtype or policy, received both"):
+    with pytest.raises(amp.PolicyError, match="expected target_dtype or policy, received both"):
         amp.compare(net, data, dtype="float16", policy=amp.Policy("float16"))
     with pytest.raises(TypeError, match="expected a Policy, received policy='float16'"):
         amp.compare(net, data, policy="float16")

@@ -248,7 +248,8 @@ class TestErrors:
     @pytest.mark.parametrize(("options", "error", "match"), [
         ({"target_dtype": "bfloat16"}, amp.DTypeError, "expected 'float16' or 'float32', received 'bfloat16'"),
         ({"target_dtype": "float32", "io_dtype": "float16"}, amp.PolicyError, "io_dtype='float16' is for"),
-        ({"max_error": -1}, ValueError, "max_error"), ({"dtype": "float16"}, TypeError, "it is called target_dtype"),
+        ({"max_error": -1}, ValueError, "max_error"),
+        ({"target_dtype": "float16", "dtype": "float32"}, TypeError, "expected target_dtype or dtype"),
         ({"fp32_ops": ["Convolutoin"]}, amp.PolicyError, "Did you mean 'Convolution'")])
     def test_arguments(self, small, options, error, match, tmp_path):
         self.refused(tmp_path, error, match, *small, **options)

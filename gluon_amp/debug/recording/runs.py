@@ -107,7 +107,7 @@ def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
         return State(policies_of(policy))
     if dtype is None and current is not None and current.enabled and current.lowers:
         return current
-    chosen = choose(None if dtype is None else normalize(dtype, "dtype"), device_supports())
+    chosen = choose(None if dtype is None else normalize(dtype), device_supports())
     warn_if_slow(chosen)
     made = State(device_policies(chosen))
     if not made.lowers:
