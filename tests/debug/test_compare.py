@@ -240,7 +240,7 @@ def test_mistakes_are_refused():
         amp.compare(net, None)
     with pytest.raises(TypeError, match="a Gluon block, received net"):
         amp.compare(autograd, data)
-    with pytest.raises(amp.DTypeError, match="received dtype='int8'"):
+    with pytest.raises(amp.DTypeError, match="received target_dtype='int8'"):
         amp.compare(net, data, dtype="int8")
     with pytest.raises(amp.StateError, match="not initialized"):
         amp.compare(nn.Dense(2, in_units=2), data)
