@@ -12,8 +12,9 @@ from ._start import prepare as _prepare
 
 _prepare()
 
-from . import _isa, _memory, elsewhere
+from . import _cpus, _isa, _memory, elsewhere
 
+_cpus.share()  # before MXNet is imported
 # Before oneDNN runs its first operator.
 _isa.request()
 _memory.bound_kernels()

@@ -1,16 +1,23 @@
 """How many CPUs this process may use, and how many threads MXNet starts: in containers they do not fit.
 
 MXNet takes half of the machine's logical processors, whatever a container is allowed, and its threads spin while they
-wait for one another: a step takes up to ten times as long where they have to share.
+wait for one another: a step takes up to forty times as long where they have to share
+(``benchmarks/shared_machine.py``).
 """
 from __future__ import annotations
 
 import math
 import os
+import sys
 from pathlib import Path
-from typing import Mapping
+from typing import Mapping, MutableMapping
 
 THREADS = "OMP_NUM_THREADS"
+_WAITING, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+# How often a waiting thread of GNU's OpenMP looks again before it sleeps, by itself 300,000 times: as fast as that on
+# a quiet machine, where 1,000 are not, and twenty times as fast where all processors are busy. 5,000 would do on CPUs
+# whose instruction for waiting takes as long as Intel's since Skylake; on others it is several times as short.
+_ENOUGH_SPINS = "20000"
 _QUOTAS = (("sys/fs/cgroup/cpu.max",), ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 
 
@@ -31,6 +38,19 @@ def threads(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many threads MXNet's operators run on."""
     first = environ.get(THREADS, "").split(",")[0].strip()
     return int(first) if first.isdigit() and int(first) else max(1, (os.cpu_count() or 2) // 2)
+
+
+def share(environ: MutableMapping[str, str] = os.environ, root: Path = Path("/")) -> None:
+    """Let MXNet's threads get along with other programs and with the container, unless the user has set how.
+
+    OpenMP reads both settings when MXNet is imported.
+    """
+    if "mxnet" in sys.modules:
+        return
+    if _WAITING not in environ:
+        environ.setdefault(_SPINS, _ENOUGH_SPINS)
+    if THREADS not in environ and threads(environ) > allowed(root):
+        environ[THREADS] = str(allowed(root))
 
 
 def misfit(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> str:

@@ -1,6 +1,8 @@
 """How many threads MXNet starts, and how many CPUs a container leaves to them."""
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -54,6 +56,37 @@ def test_what_is_said(container):
     assert _cpus.misfit({}, root) == ("MXNet runs 32 threads, and this process may use 2 CPUs: they wait for one "
                                       "another. Set OMP_NUM_THREADS=2 before Python starts")
     assert _cpus.misfit({"OMP_NUM_THREADS": "2"}, root) == ""
+
+
+@pytest.mark.parametrize(("given", "set_to"), [
+    ({}, {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "20000"}),
+    ({"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4", "GOMP_SPINCOUNT": "20000"}),
+    ({"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "2"}, {"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "2"}),
+    ({"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "2"}, {"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "2"})])
+def test_what_the_user_has_not_set_is_set_for_a_container(given, set_to, container, monkeypatch):
+    root, environ = container(cpu_max="200000 100000"), dict(given)
+    monkeypatch.delitem(sys.modules, "mxnet")
+    _cpus.share(environ, root)
+    assert environ == set_to
+
+
+def test_threads_that_fit_stay_as_they_are_and_nothing_is_set_behind_mxnet(container, monkeypatch):
+    root, environ = container(cpu_max="max 100000"), {}
+    _cpus.share(environ, root)
+    assert environ == {}
+    monkeypatch.delitem(sys.modules, "mxnet")
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    _cpus.share(environ, root)
+    assert environ == {"GOMP_SPINCOUNT": "20000"}
+
+
+def test_openmp_is_told():
+    code = "import os, gluon_amp; print(os.environ['GOMP_SPINCOUNT'])"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env={**environ, "OMP_DISPLAY_ENV": "verbose"},
+                          capture_output=True, text=True, timeout=120)
+    assert done.stdout == "20000\n"
+    assert "GOMP_SPINCOUNT = '20000'" in done.stderr
 
 
 def test_init_says_it(monkeypatch, caplog):
