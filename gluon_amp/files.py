@@ -64,7 +64,8 @@ def _made_beside(target: str) -> str:
     try:
         handle, name = tempfile.mkstemp(dir=directory, prefix=os.path.basename(target))
     except OSError as error:  # it is about a name that nobody has given
-        raise OSError(error.errno, error.strerror, target) from error
+        said = "its folder does not exist" if isinstance(error, FileNotFoundError) else error.strerror
+        raise OSError(error.errno, said, target) from error
     os.close(handle)
     return name
 

@@ -62,6 +62,8 @@ def converted(args: argparse.Namespace, model: Any) -> Any:
 
 
 def _refuse_to_overwrite(args: argparse.Namespace, prefix: str) -> None:
+    if os.path.exists(args.output) and not os.path.isdir(args.output):
+        raise GraphError(f"--output: expected a directory, and {args.output!r} is a file")
     written = {f"{prefix}-symbol.json", f"{prefix}-{models.epoch_of(args.params):04d}.params"}
     if {os.path.realpath(args.symbol), os.path.realpath(args.params)} & set(map(os.path.realpath, written)):
         raise GraphError("the converted files would replace the FP32 ones: choose another directory than "

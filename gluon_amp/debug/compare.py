@@ -14,7 +14,7 @@ from ..elsewhere import also
 from ..errors import PolicyError, StateError, expected
 from ..rules import Policy
 from ..state.state import State
-from .console import print_table
+from .console import fitted, print_table
 from .differences import SEED, OperatorError, difference, first_infinite, isolated_errors, relative_error
 from .notebook import Shown
 from .recording.events import is_float
@@ -107,7 +107,7 @@ class Comparison(Shown):
 
     def print(self, by: str = "accumulated", count: int = 15, wide: bool = False) -> None:
         """Print :meth:`table`, without blocks and kinds where there is little room, unless ``wide``."""
-        print_table(self.table(by, count), ("block", "kind"), wide)
+        print_table(lambda width: fitted(self.table(by, count), ("block", "kind"), width), wide)
 
     def __rich__(self) -> Table:
         return self.table()

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, Callable, Sequence
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -12,22 +12,21 @@ _WIDTH = 170  # of files and pipes, unless COLUMNS says otherwise
 _UNLIMITED = 100_000
 
 
-def print_table(table: Table, dispensable: Sequence[str] = (), wide: bool = False) -> None:
-    """Print a table; where there is little room it does without some columns, unless it is to be as wide as it is."""
+def print_table(make: Callable[[int | None], Table], wide: bool) -> None:
+    """Print the table that a function makes for a number of columns, or as wide as it is."""
     from rich.console import Console
 
     console = Console()
     if not (console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ):
         console = Console(width=_WIDTH)
-    if not wide:
-        table = fitted(table, dispensable, console.width)
-    Console(width=max(console.width, _UNLIMITED if wide else _least(table))).print(table)
+    table = make(None if wide else console.width)
+    Console(width=_UNLIMITED if wide else max(console.width, _least(table))).print(table)
 
 
-def fitted(table: Table, dispensable: Sequence[str], width: int) -> Table:
-    """Leave columns out of a table, in the order given, until it fits into a width; return it."""
+def fitted(table: Table, dispensable: Sequence[str], width: int | None) -> Table:
+    """Leave columns out of a table, in the order given, until it fits into a width, if there is one; return it."""
     for name in dispensable:
-        if _least(table) <= width:
+        if width is None or _least(table) <= width:
             break
         kept = [column for column in table.columns if column.header != name]
         table.columns = [replace(column, _index=number) for number, column in enumerate(kept)]

@@ -59,6 +59,12 @@ class TestConvert:
         assert record["steps"]["fold_batch_norm"] == 1
         assert [os.path.getsize(path) for path in record["files"]][1] == record["parameter_bytes"][1]
 
+    def test_a_file_is_no_place_for_files(self, folder, tmp_path, capsys):
+        (tmp_path / "taken").write_text("")
+        code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "taken")
+        assert code == 1
+        assert "--output: expected a directory, and" in err
+
     def test_a_disk_that_is_full_is_said_to_be_so(self, folder, tmp_path):
         code = ("import resource, sys, gluon_amp.cli as cli; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); "
                 "sys.exit(cli.main(sys.argv[1:]))")

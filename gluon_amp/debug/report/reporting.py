@@ -251,8 +251,7 @@ class Report(Shown):
                     table.add_column(name, no_wrap=name != "reason", min_width=30 if name == "reason" else None,
                                      justify="right" if name in _NUMBERS else "left")
             table.add_row(*line.values())
-        if width is not None:
-            table = fitted(table, _DISPENSABLE, width)
+        table = fitted(table, _DISPENSABLE, width)
         if by == "operator" and not any(column.header == "reason" for column in table.columns):
             table.caption = "amp.explain() gives the reasons; so do --wide and --json"
         return table
@@ -284,7 +283,7 @@ class Report(Shown):
 
     def print(self, by: str = "operator", wide: bool = False) -> None:
         """Print :meth:`table`, without the columns that matter least where there is little room, unless ``wide``."""
-        print_table(self.table(by), _DISPENSABLE, wide)
+        print_table(lambda width: self.table(by, width), wide)
 
     def plot(self, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
         """Draw the network coloured by precision.

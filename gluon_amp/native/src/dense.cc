@@ -28,31 +28,6 @@ void forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
                    inputs.size() > 2 ? inputs[2].as<float>() : nullptr);
 }
 
-// The gradients of weight and bias.
-void add_up(const Matrices& grad, const Matrices& data, const Matrices& weight_grad, float* bias_grad) {
-  const DataType type = data_type_of(data.type);
-  const Desc rows(data.dims, type), grads(grad.dims, type), weights(weight_grad.dims, kF32),
-      biases({grad.columns()}, kF32);
-  const Md bias = bias_grad ? static_cast<Md>(biases) : nullptr;
-  const Desc any = Desc::any(weight_grad.dims, type);
-  const auto forward_of = [&](PrimitiveDesc** desc, const Attr* attr) {
-    return functions().inner_product_forward_primitive_desc_create(desc, engine(), kForwardTraining, rows, any, bias,
-                                                                   grads, attr);
-  };
-  const Dims key{'d', data.type, data.rows(), data.columns(), grad.columns(), bias_grad != nullptr};
-  const auto primitive = cached<Primitive>(key, [&] {
-    const Primitive hint("a dense layer", forward_of);
-    return Primitive("gradients of a dense layer", [&](PrimitiveDesc** desc, const Attr* attr) {
-      return functions().inner_product_backward_weights_primitive_desc_create(desc, engine(), rows, weights, bias,
-                                                                              grads, hint.desc(), attr);
-    });
-  });
-  primitive->run({{kSrc, rows, data.data},
-                  {kDiffDst, grads, grad.data},
-                  {kDiffWeightsLayer, weights, weight_grad.data},
-                  {kDiffBias, biases, bias_grad}});
-}
-
 void backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
   const Tensor &data = inputs[1], &weight = inputs[2];
   const Matrices grad = as_matrix(inputs[0], weight.dim(0)), rows = as_matrix(data, weight.dim(1));
@@ -63,7 +38,7 @@ void backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) 
     return;
   }
   multiply_rounded(grad, weight_of(weight), as_matrix(outputs[0], weight.dim(1)));
-  add_up(grad, rows, weight_of(outputs[1]), bias_grad);
+  add_up(grad, rows, outputs[1].as<float>(), bias_grad);
 }
 
 struct Settings {

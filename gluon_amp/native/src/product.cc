@@ -88,4 +88,28 @@ void multiply_rounded(const Matrices& a, const Matrices& b, const Matrices& prod
       {{kSrc, left, a.data}, {kWeightsLayer, wanted, factor}, {kBias, added, bias}, {kDst, out, product.data}});
 }
 
+void add_up(const Matrices& grad, const Matrices& data, float* weight_grad, float* bias_grad) {
+  const DataType type = data_type_of(data.type);
+  const Dims dims{grad.columns(), data.columns()};
+  const Desc rows(data.dims, type), grads(grad.dims, type), weights(dims, kF32), biases({grad.columns()}, kF32);
+  const Md bias = bias_grad ? static_cast<Md>(biases) : nullptr;
+  const Desc any = Desc::any(dims, type);
+  const auto forward_of = [&](PrimitiveDesc** desc, const Attr* attr) {
+    return functions().inner_product_forward_primitive_desc_create(desc, engine(), kForwardTraining, rows, any, bias,
+                                                                   grads, attr);
+  };
+  const Dims key{'d', data.type, data.rows(), data.columns(), grad.columns(), bias_grad != nullptr};
+  const auto primitive = cached<Primitive>(key, [&] {
+    const Primitive hint("a dense layer", forward_of);
+    return Primitive("gradients of a dense layer", [&](PrimitiveDesc** desc, const Attr* attr) {
+      return functions().inner_product_backward_weights_primitive_desc_create(desc, engine(), rows, weights, bias,
+                                                                              grads, hint.desc(), attr);
+    });
+  });
+  primitive->run({{kSrc, rows, data.data},
+                  {kDiffDst, grads, grad.data},
+                  {kDiffWeightsLayer, weights, weight_grad},
+                  {kDiffBias, biases, bias_grad}});
+}
+
 }  // namespace gluon_amp

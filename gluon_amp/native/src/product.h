@@ -30,4 +30,7 @@ void multiply(const Matrices& a, const Matrices& b, const Matrices& product, flo
 // to every row.
 void multiply_rounded(const Matrices& a, const Matrices& b, const Matrices& product, const float* bias = nullptr);
 
+// Write the gradients of a dense layer's float32 weight, columns of grad times columns of data, and of its bias.
+void add_up(const Matrices& grad, const Matrices& data, float* weight_grad, float* bias_grad);
+
 }  // namespace gluon_amp
