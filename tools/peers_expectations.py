@@ -60,7 +60,10 @@ LEFT_OUT = {
 }
 
 # Tests that fail with AMP only, by file and name, and why they may.
-EXPLAINED: dict[tuple[str, str], str] = {}
+EXPLAINED: dict[tuple[str, str], str] = {
+    ("unittest/test_numpy_op.py", "test_np_diff"):
+        "MXNet does not write the gradient of an empty result: stock leaves what the array held, zeros in this test",
+}
 
 # The same, in low precision only.
 _DEEP = ("four recurrent layers with weights of deviation 1 are ill-conditioned: in stock FP32, weights moved by a "

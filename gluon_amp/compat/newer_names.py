@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any, Callable
 
 import mxnet as mx
@@ -11,6 +12,7 @@ from .._mxnet.arrays import map_arrays
 from ..convert.inputs import flat
 from ..replaced import Replaced
 
+_WANTS_NUMPY = "can only accept MXNet numpy ndarrays"  # MXNet, of a NumPy operator that was given another array
 # What takes a context, and is to take ``device`` as well.
 _TAKES_DEVICE: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (gluon.Block, ("initialize", "load_parameters", "load_dict")),
@@ -60,11 +62,20 @@ def _split_and_load(function: Callable) -> Callable:
 
 def _taking_numpys(function: Callable) -> Callable:
     """Let a network of MXNet 1's operators take ``mx.np`` arrays, and give such: in MXNet 2 there are no others."""
+    of_numpy: weakref.WeakSet[gluon.HybridBlock] = weakref.WeakSet()  # those whose code calls NumPy's operators
+
     @functools.wraps(function)
     def forward(block: gluon.HybridBlock, *args: Any) -> Any:
-        if mx.util.is_np_array() or not any(isinstance(each, mx.np.ndarray) for each in flat(args)):
+        if (mx.util.is_np_array() or block in of_numpy
+                or not any(isinstance(each, mx.np.ndarray) for each in flat(args))):
             return function(block, *args)
-        outputs = function(block, *map_arrays(lambda array: array.as_nd_ndarray(), args))
+        try:
+            outputs = function(block, *map_arrays(lambda array: array.as_nd_ndarray(), args))
+        except TypeError as error:
+            if _WANTS_NUMPY not in str(error):
+                raise
+            of_numpy.add(block)
+            return function(block, *args)
         return map_arrays(lambda array: array.as_np_ndarray(), outputs)
     return forward
 

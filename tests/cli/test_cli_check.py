@@ -51,7 +51,7 @@ def test_a_file_that_cannot_be_written_is_told_of_before_the_tests(tmp_path, mon
     monkeypatch.setitem(selftest._TESTS, "fusion", Section(lambda runs: pytest.fail("it was tested"), wrong_or_right))
     path = tmp_path / "absent" / "c.json"
     assert main(["check", "--device", "cpu", "--only", "fusion", "--json", str(path)]) == 1
-    assert f"gluon-amp check: {path}: No such file or directory" in capsys.readouterr().err
+    assert f"gluon-amp check: {path}: its folder does not exist" in capsys.readouterr().err
 
 
 def wrong_or_right(name, device, runs):

@@ -53,6 +53,33 @@ def test_networks_of_1_9_1_take_numpys_arrays_and_give_them(installed):
     assert np.abs(net[0].weight.grad().asnumpy()).max() > 0
 
 
+class OfNumpy(nn.HybridBlock):
+    """A network of NumPy's operators, which MXNet 1.9.1 runs without `set_np`, too."""
+
+    def hybrid_forward(self, F, x):
+        return F.np.tanh(F.npx.reshape(x, (-2, -1)))
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("dtype", [None, "float32", "float16"])
+def test_networks_of_numpys_operators_take_numpys_arrays(installed, hybridize, dtype):
+    if dtype:
+        amp.init(dtype)
+    net = OfNumpy()
+    if hybridize:
+        net.hybridize()
+    data = mx.np.random.uniform(size=(2, 3, 4))
+    for _ in range(2):
+        data.attach_grad()
+        with mx.autograd.record():
+            found = net(data)
+        found.backward()
+        expected = np.tanh(data.asnumpy().reshape(2, 12))
+        assert type(found) is mx.np.ndarray
+        np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-5)
+        np.testing.assert_allclose(data.grad.asnumpy(), 1 - expected.reshape(2, 3, 4) ** 2, rtol=1e-4)
+
+
 def test_arrays_are_split_for_networks_of_1_9_1(installed):
     data, devices = mx.np.arange(8).reshape(4, 2), [mx.cpu(0), mx.cpu(1)]
     for parts in (mx.gluon.utils.split_and_load(data, ctx_list=devices),
