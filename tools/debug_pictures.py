@@ -74,7 +74,9 @@ def plot_drift(rows, path):
 
 def main(directory):
     directory.mkdir(parents=True, exist_ok=True)
-    amp.init()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where it is slow
+        amp.init("bfloat16")
     mx.random.seed(1)
     net, data = ssd()
     amp.report(net, data).plot(directory / "report_ssd.png")

@@ -112,7 +112,7 @@ def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
     made = State(device_policies(chosen))
     if not made.lowers:
         raise DTypeError(f"nothing runs in low precision: this machine runs {verdict(chosen)}. "
-                         "Give dtype='float16', which is imitated, or dtype='bfloat16', which CPUs with AVX512 emulate")
+                         "Give target_dtype='float16', which is imitated, or 'bfloat16' on CPUs with AVX512")
     return made
 
 
