@@ -20,6 +20,8 @@ _WAITING, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 _ENOUGH_SPINS = "20000"
 _QUOTAS = (("sys/fs/cgroup/cpu.max",), ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 
+_chosen: dict[str, str] = {}  # by `share`
+
 
 def allowed(root: Path = Path("/")) -> int:
     """Return how many CPUs the process's affinity and its container's quota leave to it, rounded up."""
@@ -47,10 +49,16 @@ def share(environ: MutableMapping[str, str] = os.environ, root: Path = Path("/")
     """
     if "mxnet" in sys.modules:
         return
-    if _WAITING not in environ:
-        environ.setdefault(_SPINS, _ENOUGH_SPINS)
+    if not {_WAITING, _SPINS} & environ.keys():
+        _chosen[_SPINS] = _ENOUGH_SPINS
     if THREADS not in environ and threads(environ) > allowed(root):
-        environ[THREADS] = str(allowed(root))
+        _chosen[THREADS] = str(allowed(root))
+    environ.update(_chosen)
+
+
+def as_users_set_it() -> dict[str, str]:
+    """Return the environment without what :func:`share` has chosen for this process, for processes beside it."""
+    return {name: value for name, value in os.environ.items() if _chosen.get(name) != value}
 
 
 def misfit(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> str:

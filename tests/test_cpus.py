@@ -3,6 +3,7 @@ import logging
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -15,6 +16,7 @@ def container(tmp_path, monkeypatch):
     """Make a container of eight CPUs with a quota; return where it begins."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(_cpus, "_chosen", {})
 
     def make(**files):
         for name, text in files.items():
@@ -78,6 +80,19 @@ def test_threads_that_fit_stay_as_they_are_and_nothing_is_set_behind_mxnet(conta
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     _cpus.share(environ, root)
     assert environ == {"GOMP_SPINCOUNT": "20000"}
+
+
+@mock.patch.dict(os.environ, {"OMP_SCHEDULE": "static"})
+def test_processes_beside_this_one_get_what_the_user_has_set(container, monkeypatch):
+    monkeypatch.delitem(sys.modules, "mxnet")
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        os.environ.pop(name, None)
+    before = dict(os.environ)
+    _cpus.share(os.environ, container(cpu_max="200000 100000"))
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    assert _cpus.as_users_set_it() == before
+    os.environ["OMP_NUM_THREADS"] = "1"  # as a program may
+    assert _cpus.as_users_set_it() == {**before, "OMP_NUM_THREADS": "1"}
 
 
 def test_openmp_is_told():

@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from typing import Iterator, Mapping, Sequence
 
-from .. import checks
+from .. import _cpus, checks
 from ..errors import StateError, closest, expected
 from . import start
 from .supervisor import Process, Supervisor, say
@@ -38,9 +38,9 @@ def launch(job: Job) -> int:
     # Workers find their rank and number as the engine tells them, how often the job was restarted in
     # ``GLUON_AMP_RESTARTS``, and in ``OMP_NUM_THREADS``, unless it is set already, their share of the processors.
     _check(job)
-    threads = max(1, len(os.sched_getaffinity(0)) // job.workers)
+    threads = max(1, _cpus.allowed() // job.workers)
     for restart in range(job.max_restarts + 1):
-        environ = {"OMP_NUM_THREADS": str(threads), **os.environ, RESTARTS: str(restart)}
+        environ = {"OMP_NUM_THREADS": str(threads), **_cpus.as_users_set_it(), RESTARTS: str(restart)}
         with ENGINES[job.engine](job, environ) as processes:
             result = Supervisor(processes, job.grace, job.timeout).run()
         if not result.failed:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import gluon_amp as amp
+from gluon_amp import _cpus
 from gluon_amp.cli import main
 from gluon_amp.parallel import launcher
 from gluon_amp.parallel.launcher import Job, launch
@@ -187,7 +188,7 @@ sys.exit(0 if os.environ['GLUON_AMP_RESTARTS'] == '2' else 5)
 """
     assert run(code, workers=1, max_restarts=1) == 5
     assert run(code, workers=1, max_restarts=3) == 0
-    threads = len(os.sched_getaffinity(0))
+    threads = _cpus.allowed()
     assert capfd.readouterr().out.split("\n")[:-1] == [f"[0] {restart} {threads}" for restart in (0, 1, 0, 1, 2)]
 
 
