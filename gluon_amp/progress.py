@@ -20,8 +20,13 @@ class _Lines:
         pass  # each line was
 
 
+def _is_in_notebook() -> bool:
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return hasattr(shell, "kernel")
+
+
 def progress_bar(values: Iterable[Any] | None = None, *, desc: str, unit: str, shown: bool) -> tqdm:
     """Return a progress bar: of values, or one that is told of its steps."""
-    watched = sys.stderr.isatty() or "ipykernel" in sys.modules
+    watched = sys.stderr.isatty() or _is_in_notebook()
     how = {} if watched else {"file": _Lines(), "mininterval": _SECONDS, "delay": _SECONDS, "miniters": 1, "ncols": 100}
     return tqdm(values, desc=desc, unit=unit, disable=not shown, **how)
