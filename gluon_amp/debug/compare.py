@@ -16,6 +16,7 @@ from ..rules import Policy
 from ..state.state import State
 from .console import fitted, print_table
 from .differences import SEED, OperatorError, difference, first_infinite, isolated_errors, relative_error
+from .figures import new_figure, save_figure
 from .notebook import Shown
 from .recording.events import is_float
 from .recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
@@ -278,18 +279,17 @@ def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
 
 def _draw(rows: Sequence[OperatorError], dtype: str, title: str, path: Any = None) -> Any:
     """Draw outputs' errors above, gradients' below, in the order of the operators; return the figure."""
+    panels = [panel for panel in _PANELS if any(getattr(row, panel[1]) > 0 for row in rows)] or [_PANELS[0]]
     try:
-        from .figures import NotebookFigure
+        figure = new_figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
     except ImportError as error:
         raise StateError(f"plot: {error}. Install it with pip install 'gluon_amp[debug]'") from error
-    panels = [panel for panel in _PANELS if any(getattr(row, panel[1]) > 0 for row in rows)] or [_PANELS[0]]
-    figure = NotebookFigure(figsize=(11, 3.6 * len(panels)), layout="constrained")
     for axes, panel in zip(np.atleast_1d(figure.subplots(len(panels), 1, sharex=True)), panels):
         _panel(axes, rows, dtype, *panel)
     figure.axes[-1].set_xlabel("operator, in the order of the forward pass")
     figure.suptitle(title, fontsize=9)
     if path is not None:
-        figure.write(path)
+        save_figure(figure, path)
     return figure
 
 

@@ -1,24 +1,30 @@
-"""Matplotlib figures that show themselves in a notebook; imported where one is drawn, since Matplotlib is optional."""
+"""Matplotlib figures that show themselves in a notebook; Matplotlib is optional, and imported where one is drawn."""
 from __future__ import annotations
 
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from ..files import replacing
 
 
-class NotebookFigure(Figure):
-    """A figure that a notebook shows without ``%matplotlib inline``: one that pyplot did not make is text there."""
+def new_figure(**options: Any) -> Any:
+    """Return a figure that a notebook shows without ``%matplotlib inline``: one that pyplot did not make is text."""
+    from matplotlib.figure import Figure
 
-    def _repr_png_(self) -> bytes:
-        content = BytesIO()
-        self.savefig(content, format="png", dpi=100)
-        return content.getvalue()
+    figure = Figure(**options)
+    figure._repr_png_ = partial(_png, figure)  # type: ignore[attr-defined]
+    return figure
 
-    def write(self, path: Any) -> None:
-        """Write the picture whole or not at all; its kind comes from the suffix."""
-        with replacing(path) as (temporary,):
-            self.savefig(temporary, format=Path(path).suffix[1:] or "png", dpi=130)
+
+def _png(figure: Any) -> bytes:
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=100)
+    return content.getvalue()
+
+
+def save_figure(figure: Any, path: Any) -> None:
+    """Write a picture whole or not at all; its kind comes from the suffix."""
+    with replacing(path) as (temporary,):
+        figure.savefig(temporary, format=Path(path).suffix[1:] or "png", dpi=130)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Sequence
 
 from ...errors import StateError, expected
 from ...files import replacing
+from ..figures import new_figure, save_figure
 from .rows import OperatorRow
 
 # Colours that people with any kind of colour vision tell apart (https://jfly.uni-koeln.de/color/).
@@ -117,13 +118,11 @@ def _rendered(drawing: Any, path: Path) -> bytes:
 def _matplotlib(picture: Picture, title: str, path: Path | None) -> Any:
     from matplotlib.collections import LineCollection
 
-    from ..figures import NotebookFigure
-
     places, width, height = _layout(picture)
     labelled = _is_labelled(picture)
     scale = (1.5, 0.55) if labelled else (0.2, 0.16)
     inches = max(7.0, width * scale[0]), max(3.0, height * scale[1] + 1.0)
-    figure = NotebookFigure(figsize=inches, layout="constrained")
+    figure = new_figure(figsize=inches, layout="constrained")
     axes = figure.add_subplot()
     for is_cast, colour in ((False, _PLAIN), (True, _CAST)):
         lines = [_way(places[a], places[b]) for (a, b), cast in picture.edges.items() if cast == is_cast]
@@ -143,7 +142,7 @@ def _matplotlib(picture: Picture, title: str, path: Path | None) -> Any:
     axes.axis("off")
     _add_legend(axes, picture)
     if path is not None:
-        figure.write(path)
+        save_figure(figure, path)
     return figure
 
 
