@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 
 from ..dtypes import FLOAT32
 from ..elsewhere import also
-from ..errors import PolicyError, StateError, expected
+from ..errors import PolicyError, expected
 from ..rules import Policy
 from ..state.state import State
 from .console import fitted, print_table
@@ -280,10 +280,7 @@ def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
 def _draw(rows: Sequence[OperatorError], dtype: str, title: str, path: Any = None) -> Any:
     """Draw outputs' errors above, gradients' below, in the order of the operators; return the figure."""
     panels = [panel for panel in _PANELS if any(getattr(row, panel[1]) > 0 for row in rows)] or [_PANELS[0]]
-    try:
-        figure = new_figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
-    except ImportError as error:
-        raise StateError(f"plot: {error}. Install it with pip install 'gluon_amp[debug]'") from error
+    figure = new_figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
     for axes, panel in zip(np.atleast_1d(figure.subplots(len(panels), 1, sharex=True)), panels):
         _panel(axes, rows, dtype, *panel)
     figure.axes[-1].set_xlabel("operator, in the order of the forward pass")

@@ -1,18 +1,29 @@
 """Matplotlib figures that show themselves in a notebook; Matplotlib is optional, and imported where one is drawn."""
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
+from ..errors import StateError
 from ..files import replacing
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Say how to install what a picture needs and cannot import."""
+    try:
+        yield
+    except ImportError as error:
+        raise StateError(f"plot: {error}. Install it with pip install 'gluon_amp[debug]'") from error
 
 
 def new_figure(**options: Any) -> Any:
     """Return a figure that a notebook shows without ``%matplotlib inline``: one that pyplot did not make is text."""
-    from matplotlib.figure import Figure
-
+    with installed():
+        from matplotlib.figure import Figure
     figure = Figure(**options)
     figure._repr_png_ = partial(_png, figure)  # type: ignore[attr-defined]
     return figure

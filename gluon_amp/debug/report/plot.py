@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Sequence
 
 from ...errors import StateError, expected
 from ...files import replacing
-from ..figures import new_figure, save_figure
+from ..figures import installed, new_figure, save_figure
 from .rows import OperatorRow
 
 # Colours that people with any kind of colour vision tell apart (https://jfly.uni-koeln.de/color/).
@@ -47,10 +47,8 @@ def plot(rows: Sequence[OperatorRow], title: str, path: Any, backend: str, by: s
     if by not in _PICTURES:
         raise ValueError(expected("'operator' or 'block'", "by", by))
     picture = _PICTURES[by](rows)
-    try:
+    with installed():
         return _BACKENDS[backend](picture, title, None if path is None else Path(path))
-    except ImportError as error:
-        raise StateError(f"plot: {error}. Install it with pip install 'gluon_amp[debug]'") from error
 
 
 def _by_operator(rows: Sequence[OperatorRow]) -> Picture:

@@ -93,12 +93,6 @@ struct Problem {
   Dims key, end_pad;  // the padding behind a map: what the output's size says
 };
 
-// A map as one matrix, a row for each pixel.
-Matrices pixels(const Tensor& map) {
-  const int64_t channels = map.dim(3);
-  return {map.data, map.type, {map.size() / channels, channels}, {channels, 1}};
-}
-
 Primitive forward_of(const Problem& p, bool is_biased) {
   return Primitive("a convolution", [&](PrimitiveDesc** desc, const Attr* attr) {
     return functions().convolution_forward_primitive_desc_create(
@@ -166,7 +160,8 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
   const Problem p(attributes, data, weight, out_grad);
   find_data_grad(p, out_grad, weight, outputs[0]);
   if (p.is_dense(weight))
-    add_up(pixels(out_grad), pixels(data), outputs[1].as<float>(), bias_grad ? bias_grad->as<float>() : nullptr);
+    add_up(as_matrix(out_grad, weight.dim(0)), as_matrix(data, weight.dim(1)), outputs[1].as<float>(),
+           bias_grad ? bias_grad->as<float>() : nullptr);
   else
     find_weight_grad(p, out_grad, data, outputs[1], bias_grad);
 }

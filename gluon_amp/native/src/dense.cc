@@ -14,12 +14,6 @@ namespace {
 
 using namespace onednn;
 
-// The data of a layer, or what it gives, as one matrix.
-Matrices as_matrix(const Tensor& tensor, int64_t columns) {
-  const int64_t rows = columns ? tensor.size() / columns : 0;
-  return {tensor.data, tensor.type, {rows, columns}, {columns, 1}};
-}
-
 Matrices weight_of(const Tensor& tensor) { return as_matrix(tensor, tensor.dim(1)); }
 
 void forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {

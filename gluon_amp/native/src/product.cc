@@ -57,6 +57,11 @@ Matrices Matrices::transposed() const {
   return result;
 }
 
+Matrices as_matrix(const Tensor& tensor, int64_t columns) {
+  const int64_t rows = columns ? tensor.size() / columns : 0;
+  return {tensor.data, tensor.type, {rows, columns}, {columns, 1}};
+}
+
 void multiply(const Matrices& a, const Matrices& b, const Matrices& product, float alpha) {
   if (!product_of(product.dims)) return;
   if (!a.columns()) return fill_with_zeros(product);

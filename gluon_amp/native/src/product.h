@@ -23,6 +23,9 @@ struct Matrices {
   onednn::Dims dims, strides;
 };
 
+// The data of a layer, or what it gives, as one matrix.
+Matrices as_matrix(const Tensor& tensor, int64_t columns);
+
 // Write alpha * a * b. The piles have equal leading dimensions; a and b are of one type.
 void multiply(const Matrices& a, const Matrices& b, const Matrices& product, float alpha = 1);
 
