@@ -11,7 +11,9 @@ from mxnet.gluon import nn
 from networks import relative
 
 import gluon_amp as amp
+from gluon_amp import native
 from gluon_amp.errors import PolicyError
+from gluon_amp.passes import channels_last
 from gluon_amp.rules.measurements import signature
 from gluon_amp.state.devices import machine
 from gluon_amp.state.policies import tuned
@@ -78,6 +80,76 @@ class TestTune:
         with pytest.raises(PolicyError, match="not a file of measurements"):
             amp.tune(net(), mx.nd.ones((4, 16)), rounds=1, cache=tmp_path / "t.json", progress=False)
         assert (tmp_path / "t.json").read_text() == "[]"
+
+
+def chained(limits=None):
+    """Convolutions with BatchNorm and rectifiers, or ReLU6."""
+    made = nn.HybridSequential(prefix="chained_")
+    with made.name_scope():
+        made.add(nn.Conv2D(16, 3, padding=1, in_channels=3))
+        for _ in range(2):
+            made.add(nn.Conv2D(16, 3, padding=1, in_channels=16), nn.BatchNorm(in_channels=16),
+                     nn.HybridLambda(lambda F, x: F.clip(x, 0, 6)) if limits else nn.Activation("relu"))
+        made.add(nn.GlobalAvgPool2D(), nn.Dense(4, in_units=16))
+    made.initialize(mx.init.Xavier())
+    return made
+
+
+def trained(made):
+    """Take a step and return what the network gave, the gradients, and how many operators ran in C++."""
+    data = mx.nd.array(np.random.RandomState(0).normal(size=(4, 3, 12, 12)))
+    made.hybridize()
+    with mx.autograd.record():
+        out = made(data)
+    out.backward()
+    graph = made._cached_op.latest.graph if amp.is_active() else None
+    count = sum(node.op in channels_last.NATIVE for node in graph.operators()) if graph else 0
+    grads = [each.grad().asnumpy() for each in made.collect_params().values() if each.grad_req != "null"]
+    return [out.asnumpy(), *grads], count
+
+
+@pytest.mark.skipif(not all(map(native.is_available, channels_last.NATIVE)), reason="the operators in C++ are missing")
+class TestChains:
+    @pytest.fixture(autouse=True)
+    def _in_fp32(self, monkeypatch):
+        take_for(monkeypatch, "AVX512_CORE")
+
+    @staticmethod
+    def tuned(made, tmp_path, **settings):
+        return amp.tune(made, mx.nd.ones((4, 3, 12, 12)), rounds=1, cache=tmp_path / "t.json", progress=False,
+                        **settings)
+
+    def test_every_chain_is_measured_in_fp32_and_the_network_is_left_alone(self, tmp_path):
+        made = chained()
+        before = {name: each.data().asnumpy() for name, each in made.collect_params().items()}
+        tuning = self.tuned(made, tmp_path)
+        (key, times), = tuning.milliseconds.items()
+        assert key.startswith("chain of 7 operators on (4, 16, 12, 12): ")
+        assert min(times) > 0
+        assert amp.Tuning.load(tmp_path / "t.json", machine()) == tuning
+        for name, each in made.collect_params().items():
+            np.testing.assert_array_equal(each.data().asnumpy(), before[name])
+
+    def test_inference_has_no_chains(self, tmp_path):
+        assert not self.tuned(chained(), tmp_path, training=False).milliseconds
+
+    @pytest.mark.parametrize("limits", [False, True], ids=["rectifiers", "clips"])
+    def test_a_chain_runs_as_it_was_faster(self, tmp_path, limits):
+        made = chained(limits)
+        expected, _ = trained(made)
+        key, = self.tuned(made, tmp_path).milliseconds
+        counts = {}
+        for name, times in {"slow": (1.0, 2.0), "fast": (2.0, 1.0), "even": (1.0, 1.05)}.items():
+            amp.init(tuning=amp.Tuning(machine(), {key: times}))
+            received, counts[name] = trained(made)
+            amp.deinit()
+            for one, other in zip(received, expected):
+                np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+        amp.init()
+        _, estimated = trained(made)
+        assert counts["slow"] == 0
+        assert counts["fast"] == 5
+        assert counts["even"] == estimated == (5 if limits else 0)
 
 
 def test_what_is_no_network():

@@ -1,9 +1,9 @@
-"""Time functions in turns, and one operator by itself, forward and backward."""
+"""Time functions in turns, and an operator or a graph by itself, forward and backward."""
 from __future__ import annotations
 
 import time
 from statistics import median
-from typing import Callable, Mapping, Sequence
+from typing import Callable, Collection, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -39,19 +39,32 @@ def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int 
     return list(map(of, times))
 
 
-def _prepared(op: str, attrs: Mapping[str, str], arrays: Sequence[mx.nd.NDArray], dtype: str, training: bool):  # type: ignore[no-untyped-def]
-    data = cast_arrays(arrays[0], dtype)
-    inputs = [data, *(array.copy() for array in arrays[1:])]
-    cached = StockCachedOp(_symbol(op, attrs, len(arrays), dtype), [("static_alloc", True), ("static_shape", True)])
+def training_step(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray],
+                  trained: Collection[str]) -> Callable[[], None]:
+    """Return a call of a symbol in training mode and its backward pass, on copies of its inputs."""
+    inputs = {name: arrays[name].copy() for name in symbol.list_inputs()}
+    for name in set(trained).intersection(symbol.list_arguments()):
+        inputs[name].attach_grad()
+    return _call_of(symbol, list(inputs.values()), training=True)
+
+
+def _prepared(op: str, attrs: Mapping[str, str], arrays: Sequence[mx.nd.NDArray], dtype: str,
+              training: bool) -> Callable[[], None]:
+    inputs = [cast_arrays(arrays[0], dtype), *(array.copy() for array in arrays[1:])]
     if training:
         for array in inputs:
             array.attach_grad()
+    return _call_of(_symbol(op, attrs, len(arrays), dtype), inputs, training)
+
+
+def _call_of(symbol: mx.sym.Symbol, inputs: Sequence[mx.nd.NDArray], training: bool) -> Callable[[], None]:
+    cached = StockCachedOp(symbol, [("static_alloc", True), ("static_shape", True)])
 
     def run() -> None:
         if training:
             with autograd.record():
-                result = cached(*inputs)
-            result.backward()
+                results = cached(*inputs)
+            autograd.backward(results if isinstance(results, list) else [results])
         else:
             cached(*inputs)
         mx.nd.waitall()

@@ -11,17 +11,23 @@ A chain is of one type: FP32, or bfloat16 where that is the low-precision type a
 the operators round them. What only goes along with its data, or was kept in FP32 for its few channels alone, joins a
 chain in bfloat16 where nothing but the chain reads it. MXNet transposes in FP32 only, so that casts come before and
 behind: a transposition has to save more there.
+
+Whether a chain is turned follows from what its operators cost, by a table for every machine, or from what the whole
+chain was measured to cost on this one (:func:`gluon_amp.tune`).
 """
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import NamedTuple
+from hashlib import sha256
+from math import prod
+from typing import NamedTuple, Sequence
 
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, connected_parts, operator, redirect
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
+from ..rules.measurements import CHAIN, signature
 from ..rules.shapes import BLOCK, pools_to_means
 from . import hard_swish
 from .assign_dtypes import follow, plan_outputs
@@ -45,29 +51,49 @@ NATIVE = frozenset(each.op for each in _IN_CPP.values())
 _LIKE_CLIP = ("clip", hard_swish.OP)
 _LIMITS = ("clip", "relu", "Activation")  # of which Activation is a rectifier
 _ELEMENTWISE = (*_LIMITS, "elemwise_add", hard_swish.OP)
-_SAVED = {FLOAT32: 1, BFLOAT16: 2}  # how many operators ``clip`` outweigh a transposition in a chain, by its type
-# How many of them BatchNorm outweighs that oneDNN runs by reference, 77 ms in place of 4 for a map of ResNeXt-50, and
-# BatchNorm or a depthwise convolution of channels that are no whole blocks.
-_BY_REFERENCE, _PARTIAL = 10, 1
+
+
+class _Costs(NamedTuple):
+    """What a value of a map costs MXNet, in what it costs to hand one to ``clip`` and back, or a chain."""
+
+    transposition: float  # where a chain begins or ends; with casts in bfloat16
+    by_reference: float = 10  # BatchNorm by oneDNN's reference loops: 77 ms in place of 4 for a map of ResNeXt-50
+    partial: float = 1  # BatchNorm, or a depthwise convolution, of channels that are no whole blocks
+    clip: float = 1
+
+
+_COSTS = {FLOAT32: _Costs(transposition=1), BFLOAT16: _Costs(transposition=2)}
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
 
 
 def is_needed(context: Context) -> bool:
     """Tell whether training in a type of theirs is about to run on a CPU with operators in C++."""
-    return (context.facts.trains and context.facts.recorded and context.target in _SAVED and not context.policy.imitated
+    return (context.facts.trains and context.facts.recorded and context.target in _COSTS and not context.policy.imitated
             and context.native is not None)
 
 
 def run(graph: Graph, context: Context) -> int:
     """Put operators in C++ in the place of convolutions and BatchNorm in such chains; return how many."""
     readers = Readers(graph)
-    members = _members(graph, readers, context)
-    chains = [chain for chain in _chains(members) if _gains(chain, readers, context)]
+    chains = [chain for chain in _chains(_members(graph, readers, context)) if _gains(chain, readers, context)]
     if not chains or not all(map(context.runs_natively, NATIVE)):
         return 0
     count = sum(_turn(graph, chain, readers, context) for chain in chains)
     follow(graph, context)
     return count
+
+
+def keys_of(graph: Graph, context: Context) -> list[str]:
+    """Return the keys of the chains with a convolution and a BatchNorm, by which measurements are kept."""
+    return [_key_of(chain) for chain in _chains(_members(graph, Readers(graph), context))
+            if {node.op for node in chain} >= {"Convolution", "BatchNorm"}]
+
+
+def _key_of(chain: Sequence[Node]) -> str:
+    """Return a key that is equal for chains of equal operators with equal shapes."""
+    uses = [signature(node.op, node.attrs, node.inputs[0].shape or ()) for node in chain]
+    shape = chain[0].inputs[0].shape
+    return f"{CHAIN} of {len(uses)} operators on {shape}: {sha256(repr(uses).encode()).hexdigest()[:16]}"
 
 
 def _members(graph: Graph, readers: Readers, context: Context) -> list[Node]:
@@ -132,23 +158,29 @@ def _gives_map(node: Node) -> bool:
 
 def _gains(chain: list[Node], readers: Readers, context: Context) -> bool:
     """Tell whether maps that are transposed cost less than what MXNet has no good kernels for."""
-    inside = {id(node) for node in chain}
-    begins = sum(not _is_turned(entry, inside) for node in chain for entry in _maps(node))
-    ends = sum(_leaves(node, inside, readers) for node in chain)
+    policy = context.policy
+    if policy.slow or policy.fast:
+        key = _key_of(chain)
+        if key in policy.slow or key in policy.fast:
+            return key in policy.fast
+    inside, costs = {id(node) for node in chain}, _COSTS[context.target]
+    turned = [entry.shape for node in chain for entry in _maps(node) if not _is_turned(entry, inside)]
+    turned += [node.shapes[0] for node in chain if _leaves(node, inside, readers)]
     # Without AVX512 oneDNN has kernels behind convolutions in groups.
-    lacks_kernels = (context.policy.channel_multiple or 0) >= BLOCK and any(_groups(node) > 1 for node in chain)
-    return sum(_saved(node, lacks_kernels) for node in chain) > _SAVED[context.target] * (begins + ends)
+    lacks_kernels = (policy.channel_multiple or 0) >= BLOCK and any(_groups(node) > 1 for node in chain)
+    saved = sum(_saved(node, lacks_kernels, costs) * prod(node.shapes[0] or ()) for node in chain)
+    return saved > costs.transposition * sum(prod(shape or ()) for shape in turned)
 
 
-def _saved(node: Node, lacks_kernels: bool) -> int:
-    """Return what a member of a chain saves in C++, in operators ``clip``."""
+def _saved(node: Node, lacks_kernels: bool, costs: _Costs) -> float:
+    """Return what a value of a member's map costs less in C++."""
     if node.op in _LIKE_CLIP or not lacks_kernels:
-        return int(node.op in _LIKE_CLIP)
+        return costs.clip if node.op in _LIKE_CLIP else 0
     groups = _groups(node.inputs[0].node)
     if node.op == "BatchNorm" and 1 < groups < _channels(node) and _channels(node) // groups % BLOCK:
-        return _BY_REFERENCE
+        return costs.by_reference
     is_partial = _channels(node) % BLOCK > 0 and (node.op == "BatchNorm" or _groups(node) == _channels(node))
-    return _PARTIAL if is_partial else 0
+    return costs.partial if is_partial else 0
 
 
 def _channels(node: Node) -> int:
@@ -160,9 +192,9 @@ def _groups(node: Node) -> int:
 
 
 def may_turn(graph: Graph) -> bool:
-    """Tell whether a graph has convolutions, and what chains of them are turned for."""
-    operators = graph.operators()
-    return any(_groups(node) > 1 for node in operators) or {node.op for node in operators} >= {"Convolution", "clip"}
+    """Tell whether a graph has convolutions and BatchNorm, or what chains of them are turned for."""
+    ops = {node.op for node in graph.operators()}
+    return ops >= {"Convolution", "BatchNorm"} or ops >= {"Convolution", "clip"}
 
 
 def _is_turned(entry: Entry, inside: set[int]) -> bool:

@@ -13,6 +13,7 @@ from ..graph.attrs import parameters
 
 # Low precision has to lose by this factor before an operator is kept in FP32, which costs casts around it.
 _CLEARLY_SLOWER = 1.1
+CHAIN = "chain"  # what the keys of chains of operators begin with, which are no operator's name
 
 
 def signature(op: str, attrs: Mapping[str, str], shape: Sequence[int]) -> str:
@@ -28,7 +29,7 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How long operators take in FP32 and in low precision, on one machine.
+    """How long operators take in FP32 and in low precision, and networks with chains in C++ or without, on one machine.
 
     Attributes
     ----------
@@ -36,7 +37,8 @@ class Tuning:
         CPU, instruction set and number of threads, or GPU and driver; MXNet version; low-precision type. Measurements
         hold for equal ones only.
     milliseconds : mapping of str to (float, float)
-        An operator's :func:`signature` to its time in FP32 and in low precision.
+        An operator's :func:`signature` to its time in FP32 and in low precision. The key of a chain of convolutions to
+        a training step of its network with that chain in MXNet's operators, and in those in C++.
 
     Examples
     --------
@@ -49,8 +51,14 @@ class Tuning:
 
     @property
     def slow(self) -> frozenset[str]:
-        """The operators that low precision makes slower, by signature."""
+        """The operators that low precision makes slower, by signature, and the chains that C++ does, by key."""
         return frozenset(name for name, (fp32, low) in self.milliseconds.items() if low > _CLEARLY_SLOWER * fp32)
+
+    @property
+    def fast(self) -> frozenset[str]:
+        """The chains of convolutions with which a training step is no slower where they run in C++, by key."""
+        return frozenset(name for name, (mxnet, native) in self.milliseconds.items()
+                         if name.startswith(CHAIN) and native <= mxnet)
 
     def save(self, path: str | os.PathLike) -> None:
         """Add the measurements to a file, which keeps those of other machines.

@@ -47,7 +47,9 @@ class Policy:
         The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
     slow : frozenset of str
         Uses of operators (:func:`gluon_amp.rules.measurements.signature`) that were measured to be slower in low
-        precision.
+        precision, and chains of convolutions that were slower in C++.
+    fast : frozenset of str
+        Chains of convolutions that were measured to be no slower in C++.
     disabled_passes : frozenset of str
         Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
     reason : str
@@ -70,6 +72,7 @@ class Policy:
     amx: bool = False
     channel_multiple: int | None = None
     slow: frozenset[str] = frozenset()
+    fast: frozenset[str] = frozenset()
     disabled_passes: frozenset[str] = frozenset()
     reason: str = field(default="", compare=False)
 
@@ -102,8 +105,8 @@ class Policy:
         """
         overrides = {op: [asdict(rule) for rule in rules] for op, rules in self.overrides.items()}
         return json.dumps({"format": _FORMAT, "target_dtype": self.target_dtype, "excluded": sorted(self.excluded),
-                           "slow": sorted(self.slow), "training": self.training, "overrides": overrides,
-                           "disabled_passes": sorted(self.disabled_passes)}, indent=2)
+                           "slow": sorted(self.slow), "fast": sorted(self.fast), "training": self.training,
+                           "overrides": overrides, "disabled_passes": sorted(self.disabled_passes)}, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Policy:
@@ -123,7 +126,8 @@ class Policy:
             overrides = {op: _sound(target, op, tuple(_read_rule(rule) for rule in rules))
                          for op, rules in raw["overrides"].items()}
             return cls(target, overrides, excluded=frozenset(_texts("excluded", raw["excluded"])),
-                       slow=frozenset(_texts("slow", raw["slow"])), training=true_or_false("training", raw["training"]),
+                       slow=frozenset(_texts("slow", raw["slow"])), fast=frozenset(_texts("fast", raw.get("fast", []))),
+                       training=true_or_false("training", raw["training"]),
                        disabled_passes=frozenset(_texts("disabled_passes", raw.get("disabled_passes", []))))
         except PolicyError:
             raise

@@ -55,17 +55,17 @@ def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | b
         return dict(policies)
     machines = {device: machine(device, policy.target_dtype) for device, policy in policies.items()}
     if isinstance(tuning, Tuning):
-        return _slowed(policies, machines, [tuning])
+        return _measured(policies, machines, [tuning])
     path = default_cache() if tuning is True else tuning
-    return _slowed(policies, machines, Tuning.load_all(path))
+    return _measured(policies, machines, Tuning.load_all(path))
 
 
-def _slowed(policies: Mapping[str, Policy], machines: Mapping[str, str],
-            measured: Sequence[Tuning]) -> dict[str, Policy]:
+def _measured(policies: Mapping[str, Policy], machines: Mapping[str, str],
+              tunings: Sequence[Tuning]) -> dict[str, Policy]:
     """Give each policy what was measured of its device and type."""
-    known = {tuning.machine: tuning.slow for tuning in measured}
+    known = {tuning.machine: tuning for tuning in tunings}
     if not known.keys() & set(machines.values()):
         raise PolicyError(f"the measurements are of another machine ({'; '.join(known) or 'none'}), this is "
                           f"{'; '.join(machines.values())}: call amp.tune(net, data) here")
-    return {device: replace(policy, slow=known.get(machines.get(device, ""), frozenset()))
-            for device, policy in policies.items()}
+    return {device: replace(policy, slow=own.slow, fast=own.fast) for device, policy in policies.items()
+            for own in [known.get(machines[device], Tuning(""))]}
