@@ -20,6 +20,7 @@ from .._mxnet.arrays import is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
 from .._mxnet.in_turn import in_turn, run_in_turn
 from .._mxnet.invoke import StockCachedOp
+from .._mxnet.libraries import bring_to_plain_layout
 from .._mxnet.symbols import dtype_name, keep_marks, to_graph
 from ..dtypes import LOW_PRECISION
 from ..eager.own_gradients import loss_scale
@@ -83,7 +84,7 @@ class RewritingCachedOp:
         if frame.data_gradients and self.state is None and self._gives_second_gradients(args):
             state = None
         plan = None if state is None else self._planned(state, args)
-        operation = self._stock() if plan is None else self._operation(plan)
+        operation = self._stock() if plan is None else self._operation(plan, args)
         if self._hook:
             self._observe(operation, plan)
         if self.traced.unscaled and autograd.is_recording():
@@ -175,9 +176,12 @@ class RewritingCachedOp:
             dtypes[i] = dtype_name(args[i].dtype)
         return tuple(dtypes)
 
-    def _operation(self, plan: Plan) -> StockCachedOp:
-        """Return what runs a plan."""
+    def _operation(self, plan: Plan, args: Sequence[NDArray]) -> StockCachedOp:
+        """Return what runs a plan with these arguments."""
         last, calls = self._turn
+        if plan is not last and plan.is_native and autograd.is_recording():
+            # Operators in C++ would keep plain copies of what inference has left in oneDNN's layouts, for a step.
+            bring_to_plain_layout(args[position] for position in self._parameter_positions)
         if plan is not last and last is not None:
             self._leave(last, plan, calls)
         self._turn = plan, calls + 1 if plan is last else 1
@@ -197,7 +201,8 @@ class RewritingCachedOp:
         """
         is_static = is_set(dict(self.flags), "static_alloc") and last.facts.device == plan.facts.device
         if is_static and (calls >= _MANY_CALLS or last not in self._left):
-            self._operations.pop(last, None)
+            if self._operations.pop(last, None) is self._plain:
+                self._plain = None
         self._left.add(last)
 
     def _grouped(self, plan: Plan | None, args: Sequence[NDArray]) -> list[list[int]]:
