@@ -200,9 +200,9 @@ class RewritingCachedOp:
         What takes turns of a few calls stays: what runs it is made anew only once.
         """
         is_static = is_set(dict(self.flags), "static_alloc") and last.facts.device == plan.facts.device
-        if is_static and (calls >= _MANY_CALLS or last not in self._left):
-            if self._operations.pop(last, None) is self._plain:
-                self._plain = None
+        goes = is_static and (calls >= _MANY_CALLS or last not in self._left)
+        if goes and self._operations.pop(last, None) is self._plain:
+            self._plain = None
         self._left.add(last)
 
     def _grouped(self, plan: Plan | None, args: Sequence[NDArray]) -> list[list[int]]:
