@@ -84,7 +84,7 @@ def environment() -> dict[str, Any]:
         "gluon_amp": metadata.version("gluon_amp"),
         "mxnet": mx.__version__, "numpy": np.__version__, "python": platform.python_version(),
         "cpu": _isa.cpu_name(), "onednn": _onednn(), "onednn_isa": cpu_isa(), "amx_granted": _isa.granted(),
-        "amx": _isa.outcome() or "none, or not asked for",
+        "amx": _isa.outcome() or ("not asked for" if "amx_tile" in flags else "none"),
         "max_cpu_isa": os.environ.get(_isa.VARIABLE),
         "native_operators": {library.name: library.missing or "loaded" for library in native.load()},
         "instruction_sets": [name for name in _INSTRUCTION_SETS if name in flags],

@@ -26,27 +26,29 @@ _STEPS = {
                        "operands that give only their shapes are not computed"),
     "align_channels": ("convolution is padded with zeros to the channels that fast kernels need",
                        "convolutions are padded with zeros to the channels that fast kernels need"),
-    "cast_params_offline": ("parameter is stored in {dtype}", "parameters are stored in {dtype}"),
+    "cast_params_offline": ("parameter is {stored} {dtype}", "parameters are {stored} {dtype}"),
     "fuse": ("operator does the work of several", "operators do the work of several"),
 }
 
 
 def done(record: Conversion) -> list[str]:
     """Say in sentences what a conversion did."""
+    is_imitated = record.target_dtype == FLOAT16 and not record.low_precision
     if record.int8:
         first = f"{_layers(len(record.int8), record)} run in INT8, the other operators in {record.target_dtype}"
     elif record.target_dtype == FLOAT32:
         first = f"{record.reason or 'float32 was asked for'}: all {counted(record.operators, 'operator')} run in FP32"
     else:
         first = (f"float16 is imitated: values are rounded to it by {counted(record.casts, 'cast')}, kernels are FP32's"
-                 if record.target_dtype == FLOAT16 and not record.low_precision else
+                 if is_imitated else
                  f"{record.low_precision} of {counted(record.operators, 'operator')} run in {record.target_dtype}, "
                  f"with {counted(record.casts, 'cast')} between precisions")
     reasons = [f"{_layers(number, record)} do not run in INT8: {reason}"
                for reason, number in Counter(record.wide.values()).most_common()]
     off = ([] if record.error is None else
            [f"outputs are {record.error:.2%} off FP32 on the data that INT8 was calibrated with"])
-    steps = [f"{times} {_STEPS[name][times != 1].format(dtype=record.target_dtype)}"
+    stored = "rounded to" if is_imitated else "stored in"
+    steps = [f"{times} {_STEPS[name][times != 1].format(stored=stored, dtype=record.target_dtype)}"
              for name, times in record.steps.items() if times and name in _STEPS]
     kept = [f"kept in FP32 on request: {', '.join(record.excluded)}"] if record.excluded else []
     return [first, *reasons, *off, *steps, *kept]
@@ -73,7 +75,7 @@ def write_json(content: Any, path: str | None) -> bool:
         print(json.dumps(content, indent=2))
     elif path is not None:
         with replacing(path) as (temporary,), open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
+            file.write(json.dumps(content, indent=2) + "\n")
     return path != STANDARD_OUTPUT
 
 

@@ -153,7 +153,9 @@ def _drawback(dtype: str, chosen: Support, here: Support) -> str | None:
     """Say that this machine runs a network slower than FP32, or not at all; None where it does well."""
     if chosen is FOREIGN_BFLOAT16:
         return f"the {dtype} network cannot run on this machine, where {here.reason}: {chosen.reason}"
-    return None if chosen.native else f"the {dtype} network will be slower than FP32 on this machine: {chosen.reason}"
+    if chosen.native:
+        return None
+    return f"the {dtype} network will be slower on this machine than one converted in float32: {chosen.reason}"
 
 
 def _as_run(target: str, device_type: str, here: Support) -> Support | None:

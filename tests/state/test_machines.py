@@ -201,7 +201,8 @@ class TestConversion:
         told = texts(facts("AVX512_CORE_BF16")["bfloat16 conversion"])
         assert bool(told) == (chosen("AVX512_CORE_BF16") == "float32")
         slow, = texts(facts("AVX512_CORE")["bfloat16 conversion"])
-        assert slow.startswith("the bfloat16 network will be slower than FP32 on this machine: this CPU has no BF16")
+        assert slow.startswith("the bfloat16 network will be slower on this machine than one converted in "
+                               "float32: this CPU has no BF16")
         never, = texts(facts("AVX2")["bfloat16 conversion"])
         assert never == ("the bfloat16 network cannot run on this machine, where this CPU has no BF16 instructions "
                          "(AVX2): it needs a CPU with AVX512, and is fast with BF16 instructions")

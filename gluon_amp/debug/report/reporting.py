@@ -253,7 +253,7 @@ class Report(Shown):
             table.add_row(*line.values())
         table = fitted(table, _DISPENSABLE, width)
         if by == "operator" and not any(column.header == "reason" for column in table.columns):
-            table.caption = "amp.explain() gives the reasons; so do --wide and --json"
+            table.caption = "amp.explain() gives the reasons; on the command line --wide and --json do, too"
         return table
 
     def _operator_lines(self) -> Iterator[dict[str, str]]:
