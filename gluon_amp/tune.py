@@ -32,10 +32,10 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
     """Measure every kind of low-precision operator of a network, and its chains of convolutions.
 
     Each operator runs by itself on random data of the shapes that it has in the network, in low precision and in FP32
-    in turns. For each chain of convolutions that may train in C++ (the pass ``channels_last``) copies of the whole
-    network take training steps with that chain in C++ and in MXNet's operators. Nothing is done to the network, and
-    nothing changes until the result is given to :func:`init` or a conversion: operators that low precision makes
-    clearly slower then stay in FP32, and chains run as they were faster.
+    in turns. For each large chain of convolutions that may train in C++ (the pass ``channels_last``) the whole network
+    takes training steps, on copies of its parameters, with that chain in C++ and in MXNet's operators. Nothing is done
+    to the network, and nothing changes until the result is given to :func:`init` or a conversion: operators that low
+    precision makes clearly slower then stay in FP32, and chains run as they were clearly faster.
 
     Parameters
     ----------

@@ -63,6 +63,7 @@ class _Costs(NamedTuple):
 
 
 _COSTS = {FLOAT32: _Costs(transposition=1), BFLOAT16: _Costs(transposition=2)}
+_LEAST_SHARE = 0.1  # of the values of all chains' maps: what a smaller one costs is not seen in a step
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
 
 
@@ -84,9 +85,11 @@ def run(graph: Graph, context: Context) -> int:
 
 
 def keys_of(graph: Graph, context: Context) -> list[str]:
-    """Return the keys of the chains with a convolution and a BatchNorm, by which measurements are kept."""
-    return [_key_of(chain) for chain in _chains(_members(graph, Readers(graph), context))
-            if {node.op for node in chain} >= {"Convolution", "BatchNorm"}]
+    """Return the keys of the large chains with a convolution and a BatchNorm, by which measurements are kept."""
+    chains = _chains(_members(graph, Readers(graph), context))
+    values = [sum(prod(node.shapes[0] or ()) for node in chain) for chain in chains]
+    return [_key_of(chain) for chain, size in zip(chains, values)
+            if {node.op for node in chain} >= {"Convolution", "BatchNorm"} and size >= _LEAST_SHARE * sum(values)]
 
 
 def _key_of(chain: Sequence[Node]) -> str:

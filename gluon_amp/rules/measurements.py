@@ -13,6 +13,8 @@ from ..graph.attrs import parameters
 
 # Low precision has to lose by this factor before an operator is kept in FP32, which costs casts around it.
 _CLEARLY_SLOWER = 1.1
+# A step with a chain has to gain or lose by this factor: less is the machine's noise, and the table of costs decides.
+_CLEARLY_OTHER = 1.03
 CHAIN = "chain"  # what the keys of chains of operators begin with, which are no operator's name
 
 
@@ -52,13 +54,14 @@ class Tuning:
     @property
     def slow(self) -> frozenset[str]:
         """The operators that low precision makes slower, by signature, and the chains that C++ does, by key."""
-        return frozenset(name for name, (fp32, low) in self.milliseconds.items() if low > _CLEARLY_SLOWER * fp32)
+        return frozenset(name for name, (fp32, other) in self.milliseconds.items()
+                         if other > (_CLEARLY_OTHER if name.startswith(CHAIN) else _CLEARLY_SLOWER) * fp32)
 
     @property
     def fast(self) -> frozenset[str]:
-        """The chains of convolutions with which a training step is no slower where they run in C++, by key."""
-        return frozenset(name for name, (mxnet, native) in self.milliseconds.items()
-                         if name.startswith(CHAIN) and native <= mxnet)
+        """The chains of convolutions with which a training step is faster where they run in C++, by key."""
+        return frozenset(name for name, (in_mxnet, in_cpp) in self.milliseconds.items()
+                         if name.startswith(CHAIN) and in_mxnet > _CLEARLY_OTHER * in_cpp)
 
     def save(self, path: str | os.PathLike) -> None:
         """Add the measurements to a file, which keeps those of other machines.

@@ -49,7 +49,7 @@ class Policy:
         Uses of operators (:func:`gluon_amp.rules.measurements.signature`) that were measured to be slower in low
         precision, and chains of convolutions that were slower in C++.
     fast : frozenset of str
-        Chains of convolutions that were measured to be no slower in C++.
+        Chains of convolutions that were measured to be faster in C++.
     disabled_passes : frozenset of str
         Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
     reason : str
