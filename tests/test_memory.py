@@ -90,7 +90,7 @@ print(round((used() - before) / 64))
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES",
              "GLUON_AMP_KEEP_MEMORY", "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE", "MXNET_CPU_TEMP_COPY",
              "MXNET_CPU_WORKER_NTHREADS", "MXNET_MKLDNN_CACHE_NUM")
-# Prints how many megabytes 600 shapes take, 600 more, and 600 more, for which oneDNN keeps no kernels of its own either.
+# Prints how many megabytes 600 shapes take, and twice 600 more. Of the last ones oneDNN keeps no more kernels, either.
 SHAPES = """
 import gluon_amp as amp
 import mxnet as mx

@@ -195,9 +195,11 @@ def _groups(node: Node) -> int:
 
 
 def may_turn(graph: Graph) -> bool:
-    """Tell whether a graph has convolutions and BatchNorm, or what chains of them are turned for."""
-    ops = {node.op for node in graph.operators()}
-    return ops >= {"Convolution", "BatchNorm"} or ops >= {"Convolution", "clip"}
+    """Tell whether a graph has convolutions, and what chains of them are turned for, or measured."""
+    operators = graph.operators()
+    ops = {node.op for node in operators}
+    return "Convolution" in ops and (not ops.isdisjoint(("BatchNorm", "clip"))
+                                     or any(_groups(node) > 1 for node in operators))
 
 
 def _is_turned(entry: Entry, inside: set[int]) -> bool:

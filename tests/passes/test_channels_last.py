@@ -7,6 +7,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
+from cpu_kinds import take_for
 from graphs import describe, graph, op, rewrite, variable
 from mxnet import autograd
 from mxnet.gluon import HybridBlock, Trainer, nn
@@ -314,6 +315,20 @@ def test_a_batch_norm_behind_groups_turns_a_chain_and_takes_its_rectifier_along(
 def test_which_convolutions_mxnet_runs_slowly(groups, policy, channels, is_turned):
     lines = turned(bottleneck("x", plain((2, channels, 6, 6)), groups, channels), policy=policy)
     assert any("_gluon_amp_convolution" in line for line in lines) == is_turned
+
+
+def test_convolutions_in_groups_without_batch_norm_train_in_c_plus_plus(monkeypatch):
+    take_for(monkeypatch, "AVX512_CORE")
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(24, 1, in_channels=3))
+    for _ in range(4):
+        net.add(nn.Conv2D(24, 3, padding=1, groups=24, in_channels=24, activation="relu"))
+    net.initialize()
+    net.hybridize()
+    amp.init()
+    with autograd.record():
+        net(mx.nd.ones((2, 3, 8, 8))).backward()
+    assert "_gluon_amp_convolution" in operators_of(net)
 
 
 class Bottlenecks(HybridBlock):
