@@ -10,13 +10,14 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple
 import mxnet as mx
 from mxnet.gluon import HybridBlock
 
-from . import checks, native, passes
+from . import checks, passes
 from ._mxnet import blocks
 from ._mxnet.symbols import analyse, dtype_name, from_graph, to_graph
 from ._mxnet.timing import interleaved, time_in_both, training_step
 from .convert.inputs import as_example, flat, traced_block
-from .graph import Graph, Node
+from .graph import Graph, Node, has_control_flow
 from .passes import channels_last
+from .plan.planner import native_for
 from .progress import progress_bar
 from .rules import LOWER, Policy
 from .rules.measurements import Tuning, default_cache, signature
@@ -24,7 +25,6 @@ from .state.devices import machine, support
 from .state.policies import device_policies
 
 _logger = logging.getLogger("gluon_amp")
-_CHAINS = "channels_last"  # the pass that runs chains in C++
 
 
 def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
@@ -93,8 +93,9 @@ def tune(net: HybridBlock, data: Any, *, training: bool = True, rounds: int = 5,
             time_in_both, node.op, node.attrs, [entry.shape or () for entry in node.inputs], policy.target_dtype,
             training, rounds, device)
         for node in traced.graph.operators() if _is_measurable(node, policy)}
-    if training and kind == "cpu" and native.any_is_available():
-        waiting.update((key, partial(_time_chain, traced, policy, key, rounds)) for key in _chains(traced, policy))
+    if training:
+        waiting.update((key, partial(_time_chain, traced, policy, kind, key, rounds))
+                       for key in _chains(traced, policy, kind))
     if not waiting:
         why = f"the {kind} runs in float32, because {policy.reason}" if not policy.lowers else \
             "no operator of the network runs in low precision"
@@ -130,30 +131,32 @@ def _is_measurable(node: Node, policy: Policy) -> bool:
     return all(shapes) and bool(shapes) and policy.decide(node.op, node.attrs, shapes[0]).rule == LOWER
 
 
-def _context(graph: Graph, policy: Policy) -> passes.Context:
-    """Return the context of training steps under a policy."""
-    return passes.Context.of(graph, policy, passes.Facts(trains=True), native=native.is_available)
+def _context(graph: Graph, policy: Policy, kind: str) -> passes.Context:
+    """Return the context of training steps under a policy, on a kind of device."""
+    facts = passes.Facts(device=kind, trains=True)
+    return passes.Context.of(graph, policy, facts, native=native_for(graph, facts))
 
 
-def _chains(traced: _Analysed, policy: Policy) -> list[str]:
+def _chains(traced: _Analysed, policy: Policy, kind: str) -> list[str]:
     """Return the keys of the network's chains of convolutions, each once."""
     graph = traced.graph.copy()
-    context = _context(graph, policy)
-    if _CHAINS not in {each.name for each in passes.pipeline_of(context)}:
+    context = _context(graph, policy, kind)
+    # Static memory, which steps are timed with, is wrong for MXNet's loops and branches.
+    if not channels_last.is_needed(context) or has_control_flow(graph):
         return []
-    passes.run(graph, context, before=_CHAINS)
+    passes.run(graph, context, before="channels_last")
     return list(dict.fromkeys(channels_last.keys_of(graph, context)))
 
 
-def _time_chain(traced: _Analysed, policy: Policy, key: str, rounds: int) -> tuple[float, float]:
+def _time_chain(traced: _Analysed, policy: Policy, kind: str, key: str, rounds: int) -> tuple[float, float]:
     """Return the milliseconds of a training step with a chain in MXNet's operators, and in C++."""
     choices = [replace(policy, slow=frozenset([key])), replace(policy, fast=frozenset([key]))]
-    in_mxnet, in_cpp = interleaved([_step(traced, choice) for choice in choices], rounds)
+    in_mxnet, in_cpp = interleaved([_step(traced, choice, kind) for choice in choices], rounds)
     return in_mxnet, in_cpp
 
 
-def _step(traced: _Analysed, policy: Policy) -> Callable[[], None]:
+def _step(traced: _Analysed, policy: Policy, kind: str) -> Callable[[], None]:
     """Return a training step of the network as it is under a policy, without its loss and update."""
     graph = traced.graph.copy()
-    passes.run(graph, _context(graph, policy))
+    passes.run(graph, _context(graph, policy, kind))
     return training_step(from_graph(graph, traced.symbol), traced.arrays, traced.parameters)

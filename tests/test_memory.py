@@ -129,7 +129,7 @@ def used():
     found = info()
     return (found.uordblks + found.hblkhd) >> 20
 
-{start}
+amp.init('float32')
 net = nn.HybridSequential()
 net.add(nn.Conv2D(512, 1, in_channels=3))
 for _ in range(4):
@@ -155,7 +155,7 @@ def used():
     mx.nd.waitall()
     return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("RssAnon"))
 
-{start}
+amp.init('float32')
 net = nn.HybridSequential()
 net.add(nn.Conv2D(32, 1, in_channels=3), nn.Conv2D(32, 3, padding=1, in_channels=32), nn.GlobalAvgPool2D())
 net.initialize()
@@ -272,11 +272,10 @@ def test_new_shapes_take_memory_up_to_a_bound_unless_the_user_says_otherwise():
 @pytest.mark.skipif(not native.any_is_available(), reason="the operators in C++ are missing")
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc does not tell what is in use")
 def test_a_step_after_inference_keeps_no_copies_of_weights():
-    program = A_STEP.replace("{start}", "amp.init('float32')")
-    (alone,), (after,) = (_printed(program.replace("{call}", call), {}) for call in ("", "net(x).wait_to_read()"))
+    (alone,), (after,) = (_printed(A_STEP.replace("{call}", call), {}) for call in ("", "net(x).wait_to_read()"))
     assert after < alone + 57  # what inference itself takes, and not 76 MB of copies for either pass
 
 
 def test_static_memory_of_inference_goes_when_training_begins():
-    left, = _printed(LEFT_BY_INFERENCE.replace("{start}", "amp.init('float32')"), {})
+    left, = _printed(LEFT_BY_INFERENCE, {})
     assert left < 48

@@ -130,6 +130,18 @@ class TestChains:
         for name, each in made.collect_params().items():
             np.testing.assert_array_equal(each.data().asnumpy(), before[name])
 
+    def test_networks_with_loops_are_left_out(self, tmp_path):
+        class Looping(nn.HybridSequential):
+            def hybrid_forward(self, F, x):
+                for layer in self._children.values():
+                    x = layer(x)
+                steps, _ = F.contrib.foreach(lambda step, state: (step + state, step), F.expand_dims(x, 0), x)
+                return steps
+
+        made = Looping()
+        made.add(*chained()._children.values())
+        assert not self.tuned(made, tmp_path).milliseconds
+
     def test_inference_has_no_chains(self, tmp_path):
         assert not self.tuned(chained(), tmp_path, training=False).milliseconds
 

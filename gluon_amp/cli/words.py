@@ -71,11 +71,12 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 
 def write_json(content: Any, path: str | None) -> bool:
     """Write JSON where --json says; return whether the text is to be printed, too."""
+    text = json.dumps(content, indent=2)
     if path == STANDARD_OUTPUT:
-        print(json.dumps(content, indent=2))
+        print(text)
     elif path is not None:
         with replacing(path) as (temporary,), open(temporary, "w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=2) + "\n")
+            print(text, file=file)
     return path != STANDARD_OUTPUT
 
 

@@ -179,11 +179,12 @@ class RewritingCachedOp:
     def _operation(self, plan: Plan, args: Sequence[NDArray]) -> StockCachedOp:
         """Return what runs a plan with these arguments."""
         last, calls = self._turn
-        if plan is not last and plan.is_native and autograd.is_recording():
-            # Operators in C++ would keep plain copies of what inference has left in oneDNN's layouts, for a step.
-            bring_to_plain_layout(args[position] for position in self._parameter_positions)
-        if plan is not last and last is not None:
-            self._leave(last, plan, calls)
+        if plan is not last:
+            if last is not None:
+                self._leave(last, plan, calls)
+            if plan.is_native and autograd.is_recording():
+                # Operators in C++ would keep plain copies of what inference has left in oneDNN's layouts, for a step.
+                bring_to_plain_layout(args[position] for position in self._parameter_positions)
         self._turn = plan, calls + 1 if plan is last else 1
         operation = self._operations.get(plan)
         if operation is None:

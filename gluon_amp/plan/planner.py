@@ -171,7 +171,7 @@ class Planner:
         for node in graph.variables():
             if node.name in given:
                 node.planned = [BFLOAT16]
-        context = passes.Context.of(graph, policy, facts, everywhere=state.enabled, native=_native(graph, facts),
+        context = passes.Context.of(graph, policy, facts, everywhere=state.enabled, native=native_for(graph, facts),
                                     converted=traced.is_converted, check=_CHECK)
         counts = passes.run(graph, context)
         changed = is_widened or any(counts.values()) or (low and policy.lowers)
@@ -184,7 +184,7 @@ class Planner:
         return FLOAT16 in given and FLOAT32 in parameters and FLOAT16 not in parameters
 
 
-def _native(graph: Graph, facts: Facts) -> Callable[[str], bool] | None:
+def native_for(graph: Graph, facts: Facts) -> Callable[[str], bool] | None:
     """Return what tells the operators in C++ for a graph, which take dense arrays; None where there are none."""
     # Beside a while_loop MXNet's engine gives wrong gradients now and then where operators are in C++.
     if (not facts.dense or facts.device != "cpu"
