@@ -3,6 +3,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from unittest import mock
 
 import pytest
@@ -18,7 +19,9 @@ def container(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(_cpus, "_chosen", {})
 
-    def make(**files):
+    def make(running=1, **files):
+        (tmp_path / "proc").mkdir(exist_ok=True)
+        (tmp_path / "proc/loadavg").write_text(f"70.00 70.00 70.00 {running}/900 4711\n")
         for name, text in files.items():
             path = tmp_path / "sys/fs/cgroup" / name.replace("__", "/").replace("_max", ".max")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,26 +63,53 @@ def test_what_is_said(container):
     assert _cpus.misfit({"OMP_NUM_THREADS": "2"}, root) == ""
 
 
-@pytest.mark.parametrize(("given", "set_to"), [
-    ({}, {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "20000"}),
-    ({"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4", "GOMP_SPINCOUNT": "20000"}),
-    ({"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "2"}, {"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "2"}),
-    ({"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "2"}, {"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "2"})])
-def test_what_the_user_has_not_set_is_set_for_a_container(given, set_to, container, monkeypatch):
-    root, environ = container(cpu_max="200000 100000"), dict(given)
+@pytest.mark.parametrize(("given", "running", "set_to"), [
+    ({}, 64, {"OMP_NUM_THREADS": "2"}),
+    ({}, 65, {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "20000"}),
+    ({"OMP_NUM_THREADS": "4"}, 65, {"OMP_NUM_THREADS": "4", "GOMP_SPINCOUNT": "20000"}),
+    ({"OMP_WAIT_POLICY": "active"}, 65, {"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "2"}),
+    ({"GOMP_SPINCOUNT": "7"}, 65, {"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "2"})])
+def test_what_the_user_has_not_set_is_set_for_containers_and_busy_machines(given, running, set_to, container,
+                                                                           monkeypatch):
+    root, environ = container(running, cpu_max="200000 100000"), dict(given)
     monkeypatch.delitem(sys.modules, "mxnet")
     _cpus.share(environ, root)
     assert environ == set_to
 
 
 def test_threads_that_fit_stay_as_they_are_and_nothing_is_set_behind_mxnet(container, monkeypatch):
-    root, environ = container(cpu_max="max 100000"), {}
+    root, environ = container(65, cpu_max="max 100000"), {}
     _cpus.share(environ, root)
     assert environ == {}
     monkeypatch.delitem(sys.modules, "mxnet")
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    _cpus.share(environ, root)
-    assert environ == {"GOMP_SPINCOUNT": "20000"}
+    _cpus.share(environ, container(16))
+    assert environ == {}
+
+
+def test_systems_that_do_not_say_what_runs_count_as_quiet(tmp_path):
+    assert _cpus.others_running(tmp_path) == 0
+
+
+@pytest.fixture
+def busy():
+    """Keep the machine's processors busy with two processes."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    deadline = time.monotonic() + 30
+    while _cpus.others_running() < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    yield
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+_ON_LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not say what runs")
+
+
+@_ON_LINUX
+def test_busy_processes_are_seen(busy):
+    assert _cpus.others_running() >= 2
 
 
 @mock.patch.dict(os.environ, {"OMP_SCHEDULE": "static"})
@@ -88,15 +118,16 @@ def test_processes_beside_this_one_get_what_the_user_has_set(container, monkeypa
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         os.environ.pop(name, None)
     before = dict(os.environ)
-    _cpus.share(os.environ, container(cpu_max="200000 100000"))
+    _cpus.share(os.environ, container(65, cpu_max="200000 100000"))
     assert os.environ["OMP_NUM_THREADS"] == "2"
     assert _cpus.as_users_set_it() == before
     os.environ["OMP_NUM_THREADS"] = "1"  # as a program may
     assert _cpus.as_users_set_it() == {**before, "OMP_NUM_THREADS": "1"}
 
 
-def test_openmp_is_told():
-    code = "import os, gluon_amp; print(os.environ['GOMP_SPINCOUNT'])"
+@_ON_LINUX
+def test_openmp_is_told(busy):
+    code = "import os; os.cpu_count = lambda: 2; import gluon_amp; print(os.environ['GOMP_SPINCOUNT'])"
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env={**environ, "OMP_DISPLAY_ENV": "verbose"},
                           capture_output=True, text=True, timeout=120)

@@ -19,11 +19,14 @@ _WIDTHS = range(2048, 63, -1)  # of rows that oneDNN adds up with all threads
 
 def are_finite(arrays: Iterable[NDArray], check: Check | None = None) -> bool:
     """Tell whether all values are finite; float32 arrays on a CPU are left to a check, where one is given."""
-    return groups_are_finite(grouped(arrays), check)
+    return begin_check(grouped(arrays), check)()
 
 
-def groups_are_finite(groups: Iterable[list[NDArray]], check: Check | None = None) -> bool:
-    """Tell whether all values of arrays that :func:`grouped` put together are finite, as :func:`are_finite` does."""
+def begin_check(groups: Iterable[list[NDArray]], check: Check | None = None) -> Callable[[], bool]:
+    """Begin to check arrays that :func:`grouped` put together; return a function that waits, and answers.
+
+    The answer is that of :func:`are_finite`.
+    """
     # A GPU runs MXNet's exact check at the speed of memory: each is asked once, whatever the number of arrays. A CPU
     # takes long for it, so that what has no check of its own is added up: a finite sum proves that its terms are, and
     # the exact check decides on one that is not, which may come from large finite values.
@@ -40,8 +43,12 @@ def groups_are_finite(groups: Iterable[list[NDArray]], check: Check | None = Non
         if check is not None:
             answers += map(check, checked)
         sums = [_sums(chunk, _sum_of_rows) for chunk in summed]
-        return (all(bool(answer.asscalar()) for answer in answers)
-                and all(_have_finite_values(of_chunk) or all_finite(chunk) for of_chunk, chunk in zip(sums, summed)))
+
+    def answer() -> bool:
+        with autograd.pause():
+            return (all(bool(found.asscalar()) for found in answers)
+                    and all(_have_finite_values(each) or all_finite(chunk) for each, chunk in zip(sums, summed)))
+    return answer
 
 
 def all_finite(arrays: list[NDArray]) -> bool:

@@ -92,16 +92,16 @@ def divide_rescaling(trainer: gluon.Trainer, factor: float) -> None:
     trainer._optimizer.rescale_grad /= factor
 
 
-def gradients_are_finite(trainer: gluon.Trainer, check: finite.Check | None = None) -> bool:
-    """Tell whether every gradient on every context is finite; one answer for all."""
+def check_gradients(trainer: gluon.Trainer, check: finite.Check | None = None) -> Callable[[], bool]:
+    """Begin to check whether every gradient on every context is finite; return what waits, and gives one answer."""
     gradients = [gradient for parameter in trainer._params if has_gradient(parameter) for gradient in parameter._grad]
     known, groups = _grouped.get(trainer, ((), ()))
     if len(known) != len(gradients) or not all(map(operator.is_, known, gradients)):
         if any(gradient.stype != "default" for gradient in gradients):
-            return finite.are_finite(_gradients(trainer), check)
+            return finite.begin_check(finite.grouped(_gradients(trainer)), check)
         groups = tuple(finite.grouped(_gradients(trainer)))
         _grouped[trainer] = gradients, groups
-    return finite.groups_are_finite(groups, check)
+    return finite.begin_check(groups, check)
 
 
 def gradient_norm(trainer: gluon.Trainer) -> float:

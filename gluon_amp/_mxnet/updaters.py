@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Callable, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 from mxnet import gluon, nd
@@ -40,34 +41,84 @@ def _successor(updater: Updater, native: Native) -> _CpuUpdater:
     return made
 
 
+class _Decision:
+    """Whether an update that is under way will be skipped: asked late, when the update is prepared."""
+
+    def __init__(self) -> None:
+        self._ask: Callable[[], bool] | None = None
+        self._skips = False
+
+    def wait_for(self, ask: Callable[[], bool]) -> None:
+        """Take what is to be asked, once."""
+        self._ask = ask
+
+    def skips(self) -> bool:
+        """Ask, and tell whether the update is to be skipped."""
+        if self._ask is not None:
+            ask, self._ask = self._ask, None
+            self._skips = ask()
+        return self._skips
+
+
+@contextmanager
+def prepared(trainer: gluon.Trainer) -> Iterator[None]:
+    """Let the trainer's update in the body be prepared while gradients are computed and checked."""
+    updaters = [updater for updater in trainer._updaters if isinstance(updater, _CpuUpdater)]
+    decision = _Decision() if updaters and len(updaters) == len(trainer._updaters) else None
+    for updater in updaters:
+        updater.decision = decision
+    try:
+        yield
+    except UserWarning:  # MXNet's, of old gradients; a skipped update does not look at them
+        if decision is None or not decision.skips():
+            raise
+    finally:
+        for updater in updaters:
+            updater.decision = None
+        if decision is not None:
+            decision.skips()
+
+
+def will_ask(trainer: gluon.Trainer, skips: Callable[[], bool]) -> bool:
+    """Tell whether the trainer's updaters will ask themselves if the update is to be skipped."""
+    decision = getattr(trainer._updaters[0], "decision", None) if trainer._updaters else None
+    if decision is not None:
+        decision.wait_for(skips)
+    return decision is not None
+
+
 class _CpuUpdater(Updater):
     """MXNet's updater, with other operators; saves and loads the same states."""
 
     def __init__(self, optimizer: Optimizer):
         super().__init__(optimizer)
         self.native: Native = None
-        self._ways: dict[int, tuple[NDArray, NDArray, str]] = {}
+        self.decision: _Decision | None = None  # during an update
+        self._known: tuple[Sequence[Any], dict[str, list[Update]]] = (), {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ways": {}}
+        return {**self.__dict__, "decision": None, "_known": ((), {})}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.states_synced = dict.fromkeys(self.states, False)  # see `_state`
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
-        """Update weights, given their indices and gradients."""
+        """Update weights, given their indices and gradients, unless the update is to be skipped."""
         natively = self.native is not None and _rule_of(self.optimizer) is not None
         if not (natively or type(self.optimizer) is SGD) or not isinstance(index, (list, tuple)):
-            super().__call__(index, grad, weight)
+            if not self._skips():
+                super().__call__(index, grad, weight)
             return
         if weight:
             self.optimizer._set_current_context(weight[0].context.device_id)
-        groups: dict[str, list[Update]] = {ALONE: [], TOGETHER: [], AS_BEFORE: []}
-        for update in zip(index, grad, weight):
-            groups[self._way(update)].append(update)
+        groups = self._grouped(index, grad, weight)
+        rows = self._rows(groups[ALONE] + groups[TOGETHER]) if natively else {}
+        if self._skips():
+            return
         if natively:
-            self._update_natively(groups[ALONE] + groups[TOGETHER])
+            for has_states, updates in rows.items():
+                self._update_natively(has_states, *zip(*updates))
         else:
             for update in groups[ALONE]:
                 self._update_one(*update)
@@ -76,41 +127,47 @@ class _CpuUpdater(Updater):
         if groups[AS_BEFORE]:
             super().__call__(*zip(*groups[AS_BEFORE]))
 
-    def _update_natively(self, updates: Sequence[Update]) -> None:
-        """Update in one call the weights that have states, and in one those that have none."""
-        optimizer = self.optimizer
-        rule = _rule_of(optimizer)
-        calls: dict[str, list[tuple[Any, ...]]] = {}
+    def _skips(self) -> bool:
+        return self.decision is not None and self.decision.skips()
+
+    def _grouped(self, *update: Sequence[Any]) -> dict[str, list[Update]]:
+        """Sort weights by how they are updated; again only for other arrays, because that is slow."""
+        given = [item for items in update for item in items]
+        known, groups = self._known
+        if len(known) != len(given) or not all(map(_same, known, given)):
+            groups = {ALONE: [], TOGETHER: [], AS_BEFORE: []}
+            for index, grad, weight in zip(*update):
+                groups[_way(grad, weight)].append((index, grad, weight))
+            self._known = given, groups
+        return groups
+
+    def _rows(self, updates: Sequence[Update]) -> dict[bool, list[tuple[Any, ...]]]:
+        """Return index, weight, gradient and states of each update, those that have states apart from the others."""
+        rows: dict[bool, list[tuple[Any, ...]]] = {}
         for index, grad, weight in updates:
             state = self._state(index, weight)
             states = state if isinstance(state, tuple) else () if state is None else (state,)
-            optimizer._update_count(index)
-            kind, lr = rule(optimizer, index, bool(states))  # type: ignore[misc]
-            calls.setdefault(kind, []).append((weight.as_nd_ndarray(), grad.as_nd_ndarray(), lr,
-                                               optimizer._get_wd(index), optimizer._index_update_count[index],
-                                               *(states if kind != "sgd" else ())))
-        for kind, rows in calls.items():
-            weights, grads, lrs, wds, counts, *states_of_all = zip(*rows)
-            options = {name: getattr(optimizer, name) for name in _OPTIONS[kind]}
-            if kind == "nag":
-                options["momentum"] = max(options["momentum"], 0.0)
-            if kind == "adamw":
-                lrs, options["etas"] = (1.0,) * len(lrs), list(lrs)
-            if kind == "lamb":
-                options["steps"] = list(counts)
-                options.update((bound, getattr(optimizer, bound)) for bound in _BOUNDS if getattr(optimizer, bound))
-            if optimizer.clip_gradient:
-                options["clip_gradient"] = optimizer.clip_gradient
-            self.native(kind, weights, grads, states_of_all, lrs, wds,  # type: ignore[misc]
-                        rescale_grad=optimizer.rescale_grad, **options)
+            rows.setdefault(bool(states), []).append((index, weight.as_nd_ndarray(), grad.as_nd_ndarray(), *states))
+        return rows
 
-    def _way(self, update: Update) -> str:
-        """Return how to update a weight; looked up again only for other arrays, because that is slow."""
-        index, grad, weight = update
-        known = self._ways.get(index)
-        if known is None or known[0] is not grad or known[1] is not weight:
-            known = self._ways[index] = grad, weight, _way(grad, weight)
-        return known[2]
+    def _update_natively(self, has_states: bool, indices: Sequence[int], weights: Sequence[NDArray],
+                         grads: Sequence[NDArray], *states: Sequence[NDArray]) -> None:
+        """Update in one call weights that all have states, or all have none."""
+        optimizer = self.optimizer
+        optimizer._update_count(indices)
+        kind, lrs = _rule_of(optimizer)(optimizer, indices, has_states)  # type: ignore[misc]
+        options = {name: getattr(optimizer, name) for name in _OPTIONS[kind]}
+        if kind == "nag":
+            options["momentum"] = max(options["momentum"], 0.0)
+        if kind == "adamw":
+            lrs, options["etas"] = [1.0] * len(lrs), lrs
+        if kind == "lamb":
+            options["steps"] = [optimizer._index_update_count[index] for index in indices]
+            options.update((bound, getattr(optimizer, bound)) for bound in _BOUNDS if getattr(optimizer, bound))
+        if optimizer.clip_gradient:
+            options["clip_gradient"] = optimizer.clip_gradient
+        self.native(kind, weights, grads, states if kind != "sgd" else (), lrs,  # type: ignore[misc]
+                    optimizer._get_wds(indices), rescale_grad=optimizer.rescale_grad, **options)
 
     def _update_one(self, index: int, grad: NDArray, weight: NDArray) -> None:
         optimizer, state = self.optimizer, self._state(index, weight)
@@ -142,6 +199,10 @@ class _CpuUpdater(Updater):
         return self.states[index]
 
 
+def _same(known: Any, given: Any) -> bool:
+    return known is given or isinstance(given, int) and known == given
+
+
 def _copied(state: Any) -> Any:
     return tuple(map(_copied, state)) if isinstance(state, tuple) else None if state is None else state.copy()
 
@@ -153,27 +214,28 @@ def _way(grad: NDArray, weight: NDArray) -> str:
     return ALONE if weight.size >= _LARGE else TOGETHER
 
 
-def _sgd(optimizer: SGD, index: int, has_state: bool) -> tuple[str, float]:
+def _sgd(optimizer: SGD, indices: Sequence[int], has_states: bool) -> tuple[str, list[float]]:
     # As MXNet's SGD updates several weights: momentum that is switched off for a while leaves the states alone.
-    return "sgd_momentum" if has_state and optimizer.momentum > 0 else "sgd", optimizer._get_lr(index)
+    return "sgd_momentum" if has_states and optimizer.momentum > 0 else "sgd", optimizer._get_lrs(indices)
 
 
-def _nag(optimizer: NAG, index: int, has_state: bool) -> tuple[str, float]:
-    return "nag" if has_state else "sgd", optimizer._get_lr(index)
+def _nag(optimizer: NAG, indices: Sequence[int], has_states: bool) -> tuple[str, list[float]]:
+    return "nag" if has_states else "sgd", optimizer._get_lrs(indices)
 
 
-def _adam(optimizer: Adam, index: int, has_state: bool) -> tuple[str, float]:
-    """Return the rate with the correction of the means' bias, as MXNet's Adam hands it to its operator."""
-    step = optimizer._index_update_count[index]
-    return "adam", optimizer._get_lr(index) * (math.sqrt(1 - optimizer.beta2 ** step) / (1 - optimizer.beta1 ** step))
+def _adam(optimizer: Adam, indices: Sequence[int], has_states: bool) -> tuple[str, list[float]]:
+    """Return the rates with the correction of the means' bias, as MXNet's Adam hands them to its operator."""
+    steps = [optimizer._index_update_count[index] for index in indices]
+    return "adam", [lr * (math.sqrt(1 - optimizer.beta2 ** step) / (1 - optimizer.beta1 ** step))
+                    for lr, step in zip(optimizer._get_lrs(indices), steps)]
 
 
-def _as_it_is(kind: str) -> Callable[[Optimizer, int, bool], tuple[str, float]]:
-    return lambda optimizer, index, has_state: (kind, optimizer._get_lr(index))
+def _as_it_is(kind: str) -> Callable[[Optimizer, Sequence[int], bool], tuple[str, list[float]]]:
+    return lambda optimizer, indices, has_states: (kind, optimizer._get_lrs(indices))
 
 
-Rule = Callable[[Any, int, bool], Tuple[str, float]]
-# The operator that updates a weight, and its learning rate, after the optimizer has counted the update.
+Rule = Callable[[Any, Sequence[int], bool], Tuple[str, List[float]]]
+# The operator that updates weights, and their learning rates, after the optimizer has counted the update.
 _RULES: dict[type, Rule] = {SGD: _sgd, NAG: _nag, Adam: _adam, LAMB: _as_it_is("lamb")}
 # GluonNLP's Adam with decoupled weight decay, known by name: it need not be installed.
 _BERT_ADAM, _bert_adam = ("gluonnlp.optimizer.bert_adam", "BERTAdam"), _as_it_is("adamw")

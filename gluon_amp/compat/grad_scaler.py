@@ -15,7 +15,7 @@ from ..errors import StateError, expected
 from ..session import hooks
 from ..training.loss_scaler import LEAST_SCALE, MOST_SCALE, DynamicLossScaler, scale_of
 from ..training.scaling import Loss, losses_in, scaled
-from ..training.trainer_scaler import TrainerScaler, gradients_are_finite, scale_steps_of
+from ..training.trainer_scaler import TrainerScaler, check_gradients, scale_steps_of
 
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 _UNSCALED, _STEPPED = "unscaled", "stepped"
@@ -266,7 +266,7 @@ class GradScaler:
     def _note_trainers_without_step(self) -> None:
         for item, last in self._done.items():
             if last == _UNSCALED:
-                is_finite = gradients_are_finite(item.trainer)
+                is_finite = check_gradients(item.trainer)()
                 self._scaler.update(not is_finite)
                 written.decided(item.trainer, skipped=not is_finite)
                 item.forget()

@@ -5,14 +5,15 @@ call by one operator, which nobody waits for. An array belongs to the trainers o
 Other trainers put it back too, as what a generator makes a discriminator write, unless its own trainer has scaled a
 loss and is still to decide.
 
-On CPUs MXNet's BatchNorm writes in its backward pass. Decisions come after it: they read the gradients.
+On CPUs MXNet's BatchNorm writes in its backward pass: what imperative calls of it will write is copied before a
+backward pass, by one operator for all of them. Decisions come after it: they read the gradients.
 """
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence, Tuple
 from weakref import WeakSet
 
 from mxnet import autograd
@@ -30,7 +31,11 @@ from .custom_operators import number_of_states
 # Operators that write inputs, and the positions of those.
 _POSITIONS: Mapping[str, Sequence[int]] = {
     **dict.fromkeys((*BATCH_NORMS, "BatchNorm_v1", "_contrib_SyncBatchNorm"), (3, 4)), ADDS_GRADIENT: (1,)}
+_WRITE_BACKWARD = frozenset(BATCH_NORMS)  # where they run on CPUs
 _MOST_AGE = 100  # of a copy: decisions of others
+
+
+_Copies = Sequence[Tuple[Sequence[NDArray], NDArray]]  # arrays, and the copy of all of them
 
 
 @dataclass(eq=False)
@@ -38,7 +43,7 @@ class _Call:
     """What a call is about to write, and how that was before."""
 
     beside: Sequence[int]  # the ids of its inputs
-    copies: Sequence[tuple[Sequence[NDArray], NDArray]]  # arrays, and the copy of all of them
+    copies: _Copies  # those of other calls may be among them
     age: int = 0  # decisions of others since then; with any its arrays are copied anew before they are written again
 
     def put_back(self, latest: Mapping[int, _Call]) -> None:
@@ -60,11 +65,11 @@ def alike(inputs: Sequence[NDArray], positions: Iterable[int]) -> list[list[int]
     return list(kinds.values())
 
 
-def _copy(arrays: list[NDArray]) -> NDArray:
+def _copy(arrays: Sequence[NDArray]) -> NDArray:
     return _run("Concat", arrays, num_args=len(arrays), dim=0) if len(arrays) > 1 else _run("_copy", arrays)
 
 
-def _run(op: str, inputs: list[NDArray], out: NDArray | None = None, **attrs: Any) -> NDArray:
+def _run(op: str, inputs: Sequence[NDArray], out: NDArray | None = None, **attrs: Any) -> NDArray:
     """Run an operator past AMP, and past the tape of gradients."""
     with autograd.pause():
         return run_operator(original_invoke, op, inputs, attrs, out)
@@ -78,6 +83,8 @@ class _Written:
         self._deciders: WeakSet[Any] = WeakSet()  # trainers that may skip steps, and who may turn others into such
         self._waiting: WeakSet[Trainer] = WeakSet()  # those that scaled a loss since they decided
         self._calls: dict[int, _Call] = {}  # by the ids of the arrays that they write
+        # Calls whose backward pass will write: the ids of their inputs, and what is written, by the ids of that.
+        self._ahead: dict[tuple[int, ...], tuple[Sequence[int], list[NDArray]]] = {}
 
     def watch(self, decider: Any) -> None:
         """Copy what is written from now on, as long as the decider lives."""
@@ -91,11 +98,12 @@ class _Written:
         """Put nothing back of what was written so far."""
         with self._lock:
             self._calls.clear()
+            self._ahead.clear()
             self._waiting.clear()
 
     def note(self, inputs: Sequence[NDArray], written: Callable[[], Sequence[Sequence[int]]]) -> None:
         """Take note that a call is about to write inputs at positions, grouped by :func:`alike`, if it is recorded."""
-        if not (self._deciders and autograd.is_recording() and autograd.is_training()):
+        if not self._is_due():
             return
         with self._lock:
             groups = [[inputs[i] for i in group if self._is_new(inputs[i])] for group in written()]
@@ -103,6 +111,30 @@ class _Written:
             if copies:
                 call = _Call(tuple(map(id, inputs)), copies)
                 self._calls.update((id(array), call) for group in groups for array in group)
+
+    def note_ahead(self, inputs: Sequence[NDArray], positions: Sequence[int]) -> None:
+        """Take note that the backward pass of a call will write inputs at positions, if the call is recorded."""
+        if self._is_due():
+            arrays = [inputs[i] for i in positions]
+            with self._lock:
+                self._ahead[tuple(map(id, arrays))] = tuple(map(id, inputs)), arrays
+
+    def begin_backward(self) -> None:
+        """Copy what a backward pass may write."""
+        if not self._ahead:
+            return
+        with self._lock:
+            noted = [(beside, list(filter(self._is_new, arrays))) for beside, arrays in self._ahead.values()]
+            self._ahead.clear()
+            new = list({id(array): array for _, arrays in noted for array in arrays}.values())
+            groups = [[new[i] for i in group] for group in alike(new, range(len(new)))]
+            copies = [(group, _copy(group)) for group in groups]
+            for beside, arrays in noted:
+                call = _Call(beside, copies)
+                self._calls.update((id(array), call) for array in arrays)
+
+    def _is_due(self) -> bool:
+        return bool(self._deciders) and autograd.is_recording() and autograd.is_training()
 
     def _is_new(self, array: NDArray) -> bool:
         call = self._calls.get(id(array))
@@ -142,11 +174,11 @@ written = _Written()
 def noting_invocations(runs: Mapping[int, Callable[[Invoke, Invocation], Any]]
                        ) -> dict[int, Callable[[Invoke, Invocation], Any]]:
     """Return how to run imperative calls, by the operators' handles: those that write inputs take note of it."""
-    writing = {handle_of(name): positions for name, positions in {**_POSITIONS, CUSTOM: None}.items()}
-    return {**runs, **{handle: _noting(runs.get(handle, _plain), positions) for handle, positions in writing.items()}}
+    return {**runs, **{handle_of(op): _noting(op, runs.get(handle_of(op), _plain), positions)
+                       for op, positions in {**_POSITIONS, CUSTOM: None}.items()}}
 
 
-def _noting(run: Callable[[Invoke, Invocation], Any], positions: Sequence[int] | None
+def _noting(op: str, run: Callable[[Invoke, Invocation], Any], positions: Sequence[int] | None
             ) -> Callable[[Invoke, Invocation], Any]:
     def noting(invoke: Invoke, call: Invocation) -> Any:
         def groups() -> list[list[int]]:
@@ -154,7 +186,10 @@ def _noting(run: Callable[[Invoke, Invocation], Any], positions: Sequence[int] |
             states = range(count - number_of_states(call.attrs()), count) if positions is None else positions
             return alike(call.inputs, [i for i in states if i < count])
 
-        written.note(call.inputs, groups)
+        if op in _WRITE_BACKWARD and positions and call.inputs[-1].context.device_type == "cpu":
+            written.note_ahead(call.inputs, positions)
+        else:
+            written.note(call.inputs, groups)
         return run(invoke, call)
     return noting
 

@@ -46,7 +46,7 @@ from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol import register as symbol_register
 
 from .. import _memory
-from .._mxnet import trainers
+from .._mxnet import trainers, updaters
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Invoke
 from .._mxnet.optimizer_states import STATES_BEGIN
@@ -186,6 +186,7 @@ def _make_backward(original: Callable) -> Callable:
 def _make_differentiate(original: Callable) -> Callable:
     @functools.wraps(original)
     def differentiate(heads: Any, *args: Any, **kwargs: Any) -> Any:
+        written.begin_backward()
         try:
             with loss_scale.of(scaled_losses.heads_of(heads)):
                 return original(heads, *args, **kwargs)
@@ -239,7 +240,8 @@ def _make_update(original: Callable) -> Callable:
     @functools.wraps(original)
     def update(trainer: Trainer, ignore_stale_grad: bool = False) -> None:
         scaled_losses.check(trainer)
-        original(trainer, ignore_stale_grad)
+        with updaters.prepared(trainer):
+            original(trainer, ignore_stale_grad)
         if trainers.attached(trainer) is None:
             written.decided(trainer, skipped=False)
         if block_settings.level is not None:

@@ -81,7 +81,7 @@ class TrainerScaler:
         try:
             yield scale
         finally:
-            if len(self.scalers) > 1 and not self._overflowed and not gradients_are_finite(self.trainer):
+            if len(self.scalers) > 1 and not self._overflowed and not check_gradients(self.trainer)():
                 self._overflowed = set(self._open)
             self._open.remove(loss_id)
 
@@ -158,8 +158,16 @@ class TrainerScaler:
     def has_overflow(self, params: Any) -> bool:
         """Answer the trainer, which skips its update when this is true."""
         self._refuse_unscaled_losses()
+        check = check_gradients(self.trainer)
+        if self.reduction is None and updaters.will_ask(self.trainer, lambda: self._decide(check())):
+            return False
+        return self._decide(check())
+
+    def _decide(self, finite: bool) -> bool:
+        """Take note of whether all gradients are finite; tell whether to skip the update."""
         carried = self.carried
-        finite = self._all_are_finite()
+        if self.reduction is not None:
+            finite = self._agreed(finite, self.reduction)
         self._tell_listeners(skipped=not finite)
         if finite and carried != 1.0:
             trainers.divide_rescaling(self.trainer, carried)
@@ -175,12 +183,9 @@ class TrainerScaler:
         for listener in self.listeners:
             listener(skipped)
 
-    def _all_are_finite(self) -> bool:
-        finite = gradients_are_finite(self.trainer)
-        if self.reduction is None:
-            return finite
+    def _agreed(self, finite: bool, reduction: Reduction) -> bool:
         scale = self.applied if self.state == SCALED else 1.0
-        finite, self._overflowed = self.reduction.agree(finite, scale, self._overflowed, len(self.scalers))
+        finite, self._overflowed = reduction.agree(finite, scale, self._overflowed, len(self.scalers))
         return finite
 
     def _update(self, found_inf: bool) -> None:
@@ -271,10 +276,10 @@ def _remember(scaler: TrainerScaler) -> None:
     written.watch(scaler.trainer)
 
 
-def gradients_are_finite(trainer: gluon.Trainer) -> bool:
-    """Tell whether every gradient of a trainer is finite."""
+def check_gradients(trainer: gluon.Trainer) -> Callable[[], bool]:
+    """Begin to check whether every gradient of a trainer is finite; return what waits, and answers."""
     has_check = native.is_available("_gluon_amp_all_finite")
-    return trainers.gradients_are_finite(trainer, native.all_finite if has_check else None)
+    return trainers.check_gradients(trainer, native.all_finite if has_check else None)
 
 
 def attached_to(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
