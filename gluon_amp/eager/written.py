@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any, Callable, Iterable, Mapping, Sequence, Tuple
 from weakref import WeakSet
 
-from mxnet import autograd
+from mxnet import Context, autograd
 from mxnet.gluon import Trainer
 from mxnet.ndarray import NDArray
 
@@ -83,8 +83,9 @@ class _Written:
         self._deciders: WeakSet[Any] = WeakSet()  # trainers that may skip steps, and who may turn others into such
         self._waiting: WeakSet[Trainer] = WeakSet()  # those that scaled a loss since they decided
         self._calls: dict[int, _Call] = {}  # by the ids of the arrays that they write
-        # Calls whose backward pass will write: the ids of their inputs, and what is written, by the ids of that.
-        self._ahead: dict[tuple[int, ...], tuple[Sequence[int], list[NDArray]]] = {}
+        # Calls whose backward pass will write, by the ids of what they write: the ids of their inputs, those arrays, and
+        # the device and type of them.
+        self._ahead: dict[tuple[int, ...], tuple[Sequence[int], list[NDArray], Any]] = {}
 
     def watch(self, decider: Any) -> None:
         """Copy what is written from now on, as long as the decider lives."""
@@ -112,26 +113,26 @@ class _Written:
                 call = _Call(tuple(map(id, inputs)), copies)
                 self._calls.update((id(array), call) for group in groups for array in group)
 
-    def note_ahead(self, inputs: Sequence[NDArray], positions: Sequence[int]) -> None:
-        """Take note that the backward pass of a call will write inputs at positions, if the call is recorded."""
+    def note_ahead(self, inputs: Sequence[NDArray], positions: Sequence[int], device: Context) -> None:
+        """Take note that the backward pass of a call will write vectors of one type, if the call is recorded."""
         if self._is_due():
             arrays = [inputs[i] for i in positions]
             with self._lock:
-                self._ahead[tuple(map(id, arrays))] = tuple(map(id, inputs)), arrays
+                self._ahead[tuple(map(id, arrays))] = tuple(map(id, inputs)), arrays, (device, arrays[0].dtype)
 
     def begin_backward(self) -> None:
         """Copy what a backward pass may write."""
         if not self._ahead:
             return
         with self._lock:
-            noted = [(beside, list(filter(self._is_new, arrays))) for beside, arrays in self._ahead.values()]
-            self._ahead.clear()
-            new = list({id(array): array for _, arrays in noted for array in arrays}.values())
-            groups = [[new[i] for i in group] for group in alike(new, range(len(new)))]
-            copies = [(group, _copy(group)) for group in groups]
-            for beside, arrays in noted:
+            ahead, self._ahead = list(self._ahead.values()), {}
+            groups: dict[Any, list[NDArray]] = {}
+            for _, arrays, kind in ahead:
+                groups.setdefault(kind, []).extend(filter(self._is_new, arrays))
+            copies = [(group, _copy(group)) for group in groups.values() if group]
+            for beside, arrays, _ in ahead:
                 call = _Call(beside, copies)
-                self._calls.update((id(array), call) for array in arrays)
+                self._calls.update((id(array), call) for array in arrays if self._is_new(array))
 
     def _is_due(self) -> bool:
         return bool(self._deciders) and autograd.is_recording() and autograd.is_training()
@@ -186,8 +187,9 @@ def _noting(op: str, run: Callable[[Invoke, Invocation], Any], positions: Sequen
             states = range(count - number_of_states(call.attrs()), count) if positions is None else positions
             return alike(call.inputs, [i for i in states if i < count])
 
-        if op in _WRITE_BACKWARD and positions and call.inputs[-1].context.device_type == "cpu":
-            written.note_ahead(call.inputs, positions)
+        device = call.inputs[-1].context if op in _WRITE_BACKWARD else None
+        if device is not None and positions is not None and device.device_type == "cpu":
+            written.note_ahead(call.inputs, positions, device)
         else:
             written.note(call.inputs, groups)
         return run(invoke, call)

@@ -67,6 +67,16 @@ def make_block_call(original: Callable) -> Callable:
     """Make the function that takes the place of ``Block.__call__``."""
     @functools.wraps(original)
     def call(block: Block, *args: Any) -> Any:
+        # Inside of a block that MXNet could trace, one that adds nothing to it.
+        if (frame.casts is not None and frame.hybrid_blocks and type(block).forward is HybridBlock.forward
+                and not (block_settings.has_any() or has_hooks(block))):
+            frame.blocks += 1
+            frame.hybrid_blocks += 1
+            try:
+                return original(block, *args)
+            finally:
+                frame.blocks -= 1
+                frame.hybrid_blocks -= 1
         region = block_settings.region(block)
         if region is None:
             return block_settings.networks.results(block, _call_in_frame(original, block, args))

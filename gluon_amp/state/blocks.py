@@ -39,13 +39,17 @@ class _BlockSettings:
 
     def epoch(self) -> int:
         """Return a number for what blocks are traced under, 0 for nothing; where it changes they are traced again."""
-        return self.changes if self.exclusions or self.networks else 0
+        return self.changes if self.has_any() else 0
+
+    def has_any(self) -> bool:
+        """Tell whether any block is excluded, or runs under a state of its own."""
+        return self.exclusions.given or self.networks.given
 
     def region(self, block: Block) -> Any:
         """Return the region that a block's call is to run in, None for the one around it."""
-        if self.exclusions and self._is_excluded(block):
+        if self.exclusions.given and self._is_excluded(block):
             return in_force.off()
-        network = self._network(block) if self.networks else None
+        network = self._network(block) if self.networks.given else None
         if network is None or network.state is None or in_force.is_switched_off():
             return None
         return region(network.state)
@@ -53,9 +57,9 @@ class _BlockSettings:
     @contextmanager
     def tracing(self, block: Block) -> Iterator[None]:
         """Trace a block in the body, by a call of it or not; the blocks inside know what is excluded."""
-        if self.exclusions and not frame.blocks:
+        if self.exclusions.given and not frame.blocks:
             frame.excluded = self.exclusions.inside(block, self.children)
-        if self.networks and not frame.blocks:
+        if self.networks.given and not frame.blocks:
             frame.parts = self.networks.parts(block, (self.changes, self.children))
         frame.blocks += 1
         try:

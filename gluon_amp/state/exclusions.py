@@ -30,7 +30,7 @@ def is_target(block: Block, target: Block | type | str) -> bool:
 
 
 class Exclusions:
-    """Blocks, classes of blocks, and names of blocks with wildcards; false when none were given.
+    """Blocks, classes of blocks, and names of blocks with wildcards; `given` is whether there are any.
 
     A block is kept in FP32 with all blocks inside it, whatever calls them; a class or a name reaches what is inside of
     such blocks in the network that is called. Blocks are referred to weakly. What was found is kept until something is
@@ -40,12 +40,9 @@ class Exclusions:
     def __init__(self) -> None:
         self.clear()
 
-    def __bool__(self) -> bool:
-        return self._given
-
     def clear(self) -> None:
         """Exclude nothing."""
-        self._given = False
+        self.given = False
         self._blocks: weakref.WeakSet[Block] = weakref.WeakSet()
         self._patterns: dict[type | str, None] = {}
         self._unseen: list[_Unseen] = []
@@ -70,7 +67,7 @@ class Exclusions:
             else:
                 self._patterns[target] = None
             self._unseen.append(_Unseen.of(target))
-        self._given = self._given or bool(new)
+        self.given = self.given or bool(new)
         self._begin_again(self._children)
         return bool(new)
 

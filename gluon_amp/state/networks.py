@@ -32,22 +32,22 @@ class Level(Protocol):
 
 
 class Networks:
-    """Networks with states of their own; false when there are none. They are referred to weakly."""
+    """Networks with states of their own; `given` is whether there are any. They are referred to weakly."""
 
     def __init__(self) -> None:
+        self.given = False
         self._networks: weakref.WeakKeyDictionary[Block, Network] = weakref.WeakKeyDictionary()
         self._known_parts: tuple[Any, Parts] = (None, {})
-
-    def __bool__(self) -> bool:
-        return bool(self._networks)
 
     def add(self, networks: Mapping[Block, Network]) -> None:
         """Run networks under states of their own."""
         self._networks.update(networks)
+        self.given = self.given or bool(networks)
 
     def clear(self) -> None:
         """Forget all networks."""
         self._networks.clear()
+        self.given = False
         self._known_parts = (None, {})
 
     def have_states(self) -> bool:
@@ -70,5 +70,5 @@ class Networks:
 
     def results(self, block: Block, value: Any) -> Any:
         """Return a block's results, in the type that its network is to give."""
-        network = self._networks.get(block) if self._networks else None
+        network = self._networks.get(block) if self.given else None
         return value if network is None or network.output_dtype is None else cast_arrays(value, network.output_dtype)

@@ -264,6 +264,33 @@ def test_statistics_measured_anew_between_steps_stay():
     np.testing.assert_array_equal(net[1].running_mean.data().asnumpy(), np.full(8, 7, "float32"))
 
 
+def test_statistics_that_are_set_behind_the_forward_pass_stay():
+    net, trainer = _attached(mode="eager")
+    _step(net, trainer, _batch(0, GOOD))
+    with mx.autograd.record():
+        loss = net(_batch(1, BAD)).square().mean()
+        with amp.scale_loss(loss, trainer) as scaled:
+            pass
+    net[1].running_mean.set_data(mx.nd.ones(8) * 7)
+    scaled.backward()
+    trainer.step(1)
+    assert amp.get_loss_scaler(trainer).num_skipped == 1
+    np.testing.assert_array_equal(net[1].running_mean.data().asnumpy(), np.full(8, 7, "float32"))
+
+
+def test_gradients_that_are_asked_for_write_statistics_too():
+    net, trainer = _attached(mode="eager")
+    _step(net, trainer, _batch(0, GOOD))
+    before = _values(net)
+    with mx.autograd.record():
+        loss = net(_batch(1, GOOD)).square().mean()
+    mx.autograd.grad(loss, [net[0].weight.data()])
+    mx.nd.waitall()
+    assert not np.array_equal(net[1].running_mean.data().asnumpy(), before[4])
+    _step(net, trainer, _batch(2, BAD))
+    _assert_equal(_values(net), before)
+
+
 def test_statistics_that_a_trainer_without_scaler_saw_stay():
     amp.init()
     watched, plain = (_net(_layers()["batch_norm"], "hybridized") for _ in range(2))

@@ -280,3 +280,58 @@ def test_the_users_aggregation_size_is_respected(monkeypatch):
     net = network(CONTEXTS[:1])
     train(net, trainer_of(net, {"learning_rate": 0.1}, ours=True), range(1))
     assert calls == [3, 3, 2]
+
+
+def _counts(trainer):
+    return dict(trainer._optimizer._index_update_count), trainer._optimizer.num_update
+
+
+@pytest.mark.parametrize("contexts", [CONTEXTS[:1], CONTEXTS])
+@pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop"])
+def test_a_skipped_step_counts_nothing_and_changes_nothing(name, contexts):
+    net = network(contexts)
+    trainer = trainer_of(net, {"learning_rate": 0.1}, ours=True, name=name)
+    before = train(net, trainer, range(2))
+    counts = _counts(trainer)
+    gradients(net, 2)
+    net[1].bias.list_grad()[-1][:] = float("inf")
+    trainer.step(BATCH)
+    after = [data.asnumpy() for parameter in net.collect_params().values() for data in parameter.list_data()]
+    for found, expected in zip(after, before):
+        np.testing.assert_array_equal(found, expected)
+    assert _counts(trainer) == counts
+    assert amp.get_loss_scaler(trainer).num_skipped == 1
+    assert not any(gradient.asnumpy().any() for parameter in net.collect_params().values()
+                   for gradient in parameter.list_grad())
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_old_gradients_are_told_of_unless_the_step_is_skipped(bad):
+    net = network(CONTEXTS)
+    trainer = trainer_of(net, {"learning_rate": 0.1}, ours=True)
+    before = train(net, trainer, range(1))
+    gradients(net, 1)
+    net[2].weight.list_data()[0]._fresh_grad = False
+    if bad:
+        net[1].bias.list_grad()[-1][:] = float("nan")
+        trainer.step(BATCH)
+    else:
+        with pytest.raises(UserWarning, match=net[2].weight.name):
+            trainer.step(BATCH)
+    for data, expected in zip((data for each in net.collect_params().values() for data in each.list_data()), before):
+        np.testing.assert_array_equal(data.asnumpy(), expected)
+    assert amp.get_loss_scaler(trainer).num_skipped == bad
+    reference = network(CONTEXTS)  # nothing of that step is left for the next
+    wanted = train(reference, trainer_of(reference, {"learning_rate": 0.1}, ours=True), [0, 2, 3])
+    for found, expected in zip(train(net, trainer, [2, 3]), wanted):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_an_update_without_any_gradient_decides_all_the_same():
+    net = network(CONTEXTS[:1])
+    trainer = trainer_of(net, {"learning_rate": 0.1}, ours=True)
+    before = train(net, trainer, range(1))
+    net[1].bias.list_grad()[-1][:] = float("inf")
+    trainer.step(BATCH, ignore_stale_grad=True)
+    assert amp.get_loss_scaler(trainer).num_skipped == 1
+    np.testing.assert_array_equal(net[1].bias.data().asnumpy(), before[3])
