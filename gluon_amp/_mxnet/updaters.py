@@ -200,7 +200,7 @@ class _CpuUpdater(Updater):
 
 
 def _same(known: Any, given: Any) -> bool:
-    return known is given or isinstance(given, int) and known == given
+    return known is given or (isinstance(given, int) and known == given)
 
 
 def _copied(state: Any) -> Any:

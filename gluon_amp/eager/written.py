@@ -83,8 +83,8 @@ class _Written:
         self._deciders: WeakSet[Any] = WeakSet()  # trainers that may skip steps, and who may turn others into such
         self._waiting: WeakSet[Trainer] = WeakSet()  # those that scaled a loss since they decided
         self._calls: dict[int, _Call] = {}  # by the ids of the arrays that they write
-        # Calls whose backward pass will write, by the ids of what they write: the ids of their inputs, those arrays, and
-        # the device and type of them.
+        # Calls whose backward pass will write, by the ids of what they write: the ids of their inputs, those arrays,
+        # and their device and type.
         self._ahead: dict[tuple[int, ...], tuple[Sequence[int], list[NDArray], Any]] = {}
 
     def watch(self, decider: Any) -> None:
