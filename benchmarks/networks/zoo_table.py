@@ -47,7 +47,7 @@ MEMBERS: Mapping[str, Member] = {
     "mobilenetv3_small": _classifier("gluoncv", "torchvision:mobilenet_v3_small"),
     "mobilenetv3_large": _classifier("gluoncv", "torchvision:mobilenet_v3_large"),
     "googlenet": _classifier("gluoncv", "torchvision:googlenet"),
-    "xception": _classifier("gluoncv", "timm:xception", 299),
+    "xception": _classifier("gluoncv", "timm:xception65", 299),
     "darknet53": _classifier("gluoncv", "timm:darknet53"),
     "hrnet_w18_small_v1_c": _classifier("gluoncv", "timm:hrnet_w18_small"),
     "residualattentionnet56": _classifier("gluoncv"),
