@@ -25,7 +25,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     f"OMP_NUM_THREADS={CPUS}": {"OMP_NUM_THREADS": str(CPUS)},
     "and OMP_WAIT_POLICY=passive": {"OMP_NUM_THREADS": str(CPUS), "OMP_WAIT_POLICY": "passive"},
     "and GOMP_SPINCOUNT=1000": {"OMP_NUM_THREADS": str(CPUS), "GOMP_SPINCOUNT": "1000"},
-    "and GOMP_SPINCOUNT=20000": {"OMP_NUM_THREADS": str(CPUS), "GOMP_SPINCOUNT": "20000"},  # gluon_amp's default
+    "and GOMP_SPINCOUNT=20000": {"OMP_NUM_THREADS": str(CPUS), "GOMP_SPINCOUNT": "20000"},  # set on busy machines
     "and GOMP_SPINCOUNT=300000": {"OMP_NUM_THREADS": str(CPUS), "GOMP_SPINCOUNT": "300000"},  # OpenMP's own
 }
 NETWORKS = ("mobilenetv2_1.0", "resnet50_v1")

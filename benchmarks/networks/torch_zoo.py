@@ -36,13 +36,15 @@ def _imported(module: str) -> Any:
         return importlib.import_module(module)
 
 
-def create(peer: str) -> torch.nn.Module:
+def create(peer: str, given: Mapping[str, Any] | None = None) -> torch.nn.Module:
     """Return an architecture with random weights.
 
     Parameters
     ----------
     peer : str
         ``module:name``, of torchvision or timm, as `zoo_table.Member.peer` has it.
+    given : mapping, optional
+        More options to make it with.
 
     Raises
     ------
@@ -59,7 +61,7 @@ def create(peer: str) -> torch.nn.Module:
     for part in name.split("."):
         models = getattr(models, part)
     options = {"weights": None, "weights_backbone": None} if "." in name else {"weights": None}
-    return models(**options)
+    return models(**options, **(given or {}))
 
 
 def _floats(outputs: Any) -> Iterable[torch.Tensor]:
@@ -89,7 +91,7 @@ def build(backend: Float32, settings: Mapping[str, Any]) -> Training:
     if not member.peer:
         raise UsageError(f"neither torchvision nor timm has {settings['network']!r}")
     torch.manual_seed(settings["seed"])
-    net = backend.placed(create(member.peer)).train()
+    net = backend.placed(create(member.peer, member.peer_options)).train()
     data = torch.rand(member.shape(settings["batch_size"])) * 2 - 1
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9, fused=backend.fused)
     return Training(backend, net, Batch((data.numpy(),), ()), settings["batch_size"], mean_square, optimizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 
 class Member(NamedTuple):
@@ -13,6 +13,7 @@ class Member(NamedTuple):
     source: str = "gluoncv"
     model: str = ""  # its name there, where that is another one
     peer: str = ""  # ``module:name`` of the same architecture in torchvision or timm
+    peer_options: Mapping[str, Any] = {}  # those that the peer is made with
     trains: bool = True  # whether it trains without targets, and MXNet FP32 does not fail: it does in three dimensions
 
     def shape(self, batch_size: int) -> tuple[int, ...]:
@@ -60,9 +61,11 @@ MEMBERS: Mapping[str, Member] = {
     "yolo3_darknet53_coco": Member("detection", _side(256), trains=False),
     "yolo3_mobilenet1.0_coco": Member("detection", _side(256), trains=False),
     "center_net_resnet18_v1b_coco": Member("detection", _side(256)),
-    "fcn_resnet50_voc": Member("segmentation", _side(240), peer="torchvision:segmentation.fcn_resnet50"),
+    "fcn_resnet50_voc": Member("segmentation", _side(240), peer="torchvision:segmentation.fcn_resnet50",
+                               peer_options={"num_classes": 21, "aux_loss": True}),
     "psp_resnet50_ade": Member("segmentation", _side(240)),
-    "deeplab_resnet50_ade": Member("segmentation", _side(240), peer="torchvision:segmentation.deeplabv3_resnet50"),
+    "deeplab_resnet50_ade": Member("segmentation", _side(240), peer="torchvision:segmentation.deeplabv3_resnet50",
+                                   peer_options={"num_classes": 150, "aux_loss": True}),
     "simple_pose_resnet18_v1b": Member("pose", (3, 256, 192)),
     "mobile_pose_resnet18_v1b": Member("pose", (3, 256, 192)),
     "slowfast_4x16_resnet50_kinetics400": Member("action", (3, 36, 112, 112), trains=False),

@@ -26,9 +26,11 @@ class Facts(NamedTuple):
     # operators that make a gradient on their own, and for how many inputs; empty where gradients carry no loss scale
     own_gradients: tuple[tuple[str, int], ...] = ()
     bound: bool = False  # whether the graph is of an executor, which knows all shapes beforehand or never
-    # what the shapes decide: names of operators that they keep in FP32, and of those that they keep from running in C++
+    # what the shapes decide: names of operators that they keep in FP32, of those that they keep from running in C++,
+    # and of products whose factors come before the data
     in_fp32: frozenset[str] = frozenset()
     stock: frozenset[str] = frozenset()
+    factors_first: frozenset[str] = frozenset()
 
 
 UNKNOWN = Facts()  # of a call of which nothing is known

@@ -175,9 +175,26 @@ def _is_inner_layer(node: Node, shapes: Shapes) -> bool:
             and not node.inputs[0].node.is_variable)
 
 
+def _is_slow_sum(node: Node, readers: Readers) -> bool:
+    """Whether values are added up along one axis, with some behind it."""
+    axes = [each for each in node.attrs.get("axis", "None").strip("()[]").split(",") if each.strip()]
+    if len(axes) != 1 or axes[0].strip() == "None" or is_set(node.attrs, "exclude"):
+        return False
+    return values_behind(node.inputs[0].shape or (), int(axes[0])) >= _NARROW
+
+
 def _scales_rows(node: Node, shapes: Shapes) -> bool:
     """Whether rows of data are times one factor each, as channels in squeeze and excite."""
-    data, factors = shapes
+    return _are_factors(*shapes) or factors_come_first(node, shapes)
+
+
+def factors_come_first(node: Node, shapes: Shapes) -> bool:
+    """Tell whether a node multiplies rows by factors, and these are its first input."""
+    return (REPLACEMENTS.get(node.op) is REPLACEMENTS["broadcast_mul"] and len(shapes) == 2
+            and not _are_factors(*shapes) and _are_factors(shapes[1], shapes[0]))
+
+
+def _are_factors(data: Sequence[int], factors: Sequence[int]) -> bool:
     axes = next((axis for axis in range(len(factors), 0, -1) if factors[axis - 1] != 1), 0)
     return len(data) == len(factors) and axes > 0 and data[:axes] == factors[:axes] and prod(data[axes:]) >= _NARROW
 
@@ -212,9 +229,10 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32, BFLOAT16), 16384, _is_softmax_of_rows, gains=_is_slow_softmax,
                        known=1, integers=(1,))
        for op in SOFTMAX},
-    **{op: Replacement("_gluon_amp_scale_rows", (FLOAT32,), 16384, follows=_scales_rows,
-                       rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))
-       for op in ("broadcast_mul", "_npi_multiply")},
+    **dict.fromkeys(("broadcast_mul", "_npi_multiply"), Replacement(
+        "_gluon_amp_scale_rows", (FLOAT32,), 16384, work=_results, follows=_scales_rows,
+        rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))),
+    "sum": Replacement("_gluon_amp_sum", (FLOAT32,), 16384, _is_slow_sum),
     "Pooling": Replacement("_gluon_amp_global_pool", (FLOAT32,), 16384, _is_global_mean, gains=_pools_slowly),
     "_contrib_BilinearResize2D": Replacement("_gluon_amp_resize", (FLOAT32,), 16384, _is_plain_resize, work=_results,
                                              rule=Rule(NEUTRAL, note="native bfloat16 kernel")),
@@ -240,6 +258,10 @@ def run(graph: Graph, context: Context) -> int:
             node.decision = each.rule.decision
         if node.op == "RNN":
             native_recurrent.separate_parameters(node)
+        if factors_come_first(node, [entry.shape or () for entry in node.inputs]):
+            node.attrs = {**node.attrs, "factors_first": "True"}
+            if node.decision is not None and node.decision.fp32_inputs:
+                node.decision = replace(node.decision, fp32_inputs=(0,))
         if node.op == "Dropout":
             node.inputs = [*node.inputs, native_dropout.random_bits(graph, node)]
         node.replaced, node.op = node.op, each.op

@@ -14,7 +14,7 @@ from ..graph import Graph, Node, subgraphs_of
 from ..graph.attrs import CONVERSION, region
 from ..passes import channels_last, defects
 from ..passes.facts import Concern
-from ..passes.native_operators import following, may_replace, replacement_of
+from ..passes.native_operators import factors_come_first, following, may_replace, replacement_of
 from ..passes.widen import widen
 from ..rules import Policy
 from ..rules.own_gradients import CUSTOM, WITH_OWN_GRADIENT
@@ -30,6 +30,7 @@ class Choices(NamedTuple):
 
     in_fp32: frozenset[str] = frozenset()  # the names of operators that they keep in FP32
     stock: frozenset[str] = frozenset()  # the names of those that they keep from running in C++
+    factors_first: frozenset[str] = frozenset()  # the names of products of factors and data
 
 
 class Traced:
@@ -140,7 +141,8 @@ class Traced:
         return Choices(frozenset(node.name for node, found in read
                                  if node.op in lowered and policy.kept_for(node.op, node.attrs, found[0])),
                        frozenset(node.name for node, found in read
-                                 if node.op in replaced and not may_replace(node, found)))
+                                 if node.op in replaced and not may_replace(node, found)),
+                       frozenset(node.name for node, found in read if factors_come_first(node, found)))
 
 
 def _own_gradients(node: Node) -> int:

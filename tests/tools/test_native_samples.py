@@ -22,7 +22,8 @@ WITH_REFERENCE = sorted({item.op for item in FAMILIES[NATIVE] if item.reference}
 WRITE, ADD = Mode("plain", "write", "cached"), Mode("plain", "add", "cached")
 
 
-FP32_ONLY = {"_gluon_amp_all_finite", "_gluon_amp_box_nms", "_gluon_amp_global_pool", "_gluon_amp_resize"}
+FP32_ONLY = {"_gluon_amp_all_finite", "_gluon_amp_box_nms", "_gluon_amp_global_pool", "_gluon_amp_resize",
+             "_gluon_amp_sum"}
 
 
 def test_every_operator_has_samples_in_the_types_that_it_takes():

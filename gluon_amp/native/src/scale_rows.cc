@@ -1,5 +1,6 @@
 // A tensor times one number for every row, as MXNet's broadcast_mul of (N, C, H, W) and (N, C, 1, 1) computes it: the
-// rows are what lies behind the last axis along which there is more than one factor. Factors are float32.
+// rows are what lies behind the last axis along which there is more than one factor. Factors are float32. With
+// factors_first=True they are the first input.
 #include <algorithm>
 
 #include "families.h"
@@ -56,38 +57,56 @@ void for_rows(const Tensor& data, const Tensor& factors, const Run& run) {
                   [&](int64_t begin, int64_t end) { run(begin, end - begin, width); });
 }
 
+// Which input is which.
+struct Roles {
+  int data, factors;
+};
+
+Roles roles(const Attributes& attributes) {
+  const int data = attributes.flag("factors_first", false);
+  return {data, 1 - data};
+}
+
 template <class T>
-void forward_as(const Tensors& inputs, const Tensors& outputs) {
-  for_rows(inputs[0], inputs[1], [&](int64_t first, int64_t rows, int64_t width) {
-    forward_kernel(inputs[0].as<const T>() + first * width, inputs[1].as<float>() + first,
-                   outputs[0].as<T>() + first * width, rows, width);
+void forward_as(const Tensor& data, const Tensor& factors, const Tensor& out) {
+  for_rows(data, factors, [&](int64_t first, int64_t rows, int64_t width) {
+    forward_kernel(data.as<const T>() + first * width, factors.as<float>() + first, out.as<T>() + first * width, rows,
+                   width);
   });
 }
 
 template <class T>
-void backward_as(const Tensors& inputs, const Tensors& outputs) {
-  for_rows(inputs[1], inputs[2], [&](int64_t first, int64_t rows, int64_t width) {
-    backward_kernel(inputs[0].as<const T>() + first * width, inputs[1].as<const T>() + first * width,
-                    inputs[2].as<float>() + first, outputs[0].as<T>() + first * width, outputs[1].as<float>() + first,
+void backward_as(const Tensor& out_grad, const Tensor& data, const Tensor& factors, const Tensor& data_grad,
+                 const Tensor& factor_grads) {
+  for_rows(data, factors, [&](int64_t first, int64_t rows, int64_t width) {
+    backward_kernel(out_grad.as<const T>() + first * width, data.as<const T>() + first * width,
+                    factors.as<float>() + first, data_grad.as<T>() + first * width, factor_grads.as<float>() + first,
                     rows, width);
   });
 }
 
-void forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(inputs, outputs);
+void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  const Roles r = roles(attributes);
+  const Tensor &data = inputs[r.data], &factors = inputs[r.factors];
+  (data.type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(data, factors, outputs[0]);
 }
 
-void backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[1].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(inputs, outputs);
+void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  const Roles r = roles(attributes);
+  const Tensor &data = inputs[1 + r.data], &factors = inputs[1 + r.factors];
+  (data.type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(inputs[0], data, factors, outputs[r.data],
+                                                                        outputs[r.factors]);
 }
 
-void types(const Attributes&, Types& inputs, Types& outputs) {
-  outputs[0] = inputs[0] = data_type(inputs[0], "data");
-  expect_type(inputs[1], kFloat32, "the factors");
+void types(const Attributes& attributes, Types& inputs, Types& outputs) {
+  const Roles r = roles(attributes);
+  outputs[0] = inputs[r.data] = data_type(inputs[r.data], "data");
+  expect_type(inputs[r.factors], kFloat32, "the factors");
 }
 
-void shapes(const Attributes&, Shapes& inputs, Shapes& outputs) {
-  const Shape &data = inputs[0], &factors = inputs[1];
+void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
+  const Roles r = roles(attributes);
+  const Shape &data = inputs[r.data], &factors = inputs[r.factors];
   expect_known(data, "data");
   expect_known(factors, "the factors");
   const auto last = std::find_if(factors.rbegin(), factors.rend(), [](uint32_t size) { return size != 1; }).base();

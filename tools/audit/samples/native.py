@@ -34,6 +34,8 @@ def _pointwise() -> Iterable[Sample]:
                      reference="LeakyReLU")
     for shape, rows in (((2, 16, 6, 8), (2, 16, 1, 1)), ((7, 33), (7, 1)), ((4, 16, 48, 48), (4, 16, 1, 1))):
         yield sample("_gluon_amp_scale_rows", (low(*shape), fixed(*rows)), reference="broadcast_mul")
+        yield sample("_gluon_amp_scale_rows", (fixed(*rows), low(*shape)), factors_first=True,
+                     reference="broadcast_mul")
 
 
 def _rows() -> Iterable[Sample]:
@@ -124,6 +126,8 @@ def _maps() -> Iterable[Sample]:
 
 def _means() -> Iterable[Sample]:
     """Yield what takes maps in FP32 only."""
+    for data, axis in ((fixed(2, 3, 6, 8), 1), (fixed(300, 17), 0), (fixed(4, 2, 16, 12, 12), -4)):
+        yield sample("_gluon_amp_sum", data, axis=axis, note=" x ".join(map(str, data.shape)), reference="sum")
     for data in (fixed(2, 16, 6, 8), fixed(3, 5, 7, 33), fixed(4, 24, 40, 40)):
         yield sample("_gluon_amp_global_pool", data, global_pool=True, pool_type="avg", kernel=(1, 1),
                      note=" x ".join(map(str, data.shape)), reference="Pooling")
