@@ -147,7 +147,7 @@ class _Product(nn.HybridBlock):
 
 
 @requires_core
-@pytest.mark.parametrize("target", ["float32", "bfloat16"])
+@pytest.mark.parametrize("target", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
 def test_factors_and_data_may_change_places_from_call_to_call(target):
     net = _Product()
     net.hybridize()
