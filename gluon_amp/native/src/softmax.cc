@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "columns.h"
 #include "families.h"
 #include "operator.h"
 #include "vector.h"
@@ -160,12 +161,6 @@ struct Settings {
     if (!(temperature > 0)) fail("expected a temperature above 0, received temperature=", temperature);
     if (has_lengths && axis != -1) fail("expected axis=-1 with lengths, received axis=", axis);
   }
-  // How many values lie behind one of the axis: 1 for the last one.
-  int64_t distance(const Tensor& data) const {
-    int64_t product = 1;
-    for (int i = (axis < 0 ? axis + data.ndim : axis) + 1; i < data.ndim; ++i) product *= data.shape[i];
-    return product;
-  }
   bool has_lengths;
   float temperature;
   int axis;
@@ -190,29 +185,15 @@ void for_rows(const Tensor& data, int axis, const Run& run) {
   });
 }
 
-// Run a function for some columns at a time, on all threads, with where they begin and how many they are.
-template <class Run>
-void for_columns(const Tensor& data, int64_t length, int64_t distance, const Run& run) {
-  if (!data.size()) return;
-  const int64_t slices = data.size() / (length * distance);
-  const int64_t blocks = (distance + kColumns - 1) / kColumns;
-  parallel_ranges(slices * blocks, std::max<int64_t>(1, kRange / (length * kColumns)), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = i % blocks * kColumns;
-      run(i / blocks * length * distance + first, std::min(kColumns, distance - first));
-    }
-  });
-}
-
 struct Values {};
 
 template <class T, bool is_log>
 void forward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  const int64_t distance = s.distance(inputs[0]);
+  const int64_t distance = values_behind(inputs[0], s.axis);
   if (distance != 1) {
     const int64_t length = inputs[0].dim(s.axis);
-    for_columns(inputs[0], length, distance, [&](int64_t first, int64_t columns) {
+    for_columns(inputs[0], length, distance, kColumns, kRange, [&](int64_t first, int64_t columns) {
       forward_columns_kernel(inputs[0].as<const T>() + first, outputs[0].as<T>() + first, length, distance, columns,
                              s.temperature, is_log);
     });
@@ -230,10 +211,10 @@ template <class T, bool is_log>
 void backward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
   const Tensor& out = inputs.back();
-  const int64_t distance = s.distance(out);
+  const int64_t distance = values_behind(out, s.axis);
   if (distance != 1) {
     const int64_t length = out.dim(s.axis);
-    for_columns(out, length, distance, [&](int64_t first, int64_t columns) {
+    for_columns(out, length, distance, kColumns, kRange, [&](int64_t first, int64_t columns) {
       backward_columns_kernel(inputs[0].as<const T>() + first, out.as<const T>() + first, outputs[0].as<T>() + first,
                               length, distance, columns, 1 / s.temperature, is_log);
     });

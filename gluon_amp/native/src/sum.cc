@@ -2,6 +2,7 @@
 // results: over another axis than the last it takes ten times as long as memory does.
 #include <algorithm>
 
+#include "columns.h"
 #include "families.h"
 #include "operator.h"
 #include "vector.h"
@@ -10,12 +11,7 @@ namespace gluon_amp {
 
 namespace {
 
-constexpr int64_t kRange = 32768, kTile = 512;
-
-// What lies before the axis, along it, and behind it.
-struct Sizes {
-  int64_t outer = 1, count = 1, inner = 1;
-};
+constexpr int64_t kRange = 32768, kColumns = 512;
 
 int axis_of(const Attributes& attributes, size_t ndim) {
   const std::vector<double> axes = attributes.numbers("axis");
@@ -26,48 +22,39 @@ int axis_of(const Attributes& attributes, size_t ndim) {
   return axis;
 }
 
-Sizes sizes_of(const Attributes& attributes, const Tensor& data) {
-  const int axis = axis_of(attributes, data.ndim);
-  Sizes sizes;
-  for (int i = 0; i < axis; ++i) sizes.outer *= data.dim(i);
-  sizes.count = data.dim(axis);
-  for (int i = axis + 1; i < data.ndim; ++i) sizes.inner *= data.dim(i);
-  return sizes;
-}
-
-// Add up `count` rows of `width` values that are `stride` apart.
-VECTORIZED void forward_kernel(const float* data, float* out, int64_t count, int64_t stride, int64_t width) {
-  double sums[kTile];
-  std::fill_n(sums, width, 0.0);
-  for (int64_t row = 0; row < count; ++row, data += stride) {
+VECTORIZED void forward_kernel(const float* data, float* out, int64_t length, int64_t distance, int64_t columns) {
+  double sums[kColumns];
+  std::fill_n(sums, columns, 0.0);
+  for (int64_t row = 0; row < length; ++row, data += distance) {
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) sums[i] += data[i];
+    for (int64_t i = 0; i < columns; ++i) sums[i] += data[i];
   }
 #pragma omp simd
-  for (int64_t i = 0; i < width; ++i) out[i] = static_cast<float>(sums[i]);
+  for (int64_t i = 0; i < columns; ++i) out[i] = static_cast<float>(sums[i]);
 }
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const Sizes s = sizes_of(attributes, inputs[0]);
-  const int64_t tiles = (s.inner + kTile - 1) / kTile, work = std::max<int64_t>(1, s.count * std::min(s.inner, kTile));
-  parallel_ranges(s.outer * tiles, std::max<int64_t>(1, kRange / work), [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part) {
-      const int64_t block = part / tiles, first = part % tiles * kTile;
-      forward_kernel(inputs[0].as<const float>() + block * s.count * s.inner + first,
-                     outputs[0].as<float>() + block * s.inner + first, s.count, s.inner,
-                     std::min(kTile, s.inner - first));
-    }
+  const Tensor &data = inputs[0], &out = outputs[0];
+  const int axis = axis_of(attributes, data.ndim);
+  const int64_t length = data.dim(axis), distance = values_behind(data, axis);
+  if (!length) std::fill_n(out.as<float>(), out.size(), 0.f);
+  for_columns(data, length, distance, kColumns, kRange, [&](int64_t first, int64_t columns) {
+    const int64_t slice = first / (length * distance);
+    forward_kernel(data.as<const float>() + first, out.as<float>() + slice * distance + first % distance, length,
+                   distance, columns);
   });
 }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const Sizes s = sizes_of(attributes, inputs[1]);
-  parallel_ranges(s.outer * s.count, std::max<int64_t>(1, kRange / std::max<int64_t>(1, s.inner)),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t row = begin; row < end; ++row)
-                      std::copy_n(inputs[0].as<const float>() + row / s.count * s.inner, s.inner,
-                                  outputs[0].as<float>() + row * s.inner);
-                  });
+  const Tensor &out_grad = inputs[0], &data = inputs[1];
+  if (!data.size()) return;
+  const int axis = axis_of(attributes, data.ndim);
+  const int64_t length = data.dim(axis), distance = values_behind(data, axis);
+  parallel_ranges(data.size() / distance, std::max<int64_t>(1, kRange / distance), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      std::copy_n(out_grad.as<const float>() + row / length * distance, distance,
+                  outputs[0].as<float>() + row * distance);
+  });
 }
 
 void types(const Attributes&, Types& inputs, Types& outputs) {
