@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, prod
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple
 
 from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers
@@ -25,17 +25,17 @@ from ..graph.decision import WISHES
 from ..rules import FP32, LOWER, NEUTRAL, Cause, Decision, Rule
 from ..rules.shapes import BLOCK, pools_out_of_order, pools_to_means, values_behind
 from ..rules.tables.groups.layers import SOFTMAX
-from . import channels_last, hard_swish, native_dropout, native_recurrent
+from . import channels_last, hard_swish, native_dropout, native_products, native_recurrent
 from .assign_dtypes import decide, follow
 from .context import Context
 from .known_forward import unknown_forward
 from .native_attention import Attention, find, listed
 from .native_casts import Made, give_low, in_type
+from .native_products import NARROW, Shapes
 
 _FP32_INPUTS = ("bias", "mask", "bits")  # of attention
 _ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
 _MANY_ROWS = 16  # of a dense layer's data, from which on MXNet's product of matrices is the slower one
-_NARROW = 16  # values in a row of a normalisation, below which its sums cannot be vectorised
 
 
 def is_needed(context: Context) -> bool:
@@ -84,9 +84,6 @@ def _pools_slowly(node: Node, context: Context) -> bool:
             and pools_out_of_order(node.attrs, shape, policy.amx, policy.channel_multiple or BLOCK))
 
 
-Shapes = Sequence[Sequence[int]]
-
-
 class Replacement(NamedTuple):
     """What takes the place of an operator of MXNet's."""
 
@@ -109,7 +106,7 @@ class Replacement(NamedTuple):
 
 def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
     """Whether the last axis is normalised; other numbers of axes may come, for which a positive one is not the last."""
-    return ((node.inputs[0].shape or (0,))[-1] >= _NARROW and integer(node.attrs, "axis", -1) == -1
+    return ((node.inputs[0].shape or (0,))[-1] >= NARROW and integer(node.attrs, "axis", -1) == -1
             and readers.is_first_only(node))
 
 
@@ -141,7 +138,7 @@ def _is_softmax_of_rows(node: Node, readers: Readers) -> bool:
 def _is_slow_softmax(node: Node, context: Context) -> bool:
     """Whether oneDNN runs it over the last axis only, not at all, or, of a logarithm without AVX512, no gradient."""
     behind = values_behind(node.inputs[0].shape or (), integer(node.attrs, "axis", -1))
-    return (_temperature(node) != 1 or is_set(node.attrs, "use_length") or behind >= _NARROW
+    return (_temperature(node) != 1 or is_set(node.attrs, "use_length") or behind >= NARROW
             or (behind == 1 and node.op == "log_softmax" and context.facts.recorded
                 and context.policy.channel_multiple == AVX2_VALUES
                 and (node.inputs[0].shape or (0,))[-1] >= AVX2_VALUES))
@@ -180,23 +177,7 @@ def _is_slow_sum(node: Node, readers: Readers) -> bool:
     axes = [each for each in node.attrs.get("axis", "None").strip("()[]").split(",") if each.strip()]
     if len(axes) != 1 or axes[0].strip() == "None" or is_set(node.attrs, "exclude"):
         return False
-    return values_behind(node.inputs[0].shape or (), int(axes[0])) >= _NARROW
-
-
-def _scales_rows(node: Node, shapes: Shapes) -> bool:
-    """Whether rows of data are times one factor each, as channels in squeeze and excite."""
-    return _are_factors(*shapes) or factors_come_first(node, shapes)
-
-
-def factors_come_first(node: Node, shapes: Shapes) -> bool:
-    """Tell whether a node multiplies rows by factors, and these are its first input."""
-    return (REPLACEMENTS.get(node.op) is REPLACEMENTS["broadcast_mul"] and len(shapes) == 2
-            and not _are_factors(*shapes) and _are_factors(shapes[1], shapes[0]))
-
-
-def _are_factors(data: Sequence[int], factors: Sequence[int]) -> bool:
-    axes = next((axis for axis in range(len(factors), 0, -1) if factors[axis - 1] != 1), 0)
-    return len(data) == len(factors) and axes > 0 and data[:axes] == factors[:axes] and prod(data[axes:]) >= _NARROW
+    return values_behind(node.inputs[0].shape or (), int(axes[0])) >= NARROW
 
 
 # Measured on an AMD EPYC with AVX512-BF16, 2 threads, in cached ops with static shapes: below these forward or training
@@ -230,8 +211,8 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32, BFLOAT16), 16384, _is_softmax_of_rows, gains=_is_slow_softmax,
                        known=1, integers=(1,))
        for op in SOFTMAX},
-    **dict.fromkeys(("broadcast_mul", "_npi_multiply"), Replacement(
-        "_gluon_amp_scale_rows", (FLOAT32,), 16384, work=_results, follows=_scales_rows,
+    **dict.fromkeys(native_products.PRODUCTS, Replacement(
+        "_gluon_amp_scale_rows", (FLOAT32,), 16384, work=_results, follows=native_products.follows,
         rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))),
     "sum": Replacement("_gluon_amp_sum", (FLOAT32,), 16384, _is_slow_sum),
     "Pooling": Replacement("_gluon_amp_global_pool", (FLOAT32,), 16384, _is_global_mean, gains=_pools_slowly),
@@ -259,10 +240,8 @@ def run(graph: Graph, context: Context) -> int:
             node.decision = each.rule.decision
         if node.op == "RNN":
             native_recurrent.separate_parameters(node)
-        if factors_come_first(node, [entry.shape or () for entry in node.inputs]):
-            node.attrs = {**node.attrs, "factors_first": "True"}
-            if node.decision is not None and node.decision.fp32_inputs:
-                node.decision = replace(node.decision, fp32_inputs=(0,))
+        if node.op in native_products.PRODUCTS:
+            native_products.note_order(node)
         if node.op == "Dropout":
             node.inputs = [*node.inputs, native_dropout.random_bits(graph, node)]
         node.replaced, node.op = node.op, each.op

@@ -14,7 +14,8 @@ from ..graph import Graph, Node, subgraphs_of
 from ..graph.attrs import CONVERSION, region
 from ..passes import channels_last, defects
 from ..passes.facts import Concern
-from ..passes.native_operators import factors_come_first, following, may_replace, replacement_of
+from ..passes.native_operators import following, may_replace, replacement_of
+from ..passes.native_products import factors_come_first
 from ..passes.widen import widen
 from ..rules import Policy
 from ..rules.own_gradients import CUSTOM, WITH_OWN_GRADIENT
