@@ -36,15 +36,15 @@ def _imported(module: str) -> Any:
         return importlib.import_module(module)
 
 
-def create(peer: str, given: Mapping[str, Any] | None = None) -> torch.nn.Module:
+def create(peer: str, options: Mapping[str, Any]) -> torch.nn.Module:
     """Return an architecture with random weights.
 
     Parameters
     ----------
     peer : str
         ``module:name``, of torchvision or timm, as `zoo_table.Member.peer` has it.
-    given : mapping, optional
-        More options to make it with.
+    options : mapping
+        What else it is made with.
 
     Raises
     ------
@@ -54,14 +54,14 @@ def create(peer: str, given: Mapping[str, Any] | None = None) -> torch.nn.Module
     package, _, name = peer.partition(":")
     try:
         if package == "timm":
-            return _imported("timm").create_model(name, pretrained=False)
+            return _imported("timm").create_model(name, pretrained=False, **options)
         models = _imported("torchvision.models")
     except ImportError as error:
         raise UsageError(f"{package} cannot be imported: {error}: install it where torch is") from error
     for part in name.split("."):
         models = getattr(models, part)
-    options = {"weights": None, "weights_backbone": None} if "." in name else {"weights": None}
-    return models(**options, **(given or {}))
+    without = {"weights": None, "weights_backbone": None} if "." in name else {"weights": None}
+    return models(**without, **options)
 
 
 def _floats(outputs: Any) -> Iterable[torch.Tensor]:

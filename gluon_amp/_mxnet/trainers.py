@@ -97,10 +97,9 @@ def check_gradients(trainer: gluon.Trainer, check: finite.Check | None = None) -
     gradients = [gradient for parameter in trainer._params if has_gradient(parameter) for gradient in parameter._grad]
     known, groups = _grouped.get(trainer, ((), ()))
     if len(known) != len(gradients) or not all(map(operator.is_, known, gradients)):
-        if any(gradient.stype != "default" for gradient in gradients):
-            return finite.begin_check(finite.grouped(_gradients(trainer)), check)
         groups = tuple(finite.grouped(_gradients(trainer)))
-        _grouped[trainer] = gradients, groups
+        if all(gradient.stype == "default" for gradient in gradients):
+            _grouped[trainer] = gradients, groups
     return finite.begin_check(groups, check)
 
 
