@@ -35,7 +35,7 @@ class Stopwatch:
 
     def __enter__(self) -> Stopwatch:
         mx.nd.waitall()
-        # MXNet removes the file of this name first, be it /dev/null, and writes what it has recorded when it stops.
+        # MXNet removes the file of this name first, be it /dev/null; a thread of its own writes it every second.
         self._directory = tempfile.TemporaryDirectory()
         profiler.set_config(profile_symbolic=True, profile_imperative=True, aggregate_stats=True,
                             filename=os.path.join(self._directory.name, "profile.json"))
@@ -47,6 +47,7 @@ class Stopwatch:
         mx.nd.waitall()
         profiler.set_state("stop")
         profiler.dumps(reset=True)
+        profiler.set_config(filename="")  # nothing is written while the directory is removed
         self._directory.cleanup()
 
     def lap(self) -> float:
