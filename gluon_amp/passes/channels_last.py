@@ -6,6 +6,7 @@ need none of that, and BatchNorm takes the limits along. Where a chain begins an
 
 Behind convolutions in groups that are no whole blocks of 16 channels, MXNet's oneDNN runs BatchNorm by loops of
 reference where the CPU has AVX512, and BatchNorm of such channels on plain arrays: chains of those are turned, too.
+Without AVX512 it has no kernels for convolutions of odd channels, nor for large depthwise ones, as in NASNet.
 
 A chain is of one type: FP32, or bfloat16 where that is the low-precision type and not imitated. Its weights stay FP32:
 the operators round them. What only goes along with its data, or was kept in FP32 for its few channels alone, joins a
@@ -23,7 +24,7 @@ from hashlib import sha256
 from math import prod
 from typing import NamedTuple, Sequence
 
-from ..dtypes import BFLOAT16, FLOAT32
+from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, connected_parts, operator, redirect
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
@@ -54,15 +55,20 @@ _ELEMENTWISE = (*_LIMITS, "elemwise_add", hard_swish.OP)
 
 
 class _Costs(NamedTuple):
-    """What a value of a map costs MXNet, in what it costs to hand one to ``clip`` and back, or a chain."""
+    """What a value of a map costs MXNet more than a chain, in what it costs to hand one to a chain."""
 
-    transposition: float  # where a chain begins or ends; with casts in bfloat16
+    transposition: float = 1  # where a chain begins or ends; with casts in bfloat16
     by_reference: float = 10  # BatchNorm by oneDNN's reference loops: 77 ms in place of 4 for a map of ResNeXt-50
     partial: float = 1  # BatchNorm, or a depthwise convolution, of channels that are no whole blocks
     clip: float = 1
+    by_product: float = 0  # convolutions that oneDNN has no kernel for, and computes as products of matrices
+    convolution: float = 0  # others
 
 
-_COSTS = {FLOAT32: _Costs(transposition=1), BFLOAT16: _Costs(transposition=2)}
+# Without AVX512 oneDNN has kernels behind convolutions in groups, but none for odd channels and large depthwise ones:
+# 3 to 34 ns a value and layer more than in C++ on an AMD EPYC, where others take 3 ns less, a transposition 1.5 ns.
+_COSTS = {FLOAT32: _Costs(), BFLOAT16: _Costs(transposition=2)}
+_COSTS_OF_AVX2 = _Costs(by_reference=0, partial=0, clip=5, by_product=8, convolution=-2)
 _LEAST_SHARE = 0.1  # of the values of all chains' maps: what a smaller one costs is not seen in a step
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
 
@@ -166,24 +172,37 @@ def _gains(chain: list[Node], readers: Readers, context: Context) -> bool:
         key = _key_of(chain)
         if key in policy.slow or key in policy.fast:
             return key in policy.fast
-    inside, costs = {id(node) for node in chain}, _COSTS[context.target]
+    inside = {id(node) for node in chain}
+    costs = _COSTS_OF_AVX2 if policy.channel_multiple == AVX2_VALUES else _COSTS[context.target]
     turned = [entry.shape for node in chain for entry in _maps(node) if not _is_turned(entry, inside)]
     turned += [node.shapes[0] for node in chain if _leaves(node, inside, readers)]
-    # Without AVX512 oneDNN has kernels behind convolutions in groups.
-    lacks_kernels = (policy.channel_multiple or 0) >= BLOCK and any(_groups(node) > 1 for node in chain)
-    saved = sum(_saved(node, lacks_kernels, costs) * prod(node.shapes[0] or ()) for node in chain)
+    has_groups = any(_groups(node) > 1 for node in chain)
+    saved = sum(_saved(node, has_groups, costs) * prod(node.shapes[0] or ()) for node in chain)
     return saved > costs.transposition * sum(prod(shape or ()) for shape in turned)
 
 
-def _saved(node: Node, lacks_kernels: bool, costs: _Costs) -> float:
+def _saved(node: Node, has_groups: bool, costs: _Costs) -> float:
     """Return what a value of a member's map costs less in C++."""
-    if node.op in _LIKE_CLIP or not lacks_kernels:
-        return costs.clip if node.op in _LIKE_CLIP else 0
+    if node.op in _LIKE_CLIP:
+        return costs.clip
+    cost = 0.0
+    if node.op == "Convolution":
+        cost = costs.by_product if _lacks_kernel(node) else costs.convolution
+    if not has_groups:
+        return cost
     groups = _groups(node.inputs[0].node)
     if node.op == "BatchNorm" and 1 < groups < _channels(node) and _channels(node) // groups % BLOCK:
         return costs.by_reference
     is_partial = _channels(node) % BLOCK > 0 and (node.op == "BatchNorm" or _groups(node) == _channels(node))
-    return costs.partial if is_partial else 0
+    return cost + costs.partial * is_partial
+
+
+def _lacks_kernel(node: Node) -> bool:
+    """Tell whether oneDNN has no kernel for a convolution without AVX512: of odd channels, or large depthwise ones."""
+    groups, side, given = _groups(node), max(integers(node.attrs, "kernel")), node.inputs[0].shape or (0, 0)
+    if groups == _channels(node):
+        return groups % AVX2_VALUES > 0 or side > 3
+    return side > 1 and any(channels // groups % AVX2_VALUES for channels in (given[1], _channels(node)))
 
 
 def _channels(node: Node) -> int:

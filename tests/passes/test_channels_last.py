@@ -278,15 +278,16 @@ def test_statistics_that_are_outputs_stay():
         line.replace("a_turned", "a") for line in turned(head, Entry(made, 1))]
 
 
-def bottleneck(name, data, groups, channels=16):
-    """Convolutions with BatchNorm and a rectifier, the second of them in groups."""
-    for part, count in (("a", 1), ("b", groups), ("c", 1)):
-        made = Entry(norm(f"{name}{part}_norm", conv(f"{name}{part}", data, num_group=count, num_filter=channels)))
+def bottleneck(name, data, groups, channels=16, side=1):
+    """Convolutions with BatchNorm and a rectifier, the second of them in groups and of this kernel."""
+    for part, count, kernel in (("a", 1, 1), ("b", groups, side), ("c", 1, 1)):
+        made = Entry(norm(f"{name}{part}_norm", conv(f"{name}{part}", data, num_group=count, num_filter=channels,
+                                                     kernel=(kernel, kernel), pad=(kernel // 2, kernel // 2))))
         data = Entry(op("Activation", f"{name}{part}_relu", made, shape=made.shape, act_type="relu"))
     return data
 
 
-WITH_AVX512 = Policy("float32", channel_multiple=16)
+WITH_AVX512, WITH_AVX2 = Policy("float32", channel_multiple=16), Policy("float32", channel_multiple=8)
 
 
 def test_a_batch_norm_behind_groups_turns_a_chain_and_takes_its_rectifier_along():
@@ -308,12 +309,21 @@ def test_a_batch_norm_behind_groups_turns_a_chain_and_takes_its_rectifier_along(
 
 @pytest.mark.parametrize(("groups", "policy", "channels", "is_turned"), [
     (4, WITH_AVX512, 16, True), (4, Policy("bfloat16", channel_multiple=16), 16, True),
-    (4, Policy("float32", channel_multiple=8), 16, False),  # for which oneDNN has kernels
+    (4, WITH_AVX2, 16, False),  # for which oneDNN has kernels
     (2, WITH_AVX512, 32, False),  # whole blocks of channels
     (1, WITH_AVX512, 16, False), (16, WITH_AVX512, 16, False), (24, WITH_AVX512, 24, True),
     (1, WITH_AVX512, 24, False)])
 def test_which_convolutions_mxnet_runs_slowly(groups, policy, channels, is_turned):
     lines = turned(bottleneck("x", plain((2, channels, 6, 6)), groups, channels), policy=policy)
+    assert any("_gluon_amp_convolution" in line for line in lines) == is_turned
+
+
+@pytest.mark.parametrize(("groups", "channels", "side", "is_turned"), [
+    (12, 12, 3, True), (16, 16, 3, False), (16, 16, 5, True),  # depthwise: odd channels, a large kernel
+    (4, 16, 3, True), (4, 16, 1, False), (2, 16, 3, False), (1, 12, 3, True), (1, 16, 3, False)])
+def test_which_convolutions_are_products_of_matrices_without_avx512(groups, channels, side, is_turned):
+    head = bottleneck("x", plain((2, channels, 6, 6)), groups, channels, side)
+    lines = turned(head, policy=WITH_AVX2)
     assert any("_gluon_amp_convolution" in line for line in lines) == is_turned
 
 
