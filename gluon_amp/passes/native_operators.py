@@ -212,7 +212,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
                        known=1, integers=(1,))
        for op in SOFTMAX},
     **dict.fromkeys(native_products.PRODUCTS, Replacement(
-        "_gluon_amp_scale_rows", (FLOAT32,), 16384, work=_results, follows=native_products.follows,
+        native_products.OP, (FLOAT32,), 16384, work=_results, follows=native_products.follows,
         rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))),
     "sum": Replacement("_gluon_amp_sum", (FLOAT32,), 16384, _is_slow_sum),
     "Pooling": Replacement("_gluon_amp_global_pool", (FLOAT32,), 16384, _is_global_mean, gains=_pools_slowly),
@@ -252,6 +252,7 @@ def run(graph: Graph, context: Context) -> int:
         else:
             node.num_outputs = 1
             node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
+    native_products.take_sums(graph, context)
     if context.target == BFLOAT16:
         follow(graph, context)
     return len(found) + fused

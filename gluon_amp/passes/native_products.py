@@ -1,12 +1,17 @@
-"""Rows of data times one factor each, as channels in squeeze and excite, in C++: data and factors in either order."""
+"""Rows of data times one factor each, as channels in squeeze and excite, in C++: data and factors in either order.
+
+A sum behind a product, and its rectifier, join it.
+"""
 from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
 from typing import Sequence
 
-from ..graph import Node
+from ..graph import Entry, Graph, Node, Readers, redirect
+from .context import Context
 
+OP = "_gluon_amp_scale_rows"
 PRODUCTS = ("broadcast_mul", "_npi_multiply")
 NARROW = 16  # values in a row, below which they cannot be vectorised
 
@@ -29,6 +34,35 @@ def note_order(node: Node) -> None:
         node.attrs = {**node.attrs, "factors_first": "True"}
         if node.decision is not None and node.decision.fp32_inputs:
             node.decision = replace(node.decision, fp32_inputs=(0,))
+
+
+def take_sums(graph: Graph, context: Context) -> None:
+    """Let products in C++ add a map that is added to them, and rectify the sum: a map less is kept for backward.
+
+    In FP32 training. Products inside of chains are others.
+    """
+    if context.policy.lowers or not (context.facts.trains and context.facts.recorded):
+        return
+    readers = Readers(graph)
+    moved: dict[tuple[int, int], Entry] = {}
+    for node in graph.operators():
+        first = moved.get(node.inputs[0].key, node.inputs[0]) if node.inputs else None
+        if first is None or first.node.op != OP or not readers.is_read_once(node.inputs[0]):
+            continue
+        product = first.node
+        if node.op == "elemwise_add" and "adds" not in product.attrs:
+            product.inputs = [*product.inputs, node.inputs[1]]
+            product.attrs = {**product.attrs, "adds": "True"}
+        elif _rectifies(node) and "adds" in product.attrs and "rectifies" not in product.attrs:
+            product.attrs = {**product.attrs, "rectifies": "True"}
+        else:
+            continue
+        moved[Entry(node).key] = first
+    redirect(graph, moved)
+
+
+def _rectifies(node: Node) -> bool:
+    return node.op == "relu" or (node.op == "Activation" and node.attrs.get("act_type") == "relu")
 
 
 def _are_factors(data: Sequence[int], factors: Sequence[int]) -> bool:

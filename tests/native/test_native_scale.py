@@ -64,6 +64,40 @@ def test_in_bfloat16(shape, rows):
 
 
 @requires_core
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("factors_first", [False, True])
+@pytest.mark.parametrize("rectifies", [False, True])
+@pytest.mark.parametrize(("shape", "rows"), SHAPES)
+def test_a_sum_and_its_rectifier_are_mxnets(shape, rows, rectifies, factors_first, dtype):
+    (data, factors), out_grad = arrays(shape, rows)
+    others = [rounded(each) for each in (data, normal(*shape, seed=3), out_grad)]
+    data, added, out_grad = others
+
+    def stock(data, factors, added):
+        made = nd.broadcast_mul(data, factors) + added
+        return nd.relu(made) if rectifies else made
+
+    def ours(*inputs):
+        order = [inputs[1], inputs[0], inputs[2]] if factors_first else inputs
+        return run(NAME, order, adds=True, rectifies=rectifies, factors_first=factors_first)
+
+    wanted = with_gradients(stock, [data, factors, added], out_grad)
+    if dtype == "bfloat16":
+        data, added, out_grad = map(bfloat16, (data, added, out_grad))
+    received = with_gradients(ours, [data, factors, added], out_grad)
+    exact = dtype == "float32"
+    for position in (0, 1, 3):
+        assert_close(received[position], wanted[position], 1e-6 if exact else BFLOAT16_ROUNDING)
+    assert_close(received[2], wanted[2], 1e-5)
+
+
+@requires_core
+def test_a_rectifier_without_a_sum_is_refused():
+    with pytest.raises(mx.MXNetError, match="expected adds=True with rectifies=True"):
+        run(NAME, [nd.ones((2, 3)), nd.ones((2, 1))], rectifies=True)
+
+
+@requires_core
 def test_special_values():
     values = [[np.nan, 1, 2], [np.inf, -np.inf, 0], [1e38, 1e38, -1e38], [1e-42, -1e-42, 3]]
     inputs, out_grad = [nd.array(values), nd.array([[2], [0], [10], [np.nan]])], nd.ones((4, 3))
@@ -115,6 +149,30 @@ class TestGraphs:
     @pytest.mark.parametrize("data", [(2, 4, 20, 20), (8, 200, 3, 5)], ids=["small", "narrow"])
     def test_what_gains_little_stays(self, data):
         assert "product: broadcast_mul(x, f) -> float32" in lines(data, (*data[:2], 1, 1))
+
+    @pytest.mark.parametrize(("settings", "joined"), [
+        ({"trains": True}, "product: _gluon_amp_scale_rows(x, f, y) -> float32"),
+        ({}, "product: _gluon_amp_scale_rows(x, f) -> float32")])
+    def test_in_training_a_sum_and_its_rectifier_join_a_product(self, settings, joined):
+        x = op("relu", "x", variable("data", DATA), shape=DATA)
+        product = op("broadcast_mul", "product", x, variable("f", (2, 32, 1, 1)), shape=DATA)
+        total = op("elemwise_add", "total", product, variable("y", DATA), shape=DATA)
+        result = graph(op("Activation", "out", total, shape=DATA, act_type="relu"))
+        rewrite(result, Policy("float32"), native=frozenset({NAME}), check=True, **settings)
+        assert joined in describe(result)
+        attrs = next(node.attrs for node in result.operators() if node.name == "product")
+        assert (attrs.get("adds"), attrs.get("rectifies")) == (("True", "True") if settings else (None, None))
+
+    @pytest.mark.parametrize("case", ["second", "twice", "output"])
+    def test_sums_that_stay(self, case):
+        x = op("relu", "x", variable("data", DATA), shape=DATA)
+        product = op("broadcast_mul", "product", x, variable("f", (2, 32, 1, 1)), shape=DATA)
+        terms = {"second": (variable("y", DATA), product), "twice": (product, product),
+                 "output": (product, variable("y", DATA))}[case]
+        total = op("elemwise_add", "total", *terms, shape=DATA)
+        result = graph(total, *([product] if case == "output" else []))
+        rewrite(result, Policy("float32"), native=frozenset({NAME}), check=True, trains=True)
+        assert f"product: {NAME}(x, f) -> float32" in describe(result)
 
     def test_between_convolutions_in_bfloat16(self):
         before = conv("before", variable("data", DATA), 32, 32)

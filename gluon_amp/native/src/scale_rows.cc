@@ -1,7 +1,9 @@
 // A tensor times one number for every row, as MXNet's broadcast_mul of (N, C, H, W) and (N, C, 1, 1) computes it: the
 // rows are what lies behind the last axis along which there is more than one factor. Factors are float32. With
-// factors_first=True they are the first input.
+// factors_first=True they are the first input. With adds=True the last input is added, with rectifies=True what is
+// below 0 then becomes 0: what MXNet keeps for backward is every output, so that the product alone is a map more.
 #include <algorithm>
+#include <limits>
 
 #include "families.h"
 #include "operator.h"
@@ -13,20 +15,43 @@ namespace {
 
 constexpr int64_t kRange = 32768;
 
+// A tensor that goes along with the data; its values are null where there is none.
 template <class T>
-INLINED void forward_rows(const T* data, const float* factors, T* out, int64_t rows, int64_t width) {
-  for (int64_t row = 0; row < rows; ++row, data += width, out += width) {
+INLINED T* moved(T* values, int64_t count) {
+  return values ? values + count : values;
+}
+
+template <class T>
+INLINED void forward_rows(const T* data, const float* factors, const T* added, bool rectifies, T* out, int64_t rows,
+                          int64_t width) {
+  const float least = rectifies ? 0 : -std::numeric_limits<float>::infinity();
+  for (int64_t row = 0; row < rows; ++row, data += width, out += width, added = moved(added, width)) {
     const float factor = factors[row];
+    if (!added) {
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) store(to_float(data[i]) * factor, &out[i]);
+      for (int64_t i = 0; i < width; ++i) store(to_float(data[i]) * factor, &out[i]);
+      continue;
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) {
+      const float sum = to_float(data[i]) * factor + to_float(added[i]);
+      store(sum < least ? least : sum, &out[i]);
+    }
   }
 }
 
 template <class T>
-INLINED void backward_rows(const T* out_grad, const T* data, const float* factors, T* data_grad, float* factor_grads,
-                           int64_t rows, int64_t width) {
-  for (int64_t row = 0; row < rows; ++row, data += width, out_grad += width, data_grad += width) {
+INLINED void backward_rows(const T* out_grads, const T* data, const float* factors, const T* rectified, T* data_grad,
+                           float* factor_grads, T* added_grad, int64_t rows, int64_t width) {
+  for (int64_t row = 0; row < rows; ++row, data += width, data_grad += width) {
     const float factor = factors[row];
+    const T* out_grad = out_grads + row * width;
+    if (added_grad && !rectified) std::copy_n(out_grad, width, added_grad);
+    if (rectified) {  // no gradient passes where a result is 0
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) store(to_float(rectified[i]) > 0 ? to_float(out_grad[i]) : 0, &added_grad[i]);
+      out_grad = added_grad;
+    }
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < width; ++i) {
@@ -34,16 +59,19 @@ INLINED void backward_rows(const T* out_grad, const T* data, const float* factor
       store(to_float(out_grad[i]) * factor, &data_grad[i]);
     }
     factor_grads[row] = sum;
+    rectified = moved(rectified, width);
+    added_grad = moved(added_grad, width);
   }
 }
 
-#define KERNELS(T)                                                                                           \
-  VECTORIZED void forward_kernel(const T* data, const float* factors, T* out, int64_t rows, int64_t width) { \
-    forward_rows(data, factors, out, rows, width);                                                           \
-  }                                                                                                          \
-  VECTORIZED void backward_kernel(const T* out_grad, const T* data, const float* factors, T* data_grad,      \
-                                  float* factor_grads, int64_t rows, int64_t width) {                        \
-    backward_rows(out_grad, data, factors, data_grad, factor_grads, rows, width);                            \
+#define KERNELS(T)                                                                                                 \
+  VECTORIZED void forward_kernel(const T* data, const float* factors, const T* added, bool rectifies, T* out,      \
+                                 int64_t rows, int64_t width) {                                                    \
+    forward_rows(data, factors, added, rectifies, out, rows, width);                                               \
+  }                                                                                                                \
+  VECTORIZED void backward_kernel(const T* out_grad, const T* data, const float* factors, const T* rectified,      \
+                                  T* data_grad, float* factor_grads, T* added_grad, int64_t rows, int64_t width) { \
+    backward_rows(out_grad, data, factors, rectified, data_grad, factor_grads, added_grad, rows, width);           \
   }
 KERNELS(float)
 KERNELS(bfloat16)
@@ -57,66 +85,75 @@ void for_rows(const Tensor& data, const Tensor& factors, const Run& run) {
                   [&](int64_t begin, int64_t end) { run(begin, end - begin, width); });
 }
 
-// Which input is which.
-struct Roles {
-  int data, factors;
+// Which input is which, and what is done to the product.
+struct Settings {
+  explicit Settings(const Attributes& attributes)
+      : data(attributes.flag("factors_first", false)),
+        adds(attributes.flag("adds", false)),
+        rectifies(attributes.flag("rectifies", false)) {}
+
+  int data, factors = 1 - data;
+  bool adds, rectifies;
 };
 
-Roles roles(const Attributes& attributes) {
-  const int data = attributes.flag("factors_first", false);
-  return {data, 1 - data};
-}
-
 template <class T>
-void forward_as(const Tensor& data, const Tensor& factors, const Tensor& out) {
+void forward_as(const Settings& s, const Tensors& inputs, const Tensor& out) {
+  const Tensor &data = inputs[s.data], &factors = inputs[s.factors];
+  const T* added = s.adds ? inputs[2].as<const T>() : nullptr;
   for_rows(data, factors, [&](int64_t first, int64_t rows, int64_t width) {
-    forward_kernel(data.as<const T>() + first * width, factors.as<float>() + first, out.as<T>() + first * width, rows,
-                   width);
+    const int64_t begin = first * width;
+    forward_kernel(data.as<const T>() + begin, factors.as<float>() + first, moved(added, begin), s.rectifies,
+                   out.as<T>() + begin, rows, width);
   });
 }
 
 template <class T>
-void backward_as(const Tensor& out_grad, const Tensor& data, const Tensor& factors, const Tensor& data_grad,
-                 const Tensor& factor_grads) {
+void backward_as(const Settings& s, const Tensors& inputs, const Tensors& outputs) {
+  const Tensor &out_grad = inputs[0], &data = inputs[1 + s.data], &factors = inputs[1 + s.factors];
+  const T* rectified = s.rectifies ? inputs[4].as<const T>() : nullptr;
+  T* added_grad = s.adds ? outputs[2].as<T>() : nullptr;
   for_rows(data, factors, [&](int64_t first, int64_t rows, int64_t width) {
-    backward_kernel(out_grad.as<const T>() + first * width, data.as<const T>() + first * width,
-                    factors.as<float>() + first, data_grad.as<T>() + first * width, factor_grads.as<float>() + first,
-                    rows, width);
+    const int64_t begin = first * width;
+    backward_kernel(out_grad.as<const T>() + begin, data.as<const T>() + begin, factors.as<float>() + first,
+                    moved(rectified, begin), outputs[s.data].as<T>() + begin, outputs[s.factors].as<float>() + first,
+                    moved(added_grad, begin), rows, width);
   });
 }
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const Roles r = roles(attributes);
-  const Tensor &data = inputs[r.data], &factors = inputs[r.factors];
-  (data.type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(data, factors, outputs[0]);
+  const Settings s(attributes);
+  (inputs[s.data].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(s, inputs, outputs[0]);
 }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const Roles r = roles(attributes);
-  const Tensor &data = inputs[1 + r.data], &factors = inputs[1 + r.factors];
-  (data.type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(inputs[0], data, factors, outputs[r.data],
-                                                                        outputs[r.factors]);
+  (inputs[0].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(Settings(attributes), inputs, outputs);
 }
 
 void types(const Attributes& attributes, Types& inputs, Types& outputs) {
-  const Roles r = roles(attributes);
-  outputs[0] = inputs[r.data] = data_type(inputs[r.data], "data");
-  expect_type(inputs[r.factors], kFloat32, "the factors");
+  const Settings s(attributes);
+  outputs[0] = inputs[s.data] = data_type(inputs[s.data], "data");
+  expect_type(inputs[s.factors], kFloat32, "the factors");
+  if (s.adds) expect_type(inputs[2], outputs[0], "what is added");
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
-  const Roles r = roles(attributes);
-  const Shape &data = inputs[r.data], &factors = inputs[r.factors];
+  const Settings s(attributes);
+  const Shape &data = inputs[s.data], &factors = inputs[s.factors];
   expect_known(data, "data");
   expect_known(factors, "the factors");
   const auto last = std::find_if(factors.rbegin(), factors.rend(), [](uint32_t size) { return size != 1; }).base();
   if (data.size() != factors.size() || !std::equal(factors.begin(), last, data.begin()))
     fail("expected factors of the data's leading dimensions and 1 behind them, received data of shape ", describe(data),
          " and factors of shape ", describe(factors));
+  if (s.adds) expect_shape(inputs[2], data, "what is added");
   outputs[0] = data;
 }
 
-Arity arity(const Attributes&) { return {2, 1}; }
+Arity arity(const Attributes& attributes) {
+  const Settings s(attributes);
+  if (s.rectifies && !s.adds) fail("expected adds=True with rectifies=True, received adds=False");
+  return {s.adds ? 3 : 2, 1};
+}
 
 }  // namespace
 
