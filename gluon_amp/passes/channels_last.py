@@ -202,6 +202,8 @@ def _lacks_kernel(node: Node) -> bool:
     groups, side, given = _groups(node), max(integers(node.attrs, "kernel")), node.inputs[0].shape or (0, 0)
     if groups == _channels(node):
         return groups % AVX2_VALUES > 0 or side > 3
+    if groups == 1 and given[1] < AVX2_VALUES:  # as of an image, for which it has
+        return _channels(node) % AVX2_VALUES > 0
     return side > 1 and any(channels // groups % AVX2_VALUES for channels in (given[1], _channels(node)))
 
 

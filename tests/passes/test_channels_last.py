@@ -327,6 +327,14 @@ def test_which_convolutions_are_products_of_matrices_without_avx512(groups, chan
     assert any("_gluon_amp_convolution" in line for line in lines) == is_turned
 
 
+def test_the_convolution_of_an_image_behind_batch_norm_stays_without_avx512():
+    """As in ResNet v2, which begins with BatchNorm."""
+    image = Entry(norm("first", variable("data", (2, 3, 6, 6))))
+    made = Entry(norm("second", conv("stem", image, num_filter=16, kernel=(7, 7), pad=(3, 3))))
+    lines = turned(op("Activation", "relu", made, shape=made.shape, act_type="relu"), policy=WITH_AVX2)
+    assert "stem: Convolution(first, stem_weight) -> float32" in lines
+
+
 def test_convolutions_in_groups_without_batch_norm_train_in_c_plus_plus(monkeypatch):
     take_for(monkeypatch, "AVX512_CORE")
     net = nn.HybridSequential()
