@@ -29,7 +29,7 @@ from ..graph import Entry, Graph, Node, Readers, connected_parts, operator, redi
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
 from ..rules.measurements import CHAIN, signature
-from ..rules.shapes import BLOCK, pools_to_means
+from ..rules.shapes import BLOCK, in_whole_blocks, pools_to_means
 from . import hard_swish
 from .assign_dtypes import follow, plan_outputs
 from .context import Context
@@ -199,12 +199,10 @@ def _saved(node: Node, has_groups: bool, costs: _Costs) -> float:
 
 def _lacks_kernel(node: Node) -> bool:
     """Tell whether oneDNN has no kernel for a convolution without AVX512: of odd channels, or large depthwise ones."""
-    groups, side, given = _groups(node), max(integers(node.attrs, "kernel")), node.inputs[0].shape or (0, 0)
-    if groups == _channels(node):
-        return groups % AVX2_VALUES > 0 or side > 3
-    if groups == 1 and given[1] < AVX2_VALUES:  # as of an image, for which it has
-        return _channels(node) % AVX2_VALUES > 0
-    return side > 1 and any(channels // groups % AVX2_VALUES for channels in (given[1], _channels(node)))
+    side, is_depthwise = max(integers(node.attrs, "kernel")), _groups(node) == _channels(node)
+    if in_whole_blocks(node.attrs, node.inputs[0].shape, node.shapes[0]):
+        return is_depthwise and side > 3
+    return is_depthwise or side > 1
 
 
 def _channels(node: Node) -> int:

@@ -7,8 +7,9 @@ Operators that the fusion does not know stand in its way wherever it would go wr
 """
 from __future__ import annotations
 
-from ..dtypes import FLOAT64
+from ..dtypes import AVX2_VALUES, FLOAT64
 from ..graph import Entry, Graph, Node, Readers, guard, redirect
+from ..rules.shapes import in_whole_blocks
 from .context import Context
 
 _FUSED, _LAYERS = "_sg_mkldnn", ("Convolution", "FullyConnected")
@@ -21,7 +22,7 @@ def run(graph: Graph, context: Context) -> int:
     """Replace the graph by what the engine makes of it; return how many fused operators that has."""
     if context.engine is None or any(FLOAT64 in node.dtypes for node in graph.operators()):
         return 0  # oneDNN has no kernels for float64
-    shields = _shield(graph)
+    shields = _shield(graph, context.int8 is None and context.policy.channel_multiple == AVX2_VALUES)
     fused = context.engine(graph)
     redirect(fused, {Entry(node).key: node.inputs[0] for node in fused.operators() if node.name in shields})
     graph.heads, graph.attrs = fused.heads, fused.attrs
@@ -33,17 +34,26 @@ def is_fusible(graph: Graph) -> bool:
     return any(node.op in _LAYERS for node in graph.operators())
 
 
-def _shield(graph: Graph) -> set[str]:
-    """Insert operators that stop the fusion where it must not happen; return their names."""
+def _shield(graph: Graph, spares_products: bool) -> set[str]:
+    """Insert operators that stop the fusion where it must not happen, or does not gain; return their names."""
     # Each reader gets one of its own, so that no fused operator has the same input twice.
     readers = Readers(graph)
     shields = set()
     for node in graph.operators():
         for position, entry in enumerate(node.inputs):
-            if _is_apart(node, position) or _is_read_elsewhere(entry, node, readers):
+            if (_is_apart(node, position) or _is_read_elsewhere(entry, node, readers)
+                    or (spares_products and _is_product(entry.node))):
                 node.inputs[position] = guard(entry, graph.new_name(f"{node.name}_shield"))
                 shields.add(node.inputs[position].node.name)
     return shields
+
+
+def _is_product(node: Node) -> bool:
+    """Tell whether oneDNN computes a convolution as a product of matrices without AVX512.
+
+    What it then fuses with that, it computes value by value: a sum takes 10 ns each, 25 times its own operator's.
+    """
+    return node.op == "Convolution" and not in_whole_blocks(node.attrs, node.inputs[0].shape, node.shapes[0])
 
 
 def _is_apart(node: Node, position: int) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Callable, Iterator, Mapping, Sequence
 
-from ..dtypes import BFLOAT16, FLOAT16
+from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT16
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from .decision import FP32, Cause, Decision
 
@@ -152,6 +152,19 @@ SHAPE_RULES: tuple[ShapeRule, ...] = (
 def pools_to_means(attrs: Mapping[str, str]) -> bool:
     """Tell whether a pooling takes the means of all channels of images, which come behind the batch."""
     return is_set(attrs, "global_pool") and attrs.get("pool_type") == "avg" and not is_channels_last(attrs)
+
+
+def in_whole_blocks(attrs: Mapping[str, str], data: Sequence[int] | None, result: Sequence[int] | None) -> bool:
+    """Tell whether a convolution's channels are whole blocks of 8, or those of an image: others are products to oneDNN.
+
+    Without AVX512. Unknown shapes count as whole.
+    """
+    if not data or not result:
+        return True
+    groups, before, after = integer(attrs, "num_group", 1), data[1], result[1]
+    if groups == after or (groups == 1 and before < AVX2_VALUES):
+        return after % AVX2_VALUES == 0
+    return before // groups % AVX2_VALUES == 0 and after // groups % AVX2_VALUES == 0
 
 
 def values_behind(shape: Sequence[int], axis: int) -> int:

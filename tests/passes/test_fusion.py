@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import mxnet as mx
 import pytest
-from mxnet.gluon import HybridBlock
+from cpu_kinds import take_for
+from mxnet.gluon import HybridBlock, nn
+from native_cases import kinds
 from networks import outputs_of, relative
 
 import gluon_amp as amp
@@ -108,3 +110,28 @@ def test_what_can_be_fused_is():
         return F.Activation(layer(z) + z, act_type="relu")
     made = check(residual, False, "float32")
     assert made.conversion.steps["fuse"] == 3
+
+
+@pytest.mark.parametrize(("channels", "groups", "stays"), [
+    (16, 1, False), (12, 1, True), (24, 4, True), (32, 4, False), (12, 12, True), (16, 16, False)])
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
+def test_without_avx512_nothing_is_fused_with_products_of_matrices(channels, groups, stays, isa, monkeypatch):
+    """oneDNN adds a sum to the product of odd channels value by value."""
+    class Net(HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv2D(channels, 3, padding=1, groups=groups, in_channels=channels, use_bias=False)
+            self.norm = nn.BatchNorm(in_channels=channels)
+
+        def hybrid_forward(self, F, x):
+            return F.Activation(self.norm(self.layer(x)) + x, act_type="relu")
+
+    take_for(monkeypatch, isa)
+    net, data = Net(), mx.nd.random.normal(shape=(2, channels, 6, 6))
+    net.initialize(mx.init.Normal(0.4))
+    expected = outputs_of(net, data)
+    made = amp.convert_hybrid_block(net, "float32", data_example=data)
+    assert relative(expected[0], made(data).asnumpy()) < 1e-5
+    ops = kinds(made)
+    assert "_sg_mkldnn_conv" in ops
+    assert ("elemwise_add" in ops) == (stays and isa == "AVX2")
