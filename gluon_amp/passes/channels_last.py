@@ -22,7 +22,7 @@ from collections import defaultdict
 from dataclasses import replace
 from hashlib import sha256
 from math import prod
-from typing import NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, connected_parts, operator, redirect
@@ -68,7 +68,7 @@ class _Costs(NamedTuple):
 # Without AVX512 oneDNN has kernels behind convolutions in groups, but none for odd channels and large depthwise ones:
 # 3 to 34 ns a value and layer more than in C++ on an AMD EPYC, where others take 3 ns less, a transposition 1.5 ns.
 _COSTS = {FLOAT32: _Costs(), BFLOAT16: _Costs(transposition=2)}
-_COSTS_OF_AVX2 = _Costs(by_reference=0, partial=0, clip=5, by_product=8, convolution=-2)
+_COSTS_OF_AVX2 = _Costs(clip=5, by_product=8, convolution=-2)
 _LEAST_SHARE = 0.1  # of the values of all chains' maps: what a smaller one costs is not seen in a step
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
 
@@ -176,19 +176,19 @@ def _gains(chain: list[Node], readers: Readers, context: Context) -> bool:
     costs = _COSTS_OF_AVX2 if policy.channel_multiple == AVX2_VALUES else _COSTS[context.target]
     turned = [entry.shape for node in chain for entry in _maps(node) if not _is_turned(entry, inside)]
     turned += [node.shapes[0] for node in chain if _leaves(node, inside, readers)]
-    has_groups = any(_groups(node) > 1 for node in chain)
-    saved = sum(_saved(node, has_groups, costs) * prod(node.shapes[0] or ()) for node in chain)
+    lacks_kernels = (policy.channel_multiple or 0) >= BLOCK and any(_groups(node) > 1 for node in chain)
+    saved = sum(_saved(node, lacks_kernels, costs) * prod(node.shapes[0] or ()) for node in chain)
     return saved > costs.transposition * sum(prod(shape or ()) for shape in turned)
 
 
-def _saved(node: Node, has_groups: bool, costs: _Costs) -> float:
+def _saved(node: Node, lacks_kernels: bool, costs: _Costs) -> float:
     """Return what a value of a member's map costs less in C++."""
     if node.op in _LIKE_CLIP:
         return costs.clip
     cost = 0.0
     if node.op == "Convolution":
         cost = costs.by_product if _lacks_kernel(node) else costs.convolution
-    if not has_groups:
+    if not lacks_kernels:
         return cost
     groups = _groups(node.inputs[0].node)
     if node.op == "BatchNorm" and 1 < groups < _channels(node) and _channels(node) // groups % BLOCK:
@@ -246,7 +246,7 @@ def _turn(graph: Graph, chain: list[Node], readers: Readers, context: Context) -
             node.shapes = [_last(node.shapes[0]), *node.shapes[1:]]
         if native:
             node.replaced, node.op = node.op, native.op
-    _merge(graph, chain, readers)
+    take_along(graph, chain, readers, _BATCH_NORM, _limits_of)
     return sum(node.op in NATIVE for node in chain)
 
 
@@ -271,17 +271,30 @@ def _turn_back(graph: Graph, nodes: list[Node], inside: set[int], context: Conte
     graph.heads = [ends.get(head.key, head) for head in graph.heads]
 
 
-def _merge(graph: Graph, chain: list[Node], readers: Readers) -> None:
-    """Let BatchNorm add the other map of a sum, and set the limits, that alone read what it gives."""
+def take_along(graph: Graph, nodes: Sequence[Node], readers: Readers, op: str,
+               limits_of: Callable[[Node, Node], dict[str, str]]) -> None:
+    """Let operators in C++ add the other map of a sum, and set the limits, that alone read what they give.
+
+    ``limits_of`` takes one of these and its reader, and returns attributes that stand for the latter's limits; none if
+    it has no such limits, or the operator cannot set them.
+    """
     moved: dict[tuple[int, int], Entry] = {}
-    for node in chain:
+    for node in nodes:
         for position, entry in enumerate(node.inputs[:2]):
             source = moved.get(entry.key, entry).node
+            if source.op != op or not readers.is_read_once(entry):
+                continue
             others = [other for at, other in enumerate(node.inputs) if at != position]
-            if (source.op == _BATCH_NORM and readers.is_read_once(entry) and _may_take(source, node)
-                    and (position == 0 or _is_behind(source, others[0].node))):
+            if node.op != "elemwise_add":
+                taken = limits_of(source, node)
+            elif "adds" not in source.attrs and "a_min" not in source.attrs and (
+                    position == 0 or _is_behind(source, others[0].node)):
+                taken = {"adds": "True"}
+            else:
+                taken = {}
+            if taken:
                 source.inputs = [*source.inputs, *others]
-                source.attrs = {**source.attrs, **({"adds": "True"} if others else _limits_of(node))}
+                source.attrs = {**source.attrs, **taken}
                 moved[Entry(node).key] = Entry(source)
                 break
     redirect(graph, moved)
@@ -294,17 +307,10 @@ def _is_behind(node: Node, other: Node) -> bool:
     return node is other
 
 
-def _may_take(batch_norm: Node, node: Node) -> bool:
-    """Tell whether BatchNorm can do what comes behind it, too: add a map, then limit the sum."""
-    if "a_min" in batch_norm.attrs:
-        return False
-    if node.op == "elemwise_add":
-        return "adds" not in batch_norm.attrs
-    return node.op in _LIMITS
-
-
-def _limits_of(node: Node) -> dict[str, str]:
-    """Return the limits of a ``clip`` or rectifier."""
+def _limits_of(batch_norm: Node, node: Node) -> dict[str, str]:
+    """Return the limits of a ``clip`` or rectifier, of which BatchNorm sets one."""
+    if node.op not in _LIMITS or "a_min" in batch_norm.attrs:
+        return {}
     if node.op == "clip":
         return {name: node.attrs[name] for name in ("a_min", "a_max")}
     return {"a_min": "0", "rectifies": "True"}

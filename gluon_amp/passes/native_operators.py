@@ -240,8 +240,7 @@ def run(graph: Graph, context: Context) -> int:
             node.decision = each.rule.decision
         if node.op == "RNN":
             native_recurrent.separate_parameters(node)
-        if node.op in native_products.PRODUCTS:
-            native_products.note_order(node)
+        native_products.note_order(node)
         if node.op == "Dropout":
             node.inputs = [*node.inputs, native_dropout.random_bits(graph, node)]
         node.replaced, node.op = node.op, each.op

@@ -8,7 +8,8 @@ from dataclasses import replace
 from math import prod
 from typing import Sequence
 
-from ..graph import Entry, Graph, Node, Readers, redirect
+from ..graph import Graph, Node, Readers
+from . import channels_last
 from .context import Context
 
 OP = "_gluon_amp_scale_rows"
@@ -29,7 +30,7 @@ def factors_come_first(node: Node, shapes: Shapes) -> bool:
 
 
 def note_order(node: Node) -> None:
-    """Let a product that will run in C++ say which input is which: variables have to keep their order."""
+    """Let a product, if a node is one, say which input is which: variables have to keep their order."""
     if factors_come_first(node, [entry.shape or () for entry in node.inputs]):
         node.attrs = {**node.attrs, "factors_first": "True"}
         if node.decision is not None and node.decision.fp32_inputs:
@@ -43,26 +44,13 @@ def take_sums(graph: Graph, context: Context) -> None:
     """
     if context.policy.lowers or not (context.facts.trains and context.facts.recorded):
         return
-    readers = Readers(graph)
-    moved: dict[tuple[int, int], Entry] = {}
-    for node in graph.operators():
-        first = moved.get(node.inputs[0].key, node.inputs[0]) if node.inputs else None
-        if first is None or first.node.op != OP or not readers.is_read_once(node.inputs[0]):
-            continue
-        product = first.node
-        if node.op == "elemwise_add" and "adds" not in product.attrs:
-            product.inputs = [*product.inputs, node.inputs[1]]
-            product.attrs = {**product.attrs, "adds": "True"}
-        elif _rectifies(node) and "adds" in product.attrs and "rectifies" not in product.attrs:
-            product.attrs = {**product.attrs, "rectifies": "True"}
-        else:
-            continue
-        moved[Entry(node).key] = first
-    redirect(graph, moved)
+    channels_last.take_along(graph, list(graph.operators()), Readers(graph), OP, _limits_of)
 
 
-def _rectifies(node: Node) -> bool:
-    return node.op == "relu" or (node.op == "Activation" and node.attrs.get("act_type") == "relu")
+def _limits_of(product: Node, node: Node) -> dict[str, str]:
+    """Return the limits of a rectifier, which a product sets behind a sum."""
+    rectifies = node.op == "relu" or (node.op == "Activation" and node.attrs.get("act_type") == "relu")
+    return {"rectifies": "True"} if rectifies and "adds" in product.attrs and "rectifies" not in product.attrs else {}
 
 
 def _are_factors(data: Sequence[int], factors: Sequence[int]) -> bool:

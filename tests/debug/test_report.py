@@ -302,6 +302,7 @@ def test_times_leave_no_file_and_remove_none(monkeypatch):
     with Stopwatch() as stopwatch:
         mx.nd.ones((64, 64)).wait_to_read()
         assert stopwatch.lap() > 0
+    assert names[1:] == [""]
     directory = os.path.dirname(names[0])
     assert not os.path.exists(directory)
     os.mkdir(directory)
