@@ -18,6 +18,7 @@ TORCH_VENV := .venv-torch
 TORCH_READY := $(TORCH_VENV)/.ready
 IPEX_VENV := .venv-ipex
 NATIVE_TESTS := tests/native
+WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadfile
 # The CUDA build of MXNet and NVIDIA's libraries, 4.5 GB: kept outside of the tree, and made once.
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gluon_amp
 GPU_VENV := $(CACHE)/venv-cu112
@@ -67,12 +68,12 @@ ipex: $(READY)  ## let `make bench` measure Intel's extension for PyTorch too: 7
 	$(IPEX_VENV)/bin/python -m pip install --quiet '.[ipex]'
 
 test: $(READY)  ## run the tests but the slow ones
-	$(RUN) -m pytest -m "not slow" $(ARGS)
+	$(RUN) -m pytest $(WORKERS) -m "not slow" $(ARGS)
 
 test-all: $(READY)  ## run all tests
 	$(RUN) -m pytest $(ARGS)
 
-test-machines: $(READY)  ## run what depends on the CPU as on one with AVX2, with AVX512, and on this one
+test-machines: $(READY)  ## run what depends on the CPU as on a lesser one, with AVX2 and with AVX512
 	$(RUN) tools/run_machines.py $(ARGS)
 
 test-pythons: $(READY)  ## import it and run the README's sample on each Python from 3.8 to 3.13 that is here

@@ -16,6 +16,7 @@ from .zoo_table import MEMBERS
 
 # Operators that torchvision compiles, which its wheel lacks beside a build of torch for CPUs: the networks need none.
 _COMPILED = ("nms(Tensor dets, Tensor scores, float threshold) -> Tensor",
+             "qnms(Tensor dets, Tensor scores, float threshold) -> Tensor",
              "roi_align(Tensor input, Tensor rois, float scale, SymInt height, SymInt width, int ratio, bool aligned)"
              " -> Tensor")
 
