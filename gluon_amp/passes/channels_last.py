@@ -29,7 +29,7 @@ from ..graph import Entry, Graph, Node, Readers, connected_parts, operator, redi
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
 from ..rules.measurements import CHAIN, signature
-from ..rules.shapes import BLOCK, in_whole_blocks, pools_to_means
+from ..rules.shapes import BLOCK, has_avx2_kernel, pools_to_means
 from . import hard_swish
 from .assign_dtypes import follow, plan_outputs
 from .context import Context
@@ -200,7 +200,7 @@ def _saved(node: Node, lacks_kernels: bool, costs: _Costs) -> float:
 def _lacks_kernel(node: Node) -> bool:
     """Tell whether oneDNN has no kernel for a convolution without AVX512: of odd channels, or large depthwise ones."""
     side, is_depthwise = max(integers(node.attrs, "kernel")), _groups(node) == _channels(node)
-    if in_whole_blocks(node.attrs, node.inputs[0].shape, node.shapes[0]):
+    if has_avx2_kernel(node.attrs, node.inputs[0].shape, node.shapes[0]):
         return is_depthwise and side > 3
     return is_depthwise or side > 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..dtypes import AVX2_VALUES, FLOAT64
 from ..graph import Entry, Graph, Node, Readers, guard, redirect
-from ..rules.shapes import in_whole_blocks
+from ..rules.shapes import has_avx2_kernel
 from .context import Context
 
 _FUSED, _LAYERS = "_sg_mkldnn", ("Convolution", "FullyConnected")
@@ -53,7 +53,7 @@ def _is_product(node: Node) -> bool:
 
     What it then fuses with that, it computes value by value: a sum takes 10 ns each, 25 times its own operator's.
     """
-    return node.op == "Convolution" and not in_whole_blocks(node.attrs, node.inputs[0].shape, node.shapes[0])
+    return node.op == "Convolution" and not has_avx2_kernel(node.attrs, node.inputs[0].shape, node.shapes[0])
 
 
 def _is_apart(node: Node, position: int) -> bool:

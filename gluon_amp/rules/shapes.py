@@ -154,17 +154,25 @@ def pools_to_means(attrs: Mapping[str, str]) -> bool:
     return is_set(attrs, "global_pool") and attrs.get("pool_type") == "avg" and not is_channels_last(attrs)
 
 
-def in_whole_blocks(attrs: Mapping[str, str], data: Sequence[int] | None, result: Sequence[int] | None) -> bool:
-    """Tell whether a convolution's channels are whole blocks of 8, or those of an image: others are products to oneDNN.
+def has_avx2_kernel(attrs: Mapping[str, str], data: Sequence[int] | None, result: Sequence[int] | None) -> bool:
+    """Tell whether oneDNN has a kernel for a convolution without AVX512: others are products of matrices to it.
 
-    Without AVX512. Unknown shapes count as whole.
+    Channels are whole blocks of 8, or those of an image. Padding is at most 3 wide, and not wider than the result.
+    Filters of more than 7 columns have no padding where they have strides. Unknown shapes count as fitting.
     """
     if not data or not result:
         return True
     groups, before, after = integer(attrs, "num_group", 1), data[1], result[1]
-    if groups == after or (groups == 1 and before < AVX2_VALUES):
+    if groups == after:
         return after % AVX2_VALUES == 0
-    return before // groups % AVX2_VALUES == 0 and after // groups % AVX2_VALUES == 0
+    is_whole = (groups == 1 and before < AVX2_VALUES) or before // groups % AVX2_VALUES == 0
+    return is_whole and after // groups % AVX2_VALUES == 0 and _is_padded_little(attrs, result[-1])
+
+
+def _is_padded_little(attrs: Mapping[str, str], width: int) -> bool:
+    pads = integers(attrs, "pad") or [0]
+    is_strided = any(stride > 1 for stride in integers(attrs, "stride"))
+    return pads[-1] <= min(3, width) and not (is_strided and any(pads) and integers(attrs, "kernel")[-1] > 7)
 
 
 def values_behind(shape: Sequence[int], axis: int) -> int:

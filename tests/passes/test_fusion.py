@@ -112,6 +112,19 @@ def test_what_can_be_fused_is():
     assert made.conversion.steps["fuse"] == 3
 
 
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
+def test_without_avx512_a_rectifier_is_not_fused_with_the_product_of_large_strided_filters(isa, monkeypatch):
+    """AlexNet's first layer takes 9.7 ms with its rectifier fused, 7.0 ms without it, which takes 0.1 ms itself."""
+    take_for(monkeypatch, isa)
+    net, data = nn.HybridSequential(), mx.nd.random.normal(shape=(2, 3, 23, 23))
+    net.add(nn.Conv2D(16, 11, strides=4, padding=2, in_channels=3), nn.Activation("relu"))
+    net.initialize(mx.init.Normal(0.4))
+    expected = outputs_of(net, data)
+    made = amp.convert_hybrid_block(net, "float32", data_example=data)
+    assert relative(expected[0], made(data).asnumpy()) < 1e-5
+    assert ("Activation" in kinds(made)) == (isa == "AVX2")
+
+
 @pytest.mark.parametrize(("channels", "groups", "stays"), [
     (16, 1, False), (12, 1, True), (24, 4, True), (32, 4, False), (12, 12, True), (16, 16, False)])
 @pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])

@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from cpu_kinds import run_on
 from graphs import conv, graph, op, rewrite, variable
 
 from gluon_amp.passes import Context, dilate_pointwise
 from gluon_amp.rules import Policy
-from gluon_amp.rules.shapes import overruns_amx_tiles, pools_out_of_order
+from gluon_amp.rules.shapes import has_avx2_kernel, overruns_amx_tiles, pools_out_of_order
 
 # Maps of up to 16x16, not square, on which the kernel wrote into a guard page behind its output; each both ways round.
 OVERRUN = {(3, 9), (3, 11), (3, 12), (3, 13), (3, 14), (3, 15), (3, 16), (4, 9), (4, 12), (5, 9), (6, 7), (6, 8)}
@@ -166,3 +167,35 @@ def test_a_pooling_to_one_pixel_sends_nothing_to_reference_kernels(instructions)
     kernels = [kernel for primitive, kernel in run if primitive in ("batch_normalization", "pooling_v2")]
     assert len(kernels) == 32  # forward and backward of two, hybridized and not, of four networks
     assert not [kernel for kernel in kernels if kernel.startswith(("ref", "bnorm_ref"))]
+
+
+# Channels before and after, kernel, stride, padding, dilation and size of the map: what oneDNN has kernels for without
+# AVX512, and what it has none for.
+CONVOLUTIONS = [
+    (64, 64, 3, 1, 3, 3, 14), (64, 64, 3, 1, 4, 4, 14), (64, 64, 3, 1, 4, 1, 14), (64, 64, 7, 2, 3, 1, 14),
+    (64, 64, 9, 1, 3, 1, 14), (64, 64, 9, 1, 4, 1, 14), (64, 64, 9, 2, 3, 1, 14), (64, 64, 9, 2, 0, 1, 14),
+    (3, 64, 11, 4, 2, 1, 32), (3, 64, 11, 4, 0, 1, 32), (3, 64, 7, 2, 3, 1, 32), (3, 60, 3, 1, 1, 1, 14),
+    (64, 64, 5, 1, 4, 2, 14), (64, 64, 3, 1, 3, 3, 2), (64, 60, 3, 1, 1, 1, 14), (60, 64, 1, 1, 0, 1, 14),
+]
+RUN = """
+from mxnet import nd
+for before, after, side, stride, pad, dilate, size in {cases}:
+    data, weight = nd.ones((1, before, size, size)), nd.ones((after, before, side, side))
+    nd.Convolution(data, weight, num_filter=after, kernel=(side, side), stride=(stride, stride), pad=(pad, pad),
+                   dilate=(dilate, dilate), no_bias=True).wait_to_read()
+"""
+
+
+def test_products_of_matrices_are_those_of_onednns_log():
+    done = run_on("AVX2", RUN.format(cases=CONVOLUTIONS), DNNL_VERBOSE="1")
+    assert done.returncode == 0, done.stderr
+    received = ["gemm" not in line for line in done.stdout.splitlines() if ",exec,cpu,convolution," in line]
+    assert received == [_has_kernel(*case) for case in CONVOLUTIONS]
+    assert {True, False} == set(received)
+
+
+def _has_kernel(before, after, side, stride, pad, dilate, size):
+    attrs = {"kernel": f"({side}, {side})", "stride": f"({stride}, {stride})", "pad": f"({pad}, {pad})",
+             "dilate": f"({dilate}, {dilate})"}
+    width = (size + 2 * pad - dilate * (side - 1) - 1) // stride + 1
+    return has_avx2_kernel(attrs, (1, before, size, size), (1, after, width, width))
