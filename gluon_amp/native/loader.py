@@ -22,7 +22,7 @@ from .._start import elf_segments
 
 VARIABLE = "GLUON_AMP_NATIVE"
 _CORE = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_dropout", "_gluon_amp_gelu",
-                   "_gluon_amp_prelu", "_gluon_amp_scale_rows", "_gluon_amp_global_pool", "_gluon_amp_batch_norm",
+                   "_gluon_amp_prelu", "_gluon_amp_scale_rows", "_gluon_amp_pooling", "_gluon_amp_batch_norm",
                    "_gluon_amp_resize", "_gluon_amp_softmax", "_gluon_amp_log_softmax", "_gluon_amp_all_finite",
                    "_gluon_amp_box_nms", "_gluon_amp_hard_swish", "_gluon_amp_sum", "_gluon_amp_channel_means",
                    "_gluon_amp_scale_channels", "_gluon_amp_sgd", "_gluon_amp_sgd_momentum", "_gluon_amp_nag",

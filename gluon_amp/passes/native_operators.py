@@ -23,9 +23,9 @@ from ..graph import Entry, Graph, Node, Readers
 from ..graph.attrs import integer, is_set, symbol_attributes
 from ..graph.decision import WISHES
 from ..rules import FP32, LOWER, NEUTRAL, Cause, Decision, Rule
-from ..rules.shapes import BLOCK, pools_out_of_order, pools_to_means, values_behind
+from ..rules.shapes import values_behind
 from ..rules.tables.groups.layers import SOFTMAX
-from . import channels_last, hard_swish, native_dropout, native_products, native_recurrent
+from . import channels_last, hard_swish, native_dropout, native_pooling, native_products, native_recurrent
 from .assign_dtypes import decide, follow
 from .context import Context
 from .known_forward import unknown_forward
@@ -71,17 +71,6 @@ def _keeps_format(node: Node, readers: Readers) -> bool:
     attrs = node.attrs
     return (attrs.get("in_format", "corner") == attrs.get("out_format", "corner") and integer(attrs, "topk", -1) != 0
             and readers.is_first_only(node))
-
-
-def _is_global_mean(node: Node, readers: Readers) -> bool:
-    return pools_to_means(node.attrs)
-
-
-def _pools_slowly(node: Node, context: Context) -> bool:
-    """Whether oneDNN has no kernel for the gradient. Low precision has a shape rule for it."""
-    policy, shape = context.policy, node.inputs[0].shape or ()
-    return (context.facts.recorded and not policy.lowers
-            and pools_out_of_order(node.attrs, shape, policy.amx, policy.channel_multiple or BLOCK))
 
 
 class Replacement(NamedTuple):
@@ -215,7 +204,7 @@ REPLACEMENTS: Mapping[str, Replacement] = {
         native_products.OP, (FLOAT32,), 16384, work=_results, follows=native_products.follows,
         rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))),
     "sum": Replacement("_gluon_amp_sum", (FLOAT32,), 16384, _is_slow_sum),
-    "Pooling": Replacement("_gluon_amp_global_pool", (FLOAT32,), 16384, _is_global_mean, gains=_pools_slowly),
+    "Pooling": Replacement("_gluon_amp_pooling", (FLOAT32,), 16384, native_pooling.fits, gains=native_pooling.gains),
     "_contrib_BilinearResize2D": Replacement("_gluon_amp_resize", (FLOAT32,), 16384, _is_plain_resize, work=_results,
                                              rule=Rule(NEUTRAL, note="native bfloat16 kernel")),
     "_contrib_box_nms": Replacement("_gluon_amp_box_nms", (FLOAT32,), 16384, _keeps_format),

@@ -22,7 +22,7 @@ WITH_REFERENCE = sorted({item.op for item in FAMILIES[NATIVE] if item.reference}
 WRITE, ADD = Mode("plain", "write", "cached"), Mode("plain", "add", "cached")
 
 
-FP32_ONLY = {"_gluon_amp_all_finite", "_gluon_amp_box_nms", "_gluon_amp_global_pool", "_gluon_amp_resize",
+FP32_ONLY = {"_gluon_amp_all_finite", "_gluon_amp_box_nms", "_gluon_amp_pooling", "_gluon_amp_resize",
              "_gluon_amp_sum"}
 
 

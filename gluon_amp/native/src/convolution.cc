@@ -16,22 +16,14 @@ using namespace onednn;
 
 struct Settings {
   explicit Settings(const Attributes& attributes)
-      : kernel(pair(attributes, "kernel", {})),
-        stride(pair(attributes, "stride", {1, 1})),
-        dilate(pair(attributes, "dilate", {1, 1})),
-        pad(pair(attributes, "pad", {0, 0})),
+      : kernel(attributes.pair("kernel", {})),
+        stride(attributes.pair("stride", {1, 1})),
+        dilate(attributes.pair("dilate", {1, 1})),
+        pad(attributes.pair("pad", {0, 0})),
         filters(attributes.integer("num_filter", 0)),
         groups(attributes.integer("num_group", 1)),
         is_biased(!attributes.flag("no_bias", false)) {
     for (int64_t& each : dilate) --each;  // oneDNN counts the gaps
-  }
-
-  static Dims pair(const Attributes& attributes, const char* name, const Dims& otherwise) {
-    const std::string text = attributes.text(name, "()");
-    if (!otherwise.empty() && (text == "()" || text == "None")) return otherwise;
-    const std::vector<double> values = attributes.numbers(name);
-    if (values.size() != 2) fail("expected two numbers, received ", name, "=", text);
-    return {static_cast<int64_t>(values[0]), static_cast<int64_t>(values[1])};
   }
 
   Dims kernel, stride, dilate, pad;

@@ -82,6 +82,14 @@ std::vector<double> Attributes::numbers(const char* name) const {
   return result;
 }
 
+std::vector<int64_t> Attributes::pair(const char* name, const std::vector<int64_t>& otherwise) const {
+  const std::string given = text(name, "()");
+  if (!otherwise.empty() && (given == "()" || given == "None")) return otherwise;
+  const std::vector<double> values = numbers(name);
+  if (values.size() != 2) fail("expected two numbers, received ", name, "=", given);
+  return {static_cast<int64_t>(values[0]), static_cast<int64_t>(values[1])};
+}
+
 std::string describe(const Shape& shape) {
   std::ostringstream text;
   text << "(";

@@ -54,6 +54,8 @@ class Attributes {
     return value ? value : otherwise;
   }
   std::vector<double> numbers(const char* name) const;
+  // Two whole numbers; the second argument stands for an empty tuple.
+  std::vector<int64_t> pair(const char* name, const std::vector<int64_t>& otherwise) const;
 
  private:
   const char* find(const char* name) const;

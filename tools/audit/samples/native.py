@@ -129,7 +129,7 @@ def _means() -> Iterable[Sample]:
     for data, axis in ((fixed(2, 3, 6, 8), 1), (fixed(300, 17), 0), (fixed(4, 2, 16, 12, 12), -4)):
         yield sample("_gluon_amp_sum", data, axis=axis, note=" x ".join(map(str, data.shape)), reference="sum")
     for data in (fixed(2, 16, 6, 8), fixed(3, 5, 7, 33), fixed(4, 24, 40, 40)):
-        yield sample("_gluon_amp_global_pool", data, global_pool=True, pool_type="avg", kernel=(1, 1),
+        yield sample("_gluon_amp_pooling", data, global_pool=True, pool_type="avg", kernel=(1, 1),
                      note=" x ".join(map(str, data.shape)), reference="Pooling")
     # In bfloat16 resizing is compared by tests/native/test_native_resize.py.
     for data, height, width, aligns in ((fixed(2, 16, 6, 8), 11, 5, True), (fixed(3, 5, 7, 33), 20, 66, False),

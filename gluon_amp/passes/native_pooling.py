@@ -1,0 +1,44 @@
+"""Pooling in C++, of maps that oneDNN has no fast kernels for: in plain rows without AVX512, or for a gradient."""
+from __future__ import annotations
+
+from ..dtypes import AVX2_VALUES
+from ..graph import Entry, Node, Readers
+from ..graph.attrs import integers, is_channels_last, is_set
+from ..rules.shapes import BLOCK, has_avx2_kernel, pools_out_of_order, pools_to_means
+from .context import Context
+
+_KEEP_LAYOUT = ("Activation", "relu", "clip", "LeakyReLU", "BatchNorm", "elemwise_add", "_copy")
+
+
+def fits(node: Node, readers: Readers) -> bool:
+    """Tell whether means of whole channels are taken, or means or maxima of windows that lie on a padded image."""
+    attrs = node.attrs
+    if is_set(attrs, "global_pool"):
+        return pools_to_means(attrs)
+    kernel, pads = integers(attrs, "kernel"), integers(attrs, "pad")
+    return (attrs.get("pool_type", "max") in ("max", "avg") and attrs.get("pooling_convention", "valid") == "valid"
+            and len(kernel) == 2 and len(node.inputs[0].shape or ()) == 4 and not is_channels_last(attrs)
+            and all(pad < side for pad, side in zip(pads, kernel)) and readers.is_first_only(node))
+
+
+def gains(node: Node, context: Context) -> bool:
+    """Tell whether oneDNN has no kernel for the gradient, or takes values one by one.
+
+    For the gradient in low precision there is a shape rule.
+    """
+    policy, data = context.policy, node.inputs[0]
+    if is_set(node.attrs, "global_pool"):
+        return (context.facts.recorded and not policy.lowers
+                and pools_out_of_order(node.attrs, data.shape or (), policy.amx, policy.channel_multiple or BLOCK))
+    return policy.channel_multiple == AVX2_VALUES and context.int8 is None and _lies_in_rows(data)
+
+
+def _lies_in_rows(data: Entry) -> bool:
+    """Tell whether a map is in no layout of oneDNN's without AVX512, which has blocks of 8 channels."""
+    if (data.shape or (0, 0))[1] % AVX2_VALUES:
+        return True
+    node = data.node
+    while node.op in _KEEP_LAYOUT:
+        node = node.inputs[0].node
+    return node.op == "transpose" or (
+        node.op == "Convolution" and not has_avx2_kernel(node.attrs, node.inputs[0].shape, node.shapes[0]))
