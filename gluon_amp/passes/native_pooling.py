@@ -1,8 +1,10 @@
 """Pooling in C++, of maps that oneDNN has no fast kernels for: in plain rows without AVX512, or for a gradient."""
 from __future__ import annotations
 
+from typing import Mapping
+
 from ..dtypes import AVX2_VALUES
-from ..graph import Entry, Node, Readers
+from ..graph import Entry, Node, Readers, subgraphs_of
 from ..graph.attrs import integers, is_channels_last, is_set
 from ..rules.shapes import BLOCK, has_avx2_kernel, pools_out_of_order, pools_to_means
 from .context import Context
@@ -40,5 +42,12 @@ def _lies_in_rows(data: Entry) -> bool:
     node = data.node
     while node.op in _KEEP_LAYOUT:
         node = node.inputs[0].node
+    attrs = _convolution(node)
     return node.op == "transpose" or (
-        node.op == "Convolution" and not has_avx2_kernel(node.attrs, node.inputs[0].shape, node.shapes[0]))
+        attrs is not None and not has_avx2_kernel(attrs, node.inputs[0].shape, node.shapes[0]))
+
+
+def _convolution(node: Node) -> Mapping[str, str] | None:
+    """Return the attributes of a convolution, which may be one that oneDNN's fusion holds; None for other operators."""
+    parts = subgraphs_of(node)[0].operators() if node.op == "_sg_mkldnn_conv" else [node]
+    return next((each.attrs for each in parts if each.op == "Convolution"), None)

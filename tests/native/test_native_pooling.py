@@ -261,6 +261,20 @@ def test_a_converted_network_of_windows(monkeypatch):
 
 
 @requires_core
+def test_behind_a_product_of_matrices_that_was_fused(monkeypatch):
+    """As in AlexNet."""
+    net, data = nn.HybridSequential(), normal(4, 3, 131, 131)
+    net.add(nn.Conv2D(16, 11, strides=4, padding=2, in_channels=3), nn.Activation("relu"), nn.MaxPool2D(3, 2))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    expected = net(data).asnumpy()
+    take_for(monkeypatch, "AVX2")
+    made = amp.convert_hybrid_block(net, "float32", data_example=data)
+    np.testing.assert_allclose(made(data).asnumpy(), expected, rtol=1e-4, atol=1e-5)
+    assert NAME in kinds(made)
+
+
+@requires_core
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize("static", [False, True])
 def test_a_network(grad_req, static):
