@@ -107,7 +107,8 @@ def test_windows_equal_mxnet(shape, kernel, stride, pad, kind):
 @pytest.mark.parametrize("kind", ["max", "avg"])
 def test_windows_equal_numpy(kind):
     data = normal(2, 3, 10, 11)
-    windows = np.lib.stride_tricks.sliding_window_view(data.asnumpy().astype(np.float64), (3, 4), (2, 3))[:, :, ::2, ::3]
+    view = np.lib.stride_tricks.sliding_window_view(data.asnumpy().astype(np.float64), (3, 4), (2, 3))
+    windows = view[:, :, ::2, ::3]
     expected = windows.max((4, 5)) if kind == "max" else windows.mean((4, 5))
     received = run(NAME, [data], kernel=(3, 4), stride=(2, 3), pool_type=kind)
     np.testing.assert_allclose(received.asnumpy(), expected, rtol=1e-6, atol=1e-7)

@@ -131,6 +131,9 @@ def _means() -> Iterable[Sample]:
     for data in (fixed(2, 16, 6, 8), fixed(3, 5, 7, 33), fixed(4, 24, 40, 40)):
         yield sample("_gluon_amp_pooling", data, global_pool=True, pool_type="avg", kernel=(1, 1),
                      note=" x ".join(map(str, data.shape)), reference="Pooling")
+        for kind, side, stride in (("max", 3, 2), ("avg", 3, 1)):
+            yield sample("_gluon_amp_pooling", data, pool_type=kind, kernel=(side, side), stride=(stride, stride),
+                         pad=(1, 1), note=" x ".join(map(str, data.shape)), reference="Pooling")
     # In bfloat16 resizing is compared by tests/native/test_native_resize.py.
     for data, height, width, aligns in ((fixed(2, 16, 6, 8), 11, 5, True), (fixed(3, 5, 7, 33), 20, 66, False),
                                         (fixed(4, 16, 40, 40), 13, 80, True)):
