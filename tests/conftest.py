@@ -7,6 +7,7 @@ from pathlib import Path
 
 os.environ.setdefault("GLUON_AMP_VERIFY", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # these tests are of the CPU; the null GPU's do not heed it
+os.environ.pop("COLUMNS", None)  # several processes of pytest are told how wide the terminal is
 
 import pytest
 from cpu_kinds import LACKING, NO_BF16, RUNS_BFLOAT16, take_for
