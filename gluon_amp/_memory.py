@@ -4,8 +4,9 @@ MXNet 1.9.1 takes every array on a CPU from malloc. glibc gives large ones back 
 system clears each page of the next step's arrays anew: a fifth of the time of an LSTM's step, half of it in
 MobileNet v2's inference. Graphs with ``static_alloc`` keep their arrays and do not need this.
 
-The first step is left alone: it makes what stays (gradients, the optimizer's states, arrays of graphs), and what is
-never written of that takes no memory where it lies on fresh pages.
+The first step makes what stays (gradients, the optimizer's states, arrays of graphs). Its large arrays are mapped:
+glibc would put some of these in gaps that others leave, and take new memory for the others in the next step. What is
+never written takes no memory on fresh pages.
 """
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ import ctypes
 import functools
 import os
 import sys
-from typing import Mapping
+from typing import Mapping, Sequence
 
 VARIABLE = "GLUON_AMP_KEEP_MEMORY"
 _SEARCH, _RANGE = "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_MATCH_RANGE"
 _SPACES, _WORKERS = "MXNET_CPU_TEMP_COPY", "MXNET_CPU_WORKER_NTHREADS"
 _KERNELS = "MXNET_MKLDNN_CACHE_NUM"  # read when oneDNN runs its first operator
-# What glibc calls a setting, its number for mallopt, and the value.
+# What glibc calls a setting, its number for mallopt, and the value: in the first step, and from the second one on.
+_FIRST = (("MMAP_THRESHOLD", -3, 1 << 17),)  # where glibc begins; it raises this with the first large array that goes
 _SETTINGS = (
     ("TRIM_THRESHOLD", -1, 1 << 30),  # bytes that stay free at the end of the main heap
     ("TOP_PAD", -2, 1 << 26),  # as large as a heap of another thread: empty ones stay
@@ -49,15 +51,22 @@ def note(event: str) -> None:
     """Take note of what happens once a step; the first step is over when the same event comes again."""
     if event in _seen:
         keep_freed_memory()
+    elif not _seen:
+        _tell_glibc(_FIRST)
     _seen.add(event)
 
 
 @functools.lru_cache(maxsize=None)
 def keep_freed_memory() -> None:
     """Tell glibc, for the rest of the process, unless there is an obstacle; a second call does nothing."""
+    _seen.add("kept")
+    _tell_glibc(_SETTINGS)
+
+
+def _tell_glibc(settings: Sequence[tuple[str, int, int]]) -> None:
     if not obstacle(os.environ):
         libc = ctypes.CDLL(None)
-        for _, number, value in _SETTINGS:
+        for _, number, value in settings:
             libc.mallopt(number, value)
 
 
