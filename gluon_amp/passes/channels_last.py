@@ -198,7 +198,10 @@ def _saved(node: Node, lacks_kernels: bool, costs: _Costs) -> float:
 
 
 def _lacks_kernel(node: Node) -> bool:
-    """Tell whether oneDNN has no kernel for a convolution without AVX512: of odd channels, or large depthwise ones."""
+    """Tell whether oneDNN has no kernel for a convolution without AVX512.
+
+    Large depthwise ones have one for the forward pass only, and pointwise ones are good products of matrices.
+    """
     side, is_depthwise = max(integers(node.attrs, "kernel")), _groups(node) == _channels(node)
     if has_avx2_kernel(node.attrs, node.inputs[0].shape, node.shapes[0]):
         return is_depthwise and side > 3

@@ -55,6 +55,13 @@ def test_equals_numpy_and_mxnet(shape):
 
 
 @requires_core
+def test_the_kernel_of_global_means_is_not_read():
+    data = normal(2, 3, 50)
+    received = run(NAME, [data], global_pool=True, pool_type="avg", kernel=(1,))
+    np.testing.assert_array_equal(received.asnumpy(), means(data).asnumpy())
+
+
+@requires_core
 def test_special_values():
     data = nd.array([[[np.nan, 1], [np.inf, 0], [np.inf, -np.inf], [3e38, -3e38], [1e-45, 1e-45]]])
     expected = [[[np.nan], [np.inf], [np.nan], [0], [1e-45]]]
@@ -225,31 +232,30 @@ class Pools(HybridBlock):
         return F.concat(most, means + F.Pooling(x, kernel=(1, 1), stride=(2, 2), pool_type="avg"), dim=1)
 
 
-def trained(grad_req, static, channels):
+def trained(grad_req, static):
     mx.random.seed(3)
     net = Pools()
     net.initialize(mx.init.Xavier())
     net.hybridize(static_alloc=static, static_shape=static)
     net.collect_params().setattr("grad_req", grad_req)
-    return net, results_of_batches(net, grad_req, [normal(4, channels, 34, 33, seed=seed) for seed in (1, 2)])
+    return net, results_of_batches(net, grad_req, [normal(4, 8, 34, 33, seed=seed) for seed in (1, 2)])
 
 
 @requires_core
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 @pytest.mark.parametrize("static", [False, True])
 def test_a_network_of_windows(grad_req, static, monkeypatch):
-    _, expected = trained(grad_req, static, 8)
+    _, expected = trained(grad_req, static)
     take_for(monkeypatch, "AVX2")
     amp.init("float32")
-    net, received = trained(grad_req, static, 8)
+    net, received = trained(grad_req, static)
     assert NAME in kinds(net)
     for one, other in zip(received, expected):
         assert np.linalg.norm(one - other) < 1e-5 * np.linalg.norm(other)
 
 
-@requires_core
-def test_a_converted_network_of_windows(monkeypatch):
-    net, data = Pools(), normal(4, 8, 34, 33)
+def converted(net, data, monkeypatch):
+    """Convert a network on a CPU with AVX2, and compare it: it pools in C++."""
     net.initialize(mx.init.Xavier())
     net.hybridize()
     expected = net(data).asnumpy()
@@ -257,6 +263,13 @@ def test_a_converted_network_of_windows(monkeypatch):
     made = amp.convert_hybrid_block(net, "float32", data_example=data)
     np.testing.assert_allclose(made(data).asnumpy(), expected, rtol=1e-4, atol=1e-5)
     assert NAME in kinds(made)
+    return made
+
+
+@requires_core
+def test_a_converted_network_of_windows(monkeypatch):
+    net = Pools()
+    made = converted(net, normal(4, 8, 34, 33), monkeypatch)
     other = normal(2, 8, 20, 11, seed=5)  # another size than it was converted with
     np.testing.assert_allclose(made(other).asnumpy(), net(other).asnumpy(), rtol=1e-4, atol=1e-5)
 
@@ -264,15 +277,9 @@ def test_a_converted_network_of_windows(monkeypatch):
 @requires_core
 def test_behind_a_product_of_matrices_that_was_fused(monkeypatch):
     """As in AlexNet."""
-    net, data = nn.HybridSequential(), normal(4, 3, 131, 131)
+    net = nn.HybridSequential()
     net.add(nn.Conv2D(16, 11, strides=4, padding=2, in_channels=3), nn.Activation("relu"), nn.MaxPool2D(3, 2))
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
-    expected = net(data).asnumpy()
-    take_for(monkeypatch, "AVX2")
-    made = amp.convert_hybrid_block(net, "float32", data_example=data)
-    np.testing.assert_allclose(made(data).asnumpy(), expected, rtol=1e-4, atol=1e-5)
-    assert NAME in kinds(made)
+    converted(net, normal(4, 3, 131, 131), monkeypatch)
 
 
 @requires_core

@@ -135,11 +135,6 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
            [&](int64_t to, int64_t from, int64_t width) { std::copy_n(out_grad + from, width, grad + to); });
 }
 
-void types(const Attributes&, Types& inputs, Types& outputs) {
-  expect_type(inputs[0], kFloat32, "data");
-  outputs[0] = kFloat32;
-}
-
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   const Settings s(attributes);
   const Shape& data = inputs[0];
@@ -151,10 +146,8 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   outputs[0] = data;
 }
 
-Arity arity(const Attributes&) { return {1, 1}; }
-
 }  // namespace
 
-const Operator box_nms{"_gluon_amp_box_nms", arity, types, shapes, forward, backward};
+const Operator box_nms{"_gluon_amp_box_nms", one_to_one, float32_types, shapes, forward, backward};
 
 }  // namespace gluon_amp

@@ -168,14 +168,12 @@ void scale_shapes(const Attributes&, Shapes& inputs, Shapes& outputs) {
   outputs[0] = inputs[0];
 }
 
-Arity mean_arity(const Attributes&) { return {1, 1}; }
-
 Arity scale_arity(const Attributes&) { return {2, 1}; }
 
 }  // namespace
 
 const Operator channel_means{
-    "_gluon_amp_channel_means", mean_arity, mean_types, mean_shapes, mean_forward, mean_backward};
+    "_gluon_amp_channel_means", one_to_one, mean_types, mean_shapes, mean_forward, mean_backward};
 const Operator scale_channels{
     "_gluon_amp_scale_channels", scale_arity, scale_types, scale_shapes, scale_forward, scale_backward};
 

@@ -117,6 +117,13 @@ void expect_type(int& type, int expected, const char* name) {
   type = expected;
 }
 
+Arity one_to_one(const Attributes&) { return {1, 1}; }
+
+void float32_types(const Attributes&, Types& inputs, Types& outputs) {
+  expect_type(inputs[0], kFloat32, "data");
+  outputs[0] = kFloat32;
+}
+
 void expect_shape(Shape& shape, const Shape& expected, const char* name) {
   bool fits = shape.empty() || shape.size() == expected.size();
   for (size_t i = 0; fits && i < shape.size(); ++i) fits = shape[i] == expected[i] || shape[i] == kUnknownDimension;

@@ -104,6 +104,9 @@ std::string describe_type(int type);
 int data_type(int type, const char* name);
 // Let an input have a type, or fail when it has another one.
 void expect_type(int& type, int expected, const char* name);
+// The arity of an operator with one input and one output, and the types of one that takes float32 only.
+Arity one_to_one(const Attributes&);
+void float32_types(const Attributes&, Types& inputs, Types& outputs);
 // Let an input have a shape, or fail when it has another one.
 void expect_shape(Shape& shape, const Shape& expected, const char* name);
 // Fail unless all dimensions are known.

@@ -17,18 +17,17 @@ constexpr float kLowest = std::numeric_limits<float>::lowest();  // where oneDNN
 
 struct Settings {
   explicit Settings(const Attributes& attributes)
-      : is_global(attributes.flag("global_pool", false)),
-        takes_most(attributes.text("pool_type", "max") == "max"),
-        counts_padding(attributes.flag("count_include_pad", true)),
-        kernel(attributes.pair("kernel", {1, 1})),
-        stride(attributes.pair("stride", {1, 1})),
-        pad(attributes.pair("pad", {0, 0})) {
+      : is_global(attributes.flag("global_pool", false)), counts_padding(attributes.flag("count_include_pad", true)) {
     const std::string type = attributes.text("pool_type", "max");
-    if (type != "avg" && (type != "max" || is_global))
+    takes_most = type == "max";
+    if (type != "avg" && (!takes_most || is_global))
       fail("expected pool_type='avg', or 'max' of windows, received '", type, "'");
     if (is_global) return;
     const std::string convention = attributes.text("pooling_convention", "valid");
     if (convention != "valid") fail("expected pooling_convention='valid', received '", convention, "'");
+    kernel = attributes.pair("kernel", {1, 1});
+    stride = attributes.pair("stride", {1, 1});
+    pad = attributes.pair("pad", {0, 0});
     for (int axis = 0; axis < 2; ++axis)
       if (kernel[axis] < 1 || stride[axis] < 1 || pad[axis] < 0 || pad[axis] >= kernel[axis])
         fail("expected a kernel and strides from 1 on, and padding from 0 on, less than the kernel; received kernel=",
@@ -37,7 +36,7 @@ struct Settings {
   }
 
   bool is_global, takes_most, counts_padding;
-  std::vector<int64_t> kernel, stride, pad;
+  std::vector<int64_t> kernel, stride, pad;  // of windows
 };
 
 // Windows of one channel along an axis.
@@ -161,14 +160,18 @@ VECTORIZED float mean_of(const float* data, int64_t count) {
   return sum / static_cast<float>(count);
 }
 
-// Run a function for ranges of channels of all images, on all threads, with the numbers of their values and results.
+// Run a function for ranges of channels of all images, on all threads: where a channel begins, its
+// number of values, and where its results begin.
 template <class Run>
 void for_channels(const Tensor& data, const Tensor& out, const Run& run) {
-  const int64_t channels = data.dim(0) * data.dim(1), size = channels ? data.size() / channels : 0;
-  parallel_ranges(channels, std::max<int64_t>(1, kRange / std::max<int64_t>(1, size)), [&](int64_t begin, int64_t end) {
-    for (int64_t channel = begin; channel < end; ++channel)
-      run(channel * size, size, channels ? channel * (out.size() / channels) : 0);
-  });
+  const int64_t channels = data.dim(0) * data.dim(1);
+  if (!channels) return;
+  const int64_t values = data.size() / channels, results = out.size() / channels;
+  parallel_ranges(channels, std::max<int64_t>(1, kRange / std::max<int64_t>(1, values)),
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t channel = begin; channel < end; ++channel)
+                      run(channel * values, values, channel * results);
+                  });
 }
 
 Windows windows_of(const Settings& s, const Tensor& data, const Tensor& out) {
@@ -213,11 +216,6 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
   });
 }
 
-void types(const Attributes&, Types& inputs, Types& outputs) {
-  expect_type(inputs[0], kFloat32, "data");
-  outputs[0] = kFloat32;
-}
-
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   const Settings s(attributes);
   const Shape& data = inputs[0];
@@ -227,17 +225,16 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
          describe(data));
   outputs[0] = Shape(data.size(), 1);
   std::copy_n(data.begin(), 2, outputs[0].begin());
-  for (int axis = 0; axis < (s.is_global ? 0 : 2); ++axis) {
+  if (s.is_global) return;
+  for (int axis = 0; axis < 2; ++axis) {
     const int64_t room = data[axis + 2] + 2 * s.pad[axis] - s.kernel[axis];
     if (room < 0) fail("expected windows no larger than padded maps, received data of shape ", describe(data));
     outputs[0][axis + 2] = static_cast<uint32_t>(room / s.stride[axis] + 1);
   }
 }
 
-Arity arity(const Attributes&) { return {1, 1}; }
-
 }  // namespace
 
-const Operator pooling{"_gluon_amp_pooling", arity, types, shapes, forward, backward};
+const Operator pooling{"_gluon_amp_pooling", one_to_one, float32_types, shapes, forward, backward};
 
 }  // namespace gluon_amp

@@ -154,10 +154,8 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   outputs[0] = {data[0], data[1], static_cast<uint32_t>(s.height), static_cast<uint32_t>(s.width)};
 }
 
-Arity arity(const Attributes&) { return {1, 1}; }
-
 }  // namespace
 
-const Operator resize{"_gluon_amp_resize", arity, types, shapes, forward, backward};
+const Operator resize{"_gluon_amp_resize", one_to_one, types, shapes, forward, backward};
 
 }  // namespace gluon_amp

@@ -57,11 +57,6 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
   });
 }
 
-void types(const Attributes&, Types& inputs, Types& outputs) {
-  expect_type(inputs[0], kFloat32, "data");
-  outputs[0] = kFloat32;
-}
-
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   expect_known(inputs[0], "data");
   const int axis = axis_of(attributes, inputs[0].size());
@@ -73,10 +68,8 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   if (outputs[0].empty()) outputs[0] = {1};
 }
 
-Arity arity(const Attributes&) { return {1, 1}; }
-
 }  // namespace
 
-const Operator sum_op{"_gluon_amp_sum", arity, types, shapes, forward, backward};
+const Operator sum_op{"_gluon_amp_sum", one_to_one, float32_types, shapes, forward, backward};
 
 }  // namespace gluon_amp
