@@ -28,7 +28,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv horovod ssd digits int8 bench zoo ipex test test-all test-machines test-pythons gpu-venv test-gpu lint native-check wheel notebooks docs clean
+.PHONY: help venv horovod ssd choice digits int8 bench zoo ipex test test-all test-machines test-pythons gpu-venv test-gpu lint native-check wheel notebooks docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,9 @@ horovod: $(READY)  ## build Horovod into the environment: needs g++ and cmake, t
 
 ssd: $(READY)  ## train the tutorial's SSD in FP32, with gluon_amp and with MXNet's AMP: at most 6 minutes
 	$(RUN) $(COMPARE) $(ARGS)
+
+choice: $(READY)  ## compare the type that amp.init() chooses here with the others: at most 2 minutes
+	$(RUN) benchmarks/choice.py $(ARGS)
 
 digits: $(READY)  ## train a small SSD on handwritten digits in FP32 and with gluon_amp: at most 6 minutes
 	$(RUN) benchmarks/digits.py $(ARGS)

@@ -22,7 +22,7 @@ from benchmarks.harness import cli, machine, report, sizes
 from benchmarks.harness.commands import command
 from benchmarks.harness.compare import FEWEST_ROUNDS, Comparison, Plan, Progress, Track, compare
 from benchmarks.harness.errors import UsageError
-from benchmarks.harness.registry import OURS, REFERENCE, build, check, implementation, names
+from benchmarks.harness.registry import CONTRIB, OURS, REFERENCE, build, check, implementation, names
 from benchmarks.harness.worker import about, timed_step
 from benchmarks.networks import tasks
 
@@ -185,14 +185,14 @@ def _train_on_voc(args: argparse.Namespace) -> None:
     cli.write_json(args.json, result.as_dict())
 
 
-def run(argv: Sequence[str] | None) -> None:
+def run(argv: Sequence[str] | None) -> int:
     begin = monotonic()
     args = _parser().parse_args(argv)
     _check(args)
     settings = _settings(args)
     if args.data is not None:
         _train_on_voc(args)
-        return
+        return 0
     comparison = _compared(args, settings, begin) if args.compare else _trained(args, settings)
     if not comparison.tracks:
         comparison.require()
@@ -202,7 +202,20 @@ def run(argv: Sequence[str] | None) -> None:
         title = f"{settings['network']}, batch {settings['batch_size']}, {settings['threads']} threads"
         report.write_plot(args.plot, title, comparison)
     comparison.require((REFERENCE, OURS))
+    return _broken_promise(comparison)
 
+
+def _broken_promise(comparison: Comparison) -> int:
+    """Say where gluon_amp is slower than what it is to be faster than; return 1 then."""
+    slower = comparison.slower(OURS, (REFERENCE, CONTRIB))
+    if not slower:
+        return 0
+    own = comparison.track(OURS).about
+    other = "bfloat16" if own["dtype"] == "float32" else "float32"
+    print(f"gluon_amp is slower than {' and '.join(implementation(name).label for name in slower)} here. It ran "
+          f"{own['dtype']}: {'; '.join(own['notes'])}. --dtype {other} (amp.init('{other}') in a script) takes the "
+          "other type", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Callable, MutableMapping
+from typing import Callable, MutableMapping, NamedTuple
 
 VARIABLE, AMX = "DNNL_MAX_CPU_ISA", "AVX512_CORE_AMX"
 _ALLOWS_AMX = (AMX, "ALL")
@@ -72,6 +72,28 @@ def cpu_name(cpuinfo: str | None = None) -> str:
     """Return the CPU's name, as Linux gives it."""
     lines = (cpuinfo if cpuinfo is not None else _cpuinfo()).splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+
+
+class Cpu(NamedTuple):
+    """What kind of CPU it is: what was measured on one holds for all of its kind."""
+
+    vendor: str
+    family: int
+    model: int
+
+    def __str__(self) -> str:
+        vendor = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}.get(self.vendor, self.vendor)
+        return f"{vendor} family {self.family}, model {self.model}"
+
+
+def cpu_kind(cpuinfo: str | None = None) -> Cpu:
+    """Return the kind of CPU, of numbers -1 where Linux does not give them."""
+    fields: dict[str, str] = {}
+    for line in (cpuinfo if cpuinfo is not None else _cpuinfo()).splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    family, model = (int(fields[name]) if fields.get(name, "").isdigit() else -1 for name in ("cpu family", "model"))
+    return Cpu(fields.get("vendor_id", "unknown CPU"), family, model)
 
 
 def _cpuinfo() -> str:

@@ -10,6 +10,9 @@ import gluon_amp  # before mxnet: it lets oneDNN use AMX
 # isort: split
 import mxnet as mx
 
+from gluon_amp.dtypes import FLOAT32
+from gluon_amp.state.devices import choose, device_supports, verdict
+
 from .backends import ContribAmp, ContribConversion, context
 from .errors import UsageError
 
@@ -29,12 +32,11 @@ class GluonAmp:
                 raise UsageError(f"gluon_amp cannot start: {error}") from error
         self.notes = [str(item.message) for item in caught]
         active = gluon_amp.active_dtype(self.context.device_type)
-        if active is None and dtype is not None:
+        if active is None and dtype not in (None, FLOAT32):
             reasons = "; ".join(self.notes) or "it stays in FP32"
             raise UsageError(f"gluon_amp does not run {dtype} on {device!r}: {reasons}")
-        self.dtype: str = active or "float32"
-        if active is None:
-            self.notes.append("it keeps FP32 on this machine, and gains what does not depend on precision")
+        self.dtype: str = active or FLOAT32
+        self.notes.append(verdict(choose(dtype, device_supports())))
 
     def init_trainer(self, trainer: mx.gluon.Trainer) -> None:
         """Attach the loss scaler."""

@@ -24,6 +24,7 @@ FEWEST_ROUNDS = 3
 _MOST_ROUNDS = 30
 _TIMER_MARGIN = 0.95
 _LEAST_PATIENCE = 1.0  # seconds
+_CLEARLY = 0.75  # of the rounds: what is slower in fewer may be so by noise
 _SAVE_PATIENCE = 60.0  # seconds to write the outputs of what was measured, which is not to be lost for them
 _OPTIONAL_SHARE = 0.6  # of the time that is left
 
@@ -130,6 +131,16 @@ class Comparison:
     def ratio(self, name: str, reference: str) -> Spread:
         """Return how many times as fast as the reference an implementation is."""
         return round_ratios(self.track(reference).round_seconds, self.track(name).round_seconds)
+
+    def slower(self, name: str, references: Collection[str]) -> list[str]:
+        """Name the references that an implementation is slower than: in the median, and in three quarters of rounds."""
+        found, measured = [], {track.name for track in self.tracks}
+        for reference in measured.intersection(references) if name in measured else ():
+            below = [mine > theirs for mine, theirs in zip(self.track(name).round_seconds,
+                                                           self.track(reference).round_seconds)]
+            if self.ratio(name, reference).median < 1.0 and sum(below) >= _CLEARLY * len(below):
+                found.append(reference)
+        return sorted(found)
 
     def require(self, names: Collection[str] = ()) -> None:
         """Raise the failure of one of these names; of any, where nothing ran at all."""

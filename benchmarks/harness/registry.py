@@ -17,6 +17,7 @@ MXNET, TORCH = "mxnet", "torch"
 IPEX = "ipex"  # an interpreter of its own, as it needs another PyTorch
 BFLOAT16, AMX = "bfloat16", "amx"
 OURS, REFERENCE = "amp", "fp32"  # what every comparison is about
+CONTRIB = "mxnet-amp"
 
 
 class Session(Protocol):
@@ -100,7 +101,7 @@ IMPLEMENTATIONS = (
     Implementation("mxnet-int8", "MXNet's quantizer", {INFERENCE: "harness.backends:ContribQuantization"},
                    is_reference=True),
     Implementation(
-        "mxnet-amp",
+        CONTRIB,
         "mxnet.contrib.amp",
         {TRAINING: "harness.backends:ContribAmp", INFERENCE: "harness.backends:ContribConversion"},
         is_reference=True,

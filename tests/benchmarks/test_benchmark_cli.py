@@ -11,7 +11,7 @@ from typing import Any, Mapping
 
 import pytest
 
-from benchmarks import ssd_synthetic
+from benchmarks import choice, ssd_synthetic
 from benchmarks.harness import cli, machine, report, sizes
 from benchmarks.harness.children import Child, ChildCommand
 from benchmarks.harness.compare import Comparison, Plan, Track, affordable_rounds, compare, steps_per_turn
@@ -551,3 +551,29 @@ def test_all_implementations_start_from_the_same_weights_and_train_alike(tmp_pat
         for step in (0, -1):
             first, *others = (track["losses"][step][name] for track in tracks)
             assert others == pytest.approx([first, first], rel=0.1)
+
+
+def _measured(**seconds):
+    about = {"dtype": "float32", "notes": ["float32 on the cpu, because so"], "samples_per_step": 1}
+    return Comparison([Track(name, about, turns=[[each] for each in rounds]) for name, rounds in seconds.items()], 1.0,
+                      0.0)
+
+
+@pytest.mark.parametrize(("ours", "slower"), [
+    ([1.2, 1.2, 1.2, 0.9], ["fp32"]),  # in three of four rounds
+    ([1.2, 1.2, 0.8, 0.9], []),
+    ([0.5, 0.5, 0.5, 0.5], []),
+])
+def test_a_promise_is_broken_where_most_rounds_are_slower(ours, slower, capsys):
+    found = _measured(**{"amp": ours, "fp32": [1.0] * 4, "mxnet-amp": [2.0] * 4, "torch": [0.1] * 4})
+    assert found.slower("amp", ("fp32", "mxnet-amp")) == slower
+    assert ssd_synthetic._broken_promise(found) == bool(slower)
+    said = capsys.readouterr().err
+    assert said == ("gluon_amp is slower than MXNet FP32 here. It ran float32: float32 on the cpu, because so. --dtype "
+                    "bfloat16 (amp.init('bfloat16') in a script) takes the other type\n" if slower else "")
+
+
+def test_the_choice_lags_by_its_least_round():
+    found = _measured(**{"as chosen": [1.3, 1.2, 2.0], "FP32": [1.0, 1.1, 1.0], "bfloat16": [2.0, 2.0, 2.0]})
+    ratio, fastest = choice.lag(found)
+    assert (round(ratio, 3), fastest) == (1.091, "FP32")

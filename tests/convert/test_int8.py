@@ -9,10 +9,11 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
+from cpu_kinds import FASTEST
 from mxnet.gluon import HybridBlock, nn
 
 import gluon_amp as amp
-from gluon_amp.dtypes import _ISA_LEVELS, cpu_isa
+from gluon_amp.dtypes import _ISA_LEVELS, BFLOAT16, cpu_isa
 
 QUIET = {"progress": False}
 ONLY = {"dtypes": ["int8"], **QUIET}  # not where it is faster alone
@@ -150,7 +151,7 @@ def test_what_is_excluded_stays_in_fp32(excluded):
     assert fast.conversion.wide == {"net_conv1_fwd": "excluded by name"}
 
 
-def test_convolutions_in_groups_stay_in_fp32():
+def test_convolutions_in_groups_stay_out_of_int8():
     """MXNet rounds filters of the second group by the scale of the second filter, and so on."""
     random = np.random.RandomState(3)
     net = nn.Conv2D(32, 3, groups=4, in_channels=16, prefix="net_")
@@ -159,7 +160,7 @@ def test_convolutions_in_groups_stay_in_fp32():
     x = mx.nd.array(random.normal(size=(2, 16, 9, 9)))
     fast = amp.convert_hybrid_block(net, "int8", calib_data=x, **ONLY)
     assert "wrong scales" in fast.conversion.wide["net_fwd"]
-    assert relative(fast(x), net(x)) < 1e-6
+    assert relative(fast(x), net(x)) < (0.01 if FASTEST == BFLOAT16 else 1e-6)  # in INT8 a fifth
 
 
 @pytest.mark.bf16

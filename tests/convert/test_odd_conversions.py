@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -138,7 +139,8 @@ def test_an_input_that_nothing_reads_is_warned_of_by_mxnet():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert made(x, x).shape == inner(x, x).shape
-    assert all("gluon_amp" not in each.filename for each in caught)
+    own = Path(amp.__file__).parent
+    assert all(own not in Path(each.filename).parents for each in caught)
 
 
 class Tripled(gluon.HybridBlock):

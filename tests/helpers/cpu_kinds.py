@@ -37,6 +37,6 @@ def take_for(monkeypatch, isa):
     """Let this package take the CPU for one with an instruction set; oneDNN is not told."""
     monkeypatch.setattr(devices, "cpu_support", lambda: cpu_support(isa))
     monkeypatch.setattr(devices, "cpu_isa", lambda: isa)
-    monkeypatch.setattr(devices, "_bfloat16_gain", lambda: 2.0)  # as AMD's
+    monkeypatch.setattr(devices, "_bfloat16_gain", lambda: devices.Gain(2.0, "as AMD's"))
     monkeypatch.setattr(devices, "_warned", set())
     devices.require_bfloat16.cache_clear()

@@ -70,7 +70,7 @@ def init(*dtype):
     amp.init(*dtype)
     return run(net)
 
-found["gain"] = devices._bfloat16_gain() if amp.dtypes.cpu_support().dtype == "bfloat16" else 0
+found["gain"] = devices._bfloat16_gain().times if amp.dtypes.cpu_support().dtype == "bfloat16" else 0
 noted("default", init)
 noted("bfloat16", lambda: init("bfloat16"))
 noted("bfloat16 again", lambda: init("bfloat16"))
@@ -96,7 +96,7 @@ def facts(isa):
 
 def chosen(isa):
     """The type that such a CPU should run in: bfloat16 where instructions for it are clearly the faster ones."""
-    return "float32" if isa in NO_BF16 or facts(isa)["gain"] < 1.1 else "bfloat16"
+    return "float32" if isa in NO_BF16 or facts(isa)["gain"] < 1.3 else "bfloat16"
 
 
 @pytest.fixture
