@@ -11,7 +11,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[2]
-ROW = re.compile(r"^\| (CPU [^|]*), batch (\d+) \| (\w+) \| ([\d.]+) s [^|]*\*\*([\d.]+) s\*\*[^|]*\| \**([\d.]+)x",
+ROW = re.compile(r"^\| ([^|]+), batch (\d+) \| (\w+) \| ([\d.]+) s [^|]*\*\*([\d.]+) s\*\*[^|]*\| \**([\d.]+)x",
                  re.MULTILINE)
 FP32, FAST, INK = "#b9c0c8", "#1f77b4", "#22272e"
 

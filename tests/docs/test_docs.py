@@ -75,7 +75,7 @@ def test_the_front_pages_picture_is_of_the_readmes_table(tmp_path, monkeypatch):
 
     found = gain_picture.rows()
     text = (ROOT / "README.md").read_text()
-    assert len(found) == 4
+    assert len(found) == 6
     for _, _, slow, fast, ratio in found:
         assert f"{slow:g} s in" in text
         assert f"**{fast:g} s** with gluon_amp | **{ratio}x**" in text
