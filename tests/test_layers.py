@@ -208,7 +208,7 @@ def sizes():
     project = ROOT.parent
     return {**rooms, "C++": lines(*(ROOT / "native" / "src").iterdir()),
             "files of the package": len(list(ROOT.rglob("*.py"))),
-            **{name: lines(*(path for path in (project / name).rglob("*.*") if path.suffix in (".py", ".sh", ".c")))
+            **{name: lines(*(path for path in (project / name).rglob("*.py")))
                for name in ("tests", "tools", "benchmarks")},
             "benchmarks/README.md": lines(project / "benchmarks" / "README.md")}
 
