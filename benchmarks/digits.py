@@ -20,7 +20,7 @@ from typing import Any, Mapping, Sequence
 from benchmarks import harness, make_digits_voc
 from benchmarks.harness import Spread
 
-STEPS, TURN = 600, 20  # of each run
+STEPS, TURN, FIRST_TURN = 600, 20, 4  # steps of each run; a turn takes a thirtieth of the time at most
 BUDGET, _TRAINING_SHARE = 320.0, 0.75  # the rest is for the evaluation
 FEW_IMAGES = 200  # that are evaluated where the time did not allow all steps
 LEAST_MAP = 0.6
@@ -77,14 +77,15 @@ def train(commands: Sequence[harness.Command], steps: int, limit: float) -> tupl
     """Train both halves in turns until the steps or the time are over; return the runs, and AMP's speed by turns."""
     with contextlib.ExitStack() as stack:
         halves = [stack.enter_context(harness.Child(each)) for each in commands]
-        begin, took, done, progress = monotonic(), 0.0, 0, 0.0
+        begin, done, progress, step = monotonic(), 0, 0.0, 0.0  # and seconds of a step of both
         times: list[list[float]] = [[] for _ in halves]
         while progress < 1.0:
-            count, started = min(TURN, steps - done), monotonic()
-            until = min(1.0, max((done + count) / steps, (started - begin + took) / limit))
+            count = FIRST_TURN if not done else max(1, int(min(TURN, limit / 30 / step)))
+            count, started = min(count, steps - done), monotonic()
+            until = min(1.0, max((done + count) / steps, (started - begin + count * step) / limit))
             for place in ((0, 1), (1, 0))[len(times[0]) % 2]:
                 times[place].append(halves[place].ask("run", steps=count, begin=progress, end=until))
-            took, done, progress = monotonic() - started, done + count, until
+            step, done, progress = (monotonic() - started) / count, done + count, until
         if done < steps:
             harness.say(f"the time allowed {done} of {steps} steps")
         images = FEW_IMAGES if done < steps else None
