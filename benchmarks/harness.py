@@ -343,9 +343,12 @@ class Track:
         """Seconds of a step, one value a round: the median of the turn's steps."""
         return [statistics.median(turn) for turn in self.turns]
 
-    def record(self, answer: Mapping[str, Any], to: list[Any], turn: bool = False) -> None:
+    def record(self, answer: Mapping[str, Any], warms_up: bool = False) -> None:
         """Add the answer to the command ``run``."""
-        to += [answer["seconds"]] if turn else answer["seconds"]
+        if warms_up:
+            self.warmup += answer["seconds"]
+        else:
+            self.turns.append(answer["seconds"])
         self.losses += answer["losses"]
         self.peak_memory = answer["peak_memory"]
 
@@ -435,7 +438,7 @@ class _Driver:
             track.startup = monotonic() - begin
             for _ in range(self.plan.warmup):
                 child.timeout = self.patience(0.5)
-                track.record(child.ask("run", steps=1), track.warmup)
+                track.record(child.ask("run", steps=1), warms_up=True)
         except (UsageError, ChildFailed) as failure:
             self.leave_out(child, failure)
             return
@@ -472,7 +475,7 @@ class _Driver:
         for child, track in [*self.pairs[first:], *self.pairs[:first]]:
             child.timeout = self.patience()
             try:
-                track.record(child.ask("run", steps=steps), track.turns, turn=True)
+                track.record(child.ask("run", steps=steps))
             except (UsageError, ChildFailed) as failure:
                 if number and self.left() <= 0:  # not its fault: the rounds before count
                     for _, each in self.pairs:
