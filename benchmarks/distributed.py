@@ -36,8 +36,8 @@ def job(engine: str, workers: int, args: argparse.Namespace) -> dict[str, Any]:
     """Run one job; return what its first process measured."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "result.json"
-        shared = [f"--{name}={getattr(args, name)}" for name in ("network", "batch", "size", "rounds")]
-        command = [sys.executable, __file__, f"--worker={engine}", f"--out={out}", *shared]
+        # in one word: horovodrun takes --network for a short form of its own options
+        command = [sys.executable, __file__, "--job", json.dumps({**vars(args), "engine": engine, "out": str(out)})]
         environ = {**os.environ, "OMP_NUM_THREADS": str(max(1, harness.physical_cores() // workers))}
         if engine == "horovod":
             horovodrun = Path(sys.executable).with_name("horovodrun")
@@ -82,11 +82,11 @@ def work(args: argparse.Namespace) -> None:
     mx.random.seed(0)
     amp.init()
     result = {"step": _step(args)}
-    if args.worker != "none":
+    if args.engine != "none":
         result.update({wire: _reduce(args, *options) for wire, options in WIRES.items()})
         result["decide"] = _decide(args)
     if amp.parallel.rank() == 0:
-        args.out.write_text(json.dumps(result))
+        Path(args.out).write_text(json.dumps(result))
 
 
 def _network(args: argparse.Namespace) -> Any:
@@ -186,11 +186,10 @@ def run(argv: Sequence[str] | None) -> None:
     add("--size", type=harness.integer(1), default=64, help="edge of the images in pixels (default: %(default)s)")
     add("--rounds", type=harness.integer(1), default=15, help="steps that are timed (default: %(default)s)")
     add("--timeout", type=harness.above_zero, default=600.0, help="seconds for a job (default: %(default)s)")
-    add("--worker", help=argparse.SUPPRESS)
-    add("--out", type=Path, help=argparse.SUPPRESS)
+    add("--job", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.worker:
-        work(args)
+    if args.job:
+        work(argparse.Namespace(**args.job))
         return
     results = {"none, 1": job("none", 1, args)}
     results.update({f"{engine}, {args.workers}": job(engine, args.workers, args) for engine in args.engines})
