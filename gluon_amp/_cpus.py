@@ -1,8 +1,7 @@
 """How many CPUs this process may use, and how many threads MXNet starts: in containers they do not fit.
 
 MXNet takes half of the machine's logical processors, whatever a container is allowed, and its threads spin while they
-wait for one another: a step takes up to forty times as long where they have to share
-(``benchmarks/shared_machine.py``).
+wait for one another: a step takes up to forty times as long where they have to share (``benchmarks/README.md``).
 """
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ import gluon_amp as amp
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.networks.zoo import create, floats
-from benchmarks.networks.zoo_table import MEMBERS
+from benchmarks.gluon_networks import create, floats
+from benchmarks.networks import MEMBERS
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")

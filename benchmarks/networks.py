@@ -1,8 +1,11 @@
-"""Which networks of the model zoos are measured: one or more of every family, at small sizes. Data only."""
+"""Which networks are measured: families of the model zoos at small sizes, and three jobs of our own. Data only."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Mapping, NamedTuple
+
+import numpy as np
 
 
 class Member(NamedTuple):
@@ -11,24 +14,38 @@ class Member(NamedTuple):
     family: str  # ``'classification'``, ``'detection'``, ``'segmentation'``, ``'pose'``, ``'action'``, ``'text'``
     size: tuple[int, ...] = (3, 224, 224)  # of a sample
     source: str = "gluoncv"
-    model: str = ""  # its name there, where that is another one
     peer: str = ""  # ``module:name`` of the same architecture in torchvision or timm
-    peer_options: Mapping[str, Any] = {}  # those that the peer is made with
-    trains: bool = True  # whether it trains without targets, and MXNet FP32 does not fail: it does in three dimensions
+    peer_options: Mapping[str, Any] = {}  # the peer is made with
+    trains: bool = True  # without targets; three dimensions fail in MXNet FP32
 
     def shape(self, batch_size: int) -> tuple[int, ...]:
         """Return the shape of a batch."""
         return (batch_size, *self.size)
 
 
+class Job(NamedTuple):
+    """A network with its own data and loss."""
+
+    numbers: Mapping[str, int]  # that the network is built from
+    peer: str = "own"
+    trains: bool = True
+
+
 def _side(pixels: int) -> tuple[int, ...]:
     return 3, pixels, pixels
 
 
-def _classifier(source: str, peer: str = "", pixels: int = 224, model: str = "") -> Member:
-    return Member("classification", _side(pixels), source, model, peer)
+def _classifier(source: str, peer: str = "", pixels: int = 224) -> Member:
+    return Member("classification", _side(pixels), source, peer)
 
 
+TUTORIAL = "ssd_512_resnet50_v1_coco"
+JOBS: Mapping[str, Job] = {
+    "ssd512": Job({}),  # the training of MXNet's AMP tutorial, `TUTORIAL` at 512 pixels
+    "lstm": Job({"layers": 2, "units": 650, "length": 35, "vocabulary": 10000}),
+    "encoder": Job({"layers": 12, "units": 768, "heads": 12, "hidden": 3072, "length": 128, "vocabulary": 30522,
+                    "classes": 2}),
+}
 MEMBERS: Mapping[str, Member] = {
     "alexnet": _classifier("mxnet", "torchvision:alexnet"),
     "vgg16": _classifier("mxnet", "torchvision:vgg16"),
@@ -82,3 +99,40 @@ MEMBERS: Mapping[str, Member] = {
     "bert": Member("text", (128, 256), "gluonnlp"),
     "transformer": Member("text", (64, 512), "gluonnlp"),
 }
+NETWORKS: Mapping[str, Member | Job] = {**JOBS, **MEMBERS}
+
+
+def side_of(network: str, default: int = 512) -> int:
+    """Return the side in pixels of the images of an SSD, which its name says."""
+    found = re.match(r"ssd_(\d+)_", network)
+    return int(found[1]) if found else default
+
+
+def batch(name: str, batch_size: int, seed: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Return random inputs and labels; members of the zoos have no labels, for the SSD's see `ssd_batch`.
+
+    Tokens are int32, ``(length, batch)`` for the language model, whose labels are the next tokens, and ``(batch,
+    length)`` for the encoder, which gets segments, too.
+    """
+    random = np.random.RandomState(seed)
+    if name in MEMBERS:
+        return (random.uniform(-1, 1, MEMBERS[name].shape(batch_size)).astype(np.float32),), ()
+    numbers = JOBS[name].numbers
+    if name == "lstm":
+        tokens = random.randint(0, numbers["vocabulary"], (numbers["length"] + 1, batch_size)).astype(np.int32)
+        return (tokens[:-1],), (tokens[1:],)
+    shape = batch_size, numbers["length"]
+    tokens, segments = (random.randint(0, end, shape).astype(np.int32) for end in (numbers["vocabulary"], 2))
+    return (tokens, segments), (random.randint(0, numbers["classes"], batch_size).astype(np.int32),)
+
+
+def ssd_batch(batch_size: int, side: int, anchors: int, seed: int
+              ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """Return the tutorial's random images, and targets of classes and boxes for each anchor."""
+    random = np.random.RandomState(seed)
+
+    def uniform(low: float, *shape: int) -> np.ndarray:
+        return random.uniform(low, 1, shape).astype(np.float32)
+
+    images = uniform(-1, batch_size, 3, side, side)
+    return (images,), (uniform(0, batch_size, anchors), uniform(0, batch_size, anchors, 4))
