@@ -65,8 +65,6 @@ def test_what_it_prints_is_as_wide_as_the_terminal(columns, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(("argv", "message"), [
-    (["launch", "-n", "2", "missing.py"], "the script 'missing.py' does not exist"),
-    (["launch", "-n", "2", "/"], "the script '/' is a directory"),
     (["info", "missing.json"], "missing.json: No such file or directory"),
 ])
 def test_errors_name_what_is_wrong(argv, message, capsys):
@@ -85,12 +83,7 @@ def test_errors_fit_a_terminal_and_are_one_line_in_files(terminal, monkeypatch, 
     assert len(lines) == (3 if terminal else 1)
 
 
-def test_launch_needs_a_script():
-    with pytest.raises(SystemExit, match=r"launch: expected a Python script"):
-        main(["launch", "-n", "2"])
-
-
-@pytest.mark.parametrize("argv", [["nonsense"], ["launch", "-n", "0", "x.py"], ["env", "--nonsense"]])
+@pytest.mark.parametrize("argv", [["nonsense"], ["env", "--nonsense"]])
 def test_wrong_usage_exits_with_2(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         main(argv)
