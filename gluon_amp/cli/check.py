@@ -1,25 +1,28 @@
-"""``gluon-amp check``: a self-test of this machine, to be attached to a report."""
+"""``gluon-amp check``: what this machine runs and why, and training steps on it: to be attached to a report."""
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import re
-from collections import Counter
-from typing import Any, Sequence
+import sys
+from importlib import metadata
 
 import mxnet as mx
-from rich.console import Console
+import numpy as np
 
+from .. import _cpus, _cuda, _isa, _memory, _start, native
 from .._mxnet import gpus
+from ..dtypes import FLOAT32, cpu_isa, cuda_support
 from ..errors import AmpError, expected
-from ..files import replacing
-from ..selftest import FAILED, INFO, OK, SECTIONS, check
-from .env import environment
-from .words import STANDARD_OUTPUT, add_json_argument, filled, write_json
+from ..selftest import WRONG, check
+from ..state.devices import device_supports, verdict
+from .words import STANDARD_OUTPUT, add_json_argument, filled, print_facts, write_json
 
-HELP = "test kernels, overflow detection, training and speed on this machine; a few minutes"
+HELP = "show what this machine runs in, and why; then test training steps in each type, and their speed"
 
-_FORMAT = "gluon_amp check 1"
-_STYLES = {OK: "green", INFO: "", **dict.fromkeys(FAILED, "bold red")}
+_FORMAT = "gluon_amp check 2"
+_INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,32 +30,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="DEVICE", default=None,
                         help="cpu, or a GPU, as in gpu(0) (default: the first GPU, the CPU without one)")
     add_json_argument(parser)
-    parser.add_argument("--only", metavar="PART", choices=list(SECTIONS), action="append", default=[],
-                        help=f"run this part only; repeatable. One of {', '.join(SECTIONS)}")
+    parser.add_argument("--library-path", action="store_true",
+                        help="only print the line for a shell that lets `import mxnet` find the CUDA libraries of "
+                             "pip's packages without gluon_amp")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the self-test; return 1 when something is wrong."""
-    to_file = args.json not in (None, STANDARD_OUTPUT)
-    with replacing(*([args.json] if to_file else [])) as files:  # one that cannot be written is told of at once
-        report = _checked(_device(args.device), args.only, Console(highlight=False, quiet=args.json == STANDARD_OUTPUT))
-        write_json({"format": _FORMAT, **report, "environment": environment()}, *(files or [args.json]))
-    return 1 if report["failed"] else 0
+    """Describe the machine and test it; return 1 when something is wrong."""
+    if args.library_path:
+        print(f"export LD_LIBRARY_PATH={os.pathsep.join(map(str, _start.cuda_directories(sys.path)))}"
+              "${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
+        return 0
+    device, machine, has_text = _device(args.device), environment(), args.json != STANDARD_OUTPUT
+    if has_text:
+        print(filled(machine["verdict"]) + "\n")
+        print_facts((name, value) for name, value in machine.items() if name != "verdict")
+        print()
+    findings = []
+    for found in check(device):
+        findings.append(found)
+        if has_text:
+            print(filled(f"{found.verdict:7}{found.name}: {found.detail}", 7), flush=True)
+    wrong = sum(found.verdict == WRONG for found in findings)
+    if has_text:
+        print(f"{device}: {f'{wrong} of {len(findings)} lines are wrong' if wrong else 'nothing is wrong'}")
+    write_json({**machine, "format": _FORMAT, "device": str(device), "wrong": wrong,
+                "findings": [found._asdict() for found in findings], "libraries": _cuda.loaded_libraries()}, args.json)
+    return 1 if wrong else 0
 
 
-def _checked(device: mx.Context, parts: Sequence[str], console: Console) -> dict[str, Any]:
-    """Test a device, printing what is found; return that."""
-    lines = []
-    for line in check(device, parts):
-        lines.append(line)
-        console.print(filled(f"{line.verdict:8} {line.section}: {line.name}  {line.detail}", 9), markup=False,
-                      soft_wrap=True, style=_STYLES.get(line.verdict, "dim"))
-    counts = Counter(line.verdict for line in lines)
-    failed = sum(counts[verdict] for verdict in FAILED)
-    verdict = f"{failed} of {len(lines)} lines are wrong" if failed else "everything that was tested is right"
-    console.print(f"{device}: {verdict} ({', '.join(f'{count} {name}' for name, count in sorted(counts.items()))})")
-    return {"device": str(device), "verdict": verdict, "failed": failed,
-            "findings": [line.to_dict() for line in lines]}
+def environment() -> dict[str, str]:
+    """Describe the machine and MXNet's build in words."""
+    flags = _isa.cpu_flags()
+    threads = os.environ.get("OMP_NUM_THREADS")
+    obstacle = _memory.obstacle(os.environ)
+    return {
+        "verdict": f"amp.init() runs {verdict(device_supports())}.",
+        "versions": f"gluon_amp {metadata.version('gluon_amp')}, MXNet {mx.__version__}, NumPy {np.__version__}, "
+                    f"Python {platform.python_version()}",
+        "CPU": f"{_isa.cpu_name()}, {os.cpu_count()} logical processors, {_cpus.allowed()} for this process",
+        "its instructions": ", ".join(name for name in _INSTRUCTION_SETS if name in flags) or "none that matter here",
+        "oneDNN uses": cpu_isa() + (f", limited by {_isa.VARIABLE}" if os.environ.get(_isa.VARIABLE) else ""),
+        "AMX tiles": _isa.outcome() or ("not asked for" if "amx_tile" in flags else "none"),
+        "threads": (f"OMP_NUM_THREADS={threads}" if threads else "OMP_NUM_THREADS is not set: MXNet takes half of the "
+                    "logical processors") + (f". {_cpus.misfit()}" if _cpus.misfit() else ""),
+        "freed memory": f"goes back to the system: {obstacle}" if obstacle else "stays for the next step's arrays",
+        "GPUs": _gpus(),
+        **{f"C++ operators, {library.name}": library.missing or "loaded" for library in native.load()},
+        "MXNet's build": ", ".join(sorted(name for name, feature in mx.runtime.Features().items() if feature.enabled)),
+    }
+
+
+def _gpus() -> str:
+    found = []
+    for index in range(gpus.count()):
+        runs = cuda_support(_cuda.compute_capability(index))
+        found.append(f"{_cuda.device_name(index)}, {'unused: ' if runs.dtype == FLOAT32 else ''}{runs.reason}")
+    problem = gpus.problem()
+    return "; ".join(found) or ("none: " + (f"NVIDIA's driver does not work: {problem}" if problem else
+                                            "this build of MXNet can use none"))
 
 
 def _device(text: str | None) -> mx.Context:

@@ -14,10 +14,11 @@ from ..errors import AmpError
 from .words import complain
 
 # Modules of this package, in the order of the help text.
-COMMANDS = ("run", "env", "convert", "export-onnx", "report", "check")
+COMMANDS = ("run", "convert", "report", "check", "export-onnx")
 # Commands of earlier versions, and what to use in their place.
 _GONE = {
     "advise": "gluon-amp report lists every operator and why it runs as it does",
+    "env": "gluon-amp check begins with what this machine runs, and why",
     "compare": "amp.compare(net, data) in Python gives the errors, gluon-amp report --time the speed",
     "info": "gluon-amp report says how a file was converted",
     "launch": "horovodrun, mpirun or MXNet's DMLC_* variables start several processes, see docs/distributed.md",
@@ -27,7 +28,7 @@ FAILURE, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 _EXAMPLES = """\
 examples:
-  what this machine runs:          gluon-amp env
+  what this machine runs:          gluon-amp check
   make a network faster, to serve: gluon-amp convert net-symbol.json \\
                                      net-0000.params -o fast
   serve it on other GPUs:          gluon-amp export-onnx net-symbol.json \\
