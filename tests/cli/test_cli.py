@@ -38,15 +38,9 @@ def test_commands_of_earlier_versions_answer_with_what_to_use(name, instead, cap
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_errors_fit_a_terminal_and_are_one_line_in_files(terminal, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    main(["report", "/a/rather/long/name/of/a/file/that/is/missing.json", "missing.params"])
-    lines = capsys.readouterr().err.splitlines()
-    assert " ".join(lines) == ("gluon-amp report: /a/rather/long/name/of/a/file/that/is/missing.json: No such file or "
-                               "directory")
-    assert len(lines) == (3 if terminal else 1)
+def test_errors_are_one_line(capsys):
+    assert main(["report", "missing.json", "missing.params"]) == 1
+    assert capsys.readouterr().err == "gluon-amp report: missing.json: No such file or directory\n"
 
 
 @pytest.mark.parametrize("argv", [["nonsense"], ["check", "--nonsense"]])
@@ -58,7 +52,7 @@ def test_wrong_usage_exits_with_2(argv, capsys):
 
 
 def test_it_runs_as_a_module():
-    command = [sys.executable, "-m", "gluon_amp.cli", "--help"]
+    command = [sys.executable, "-m", "gluon_amp", "--help"]
     child = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "check" in child.stdout
 

@@ -29,13 +29,13 @@ def test_a_machine_that_is_right(tmp_path, capsys, monkeypatch):
     support = device_supports()["cpu"]
     assert next(iter(report)) == "verdict"
     assert report["verdict"].startswith(f"amp.init() runs {support.dtype} on the cpu, because {support.reason}")
-    assert out.split()[:len(report["verdict"].split())] == report["verdict"].split()
+    assert " ".join(out.split()).startswith(f"verdict {report['verdict']} versions gluon_amp ")
     assert "MXNet 1.9.1" in report["versions"]
     assert any(path.endswith("libmxnet.so") for path in report["libraries"])
     assert (report["device"], report["wrong"]) == ("cpu(0)", 0)
     types = [support.dtype, *([support.on_request] if support.on_request else [])]
     assert [found["name"] for found in report["findings"]] == [f"{dtype} {part}" for dtype in types for part in PARTS]
-    assert out.endswith("cpu(0): nothing is wrong\n")
+    assert out.endswith("nothing is wrong\n")
     assert not any(dump in out for dump in ("True", "False", "None", "{", "['"))
     assert 60 < max(map(len, out.splitlines())) <= 70
     assert not amp.is_active()
@@ -79,11 +79,6 @@ def test_a_device_without_low_precision_is_tested_in_fp32(monkeypatch):
 def test_operators_in_cpp_that_are_missing_are_named_with_what_to_do(missing, monkeypatch):
     monkeypatch.setattr(native, "load", lambda: (native.Library("core", frozenset(), missing),))
     assert environment()["C++ operators, core"] == (missing or "loaded")
-
-
-def test_the_line_that_names_the_cuda_libraries(capsys):
-    assert main(["check", "--library-path"]) == 0
-    assert capsys.readouterr().out.startswith("export LD_LIBRARY_PATH=")
 
 
 @pytest.mark.parametrize(("device", "said"), [

@@ -15,7 +15,7 @@ def run(tmp_path, script, *options):
     path = tmp_path / "script.py"
     path.write_text(script)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": ""}
-    return subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run", *options, str(path), "--epochs", "3"],
+    return subprocess.run([sys.executable, "-m", "gluon_amp", "run", *options, str(path), "--epochs", "3"],
                           capture_output=True, text=True, cwd=tmp_path, env=environment)
 
 
@@ -64,13 +64,13 @@ def test_the_exit_code_is_the_scripts(tmp_path):
 
 
 def test_a_script_is_needed():
-    done = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run"], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-m", "gluon_amp", "run"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     assert "expected a Python script to run, as in `gluon-amp run train.py`" in done.stderr
 
 
 def test_a_script_that_does_not_exist_is_named(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run", tmp_path / "train.py"], capture_output=True,
+    done = subprocess.run([sys.executable, "-m", "gluon_amp", "run", tmp_path / "train.py"], capture_output=True,
                           text=True, cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr.startswith(f"gluon-amp run: the script '{tmp_path / 'train.py'}' does not exist: expected a ")
