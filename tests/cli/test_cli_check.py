@@ -10,8 +10,8 @@ import gluon_amp as amp
 from gluon_amp import native, selftest
 from gluon_amp.cli import main
 from gluon_amp.cli.check import environment
-from gluon_amp.dtypes import cuda_support
-from gluon_amp.selftest import OK, WRONG
+from gluon_amp.dtypes import Support
+from gluon_amp.selftest import INFO, OK, WRONG
 from gluon_amp.state.devices import device_supports
 
 pytestmark = pytest.mark.machine
@@ -70,9 +70,12 @@ def test_an_error_of_the_engine_is_one_line(monkeypatch):
     assert not amp.is_active()
 
 
-def test_a_device_without_low_precision_is_tested_in_fp32(monkeypatch):
-    monkeypatch.setattr(selftest, "support", lambda *device: cuda_support((9, 0)))
-    assert list(verdicts()) == [f"float32 {part}" for part in PARTS]
+@pytest.mark.parametrize("types", [["float32"], ["float32", "float16"]])
+def test_each_type_of_a_device_is_tested(types, monkeypatch):
+    monkeypatch.setattr(selftest, "support", lambda *device: Support("float32", True, "", *types[1:]))
+    found = verdicts()
+    assert list(found) == [f"{dtype} {part}" for dtype in types for part in PARTS]
+    assert set(found.values()) == {OK, INFO}
 
 
 @pytest.mark.parametrize("missing", ["", "install a compiler"])
