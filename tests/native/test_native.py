@@ -113,7 +113,7 @@ def test_library_of_another_version():
 
 def test_library_of_something_else(tmp_path):
     other = tmp_path / "_core.so"
-    other.write_bytes(Path(next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()
+    other.write_bytes(Path(next(line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()
                                 if "libz" in line or "libm." in line or "libgomp" in line)).read_bytes())
     assert "does not load" in load_path(other).missing
 
