@@ -73,7 +73,7 @@ INSIDE = {
     "session": ["functions", "autocast", "steps", "hooks", "block_calls", "__init__"],
     "plan": ["cached_op", "gradient_order", "executors", "observers", "planner", "traced", "converted_symbols",
              "__init__"],
-    "eager": ["applier", "own_gradients", "written", "custom_operators", "casts", "scaled_losses", "second_gradients",
+    "eager": ["applier", "loss_scale", "running_stats", "custom_operators", "casts", "second_gradients",
               "sound_calls", "zero_gradients", "native", "__init__"],
     "state": ["blocks", "networks", "in_force", "policies", "state", "exclusions", "eager_policy", "frame", "gpus",
               "recent", "devices", "__init__"],

@@ -9,16 +9,16 @@ from mxnet import gluon
 
 from .. import checks
 from .._mxnet import trainers
-from ..eager.written import written
+from ..eager.running_stats import running_stats
 from ..elsewhere import answers
 from ..errors import StateError, expected
 from ..session import hooks
 from ..training.loss_scaler import LEAST_SCALE, MOST_SCALE, DynamicLossScaler, scale_of
 from ..training.scaling import Loss, losses_in, scaled
-from ..training.trainer_scaler import TrainerScaler, check_gradients, scale_steps_of
+from ..training.trainer_scaler import StepState, TrainerScaler, attach
 
+_MADE = (StepState.STEPPED, StepState.SKIPPED)
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
-_UNSCALED, _STEPPED = "unscaled", "stepped"
 
 
 class _UpdatedLater(DynamicLossScaler):
@@ -119,10 +119,9 @@ class GradScaler:
                                      **self._settings)
         if self._enabled:
             hooks.install()  # with AMP or without: for operators that make their own gradient, and what calls write
-            written.watch(self)
+            running_stats.watch(self)
         self._losses = 0  # scaled since the last update
         self._trainers: WeakSet[gluon.Trainer] = WeakSet()  # those that made a step
-        self._done: dict[TrainerScaler, str] = {}  # what was called for each trainer since the last update
 
     def scale(self, outputs: Loss) -> Loss:
         """Multiply a loss, or a list of them, by the scale.
@@ -146,7 +145,7 @@ class GradScaler:
         if not self._enabled:
             return outputs
         self._losses += len(losses)
-        written.scaled(self._trainers)
+        running_stats.scaled(self._trainers)
         return scaled(outputs, self._scaler.loss_scale)
 
     def unscale_(self, trainer: gluon.Trainer) -> None:
@@ -165,15 +164,13 @@ class GradScaler:
         if not self._enabled:
             return
         item = self._item(trainer, "unscale_")
-        before = self._done.get(item)
-        if before == _UNSCALED:
+        if item.state is StepState.UNSCALED:
             raise StateError("unscale_() was called for this trainer already since the last update(): call it once, "
                              "before step()")
-        if before == _STEPPED:
+        if item.state in _MADE:
             raise StateError("unscale_() is called after step(): call it before, to clip gradients")
         item.carry(self._scaler.loss_scale)
         item.unscale()
-        self._done[item] = _UNSCALED
 
     @answers(closure="a gluon.Trainer takes none: run forward and backward before step")
     def step(self, trainer: gluon.Trainer, batch_size: int | None = None, ignore_stale_grad: bool = False) -> bool:
@@ -208,14 +205,12 @@ class GradScaler:
             trainer.step(batch_size, ignore_stale_grad)
             return True
         item = self._item(trainer, "step")
-        before = self._done.get(item)
-        if before == _STEPPED:
+        if item.state in _MADE:
             raise StateError("step() was called for this trainer already since the last update(): call scaler.update() "
                              "after the steps of all trainers")
-        if before is None:
+        if item.state is not StepState.UNSCALED:
             item.carry(self._scaler.loss_scale)
         trainer.step(batch_size, ignore_stale_grad)
-        self._done[item] = _STEPPED
         return not item.step_was_skipped
 
     def _item(self, trainer: gluon.Trainer, caller: str) -> TrainerScaler:
@@ -226,9 +221,8 @@ class GradScaler:
                              "scale. Call scaler.scale(loss).backward() first")
         current = trainers.attached(trainer)
         if current is None:
-            trainers.update_locally(trainer)
             current = TrainerScaler(trainer, self._scaler)
-            scale_steps_of(trainer, current)
+            attach(current)
             self._trainers.add(trainer)
         if getattr(current, "scaler", None) is not self._scaler:
             raise StateError(f"{caller}: the trainer has another loss scaler. Leave out amp.init_trainer(trainer), or "
@@ -250,26 +244,21 @@ class GradScaler:
         """
         if not self._enabled:
             return
+        items = [item for item in map(trainers.attached, self._trainers) if item.state is not StepState.READY]
         if new_scale is not None:
             self._scaler.put(new_scale)
-        elif not self._done:
+        elif not items:
             raise StateError("update: no trainer made a step since the last update(). Call "
                              "scaler.step(trainer, batch_size) first")
         else:
-            self._note_trainers_without_step()
+            for item in items:
+                if item.state is StepState.UNSCALED:
+                    item.end_without_step()
             self._scaler.settle()
+        for item in items:
+            item.state = StepState.READY
         self._losses = 0
-        self._done.clear()
-        written.rest(self._trainers)
-        written.leave(self)  # its trainers are known by now
-
-    def _note_trainers_without_step(self) -> None:
-        for item, last in self._done.items():
-            if last == _UNSCALED:
-                is_finite = check_gradients(item.trainer)()
-                self._scaler.update(not is_finite)
-                written.decided(item.trainer, skipped=not is_finite)
-                item.forget()
+        running_stats.rest(self._trainers)
 
     def get_scale(self) -> float:
         """Return what the next loss is multiplied by; 1 when not enabled."""

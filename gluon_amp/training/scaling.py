@@ -11,14 +11,14 @@ from mxnet.ndarray import NDArray
 from .. import checks
 from .._mxnet import trainers
 from ..dtypes import FLOAT16
-from ..eager import scaled_losses
+from ..eager.loss_scale import loss_scale
 from ..elsewhere import answers
 from ..errors import StateError, expected, warn
 from ..session.autocast import active_dtype, is_active
 from ..state.blocks import block_settings
 from ..state.in_force import in_force
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler, scale_of
-from .trainer_scaler import TrainerScaler, attached_to, scale_steps_of
+from .trainer_scaler import TrainerScaler, attach, attached_to
 
 Loss = Union[NDArray, Sequence[NDArray]]
 
@@ -92,8 +92,7 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
         block_settings.level.take_on(trainer, warn_after, max_skipped, **reduction)
         return
     scaler = _make_scaler(loss_scaler, {active_dtype(context) for context in trainers.contexts(trainer)})
-    trainers.update_locally(trainer)
-    scale_steps_of(trainer, TrainerScaler(trainer, scaler, warn_after, max_skipped), **reduction)
+    attach(TrainerScaler(trainer, scaler, warn_after, max_skipped), **reduction)
 
 
 def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]) -> LossScaler:
@@ -237,18 +236,13 @@ def _scaling(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_
         if len(scales) != 1:
             raise StateError(f"scale_loss: the trainers have different scales ({sorted(scales)}). Give them one "
                              "scaler: amp.init_trainer(trainer, loss_scaler=scaler) for each")
-        scale, before = scales.pop(), scaled_losses.passes()
+        scale, before = scales.pop(), loss_scale.passes
         yield scaled(loss, scale)
-        if scale != 1.0:
-            _warn_of_unscaled_backward(before, scaled_losses.passes(), scale)
-
-
-def _warn_of_unscaled_backward(before: tuple[int, int], after: tuple[int, int], scale: float) -> None:
-    """Warn where a loss was differentiated within ``scale_loss``, and none that is scaled."""
-    if after[0] == before[0] and after[1] > before[1]:
-        warn(f"inside scale_loss a loss was differentiated that is not scaled: its gradients will be divided by the "
-             f"scale {scale:g} all the same, so that weights hardly change. Call backward() on what scale_loss gives: "
-             "with amp.scale_loss(loss, trainer) as scaled_loss: scaled_loss.backward()")
+        after = loss_scale.passes
+        if scale != 1.0 and after.scaled == before.scaled and after.others > before.others:
+            warn("inside scale_loss a loss was differentiated that is not scaled: its gradients will be divided by the "
+                 f"scale {scale:g} all the same, so that weights hardly change. Call backward() on what scale_loss "
+                 "gives: with amp.scale_loss(loss, trainer) as scaled_loss: scaled_loss.backward()")
 
 
 def losses_in(name: str, value: Loss) -> list[NDArray]:
@@ -268,7 +262,7 @@ def scaled(loss: Any, scale: float) -> Any:
     if scale == 1.0:
         return loss
     with autograd.record(autograd.is_training()):
-        return scaled_losses.scaled(loss.astype("float32") if loss.dtype == np.float16 else loss, scale)
+        return loss_scale.scaled(loss.astype("float32") if loss.dtype == np.float16 else loss, scale)
 
 
 def unscale(trainer: gluon.Trainer) -> None:

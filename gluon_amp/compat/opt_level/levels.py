@@ -27,7 +27,7 @@ from ...state.networks import Network
 from ...state.policies import device_policies, rewrites
 from ...state.state import State
 from ...training.loss_scaler import LossScaler
-from ...training.trainer_scaler import TrainerScaler, UnscaledTrainer, scale_steps_of, stand_by
+from ...training.trainer_scaler import TrainerScaler, UnscaledTrainer, attach
 from .options import LOW, Options
 
 _SCALE_AND_SHIFT = (1, 2)  # inputs of batch normalization
@@ -86,11 +86,7 @@ class Applied(NamedTuple):
         """Give a trainer the loss scalers; ``reduction`` is what ``init_trainer`` takes for several processes."""
         scaler = (TrainerScaler(trainer, self.scalers, warn_after, max_skipped) if self.scalers
                   else UnscaledTrainer(trainer))
-        if self.scalers or (self.reduces and parallel.size() > 1):
-            trainers.update_locally(trainer)
-            scale_steps_of(trainer, scaler, **reduction)
-        else:
-            stand_by(trainer, scaler)  # which trains as without it
+        attach(scaler, updates=bool(self.scalers) or (self.reduces and parallel.size() > 1), **reduction)
 
     def updated(self, trainer: gluon.Trainer) -> None:
         """Round the weights that a trainer has updated."""
