@@ -66,7 +66,7 @@ BUDGET = {
 GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of the list
 # Likewise, inside of a package.
 INSIDE = {
-    "compat": ["stand_in", "newer_names", "grad_scaler", "opt_level", "views", "__init__"],
+    "compat": ["stand_in", "grad_scaler", "opt_level", "views", "__init__"],
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "differences", "report",
               "formats", "figures", "console", "notebook", "recording", "__init__"],
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],

@@ -54,16 +54,6 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
         Divide gradients by it before those of several processes are added up, so that sums of float16 gradients do not
         overflow; powers of 2 lose nothing. The update makes up for it, and so do ``unscale`` and ``clip_global_norm``.
 
-    Raises
-    ------
-    StateError
-        AMP is off, the trainer updates on the KVStore, or it has another scaler already; the KVStore has no common
-        step, or needs processes that were started together.
-    ValueError
-        There is no such KVStore, or the factor is not a finite number above 0.
-    TypeError
-        ``trainer`` is not a ``gluon.Trainer``, or ``loss_scaler`` is none of the above.
-
     Examples
     --------
     >>> import gluon_amp as amp
@@ -96,14 +86,12 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
 
 
 def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]) -> LossScaler:
-    if value is None:
-        return DynamicLossScaler() if FLOAT16 in dtypes else StaticLossScaler(1.0)
     if isinstance(value, LossScaler):
         return value
-    if value == "dynamic":
+    if value == "dynamic" or (value is None and FLOAT16 in dtypes):
         return DynamicLossScaler()
-    if checks.is_number(value):
-        return StaticLossScaler(scale_of("loss_scaler", value))
+    if value is None or checks.is_number(value):
+        return StaticLossScaler(1.0 if value is None else scale_of("loss_scaler", value))
     raise TypeError(expected("a LossScaler, a number, 'dynamic' or None", "loss_scaler", value))
 
 
@@ -121,27 +109,6 @@ def get_loss_scaler(trainer: gluon.Trainer, loss_id: int = 0) -> LossScaler:
     -------
     LossScaler
         Its ``loss_scale``, ``step_was_skipped``, ``num_skipped`` and ``skipped_in_a_row`` change from step to step.
-
-    Raises
-    ------
-    StateError
-        The trainer has no loss scaler.
-    ValueError
-        ``loss_id`` is not below the trainer's number of scalers.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> amp.init()
-    >>> net = mx.gluon.nn.Dense(1, in_units=2)
-    >>> net.initialize()
-    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
-    >>> amp.init_trainer(trainer, loss_scaler=128)
-    >>> scaler = amp.get_loss_scaler(trainer)
-    >>> scaler.loss_scale, scaler.num_skipped
-    (128.0, 0)
-    >>> amp.deinit()
     """
     return attached_to(trainer, "get_loss_scaler").scaler_of(loss_id)
 
@@ -159,16 +126,15 @@ class _NotEntered(AbstractContextManager):
         return self._region.__exit__(*details)
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(self._advice(f"has no attribute {name!r}"))
+        raise AttributeError(f"what amp.scale_loss returns has no attribute {name!r}: {_ENTER}")
 
     def _refuse(self, *others: Any) -> Any:
-        raise TypeError(self._advice("is no loss"))
+        raise TypeError(f"what amp.scale_loss returns is no loss: {_ENTER}")
 
     __len__ = __iter__ = __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __truediv__ = __neg__ = _refuse
 
-    def _advice(self, fault: str) -> str:
-        return (f"what amp.scale_loss returns {fault}: write `with amp.scale_loss(loss, trainer) as scaled_loss:` and "
-                "autograd.backward(scaled_loss) inside")
+
+_ENTER = ("write `with amp.scale_loss(loss, trainer) as scaled_loss:` and autograd.backward(scaled_loss) inside")
 
 
 @answers(optimizer="the trainer stands in its place: amp.scale_loss(loss, trainer)",
@@ -199,15 +165,6 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], los
     ------
     NDArray or list of NDArray
         The scaled loss: a list for a list or tuple.
-
-    Raises
-    ------
-    StateError
-        The trainer has no loss scaler, its gradients were unscaled since the last step, or trainers disagree.
-    TypeError
-        ``loss`` or ``trainer`` is none of the above.
-    ValueError
-        ``loss_id`` is not below the trainer's number of scalers.
 
     Examples
     --------
@@ -266,26 +223,14 @@ def scaled(loss: Any, scale: float) -> Any:
 
 
 def unscale(trainer: gluon.Trainer) -> None:
-    """Divide the scale out of the gradients now, to read or clip them before ``trainer.step``.
+    """Divide the scale out of the gradients now, to read or change them before ``trainer.step``.
+
+    Gradients of several devices or processes are added up first, and ``trainer.step`` does not do so again.
 
     Parameters
     ----------
     trainer : gluon.Trainer
-        After the backward pass of :func:`scale_loss`; with several contexts after ``allreduce_grads`` or before.
-
-    Raises
-    ------
-    StateError
-        The gradients are not scaled: no :func:`scale_loss` since the last step, or unscaled already.
-
-    Examples
-    --------
-    ::
-
-        trainer.allreduce_grads()
-        amp.unscale(trainer)
-        gluon.utils.clip_global_norm(gradients, max_norm)
-        trainer.update(batch_size)
+        After the backward pass of :func:`scale_loss`, once a step.
     """
     attached_to(trainer, "unscale").unscale()
 
@@ -293,10 +238,12 @@ def unscale(trainer: gluon.Trainer) -> None:
 def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
     """Scale all gradients down so that their joint 2-norm is at most ``max_norm``, whatever loss scale they carry.
 
+    Gradients of several devices or processes are added up first, and ``trainer.step`` does not do so again.
+
     Parameters
     ----------
     trainer : gluon.Trainer
-        After the backward pass; with several contexts after ``trainer.allreduce_grads()``.
+        After the backward pass.
     max_norm : float
         The largest norm, in units of the unscaled gradients, above 0; ``float('inf')`` to read the norm alone.
 
@@ -305,21 +252,6 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
     float
         The norm before clipping, without the loss scale. Infinite or NaN when the gradients are: they are left as they
         are, and the step will be skipped.
-
-    Raises
-    ------
-    StateError
-        The trainer has no loss scaler.
-    ValueError
-        ``max_norm`` is not above 0.
-
-    Examples
-    --------
-    ::
-
-        trainer.allreduce_grads()
-        norm = amp.clip_global_norm(trainer, 1.0)
-        trainer.update(batch_size)
     """
     checks.above_zero("max_norm", max_norm)
     return attached_to(trainer, "clip_global_norm").clip(max_norm)
@@ -328,16 +260,18 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
 def master_params(trainer: gluon.Trainer) -> Iterator[NDArray]:
     """Yield the FP32 values that the trainer updates: masters of float16 parameters, other parameters themselves.
 
+    Raises StateError between :func:`scale_loss` and ``trainer.step`` where the gradients of these arrays are not those
+    that the step will use: clip by :func:`clip_global_norm`.
+
     Parameters
     ----------
     trainer : gluon.Trainer
         Masters exist from its first step on, with ``multi_precision=True``.
-
-    Examples
-    --------
-    ::
-
-        norm = sum((value ** 2).sum() for value in amp.master_params(trainer)).sqrt()
     """
     checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    scaler = trainers.attached(trainer)
+    if isinstance(scaler, TrainerScaler) and scaler.is_scaled and (scaler.carried != 1.0 or scaler.adds_up):
+        raise StateError("master_params was called between scale_loss and step: the gradients of these arrays carry "
+                         f"the loss scale {scaler.applied:g}, and are those of one device. To clip, call "
+                         "amp.clip_global_norm(trainer, max_norm); to read weights, call it after trainer.step")
     return trainers.master_arrays(trainer)

@@ -394,6 +394,20 @@ def test_losses_may_be_scaled_in_several_threads():
     assert same(weights(net), weights(plain))
 
 
+def clip(net, trainer):
+    assert amp.clip_global_norm(trainer, 0.125) > 0.25
+
+
+def clip_by_hand(net, trainer):
+    for context in TWO:
+        gluon.utils.clip_global_norm([p.grad(context) for p in net.collect_params().values()], 0.125)
+
+
+LINES = {"clip": clip, "unscale": lambda net, trainer: amp.unscale(trainer), "clip by hand": clip_by_hand,
+         "reduce": lambda net, trainer: trainer.allreduce_grads(),
+         "step": lambda net, trainer: trainer.step(1), "update": lambda net, trainer: trainer.update(1)}
+
+
 class TestClipping:
     @pytest.mark.parametrize("scale", [None, 4096.0])
     @pytest.mark.parametrize("contexts", [ONE, TWO], ids=["one", "two"])
@@ -414,6 +428,101 @@ class TestClipping:
             for context in contexts:
                 moved = parameter.data(context).asnumpy() - before
                 assert np.allclose(moved, -0.1 * gradient / 2, rtol=1e-4, atol=1e-7)
+
+    def clipped(self, net, trainer, lines, contexts=TWO):
+        """Run lines of a training loop twice, and check how far the weights move."""
+        for _ in range(2):
+            net.collect_params().zero_grad()
+            before = weights(net)
+            backward(net, trainer, contexts)
+            for line in lines.split(", "):
+                LINES[line](net, trainer)
+            self.moved(net, before, contexts)
+
+    def moved(self, net, before, contexts, distance=0.125):
+        found = np.sqrt(sum(((one - other) ** 2).sum() for one, other in zip(weights(net), before)))
+        assert found == pytest.approx(distance, rel=1e-4)
+        assert all(same(weights(net), weights(net, context)) for context in contexts)
+
+    def made(self, grad_req, kind=gluon.Trainer, contexts=TWO, **options):
+        net, _ = make(contexts, False)
+        net.collect_params().setattr("grad_req", grad_req)
+        return net, kind(net.collect_params(), "sgd", {"learning_rate": 1.0}, **options)
+
+    @pytest.mark.parametrize("grad_req", ["write", "add"])
+    @pytest.mark.parametrize("lines", ["clip, step", "unscale, clip, step", "clip, reduce, update",
+                                       "reduce, clip, update", "unscale, clip by hand, step"])
+    def test_gradients_of_several_devices_are_added_up_first(self, lines, grad_req):
+        """As in the lines of Apex and torch, which do not know of ``allreduce_grads``."""
+        net, trainer = self.made(grad_req)
+        amp.init_trainer(trainer, 256.0)
+        self.clipped(net, trainer, lines)
+
+    @pytest.mark.parametrize("grad_req", ["write", "add"])
+    def test_and_those_of_trainers_that_scale_nothing(self, grad_req):
+        net, trainer = self.made(grad_req, update_on_kvstore=False)
+        amp.deinit()
+        amp.initialize(net, trainer, "O0", verbosity=0)
+        self.clipped(net, trainer, "clip, step")
+
+    def test_and_those_of_trainers_that_reduce_in_their_own_way(self):
+        net, trainer = self.made("write", AveragingTrainer, ONE)
+        trainer._scale *= 2
+        amp.init_trainer(trainer, 256.0)
+        self.clipped(net, trainer, "clip, step", ONE)
+
+    @pytest.mark.parametrize("grad_req", ["write", "add"])
+    def test_and_those_of_a_grad_scaler(self, grad_req):
+        net, trainer = self.made(grad_req)
+        scaler = amp.GradScaler()
+        for _ in range(2):
+            net.collect_params().zero_grad()
+            before = weights(net)
+            with autograd.record():
+                losses = [(net(mx.nd.ones((4, 8), ctx=context)) ** 2).sum() for context in TWO]
+            autograd.backward(scaler.scale(losses))
+            scaler.unscale_(trainer)
+            clip(net, trainer)
+            scaler.step(trainer, 1)
+            scaler.update()
+            self.moved(net, before, TWO)
+
+    def test_adding_up_twice_is_refused(self):
+        net, trainer = make(TWO, 256.0)
+        backward(net, trainer, TWO)
+        trainer.allreduce_grads()
+        amp.clip_global_norm(trainer, 1.0)
+        with pytest.raises(amp.StateError, match=r"call trainer.update\(\), not trainer.step"):
+            trainer.step(1)
+
+    def test_a_batch_may_be_dropped_after_the_norm_was_read(self):
+        (net, trainer), (reference, its) = make(TWO, 256.0), make(TWO, 256.0)
+        backward(net, trainer, TWO, poison=1)
+        assert not np.isfinite(amp.clip_global_norm(trainer, 1.0))
+        for one, each in ((net, trainer), (reference, its)):
+            backward(one, each, TWO)
+            amp.clip_global_norm(each, 1.0)
+            each.step(1)
+        assert same(weights(net), weights(reference))
+
+    def test_updates_on_the_kvstore_cannot_be_clipped(self):
+        net, trainer = make(TWO, False)
+        amp.deinit()
+        amp.initialize(net, trainer, enabled=False)
+        backward(net, trainer, TWO)
+        with pytest.raises(amp.StateError, match=r"clip_global_norm: expected a trainer that updates locally"):
+            amp.clip_global_norm(trainer, 1.0)
+
+    @pytest.mark.parametrize(("contexts", "scale"), [(ONE, 128.0), (TWO, 1.0)], ids=["scaled", "several"])
+    def test_gradients_of_masters_are_not_those_to_clip(self, contexts, scale):
+        net, trainer = make(contexts, scale)
+        assert len(list(amp.master_params(trainer))) == 4
+        backward(net, trainer, contexts)
+        with pytest.raises(amp.StateError, match=r"To clip, call amp\.clip_global_norm"):
+            amp.master_params(trainer)
+        amp.clip_global_norm(trainer, 1.0)
+        trainer.step(1)
+        assert len(list(amp.master_params(trainer))) == 4
 
     def test_small_gradients_are_left_alone(self):
         net, trainer = make(scaler=8.0)
@@ -847,6 +956,29 @@ class TestManySkippedSteps:
             backward(net, trainer, poison=poison)
             trainer.step(1)
         assert amp.get_loss_scaler(trainer).num_skipped == 2
+
+    @pytest.mark.parametrize("scaler", [None, "dynamic", 8.0])
+    def test_half_of_the_last_ones_is_told_once(self, scaler):
+        net, trainer = make(scaler=scaler)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for number in range(120):
+                backward(net, trainer, poison=None if number % 4 < 2 else 0)
+                trainer.step(1)
+        texts = [str(each.message) for each in caught if "skipped" in str(each.message)]
+        assert len(texts) == 1
+        assert texts[0].startswith("25 of the last 50 steps were skipped")
+        assert net[0].weight.name in texts[0]
+
+    @pytest.mark.parametrize(("period", "warns"), [(2, 1), (3, 0)])
+    def test_fewer_are_not_told(self, period, warns):
+        net, trainer = make(scaler=8.0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for number in range(100):
+                backward(net, trainer, poison=None if number % period else 0)
+                trainer.step(1)
+        assert len([each for each in caught if "skipped" in str(each.message)]) == warns
 
     @pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
     def test_bad_numbers(self, value):
