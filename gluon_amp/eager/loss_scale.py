@@ -141,6 +141,8 @@ class _LossScale:
         scaler = trainers.attached(trainer)
         if getattr(scaler, "is_scaled", False) or getattr(scaler, "loss_scale", 1.0) != 1.0:
             return
+        if scaler is not None and hasattr(scaler, "mark_fresh"):
+            scaler.mark_fresh()
         names = trainers.fresh_parameters(trainer)
         if not names:
             return

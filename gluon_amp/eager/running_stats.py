@@ -150,6 +150,9 @@ class _RunningStats:
                 return
             if skipped:
                 wait_for_statistics()
+            elif len(self._deciders) == 1 and trainer in self._deciders:
+                self._calls.clear()
+                return
             own, *awaited = map(trainers.ids_of_arrays, (trainer, *self._waiting))
             for call in set(self._calls.values()):
                 is_own = not own.isdisjoint(call.beside)

@@ -249,7 +249,6 @@ class TrainerScaler:
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Let the trainer's update in the body be prepared while gradients are computed and checked."""
-        self._mark_fresh()
         with updaters.asking(self.trainer, self._is_skipped) as do_ask:
             self._is_asked_later = do_ask and self.reduction is None
             try:
@@ -263,7 +262,7 @@ class TrainerScaler:
 
     def has_overflow(self, params: Any) -> bool:
         """Answer the trainer, which skips its update when this is true."""
-        self._mark_fresh()
+        self.mark_fresh()
         scale = self.scaler.loss_scale
         is_forgotten = not self.is_scaled and scale != 1.0 and trainers.has_gradients(self.trainer)
         if is_forgotten and not trainers.is_scaled_by_hand(self.trainer, scale):
@@ -272,7 +271,7 @@ class TrainerScaler:
         self._awaited = self._begin_check()
         return not self._is_asked_later and self._is_skipped()
 
-    def _mark_fresh(self) -> None:
+    def mark_fresh(self) -> None:
         """Let MXNet know again which gradients were written."""
         if self._fresh is not None:
             distribution.mark_fresh(self.trainer, self._fresh)
@@ -369,7 +368,8 @@ def attach(scaler: TrainerScaler, *, updates: bool = True, **reduction: Any) -> 
         scaler.reduction = distribute(trainer, **reduction)
         updaters.speed_up(trainer, native.update if native.is_available("_gluon_amp_adam") else None)
     trainers.set_scaler(trainer, scaler)
-    distribution.replace_reduction(trainer, scaler.reduce)
+    if scaler.adds_up:
+        distribution.replace_reduction(trainer, scaler.reduce)
     _remember(scaler)
 
 
