@@ -183,45 +183,24 @@ class TestMisuse:
         scaler.scale(loss_of(net, [1.0, 1.0])).backward()
         return scaler, net, trainer
 
-    def test_unscaling_twice(self, parts):
-        scaler, _, trainer = parts
-        scaler.unscale_(trainer)
-        with pytest.raises(amp.StateError, match=r"unscale_\(\) was called for this trainer already"):
-            scaler.unscale_(trainer)
-
-    def test_unscaling_after_the_step(self, parts):
-        scaler, _, trainer = parts
-        scaler.step(trainer, 1)
-        with pytest.raises(amp.StateError, match=r"unscale_\(\) is called after step\(\)"):
-            scaler.unscale_(trainer)
-
-    def test_two_steps(self, parts):
+    @pytest.mark.parametrize(("calls", "message"), [
+        (("unscale_", "unscale_"), r"unscale_\(\) was called for this trainer already"),
+        (("step", "unscale_"), r"unscale_\(\) is called after step\(\)"),
+        (("step", "step"), r"step\(\) was called for this trainer already"),
+        (("update",), "no trainer made a step"), (("step", "update", "update"), "no trainer made a step"),
+        (("step", "update", "unscale_"), "no loss was scaled"), (("step", "update", "step"), "no loss was scaled"),
+        (("step", "update", "scale", "the trainer's step"), "gradients lack the loss scale")])
+    def test_the_order_of_calls(self, calls, message, parts):
         scaler, net, trainer = parts
-        scaler.step(trainer, 1)
+        do = {"step": lambda: scaler.step(trainer, 1), "unscale_": lambda: scaler.unscale_(trainer),
+              "update": scaler.update, "the trainer's step": lambda: trainer.step(1),
+              "scale": lambda: scaler.scale(loss_of(net, [1.0, 1.0])).backward()}
+        for call in calls[:-1]:
+            do[call]()
         before = weight_of(net)
-        with pytest.raises(amp.StateError, match=r"step\(\) was called for this trainer already"):
-            scaler.step(trainer, 1)
+        with pytest.raises(amp.StateError, match=message):
+            do[calls[-1]]()
         np.testing.assert_array_equal(weight_of(net), before)
-
-    def test_an_update_without_a_step(self, parts):
-        with pytest.raises(amp.StateError, match="no trainer made a step"):
-            parts[0].update()
-
-    def test_a_step_without_a_loss(self, parts):
-        scaler, _, trainer = parts
-        scaler.step(trainer, 1)
-        scaler.update()
-        for call in (scaler.unscale_, lambda trainer: scaler.step(trainer, 1)):
-            with pytest.raises(amp.StateError, match="no loss was scaled"):
-                call(trainer)
-
-    def test_a_step_of_the_trainer_itself(self, parts):
-        scaler, net, trainer = parts
-        scaler.step(trainer, 1)
-        scaler.update()
-        scaler.scale(loss_of(net, [1.0, 1.0])).backward()
-        with pytest.raises(amp.StateError, match="gradients lack the loss scale"):
-            trainer.step(1)
 
     def test_a_trainer_with_another_scaler(self, parts):
         amp.init()
