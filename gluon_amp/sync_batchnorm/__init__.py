@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 import mxnet as mx
@@ -53,8 +54,7 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
         raise TypeError(expected("a callable", "allreduce", allreduce))
     blocks = [block for block in batch_norms.batch_norms(net) if not batch_norms.settings(block)["use_global_stats"]]
     _refuse_unfit(net, blocks)
-    contexts = _contexts(net)
-    count = _count(contexts, num_devices)
+    contexts, count = _contexts(net, num_devices)
     prepare = None
     if allreduce is None and parallel.size() > 1:
         allreduce, prepare = parallel.allreduce, parallel.prepare
@@ -90,24 +90,19 @@ def _refuse_unfit(net: Block, blocks: list[Any]) -> None:
                          "net.cast out: amp.initialize and amp.init run networks in low precision")
 
 
-def _contexts(net: Block) -> list[mx.Context]:
-    try:
-        return next((parameter.list_ctx() for parameter in net.collect_params().values()), [])
-    except RuntimeError:  # not initialized
-        return []
-
-
-def _count(contexts: list[mx.Context], num_devices: int | None) -> int:
-    if num_devices is None:
-        if not contexts:
-            raise StateError(f"{_CALLED}: the network is not initialized, so that its contexts are not known. Call "
-                             "net.initialize(ctx=...) first, or give num_devices")
-        return len(contexts)
-    checks.whole("num_devices", num_devices, 1)
-    if contexts and num_devices != len(contexts):
+def _contexts(net: Block, num_devices: int | None) -> tuple[list[mx.Context], int]:
+    """Return the contexts that parameters are on, none of a network that is not initialized, and how many take part."""
+    contexts: list[mx.Context] = []
+    with suppress(RuntimeError):
+        contexts += next((parameter.list_ctx() for parameter in net.collect_params().values()), [])
+    count = len(contexts) if num_devices is None else checks.whole("num_devices", num_devices, 1)
+    if not count:
+        raise StateError(f"{_CALLED}: the network is not initialized, so that its contexts are not known. Call "
+                         "net.initialize(ctx=...) first, or give num_devices")
+    if contexts and count != len(contexts):
         raise ValueError(f"expected num_devices={len(contexts)}, the number of contexts that the parameters are on, "
                          f"received num_devices={num_devices}: the contexts would wait for each other for ever")
-    return num_devices
+    return contexts, count
 
 
 def _refuse_few_resources(count: int, contexts: list[mx.Context]) -> None:

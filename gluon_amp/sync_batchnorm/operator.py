@@ -219,12 +219,12 @@ class _Operator(mx.operator.CustomOp):
     def _with_statistics_held(self, gradient: NDArray, *inputs: NDArray) -> list[NDArray]:
         """Return the gradients of data, scale and shift as if the statistics did not depend on the data."""
         variables = [array.detach() for array in inputs[:3]]
-        gradients = [mx.nd.zeros_like(array) for array in variables]
-        autograd.mark_variables(variables, gradients)
+        for variable in variables:
+            variable.attach_grad()
         with autograd.record():
             result = self._normalized(*variables, *inputs[3:])
         result.backward(gradient)
-        return gradients
+        return [variable.grad for variable in variables]
 
     def _share_of_statistics(self, gradients: Sequence[NDArray], data: NDArray, scale: NDArray, mean: NDArray,
                              variance: NDArray) -> NDArray:

@@ -25,12 +25,9 @@ _PICKLED = STATES_BEGIN + b"1\n"  # as versions before wrote them
 def state_dict() -> dict[str, dict[str, float]]:
     """Return the state of every loss scaler in use, in the order of the trainers' ``init_trainer`` and their losses.
 
-    Returns
-    -------
-    dict
-        ``'loss_scaler0'``, ``'loss_scaler1'``, ... to the scaler's state; plain numbers, fit for JSON or pickle. A
-        scaler that several trainers share is there once. A trainer that was set up before the last :func:`init` or
-        :func:`initialize` is left out until it scales a loss again.
+    The names are ``'loss_scaler0'``, ``'loss_scaler1'``, ..., the states plain numbers, fit for JSON or pickle. A
+    scaler that several trainers share is there once. A trainer that was set up before the last :func:`init` or
+    :func:`initialize` is left out until it scales a loss again.
     """
     return {f"loss_scaler{number}": scaler.state_dict() for number, scaler in enumerate(_scalers())}
 
@@ -41,13 +38,7 @@ def _scalers() -> list[LossScaler]:
 
 
 def load_state_dict(state: Mapping[str, Mapping[str, float]]) -> None:
-    """Continue all loss scalers from what :func:`state_dict` returned; none where a state is malformed.
-
-    Parameters
-    ----------
-    state : mapping
-        Of as many scalers as there are now.
-    """
+    """Continue all loss scalers, as many as now, from what :func:`state_dict` returned; none if one is malformed."""
     scalers = _scalers()
     if not isinstance(state, Mapping) or not all(isinstance(each, Mapping) for each in state.values()):
         raise ValueError(expected("what amp.state_dict() returned", "state", state))
@@ -71,13 +62,6 @@ def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
 
     The file holds JSON and arrays: reading it runs no code. Raises TypeError where the optimizer, or its scheduler,
     holds something that is neither a number, a text, an array nor an object of such; the message says where.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        With or without a loss scaler.
-    fname : path
-        Overwritten on success, unchanged on failure.
     """
     header = json.dumps([scaler.state_dict() for scaler in scalers_of(trainer)]).encode()
     content = b"".join((_MAGIC, header, b"\n", optimizer_states.write(trainers.optimizer_states(trainer))))

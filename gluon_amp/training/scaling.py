@@ -98,17 +98,8 @@ def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]
 def get_loss_scaler(trainer: gluon.Trainer, loss_id: int = 0) -> LossScaler:
     """Return the loss scaler of a trainer: its scale, and how many steps were skipped.
 
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        After :func:`init_trainer`, :func:`initialize`, or the first ``step`` of a :class:`GradScaler`.
-    loss_id : int
-        Which of the trainer's scalers, where ``amp.initialize(num_losses=...)`` made one per loss.
-
-    Returns
-    -------
-    LossScaler
-        Its ``loss_scale``, ``step_was_skipped``, ``num_skipped`` and ``skipped_in_a_row`` change from step to step.
+    ``loss_id`` is the number of the loss where ``amp.initialize(num_losses=...)`` made a scaler for each. The scaler's
+    ``loss_scale``, ``step_was_skipped``, ``num_skipped`` and ``skipped_in_a_row`` change from step to step.
     """
     return attached_to(trainer, "get_loss_scaler").scaler_of(loss_id)
 
@@ -223,14 +214,9 @@ def scaled(loss: Any, scale: float) -> Any:
 
 
 def unscale(trainer: gluon.Trainer) -> None:
-    """Divide the scale out of the gradients now, to read or change them before ``trainer.step``.
+    """Divide the scale out of the gradients now, once a step, to read or change them before ``trainer.step``.
 
     Gradients of several devices or processes are added up first, and ``trainer.step`` does not do so again.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        After the backward pass of :func:`scale_loss`, once a step.
     """
     attached_to(trainer, "unscale").unscale()
 
@@ -240,18 +226,9 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
 
     Gradients of several devices or processes are added up first, and ``trainer.step`` does not do so again.
 
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        After the backward pass.
-    max_norm : float
-        The largest norm, in units of the unscaled gradients, above 0; ``float('inf')`` to read the norm alone.
-
-    Returns
-    -------
-    float
-        The norm before clipping, without the loss scale. Infinite or NaN when the gradients are: they are left as they
-        are, and the step will be skipped.
+    ``max_norm`` is in units of the unscaled gradients; ``float('inf')`` reads the norm alone. Returns the norm before
+    clipping, without the loss scale: infinite or NaN when the gradients are, which are then left as they are, and the
+    step will be skipped.
     """
     checks.above_zero("max_norm", max_norm)
     return attached_to(trainer, "clip_global_norm").clip(max_norm)
@@ -260,13 +237,9 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
 def master_params(trainer: gluon.Trainer) -> Iterator[NDArray]:
     """Yield the FP32 values that the trainer updates: masters of float16 parameters, other parameters themselves.
 
-    Raises StateError between :func:`scale_loss` and ``trainer.step`` where the gradients of these arrays are not those
-    that the step will use: clip by :func:`clip_global_norm`.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        Masters exist from its first step on, with ``multi_precision=True``.
+    Masters exist from the first step on, with ``multi_precision=True``. Raises StateError between :func:`scale_loss`
+    and ``trainer.step`` where the gradients of these arrays are not those that the step will use: clip by
+    :func:`clip_global_norm`.
     """
     checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     scaler = trainers.attached(trainer)

@@ -80,7 +80,13 @@ class TrainerScaler:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _remember(self)
+        self.remember()
+
+    def remember(self) -> None:
+        """Count among :func:`attached_scalers`, and have kept what may be put back."""
+        if self.skips:
+            _attached[id(self)] = self
+            running_stats.watch(self.trainer)
 
     # Scripts read and set these on ``trainer._amp_loss_scaler``, which is MXNet's own scaler for them.
     _loss_scale, _next_loss_scale, _max_loss_scale, _scale_seq_len, _unskipped = map(
@@ -370,14 +376,7 @@ def attach(scaler: TrainerScaler, *, updates: bool = True, **reduction: Any) -> 
     trainers.set_scaler(trainer, scaler)
     if scaler.adds_up:
         distribution.replace_reduction(trainer, scaler.reduce)
-    _remember(scaler)
-
-
-def _remember(scaler: TrainerScaler) -> None:
-    """Count a scaler among those of :func:`attached_scalers`, and have kept what it may put back."""
-    if scaler.skips:
-        _attached[id(scaler)] = scaler
-        running_stats.watch(scaler.trainer)
+    scaler.remember()
 
 
 def attached_to(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
