@@ -1,4 +1,4 @@
-"""Updates on CPUs by faster operators than those that MXNet's optimizers call.
+"""Updates on CPUs by faster operators than MXNet's optimizers call.
 
 Operators in C++ (:mod:`gluon_amp.native`), where they are there, update all weights at once, with all threads. Without
 them SGD is made faster: for dense weights MXNet calls only operators for several weights at once, four by default,
@@ -111,7 +111,7 @@ class _CpuUpdater(Updater):
         return groups
 
     def _rows(self, updates: Sequence[Update]) -> dict[bool, list[tuple[Any, ...]]]:
-        """Return index, weight, gradient and states of each update, those that have states apart from the others."""
+        """Return index, weight, gradient and states of each update, weights with states apart from weights without."""
         rows: dict[bool, list[tuple[Any, ...]]] = {}
         for index, grad, weight in updates:
             state = self._state(index, weight)

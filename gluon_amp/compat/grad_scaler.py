@@ -165,7 +165,7 @@ class GradScaler:
         return not item.step_was_skipped
 
     def _item(self, trainer: gluon.Trainer, caller: str) -> TrainerScaler:
-        """Return what connects a trainer with this scaler, made at its first step."""
+        """Return the trainer scaler of a trainer with this scale, made at its first step."""
         checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
         if not self._is_scaled:
             raise StateError(f"{caller}: no loss was scaled since the last update(), so the gradients lack the loss "
@@ -203,7 +203,7 @@ class GradScaler:
         running_stats.rest(item.trainer for item in self._items)
 
     def get_scale(self) -> float:
-        """Return what the next loss is multiplied by; 1 when not enabled."""
+        """Return the factor of the next loss; 1 when not enabled."""
         return self._scaler.loss_scale if self._enabled else 1.0
 
     def is_enabled(self) -> bool:
@@ -218,7 +218,7 @@ class GradScaler:
         return {"scale": state["scale"], **self._settings, "_growth_tracker": state["good_steps"]}
 
     def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
-        """Continue from what :meth:`state_dict` returned, here or in torch; a malformed state changes nothing."""
+        """Continue from a result of :meth:`state_dict`, here or of torch; a malformed state changes nothing."""
         if not self._enabled:
             return
         wanted = ("scale", *_SETTINGS, "_growth_tracker")

@@ -1,4 +1,4 @@
-"""``initialize``: Apex's opt levels, a table of what each of them is in this package's own calls."""
+"""``initialize``: Apex's opt levels, as a table of options for this package's own calls."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -94,14 +94,14 @@ def initialize(net: Block | Sequence[Block], trainer: gluon.Trainer | Sequence[g
         O2 and O3: whether scale, shift and running statistics of BatchNorm stay FP32.
     master_weights : bool, optional
         O2 and O3: whether the optimizer updates FP32 weights, and the network uses copies of them in low precision.
-        False rounds weights, and what the optimizer keeps, to low precision after every update.
+        False rounds weights, and the optimizer's states, to low precision after every update.
     loss_scale : float, 'dynamic' or LossScaler, optional
         A number is a scale that never changes.
     cast_model_type : dtype, optional
         O2 and O3: the low-precision type, in place of the one that the device runs. ``'float16'`` without a GPU
         imitates it, to test its numerics.
     cast_model_outputs : {'float32', 'float16'}, optional
-        The type of what the networks return; FP32 without.
+        The type of the networks' results; FP32 without.
     num_losses : int
         How many losses have a scaler of their own, for ``amp.scale_loss(loss, trainer, loss_id=...)``.
     enabled : bool
@@ -355,7 +355,7 @@ class _Applied(NamedTuple):
 
     def take_on(self, trainer: gluon.Trainer, warn_after: int = 20, max_skipped: int | None = None,
                 **reduction: Any) -> None:
-        """Give a trainer the loss scalers; ``reduction`` is what ``init_trainer`` takes for several processes."""
+        """Give a trainer the loss scalers; ``reduction`` are the options of ``init_trainer`` for several processes."""
         attach(TrainerScaler(trainer, self.scalers, warn_after, max_skipped),
                updates=bool(self.scalers) or (self.reduces and parallel.size() > 1), **reduction)
 

@@ -36,8 +36,8 @@ def install() -> None:
     """Make ``mxnet.contrib.amp``, all of its submodules, and ``mxnet.amp`` mean this package, until :func:`uninstall`.
 
     GluonCV's R-CNN tasks import it inside their functions, GluonNLP imports ``mxnet.contrib.amp.amp``. Libraries that
-    imported MXNet's modules before are covered, but not functions that they imported out of those by name. MXNet 2's
-    tutorials say ``from mxnet import amp``, and ``device`` for what MXNet 1.9.1 calls a context: both are understood.
+    imported MXNet's modules before are covered, but not functions that they imported out of them by name. MXNet 2's
+    tutorials say ``from mxnet import amp``, and ``device`` for a context: both are understood.
 
     Examples
     --------
@@ -99,7 +99,7 @@ class _Live(ModuleType):
 
 
 def _change(module: ModuleType, names: Mapping[str, Any]) -> None:
-    """Give a module other names, and those that are live, until :func:`uninstall`."""
+    """Give a module other names, and the names that are live, until :func:`uninstall`."""
     for name, value in names.items():
         _replaced.put(module, name, value)
     _live.append((module, type(module)))
@@ -165,7 +165,7 @@ _RENAMED: tuple[tuple[Any, str, str], ...] = (
 
 
 def _add_newer_names() -> None:
-    """Add names of MXNet 2; those that MXNet has already stay."""
+    """Add names of MXNet 2; names that MXNet has already stay."""
     for owner, names in _TAKES_DEVICE:
         for name in filter(functools.partial(hasattr, owner), names.split()):
             _replaced.put(owner, name, _taking_device(getattr(owner, name)))
@@ -201,8 +201,8 @@ def _split_and_load(function: Callable) -> Callable:
 
 
 def _taking_numpys(function: Callable) -> Callable:
-    """Let a network of MXNet 1's operators take ``mx.np`` arrays, and give such: in MXNet 2 there are no others."""
-    of_numpy: weakref.WeakSet[gluon.HybridBlock] = weakref.WeakSet()  # those whose code calls NumPy's operators
+    """Let a network of MXNet 1's operators take ``mx.np`` arrays, and give ``mx.np`` arrays: MXNet 2 has no others."""
+    of_numpy: weakref.WeakSet[gluon.HybridBlock] = weakref.WeakSet()  # blocks whose code calls NumPy's operators
 
     @functools.wraps(function)
     def forward(block: gluon.HybridBlock, *args: Any) -> Any:

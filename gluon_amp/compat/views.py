@@ -75,7 +75,7 @@ def list_loss_output_functions(target_dtype: object = FLOAT16) -> list[str]:
 
 
 def list_lp16_use_fp32_params(target_dtype: object = FLOAT16) -> dict[str, list[str]] | None:
-    """Map operators that run in low precision to the names of their inputs that stay FP32, '' for those that are cast.
+    """Map operators that run in low precision to the names of their inputs that stay FP32, '' for inputs that are cast.
 
     None for float16, as in MXNet.
     """

@@ -81,10 +81,11 @@ class _LossScale:
     @contextmanager
     def of(self, heads: Any, counts: bool = True) -> Iterator[None]:
         """Let gradients of the heads, which the body asks for, carry the scale of the losses; count the pass."""
-        scales = list(map(_scales_behind, _arrays_in(heads))) if self._any else []
+        is_read = bool(self._arrays or self._out_of_reach)
+        scales = [_scales_behind(head, is_read) for head in _arrays_in(heads)] if self._any else []
         if counts:
             self._count(scales)
-        if not (self._arrays or self._out_of_reach):
+        if not is_read:
             yield
             return
         with self.lock:
@@ -161,14 +162,16 @@ def _arrays_in(heads: Any) -> list[NDArray]:
     return [array for array in (heads if isinstance(heads, (list, tuple)) else [heads]) if isinstance(array, NDArray)]
 
 
-def _scales_behind(head: NDArray) -> set[float]:
-    """Return the scales of the losses that an array is, or is computed from."""
+def _scales_behind(head: NDArray, is_asked_for_all: bool) -> set[float]:
+    """Return the scale of the loss that an array is, or the scales of the losses behind it, if asked for."""
     try:
         symbol = autograd.get_symbol(head)
     except mx.MXNetError:  # nothing was recorded of it: the backward pass is about to raise as well
         return set()
     own = symbol.attr(_MARK)
-    return {float(own)} if own else {float(attrs[_MARK]) for attrs in symbol.attr_dict().values() if _MARK in attrs}
+    if own or not is_asked_for_all:
+        return {float(own)} if own else set()
+    return {float(attrs[_MARK]) for attrs in symbol.attr_dict().values() if _MARK in attrs}
 
 
 def scaled_invocations() -> Mapping[int, Callable[[Invoke, Invocation], Any]]:

@@ -1,9 +1,9 @@
 """Roll back running statistics: arrays that forward passes write are as before where their step is skipped.
 
-Arrays are copied before a recorded call writes them for the first time since their trainer's last decision: those of a
-call by one operator, which nobody waits for. An array belongs to the trainers of the parameters beside it in that call.
-Other trainers put it back too, as statistics that a generator makes a discriminator write, unless its own trainer has
-scaled a loss and is still to decide.
+Arrays are copied before a recorded call writes them for the first time since their trainer's last decision: all arrays
+of a call by one operator, which nobody waits for. An array belongs to the trainers of the parameters beside it in that
+call. Other trainers put it back too, as statistics that a generator makes a discriminator write, unless its own trainer
+has scaled a loss and is still to decide.
 
 On CPUs MXNet's BatchNorm writes in its backward pass: statistics of imperative calls are copied before a backward pass,
 by one operator for all of them. Decisions come after it: they read the gradients.
@@ -28,7 +28,7 @@ from ..rules.own_gradients import ADDS_GRADIENT, CUSTOM
 from ..rules.tables.groups.layers import BATCH_NORMS
 from .custom_operators import number_of_states
 
-# Operators that write inputs, and the positions of those.
+# Operators that write inputs, and the positions of these inputs.
 _POSITIONS: Mapping[str, Sequence[int]] = {
     **dict.fromkeys((*BATCH_NORMS, "BatchNorm_v1", "_contrib_SyncBatchNorm"), (3, 4)), ADDS_GRADIENT: (1,)}
 _MOST_AGE = 100  # of a copy: decisions of other trainers
@@ -41,7 +41,7 @@ class _Call:
     """The arrays that a call is about to write, and how they were before."""
 
     beside: Sequence[int]  # the ids of its inputs
-    copies: _Copies  # those of other calls may be among them
+    copies: _Copies  # arrays of other calls may be among them
     age: int = 0  # decisions of others since then; with any its arrays are copied anew before they are written again
 
     def put_back(self, latest: Mapping[int, _Call]) -> None:
@@ -79,19 +79,19 @@ class _RunningStats:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._deciders: WeakSet[Any] = WeakSet()  # trainers that may skip steps, and who may turn others into such
-        self._waiting: WeakSet[Trainer] = WeakSet()  # those that scaled a loss since they decided
+        self._deciders: WeakSet[Any] = WeakSet()  # trainers that may skip steps, and GradScalers, which make them skip
+        self._waiting: WeakSet[Trainer] = WeakSet()  # trainers that scaled a loss since they decided
         self._calls: dict[int, _Call] = {}  # by the ids of the arrays that they write
         # Calls whose backward pass will write, by the ids of the arrays that it writes: the ids of their inputs, those
         # arrays, and their device and type.
         self._ahead: dict[tuple[int, ...], tuple[Sequence[int], list[NDArray], Any]] = {}
 
     def watch(self, decider: Any) -> None:
-        """Copy what is written from now on, as long as the decider lives."""
+        """Copy arrays that are written from now on, as long as the decider lives."""
         self._deciders.add(decider)
 
     def forget(self) -> None:
-        """Put nothing back of what was written so far."""
+        """Put no array back that was written so far."""
         with self._lock:
             self._calls.clear()
             self._ahead.clear()
@@ -169,7 +169,7 @@ running_stats = _RunningStats()
 
 def noting_invocations(runs: Mapping[int, Callable[[Invoke, Invocation], Any]]
                        ) -> dict[int, Callable[[Invoke, Invocation], Any]]:
-    """Return how to run imperative calls, by the operators' handles: those that write inputs take note of it."""
+    """Return how to run imperative calls, by the operators' handles: operators that write inputs take note of it."""
     return {**runs, **{handle_of(op): _noting(op, runs.get(handle_of(op), lambda invoke, call: invoke(*call)))
                        for op in (*_POSITIONS, CUSTOM)}}
 

@@ -38,7 +38,7 @@ def convert_sync_batchnorm(net: Block, num_devices: int | None = None, allreduce
     net : Block
         Hybridized or not, initialized or not, with FP32 parameters.
     num_devices : int, optional
-        How many contexts of this process take part; those that the parameters are on, when left out.
+        How many contexts of this process take part; the contexts that the parameters are on, when left out.
     allreduce : callable, optional
         ``allreduce(vector, name=name)`` returns the sum of a vector over all processes, the same bits in each. It is
         called from threads of MXNet's. When left out, the engine that the process was started with gives it:

@@ -38,7 +38,7 @@ def _scalers() -> list[LossScaler]:
 
 
 def load_state_dict(state: Mapping[str, Mapping[str, float]]) -> None:
-    """Continue all loss scalers, as many as now, from what :func:`state_dict` returned; none if one is malformed."""
+    """Continue all loss scalers, as many as now, from a result of :func:`state_dict`; none if it is malformed."""
     scalers = _scalers()
     if not isinstance(state, Mapping) or not all(isinstance(each, Mapping) for each in state.values()):
         raise ValueError(expected("what amp.state_dict() returned", "state", state))
@@ -73,7 +73,7 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: ty
     """Read a file of :func:`save_states` or of plain ``Trainer.save_states``, completely or not at all.
 
     Files of ``Trainer.save_states`` are pickles, which can run any code. Here they may refer to MXNet's and NumPy's own
-    classes only, and to those that you name.
+    classes only, and to the classes that you name.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def _classes_of(trainer: gluon.Trainer) -> list[type]:
 
 
 def _parsed(content: bytes, classes: Collection[type]) -> tuple[list[Any], Callable[[], Any]]:
-    """Return the states of loss scalers, and a function that reads those of the optimizer."""
+    """Return the states of loss scalers, and a function that reads the optimizer's states."""
     for magic in (_MAGIC, _PICKLED):
         if content.startswith(magic):
             header, _, states = content[len(magic):].partition(b"\n")

@@ -24,7 +24,7 @@ class AmpHandler(TrainBegin, TrainEnd, GradientUpdateHandler):
     """Make ``Estimator.fit`` train in mixed precision, with loss scaling; needs no ``amp.init``.
 
     Takes the place of the estimator's ``GradientUpdateHandler``. Training and the validation in the course of it run
-    under :class:`autocast`; what the estimator does before and after is not touched. A batch processor whose
+    under :class:`autocast`; work of the estimator before and after is not touched. A batch processor whose
     ``fit_batch`` is the user's own has to scale the loss itself, with :func:`scale_loss`, unless the scale is 1.
 
     Parameters

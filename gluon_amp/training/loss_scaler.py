@@ -36,11 +36,11 @@ def _one_or_more(name: str, value: float) -> int:
 class ScalerState:
     """Everything about a scaler that changes."""
 
-    scale: float  # what the loss is multiplied by
+    scale: float  # multiplies the loss
     good_steps: int = 0  # steps without overflow since the scale last changed
     bad_steps: int = 0  # steps skipped in a row
     num_skipped: int = 0  # all steps skipped so far
-    overflows: int = 0  # those that count for the hysteresis
+    overflows: int = 0  # overflows that count for the hysteresis
 
     @classmethod
     def of(cls, state: Mapping[str, float]) -> ScalerState:
@@ -164,7 +164,7 @@ class LossScaler:
         self._state = self._rule(self._state, found_inf)
 
     def take_report(self, found_inf: bool, last: int | None) -> int:
-        """Take note of the step of one of several trainers: those of one iteration count as one; return its number.
+        """Take note of the step of one of several trainers: steps of one iteration count as one; return its number.
 
         ``last`` is the number returned for the trainer's step before: an iteration ends when a trainer reports again.
         """

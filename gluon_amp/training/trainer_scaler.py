@@ -63,10 +63,10 @@ class TrainerScaler:
         self.listeners: list[Callable[[bool], None]] = []
         self._reports: dict[int, int] = {}  # by losses: the iteration of its scaler that was told of last
         self._scaled: set[int] = set()  # the losses scaled since the last step
-        self._open: list[int] = []  # those whose backward is under way
-        self._overflowed: set[int] = set()  # those whose backward gave the step's first gradients that are not finite
+        self._open: list[int] = []  # losses whose backward is under way
+        self._overflowed: set[int] = set()  # losses whose backward gave the first gradients that are not finite
         # By parameter and device: which gradients a backward pass had written when they were reduced. MXNet's marks are
-        # cleared then, so that those of another backward pass are seen.
+        # cleared then, so that gradients of another backward pass are seen.
         self._fresh: list[list[bool]] | None = None
         self._is_ahead = False  # whether gradients were reduced before the trainer was told to
         self._awaited: Callable[[], bool] | None = None  # tells whether gradients are finite, until someone has asked
@@ -83,7 +83,7 @@ class TrainerScaler:
         self.remember()
 
     def remember(self) -> None:
-        """Count among :func:`attached_scalers`, and have kept what may be put back."""
+        """Count among :func:`attached_scalers`, and have running statistics kept for the trainer."""
         if self.skips:
             _attached[id(self)] = self
             running_stats.watch(self.trainer)
@@ -216,7 +216,7 @@ class TrainerScaler:
         return self._fresh is not None and not any(map(any, distribution.fresh(self.trainer)))
 
     def _reduce_ahead(self, caller: str) -> None:
-        """Add the gradients up now: a step that did it later would add up what was done to those of each device."""
+        """Add the gradients up now: in a later sum changes of one device's gradients would be lost."""
         if self.adds_up and not self._is_reduced():
             distribution.reduce_gradients(self.trainer, caller)
             self._is_ahead = True
@@ -380,7 +380,7 @@ def attach(scaler: TrainerScaler, *, updates: bool = True, **reduction: Any) -> 
 
 
 def attached_to(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
-    """Return what connects a trainer with its scalers; raise StateError for one without."""
+    """Return the trainer scaler of a trainer; raise StateError for one without."""
     checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     scaler = trainers.attached(trainer)
     if not isinstance(scaler, TrainerScaler):
@@ -389,7 +389,7 @@ def attached_to(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
 
 
 def attached_scalers() -> list[TrainerScaler]:
-    """Return what connects the living trainers in use with their scalers, in the order of ``init_trainer``."""
-    # Those of an earlier init may live on in a notebook, or in a script that trains twice.
+    """Return the trainer scalers of the living trainers in use, in the order of ``init_trainer``."""
+    # Trainers of an earlier init may live on in a notebook, or in a script that trains twice.
     gc.collect()  # a trainer and its parameters refer to each other: without this, dead ones would count by chance
     return [item for item in _attached.values() if item.session == in_force.session]
