@@ -28,7 +28,7 @@ from mxnet import autograd
 
 from gluon_amp import passes
 from gluon_amp._mxnet import symbols
-from gluon_amp.eager import casts, own_gradients, sound_calls, written
+from gluon_amp.eager import casts, loss_scale, running_stats, sound_calls
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
 from gluon_amp.passes import assign_dtypes, fold_batch_norm, fuse, summed_gradients
 from gluon_amp.plan import cached_op, executors, traced
@@ -207,8 +207,8 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "output_fused_away": _patched((fuse, "_is_read_elsewhere", lambda *_: False)),
     "folded_without_bias": _patched(
         (fold_batch_norm._Folding, "fold", _fold_without_bias(fold_batch_norm._Folding.fold))),
-    "statistics_of_skipped_steps": _patched((written._Written, "decided", lambda *_, **__: None)),
-    "scale_not_carried": _patched((own_gradients._Scale, "_fill", lambda *_: None)),
+    "statistics_of_skipped_steps": _patched((running_stats._RunningStats, "decided", lambda *_, **__: None)),
+    "scale_not_carried": _patched((loss_scale._LossScale, "_fill", lambda *_: None)),
     "constants_lost": _patched((policy, "within_range", lambda decision, *_: decision)),
     "marks_in_files": _patched((symbols, "unmarked", lambda symbol: symbol)),
     "converted_output_order": _converted(_outputs_in_another_order),

@@ -25,7 +25,7 @@ def test_the_tutorial_runs_as_it_is_written(how):
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("Conversion and Inference completed successfully\n")
     losses = [list(map(float, found)) for found in re.findall(r"CrossEntropy=([\d.]+), SmoothL1=([\d.]+)", done.stderr)]
-    assert len(losses) == 2
+    assert len(losses) == 1
     assert np.isfinite(losses).all()
 
 

@@ -120,18 +120,15 @@ def _assert_equal(found, expected):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layers", _layers())
 def test_a_skipped_step_leaves_no_trace(layers, mode):
-    amp.init()
-    nets = []
+    found = []
     for factors in ([GOOD, GOOD, BAD, GOOD], [GOOD, GOOD, None, GOOD]):
-        net = _net(_layers()[layers], mode)
-        trainer = _trainer(net)
-        amp.init_trainer(trainer, loss_scaler=1.0)
+        net, trainer = _attached(layers, mode)
         for number, factor in enumerate(factors):
             if factor is not None:
                 _step(net, trainer, _batch(number, factor))
-        nets.append(net)
-    assert all(np.isfinite(values).all() for values in _values(nets[0]))
-    _assert_equal(*map(_values, nets))
+        found.append(_values(net))
+    assert all(np.isfinite(values).all() for values in found[0])
+    _assert_equal(*found)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -150,12 +147,9 @@ def test_right_behind_a_skipped_step_all_is_as_before(mode, tmp_path):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_all_micro_batches_of_a_skipped_step_are_forgotten(mode):
-    amp.init()
-    net = _net(_layers()["two"], mode)
+    net, trainer = _attached("two", mode)
     for parameter in net.collect_params().values():
         parameter.grad_req = "add" if parameter.grad_req == "write" else "null"
-    trainer = _trainer(net)
-    amp.init_trainer(trainer, loss_scaler=1.0)
     _step(net, trainer, _batch(0, GOOD), _batch(1, GOOD))
     before = _values(net)
     _step(net, trainer, _batch(2, GOOD), _batch(3, BAD), _batch(4, GOOD))
@@ -166,15 +160,15 @@ def test_all_micro_batches_of_a_skipped_step_are_forgotten(mode):
 def test_on_several_devices_every_copy_is_as_before(mode):
     devices = [mx.cpu(0), mx.cpu(1)]
     net, trainer = _attached(mode=mode, devices=devices)
-    before = None
+    kept = []
     for number, factors in enumerate(([GOOD, GOOD], [GOOD, BAD])):
         with mx.autograd.record():
             losses = [net(_batch(number, factor, device)).square().mean() for factor, device in zip(factors, devices)]
             with amp.scale_loss(losses, trainer) as scaled:
                 mx.autograd.backward(scaled)
         trainer.step(1)
-        before = before or _values(net)
-    _assert_equal(_values(net), before)
+        kept.append(_values(net))
+    _assert_equal(*kept)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -256,22 +250,18 @@ def test_a_copied_trainer_puts_back_as_well():
     _assert_equal(_values(other), before)
 
 
-def test_statistics_measured_anew_between_steps_stay():
-    net, trainer = _attached()
+@pytest.mark.parametrize(("mode", "when"), [("hybridized", "between steps"), ("eager", "behind the forward pass")])
+def test_statistics_that_are_set_stay(mode, when):
+    net, trainer = _attached(mode=mode)
     _step(net, trainer, _batch(0, GOOD))
-    net[1].running_mean.set_data(mx.nd.ones(8) * 7)
-    _step(net, trainer, _batch(1, BAD))
-    np.testing.assert_array_equal(net[1].running_mean.data().asnumpy(), np.full(8, 7, "float32"))
-
-
-def test_statistics_that_are_set_behind_the_forward_pass_stay():
-    net, trainer = _attached(mode="eager")
-    _step(net, trainer, _batch(0, GOOD))
+    if when == "between steps":
+        net[1].running_mean.set_data(mx.nd.ones(8) * 7)
     with mx.autograd.record():
         loss = net(_batch(1, BAD)).square().mean()
         with amp.scale_loss(loss, trainer) as scaled:
             pass
-    net[1].running_mean.set_data(mx.nd.ones(8) * 7)
+    if when != "between steps":
+        net[1].running_mean.set_data(mx.nd.ones(8) * 7)
     scaled.backward()
     trainer.step(1)
     assert amp.get_loss_scaler(trainer).num_skipped == 1
