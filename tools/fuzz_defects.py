@@ -28,9 +28,9 @@ from mxnet import autograd
 
 from gluon_amp import passes
 from gluon_amp._mxnet import symbols
-from gluon_amp.eager import casts, own_gradients, sound_calls, written
+from gluon_amp.eager import casts, gradient_fixes, own_gradients, written
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
-from gluon_amp.passes import assign_dtypes, fold_batch_norm, fuse, summed_gradients
+from gluon_amp.passes import assign_dtypes, fold_batch_norm, fuse, identities
 from gluon_amp.plan import cached_op, executors, traced
 from gluon_amp.rules import policy
 from gluon_amp.session import block_calls
@@ -192,10 +192,10 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "channel_late": _planned(_a_channel_late),
     "still_statistics": _planned(_still_statistics),
     "other_eps": _planned(_other_eps),
-    "added_is_written": _patched((summed_gradients.SharedGuards, "before", lambda guards, entry: entry)),
-    "added_is_written_eager": _patched((_Caster, "_guarded", lambda call, array: array)),
+    "added_is_written": _patched((identities.SharedIdentities, "before", lambda shared, entry: entry)),
+    "added_is_written_eager": _patched((_Caster, "_behind_identity", lambda call, array: array)),
     "bias_unwritten": _patched((traced.Traced, "concerned", lambda *_: frozenset())),
-    "bias_unwritten_eager": _patched((sound_calls, "_graph", lambda *_: None)),
+    "bias_unwritten_eager": _patched((gradient_fixes, "_fixed", lambda *_: None)),
     "stale_weights": _patched((_CachedOp, "__call__", _call_with_first_weights(_CachedOp.__call__))),
     "stale_weights_eager": lambda: mock.patch.object(_Caster, "input_cast", _stale_casts(_Caster.input_cast)),
     "exclusions_ignored": _patched((exclusions.Exclusions, "inside", lambda *_: set()),

@@ -210,12 +210,12 @@ def _note(graph: Graph, record: Conversion, is_fused: bool) -> None:
 
 
 def _say_types(graph: Graph, data: Collection[str]) -> None:
-    """Write the type on FP32 variables that only casts and guards read: ``simple_bind`` could not infer it."""
+    """Write the type on FP32 variables that only casts and identities read: ``simple_bind`` could not infer it."""
     readers = Readers(graph)
     for node in graph.variables():
         reading = readers.of(Entry(node))
         if (node.name not in data and node.attrs.get(DTYPE, "-1") == "-1" and node.dtypes == [FLOAT32] and reading
-                and all(reader.op == CAST or reader.role is Role.GUARD for reader in reading)):
+                and all(reader.op == CAST or reader.role is Role.IDENTITY for reader in reading)):
             node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[FLOAT32])}
 
 

@@ -25,21 +25,10 @@ from ..rules.decision import FOR_SECOND_GRADIENTS, may_lower
 from ..rules.tables.groups.shapes import FILLED_LIKE
 from ..state.eager_policy import EagerPolicy, Operator, twins
 from ..state.frame import frame, outermost
-from .casts import (
-    LOW_FLAGS,
-    NAMES,
-    Caster,
-    casts_weight_of_deconvolution,
-    is_castable,
-    release,
-    run_widened,
-    widened,
-)
+from .casts import LOW_FLAGS, NAMES, Caster, is_castable, release, widened
+from .gradient_fixes import TWICE_DIFFERENTIABLE, are_recorded, fixing_invocations, make_fixing_invoke
 from .own_gradients import scaled_invocations
-from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
-from .sound_calls import make_sound_invoke, run_with_cast_weight
 from .written import noting_invocations
-from .zero_gradients import saving_invocations
 
 _COPIES = {"_copyto", "_npi_copyto"}
 _FILLED_LIKE = {*FILLED_LIKE, "_npi_full_like"}
@@ -73,8 +62,8 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
             wide = widened(original, inputs, is_np_op) if is_on() else inputs
             if wide is inputs:
                 raise
-            return run_widened(original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list), wide)
-    return make_sound_invoke(invoke, is_on)
+            return original(handle, wide, keys, values, out, is_np_op, output_is_list)
+    return make_fixing_invoke(invoke, is_on)
 
 
 def make_recorded_invoke(original: Invoke) -> Invoke:
@@ -86,7 +75,7 @@ def make_recorded_invoke(original: Invoke) -> Invoke:
             return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
         return run(original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list))
 
-    recorded = noting_invocations({**saving_invocations(), **scaled_invocations()})
+    recorded = noting_invocations({**fixing_invocations(), **scaled_invocations()})
     return invoke
 
 
@@ -109,8 +98,6 @@ class _Applier(NamedTuple):
             rule = FOR_SECOND_GRADIENTS
         if rule.rule != KEEP and LOW_FLAGS.difference((self.policy.flag,)).intersection(flags):
             wide = widened(self.invoke, inputs, call.is_np_op, self.policy.flag)
-            if casts_weight_of_deconvolution(call, wide):
-                return run_with_cast_weight(self.invoke, call._replace(inputs=release(wide, self.policy, self.invoke)))
             call, flags = call._replace(inputs=wide), [flag_of(array) for array in wide]
         return self._run_by(rule, operator, call, flags)
 

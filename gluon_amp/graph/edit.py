@@ -30,9 +30,9 @@ def cast(entry: Entry, dtype: str, name: str, role: Role = Role.CAST) -> Entry:
     return Entry(made)
 
 
-def guard(entry: Entry, name: str) -> Entry:
+def identity(entry: Entry, name: str) -> Entry:
     """Make an operator that oneDNN does not run, and that changes nothing: a multiplication by 1."""
-    return Entry(operator("_mul_scalar", name, [entry], entry, Role.GUARD, scalar=1.0))
+    return Entry(operator("_mul_scalar", name, [entry], entry, Role.IDENTITY, scalar=1.0))
 
 
 def cast_nodes(graph: Graph) -> list[Node]:

@@ -24,7 +24,7 @@ class Role(Enum):
 
     OWN = "own"  # the program
     CAST = "cast"  # a pass: its producer and its readers differ in precision
-    GUARD = "guard"  # a pass: MXNet's cast would fail, or lose a gradient, without it
+    IDENTITY = "identity"  # a pass: MXNet's cast would fail, or lose a gradient, without it
     ROUNDING = "rounding"  # a pass: it imitates a type that the device has no kernels for
     HELPER = "helper"  # a pass: anything else, such as the zeros of padded filters
 

@@ -8,7 +8,7 @@ Operators that the fusion does not know stand in its way wherever it would go wr
 from __future__ import annotations
 
 from ..dtypes import AVX2_VALUES, FLOAT64
-from ..graph import Entry, Graph, Node, Readers, guard, redirect
+from ..graph import Entry, Graph, Node, Readers, identity, redirect
 from ..rules.shapes import has_avx2_kernel
 from .context import Context
 
@@ -43,7 +43,7 @@ def _shield(graph: Graph, spares_products: bool) -> set[str]:
         for position, entry in enumerate(node.inputs):
             if (_is_apart(node, position) or _is_read_elsewhere(entry, node, readers)
                     or (spares_products and _is_product(entry.node))):
-                node.inputs[position] = guard(entry, graph.new_name(f"{node.name}_shield"))
+                node.inputs[position] = identity(entry, graph.new_name(f"{node.name}_shield"))
                 shields.add(node.inputs[position].node.name)
     return shields
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..dtypes import FLOAT32
 from ..graph import CAST, Entry, Graph, Node, Role, cast
 from .context import Context
-from .widen import leave_onednn
+from .gradient_fixes import fix_behind_casts
 
 
 def is_needed(context: Context) -> bool:
@@ -29,7 +29,7 @@ def run(graph: Graph, context: Context) -> int:
             _round_outputs(graph, node, lowered, context)
     graph.heads = [lowered.get(head.key, head) for head in graph.heads]
     if context.policy.training:
-        leave_onednn(graph, Role.ROUNDING)
+        fix_behind_casts(graph, Role.ROUNDING)
     return len(raised)
 
 

@@ -9,8 +9,8 @@ convolutions that saves the casts that MXNet's needs.
 Dense layers and attention (:mod:`~gluon_amp.passes.native_attention`) run in either type, LayerNorm and dropout in that
 of their data.
 
-MXNet does not tell operators of libraries that a gradient is to be added to what is there: a barrier stands between
-(:mod:`~gluon_amp.passes.barriers`).
+MXNet does not tell operators of libraries that a gradient is to be added to what is there: an identity stands between
+(:mod:`~gluon_amp.passes.identities`).
 """
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from .._mxnet.invoke import StockCachedOp
 from .._mxnet.libraries import bring_to_plain_layout
 from .._mxnet.symbols import dtype_name, keep_marks, to_graph
 from ..dtypes import LOW_PRECISION
+from ..eager.gradient_fixes import TWICE_DIFFERENTIABLE
 from ..eager.own_gradients import loss_scale
-from ..eager.second_gradients import TWICE_DIFFERENTIABLE
 from ..eager.written import alike, written
 from ..graph import Graph, has_control_flow
 from ..graph.attrs import is_set

@@ -56,9 +56,9 @@ from ..eager import scaled_losses
 from ..eager.applier import make_invoke
 from ..eager.casts import is_low, release
 from ..eager.custom_operators import make_registry
+from ..eager.gradient_fixes import NOT_TWICE
 from ..eager.native import make_native_invoke
 from ..eager.own_gradients import loss_scale
-from ..eager.second_gradients import NOT_TWICE
 from ..eager.written import written
 from ..errors import StateError
 from ..plan import converted_symbols

@@ -257,7 +257,7 @@ class TestAlone:
     def rewritten(self, name, symbol, case, net, grad_req):
         """Apply a pass to a symbol, as for a CPU with AMX, but put no casts in."""
         where = next(each for each in passes.PASSES if each.name == name).where
-        others = frozenset(each.name for each in passes.PASSES) - {"assign_dtypes", "barriers", name}
+        others = frozenset(each.name for each in passes.PASSES) - {"assign_dtypes", "identities", name}
         target = "float32" if case.targets[0] in (CORE, ONEDNN) else "bfloat16"
         policy = Policy(target, amx=True, channel_multiple=32, training="training" in where,
                         disabled_passes=others)

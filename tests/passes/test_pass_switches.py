@@ -22,9 +22,9 @@ from gluon_amp.rules import Policy
 
 OPTIONAL = list(amp.list_passes())
 REQUIRED = [each.name for each in passes.PASSES if each.required]
-HELPERS = {"__init__", "constants", "context", "defect_table", "driver", "facts", "known_forward",
+HELPERS = {"__init__", "constants", "context", "driver", "facts", "known_forward",
            "native_attention", "native_casts", "native_dropout", "native_pooling", "native_products",
-           "native_recurrent", "sparse_tensors", "summed_gradients", "widen", "verify"}
+           "native_recurrent", "sparse_tensors", "widen", "verify"}
 
 
 def data(channels=16):

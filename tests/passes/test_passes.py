@@ -260,7 +260,7 @@ def test_every_node_says_who_put_it_there():
     rewrite(made, Policy("bfloat16"))
     roles = {node.name: node.role for node in made.nodes()}
     assert {name for name, role in roles.items() if role is Role.OWN} == own
-    assert roles["c_weight_guard"] is Role.GUARD
+    assert roles["c_weight_guard"] is Role.IDENTITY
     assert roles["c_weight_bfloat16"] is roles["out_float32"] is Role.CAST
     assert roles["odd_unpad"] is roles["odd_weight_zeros"] is roles["clip_relu"] is Role.HELPER
 

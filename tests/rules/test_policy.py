@@ -163,7 +163,7 @@ class TestFiles:
         with pytest.raises(PolicyError, match=r"fp32_inputs of 'BatchNorm' lack \[1, 2, 3, 4\]"):
             Policy.from_json(self.text("BatchNorm"))
 
-    @pytest.mark.parametrize("changes", [{"excluded": "net_dense0"}, {"slow": [1]}, {"disabled_passes": "fuse"},
+    @pytest.mark.parametrize("changes", [{"excluded": "net_dense0"}, {"excluded": [1]}, {"disabled_passes": "fuse"},
                                          {"training": "false"}])
     def test_what_is_no_list_or_no_choice_is_refused(self, changes):
         with pytest.raises(PolicyError, match=f"expected .*, received {next(iter(changes))}="):

@@ -30,7 +30,7 @@ from ...state.in_force import in_force
 
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 
-_ROLES = {CAST: Role.CAST, "_mul_scalar": Role.GUARD}  # of what the eager applier inserts
+_ROLES = {CAST: Role.CAST, "_mul_scalar": Role.IDENTITY}  # of what the eager applier inserts
 
 
 class Call(NamedTuple):
