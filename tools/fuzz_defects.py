@@ -202,7 +202,7 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
                                    (exclusions.Exclusions, "match", lambda *_: False)),
     "regions_ignored": _patched((assign_dtypes, "decide", _decide_without_regions(assign_dtypes.decide))),
     "first_call_stays": _patched((block_calls, "outermost_trace", nullcontext)),
-    "first_variant_stays": _patched((traced.Traced, "choices", lambda *_: traced.Choices())),
+    "first_variant_stays": _patched((traced.Traced, "shaped", lambda *_: frozenset())),
     "first_plan_stays": _patched((executors.Binding, "plan", _first_plan)),
     "output_fused_away": _patched((fuse, "_is_read_elsewhere", lambda *_: False)),
     "folded_without_bias": _patched(

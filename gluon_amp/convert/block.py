@@ -261,7 +261,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     graph = to_graph(traced.symbol)
 
     def build(made: Made) -> ConvertedBlock:
-        state = State({"cpu": network.policy}) if network.on_cpu else None
+        state = State({"cpu": network.policy}, {"cpu": network.device}) if network.on_cpu else None
         converted = ConvertedBlock(made.symbol, traced.inputs, made.record, state)
         blocks.set_formats(converted, traced.formats)
         blocks.load_parameters(converted, made.arrays, devices)
@@ -279,7 +279,7 @@ def _network(block: HybridBlock, options: Options, data_example: Any) -> tuple[N
     parameter = next(iter(block.collect_params().values()), None)
     devices = options.devices or ([mx.context.current_context()] if parameter is None else parameter.list_ctx())
     arrays = blocks.parameters_of(block, [name for name in traced.symbol.list_inputs() if name not in inputs])
-    network = Network(traced.symbol, arrays, inputs, options.policy(to_graph(traced.symbol), devices, block),
+    network = Network(traced.symbol, arrays, inputs, *options.policy(to_graph(traced.symbol), devices, block),
                       dict(zip(inputs, flat(example))), options.cast_outputs, devices[0].device_type != "gpu")
     return network, traced, devices
 

@@ -153,7 +153,7 @@ def prepared(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], policy:
     """Return a network as all its conversions begin, BatchNorm folded."""
     graph, weights = to_graph(symbol), NDArrayWeights(arrays)
     analyse_network(symbol, graph, weights, {}, {})
-    passes.run(graph, Context.of(graph, in_fp32(policy), Facts(recorded=False), weights=weights))
+    passes.run(graph, Context.of(graph, in_fp32(policy), facts=Facts(recorded=False), weights=weights))
     return Plain(from_graph(graph, symbol), weights.arrays)
 
 

@@ -93,7 +93,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     typed = typed_variables(sym)
     weights = NamesOnly([name for name in names if (name in typed if data_names is None else name not in data_names)])
     device = options.devices[0] if options.devices else mx.context.current_context()
-    return convert(sym, weights, options.policy(to_graph(sym), [device]), {}, on_cpu=device.device_type != "gpu",
+    return convert(sym, weights, *options.policy(to_graph(sym), [device]), {}, on_cpu=device.device_type != "gpu",
                    cast_outputs=options.cast_outputs)[0]
 
 
@@ -201,19 +201,19 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_
     check_names(example or {}, names, "data_example")
     device = options.devices[0] if options.devices else mx.context.current_context()
     graph, on_cpu = to_graph(sym), device.device_type != "gpu"
-    policy = options.policy(graph, [device])
+    policy, runs = options.policy(graph, [device])
     used = {name: array for name, array in arrays.items() if name in set(names)}
     data = data_names or [name for name in names if name not in used and not name.endswith("_label")]
     labels = [name for name in names if name not in used and name not in data]
 
     def build(made: Made) -> ConvertedBlock:
         block = _Unlabelled(made.symbol, list(map(mx.sym.var, [*data, *labels])), made.record,
-                            State({"cpu": policy}) if on_cpu else None)
+                            State({"cpu": policy}, {"cpu": runs}) if on_cpu else None)
         blocks.load_parameters(block, made.arrays, [device])
         block.hybridize(**memory_flags(graph))
         return block
 
-    made = converted_network(Network(sym, used, data, policy, example or {}, options.cast_outputs, on_cpu),
+    made = converted_network(Network(sym, used, data, policy, runs, example or {}, options.cast_outputs, on_cpu),
                              options.int8, build)
     return (made.symbol, *split(made.symbol, made.arrays)), made.record
 

@@ -25,7 +25,7 @@ from ..dtypes import (
 from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
-from ..rules import Policy
+from ..rules import Device, Policy
 from ..state.devices import device_supports, of_device, warn_once
 from ..state.exclusions import can_be_target, is_named, is_target
 from ..state.policies import device_policies
@@ -65,13 +65,14 @@ class Options:
                    disabled_passes("all" if optimize is None and request else optimize, offline, disable_passes),
                    cast_outputs, request)
 
-    def policy(self, graph: Graph, devices: Sequence[mx.Context], block: Block | None = None) -> Policy:
-        """Return the policy for a network on devices of one kind."""
+    def policy(self, graph: Graph, devices: Sequence[mx.Context], block: Block | None = None) -> tuple[Policy, Device]:
+        """Return the policy for a network on devices of one kind, and what it depends on of these."""
         device, chosen = _one_kind(self.target_dtype, devices)
         kind = f"gpu({device.device_id})" if device.device_type == "gpu" else "cpu"
         policies = device_policies({kind: chosen}, **self.lists)
-        return replace(policies[kind], excluded=self.exclude.nodes(graph, block), training=False,
-                       disabled_passes=self.disabled_passes)
+        policy = replace(policies[kind], excluded=self.exclude.nodes(graph, block), training=False,
+                         disabled_passes=self.disabled_passes)
+        return policy, Device.of(chosen)
 
 
 def data_may_come_second(function: Callable) -> Callable:

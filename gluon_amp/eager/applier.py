@@ -123,7 +123,7 @@ class _Applier(NamedTuple):
         lowered = call._replace(inputs=inputs, out=None)
         try:
             result = (caster.imitated(lowered, has_statistics=bool(rule.fp32_inputs))
-                      if lowers and self.policy.policy.imitated else self.invoke(*lowered))
+                      if lowers and self.policy.device.imitated else self.invoke(*lowered))
         except mx.MXNetError as error:
             raise _explained(error, operator, rule, inputs) from error
         if call.out is not None:
@@ -156,7 +156,7 @@ def run_lowered(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], po
     """Run an operator in low precision, if the policy allows it, on FP32 inputs; return FP32 outputs."""
     if handle_of(op) in twins() and inputs[0].shape == inputs[1].shape:
         op = op.replace("broadcast_", "elemwise_")
-    rule = policy.policy.decide(op, attrs, inputs[0].shape)
+    rule = policy.rule_of(op, attrs, inputs[0].shape)
     if not may_lower(rule):
         raise PolicyError(f"the operator {op} does not run in {policy.target} (rule {rule.rule}: {rule.note})")
     call = Invocation(handle_of(op), inputs, list(attrs), list(attrs.values()), None, False, output_is_list=True)

@@ -35,12 +35,12 @@ def is_needed(context: Context) -> bool:
 
 def multiple_of(context: Context) -> int:
     """Return what the number of channels should be a multiple of."""
-    return context.policy.channel_multiple or _MULTIPLE[context.target]
+    return context.device.channel_multiple or _MULTIPLE[context.target]
 
 
 def run(graph: Graph, context: Context) -> int:
     """Pad every convolution of the target type that needs it and whose shapes are known; return how many."""
-    if context.policy.imitated:
+    if context.device.imitated:
         return 0
     nodes = graph.nodes()
     readers = Readers(graph)
@@ -75,7 +75,7 @@ def _missing_channels(node: Node, context: Context) -> int:
 
 def _missing_inputs(node: Node, context: Context) -> int:
     """Return how many input channels to add, 0 for none. Nothing was measured with AMX."""
-    if (not context.policy.training or context.target != BFLOAT16 or context.policy.amx
+    if (not context.policy.training or context.target != BFLOAT16 or context.device.amx
             or not _is_convolution(node, context)):
         return 0
     data, weight, multiple = node.inputs[0].shape, node.inputs[1].shape, multiple_of(context)
@@ -123,7 +123,7 @@ def _is_normalised(node: Node, readers: Readers, context: Context) -> bool:
     """Tell whether the cut would cost more than it gains: with AMX kernels, in training, before BatchNorm."""
     # A cut leaves its output in plain layout, for which oneDNN has a slow kernel of BatchNorm only. Without AMX odd
     # channel counts fall back to kernels that are far slower.
-    return (context.policy.amx and context.policy.training
+    return (context.device.amx and context.policy.training
             and any(reader.op in BATCH_NORMS for reader in readers.of(Entry(node))))
 
 

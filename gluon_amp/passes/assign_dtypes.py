@@ -30,7 +30,7 @@ def run(graph: Graph, context: Context) -> int:
         node.decision = READS_SPARSE if id(node) in kept else decide(node, context)
         if id(node) in shapeless and may_lower(node.decided):
             node.decision = BEHIND_LOOP
-    joins = _joins(graph, nodes) if context.target == BFLOAT16 and not context.policy.imitated else ()
+    joins = _joins(graph, nodes) if context.target == BFLOAT16 and not context.device.imitated else ()
     for node in nodes:
         if id(node) in joins and {FLOAT32, context.target} <= {entry.dtype for entry in node.inputs}:
             node.decision = replace(node.decided, rule=LOWER, cause=Cause.READERS, note="all that reads it is lowered")
@@ -70,7 +70,7 @@ def decide(node: Node, context: Context) -> Decision:
         return EXCLUDED
     if context.int8 is not None and node.name in context.int8.layers:
         return IN_INT8
-    decision = context.policy.decide(node.op, node.attrs, _data_shape(node))
+    decision = context.decide(node.op, node.attrs, _data_shape(node))
     return decision if not may_lower(decision) else _within_range(decision, node, context)
 
 

@@ -71,7 +71,7 @@ _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channel
 
 def is_needed(context: Context) -> bool:
     """Tell whether training in a type of theirs is about to run on a CPU with operators in C++."""
-    return (context.facts.trains and context.facts.recorded and context.target in _COSTS and not context.policy.imitated
+    return (context.facts.trains and context.facts.recorded and context.target in _COSTS and not context.device.imitated
             and context.native is not None)
 
 
@@ -148,12 +148,12 @@ def _gives_map(node: Node) -> bool:
 
 def _gains(chain: list[Node], readers: Readers, context: Context) -> bool:
     """Tell whether maps that are transposed cost less than what MXNet has no good kernels for."""
-    policy = context.policy
+    multiple = context.device.channel_multiple or 0
     inside = {id(node) for node in chain}
-    costs = _COSTS_OF_AVX2 if policy.channel_multiple == AVX2_VALUES else _COSTS[context.target]
+    costs = _COSTS_OF_AVX2 if multiple == AVX2_VALUES else _COSTS[context.target]
     turned = [entry.shape for node in chain for entry in _maps(node) if not _is_turned(entry, inside)]
     turned += [node.shapes[0] for node in chain if _leaves(node, inside, readers)]
-    lacks_kernels = (policy.channel_multiple or 0) >= BLOCK and any(_groups(node) > 1 for node in chain)
+    lacks_kernels = multiple >= BLOCK and any(_groups(node) > 1 for node in chain)
     saved = sum(_saved(node, lacks_kernels, costs) * prod(node.shapes[0] or ()) for node in chain)
     return saved > costs.transposition * sum(prod(shape or ()) for shape in turned)
 
@@ -301,7 +301,7 @@ def _transposed(graph: Graph, entry: Entry, axes: tuple[int, ...], shape: tuple[
     """Return a map with its axes in another order, and the shape that it has then; in FP32."""
     made = operator("transpose", graph.new_name(f"{entry.node.name}_turned"), [entry], entry, axes=axes)
     made.dtypes, made.shapes = [FLOAT32], [shape]
-    made.decision = context.policy.decide(made.op, made.attrs, entry.shape)
+    made.decision = context.decide(made.op, made.attrs, entry.shape)
     return Entry(made)
 
 

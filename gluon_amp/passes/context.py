@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Collection, Mapping, Protocol, Sequence
+from typing import Any, Callable, Collection, Mapping, Protocol, Sequence
 
 import numpy as np
 
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph
-from ..rules import Policy
+from ..rules import ANY_DEVICE, Decision, Device, Policy
 from .facts import UNKNOWN, Facts
 
 
@@ -52,6 +52,7 @@ class Context:
     """What a rewrite depends on."""
 
     policy: Policy  # decides the precision of each operator, and which passes are off
+    device: Device = ANY_DEVICE  # where the graph runs
     facts: Facts = UNKNOWN  # what is known of the calls that the graph is for
     # the data types that the graph's outputs had, and are to have; None for those that may have any
     outputs: tuple[str | None, ...] = ()
@@ -68,19 +69,21 @@ class Context:
     int8: Quantizer | None = None  # what runs in INT8; None where nothing does
 
     @classmethod
-    def of(cls, graph: Graph, policy: Policy, facts: Facts = UNKNOWN, *, keep_outputs: bool = True,
-           everywhere: bool = True, native: Callable[[str], bool] | None = None, converted: bool = False,
-           check: bool = False, weights: Weights | None = None,
-           engine: Callable[[Graph], Graph] | None = None, int8: Quantizer | None = None) -> Context:
+    def of(cls, graph: Graph, policy: Policy, device: Device = ANY_DEVICE, *, keep_outputs: bool = True,
+           **others: Any) -> Context:
         """Return what a rewrite of a graph depends on; without ``keep_outputs`` its outputs may take any type."""
         outputs = tuple(head.node.dtypes[head.output] if keep_outputs else None for head in graph.heads)
         variables = tuple(node.name for node in graph.variables())
-        return cls(policy, facts, outputs, variables, everywhere, native, converted, check, weights, engine, int8)
+        return cls(policy, device, outputs=outputs, variables=variables, **others)
 
     @property
     def target(self) -> str:
         """The low-precision type."""
         return self.policy.target_dtype
+
+    def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> Decision:
+        """Return the precision of an operator, and why."""
+        return self.policy.decide(op, attrs, shape, self.device)
 
     def runs_natively(self, op: str) -> bool:
         """Tell whether an operator in C++ may take the place of MXNet's."""

@@ -15,7 +15,7 @@ from .context import Context
 
 def is_needed(context: Context) -> bool:
     """Tell whether graphs run on maps of any size, with kernels that are wrong for some."""
-    return context.policy.amx and not context.policy.training
+    return context.device.amx and not context.policy.training
 
 
 def run(graph: Graph, context: Context) -> int:

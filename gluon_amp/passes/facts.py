@@ -11,6 +11,13 @@ class Concern(NamedTuple):
     of: int  # the position of the operand
 
 
+class Shaped(NamedTuple):
+    """What the shapes of a call decide on an operator."""
+
+    name: str  # of the operator's node
+    what: str  # that it runs in FP32, or as MXNet's, or that a product's factors come before its data
+
+
 class Facts(NamedTuple):
     """What is known of a call. A symbol has one plan for calls of equal facts, whatever their shapes."""
 
@@ -26,11 +33,7 @@ class Facts(NamedTuple):
     # operators that make a gradient on their own, and for how many inputs; empty where gradients carry no loss scale
     own_gradients: tuple[tuple[str, int], ...] = ()
     bound: bool = False  # whether the graph is of an executor, which knows all shapes beforehand or never
-    # what the shapes decide: names of operators that they keep in FP32, of those that they keep from running in C++,
-    # and of products whose factors come before the data
-    in_fp32: frozenset[str] = frozenset()
-    stock: frozenset[str] = frozenset()
-    factors_first: frozenset[str] = frozenset()
+    shaped: frozenset[Shaped] = frozenset()  # what the shapes decide: a plan depends on nothing else of them
 
 
 UNKNOWN = Facts()  # of a call of which nothing is known

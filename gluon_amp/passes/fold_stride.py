@@ -21,7 +21,7 @@ from .context import Context
 
 def is_needed(context: Context) -> bool:
     """Tell whether convolutions of few channels are faster with it."""
-    return context.policy.trains_on_amx
+    return context.policy.trains_on_amx(context.device)
 
 
 def run(graph: Graph, context: Context) -> int:

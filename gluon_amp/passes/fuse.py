@@ -22,7 +22,7 @@ def run(graph: Graph, context: Context) -> int:
     """Replace the graph by what the engine makes of it; return how many fused operators that has."""
     if context.engine is None or any(FLOAT64 in node.dtypes for node in graph.operators()):
         return 0  # oneDNN has no kernels for float64
-    shields = _shield(graph, context.int8 is None and context.policy.channel_multiple == AVX2_VALUES)
+    shields = _shield(graph, context.int8 is None and context.device.channel_multiple == AVX2_VALUES)
     fused = context.engine(graph)
     redirect(fused, {Entry(node).key: node.inputs[0] for node in fused.operators() if node.name in shields})
     graph.heads, graph.attrs = fused.heads, fused.attrs

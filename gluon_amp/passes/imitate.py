@@ -13,7 +13,7 @@ from .gradient_fixes import fix_behind_casts
 
 def is_needed(context: Context) -> bool:
     """Tell whether the type is imitated."""
-    return context.policy.imitated
+    return context.device.imitated
 
 
 def run(graph: Graph, context: Context) -> int:

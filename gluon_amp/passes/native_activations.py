@@ -29,7 +29,7 @@ def is_needed(context: Context) -> bool:
     """Tell whether activations run in bfloat16, on oneDNN's kernels, or train in FP32."""
     if context.target == FLOAT32:
         return context.policy.training
-    return context.target == BFLOAT16 and not context.policy.imitated
+    return context.target == BFLOAT16 and not context.device.imitated
 
 
 def run(graph: Graph, context: Context) -> int:
@@ -71,5 +71,5 @@ def _rectify_input(graph: Graph, clip: Node, context: Context) -> None:
     (source,) = clip.inputs
     relu = operator("Activation", graph.new_name(f"{clip.name}_relu"), [source], source, act_type="relu")
     relu.dtypes, relu.planned = [FLOAT32], [BFLOAT16]
-    relu.decision = context.policy.decide(relu.op, relu.attrs, source.shape)
+    relu.decision = context.decide(relu.op, relu.attrs, source.shape)
     clip.inputs = [Entry(relu)]

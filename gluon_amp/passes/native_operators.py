@@ -40,7 +40,7 @@ _MANY_ROWS = 16  # of a dense layer's data, from which on MXNet's product of mat
 
 def is_needed(context: Context) -> bool:
     """Tell whether there are such operators for the device."""
-    return context.native is not None and context.policy.runs_native
+    return context.native is not None and context.policy.runs_native(context.device)
 
 
 def _values(node: Node) -> int:
@@ -129,7 +129,7 @@ def _is_slow_softmax(node: Node, context: Context) -> bool:
     behind = values_behind(node.inputs[0].shape or (), integer(node.attrs, "axis", -1))
     return (_temperature(node) != 1 or is_set(node.attrs, "use_length") or behind >= NARROW
             or (behind == 1 and node.op == "log_softmax" and context.facts.recorded
-                and context.policy.channel_multiple == AVX2_VALUES
+                and context.device.channel_multiple == AVX2_VALUES
                 and (node.inputs[0].shape or (0,))[-1] >= AVX2_VALUES))
 
 

@@ -28,11 +28,11 @@ def gains(node: Node, context: Context) -> bool:
 
     For the gradient in low precision there is a shape rule.
     """
-    policy, data = context.policy, node.inputs[0]
+    device, data = context.device, node.inputs[0]
     if is_set(node.attrs, "global_pool"):
-        return (context.facts.recorded and not policy.lowers
-                and pools_out_of_order(node.attrs, data.shape or (), policy.amx, policy.channel_multiple or BLOCK))
-    return policy.channel_multiple == AVX2_VALUES and context.int8 is None and _lies_in_rows(data)
+        return (context.facts.recorded and not context.policy.lowers
+                and pools_out_of_order(node.attrs, data.shape or (), device.amx, device.channel_multiple or BLOCK))
+    return device.channel_multiple == AVX2_VALUES and context.int8 is None and _lies_in_rows(data)
 
 
 def _lies_in_rows(data: Entry) -> bool:

@@ -102,7 +102,7 @@ def _masks(graph: Graph, node: Node, context: Context) -> list[Entry]:
     # The number of steps and sequences may be another at the next call: it is read off the data.
     data = node.inputs[0]
     first = made("slice_axis", data, 1, axis=2, begin=0, end=1)
-    first.decision = context.policy.decide(first.op, first.attrs, data.shape)
+    first.decision = context.decide(first.op, first.attrs, data.shape)
     plan_outputs(first, context)
     ones = Entry(made("broadcast_axis", Entry(made("ones_like", Entry(first), 1)), width, axis=2, size=width))
     masks = []

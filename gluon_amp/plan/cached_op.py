@@ -159,9 +159,9 @@ class RewritingCachedOp:
 
         device = state.key(args[0].context) if args else "cpu"
         sparse = self._sparse(args)
-        facts = Facts(self._dtypes(args), device, self._accumulated(args),
-                      self._concerns(args), sparse, not sparse, self._is_recorded(), self._trains(), self._evaluates(),
-                      self._own_gradients())
+        facts = Facts(dtypes=self._dtypes(args), device=device, accumulated=self._accumulated(args),
+                      concerned=self._concerns(args), sparse=sparse, dense=not sparse, recorded=self._is_recorded(),
+                      trains=self._trains(), evaluates=self._evaluates(), own_gradients=self._own_gradients())
         self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions], shapes)
         return self.latest
 

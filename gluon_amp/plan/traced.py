@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Callable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 
@@ -13,7 +13,7 @@ from ..eager.custom_operators import inputs_with_own_gradient
 from ..graph import Graph, Node, subgraphs_of
 from ..graph.attrs import CONVERSION, region
 from ..passes import channels_last, gradient_fixes
-from ..passes.facts import Concern
+from ..passes.facts import Concern, Shaped
 from ..passes.native_operators import following, may_replace, replacement_of
 from ..passes.native_products import factors_come_first
 from ..passes.widen import widen
@@ -24,14 +24,6 @@ from .converted_symbols import spoilt_gradients
 
 Shapes = Sequence[Tuple[int, ...]]
 Dtypes = Sequence[Optional[str]]
-
-
-class Choices(NamedTuple):
-    """What shapes of inputs decide on: a plan depends on nothing else of them."""
-
-    in_fp32: frozenset[str] = frozenset()  # the names of operators that they keep in FP32
-    stock: frozenset[str] = frozenset()  # the names of those that they keep from running in C++
-    factors_first: frozenset[str] = frozenset()  # the names of products of factors and data
 
 
 class Traced:
@@ -126,24 +118,26 @@ class Traced:
     def _written(self) -> list[str]:
         return self.symbol.list_auxiliary_states()
 
-    def choices(self, state: State, device: str, shapes: Shapes) -> Choices:
-        """Return what the shapes of all inputs decide on."""
-        policy = policy_for(self, state, device, low=False)
+    def shaped(self, state: State, kind: str, shapes: Shapes) -> frozenset[Shaped]:
+        """Return what the shapes of all inputs decide on a kind of device."""
+        policy, device = policy_for(self, state, kind, low=False), state.device(kind)
         if policy is None:
-            return Choices()
+            return frozenset()
         lowered = frozenset(node.op for node in self.graph.operators()
-                            if not self.is_converted and policy.depends_on_shape(node.op))
-        is_native = device == "cpu" and policy.runs_native and native.any_is_available()
+                            if not self.is_converted and policy.depends_on_shape(node.op, device))
+        is_native = kind == "cpu" and policy.runs_native(device) and native.any_is_available()
         replaced = following(self.graph) if is_native else frozenset()
         ops = lowered | replaced
         if ops not in self._probes:
             self._probes[ops] = _Probe(self, ops)
         read = self._probes[ops].shapes(dict(zip(self.names, shapes)))
-        return Choices(frozenset(node.name for node, found in read
-                                 if node.op in lowered and policy.kept_for(node.op, node.attrs, found[0])),
-                       frozenset(node.name for node, found in read
-                                 if node.op in replaced and not may_replace(node, found)),
-                       frozenset(node.name for node, found in read if factors_come_first(node, found)))
+        decided = {
+            "in FP32": lambda node, found: (node.op in lowered
+                                            and policy.kept_for(node.op, node.attrs, found[0], device)),
+            "MXNet's": lambda node, found: node.op in replaced and not may_replace(node, found),
+            "factors first": factors_come_first}
+        return frozenset(Shaped(node.name, what) for what, holds in decided.items() for node, found in read
+                         if holds(node, found))
 
 
 def _own_gradients(node: Node) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .decision import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Cause, Decision, Rule, precision
 from .lists import ConditionalOp, make_policy
-from .policy import Policy
+from .policy import ANY_DEVICE, Device, Policy
 
-__all__ = ["FP32", "KEEP", "LOWER", "NEUTRAL", "RULES", "WIDEST", "Cause", "ConditionalOp", "Decision", "Policy",
-           "Rule", "make_policy", "precision"]
+__all__ = ["ANY_DEVICE", "FP32", "KEEP", "LOWER", "NEUTRAL", "RULES", "WIDEST", "Cause", "ConditionalOp", "Decision",
+           "Device", "Policy", "Rule", "make_policy", "precision"]

@@ -16,7 +16,7 @@ ConditionalOp = Tuple[str, str, Sequence[str]]
 def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_precision_ops: Sequence[str] | None = None,
                 fp32_ops: Sequence[str] | None = None,
                 conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
-                custom_ops: Mapping[str, str] | None = None, imitated: bool = False,
+                custom_ops: Mapping[str, str] | None = None,
                 parameters: Callable[[str], Mapping[str, str]] | None = None) -> Policy:
     """Build a policy from operator lists as MXNet's ``amp.init`` takes them."""
     lower = _names("target_precision_ops", target_precision_ops, known_ops)
@@ -35,7 +35,7 @@ def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_preci
         overrides.update(_lower_overrides(target_dtype, lower))
     overrides["Custom"] = tuple(Rule(rule, when=("op_type", (name,)), note="by register_op", cause=Cause.REGISTERED)
                                 for name, rule in (custom_ops or {}).items())
-    return Policy(target_dtype, overrides, imitated)
+    return Policy(target_dtype, overrides)
 
 
 def _lower_overrides(target_dtype: str, names: list[str]) -> dict[str, tuple[Rule, ...]]:

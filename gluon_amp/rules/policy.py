@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Callable, Mapping, Sequence
 
 from ..checks import true_or_false, whole
-from ..dtypes import BFLOAT16, FLOAT32, normalize
+from ..dtypes import BFLOAT16, FLOAT32, Support, normalize
 from ..errors import PolicyError, expected
 from ..files import replacing
 from .constants import constants_of, within_range
@@ -23,6 +23,25 @@ _DEFAULT = Rule(FP32, note="not in the operator tables: FP32 is safe for every o
 
 
 @dataclass(frozen=True)
+class Device:
+    """A device, as far as precisions and rewrites depend on it."""
+
+    channel_multiple: int | None = None  # what its fast convolution kernels need; None for the type's usual one
+    amx: bool = False  # whether oneDNN uses AMX tiles, some of whose kernels are wrong or slow for some shapes
+    imitated: bool = False  # whether low precision is imitated: FP32 kernels, with values rounded at every edge
+    reason: str = field(default="", compare=False)  # why everything runs in FP32, for people; empty in low precision
+
+    @classmethod
+    def of(cls, support: Support) -> Device:
+        """Return a device that runs as its support says."""
+        reason = support.reason if support.dtype == FLOAT32 else ""
+        return cls(support.channel_multiple, support.amx, support.imitated, reason)
+
+
+ANY_DEVICE = Device()
+
+
+@dataclass(frozen=True)
 class Policy:
     """Decides the precision that an operator runs in.
 
@@ -33,20 +52,12 @@ class Policy:
         operators then run in FP32, and only the passes that make FP32 faster rewrite graphs.
     overrides : mapping of str to tuple of Rule
         Rules that come before those of the built-in table.
-    imitated : bool
-        Whether low precision is imitated: FP32 kernels, with values and gradients rounded at every edge.
     excluded : frozenset of str
         Names of graph nodes that stay in FP32.
     training : bool
         False in converted graphs, in which no gradients are taken, and which avoid wrong kernels for all shapes.
-    amx : bool
-        Whether oneDNN uses AMX tiles, some of whose kernels are wrong or slow for some shapes.
-    channel_multiple : int, optional
-        The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
     disabled_passes : frozenset of str
         Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
-    reason : str
-        Why everything runs in FP32, for people; empty in low precision.
 
     Examples
     --------
@@ -59,13 +70,9 @@ class Policy:
 
     target_dtype: str
     overrides: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict, hash=False)
-    imitated: bool = False
     excluded: frozenset[str] = frozenset()
     training: bool = True
-    amx: bool = False
-    channel_multiple: int | None = None
     disabled_passes: frozenset[str] = frozenset()
-    reason: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_dtype", normalize(self.target_dtype, or_float32=True))
@@ -86,7 +93,7 @@ class Policy:
         return self.target_dtype != FLOAT32
 
     def to_json(self) -> str:
-        """Write the user's decisions as JSON; those of the device are left out.
+        """Write the policy as JSON.
 
         Examples
         --------
@@ -144,7 +151,8 @@ class Policy:
         with open(path, encoding="utf-8") as file:
             return cls.from_json(file.read())
 
-    def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None = None) -> Decision:
+    def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None = None,
+               device: Device = ANY_DEVICE) -> Decision:
         """Return the precision of an operator, and why.
 
         Parameters
@@ -155,63 +163,65 @@ class Policy:
             Its parameters, as in symbol JSON.
         shape : sequence of int, optional
             Shape of its data (first) input, None where unknown.
+        device : Device, optional
+            Where it runs.
 
         Returns
         -------
         Decision
         """
         if not self.lowers:
-            note = f"float32: {self.reason}" if self.reason else "everything runs in FP32"
+            note = f"float32: {device.reason}" if device.reason else "everything runs in FP32"
             return Decision(FP32, Cause.DEVICE, note)
-        kept = self.kept_for(op, attrs, shape)
+        kept = self.kept_for(op, attrs, shape, device)
         if kept is not None:
             return kept
-        channels = self._channels(op, attrs, shape)
+        channels = self._channels(op, attrs, shape, device)
         decision = next(rule for rule in self._rules(op) if _holds(rule, attrs, channels)).decision
         return within_range(decision, op, attrs, self.target_dtype)
 
-    def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> Decision | None:
+    def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None, device: Device
+                 ) -> Decision | None:
         """Return the rule that keeps an operator in FP32 for the shape of its data, which may change between calls."""
-        return next((rule.decision for rule in SHAPE_RULES
-                     if rule.op == op and self._heeds(rule) and rule.holds(attrs, shape or (), self.amx)), None)
+        return next((rule.decision for rule in SHAPE_RULES if rule.op == op and self._heeds(rule, device)
+                     and rule.holds(attrs, shape or (), device.amx)), None)
 
-    def depends_on_shape(self, op: str) -> bool:
+    def depends_on_shape(self, op: str, device: Device) -> bool:
         """Tell whether the shape of its data may keep an operator in FP32."""
-        return any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
+        return any(rule.op == op and self._heeds(rule, device) for rule in SHAPE_RULES)
 
-    def _heeds(self, rule: ShapeRule) -> bool:
+    def _heeds(self, rule: ShapeRule, device: Device) -> bool:
         return (rule.target == self.target_dtype and rule.training in (None, self.training)
-                and rule.amx in (None, self.amx) and rule.imitated in (None, self.imitated)
+                and rule.amx in (None, device.amx) and rule.imitated in (None, device.imitated)
                 and not (rule.lifted_by and self.runs(rule.lifted_by)))
 
     def runs(self, name: str) -> bool:
         """Tell whether a pass is on."""
         return name not in self.disabled_passes
 
-    @property
-    def trains_on_amx(self) -> bool:
-        """Whether graphs are for training in bfloat16 on AMX tiles."""
-        return self.amx and self.training and self.target_dtype == BFLOAT16 and not self.imitated
+    def trains_on_amx(self, device: Device) -> bool:
+        """Tell whether graphs are for training in bfloat16 on AMX tiles."""
+        return device.amx and self.training and self.target_dtype == BFLOAT16 and not device.imitated
 
-    @property
-    def runs_native(self) -> bool:
-        """Whether operators in C++ may take the place of MXNet's: they know no type that is imitated."""
-        return self.runs("native_operators") and not self.imitated
+    def runs_native(self, device: Device) -> bool:
+        """Tell whether operators in C++ may take the place of MXNet's: they know no type that is imitated."""
+        return self.runs("native_operators") and not device.imitated
 
-    def _channels(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> int | None:
+    def _channels(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None, device: Device) -> int | None:
         """Return the input channels that count for a rule, None where they do not matter or are unknown."""
         # In inference AMX kernels gain with few channels too, and leave their output in the layout of the others.
-        if not shape or len(shape) < 2 or (self.amx and not self.training):
+        if not shape or len(shape) < 2 or (device.amx and not self.training):
             return None
         # The pass fold_stride gives some convolutions more channels: rules on few do not apply then.
-        is_folded = (op == "Convolution" and self.trains_on_amx and self.runs("fold_stride")
+        is_folded = (op == "Convolution" and self.trains_on_amx(device) and self.runs("fold_stride")
                      and can_fold_stride(attrs, shape[1]))
         return None if is_folded else shape[1]
 
-    def fixed(self, op: str) -> Decision | None:
+    def fixed(self, op: str, device: Device = ANY_DEVICE) -> Decision | None:
         """Return the decision on every use of an operator; None when it depends on the use."""
         first = self._rules(op)[0]
-        depends = first.is_conditional or self.depends_on_shape(op) or (constants_of(op) and may_lower(first.decision))
+        depends = (first.is_conditional or self.depends_on_shape(op, device)
+                   or (constants_of(op) and may_lower(first.decision)))
         return None if depends else first.decision
 
     def may_lower(self, op: str) -> bool:

@@ -20,7 +20,7 @@ from gluon_amp import native, passes
 from gluon_amp.graph import Entry
 from gluon_amp.passes import channels_last
 from gluon_amp.passes.channels_last import NATIVE
-from gluon_amp.rules import FP32, Cause, Policy, Rule
+from gluon_amp.rules import FP32, Cause, Device, Policy, Rule
 
 pytestmark = pytest.mark.skipif(not all(map(native.is_available, NATIVE)), reason="the operators in C++ are missing")
 
@@ -184,8 +184,9 @@ LOW = Policy("bfloat16")
 
 
 @pytest.mark.parametrize("settings", [{"trains": False}, {"native": frozenset()}, {"recorded": False},
-                                      {"policy": Policy("float16")}, {"policy": Policy("float16", imitated=True)},
-                                      {"policy": Policy("bfloat16", imitated=True)},
+                                      {"policy": Policy("float16")},
+                                      {"policy": Policy("float16"), "device": Device(imitated=True)},
+                                      {"policy": LOW, "device": Device(imitated=True)},
                                       {"policy": Policy("float32", disabled_passes=frozenset({"channels_last"}))}])
 def test_only_training_in_c_plus_plus_is_concerned(settings):
     lines = turned(blocks("abcde", plain(WIDE)), **settings)
@@ -287,12 +288,12 @@ def bottleneck(name, data, groups, channels=16, side=1):
     return data
 
 
-WITH_AVX512, WITH_AVX2 = Policy("float32", channel_multiple=16), Policy("float32", channel_multiple=8)
+WITH_AVX512, WITH_AVX2, FP32_ONLY = Device(16), Device(8), Policy("float32")
 
 
 def test_a_batch_norm_behind_groups_turns_a_chain_and_takes_its_rectifier_along():
     made = graph(bottleneck("x", plain(WIDE), 4))
-    rewrite(made, WITH_AVX512, trains=True, native=NATIVE, keep_outputs=False, check=True)
+    rewrite(made, FP32_ONLY, WITH_AVX512, trains=True, native=NATIVE, keep_outputs=False, check=True)
     assert describe(made)[2:] == [
         "xa: _gluon_amp_convolution(image_turned, xa_weight) -> float32",
         "xa_norm: _gluon_amp_batch_norm(xa, xa_norm_gamma, xa_norm_beta, xa_norm_mean, xa_norm_var) -> float32",
@@ -307,15 +308,20 @@ def test_a_batch_norm_behind_groups_turns_a_chain_and_takes_its_rectifier_along(
     assert (attrs["a_min"], attrs["rectifies"], attrs.get("a_max")) == ("0", "True", None)
 
 
-@pytest.mark.parametrize(("groups", "policy", "channels", "is_turned"), [
-    (4, WITH_AVX512, 16, True), (4, Policy("bfloat16", channel_multiple=16), 16, True),
+@pytest.mark.parametrize(("groups", "device", "channels", "is_turned"), [
+    (4, WITH_AVX512, 16, True),
     (4, WITH_AVX2, 16, False),  # for which oneDNN has kernels
     (2, WITH_AVX512, 32, False),  # whole blocks of channels
     (1, WITH_AVX512, 16, False), (16, WITH_AVX512, 16, False), (24, WITH_AVX512, 24, True),
     (1, WITH_AVX512, 24, False)])
-def test_which_convolutions_mxnet_runs_slowly(groups, policy, channels, is_turned):
-    lines = turned(bottleneck("x", plain((2, channels, 6, 6)), groups, channels), policy=policy)
+def test_which_convolutions_mxnet_runs_slowly(groups, device, channels, is_turned):
+    lines = turned(bottleneck("x", plain((2, channels, 6, 6)), groups, channels), device=device)
     assert any("_gluon_amp_convolution" in line for line in lines) == is_turned
+
+
+def test_those_in_groups_are_slow_in_bfloat16_as_well():
+    lines = turned(bottleneck("x", plain((2, 16, 6, 6)), 4, 16), policy=LOW, device=WITH_AVX512)
+    assert any("_gluon_amp_convolution" in line for line in lines)
 
 
 @pytest.mark.parametrize(("groups", "channels", "side", "is_turned"), [
@@ -323,7 +329,7 @@ def test_which_convolutions_mxnet_runs_slowly(groups, policy, channels, is_turne
     (4, 16, 3, True), (4, 16, 1, False), (2, 16, 3, False), (1, 12, 3, True), (1, 16, 3, False)])
 def test_which_convolutions_are_products_of_matrices_without_avx512(groups, channels, side, is_turned):
     head = bottleneck("x", plain((2, channels, 6, 6)), groups, channels, side)
-    lines = turned(head, policy=WITH_AVX2)
+    lines = turned(head, device=WITH_AVX2)
     assert any("_gluon_amp_convolution" in line for line in lines) == is_turned
 
 
@@ -331,7 +337,7 @@ def test_the_convolution_of_an_image_behind_batch_norm_stays_without_avx512():
     """As in ResNet v2, which begins with BatchNorm."""
     image = Entry(norm("first", variable("data", (2, 3, 6, 6))))
     made = Entry(norm("second", conv("stem", image, num_filter=16, kernel=(7, 7), pad=(3, 3))))
-    lines = turned(op("Activation", "relu", made, shape=made.shape, act_type="relu"), policy=WITH_AVX2)
+    lines = turned(op("Activation", "relu", made, shape=made.shape, act_type="relu"), device=WITH_AVX2)
     assert "stem: Convolution(first, stem_weight) -> float32" in lines
 
 

@@ -10,7 +10,7 @@ from mxnet.gluon import nn
 
 import gluon_amp as amp
 from gluon_amp.graph import Entry
-from gluon_amp.rules import Policy, make_policy
+from gluon_amp.rules import ANY_DEVICE, Device, Policy, make_policy
 
 SHAPE = (2, 32, 8, 8)
 
@@ -63,10 +63,10 @@ def test_a_clip_of_data_that_may_be_zero_keeps_its_gradient_there():
     assert not any("Activation" in line for line in operators(clip))
 
 
-@pytest.mark.parametrize("policy", [Policy("float16"), Policy("bfloat16", imitated=True)])
-def test_only_bfloat16_of_the_cpu_is_concerned(policy):
+@pytest.mark.parametrize(("target", "device"), [("float16", ANY_DEVICE), ("bfloat16", Device(imitated=True))])
+def test_only_bfloat16_of_the_cpu_is_concerned(target, device):
     rewritten_graph = graph(op("relu", "r", lowered(), shape=SHAPE))
-    rewrite(rewritten_graph, policy)
+    rewrite(rewritten_graph, Policy(target), device)
     assert not any(node.op == "Activation" for node in rewritten_graph.nodes())
 
 

@@ -14,7 +14,7 @@ from native_cases import assert_close, kinds
 import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp.graph import Entry
-from gluon_amp.rules import Policy
+from gluon_amp.rules import ANY_DEVICE, Device, Policy
 
 SOFTMAX = frozenset({"_gluon_amp_softmax", "_gluon_amp_log_softmax"})
 ALL = SOFTMAX | frozenset({"_gluon_amp_attention", "_gluon_amp_dropout", "_gluon_amp_gelu", "_gluon_amp_batch_dot"})
@@ -23,10 +23,10 @@ SQUARE = (BATCH * HEADS, LENGTH, LENGTH)
 requires_onednn = pytest.mark.skipif(not native.is_available("_gluon_amp_attention"), reason="oneDNN is missing")
 
 
-def rewritten(*heads, target="float32", available=ALL, guarded=(), recorded=True, **policy):
+def rewritten(*heads, target="float32", available=ALL, guarded=(), recorded=True, device=ANY_DEVICE, **policy):
     result = graph(*heads)
-    rewrite(result, replace(Policy(target), **policy), native=available, check=True, recorded=recorded,
-                   accumulated=frozenset(guarded))
+    rewrite(result, replace(Policy(target), **policy), device, native=available, check=True, recorded=recorded,
+            accumulated=frozenset(guarded))
     return describe(result), {node.name: node for node in result.operators()}
 
 
@@ -199,7 +199,7 @@ class TestSoftmax:
     def test_gradients_without_kernels(self, kind, values, recorded, shape):
         """MXNet's oneDNN computes softmax in vectors of eight values, but not the gradient of its logarithm."""
         node = op(kind, "shares", variable("x", shape), shape=shape)
-        lines, _ = rewritten(node, recorded=recorded, channel_multiple=values)
+        lines, _ = rewritten(node, recorded=recorded, device=Device(values))
         replaced = kind == "log_softmax" and values == 8 and recorded and shape[-1] > 2
         assert lines == [f"shares: {'_gluon_amp_' * replaced}{kind}(x) -> float32", "out: shares"]
 

@@ -33,7 +33,7 @@ from gluon_amp._mxnet import blocks
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
 from gluon_amp.dtypes import cpu_support
 from gluon_amp.plan.cached_op import prepared_operations
-from gluon_amp.rules import Policy
+from gluon_amp.rules import Device, Policy
 
 # Half the distance from 1 to the next number of the type.
 ROUNDOFF = {"float32": 2.0 ** -24, "bfloat16": 2.0 ** -8, "float16": 2.0 ** -11}
@@ -259,14 +259,13 @@ class TestAlone:
         where = next(each for each in passes.PASSES if each.name == name).where
         others = frozenset(each.name for each in passes.PASSES) - {"assign_dtypes", "identities", name}
         target = "float32" if case.targets[0] in (CORE, ONEDNN) else "bfloat16"
-        policy = Policy(target, amx=True, channel_multiple=32, training="training" in where,
-                        disabled_passes=others)
+        policy = Policy(target, training="training" in where, disabled_passes=others)
         graph = to_graph(symbol)
         shapes = {"data": case.shape, **{key: value.shape for key, value in net.collect_params().items()}}
         analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
         before = outline(graph)
         guarded = frozenset(shapes) if grad_req == "add" else frozenset()
-        rewrite(graph, policy, accumulated=guarded, native=native.is_available, trains=True)
+        rewrite(graph, policy, Device(32, amx=True), accumulated=guarded, native=native.is_available, trains=True)
         assert outline(graph) != before
         return from_graph(graph, symbol)
 

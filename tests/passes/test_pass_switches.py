@@ -18,7 +18,7 @@ from gluon_amp.convert import STEPS
 from gluon_amp.convert.options import disabled_passes
 from gluon_amp.graph import Graph
 from gluon_amp.passes import Context
-from gluon_amp.rules import Policy
+from gluon_amp.rules import ANY_DEVICE, Device, Policy
 
 OPTIONAL = list(amp.list_passes())
 REQUIRED = [each.name for each in passes.PASSES if each.required]
@@ -54,12 +54,13 @@ class TestTable:
         assert not set(OPTIONAL) & set(REQUIRED)
         assert set(STEPS) <= set(OPTIONAL)
 
-    @pytest.mark.parametrize("policy", [Policy("bfloat16"), Policy("bfloat16", amx=True), Policy("float32"),
-                                        Policy("float16", imitated=True)])
+    @pytest.mark.parametrize(("target", "device"), [
+        ("bfloat16", ANY_DEVICE), ("bfloat16", Device(amx=True)), ("float32", ANY_DEVICE),
+        ("float16", Device(imitated=True))])
     @pytest.mark.parametrize("place", ["training", "inference", "converted"])
-    def test_the_driver_obeys_it(self, policy, place):
-        context = Context(replace(policy, training=place == "training"), check=True, converted=place == "converted",
-                          native={"_gluon_amp_clip"}.__contains__)
+    def test_the_driver_obeys_it(self, target, device, place):
+        context = Context(Policy(target, training=place == "training"), device, check=True,
+                          converted=place == "converted", native={"_gluon_amp_clip"}.__contains__)
         names = [each.name for each in passes.pipeline_of(context)]
         assert names == [each.name for each in passes.PASSES if place in each.where and each.applies(context)]
         for name in OPTIONAL:
@@ -160,10 +161,10 @@ class TestGraphs:
         (True, False, False, "bfloat16", "(2, 2)"), (True, False, True, "float32", None),
         (False, False, True, "bfloat16", None), (True, True, True, "bfloat16", None)])
     def test_pointwise_convolutions_stay_sound(self, amx, training, off, dtype, dilation):
-        policy = Policy("bfloat16", amx=amx, training=training,
+        policy = Policy("bfloat16", training=training,
                         disabled_passes=frozenset({"dilate_pointwise"} if off else ()))
         result = graph(conv("c", data(32), 32, 32, kernel=1), conv("wide", data(32), 32, 32))
-        rewrite(result, policy, check=True)
+        rewrite(result, policy, Device(amx=amx), check=True)
         nodes = {node.name: node for node in result.operators()}
         assert (nodes["c"].inputs[0].dtype, nodes["c"].attrs.get("dilate")) == (dtype, dilation)
         assert nodes["wide"].inputs[0].dtype == "bfloat16"

@@ -10,7 +10,7 @@ from gluon_amp import GraphError
 from gluon_amp.graph import Entry, Role, cast
 from gluon_amp.graph.attrs import region_mark
 from gluon_amp.passes import Context, driver, verify
-from gluon_amp.rules import Policy, make_policy
+from gluon_amp.rules import ANY_DEVICE, Device, Policy, make_policy
 
 
 def data(channels=16):
@@ -120,9 +120,10 @@ def test_only_what_gains_is_padded(filters, target, padded):
 
 @pytest.mark.parametrize(("amx", "training", "padded"), [(True, True, False), (False, True, True)])
 def test_before_batch_norm_amx_takes_odd_channel_counts_as_they_are(amx, training, padded):
-    policy = Policy("bfloat16", amx=amx, channel_multiple=32, training=training)
+    policy = Policy("bfloat16", training=training)
     norm = batch_norm("bn", conv("c", data(32), 40, 32, kernel=3))
-    lines = rewritten("bfloat16", op("Activation", "relu", Entry(norm), act_type="relu"), policy=policy)
+    lines = rewritten("bfloat16", op("Activation", "relu", Entry(norm), act_type="relu"), policy=policy,
+                      device=Device(32, amx=amx))
     assert any("slice_axis" in line for line in lines) == padded
 
 
@@ -136,12 +137,12 @@ def test_groups_unknown_shapes_and_channels_behind_the_map_are_not_padded(target
     assert not [line for line in lines if "_zeros" in line]
 
 
-AMX = Policy("bfloat16", amx=True, channel_multiple=32)
+AMX = Device(32, amx=True)
 
 
 def test_with_amx_a_strided_stem_reads_squares_of_pixels_as_channels():
     stem = conv("stem", data(3), 64, 3, kernel=7, stride=(2, 2), pad=(3, 3))
-    assert rewritten("bfloat16", stem, policy=AMX) == [
+    assert rewritten("bfloat16", stem, device=AMX) == [
         "data_bfloat16: amp_cast(data) -> bfloat16",
         "stem_select: _eye() -> float32",
         "stem_select1: Reshape(stem_select) -> float32",
@@ -159,23 +160,25 @@ def test_with_amx_a_strided_stem_reads_squares_of_pixels_as_channels():
 
 def test_even_filters_need_no_zeros_around_them():
     stem = conv("stem", data(4), 64, 4, kernel=4, stride=(2, 2), pad=(1, 1))
-    assert not any("Pad" in line for line in rewritten("bfloat16", stem, policy=AMX))
+    assert not any("Pad" in line for line in rewritten("bfloat16", stem, device=AMX))
     assert stem.inputs[0].node.attrs["pad"] == "(1, 1)"
     assert stem.attrs["kernel"] == "(2, 2)"
 
 
-@pytest.mark.parametrize(("attrs", "channels", "policy"), [
-    ({"stride": (1, 1)}, 3, AMX), ({"stride": (2, 1)}, 3, AMX), ({"kernel": 1}, 3, AMX), ({"kernel": 2}, 3, AMX),
-    ({"dilate": (2, 2)}, 3, AMX), ({"layout": "NHWC"}, 3, AMX), ({"filters": 8}, 3, AMX), ({"pad": (1, 0)}, 3, AMX),
-    ({}, 12, AMX), ({}, 3, Policy("bfloat16")), ({}, 3, Policy("bfloat16", amx=True, training=False)),
-    ({}, 3, Policy("bfloat16", amx=True, imitated=True))])
-def test_other_convolutions_keep_their_stride(attrs, channels, policy):
+@pytest.mark.parametrize(("attrs", "channels", "device", "training"), [
+    *((attrs, 3, AMX, True) for attrs in (
+        {"stride": (1, 1)}, {"stride": (2, 1)}, {"kernel": 1}, {"kernel": 2}, {"dilate": (2, 2)}, {"layout": "NHWC"},
+        {"filters": 8}, {"pad": (1, 0)})),
+    ({}, 12, AMX, True), ({}, 3, ANY_DEVICE, True), ({}, 3, AMX, False),
+    ({}, 3, Device(amx=True, imitated=True), True)])
+def test_other_convolutions_keep_their_stride(attrs, channels, device, training):
     filters = attrs.pop("filters", 64)
     stem = conv("stem", data(channels), filters, channels, **{"kernel": 7, "stride": (2, 2), "pad": (3, 3), **attrs})
     stride = stem.attrs["stride"]
-    assert not any("_squares" in line for line in rewritten("bfloat16", stem, policy=policy))
+    policy = Policy("bfloat16", training=training)
+    assert not any("_squares" in line for line in rewritten("bfloat16", stem, policy=policy, device=device))
     assert stem.attrs["stride"] == stride
-    if policy.training:
+    if training:
         assert stem.inputs[0].dtype == "float32"
 
 
@@ -267,7 +270,7 @@ def test_every_node_says_who_put_it_there():
 
 def test_casts_that_imitate_a_type_are_told_from_others():
     made = graph(op("FullyConnected", "fc", variable("x", (2, 16)), variable("w", (4, 16))))
-    rewrite(made, Policy("float16", imitated=True))
+    rewrite(made, Policy("float16"), Device(imitated=True))
     roles = {node.name: node.role for node in made.operators()}
     assert roles["x_float16"] is roles["fc_float32"] is Role.CAST
     assert {name for name, role in roles.items() if role is Role.ROUNDING} == {

@@ -205,6 +205,6 @@ def test_a_policy_is_readable():
     assert repr(Policy("float16")) == "Policy('float16')"
     conditional = [("Activation", "act_type", ["relu"])]
     lists = make_policy("bfloat16", KNOWN, fp32_ops=["softmax"], conditional_fp32_ops=conditional)
-    found = repr(replace(lists, excluded=frozenset(map(str, range(9))), amx=True))
+    found = repr(replace(lists, excluded=frozenset(map(str, range(9))), training=False))
     assert found == ("Policy('bfloat16', overrides={'Activation': FP32, 'softmax': FP32}, "
-                     "excluded={'0', '1', '2', '3', '4', '5', and 3 more}, amx=True)")
+                     "excluded={'0', '1', '2', '3', '4', '5', and 3 more}, training=False)")

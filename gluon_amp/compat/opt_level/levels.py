@@ -24,7 +24,7 @@ from ...state.blocks import block_settings
 from ...state.devices import announce, choose, device_supports
 from ...state.in_force import in_force
 from ...state.networks import Network
-from ...state.policies import device_policies, rewrites
+from ...state.policies import device_policies, devices_of, rewrites
 from ...state.state import State
 from ...training.loss_scaler import LossScaler
 from ...training.trainer_scaler import TrainerScaler, UnscaledTrainer, scale_steps_of, stand_by
@@ -144,6 +144,7 @@ def _cast_state(options: Options, disabled_passes: frozenset[str]) -> State:
     rounds_masters = bool(options.master_weights) and not options.keep_batchnorm_fp32
     policies = {device: cast_network(policy, round_batch_norm=rounds_masters) if policy.lowers else policy
                 for device, policy in device_policies(chosen, disabled_passes).items()}
-    announce(chosen, requested, rewrites(policies))
-    in_force.marked = State(policies, enabled=False)  # for networks inside blocks that are hybridized as a whole
-    return State(policies)
+    state = State(policies, devices_of(chosen))
+    announce(chosen, requested, rewrites(policies, state.devices))
+    in_force.marked = state.disabled()  # for networks inside blocks that are hybridized as a whole
+    return state

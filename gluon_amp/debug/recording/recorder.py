@@ -210,4 +210,4 @@ def _decision(eager: EagerPolicy, op: str, made: Invocation) -> Decision:
     operator = eager.operators.get(made.handle)
     if operator is not None and made.inputs:
         return eager.decide(operator, made)
-    return eager.policy.decide(op, made.attrs(), made.inputs[0].shape if made.inputs else None)
+    return eager.rule_of(op, made.attrs(), made.inputs[0].shape if made.inputs else None)
