@@ -76,8 +76,7 @@ INSIDE = {
               "native", "__init__"],
     "state": ["blocks", "networks", "in_force", "policies", "state", "exclusions", "eager_policy", "frame", "gpus",
               "recent", "devices", "__init__"],
-    "rules": ["__init__", "lists", "policy", "shapes", "own_gradients", "tables",
-              "constants", "decision"],
+    "rules": ["__init__", "policy", "shapes", "tables", "decision"],
     "graph": ["__init__", "subgraphs", "edit", "graph", "decision", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "dtypes", "checks", "elsewhere", "errors", "files",

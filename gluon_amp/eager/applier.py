@@ -22,7 +22,7 @@ from ..dtypes import BFLOAT16, FLOAT32
 from ..errors import PolicyError
 from ..rules import KEEP, LOWER, Decision, precision
 from ..rules.decision import FOR_SECOND_GRADIENTS, may_lower
-from ..rules.tables.groups.shapes import FILLED_LIKE
+from ..rules.tables.groups import FILLED_LIKE
 from ..state.eager_policy import EagerPolicy, Operator, twins
 from ..state.frame import frame, outermost
 from .casts import LOW_FLAGS, NAMES, Caster, is_castable, release, widened

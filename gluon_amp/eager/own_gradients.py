@@ -22,7 +22,7 @@ from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..errors import StateError
 from ..graph import CAST
-from ..rules.own_gradients import ADDS_GRADIENT, CUSTOM, WITH_OWN_GRADIENT
+from ..rules.tables.groups import ADDS_GRADIENT, CUSTOM, WITH_OWN_GRADIENT
 from . import scaled_losses
 from .custom_operators import inputs_with_own_gradient
 

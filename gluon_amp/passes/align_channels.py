@@ -14,7 +14,7 @@ from math import prod
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, operator, redirect
 from ..graph.attrs import SHAPE, integer, is_channels_last
-from ..rules.tables.groups.layers import BATCH_NORMS
+from ..rules.tables.groups import BATCH_NORMS
 from .context import Context
 from .split_concat import with_plain_gradient
 

@@ -13,8 +13,7 @@ from ..dtypes import BFLOAT16, FLOAT32, FORMATS
 from ..graph import Graph, Node
 from ..graph.attrs import REGION_ON, integer, region
 from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Cause, Decision, precision
-from ..rules.constants import in_fp32
-from ..rules.decision import BEHIND_LOOP, EXCLUDED, IN_INT8, OUTSIDE, READS_SPARSE, SWITCHED_OFF, may_lower
+from ..rules.decision import BEHIND_LOOP, EXCLUDED, IN_INT8, OUTSIDE, READS_SPARSE, SWITCHED_OFF, in_fp32, may_lower
 from . import sparse_tensors
 from .constants import constant
 from .context import Context

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import CAST, Entry, Graph, Node, Role, operator, redirect
 from ..graph.attrs import DTYPE, SHAPE, TYPE_FLAGS
-from ..rules.own_gradients import ADDS_GRADIENT
+from ..rules.tables.groups import ADDS_GRADIENT
 from .context import Context
 
 _SCALE = "amp_loss_scale"

@@ -5,7 +5,7 @@ import operator
 from typing import Callable, Mapping
 
 from ..graph import Entry
-from ..rules.constants import constants_of, number
+from ..rules.decision import constants_of, number
 
 _FILLED: Mapping[str, float] = {**dict.fromkeys(("_ones", "_npi_ones", "ones_like"), 1.0),
                                 **dict.fromkeys(("_zeros", "_npi_zeros", "zeros_like"), 0.0)}

@@ -16,8 +16,8 @@ from __future__ import annotations
 from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, operator
 from ..rules import Cause
-from ..rules.tables.bfloat16 import SLOW_IN_TRAINING
-from ..rules.tables.groups.layers import BATCH_NORMS, RELU
+from ..rules.tables import SLOW_IN_TRAINING
+from ..rules.tables.groups import BATCH_NORMS, RELU
 from .assign_dtypes import follow, plan_outputs
 from .context import Context
 

@@ -24,7 +24,7 @@ from ..graph.attrs import integer, is_set, symbol_attributes
 from ..graph.decision import WISHES
 from ..rules import FP32, LOWER, NEUTRAL, Cause, Decision, Rule
 from ..rules.shapes import values_behind
-from ..rules.tables.groups.layers import SOFTMAX
+from ..rules.tables.groups import SOFTMAX
 from . import channels_last, hard_swish, native_dropout, native_pooling, native_products, native_recurrent
 from .assign_dtypes import decide, follow
 from .context import Context

@@ -6,7 +6,7 @@ from math import prod
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph, Node, operator
 from ..graph.attrs import integer, is_set
-from ..rules.tables.groups.layers import RELU
+from ..rules.tables.groups import RELU
 from .context import Context
 
 LAYERS = ("Convolution", "FullyConnected")  # which layers run in INT8 is decided before

@@ -18,7 +18,7 @@ from ..passes.native_operators import following, may_replace, replacement_of
 from ..passes.native_products import factors_come_first
 from ..passes.widen import widen
 from ..rules import Policy
-from ..rules.own_gradients import CUSTOM, WITH_OWN_GRADIENT
+from ..rules.tables.groups import CUSTOM, WITH_OWN_GRADIENT
 from ..state.state import State
 from .converted_symbols import spoilt_gradients
 

@@ -5,8 +5,7 @@ import pytest
 
 from gluon_amp.rules import WIDEST, Rule, make_policy, precision
 from gluon_amp.rules.shapes import can_fold_stride, has_idle_taps, overruns_amx_tiles, pools_out_of_order
-from gluon_amp.rules.tables import table
-from gluon_amp.rules.tables.rows import as_table
+from gluon_amp.rules.tables import as_table, table
 
 
 def test_rules():

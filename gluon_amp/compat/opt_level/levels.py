@@ -15,9 +15,8 @@ from ..._mxnet.batch_norms import batch_norm_parameters
 from ..._mxnet.symbols import dtype_name
 from ...dtypes import FLOAT32
 from ...rules import FP32, WIDEST, Policy, Rule
-from ...rules.tables import table
-from ...rules.tables.groups.layers import BATCH_NORMS
-from ...rules.tables.whole_network import WHOLE_NETWORK
+from ...rules.tables import WHOLE_NETWORK, table
+from ...rules.tables.groups import BATCH_NORMS
 from ...session import hooks
 from ...session.autocast import init
 from ...state.blocks import block_settings
