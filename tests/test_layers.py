@@ -37,7 +37,7 @@ LAYERS = {
     "native": "operators in C++ and their loader",
     "_mxnet": "MXNet's private names, and nothing that decides",
     "judging": "how far results are from others, and how many changes are enough",
-    "passes": "the driver, and one file for each rewrite",
+    "passes": "the driver, and the rewrites of graphs",
     "rules": "which precision an operator runs in, and why: tables, shapes, policy",
     "graph": "Graph, Node and Entry over symbol JSON; what attributes say; edits",
     "dtypes": "the data types, and what CPUs and GPUs run",

@@ -30,7 +30,8 @@ from gluon_amp import passes
 from gluon_amp._mxnet import symbols
 from gluon_amp.eager import casts, gradient_fixes, own_gradients, written
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
-from gluon_amp.passes import assign_dtypes, fold_batch_norm, fuse, identities
+from gluon_amp.graph.attrs import REGION
+from gluon_amp.passes import identities, inference, precisions
 from gluon_amp.plan import cached_op, executors, traced
 from gluon_amp.rules import policy
 from gluon_amp.session import block_calls
@@ -142,7 +143,7 @@ def _patched(*targets: tuple[Any, str, Any]) -> Callable[[], ContextManager]:
 
 def _decide_without_regions(original: Callable) -> Callable:
     def decide(node: Node, context: Any) -> Any:
-        attrs = {name: value for name, value in node.attrs.items() if name != assign_dtypes.REGION}
+        attrs = {name: value for name, value in node.attrs.items() if name != REGION}
         return original(replace(node, attrs=attrs), context)
     return decide
 
@@ -200,13 +201,13 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "stale_weights_eager": lambda: mock.patch.object(_Caster, "input_cast", _stale_casts(_Caster.input_cast)),
     "exclusions_ignored": _patched((exclusions.Exclusions, "inside", lambda *_: set()),
                                    (exclusions.Exclusions, "match", lambda *_: False)),
-    "regions_ignored": _patched((assign_dtypes, "decide", _decide_without_regions(assign_dtypes.decide))),
+    "regions_ignored": _patched((precisions, "decide", _decide_without_regions(precisions.decide))),
     "first_call_stays": _patched((block_calls, "outermost_trace", nullcontext)),
     "first_variant_stays": _patched((traced.Traced, "shaped", lambda *_: frozenset())),
     "first_plan_stays": _patched((executors.Binding, "plan", _first_plan)),
-    "output_fused_away": _patched((fuse, "_is_read_elsewhere", lambda *_: False)),
+    "output_fused_away": _patched((inference, "_is_read_elsewhere", lambda *_: False)),
     "folded_without_bias": _patched(
-        (fold_batch_norm._Folding, "fold", _fold_without_bias(fold_batch_norm._Folding.fold))),
+        (inference._Folding, "fold", _fold_without_bias(inference._Folding.fold))),
     "statistics_of_skipped_steps": _patched((written._Written, "decided", lambda *_, **__: None)),
     "scale_not_carried": _patched((own_gradients._Scale, "_fill", lambda *_: None)),
     "constants_lost": _patched((policy, "within_range", lambda decision, *_: decision)),

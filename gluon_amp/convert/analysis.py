@@ -10,7 +10,7 @@ from ..dtypes import FLOAT16, FLOAT32, FLOAT64, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import CAST, Graph
 from ..graph.attrs import CONVERSION, DTYPE, TYPE_FLAGS
-from ..passes.widen import widen
+from ..passes.float16 import widen
 from ..rules import Cause, Device, Policy
 
 # Why the operators of a network stay in FP32, where none is lowered, by what comes first in importance.

@@ -19,7 +19,7 @@ from ..graph import VARIABLE, Entry, Graph, Node, unique_name
 from ..graph.attrs import integer
 from ..judging import relative_error
 from ..passes import Context, Facts
-from ..passes.prepare_int8 import FLATTEN, LAYERS
+from ..passes.inference import FLATTEN, LAYERS
 from ..rules import Policy
 from ..state.in_force import under
 from .analysis import analyse_network

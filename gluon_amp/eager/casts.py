@@ -66,7 +66,7 @@ class Caster(NamedTuple):
         return run_operator(self.invoke, "_mul_scalar", [array], {"scalar": 1.0}, is_np_op=self.is_np_op)
 
     def imitated(self, call: Invocation, has_statistics: bool) -> Any:
-        """Run a call as passes/imitate.py does: FP32 arithmetic on rounded values, and a rounded result."""
+        """Run a call as passes/float16.py does: FP32 arithmetic on rounded values, and a rounded result."""
         raised = [self._imitating(array, FLOAT32) if is_low(array, self.policy) else array for array in call.inputs]
         result = self.invoke(*call._replace(inputs=raised))
         outputs = result if isinstance(result, list) else [result]

@@ -130,7 +130,7 @@ def _times_scale(invoke: Invoke, array: NDArray, call: Invocation, op: str) -> N
 
 
 def _with_scale(invoke: Invoke, op: str, array: NDArray, is_np_op: bool) -> NDArray:
-    """Return an array whose gradient is multiplied or divided by the scale: see passes/carry_scale.py."""
+    """Return an array whose gradient is multiplied or divided by the scale: see passes/gradients.py."""
     dtype = dtype_name(array.dtype)
     cast = CAST if dtype == BFLOAT16 else "Cast"
     wide = array if dtype == FLOAT32 else run_operator(invoke, cast, [array], {"dtype": FLOAT32}, is_np_op=is_np_op)

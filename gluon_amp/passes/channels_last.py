@@ -1,19 +1,24 @@
 """Let chains of convolutions train with the channels last, in C++, where MXNet has no good kernels for them.
 
-MXNet runs convolutions and BatchNorm in oneDNN's own layouts, and hands plain arrays to whatever else there is: three
-times a map is written again forward and backward for each ``clip``. Operators in C++ whose maps have the channels last
-need none of that, and BatchNorm takes the limits along. Where a chain begins and ends maps are transposed.
+::
+
+    clip(BatchNorm(Convolution(x, w), ...), 0, 6)
+    ->   nchw(_gluon_amp_batch_norm(_gluon_amp_convolution(nhwc(x), w), ..., a_min=0, a_max=6))
+
+MXNet runs convolutions and BatchNorm in oneDNN's own layouts, and hands plain arrays to all other operators: three
+times a map is written again forward and backward for each ``clip``. Operators in C++ whose maps are NHWC need none of
+that, and BatchNorm takes the limits along. Where a chain begins and ends maps are transposed.
 
 Behind convolutions in groups that are no whole blocks of 16 channels, MXNet's oneDNN runs BatchNorm by loops of
-reference where the CPU has AVX512, and BatchNorm of such channels on plain arrays: chains of those are turned, too.
+reference where the CPU has AVX512, and BatchNorm of such channels on plain arrays: chains with those are NHWC, too.
 Without AVX512 it has no kernels for convolutions of odd channels, nor for large depthwise ones, as in NASNet.
 
 A chain is of one type: FP32, or bfloat16 where that is the low-precision type and not imitated. Its weights stay FP32:
-the operators round them. What only goes along with its data, or was kept in FP32 for its few channels alone, joins a
-chain in bfloat16 where nothing but the chain reads it. MXNet transposes in FP32 only, so that casts come before and
-behind: a transposition has to save more there.
+the operators round them. An operator that goes along with its data, or was kept in FP32 for its few channels alone,
+joins a chain in bfloat16 where nothing but the chain reads it. MXNet transposes in FP32 only, so that casts come before
+and behind: a transposition has to save more there.
 
-Whether a chain is turned follows from what its operators cost, by a table for every machine.
+Whether a chain is NHWC follows from what its operators cost, by a table for every machine.
 """
 from __future__ import annotations
 
@@ -27,10 +32,9 @@ from ..graph import Entry, Graph, Node, Readers, connected_parts, operator, redi
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
 from ..rules.shapes import BLOCK, has_avx2_kernel, pools_to_means
-from . import hard_swish
-from .assign_dtypes import follow, plan_outputs
+from .activations import HARD_SWISH
 from .context import Context
-from .known_forward import unknown_forward
+from .precisions import plan_outputs, propagate_dtypes, unknown_forward
 
 _BATCH_NORM, _MEANS = "_gluon_amp_batch_norm", "_gluon_amp_channel_means"
 
@@ -46,13 +50,13 @@ _SCALE = _InCpp("_gluon_amp_scale_channels", (1,))
 _IN_CPP = {"Convolution": _InCpp("_gluon_amp_convolution", (1, 2)), "BatchNorm": _InCpp(_BATCH_NORM),
            "Pooling": _InCpp(_MEANS), "broadcast_mul": _SCALE, "_npi_multiply": _SCALE}
 NATIVE = frozenset(each.op for each in _IN_CPP.values())
-_LIKE_CLIP = ("clip", hard_swish.OP)
+_LIKE_CLIP = ("clip", HARD_SWISH)
 _LIMITS = ("clip", "relu", "Activation")  # of which Activation is a rectifier
-_ELEMENTWISE = (*_LIMITS, "elemwise_add", hard_swish.OP)
+_ELEMENTWISE = (*_LIMITS, "elemwise_add", HARD_SWISH)
 
 
 class _Costs(NamedTuple):
-    """What a value of a map costs MXNet more than a chain, in what it costs to hand one to a chain."""
+    """The cost of a value of a map in MXNet beyond that in a chain, in units of handing one to a chain."""
 
     transposition: float = 1  # where a chain begins or ends; with casts in bfloat16
     by_reference: float = 10  # BatchNorm by oneDNN's reference loops: 77 ms in place of 4 for a map of ResNeXt-50
@@ -66,23 +70,23 @@ class _Costs(NamedTuple):
 # 3 to 34 ns a value and layer more than in C++ on an AMD EPYC, where others take 3 ns less, a transposition 1.5 ns.
 _COSTS = {FLOAT32: _Costs(), BFLOAT16: _Costs(transposition=2)}
 _COSTS_OF_AVX2 = _Costs(clip=5, by_product=8, convolution=-2)
-_LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
+_NHWC, _NCHW = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
 
 
-def is_needed(context: Context) -> bool:
-    """Tell whether training in a type of theirs is about to run on a CPU with operators in C++."""
+def trains_in_cpp(context: Context) -> bool:
+    """Tell whether training in FP32 or bfloat16 is about to run on a CPU with operators in C++."""
     return (context.facts.trains and context.facts.recorded and context.target in _COSTS and not context.device.imitated
             and context.native is not None)
 
 
-def run(graph: Graph, context: Context) -> int:
-    """Put operators in C++ in the place of convolutions and BatchNorm in such chains; return how many."""
+def channels_last(graph: Graph, context: Context) -> int:
+    """Put operators in C++ in the place of convolutions and BatchNorm in chains that gain; return how many."""
     readers = Readers(graph)
     chains = [chain for chain in _chains(_members(graph, readers, context)) if _gains(chain, readers, context)]
     if not chains or not all(map(context.runs_natively, NATIVE)):
         return 0
-    count = sum(_turn(graph, chain, readers, context) for chain in chains)
-    follow(graph, context)
+    count = sum(_to_nhwc(graph, chain, readers, context) for chain in chains)
+    propagate_dtypes(graph, context)
     return count
 
 
@@ -151,11 +155,11 @@ def _gains(chain: list[Node], readers: Readers, context: Context) -> bool:
     multiple = context.device.channel_multiple or 0
     inside = {id(node) for node in chain}
     costs = _COSTS_OF_AVX2 if multiple == AVX2_VALUES else _COSTS[context.target]
-    turned = [entry.shape for node in chain for entry in _maps(node) if not _is_turned(entry, inside)]
-    turned += [node.shapes[0] for node in chain if _leaves(node, inside, readers)]
+    transposed = [entry.shape for node in chain for entry in _maps(node) if not _is_nhwc(entry, inside)]
+    transposed += [node.shapes[0] for node in chain if _leaves(node, inside, readers)]
     lacks_kernels = multiple >= BLOCK and any(_groups(node) > 1 for node in chain)
     saved = sum(_saved(node, lacks_kernels, costs) * prod(node.shapes[0] or ()) for node in chain)
-    return saved > costs.transposition * sum(prod(shape or ()) for shape in turned)
+    return saved > costs.transposition * sum(prod(shape or ()) for shape in transposed)
 
 
 def _saved(node: Node, lacks_kernels: bool, costs: _Costs) -> float:
@@ -193,15 +197,15 @@ def _groups(node: Node) -> int:
     return integer(node.attrs, "num_group", 1) if node.op == "Convolution" else 1
 
 
-def may_turn(graph: Graph) -> bool:
-    """Tell whether a graph has convolutions, and what chains of them are turned for."""
+def may_gain(graph: Graph) -> bool:
+    """Tell whether a graph has convolutions, and operators for which chains of them may gain."""
     operators = graph.operators()
     ops = {node.op for node in operators}
     return "Convolution" in ops and (not ops.isdisjoint(("BatchNorm", "clip"))
                                      or any(_groups(node) > 1 for node in operators))
 
 
-def _is_turned(entry: Entry, inside: set[int]) -> bool:
+def _is_nhwc(entry: Entry, inside: set[int]) -> bool:
     return id(entry.node) in inside and _gives_map(entry.node)
 
 
@@ -211,22 +215,22 @@ def _leaves(node: Node, inside: set[int], readers: Readers) -> bool:
     return is_read and _gives_map(node)
 
 
-def _turn(graph: Graph, chain: list[Node], readers: Readers, context: Context) -> int:
-    """Turn the maps of a chain; return how many operators run in C++ then."""
+def _to_nhwc(graph: Graph, chain: list[Node], readers: Readers, context: Context) -> int:
+    """Let the maps of a chain be NHWC; return how many operators run in C++ then."""
     inside = {id(node) for node in chain}
-    _turn_back(graph, [node for node in chain if _leaves(node, inside, readers)], inside, context)
+    _back_to_nchw(graph, [node for node in chain if _leaves(node, inside, readers)], inside, context)
     for node in chain:
         if context.policy.lowers:
             _lower(node, context)
         count, native = len(_maps(node)), _IN_CPP.get(node.op)
-        maps = [entry if _is_turned(entry, inside) else
-                _transposed(graph, entry, _LAST, _last(entry.shape), context) for entry in node.inputs[:count]]
+        maps = [entry if _is_nhwc(entry, inside) else
+                _transposed(graph, entry, _NHWC, _nhwc(entry.shape), context) for entry in node.inputs[:count]]
         node.inputs = [*maps, *node.inputs[count:]]
         if _gives_map(node):
-            node.shapes = [_last(node.shapes[0]), *node.shapes[1:]]
+            node.shapes = [_nhwc(node.shapes[0]), *node.shapes[1:]]
         if native:
             node.replaced, node.op = node.op, native.op
-    take_along(graph, chain, readers, _BATCH_NORM, _limits_of)
+    fuse_add(graph, chain, readers, _BATCH_NORM, _limits_of)
     return sum(node.op in NATIVE for node in chain)
 
 
@@ -242,21 +246,21 @@ def _lower(node: Node, context: Context) -> None:
     plan_outputs(node, context)
 
 
-def _turn_back(graph: Graph, nodes: list[Node], inside: set[int], context: Context) -> None:
-    """Let operators outside of a chain, and the graph's outputs, have maps of these nodes as they were."""
-    ends = {Entry(node).key: _transposed(graph, Entry(node), _FIRST, node.shapes[0], context) for node in nodes}
+def _back_to_nchw(graph: Graph, nodes: list[Node], inside: set[int], context: Context) -> None:
+    """Let users outside of a chain, and the graph's outputs, have maps of these nodes as they were."""
+    ends = {Entry(node).key: _transposed(graph, Entry(node), _NCHW, node.shapes[0], context) for node in nodes}
     for node in graph.nodes():
         if id(node) not in inside:
             node.inputs = [ends.get(entry.key, entry) for entry in node.inputs]
     graph.heads = [ends.get(head.key, head) for head in graph.heads]
 
 
-def take_along(graph: Graph, nodes: Sequence[Node], readers: Readers, op: str,
-               limits_of: Callable[[Node, Node], dict[str, str]]) -> None:
-    """Let operators in C++ add the other map of a sum, and set the limits, that alone read what they give.
+def fuse_add(graph: Graph, nodes: Sequence[Node], readers: Readers, op: str,
+             limits_of: Callable[[Node, Node], dict[str, str]]) -> None:
+    """Fuse a sum, and a clip or rectifier, into the operator in C++ whose only user it is.
 
-    ``limits_of`` takes one of these and its reader, and returns attributes that stand for the latter's limits; none if
-    it has no such limits, or the operator cannot set them.
+    ``limits_of`` takes the operator and its user, and returns attributes that stand for the latter's limits; none if
+    it has no limits, or the operator cannot set them.
     """
     moved: dict[tuple[int, int], Entry] = {}
     for node in nodes:
@@ -305,5 +309,5 @@ def _transposed(graph: Graph, entry: Entry, axes: tuple[int, ...], shape: tuple[
     return Entry(made)
 
 
-def _last(shape: tuple[int, ...] | None) -> tuple[int, ...]:
-    return tuple((shape or ())[axis] for axis in _LAST)
+def _nhwc(shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    return tuple((shape or ())[axis] for axis in _NHWC)

@@ -20,9 +20,8 @@ from ..graph.attrs import integer, integers, is_channels_last, is_set, region_of
 from ..graph.decision import WISHES
 from ..rules import KEEP, Decision
 from ..rules.shapes import is_of_volumes
-from .assign_dtypes import decide, follow, plan_outputs
-from .context import Context
-from .facts import Concern
+from .context import Concern, Context
+from .precisions import decide, plan_outputs, propagate_dtypes
 
 _LOWEST = {FLOAT16: -65504.0}
 _LOWEST_FP32 = -3.4e38
@@ -37,10 +36,10 @@ class _Fix:
         self.graph, self.node, self.of, self.role = graph, node, of, role
         self.made: list[Node] = []
 
-    def put(self, op: str, inputs: list[Entry], like: Entry | None = None, **attrs: Any) -> Entry:
+    def put(self, op: str, inputs: list[Entry], like: Entry | None = None, name: str = "", **attrs: Any) -> Entry:
         """Make an operator, with the type and shape of a tensor, of its first input by default."""
-        like = like or inputs[0]
-        made = operator(op, self.graph.new_name(f"{self.node.name}_{op.strip('_')}"), inputs, like, self.role, **attrs)
+        like, name = like or inputs[0], self.graph.new_name(name or f"{self.node.name}_{op.strip('_')}")
+        made = operator(op, name, inputs, like, self.role, **attrs)
         made.dtypes = like.node.dtypes[like.output:like.output + 1] or [None]  # as analysed: its plan comes later
         made.attrs.update(region_of(self.node.attrs))
         self.made.append(made)
@@ -54,7 +53,7 @@ class _Fix:
 
     def cast(self, entry: Entry, dtype: str) -> Entry:
         """Make a Cast: amp_cast loses gradients that accumulate."""
-        made = self.put("Cast", [entry], dtype=dtype)
+        made = self.put("Cast", [entry], name=f"{entry.node.name}_{dtype}", dtype=dtype)
         made.node.dtypes = [dtype]
         return made
 
@@ -307,7 +306,7 @@ def _is_concerned(node: Node, row: GradientFix, of: int, evaluates: bool) -> boo
     return len(node.inputs) > of and (evaluates or not row.evaluating) and row.where(node)
 
 
-def run(graph: Graph, context: Context) -> int:
+def gradient_fixes(graph: Graph, context: Context) -> int:
     """Follow the table; return how many gradients were fixed."""
     evaluates = context.facts.evaluates
     count, made = _fix(graph, _IN_GRAPHS, lambda node, row, of: Concern(node.name, of) in context.facts.concerned,
@@ -315,7 +314,7 @@ def run(graph: Graph, context: Context) -> int:
     for node, served in made:
         _settle(node, served, context)
     if made:
-        follow(graph, context)
+        propagate_dtypes(graph, context)
     return count + sum(_fix_bodies(node, evaluates) for node in graph.operators() if node.op in BODIES)
 
 

@@ -80,12 +80,12 @@ IDENTITIES: tuple[Identity, ...] = (
 )
 
 
-def is_needed(context: Context) -> bool:
+def may_lose_gradients(context: Context) -> bool:
     """Tell whether something may be lost: a converted graph has the identities of inference already."""
     return not context.converted or context.facts.recorded
 
 
-def run(graph: Graph, context: Context) -> int:
+def identities(graph: Graph, context: Context) -> int:
     """Follow the table; return how many operators were put in."""
     holders = _holders(graph) if context.facts.recorded else []
     shared = SharedIdentities(lambda entry: identity(entry, graph.new_name(f"{entry.label}_guard")))

@@ -1,22 +1,31 @@
-"""Find attention of several heads: products, softmax, and all that splits projections into heads and joins them again.
+"""Fuse attention of several heads into one operator in C++: products, softmax, and all that splits and joins heads.
 
-One operator in C++ does all of that, and reads heads where they lie. What splits and joins is recognised by where it
-puts the values of two arrays of other sizes than the network's, not by how it is written. Masks, lengths and dropout
-between the products are part of the operator.
+::
+
+    batch_dot(softmax(scale * batch_dot(heads(q), heads(k))), heads(v))   ->   _gluon_amp_attention(q, k, v)
+
+It reads heads where they lie. The operators that split and join them are recognised by where they put the values of two
+arrays of other sizes than the network's, not by how they are written. Masks, lengths and dropout between the products
+are part of the operator.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from ..graph import Entry, Graph, Node, Readers
-from ..graph.attrs import integer, integers, is_set
-from .native_casts import is_widened
-from .native_dropout import is_plain_dropout
+from ..dtypes import BFLOAT16, FLOAT32
+from ..graph import Entry, Graph, Node, Readers, Role
+from ..graph.attrs import integer, integers, is_set, symbol_attributes
+from ..graph.decision import WISHES
+from ..rules import FP32, LOWER, Cause, Decision
+from .context import Context
+from .precisions import Made, decide, give_low, in_type, is_widened
 
+ATTENTION, _LEAST = "_gluon_amp_attention", 500_000
+_FP32_INPUTS = ("bias", "mask", "bits")
 _MOVES = ("Reshape", "transpose", "SwapAxis")
 _REPEATS = ("repeat", "expand_dims", "broadcast_axis", "Reshape")
 _SCALES = ("_mul_scalar", "_div_scalar", "_contrib_div_sqrt_dim")
@@ -29,7 +38,7 @@ _SELF, _MEMORY = "_contrib_interleaved_matmul_selfatt", "_contrib_interleaved_ma
 _INTERLEAVED = {_SELF: _SELF, "_sg_mkldnn_selfatt": _SELF, _MEMORY: _MEMORY}
 
 
-class Attention(NamedTuple):
+class _Attention(NamedTuple):
     """What one operator can take the place of."""
 
     node: Node  # the last one, which gives (batch, length, units)
@@ -40,7 +49,69 @@ class Attention(NamedTuple):
     dropout: Node | None  # of the weights
 
 
-def find(graph: Graph, readers: Readers) -> Iterator[Attention]:
+def fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
+    """Put one operator in the place of those that compute attention; return how many times."""
+    readers = Readers(graph)
+    found = [each for each in _find(graph, readers) if _gains_as_one(each, context)
+             and not any(entry.node in unknown for entry in each.inputs.values())]
+    if not found or not context.runs_natively(ATTENTION):
+        return 0
+    casts: Made = {}
+    for each in found:
+        node, inputs = each.node, dict(each.inputs)
+        if each.dropout is not None:
+            inputs["bits"] = random_bits(graph, each.dropout)
+        kept = tuple(position for position, name in enumerate(inputs) if name in _FP32_INPUTS)
+        decision = _decision_on(each, context, kept)
+        dtype = BFLOAT16 if decision.rule == LOWER else FLOAT32
+        if context.converted:
+            inputs.update((name, in_type(graph, entry, dtype, casts, readers)) for name, entry in each.inputs.items()
+                          if name not in (*_FP32_INPUTS, "lengths"))
+        node.inputs = list(inputs.values())
+        node.replaced, node.op = node.op, ATTENTION
+        attrs = {**each.attrs, "operands": ",".join(inputs)}
+        node.attrs = {**symbol_attributes(node.attrs), **{name: str(value) for name, value in attrs.items()}}
+        node.dtypes = [FLOAT32]
+        if not context.converted:
+            node.decision, node.planned = decision, [dtype]
+        elif dtype == BFLOAT16:
+            give_low(graph, node)
+    return len(found)
+
+
+def _gains_as_one(found: _Attention, context: Context) -> bool:
+    known = all(entry.shape and entry.node.dtypes[entry.output] in _types_of(name, context)
+                for name, entry in found.inputs.items())
+    shape, weights = found.node.shapes[0], found.softmax.shapes[0]
+    if not known or shape is None or weights is None:
+        return False
+    return 2 * prod(weights) * shape[-1] // int(str(found.attrs["heads"])) >= _LEAST
+
+
+def _types_of(name: str, context: Context) -> tuple[str, ...]:
+    """Return the types that an input of attention may have before casts are placed."""
+    if name == "lengths":
+        return ("int32",)
+    return (FLOAT32, BFLOAT16) if context.converted and name not in _FP32_INPUTS else (FLOAT32,)
+
+
+def _decision_on(found: _Attention, context: Context, fp32_inputs: tuple[int, ...]) -> Decision:
+    """Return low precision, unless nothing has it or the user wants FP32 of one of the operators."""
+    nodes = (*found.products, found.softmax)
+    # A converted graph has no decisions any more.
+    decisions = [decide(replace(node, op=_listed(node)), context) if context.converted else node.decided
+                 for node in nodes]
+    if not context.policy.lowers:
+        return decisions[-1]
+    for decision in decisions:
+        if decision.cause in WISHES and decision.rule == FP32:
+            return replace(decision, fp32_inputs=())
+    if context.converted and (context.policy.training or context.target != BFLOAT16):
+        return decisions[-1]
+    return Decision(LOWER, Cause.TABLE, "attention in C++ keeps its scores in FP32", fp32_inputs)
+
+
+def _find(graph: Graph, readers: Readers) -> Iterator[_Attention]:
     """Find attention whose inner results nothing else reads."""
     for node in graph.operators():
         found = None
@@ -52,7 +123,7 @@ def find(graph: Graph, readers: Readers) -> Iterator[Attention]:
             yield found
 
 
-def listed(node: Node) -> str:
+def _listed(node: Node) -> str:
     """Return what users call the operator of a node."""
     kind, _, product = node.op.rpartition("_")
     return f"{_INTERLEAVED[kind]}_{product}" if kind in _INTERLEAVED else node.op
@@ -104,7 +175,7 @@ class _Sizes(NamedTuple):
         return [rows] if name == "mask" else [rows, (self.batch, 1, self.keys)]
 
 
-def _around(product: Node, readers: Readers) -> Attention | None:
+def _around(product: Node, readers: Readers) -> _Attention | None:
     weights = _weights(product.inputs[0])
     if weights is None:
         return None
@@ -132,7 +203,7 @@ def _around(product: Node, readers: Readers) -> Attention | None:
                       readers)
 
 
-def _interleaved(product: Node, readers: Readers) -> Attention | None:
+def _interleaved(product: Node, readers: Readers) -> _Attention | None:
     weights = _weights(product.inputs[1])
     if weights is None:
         return None
@@ -156,7 +227,7 @@ def _interleaved(product: Node, readers: Readers) -> Attention | None:
 
 
 def _attention(last: Node, products: tuple[Node, Node], weights: _Weights, attrs: Mapping[str, object],
-               projections: Mapping[str, Entry], sizes: _Sizes, readers: Readers) -> Attention | None:
+               projections: Mapping[str, Entry], sizes: _Sizes, readers: Readers) -> _Attention | None:
     """Return attention, if extras are for its heads and nothing else reads what is inside."""
     heads = sizes.heads
     if not _does(weights.moves, lambda batch, length: (batch * heads, length, length + 1), lambda x: x):
@@ -171,7 +242,7 @@ def _attention(last: Node, products: tuple[Node, Node], weights: _Weights, attrs
     within = _within(last, inputs.values(), readers)
     if not {id(products[0]), id(weights.softmax)} <= within:
         return None
-    return Attention(last, products, weights.softmax, inputs, {**attrs, "heads": heads, **weights.attrs()},
+    return _Attention(last, products, weights.softmax, inputs, {**attrs, "heads": heads, **weights.attrs()},
                      weights.dropout)
 
 
@@ -346,3 +417,29 @@ def _moved(node: Node, x: np.ndarray) -> np.ndarray:
     if not wanted or min(wanted) < -1 or 0 in kept:
         raise ValueError("not known here")
     return x.reshape(kept[::step])
+
+
+_COUNT = 64  # of bits
+_BITS = Decision(FP32, Cause.TABLE, "random bits of dropout are FP32")
+
+
+def is_plain_dropout(entry: Entry) -> bool:
+    """Tell whether a tensor is what dropout of single values gives."""
+    node = entry.node
+    return (node.op == "Dropout" and entry.output == 0 and 0 < float(node.attrs.get("p", "0.5")) < 1
+            and node.attrs.get("axes", "()") in ("()", "[]", "None"))
+
+
+def random_bits(graph: Graph, dropout: Node) -> Entry:
+    """Make random bits by MXNet's Dropout, for its seed and in its mode; they are all ones where it drops nothing."""
+    mode = {name: value for name, value in dropout.attrs.items() if name == "mode"}
+    ones = _made(graph, "_ones", dropout, [], shape=f"({_COUNT},)", dtype=FLOAT32)
+    drawn = _made(graph, "Dropout", dropout, [Entry(ones)], p=0.5, **mode)
+    drawn.num_outputs, drawn.dtypes, drawn.shapes = 2, drawn.dtypes * 2, drawn.shapes * 2
+    return Entry(_made(graph, "BlockGrad", dropout, [Entry(drawn)]))
+
+
+def _made(graph: Graph, op: str, dropout: Node, inputs: list[Entry], **attrs: object) -> Node:
+    name = graph.new_name(f"{dropout.name}_{op.strip('_').lower()}")
+    return Node(op, name, {key: str(value) for key, value in attrs.items()}, inputs, dtypes=[FLOAT32],
+                shapes=[(_COUNT,)], role=Role.HELPER, decision=_BITS)

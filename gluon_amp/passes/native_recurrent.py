@@ -1,4 +1,9 @@
-"""Recurrent layers in C++: whether a node may become one, and what it reads and gives then."""
+"""Recurrent layers in C++: whether a node may become one, and what it reads and gives then.
+
+::
+
+    RNN(x, _rnn_param_concat(weights, biases), state)   ->   _gluon_amp_rnn(x, weights, biases, state, masks)
+"""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,9 +12,8 @@ from ..dtypes import BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, Role, operator
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, Cause, Decision
-from .assign_dtypes import decide, plan_outputs
 from .context import Context
-from .native_casts import give_low, in_type
+from .precisions import decide, give_low, in_type, plan_outputs
 
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 _UNSUPPORTED = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
@@ -68,7 +72,7 @@ def fit(graph: Graph, node: Node, context: Context) -> None:
 
 
 def _is_lowered(node: Node, context: Context) -> bool:
-    """Whether it runs in bfloat16, which MXNet has no kernel for."""
+    """Tell whether it runs in bfloat16, which MXNet has no kernel for."""
     if context.target != BFLOAT16 or (context.converted and context.policy.training):
         return False
     decision = decide(replace(node, op=node.kind), context) if context.converted else node.decided

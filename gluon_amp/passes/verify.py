@@ -1,4 +1,4 @@
-"""Check what every rewrite must keep, behind each pass: each rule yields the faults that it finds."""
+"""Check, behind each pass, the rules that every rewrite must keep: each yields the faults that it finds."""
 from __future__ import annotations
 
 from collections import Counter
@@ -7,9 +7,9 @@ from typing import Callable, Iterator, NamedTuple, Sequence
 from ..dtypes import LOW_PRECISION
 from ..errors import GraphError
 from ..graph import Graph, Role, cast_nodes
-from . import carry_scale
-from .assign_dtypes import input_dtypes
 from .context import Context
+from .gradients import is_scale
+from .precisions import input_dtypes
 
 
 def _inputs_agree(graph: Graph, context: Context) -> Iterator[str]:
@@ -52,13 +52,13 @@ def _heads_keep_their_types(graph: Graph, context: Context) -> Iterator[str]:
 
 
 def _inputs_keep_their_order(graph: Graph, context: Context) -> Iterator[str]:
-    after = tuple(node.name for node in graph.variables() if not carry_scale.is_scale(node))
+    after = tuple(node.name for node in graph.variables() if not is_scale(node))
     if context.weights is None and after != context.variables:
         yield f"the inputs were {list(context.variables)}, they are {list(after)}"
 
 
 class Rule(NamedTuple):
-    """What a graph has to be like."""
+    """A rule for graphs."""
 
     faults: Callable[[Graph, Context], Iterator[str]]
     since: str = ""  # the pass behind which it holds; empty where it always does
@@ -75,7 +75,7 @@ RULES = (
 )
 
 
-def run(graph: Graph, context: Context, done: Sequence[str]) -> None:
+def verify(graph: Graph, context: Context, done: Sequence[str]) -> None:
     """Check a graph behind the last of the passes named; a converted graph has had all passes of conversions."""
     faults = [fault for rule in RULES if (rule.since in ("", *done) or context.converted) and rule.until not in done
               for fault in rule.faults(graph, context)]

@@ -28,8 +28,7 @@ from ..eager.own_gradients import loss_scale
 from ..eager.written import alike, written
 from ..graph import Graph, has_control_flow
 from ..graph.attrs import is_set
-from ..passes import Facts
-from ..passes.facts import Concern
+from ..passes import Concern, Facts
 from ..state.frame import frame
 from ..state.in_force import in_force
 from ..state.recent import remember

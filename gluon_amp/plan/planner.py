@@ -16,10 +16,10 @@ from .._mxnet.symbols import from_graph, infer_shapes
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..eager.own_gradients import loss_scale
 from ..graph import Entry, Graph, Node, Role, has_control_flow
-from ..passes import Facts, carry_scale, channels_last
-from ..passes.facts import Shaped
-from ..passes.known_forward import WITHOUT_SHAPES
+from ..passes import Facts, Shaped, channels_last
+from ..passes.gradients import is_scale
 from ..passes.native_operators import NATIVE
+from ..passes.precisions import WITHOUT_SHAPES
 from ..rules import Policy
 from ..state.recent import remember
 from ..state.state import State
@@ -65,7 +65,7 @@ class Plan:
     @cached_property
     def carries_scale(self) -> bool:
         """Whether what runs has the loss scale as its last input."""
-        return self.rewritten is not None and any(map(carry_scale.is_scale, self.rewritten.variables()))
+        return self.rewritten is not None and any(map(is_scale, self.rewritten.variables()))
 
     def arguments(self, given: Sequence[NDArray]) -> Sequence[NDArray]:
         """Return what the symbol that runs is called with, of what the symbol as traced is called with."""

@@ -12,11 +12,11 @@ from ..dtypes import FLOAT16
 from ..eager.custom_operators import inputs_with_own_gradient
 from ..graph import Graph, Node, subgraphs_of
 from ..graph.attrs import CONVERSION, region
-from ..passes import channels_last, gradient_fixes
-from ..passes.facts import Concern, Shaped
-from ..passes.native_operators import following, may_replace, replacement_of
-from ..passes.native_products import factors_come_first
-from ..passes.widen import widen
+from ..passes import Concern, Shaped
+from ..passes.channels_last import may_gain
+from ..passes.float16 import widen
+from ..passes.gradient_fixes import CONCERNED, DEPEND_ON_MODE, concerns_of
+from ..passes.native_operators import factors_come_first, following, may_replace, replacement_of
 from ..rules import Policy
 from ..rules.tables.groups import CUSTOM, WITH_OWN_GRADIENT
 from ..state.state import State
@@ -76,21 +76,21 @@ class Traced:
     @cached_property
     def depends_on_training(self) -> bool:
         """Tell whether it runs otherwise where operators are in their training mode."""
-        return channels_last.may_turn(self.graph)
+        return may_gain(self.graph)
 
     @cached_property
     def has_defects(self) -> bool:
         """Tell whether it has operators whose gradients MXNet may get wrong."""
-        return any(node.op in gradient_fixes.CONCERNED for node in self.graph.operators())
+        return any(node.op in CONCERNED for node in self.graph.operators())
 
     @cached_property
     def depends_on_evaluating(self) -> bool:
         """Tell whether it has operators whose gradients MXNet gets wrong in inference only."""
-        return any(node.op in gradient_fixes.DEPEND_ON_MODE for node in self.graph.operators())
+        return any(node.op in DEPEND_ON_MODE for node in self.graph.operators())
 
     def concerned(self, is_asked: Callable[[str], bool], evaluates: bool = False) -> frozenset[Concern]:
         """Name the gradients that MXNet would get wrong, where those of some inputs are asked for."""
-        return gradient_fixes.concerns_of(self.graph, is_asked, evaluates) if self.has_defects else frozenset()
+        return concerns_of(self.graph, is_asked, evaluates) if self.has_defects else frozenset()
 
     @cached_property
     def keeps_inputs(self) -> bool:

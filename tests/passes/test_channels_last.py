@@ -19,6 +19,7 @@ import gluon_amp as amp
 from gluon_amp import native, passes
 from gluon_amp.graph import Entry
 from gluon_amp.passes import channels_last
+from gluon_amp.passes.activations import HARD_SWISH
 from gluon_amp.passes.channels_last import NATIVE
 from gluon_amp.rules import FP32, Cause, Device, Policy, Rule
 
@@ -418,7 +419,7 @@ def test_means_and_factors_of_channels_need_no_transposition(monkeypatch):
     means = Entry(op("Pooling", "means", data, shape=(2, 8, 1, 1), global_pool=True, pool_type="avg", kernel=(1, 1)))
     factors = Entry(op("sigmoid", "factors", means, shape=(2, 8, 1, 1)))
     scaled = Entry(op("broadcast_mul", "scaled", data, factors, shape=SHAPE))
-    assert turned(block("c", scaled), native=NATIVE | {passes.hard_swish.OP}, check=True)[6:] == [
+    assert turned(block("c", scaled), native=NATIVE | {HARD_SWISH}, check=True)[6:] == [
         "swish: _gluon_amp_hard_swish(b_norm) -> float32",
         "means: _gluon_amp_channel_means(swish) -> float32",
         "factors: Activation(means) -> float32",
@@ -464,7 +465,7 @@ def excited(dtype="float32"):
 @pytest.mark.parametrize("flags", FLAGS)
 def test_training_of_hard_swish_and_factors_is_that_of_float64(flags, monkeypatch):
     monkeypatch.setattr(passes.hard_swish, "_LEAST", 1)
-    assert trained(excited, flags) >= NATIVE | {passes.hard_swish.OP}
+    assert trained(excited, flags) >= NATIVE | {HARD_SWISH}
 
 
 class Residual(HybridBlock):

@@ -9,7 +9,8 @@ from graphs import batch_norm, conv, describe, graph, op, rewrite, rewritten, va
 from gluon_amp import GraphError
 from gluon_amp.graph import Entry, Role, cast
 from gluon_amp.graph.attrs import region_mark
-from gluon_amp.passes import Context, driver, verify
+from gluon_amp.passes import Context, driver
+from gluon_amp.passes.verify import verify
 from gluon_amp.rules import ANY_DEVICE, Device, Policy, make_policy
 
 
@@ -296,7 +297,7 @@ class TestVerifier:
     def check(self, made, message, variables=None):
         names = variables or tuple(node.name for node in made.variables())
         with pytest.raises(GraphError, match=message):
-            verify.run(made, replace(self.context, variables=names), ["place_casts"])
+            verify(made, replace(self.context, variables=names), ["place_casts"])
 
     def test_a_missing_cast(self):
         made, nodes = self.result()

@@ -9,7 +9,8 @@ import pytest
 from cpu_kinds import run_on
 from graphs import conv, graph, op, rewrite, variable
 
-from gluon_amp.passes import Context, dilate_pointwise
+from gluon_amp.passes import Context
+from gluon_amp.passes.alignment import dilate_pointwise
 from gluon_amp.rules import ANY_DEVICE, Device, Policy
 from gluon_amp.rules.shapes import has_avx2_kernel, overruns_amx_tiles, pools_out_of_order
 
@@ -99,7 +100,7 @@ def test_a_graph_for_any_map_avoids_the_kernel():
     rewrite(result, policy, AMX)
     dilations = {node.name: node.attrs.get("dilate") for node in result.operators() if node.op == "Convolution"}
     assert dilations == {"low": "(2, 2)", "wide": None}
-    assert not dilate_pointwise.run(graph(variable("x")), Context(policy, AMX))
+    assert not dilate_pointwise(graph(variable("x")), Context(policy, AMX))
 
 
 PROGRAM = """
