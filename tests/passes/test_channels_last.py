@@ -16,9 +16,9 @@ from mxnet.gluon.model_zoo import vision
 from networks import observed, relative
 
 import gluon_amp as amp
-from gluon_amp import native, passes
+from gluon_amp import native
 from gluon_amp.graph import Entry
-from gluon_amp.passes import channels_last
+from gluon_amp.passes import activations, channels_last
 from gluon_amp.passes.activations import HARD_SWISH
 from gluon_amp.passes.channels_last import NATIVE
 from gluon_amp.rules import FP32, Cause, Device, Policy, Rule
@@ -414,7 +414,7 @@ def hard_swish(name, data):
 
 
 def test_means_and_factors_of_channels_need_no_transposition(monkeypatch):
-    monkeypatch.setattr(passes.hard_swish, "_LEAST", 1)
+    monkeypatch.setattr(activations, "_LEAST", 1)
     data = hard_swish("swish", blocks("ab", plain()))
     means = Entry(op("Pooling", "means", data, shape=(2, 8, 1, 1), global_pool=True, pool_type="avg", kernel=(1, 1)))
     factors = Entry(op("sigmoid", "factors", means, shape=(2, 8, 1, 1)))
@@ -464,7 +464,7 @@ def excited(dtype="float32"):
 @pytest.mark.machine
 @pytest.mark.parametrize("flags", FLAGS)
 def test_training_of_hard_swish_and_factors_is_that_of_float64(flags, monkeypatch):
-    monkeypatch.setattr(passes.hard_swish, "_LEAST", 1)
+    monkeypatch.setattr(activations, "_LEAST", 1)
     assert trained(excited, flags) >= NATIVE | {HARD_SWISH}
 
 
