@@ -77,7 +77,7 @@ INSIDE = {
     "state": ["blocks", "networks", "in_force", "policies", "state", "exclusions", "eager_policy", "frame", "gpus",
               "recent", "devices", "__init__"],
     "rules": ["__init__", "policy", "shapes", "tables", "decision"],
-    "graph": ["__init__", "subgraphs", "edit", "graph", "decision", "attrs"],
+    "graph": ["__init__", "edit", "graph", "decision", "attrs"],
 }
 FREE_OF_MXNET = {"passes", "rules", "graph", "dtypes", "checks", "elsewhere", "errors", "files",
                  "nested", "replaced", "training/loss_scaler", "_cpus", "_cuda", "_isa", "_memory", "_start"}

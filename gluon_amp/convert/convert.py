@@ -16,7 +16,7 @@ from .._mxnet.symbols import dtype_name, from_graph, fuse, to_graph, with_lastin
 from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT32, INT8, LOW_PRECISION
 from ..errors import GraphError, some_of, warn
-from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, redirect, unique_name
+from ..graph import CAST, Consumers, Entry, Graph, Node, Role, cast, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, NOTE, REGION, TYPE_FLAGS
 from ..passes import Context, Facts
 from ..rules import Device, Policy
@@ -212,7 +212,7 @@ def _note(graph: Graph, record: Conversion, is_fused: bool) -> None:
 
 def _say_types(graph: Graph, data: Collection[str]) -> None:
     """Write the type on FP32 variables that only casts and identities read: ``simple_bind`` could not infer it."""
-    readers = Readers(graph)
+    readers = Consumers(graph)
     for node in graph.variables():
         reading = readers.of(Entry(node))
         if (node.name not in data and node.attrs.get(DTYPE, "-1") == "-1" and node.dtypes == [FLOAT32] and reading

@@ -28,7 +28,7 @@ from math import prod
 from typing import Iterator, NamedTuple
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Readers, operator
+from ..graph import Consumers, Entry, Graph, Node, operator
 from ..graph.attrs import symbol_attributes
 from ..graph.decision import WISHES
 from ..rules import NEUTRAL, Cause, Rule
@@ -64,7 +64,7 @@ def may_fuse(context: Context) -> bool:
 def hard_swish(graph: Graph, context: Context) -> int:
     """Fuse such products of large maps; return how many."""
     unknown = unknown_forward(graph)
-    found = [each for each in _products(graph, Readers(graph))
+    found = [each for each in _products(graph, Consumers(graph))
              if _is_worth_it(each, context) and each.data.node not in unknown]
     if not found or not context.runs_natively(HARD_SWISH):
         return 0
@@ -80,21 +80,21 @@ def hard_swish(graph: Graph, context: Context) -> int:
     return len(found)
 
 
-def _products(graph: Graph, readers: Readers) -> Iterator[_Swish]:
+def _products(graph: Graph, consumers: Consumers) -> Iterator[_Swish]:
     for node in graph.operators():
         if node.op in _PRODUCTS:
             for data, gate in (node.inputs, node.inputs[::-1]):
-                made = _hard_sigmoid(gate, data, readers)
+                made = _hard_sigmoid(gate, data, consumers)
                 if made is not None:
                     yield _Swish(node, data, *made)
                     break
 
 
-def _hard_sigmoid(entry: Entry, data: Entry, readers: Readers) -> tuple[list[Node], dict[str, str]] | None:
+def _hard_sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[list[Node], dict[str, str]] | None:
     """Return the operators of a hard sigmoid of ``data``, which nothing else reads, and their constants."""
     within = []
     for ops in (_QUOTIENTS + _FACTORS, _LIMITS, _SUMS):
-        if entry.node.op not in ops or not readers.is_read_once(entry):
+        if entry.node.op not in ops or not consumers.is_read_once(entry):
             return None
         within.append(entry.node)
         entry = entry.node.inputs[0]

@@ -40,7 +40,7 @@ from math import prod
 from typing import Any
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Readers, operator, redirect
+from ..graph import Consumers, Entry, Graph, Node, operator, redirect
 from ..graph.attrs import SHAPE, integer, integers, is_channels_last, region_of
 from ..rules.shapes import can_fold_stride, is_pointwise
 from ..rules.tables.groups import BATCH_NORMS
@@ -71,9 +71,9 @@ def align_channels(graph: Graph, context: Context) -> int:
     if context.device.imitated:
         return 0
     nodes = graph.nodes()
-    readers = Readers(graph)
+    consumers = Consumers(graph)
     padded = {Entry(node).key: _pad(graph, node, extra) for node in nodes
-              for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, readers, context)}
+              for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, consumers, context)}
     redirect(graph, padded)
     widened = [(node, extra) for node in nodes for extra in [_missing_inputs(node, context)] if extra]
     for node, extra in widened:
@@ -111,12 +111,12 @@ def _gains_in_fp32(node: Node) -> bool:
             and output[0] * prod(output[2:]) >= _FP32_PLACES)
 
 
-def _is_normalised(node: Node, readers: Readers, context: Context) -> bool:
+def _is_normalised(node: Node, consumers: Consumers, context: Context) -> bool:
     """Tell whether the cut would cost more than it gains: with AMX kernels, in training, before BatchNorm."""
     # A cut leaves its output in plain layout, for which oneDNN has a slow kernel of BatchNorm only. Without AMX odd
     # channel counts fall back to kernels that are far slower.
     return (context.device.amx and context.policy.training
-            and any(reader.op in BATCH_NORMS for reader in readers.of(Entry(node))))
+            and any(consumer.op in BATCH_NORMS for consumer in consumers.of(Entry(node))))
 
 
 def _pad(graph: Graph, node: Node, extra: int) -> Entry:
@@ -249,10 +249,10 @@ def dilate_pointwise(graph: Graph, context: Context) -> int:
 
 def fold_padding(graph: Graph, context: Context) -> int:
     """Drop the paddings that convolutions alone read, and that they can do; return how many."""
-    readers, count = Readers(graph), 0
+    consumers, count = Consumers(graph), 0
     for node in graph.operators():
-        convolutions, widths = readers.of(Entry(node)), integers(node.attrs, "pad_width")[4::2]
-        if (_pads_evenly(node) and not readers.is_head(Entry(node)) and convolutions
+        convolutions, widths = consumers.of(Entry(node)), integers(node.attrs, "pad_width")[4::2]
+        if (_pads_evenly(node) and not consumers.is_head(Entry(node)) and convolutions
                 and all(_may_pad(each, node, len(widths)) for each in convolutions)):
             for each in convolutions:
                 given = integers(each.attrs, "pad") or [0] * len(widths)

@@ -1,6 +1,6 @@
 """The table of passes, and the driver that runs them.
 
-To add a pass write ``run(graph, context) -> int`` (how much it did) in a module of its own and give it a record in
+To add a pass write a function of its name, ``(graph, context) -> int`` (how much it did), and give it a record in
 :data:`PASSES`, in the order of execution; ``after`` names the passes that it has to come behind. Passes read the data
 types and shapes that an analysis wrote into the nodes, and keep them up to date for the nodes they add.
 """
@@ -53,11 +53,10 @@ def _lowers(context: Context) -> bool:
 class Pass:
     """A rewrite of graphs."""
 
-    name: str  # what users switch it off by; that of its module
-    summary: str  # what it does, in a line
     run: Callable[[Graph, Context], int]  # takes a graph and a Context, edits the graph, and says how much it did
+    summary: str  # in a line, for people
     # ``'training'``, which is everything under ``init`` and ``autocast``; ``'inference'``, which is conversion;
-    # ``'converted'``, which is what becomes of a converted graph when it runs: files do not hold that
+    # ``'converted'``, which is for a converted graph when it runs: files do not hold its result
     where: tuple[str, ...] = BOTH
     required: str = ""  # why it cannot be switched off; empty for one that can
     applies: Callable[[Context], bool] = _lowers  # whether it is for graphs of a context
@@ -65,75 +64,63 @@ class Pass:
     is_step: bool = False  # whether the ``optimize`` argument of the conversions lists it
     is_last: bool = False  # whether types, shapes and decisions are unknown after it
 
-
-def _in_order(*passes: Pass) -> tuple[Pass, ...]:
-    """Return passes as they are written, where each comes behind those that it has to come behind."""
-    names = [each.name for each in passes]
-    for position, each in enumerate(passes):
-        late = [name for name in each.after if name not in names[:position]]
-        if late:
-            raise ValueError(f"PASSES: {each.name!r} has to come after {late}: move it behind them")
-    return passes
+    @property
+    def name(self) -> str:
+        """The name by which users switch it off: that of its function."""
+        return self.run.__name__
 
 
-PASSES: tuple[Pass, ...] = _in_order(
-    Pass("drop_training", "operators that do nothing in inference are dropped (Dropout)", drop_training,
-         where=(INFERENCE,), applies=_always, is_step=True),
-    Pass("fold_batch_norm", "BatchNorm is folded into the convolution or dense layer before it", fold_batch_norm,
-         where=(INFERENCE,), applies=_always, is_step=True, after=("drop_training",)),
-    Pass("fold_padding", "convolutions pad their data themselves in place of an operator before them", fold_padding,
-         applies=_always, is_step=True),
-    Pass("shape_operands", "operands that are read for their shape only are not computed", shape_operands,
-         applies=_always, is_step=True),
-    Pass("branch_gradients", "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
-         branch_gradients, applies=_records,
-         required="without it whatever is in memory would be taken for those gradients"),
-    Pass("split_concat", "the gradients of joined feature maps come in a layout that MXNet can split", split_concat,
-         applies=_records, required="without it MXNet would end the process"),
-    Pass("assign_dtypes", "every operator gets a precision", assign_dtypes, applies=_always,
+PASSES: tuple[Pass, ...] = (
+    Pass(drop_training, "operators that do nothing in inference are dropped (Dropout)", (INFERENCE,), applies=_always,
+         is_step=True),
+    Pass(fold_batch_norm, "BatchNorm is folded into the convolution or dense layer before it", (INFERENCE,),
+         applies=_always, is_step=True, after=("drop_training",)),
+    Pass(fold_padding, "convolutions pad their data themselves in place of an operator before them", applies=_always,
+         is_step=True),
+    Pass(shape_operands, "operands that are read for their shape only are not computed", applies=_always, is_step=True),
+    Pass(branch_gradients, "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
+         applies=_records, required="without it whatever is in memory would be taken for those gradients"),
+    Pass(split_concat, "the gradients of joined feature maps come in a layout that MXNet can split", applies=_records,
+         required="without it MXNet would end the process"),
+    Pass(assign_dtypes, "every operator gets a precision", applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out",
          after=("fold_batch_norm", "fold_padding", "shape_operands", "branch_gradients", "split_concat")),
-    Pass("hard_swish", "values times their hard sigmoid are one operator in C++", hard_swish,
-         where=(TRAINING, CONVERTED), applies=may_fuse, after=("assign_dtypes",)),
-    Pass("channels_last", "chains of convolutions that MXNet runs slowly train with the channels last, in C++",
-         channels_last, where=(TRAINING,), applies=trains_in_cpp,
-         after=("assign_dtypes", "hard_swish")),
-    Pass("native_operators", "operators in C++ take the place of MXNet's slow ones on the CPU", native_operators,
-         where=(TRAINING, CONVERTED), applies=are_available, after=("assign_dtypes", "channels_last")),
-    Pass("gradient_fixes", "gradients that MXNet's operators get wrong come another way", gradient_fixes,
-         where=(TRAINING,), applies=_records, required="without it some gradients would be wrong",
+    Pass(hard_swish, "values times their hard sigmoid are one operator in C++", (TRAINING, CONVERTED), applies=may_fuse,
+         after=("assign_dtypes",)),
+    Pass(channels_last, "chains of convolutions that MXNet runs slowly train with the channels last, in C++",
+         (TRAINING,), applies=trains_in_cpp, after=("assign_dtypes", "hard_swish")),
+    Pass(native_operators, "operators in C++ take the place of MXNet's slow ones on the CPU", (TRAINING, CONVERTED),
+         applies=are_available, after=("assign_dtypes", "channels_last")),
+    Pass(gradient_fixes, "gradients that MXNet's operators get wrong come another way", (TRAINING,), applies=_records,
+         required="without it some gradients would be wrong", after=("native_operators",)),
+    Pass(native_activations, "activations run oneDNN's kernels where those are faster", applies=are_onednns,
          after=("native_operators",)),
-    Pass("native_activations", "activations run oneDNN's kernels where those are faster", native_activations,
-         applies=are_onednns, after=("native_operators",)),
-    Pass("align_channels", "convolutions are padded to the channel multiple that the fast kernels need",
-         align_channels, applies=may_align, is_step=True, after=("assign_dtypes",)),
-    Pass("fold_stride", "strided convolutions of few channels run on AMX; they stay in FP32 without it",
-         fold_stride, where=(TRAINING,), applies=folds_strides, after=("align_channels",)),
-    Pass("place_casts", "a cast is inserted where producer and consumer differ", place_casts, applies=_always,
+    Pass(align_channels, "convolutions are padded to the channel multiple that the fast kernels need",
+         applies=may_align, is_step=True, after=("assign_dtypes",)),
+    Pass(fold_stride, "strided convolutions of few channels run on AMX; they stay in FP32 without it", (TRAINING,),
+         applies=folds_strides, after=("align_channels",)),
+    Pass(place_casts, "a cast is inserted where producer and consumer differ", applies=_always,
          required="without it operators would read types that they cannot run in",
          after=("assign_dtypes", "native_operators", "gradient_fixes", "align_channels", "fold_stride")),
-    Pass("identities", "operators that change nothing stand where gradients that are added would be lost",
-         identities, where=(TRAINING, INFERENCE, CONVERTED), applies=may_lose_gradients,
+    Pass(identities, "operators that change nothing stand where gradients that are added would be lost",
+         (TRAINING, INFERENCE, CONVERTED), applies=may_lose_gradients,
          required="without it some gradients would be lost", after=("branch_gradients", "place_casts")),
-    Pass("carry_scale", "gradients that operators make on their own carry the loss scale", carry_scale,
-         where=(TRAINING, CONVERTED), applies=has_own_gradients,
-         required="without it steps would be too small by the loss scale", after=("place_casts",)),
-    Pass("dilate_pointwise", "pointwise convolutions avoid an AMX kernel that gives wrong results; without this "
-         "pass they stay in FP32", dilate_pointwise, where=(INFERENCE,), applies=meets_any_map_on_amx,
+    Pass(carry_scale, "gradients that operators make on their own carry the loss scale", (TRAINING, CONVERTED),
+         applies=has_own_gradients, required="without it steps would be too small by the loss scale",
          after=("place_casts",)),
-    Pass("imitate", "a type that the device has no kernels for is imitated", imitate, applies=is_imitated,
+    Pass(dilate_pointwise, "pointwise convolutions avoid an AMX kernel that gives wrong results; without this pass "
+         "they stay in FP32", (INFERENCE,), applies=meets_any_map_on_amx, after=("place_casts",)),
+    Pass(imitate, "a type that the device has no kernels for is imitated", applies=is_imitated,
          required="without it the device would have to run a type that it has no kernels for",
          after=("place_casts", "identities")),
-    Pass("cast_params_offline", "parameters that are read in low precision only are stored in it",
-         cast_params_offline, where=(INFERENCE,), is_step=True, after=("place_casts", "imitate")),
-    Pass("prepare_int8", "rectifiers and flattened maps come in a form that MXNet has INT8 operators for",
-         prepare_int8, where=(INFERENCE,), applies=has_int8,
-         required="without it MXNet fails on dense layers in INT8", after=("cast_params_offline",)),
-    Pass("fuse", "oneDNN's fused operators (convolution, activation, sum) on the CPU", fuse, where=(INFERENCE,),
-         applies=_always, is_step=True, is_last=True, after=("cast_params_offline",)),
-    Pass("quantize", "layers, and what stands between them, run in INT8", quantize, where=(INFERENCE,),
-         applies=has_int8, required="without it no layer runs in INT8", is_last=True,
-         after=("prepare_int8", "fuse")),
+    Pass(cast_params_offline, "parameters that are read in low precision only are stored in it", (INFERENCE,),
+         is_step=True, after=("place_casts", "imitate")),
+    Pass(prepare_int8, "rectifiers and flattened maps come in a form that MXNet has INT8 operators for", (INFERENCE,),
+         applies=has_int8, required="without it MXNet fails on dense layers in INT8", after=("cast_params_offline",)),
+    Pass(fuse, "oneDNN's fused operators (convolution, activation, sum) on the CPU", (INFERENCE,), applies=_always,
+         is_step=True, is_last=True, after=("cast_params_offline",)),
+    Pass(quantize, "layers, and what stands between them, run in INT8", (INFERENCE,), applies=has_int8,
+         required="without it no layer runs in INT8", is_last=True, after=("prepare_int8", "fuse")),
 )
 
 

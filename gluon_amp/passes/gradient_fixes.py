@@ -26,7 +26,7 @@ from .precisions import decide, plan_outputs, propagate_dtypes
 _LOWEST = {FLOAT16: -65504.0}
 _LOWEST_FP32 = -3.4e38
 _NEWER_ATTRIBUTES = ("cudnn_off", "p_value", "count_include_pad", "layout")  # of Pooling
-_FLOATS = (FLOAT16, FLOAT32, FLOAT64)
+_FLOATS = (FLOAT16, FLOAT32, FLOAT64)  # AMP casts none to bfloat16 before operators without a gradient
 
 
 class _Fix:
@@ -34,6 +34,7 @@ class _Fix:
 
     def __init__(self, graph: Graph, node: Node, of: int, role: Role):
         self.graph, self.node, self.of, self.role = graph, node, of, role
+        self.operand = node.inputs[of]
         self.made: list[Node] = []
 
     def put(self, op: str, inputs: list[Entry], like: Entry | None = None, name: str = "", **attrs: Any) -> Entry:
@@ -57,20 +58,15 @@ class _Fix:
         made.node.dtypes = [dtype]
         return made
 
-    def before(self, op: str, **attrs: Any) -> None:
-        """Put an operator before the operand."""
-        self.node.inputs[self.of] = self.put(op, [self.node.inputs[self.of]], **attrs)
-
 
 def _block(fix: _Fix) -> None:
-    if fix.node.inputs[fix.of].node.op != "BlockGrad":
-        fix.before("BlockGrad")
+    if fix.operand.node.op != "BlockGrad":
+        fix.node.inputs[fix.of] = fix.put("BlockGrad", [fix.operand])
 
 
 def _compute_zeros(fix: _Fix) -> None:
-    operand = fix.node.inputs[fix.of]
-    if operand.dtype in _FLOATS and operand.shape and all(operand.shape):  # AMP casts none of these to bfloat16
-        fix.before("SliceChannel", num_outputs=1, axis=0)
+    if fix.operand.dtype in _FLOATS and fix.operand.shape and all(fix.operand.shape):
+        fix.node.inputs[fix.of] = fix.put("SliceChannel", [fix.operand], num_outputs=1, axis=0)
 
 
 def _slope_apart(fix: _Fix) -> Entry:
@@ -98,14 +94,13 @@ def _bias_apart(fix: _Fix) -> Entry:
 
 def _ask_for_the_first(fix: _Fix) -> None:
     """Let the gradient of the first operand be asked for as well: add zero times a value of the other one to it."""
-    first, other = fix.node.inputs[0], fix.node.inputs[fix.of]
     is_numpy = fix.node.op.startswith("_np")
-    flat = fix.put_shaped("Reshape", [other], shape="(-1,)")
+    flat = fix.put_shaped("Reshape", [fix.operand], shape="(-1,)")
     one = fix.put_shaped("slice_axis", [flat], axis=0, begin=0, end=1)
     zero = fix.put_shaped("_mul_scalar", [fix.put_shaped("clip", [one], a_min=-1, a_max=1)], scalar=0.0)
     if not is_numpy:
         zero = fix.put_shaped("Reshape", [zero], shape="(1, 1, 1)")
-    fix.node.inputs[0] = fix.put("_npi_add" if is_numpy else "broadcast_add", [first, zero])
+    fix.node.inputs[0] = fix.put("_npi_add" if is_numpy else "broadcast_add", [fix.node.inputs[0], zero])
 
 
 def _last_step(fix: _Fix) -> Entry:
@@ -140,20 +135,8 @@ def _in_float64(fix: _Fix) -> Entry:
     return result
 
 
-def _is_like(node: Node) -> bool:
-    return node.attrs.get("mode") == "like"
-
-
-def _is_prelu(node: Node) -> bool:
-    return node.attrs.get("act_type") == "prelu"
-
-
-def _is_random(node: Node) -> bool:
-    return node.attrs.get("act_type") == "rrelu"
-
-
-def _is_whole(node: Node) -> bool:
-    return not is_set(node.attrs, "use_sequence_length")
+def _with(**attrs: str) -> Callable[[Node], bool]:
+    return lambda node: attrs.items() <= node.attrs.items()
 
 
 def _takes_largest_of_maps(node: Node) -> bool:
@@ -223,7 +206,7 @@ FIXES: tuple[GradientFix, ...] = (
     GradientFix(("LeakyReLU",), (1,), "the data's gradient is written over the incoming one before that of the slope "
                 "is summed: that is multiplied by the slope wherever another operator follows",
                 "a term that is 0 and has the gradient of the slope; an operator in C++ where it runs",
-                "operator/leaky_relu.cc", _slope_apart, _is_prelu, in_calls=False),
+                "operator/leaky_relu.cc", _slope_apart, _with(act_type="prelu"), in_calls=False),
     GradientFix(("FullyConnected",), (2,), "the gradient of the bias is computed with that of the weight, and not "
                 "written where nobody asks for the latter", "the bias is added by an operator of its own",
                 "operator/nn/fully_connected-inl.h", _bias_apart, without=1),
@@ -231,18 +214,20 @@ FIXES: tuple[GradientFix, ...] = (
              upstream="operator/contrib/transformer.cc"),
     _unasked(1, 0, "_npi_polyval", upstream="operator/numpy/np_polynomial_op.cc"),
     GradientFix(("SequenceLast",), (0,), "without lengths the backward pass reads positions from memory that it did "
-                "not write", "slice_axis", "operator/sequence_last-inl.h", _last_step, _is_whole),
+                "not write", "slice_axis", "operator/sequence_last-inl.h", _last_step,
+                lambda node: not is_set(node.attrs, "use_sequence_length")),
     GradientFix(("Pooling",), (0,), "in inference oneDNN keeps no positions of maxima, from which the backward pass "
                 "takes the gradient", "Pooling_v1 for maps, which oneDNN does not run, where gradients of inference "
                 "are asked for", "operator/nn/mkldnn/mkldnn_pooling.cc", _as_older, _takes_largest_of_maps,
                 evaluating=True),
     GradientFix(("LeakyReLU",), (0,), "the gradient of a randomised rectifier in inference is its output; in training "
                 "the process ends", "a leaky rectifier in inference", "operator/leaky_relu-inl.h", _as_leaky,
-                _is_random, evaluating=True),
+                _with(act_type="rrelu"), evaluating=True),
     GradientFix(("Deconvolution",), (1,), "oneDNN's backward pass ends the process where the weight is computed",
                 "float64, but for volumes, which have no other kernel",
                 "operator/nn/mkldnn/mkldnn_deconvolution-inl.h", _in_float64, _computes_weight, behind_casts=True),
-    _unwritten((1,), "_contrib_BilinearResize2D", upstream="operator/contrib/bilinear_resize-inl.h", where=_is_like),
+    _unwritten((1,), "_contrib_BilinearResize2D", upstream="operator/contrib/bilinear_resize-inl.h",
+               where=_with(mode="like")),
     _unwritten((1,), "reshape_like", upstream="operator/tensor/elemwise_unary_op_basic.cc"),
     _unwritten((1,), "SequenceLast", "SequenceMask", "SequenceReverse", upstream="operator/sequence_mask-inl.h"),
     _unwritten((1,), "SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput",

@@ -11,10 +11,10 @@ The body of a loop reads and writes one part of an array in each step, forward a
 writes such a part, or the gradient of one, in a layout of its own, where a part cannot lie: the step fails ("Check
 failed: !is_view"), or gradients before the loop are wrong without a word. There, too, an identity stands between.
 
-Up to seven gradients of a tensor's readers MXNet adds by an operator of its own. Of more, it asks those that give them
-to add to what is there, one after the other. Operators of libraries are not told, and casts do not do it: either would
-leave its own gradient alone. Before it makes gradients, MXNet puts one operator in the place of equal ones, so that
-those have the readers of all.
+Up to seven gradients of a tensor's consumers MXNet adds by an operator of its own. Of more, it asks those that give
+them to add to what is there, one after the other. Operators of libraries are not told, and casts do not do it: either
+would leave its own gradient alone. Before it makes gradients, MXNet puts one operator in the place of equal ones, so
+that those have the consumers of all.
 """
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ APART = "__gluon_amp_guard__"  # the attribute in which operators differ that MX
 class Tensor(Enum):
     """Kinds of tensors that some operators must not read themselves."""
 
-    ADDED = "added"  # MXNet asks its readers to add their gradients to what is there
+    ADDED = "added"  # MXNet asks its consumers to add their gradients to what is there
     ADDED_VARIABLE = "added variable"  # a variable of that kind; beside loops and branches every variable
     GROUPED_WEIGHT = "grouped weight"  # the weight of a convolution in groups
 
@@ -63,7 +63,7 @@ IDENTITIES: tuple[Identity, ...] = (
     Identity(tuple(sorted(NATIVE - {_NORM})), Tensor.ADDED, *_NOT_TOLD),
     Identity((_NORM,), Tensor.ADDED, *_NOT_TOLD, states=(3, 4)),
     Identity((CAST,), Tensor.ADDED, "on CPUs the gradient of a cast is lost where it is to be added to "
-             "what is there, as under `grad_req='add'` and from the eighth reader on", "operator/tensor/amp_cast.h"),
+             "what is there, as under `grad_req='add'` and from the eighth consumer on", "operator/tensor/amp_cast.h"),
     Identity((CAST,), Tensor.GROUPED_WEIGHT, "the cast fails on a weight that inference in FP32 has left in "
              "oneDNN's five-dimensional layout", "operator/tensor/amp_cast.h"),
     Identity(("elemwise_add",), Tensor.ADDED_VARIABLE, "the gradient of a sum shares its array with those of "
@@ -94,7 +94,7 @@ def identities(graph: Graph, context: Context) -> int:
 
 
 class SharedIdentities:
-    """Makes identities, each of which as many readers share as MXNet adds gradients of itself."""
+    """Makes identities, each of which as many consumers share as MXNet adds gradients of itself."""
 
     def __init__(self, make: Callable[[Entry], Entry]):
         self._make, self._most = make, _most_summed()
@@ -103,12 +103,12 @@ class SharedIdentities:
 
     def before(self, entry: Entry) -> Entry:
         """Return what one more operator is to read."""
-        made, readers = self._latest.get(entry.key, (entry, self._most))
-        if readers == self._most:
-            made, readers = self._make(entry), 0
+        made, consumers = self._latest.get(entry.key, (entry, self._most))
+        if consumers == self._most:
+            made, consumers = self._make(entry), 0
             made.node.attrs[APART] = made.node.name  # beside others of this tensor, or of one that MXNet takes for it
             self.count += 1
-        self._latest[entry.key] = made, readers + 1
+        self._latest[entry.key] = made, consumers + 1
         return made
 
 
@@ -142,7 +142,7 @@ def _is_variable_of(entry: Entry, names: Collection[str]) -> bool:
 
 
 def _read_often(graph: Graph) -> set[tuple[int, int]]:
-    """Return the tensors whose readers are so many that MXNet asks for additions; equal casts become one of them."""
+    """Return the tensors whose consumers are so many that MXNet asks for additions; equal casts become one of them."""
     number, most = _numbers(graph), _most_summed()
     operators = graph.operators()
     casts = {number[id(node)]: node.inputs[0] for node in operators if node.op == CAST}

@@ -37,7 +37,7 @@ from typing import Iterator, Sequence
 import numpy as np
 
 from ..dtypes import AVX2_VALUES, FLOAT32, FLOAT64, LOW_PRECISION
-from ..graph import CAST, VARIABLE, Entry, Graph, Node, Readers, Role, identity, operator, redirect
+from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node, Role, identity, operator, redirect
 from ..graph.attrs import DTYPE, INFERENCE, MADE, TYPE_FLAGS, integer, integers, is_channels_last, is_set, region
 from ..rules.shapes import has_avx2_kernel
 from ..rules.tables.groups import RELU
@@ -69,16 +69,16 @@ _DEFAULT_EPS = 1e-3  # of MXNet's operator
 
 
 def fold_batch_norm(graph: Graph, context: Context) -> int:
-    """Fold every BatchNorm that is the only reader of a layer with trained parameters; return how many."""
+    """Fold every BatchNorm that is the only consumer of a layer with trained parameters; return how many."""
     # An excluded BatchNorm is folded only into a layer that is excluded as well.
     weights = context.weights
     if weights is None:
         return 0
-    readers = Readers(graph)
+    consumers = Consumers(graph)
     folding = _Folding(graph, weights)
     moved: dict[tuple[int, int], Entry] = {}
     for norm in graph.operators():
-        if norm.op == "BatchNorm" and _is_foldable(norm, readers, weights):
+        if norm.op == "BatchNorm" and _is_foldable(norm, consumers, weights):
             layer = norm.inputs[0].node
             if _settings(norm, context) != _settings(layer, context):
                 continue
@@ -89,12 +89,12 @@ def fold_batch_norm(graph: Graph, context: Context) -> int:
     return len(moved)
 
 
-def _is_foldable(norm: Node, readers: Readers, weights: Weights) -> bool:
+def _is_foldable(norm: Node, consumers: Consumers, weights: Weights) -> bool:
     layer = norm.inputs[0].node
-    if layer.op not in LAYERS or not readers.is_read_once(Entry(layer)):
+    if layer.op not in LAYERS or not consumers.is_read_once(Entry(layer)):
         return False
     trained = (*norm.inputs[1:], *layer.inputs[1:])
-    return (readers.is_first_only(norm) and _axis_fits(norm, layer)
+    return (consumers.is_first_only(norm) and _axis_fits(norm, layer)
             and all(entry.node.is_variable and entry.node.name in weights for entry in trained))
 
 
@@ -153,11 +153,11 @@ def cast_params_offline(graph: Graph, context: Context) -> int:
     if weights is None:
         return 0
     constant = _constants(graph, weights)
-    readers = Readers(graph)
+    consumers = Consumers(graph)
     moved: dict[tuple[int, int], Entry] = {}
     for node in graph.operators():
-        if id(node) in constant and any(id(reader) not in constant for reader in readers.of(Entry(node))):
-            variable = _variable(node, readers)
+        if id(node) in constant and any(id(consumer) not in constant for consumer in consumers.of(Entry(node))):
+            variable = _variable(node, consumers)
             weights.rename(node.name, variable.name)
             moved[Entry(node).key] = Entry(variable)
     redirect(graph, moved)
@@ -180,11 +180,11 @@ def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
 def _store_what_the_program_casts(graph: Graph, weights: Weights, target: str) -> int:
     """Store parameters in low precision where only the program's own casts to it read them; return how many."""
     # The casts stay, and do nothing: they may be outputs.
-    readers, count = Readers(graph), 0
+    consumers, count = Consumers(graph), 0
     for node in graph.variables():
-        reading = readers.of(Entry(node))
-        if (node.name in weights and node.dtypes == [FLOAT32] and reading and not readers.is_head(Entry(node))
-                and all(reader.op == CAST and reader.dtypes == [target] for reader in reading)):
+        reading = consumers.of(Entry(node))
+        if (node.name in weights and node.dtypes == [FLOAT32] and reading and not consumers.is_head(Entry(node))
+                and all(consumer.op == CAST and consumer.dtypes == [target] for consumer in reading)):
             weights.compute(reading[0].name, CAST, {"dtype": target}, [node.name])
             weights.rename(reading[0].name, node.name)
             node.dtypes, node.attrs = [target], {**node.attrs, DTYPE: str(TYPE_FLAGS[target])}
@@ -192,13 +192,13 @@ def _store_what_the_program_casts(graph: Graph, weights: Weights, target: str) -
     return count
 
 
-def _variable(node: Node, readers: Readers) -> Node:
+def _variable(node: Node, consumers: Consumers) -> Node:
     """Make the variable that stands for a result."""
     source, dtype = next(_sources(node), node), node.dtypes[0]
     # Behind a cast MXNet cannot infer the type of a variable: say it.
     attrs = {DTYPE: str(TYPE_FLAGS[dtype])} if dtype in LOW_PRECISION else {}
     variable = Node(VARIABLE, node.name, attrs, dtypes=list(node.dtypes), shapes=list(node.shapes))
-    if node.shapes == source.shapes and readers.is_read_once(Entry(source)):
+    if node.shapes == source.shapes and consumers.is_read_once(Entry(source)):
         variable.name, variable.attrs = source.name, {**source.attrs, **attrs}
     else:
         variable.attrs[MADE] = source.attrs.get(MADE, source.name)
@@ -238,10 +238,10 @@ def is_fusible(graph: Graph) -> bool:
 def _keep_apart(graph: Graph, spares_products: bool) -> set[str]:
     """Insert identities that stop the fusion where it must not happen, or does not gain; return their names."""
     # Each user gets one of its own, so that no fused operator has the same input twice.
-    readers, made = Readers(graph), set()
+    consumers, made = Consumers(graph), set()
     for node in graph.operators():
         for position, entry in enumerate(node.inputs):
-            if ((position == 0 and node.op in _KEPT_APART) or _is_read_elsewhere(entry, node, readers)
+            if ((position == 0 and node.op in _KEPT_APART) or _is_read_elsewhere(entry, node, consumers)
                     or (spares_products and _is_product(entry.node))):
                 node.inputs[position] = identity(entry, graph.new_name(f"{node.name}_shield"))
                 made.add(node.inputs[position].node.name)
@@ -256,11 +256,11 @@ def _is_product(node: Node) -> bool:
     return node.op == "Convolution" and not has_avx2_kernel(node.attrs, node.inputs[0].shape, node.shapes[0])
 
 
-def _is_read_elsewhere(entry: Entry, reader: Node, readers: Readers) -> bool:
-    """Tell whether a tensor has several readers; of variables only sums matter, the fusion begins behind them."""
-    if entry.node.is_variable and reader.op != "elemwise_add":
+def _is_read_elsewhere(entry: Entry, consumer: Node, consumers: Consumers) -> bool:
+    """Tell whether a tensor has several consumers; of variables only sums matter, the fusion begins behind them."""
+    if entry.node.is_variable and consumer.op != "elemwise_add":
         return False
-    return not readers.is_read_once(entry)
+    return not consumers.is_read_once(entry)
 
 
 FLATTEN = "Flatten"

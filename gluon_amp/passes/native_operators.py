@@ -21,7 +21,7 @@ from math import inf, prod
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Readers, subgraphs_of
+from ..graph import Consumers, Entry, Graph, Node, subgraphs_of
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import NEUTRAL, Cause, Rule
 from ..rules.shapes import BLOCK, has_avx2_kernel, pools_out_of_order, pools_to_means, values_behind
@@ -70,7 +70,7 @@ class Replacement(NamedTuple):
     op: str  # registered name
     types: tuple[str, ...]  # the types of data that it gains in
     least: int  # the work from which on it gains: a call of a library's operator takes longer
-    fits: Callable[[Node, Readers], bool] = _always  # takes a node; whether the operator computes the same
+    fits: Callable[[Node, Consumers], bool] = _always  # takes a node; whether the operator computes the same
     work: Callable[[Node], int] = _values  # takes a node of known shapes; what ``least`` is of
     fp32_inputs: tuple[int, ...] = ()  # those that stay FP32 where the data is in low precision
     gains: Callable[[Node, Context], bool] = _always  # takes a node; whether it is faster on this device
@@ -86,17 +86,17 @@ def _gains_with_gradients(node: Node, context: Context) -> bool:
     return context.facts.recorded
 
 
-def _keeps_format(node: Node, readers: Readers) -> bool:
+def _keeps_format(node: Node, consumers: Consumers) -> bool:
     """Tell whether boxes come and go in one format, and some are compared."""
     attrs = node.attrs
     return (attrs.get("in_format", "corner") == attrs.get("out_format", "corner") and integer(attrs, "topk", -1) != 0
-            and readers.is_first_only(node))
+            and consumers.is_first_only(node))
 
 
-def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
+def _is_simple_layer_norm(node: Node, consumers: Consumers) -> bool:
     """Tell whether the last axis is normalised; with other numbers of axes a positive one may not be the last."""
     return ((node.inputs[0].shape or (0,))[-1] >= _NARROW and integer(node.attrs, "axis", -1) == -1
-            and readers.is_first_only(node))
+            and consumers.is_first_only(node))
 
 
 def _is_sloped(node: Node, shapes: Shapes) -> bool:
@@ -105,7 +105,7 @@ def _is_sloped(node: Node, shapes: Shapes) -> bool:
     return len(slopes) == 1 and (slopes[0] == 1 or (len(data) > 1 and slopes[0] == data[1]))
 
 
-def _is_pile(node: Node, readers: Readers) -> bool:
+def _is_pile(node: Node, consumers: Consumers) -> bool:
     """Tell whether the product is of the last two axes of more."""
     return len(node.inputs[0].shape or ()) > 2 and integer(node.attrs, "axis", -2) == -2
 
@@ -116,7 +116,7 @@ def _is_matmul(node: Node, shapes: Shapes) -> bool:
     return len(left) > 2 and (len(right) == 2 or left[:-2] == right[:-2])
 
 
-def _is_softmax_of_rows(node: Node, readers: Readers) -> bool:
+def _is_softmax_of_rows(node: Node, consumers: Consumers) -> bool:
     """Tell whether a temperature and lengths are heeded, these over the last axis, whatever the number of axes is."""
     return (node.attrs.get("dtype", "None") == "None" and 0 < _temperature(node) < inf
             and (not is_set(node.attrs, "use_length")
@@ -138,7 +138,7 @@ def _temperature(node: Node) -> float:
     return 1.0 if given == "None" else float(given)
 
 
-def _is_plain_resize(node: Node, readers: Readers) -> bool:
+def _is_plain_resize(node: Node, consumers: Consumers) -> bool:
     """Tell whether the size of the result is given, rather than a factor or another tensor."""
     attrs = node.attrs
     return (len(node.inputs) == 1 and attrs.get("mode", "size") == "size" and len(node.inputs[0].shape or ()) == 4
@@ -157,7 +157,7 @@ def _is_inner_layer(node: Node, shapes: Shapes) -> bool:
             and not node.inputs[0].node.is_variable)
 
 
-def _is_slow_sum(node: Node, readers: Readers) -> bool:
+def _is_slow_sum(node: Node, consumers: Consumers) -> bool:
     """Tell whether values are added up along one axis, with some behind it."""
     axes = [each for each in node.attrs.get("axis", "None").strip("()[]").split(",") if each.strip()]
     if len(axes) != 1 or axes[0].strip() == "None" or is_set(node.attrs, "exclude"):
@@ -165,12 +165,12 @@ def _is_slow_sum(node: Node, readers: Readers) -> bool:
     return values_behind(node.inputs[0].shape or (), int(axes[0])) >= _NARROW
 
 
-def _drops_values(node: Node, readers: Readers) -> bool:
+def _drops_values(node: Node, consumers: Consumers) -> bool:
     """Tell whether single values are dropped, and nobody reads which."""
-    return native_attention.is_plain_dropout(Entry(node)) and readers.is_first_only(node)
+    return native_attention.is_plain_dropout(Entry(node)) and consumers.is_first_only(node)
 
 
-def _pools_windows(node: Node, readers: Readers) -> bool:
+def _pools_windows(node: Node, consumers: Consumers) -> bool:
     """Tell whether means of whole channels are taken, or means or maxima of windows that lie on a padded image."""
     attrs = node.attrs
     if is_set(attrs, "global_pool"):
@@ -178,7 +178,7 @@ def _pools_windows(node: Node, readers: Readers) -> bool:
     kernel, pads = integers(attrs, "kernel"), integers(attrs, "pad")
     return (attrs.get("pool_type", "max") in ("max", "avg") and attrs.get("pooling_convention", "valid") == "valid"
             and len(kernel) == 2 and len(node.inputs[0].shape or ()) == 4 and not is_channels_last(attrs)
-            and all(pad < side for pad, side in zip(pads, kernel)) and readers.is_first_only(node))
+            and all(pad < side for pad, side in zip(pads, kernel)) and consumers.is_first_only(node))
 
 
 def _is_slow_pooling(node: Node, context: Context) -> bool:
@@ -261,9 +261,9 @@ def native_operators(graph: Graph, context: Context) -> int:
     """Replace what runs faster in C++; return how many operators."""
     unknown = unknown_forward(graph)
     fused = native_attention.fuse_attention(graph, context, unknown)
-    readers = Readers(graph)
+    consumers = Consumers(graph)
     found = [(node, each) for node in graph.operators() for each in [replacement_of(node)]
-             if each is not None and _is_large(node, each) and each.fits(node, readers) and each.gains(node, context)
+             if each is not None and _is_large(node, each) and each.fits(node, consumers) and each.gains(node, context)
              and may_replace(node, [entry.shape or () for entry in node.inputs[:2]])
              and not any(entry.node in unknown for entry in node.inputs[:each.known])
              and context.runs_natively(each.op)]
@@ -271,7 +271,7 @@ def native_operators(graph: Graph, context: Context) -> int:
         _replace(graph, node, each, context)
     if not context.policy.lowers and context.facts.trains and context.facts.recorded:
         # Products add a map that is added to them, and rectify the sum: a map less is kept for backward.
-        channels_last.fuse_add(graph, list(graph.operators()), Readers(graph), _SCALE_ROWS, _rectifier_of)
+        channels_last.fuse_add(graph, list(graph.operators()), Consumers(graph), _SCALE_ROWS, _rectifier_of)
     if context.target == BFLOAT16:
         propagate_dtypes(graph, context)
     return len(found) + fused

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..dtypes import BFLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Readers, Role, operator
+from ..graph import Consumers, Entry, Graph, Node, Role, operator
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, Cause, Decision
 from .context import Context
@@ -20,7 +20,7 @@ _UNSUPPORTED = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
 _MASKS = Decision(FP32, Cause.TABLE, "masks of dropout are FP32")
 
 
-def fits(node: Node, readers: Readers) -> bool:
+def fits(node: Node, consumers: Consumers) -> bool:
     """Tell whether the operator in C++ computes the same as a node."""
     return (node.attrs.get("mode") in _GATES and not is_set(node.attrs, "use_sequence_length")
             and all(node.attrs.get(name, "None") == "None" for name in _UNSUPPORTED))
@@ -85,7 +85,7 @@ def _lower(graph: Graph, node: Node, context: Context) -> None:
                                  tuple(range(1, len(node.inputs))))
         node.planned = [BFLOAT16, *node.dtypes[1:]]
         return
-    node.inputs[0] = in_type(graph, node.inputs[0], BFLOAT16, {}, Readers(graph))
+    node.inputs[0] = in_type(graph, node.inputs[0], BFLOAT16, {}, Consumers(graph))
     give_low(graph, node)
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Callable, Collection, Mapping, MutableMapping, Sequence
 
 from ..dtypes import BFLOAT16, FLOAT32, FORMATS
-from ..graph import CAST, Entry, Graph, Node, Readers, cast, redirect
+from ..graph import CAST, Consumers, Entry, Graph, Node, cast, redirect
 from ..graph.attrs import REGION_ON, integer, integers, is_set, region
 from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Cause, Decision, precision
 from ..rules.decision import (
@@ -35,7 +35,7 @@ from .context import Context
 def assign_dtypes(graph: Graph, context: Context) -> int:
     """Write each operator's decision and the data types of its outputs; return how many give low precision."""
     nodes, lowered = graph.operators(), 0
-    sparse = readers_of_sparse(graph, context.facts.sparse)
+    sparse = consumers_of_sparse(graph, context.facts.sparse)
     shapeless = _behind_loops(graph) if context.facts.bound else ()
     for node in nodes:
         node.decision = READS_SPARSE if id(node) in sparse else decide(node, context)
@@ -164,7 +164,7 @@ def _wanted(node: Node, context: Context) -> list[str | None]:
 Made = MutableMapping["tuple[tuple[int, int], str]", Entry]  # casts by tensor and type
 
 
-def in_type(graph: Graph, entry: Entry, dtype: str, made: Made, readers: Readers) -> Entry:
+def in_type(graph: Graph, entry: Entry, dtype: str, made: Made, consumers: Consumers) -> Entry:
     """Return a tensor in a type: as it was before it was widened, by a cast that is there, or by a new one."""
     if entry.dtype == dtype:
         return entry
@@ -172,7 +172,7 @@ def in_type(graph: Graph, entry: Entry, dtype: str, made: Made, readers: Readers
         return entry.node.inputs[0]
     key = (entry.key, dtype)
     if key not in made:
-        found = next((node for node in readers.of(entry) if node.op == CAST and node.dtypes == [dtype]), None)
+        found = next((node for node in consumers.of(entry) if node.op == CAST and node.dtypes == [dtype]), None)
         made[key] = Entry(found) if found is not None else cast(
             entry, dtype, graph.new_name(f"{entry.node.name}_{dtype}"))
     return made[key]
@@ -185,11 +185,11 @@ def is_widened(entry: Entry) -> bool:
 
 def give_low(graph: Graph, node: Node) -> None:
     """Let a node give its first output in bfloat16; users that need FP32 read a cast."""
-    readers = Readers(graph).of(Entry(node))
+    consumers = Consumers(graph).of(Entry(node))
     node.dtypes[0] = BFLOAT16
     redirect(graph, {Entry(node).key: cast(Entry(node), FLOAT32, graph.new_name(f"{node.name}_{FLOAT32}"))})
-    redirect(graph, {Entry(reader).key: Entry(node) for reader in readers
-                     if reader.op == CAST and reader.dtypes == [BFLOAT16]})
+    redirect(graph, {Entry(consumer).key: Entry(node) for consumer in consumers
+                     if consumer.op == CAST and consumer.dtypes == [BFLOAT16]})
 
 
 _FILLED: Mapping[str, float] = {**dict.fromkeys(("_ones", "_npi_ones", "ones_like"), 1.0),
@@ -224,7 +224,7 @@ _GIVE_DENSE = {"FullyConnected", "Embedding", "_contrib_SparseEmbedding", "sum",
 _MAKES_SPARSE, _DENSE = "cast_storage", "default"
 
 
-def readers_of_sparse(graph: Graph, variables: Collection[str]) -> set[int]:
+def consumers_of_sparse(graph: Graph, variables: Collection[str]) -> set[int]:
     """Return the ids of operators that may read a sparse tensor: casts would make it, and its gradient, dense."""
     found: set[int] = set()
     sparse = {id(node) for node in graph.variables() if node.name in variables}

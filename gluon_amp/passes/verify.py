@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, Sequence
 
 from ..dtypes import LOW_PRECISION
 from ..errors import GraphError
@@ -57,27 +57,21 @@ def _inputs_keep_their_order(graph: Graph, context: Context) -> Iterator[str]:
         yield f"the inputs were {list(context.variables)}, they are {list(after)}"
 
 
-class Rule(NamedTuple):
-    """A rule for graphs."""
-
-    faults: Callable[[Graph, Context], Iterator[str]]
-    since: str = ""  # the pass behind which it holds; empty where it always does
-    until: str = ""  # the pass that ends it; empty where none does
-
-
-RULES = (
-    Rule(_names_are_unique),
-    Rule(_inputs_keep_their_order),
-    Rule(_inputs_agree, "place_casts", "imitate"),
-    Rule(_casts_are_needed, "place_casts"),
-    Rule(_casts_are_shared, "place_casts", "imitate"),
-    Rule(_heads_keep_their_types, "place_casts"),
+# Each with the pass behind which it holds, and the one that ends it; empty where it always does, or none does.
+_RULES: tuple[tuple[Callable[[Graph, Context], Iterator[str]], str, str], ...] = (
+    (_names_are_unique, "", ""),
+    (_inputs_keep_their_order, "", ""),
+    (_inputs_agree, "place_casts", "imitate"),
+    (_casts_are_needed, "place_casts", ""),
+    (_casts_are_shared, "place_casts", "imitate"),
+    (_heads_keep_their_types, "place_casts", ""),
 )
 
 
 def verify(graph: Graph, context: Context, done: Sequence[str]) -> None:
     """Check a graph behind the last of the passes named; a converted graph has had all passes of conversions."""
-    faults = [fault for rule in RULES if (rule.since in ("", *done) or context.converted) and rule.until not in done
-              for fault in rule.faults(graph, context)]
+    holding = [find for find, since, until in _RULES
+               if (since in ("", *done) or context.converted) and until not in done]
+    faults = [fault for find in holding for fault in find(graph, context)]
     if faults:
         raise GraphError(f"the graph is not sound behind the pass {done[-1]}: {'; '.join(faults)}")
