@@ -7,25 +7,41 @@ gradient penalties: dense layers that MXNet could differentiate twice keep FP32 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, Mapping, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import is_recorded
-from .._mxnet.invoke import Invocation, Invoke, run_operator
+from .._mxnet.invoke import Invocation, Invoke
 from .._mxnet.operators import handle_of, registered_operators
 from .._mxnet.symbols import dtype_name
-from ..graph import VARIABLE, Graph, Node
+from ..graph import VARIABLE, Node
 from ..passes.gradient_fixes import calls_to_fix, fixed_call, is_call_concerned
 
 NOT_TWICE = ("AMP is on, and MXNet differentiates neither casts nor operators in low precision twice. For gradients of "
              "gradients run the network and autograd.grad inside `with amp.autocast(enabled=False):`, and do not "
              "hybridize it: MXNet has none of hybridized networks")
 TWICE_DIFFERENTIABLE = frozenset(("FullyConnected", "dot", "batch_dot"))
-# Of an array: whether its gradient is asked for, whether it is a variable, its type and shape; no type of sparse ones.
-_Operand = Tuple[bool, bool, "str | None", Tuple[int, ...]]
+
+
+class _Operand(NamedTuple):
+    """An array, as far as steps depend on it."""
+
+    asked: bool  # whether its gradient is asked for
+    has_gradient: bool  # whether it has a buffer for it
+    dtype: str | None  # None of sparse ones
+    shape: tuple[int, ...]
+
+
+class _Step(NamedTuple):
+    """One of the operators that run in place of a call."""
+
+    handle: int
+    operands: Sequence[tuple[int, int]]  # inputs of the call and steps, in one count, and which of their outputs
+    keys: Sequence[str]
+    values: Sequence[str]
 
 
 def make_fixing_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
@@ -53,25 +69,20 @@ def fixing_invocations() -> Mapping[int, Callable[[Invoke, Invocation], Any]]:
 
 def _run(invoke: Invoke, op: str, call: Invocation, behind_casts: bool) -> Any:
     """Run a call, operator by operator where the table says that others have to stand around it."""
-    graph = _fixed(op, call, behind_casts)
-    if graph is None:
+    steps = _fixed(op, call, behind_casts)
+    if not steps:
         return invoke(*call)
-    made: dict[int, list[NDArray]] = {}
-    (head,) = graph.heads
-    for node in graph.nodes():
-        if not node.inputs:
-            made[id(node)] = [call.inputs[int(node.name)]]
-        else:
-            operands = [made[id(entry.node)][entry.output] for entry in node.inputs]
-            out = call.out if node is head.node else None
-            made[id(node)] = run_operator(invoke, node.op, operands, node.attrs, out, call.is_np_op,
-                                          output_is_list=True)
-    outputs = made[id(head.node)]
-    return call.out if call.out is not None else outputs if call.output_is_list or len(outputs) > 1 else outputs[0]
+    made = [[array] for array in call.inputs]
+    for step in steps[:-1]:
+        operands = [made[number][output] for number, output in step.operands]
+        made.append(invoke(step.handle, operands, step.keys, step.values, None, call.is_np_op, True))
+    last = steps[-1]
+    operands = [made[number][output] for number, output in last.operands]
+    return invoke(last.handle, operands, last.keys, last.values, call.out, call.is_np_op, call.output_is_list)
 
 
-def _fixed(op: str, call: Invocation, behind_casts: bool) -> Graph | None:
-    """Return what is to run in place of a call; None where that is the operator."""
+def _fixed(op: str, call: Invocation, behind_casts: bool) -> Sequence[_Step]:
+    """Return the steps to run in place of a call; none where that is the operator."""
     def is_asked(position: int) -> bool:
         if position not in asked:
             asked[position] = is_recorded(call.inputs[position])
@@ -80,23 +91,25 @@ def _fixed(op: str, call: Invocation, behind_casts: bool) -> Graph | None:
     asked: dict[int, bool] = {}
     evaluates = not autograd.is_training()
     if not is_call_concerned(op, len(call.inputs), is_asked, evaluates, behind_casts):
-        return None
-    return _graph(op, frozenset(call.attrs().items()), tuple(map(_operand, call.inputs)), evaluates, behind_casts)
-
-
-def _operand(array: NDArray) -> _Operand:
-    # A user's own array has a gradient where one is asked for.
-    asked = is_recorded(array)
-    dtype = None if isinstance(array, BaseSparseNDArray) else dtype_name(array.dtype)
-    return asked, array.grad is not None or not asked, dtype, array.shape
+        return ()
+    operands = tuple(_Operand(is_asked(i), array.grad is not None, None if isinstance(array, BaseSparseNDArray) else
+                              dtype_name(array.dtype), array.shape) for i, array in enumerate(call.inputs))
+    return _steps(op, tuple(call.attrs().items()), operands, evaluates, behind_casts)
 
 
 @lru_cache(maxsize=256)
-def _graph(op: str, attrs: frozenset[tuple[str, str]], operands: tuple[_Operand, ...], evaluates: bool,
-           behind_casts: bool) -> Graph | None:
-    nodes = [Node(VARIABLE if is_variable else "computed", str(position), dtypes=[dtype], shapes=[shape])
-             for position, (_, is_variable, dtype, shape) in enumerate(operands)]
-    return fixed_call(op, dict(attrs), nodes, lambda position: operands[position][0], evaluates, behind_casts)
+def _steps(op: str, attrs: tuple[tuple[str, str], ...], operands: tuple[_Operand, ...], evaluates: bool,
+           behind_casts: bool) -> Sequence[_Step]:
+    # A user's own array is a variable, and has a gradient where one is asked for.
+    inputs = [Node(VARIABLE if each.has_gradient or not each.asked else "computed", str(position), dtypes=[each.dtype],
+                   shapes=[each.shape]) for position, each in enumerate(operands)]
+    graph = fixed_call(op, dict(attrs), inputs, lambda position: operands[position].asked, evaluates, behind_casts)
+    if graph is None:
+        return ()
+    made = [node for node in graph.nodes() if node.inputs]
+    number = {id(node): position for position, node in enumerate([*inputs, *made])}
+    return [_Step(handle_of(node.op), [(number[id(entry.node)], entry.output) for entry in node.inputs],
+                  list(node.attrs), list(node.attrs.values())) for node in made]
 
 
 def are_recorded(data: Sequence[Any]) -> bool:
