@@ -20,7 +20,7 @@ from ..passes import Facts, Shaped, channels_last
 from ..passes.gradients import is_scale
 from ..passes.native_operators import NATIVE
 from ..passes.precisions import WITHOUT_SHAPES
-from ..rules import Policy
+from ..rules import ANY_DEVICE, Policy
 from ..state.recent import remember
 from ..state.state import State
 from .traced import Dtypes, Shapes, Traced, policy_for
@@ -173,7 +173,8 @@ class Planner:
         for node in graph.variables():
             if node.name in given:
                 node.planned = [BFLOAT16]
-        context = passes.Context.of(graph, policy, state.device(facts.device), facts=facts, everywhere=state.enabled,
+        device = ANY_DEVICE if policy is _AS_TRACED else state.device(facts.device)
+        context = passes.Context.of(graph, policy, device, facts=facts, everywhere=state.enabled,
                                     native=native_for(graph, facts), converted=traced.is_converted, check=_CHECK)
         counts = passes.run(graph, context)
         changed = is_widened or any(counts.values()) or (low and policy.lowers)

@@ -16,15 +16,16 @@ import gluon_amp as amp
 from gluon_amp import native
 from gluon_amp.graph import Entry, Role
 from gluon_amp.plan.cached_op import prepared_operations
-from gluon_amp.rules import Cause, Policy, Rule
+from gluon_amp.rules import ANY_DEVICE, Cause, Device, Policy, Rule
 
 ALL = frozenset({"_gluon_amp_layer_norm", "_gluon_amp_clip", "_gluon_amp_batch_dot", "_gluon_amp_rnn"})
 BIG = (4, 128, 64)
 
 
-def rewritten(*heads, target="float32", guarded=(), available=ALL, **policy):
+def rewritten(*heads, target="float32", guarded=(), available=ALL, device=ANY_DEVICE, **policy):
     result = graph(*heads)
-    rewrite(result, replace(Policy(target), **policy), accumulated=frozenset(guarded), native=available, check=True)
+    rewrite(result, replace(Policy(target), **policy), device, accumulated=frozenset(guarded), native=available,
+            check=True)
     return result
 
 
@@ -193,7 +194,7 @@ class TestGraphs:
         assert lines(limited(variable("x", BIG)), disabled_passes=off)[0] == "limit: clip(x) -> float32"
 
     def test_conversions_and_imitations_do_without(self):
-        for settings in ({"training": False}, {"target": "float16", "imitated": True}):
+        for settings in ({"training": False}, {"target": "float16", "device": Device(imitated=True)}):
             assert not any("_gluon_amp" in line for line in lines(limited(variable("x", BIG)), **settings))
 
 
