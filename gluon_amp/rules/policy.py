@@ -47,20 +47,6 @@ ANY_DEVICE = Device()
 class Policy:
     """Decides the precision that an operator runs in.
 
-    Attributes
-    ----------
-    target_dtype : str
-        ``'bfloat16'``, ``'float16'``, or ``'float32'`` for a device on which low precision would be slower: all
-        operators then run in FP32, and only the passes that make FP32 faster rewrite graphs.
-    overrides : mapping of str to tuple of Rule
-        Rules that come before those of the built-in table.
-    excluded : frozenset of str
-        Names of graph nodes that stay in FP32.
-    training : bool
-        False in converted graphs, in which no gradients are taken, and which avoid wrong kernels for all shapes.
-    disabled_passes : frozenset of str
-        Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
-
     Examples
     --------
     >>> policy = Policy('bf16', excluded=frozenset({'net_dense0_fwd'}))
@@ -70,11 +56,13 @@ class Policy:
     'LOWER'
     """
 
+    # ``'bfloat16'``, ``'float16'``, or ``'float32'`` where low precision would be slower: all operators run in FP32,
+    # and only the passes that make FP32 faster rewrite graphs
     target_dtype: str
-    overrides: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict, hash=False)
-    excluded: frozenset[str] = frozenset()
-    training: bool = True
-    disabled_passes: frozenset[str] = frozenset()
+    overrides: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict, hash=False)  # before the built-in table's
+    excluded: frozenset[str] = frozenset()  # names of graph nodes that stay in FP32
+    training: bool = True  # False for converted graphs, which have no gradients, and avoid wrong kernels for all shapes
+    disabled_passes: frozenset[str] = frozenset()  # names of graph passes (:func:`gluon_amp.list_passes`) that are off
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_dtype", normalize(self.target_dtype, or_float32=True))
