@@ -102,28 +102,15 @@ def convolution(filters, kernel):
 
 @dataclass(frozen=True)
 class Case:
-    """A network that a pass acts on.
+    """A network that a pass acts on."""
 
-    Attributes
-    ----------
-    network : callable
-        Makes it, with all shapes given.
-    targets : tuple
-        The types in which the pass acts.
-    roundings : int
-        Roundings to the type on a path from an input to an output or gradient: of the input or the weight, of what each
-        operator gives.
-    sums : int
-        Terms of the sums on such a path, each rounded to FP32.
-    shape : tuple of int
-        Of its data.
-    """
-
-    network: Callable[[], HybridBlock]
-    targets: tuple
+    network: Callable[[], HybridBlock]  # makes it, with all shapes given
+    targets: tuple  # the types in which the pass acts
+    # Roundings to the type on a path from an input to an output or gradient: of the input or the weight, of what each
+    # operator gives.
     roundings: int
-    sums: int = 9 * 16 + 4
-    shape: tuple = (1, 16, 6, 6)
+    sums: int = 9 * 16 + 4  # terms of the sums on such a path, each rounded to FP32
+    shape: tuple = (1, 16, 6, 6)  # of its data
 
 
 # 20 output channels of one convolution, and 20 input channels of the next.

@@ -8,7 +8,7 @@ from pathlib import Path
 import mxnet as mx
 import pytest
 from cpu_kinds import FASTEST
-from graphs import conv, graph, op, rewrite, rewritten, variable
+from graphs import conv, graph, rewrite, variable
 from mxnet.gluon import nn
 
 import gluon_amp as amp
@@ -71,12 +71,6 @@ class TestTable:
                    for alias in node.names if alias.name in names]
         assert imports == []
 
-    @pytest.mark.parametrize("training", [True, False])
-    def test_rectifiers_run_native_kernels_in_training_and_conversions(self, training):
-        rectifier = op("relu", "r", conv("c", data(), 16, 16), shape=(2, 16, 8, 8))
-        assert "r: Activation(c) -> bfloat16" in rewritten("bfloat16", conv("d", rectifier, 16, 16),
-                                                           policy=Policy("bfloat16", training=training))
-
     def test_counts_say_how_much_was_done(self):
         counts = rewrite(graph(conv("head", data(), 20, 16), conv("other", data(), 16, 16)), Policy("bfloat16"))
         assert (counts["assign_dtypes"], counts["align_channels"], counts["shape_operands"]) == (2, 1, 0)
@@ -127,41 +121,17 @@ class TestConversionArguments:
             disabled_passes("all", True, ["cast_params_offline"])
 
 
-class TestGraphs:
-    """Without MXNet: graphs with and without a pass."""
-
-    def test_alignment(self):
-        head = conv("head", data(), 20, 16)
-        assert "head_unpad: slice_axis(head) -> bfloat16" in rewritten("bfloat16", head)
-        off = Policy("bfloat16", disabled_passes=frozenset({"align_channels"}))
-        assert rewritten("bfloat16", conv("head", data(), 20, 16), policy=off) == [
-            "data_bfloat16: amp_cast(data) -> bfloat16",
-            "head_weight_bfloat16: amp_cast(head_weight) -> bfloat16",
-            "head: Convolution(data_bfloat16, head_weight_bfloat16) -> bfloat16",
-            "head_float32: amp_cast(head) -> float32",
-            "out: head_float32",
-        ]
-
-    def test_shape_operands(self):
-        def anchors():
-            feature = conv("feature", data(), 16, 16)
-            return op("slice_like", "a", variable("anchors"), op("_mul_scalar", "zero", feature, scalar=0))
-
-        off = Policy("bfloat16", disabled_passes=frozenset({"shape_operands"}))
-        assert any("a_shape" in line for line in rewritten("bfloat16", anchors()))
-        assert not any("a_shape" in line for line in rewritten("bfloat16", anchors(), policy=off))
-
-    @pytest.mark.parametrize(("amx", "training", "off", "dtype", "dilation"), [
-        (True, False, False, "bfloat16", "(2, 2)"), (True, False, True, "float32", None),
-        (False, False, True, "bfloat16", None), (True, True, True, "bfloat16", None)])
-    def test_pointwise_convolutions_stay_sound(self, amx, training, off, dtype, dilation):
-        policy = Policy("bfloat16", training=training,
-                        disabled_passes=frozenset({"dilate_pointwise"} if off else ()))
-        result = graph(conv("c", data(32), 32, 32, kernel=1), conv("wide", data(32), 32, 32))
-        rewrite(result, policy, Device(amx=amx), check=True)
-        nodes = {node.name: node for node in result.operators()}
-        assert (nodes["c"].inputs[0].dtype, nodes["c"].attrs.get("dilate")) == (dtype, dilation)
-        assert nodes["wide"].inputs[0].dtype == "bfloat16"
+@pytest.mark.parametrize(("amx", "training", "off", "dtype", "dilation"), [
+    (True, False, False, "bfloat16", "(2, 2)"), (True, False, True, "float32", None),
+    (False, False, True, "bfloat16", None), (True, True, True, "bfloat16", None)])
+def test_pointwise_convolutions_stay_sound(amx, training, off, dtype, dilation):
+    policy = Policy("bfloat16", training=training,
+                    disabled_passes=frozenset({"dilate_pointwise"} if off else ()))
+    result = graph(conv("c", data(32), 32, 32, kernel=1), conv("wide", data(32), 32, 32))
+    rewrite(result, policy, Device(amx=amx), check=True)
+    nodes = {node.name: node for node in result.operators()}
+    assert (nodes["c"].inputs[0].dtype, nodes["c"].attrs.get("dilate")) == (dtype, dilation)
+    assert nodes["wide"].inputs[0].dtype == "bfloat16"
 
 
 def test_policies_keep_it_in_files():

@@ -77,6 +77,7 @@ class TestTables:
 def test_an_operator_in_two_rows_is_refused():
     with pytest.raises(ValueError, match="'relu' is in two rows"):
         as_table(("relu", RULE), (("abs", "relu"), RULE))
+    assert as_table(("relu", RULE), (("abs", "tan"), RULE)) == dict.fromkeys(("relu", "abs", "tan"), (RULE,))
 
 
 @pytest.mark.parametrize(("operator", "attributes", "channels", "low", "half"), [
