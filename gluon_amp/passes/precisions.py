@@ -44,7 +44,8 @@ def assign_dtypes(graph: Graph, context: Context) -> int:
     joins = _joins(graph, nodes) if context.target == BFLOAT16 and not context.device.imitated else ()
     for node in nodes:
         if id(node) in joins and {FLOAT32, context.target} <= {entry.dtype for entry in node.inputs}:
-            node.decision = replace(node.decided, rule=LOWER, cause=Cause.READERS, note="all that reads it is lowered")
+            node.decision = replace(node.decided, rule=LOWER, cause=Cause.CONSUMERS,
+                                    note="all that reads it is lowered")
         lowered += plan_outputs(node, context)
     return lowered
 
