@@ -16,16 +16,15 @@ from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION, normalize
 from ..elsewhere import answers
 from ..errors import PolicyError, StateError, closest, expected, warn
 from ..rules import FP32, WIDEST, Policy, Rule
-from ..rules.tables import table
-from ..rules.tables.groups.layers import BATCH_NORMS
-from ..rules.tables.whole_network import WHOLE_NETWORK
+from ..rules.tables import WHOLE_NETWORK, table
+from ..rules.tables.groups import BATCH_NORMS
 from ..session import hooks
 from ..session.autocast import init
 from ..state.blocks import block_settings
 from ..state.devices import announce, choose, device_supports, of_device
 from ..state.in_force import in_force
 from ..state.networks import Network
-from ..state.policies import device_policies, rewrites
+from ..state.policies import device_policies, devices_of, rewrites
 from ..state.state import State
 from ..training.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler, scale_of
 from ..training.trainer_scaler import TrainerScaler, attach
@@ -295,9 +294,10 @@ def _cast_state(options: Options, disabled_passes: frozenset[str]) -> State:
     rounds_masters = bool(options.master_weights) and not options.keep_batchnorm_fp32
     policies = {device: cast_network(policy, round_batch_norm=rounds_masters) if policy.lowers else policy
                 for device, policy in device_policies(chosen, disabled_passes).items()}
-    announce(chosen, requested, rewrites(policies))
-    in_force.marked = State(policies, enabled=False)  # for networks inside blocks that are hybridized as a whole
-    return State(policies)
+    state = State(policies, devices_of(chosen))
+    announce(chosen, requested, rewrites(policies, state.devices))
+    in_force.marked = state.disabled()  # for networks inside blocks that are hybridized as a whole
+    return state
 
 
 def cast_network(policy: Policy, round_batch_norm: bool = False) -> Policy:

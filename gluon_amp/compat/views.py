@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..dtypes import FLOAT16, normalize
 from ..rules.decision import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Rule
 from ..rules.tables import table
-from ..rules.tables.groups.layers import LOSS_OUTPUTS
+from ..rules.tables.groups import LOSS_OUTPUTS
 
 _CONDITIONAL = "CONDITIONAL"  # FP32 for some attributes only
 _BATCH_NORM = ("data", "gamma", "beta", "moving_mean", "moving_var")

@@ -10,8 +10,8 @@ from ..dtypes import FLOAT16, FLOAT32, FLOAT64, LOW_PRECISION
 from ..errors import GraphError
 from ..graph import CAST, Graph
 from ..graph.attrs import CONVERSION, DTYPE, TYPE_FLAGS
-from ..passes.widen import widen
-from ..rules import Cause, Policy
+from ..passes.float16 import widen
+from ..rules import Cause, Device, Policy
 
 # Why the operators of a network stay in FP32, where none is lowered, by what comes first in importance.
 _REASONS = (
@@ -68,10 +68,10 @@ def _note_types(graph: Graph, weights: Any) -> None:
             node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[types[node.name]])}
 
 
-def reason_for_fp32(graph: Graph, policy: Policy) -> str:
+def reason_for_fp32(graph: Graph, policy: Policy, device: Device) -> str:
     """Say why a planned graph holds no low precision."""
     if not policy.lowers:
-        return policy.reason
+        return device.reason
     nodes = graph.operators()
     causes = {node.decision.cause for node in nodes if node.decision is not None}
     found = next((reason for some, reason in _REASONS if not causes.isdisjoint(some)), None)

@@ -22,7 +22,7 @@ from ..dtypes import FLOAT32
 from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
 from ..judging import relative_error, shortest_prefix
 from ..progress import progress_bar
-from ..rules import Policy
+from ..rules import ANY_DEVICE, Device, Policy
 from ..state.in_force import under
 from .calibration import Batch, Calibration, batches_of, check_mode, collect
 from .convert import Conversion, convert, with_record
@@ -69,6 +69,7 @@ class Network:
     arrays: Mapping[str, mx.nd.NDArray]  # its parameters
     inputs: Sequence[str]  # the names of its data
     policy: Policy  # for what does not run in INT8
+    device: Device  # where it will run
     example: Mapping[str, Any]  # data, or shapes of data
     cast_outputs: bool = True
     on_cpu: bool = True
@@ -140,7 +141,8 @@ def converted_network(network: Network, request: Request | None, build: Build) -
 
 def _converted(network: Network, policy: Policy, int8: Int8 | None = None) -> Made:
     weights = NDArrayWeights(network.arrays) if int8 is None else int8.weights
-    symbol, record = convert(network.symbol, weights, policy, network.example, on_cpu=network.on_cpu,
+    device = network.device if policy is network.policy else ANY_DEVICE  # FP32, which depends on none
+    symbol, record = convert(network.symbol, weights, policy, device, network.example, on_cpu=network.on_cpu,
                              cast_outputs=network.cast_outputs, int8=int8)
     return Made(symbol, weights.arrays, record, int8)
 

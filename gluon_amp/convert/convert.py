@@ -16,10 +16,10 @@ from .._mxnet.symbols import dtype_name, from_graph, fuse, to_graph, with_lastin
 from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT32, INT8, LOW_PRECISION
 from ..errors import GraphError, some_of, warn
-from ..graph import CAST, Entry, Graph, Node, Readers, Role, cast, redirect, unique_name
+from ..graph import CAST, Consumers, Entry, Graph, Node, Role, cast, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, NOTE, REGION, TYPE_FLAGS
 from ..passes import Context, Facts
-from ..rules import Policy
+from ..rules import Device, Policy
 from ..session.hooks import watch_symbols
 from .analysis import analyse_network, reason_for_fp32
 from .inputs import shapes_in
@@ -135,8 +135,9 @@ def _earlier(graph: Graph, wanted: str) -> Conversion | None:
     return records[0] if all(records) else None
 
 
-def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mapping[str, Any], *, on_cpu: bool = True,
-            cast_outputs: bool = True, int8: Int8 | None = None) -> tuple[mx.sym.Symbol, Conversion]:
+def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device, example: Mapping[str, Any], *,
+            on_cpu: bool = True, cast_outputs: bool = True, int8: Int8 | None = None
+            ) -> tuple[mx.sym.Symbol, Conversion]:
     """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is."""
     keep_freed_memory()
     dtypes = {name: dtype_name(value.dtype) or "" for name, value in example.items() if hasattr(value, "dtype")}
@@ -149,14 +150,14 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
     outputs = symbol.list_outputs()
     analyse_network(symbol, graph, weights, dtypes, shapes)
     # A GPU has no fused operators, and imitated types are not oneDNN's.
-    has_engine = on_cpu and not policy.imitated
+    has_engine = on_cpu and not device.imitated
     fuses = has_engine and policy.runs("fuse") and passes.is_fusible(graph)  # behind which there are no gradients
     fusion = fuse if int8 is None else quantizer.fused
-    context = Context.of(graph, policy, Facts(recorded=not fuses), keep_outputs=cast_outputs, weights=weights,
-                         engine=(lambda given: to_graph(fusion(from_graph(given, symbol)))) if has_engine else None,
-                         int8=int8)
+    engine = (lambda given: to_graph(fusion(from_graph(given, symbol)))) if has_engine else None
+    context = Context.of(graph, policy, device, facts=Facts(recorded=not fuses), keep_outputs=cast_outputs,
+                         weights=weights, engine=engine, int8=int8)
     counts = passes.run(graph, context)
-    made = _counted(graph, policy, counts)
+    made = _counted(graph, policy, device, counts)
     name_results(graph)
     graph.forget(REGION)
     _say_types(graph, set(dtypes))
@@ -190,15 +191,15 @@ def _warn_of_values(names: Sequence[str]) -> None:
              "from them is wrong. Convert a checkpoint from before they came up")
 
 
-def _counted(graph: Graph, policy: Policy, counts: Mapping[str, int]) -> Conversion:
+def _counted(graph: Graph, policy: Policy, device: Device, counts: Mapping[str, int]) -> Conversion:
     """Record what became of the operators, before they are fused."""
     operators = graph.operators()
     casts = sum(node.op == CAST for node in operators)
     low = sum(node.op != CAST and any(entry.dtype == policy.target_dtype for entry in node.inputs)
               for node in operators if policy.lowers)
-    is_lowered = counts["assign_dtypes"] if policy.imitated else low
+    is_lowered = counts["assign_dtypes"] if device.imitated else low
     return Conversion(policy.target_dtype, len(operators), low, casts, {}, tuple(sorted(policy.excluded)),
-                      metadata.version("gluon_amp"), "" if is_lowered else reason_for_fp32(graph, policy))
+                      metadata.version("gluon_amp"), "" if is_lowered else reason_for_fp32(graph, policy, device))
 
 
 def _note(graph: Graph, record: Conversion, is_fused: bool) -> None:
@@ -210,12 +211,12 @@ def _note(graph: Graph, record: Conversion, is_fused: bool) -> None:
 
 
 def _say_types(graph: Graph, data: Collection[str]) -> None:
-    """Write the type on FP32 variables that only casts and guards read: ``simple_bind`` could not infer it."""
-    readers = Readers(graph)
+    """Write the type on FP32 variables that only casts and identities read: ``simple_bind`` could not infer it."""
+    readers = Consumers(graph)
     for node in graph.variables():
         reading = readers.of(Entry(node))
         if (node.name not in data and node.attrs.get(DTYPE, "-1") == "-1" and node.dtypes == [FLOAT32] and reading
-                and all(reader.op == CAST or reader.role is Role.GUARD for reader in reading)):
+                and all(reader.op == CAST or reader.role is Role.IDENTITY for reader in reading)):
             node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[FLOAT32])}
 
 

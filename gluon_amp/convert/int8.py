@@ -19,7 +19,7 @@ from ..graph import VARIABLE, Entry, Graph, Node, unique_name
 from ..graph.attrs import integer
 from ..judging import relative_error
 from ..passes import Context, Facts
-from ..passes.prepare_int8 import FLATTEN, LAYERS
+from ..passes.inference import FLATTEN, LAYERS
 from ..rules import Policy
 from ..state.in_force import under
 from .analysis import analyse_network
@@ -153,7 +153,7 @@ def prepared(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], policy:
     """Return a network as all its conversions begin, BatchNorm folded."""
     graph, weights = to_graph(symbol), NDArrayWeights(arrays)
     analyse_network(symbol, graph, weights, {}, {})
-    passes.run(graph, Context.of(graph, in_fp32(policy), Facts(recorded=False), weights=weights))
+    passes.run(graph, Context.of(graph, in_fp32(policy), facts=Facts(recorded=False), weights=weights))
     return Plain(from_graph(graph, symbol), weights.arrays)
 
 

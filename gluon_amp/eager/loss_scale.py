@@ -27,7 +27,7 @@ from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..errors import StateError, some_of, warn
 from ..graph import CAST
-from ..rules.own_gradients import ADDS_GRADIENT, CUSTOM, WITH_OWN_GRADIENT
+from ..rules.tables.groups import ADDS_GRADIENT, CUSTOM, WITH_OWN_GRADIENT
 from .custom_operators import inputs_with_own_gradient
 
 _FLOATS = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
@@ -200,7 +200,7 @@ def _times_scale(invoke: Invoke, array: NDArray, call: Invocation, op: str) -> N
 
 
 def _with_scale(invoke: Invoke, op: str, array: NDArray, is_np_op: bool) -> NDArray:
-    """Return an array whose gradient is multiplied or divided by the scale: see passes/carry_scale.py."""
+    """Return an array whose gradient is multiplied or divided by the scale: see passes/gradients.py."""
     dtype = dtype_name(array.dtype)
     cast = CAST if dtype == BFLOAT16 else "Cast"
     wide = array if dtype == FLOAT32 else run_operator(invoke, cast, [array], {"dtype": FLOAT32}, is_np_op=is_np_op)

@@ -24,8 +24,7 @@ from .._mxnet import trainers
 from .._mxnet.arrays import wait_for_statistics
 from .._mxnet.invoke import Invocation, Invoke, original_invoke, run_operator
 from .._mxnet.operators import handle_of
-from ..rules.own_gradients import ADDS_GRADIENT, CUSTOM
-from ..rules.tables.groups.layers import BATCH_NORMS
+from ..rules.tables.groups import ADDS_GRADIENT, BATCH_NORMS, CUSTOM
 from .custom_operators import number_of_states
 
 # Operators that write inputs, and the positions of these inputs.

@@ -139,8 +139,7 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     checks.instance("block", block, HybridBlock, "a HybridBlock")
     target = _target(target_dtype)
     options = Options.read(FLOAT16, None, fp32_ops, None, None, None, exclude=exclude, optimize="none",
-                           device=mx.gpu(0), cast_params_offline=None, cast_outputs=True, tuning=None,
-                           disable_passes=None)
+                           device=mx.gpu(0), cast_params_offline=None, cast_outputs=True, disable_passes=None)
     example = as_example(data_example) or []
     if not example:
         raise TypeError(expected("an NDArray, or several in a list", "data_example", data_example))
@@ -150,9 +149,9 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     traced = traced_block(block, example, options.exclude.match)
     names = [data.name for data in traced.inputs]
     arrays = blocks.parameters_of(block, [name for name in traced.symbol.list_inputs() if name not in names])
+    policy = options.policy(to_graph(traced.symbol), options.devices, block)[0] if target == FLOAT16 else None
     return export_symbol(traced.symbol, arrays, dict(zip(names, flat(example))), path,
-                         options.policy(to_graph(traced.symbol), options.devices, block) if target == FLOAT16 else None,
-                         io_dtype=io_dtype, dynamic_batch=dynamic_batch, max_error=max_error)
+                         policy, io_dtype=io_dtype, dynamic_batch=dynamic_batch, max_error=max_error)
 
 
 def _target(given: object) -> str:

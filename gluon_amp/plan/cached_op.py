@@ -23,13 +23,12 @@ from .._mxnet.invoke import StockCachedOp
 from .._mxnet.libraries import bring_to_plain_layout
 from .._mxnet.symbols import dtype_name, keep_marks, to_graph
 from ..dtypes import LOW_PRECISION
+from ..eager.gradient_fixes import TWICE_DIFFERENTIABLE
 from ..eager.loss_scale import loss_scale
 from ..eager.running_stats import alike, running_stats
-from ..eager.second_gradients import TWICE_DIFFERENTIABLE
 from ..graph import Graph, has_control_flow
 from ..graph.attrs import is_set
-from ..passes import Facts
-from ..passes.facts import Concern
+from ..passes import Concern, Facts
 from ..state.frame import frame
 from ..state.in_force import in_force
 from ..state.recent import remember
@@ -159,9 +158,9 @@ class RewritingCachedOp:
 
         device = state.key(args[0].context) if args else "cpu"
         sparse = self._sparse(args)
-        facts = Facts(self._dtypes(args), device, self._accumulated(args),
-                      self._concerns(args), sparse, not sparse, self._is_recorded(), self._trains(), self._evaluates(),
-                      self._own_gradients())
+        facts = Facts(dtypes=self._dtypes(args), device=device, accumulated=self._accumulated(args),
+                      concerned=self._concerns(args), sparse=sparse, dense=not sparse, recorded=self._is_recorded(),
+                      trains=self._trains(), evaluates=self._evaluates(), own_gradients=self._own_gradients())
         self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions], shapes)
         return self.latest
 

@@ -61,11 +61,11 @@ def _binding(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Contex
         planner = Planner(symbol)
         names = planner.traced.names
         requested = {**dict.fromkeys(names, "null"), **requests}  # nobody asks for gradients of auxiliary states
-        facts = Facts(tuple(dtypes.get(name) for name in names), device,
-                      frozenset(name for name, request in requested.items() if request == "add"),
-                      planner.traced.concerned(lambda name: requested[name] != "null"), sparse,
-                      dense and all(name in shapes for name in names),
-                      bound=True, recorded=any(request != "null" for request in requested.values()))
+        facts = Facts(dtypes=tuple(dtypes.get(name) for name in names), device=device,
+                      accumulated=frozenset(name for name, request in requested.items() if request == "add"),
+                      concerned=planner.traced.concerned(lambda name: requested[name] != "null"), sparse=sparse,
+                      dense=dense and all(name in shapes for name in names), bound=True,
+                      recorded=any(request != "null" for request in requested.values()))
         binding = _bindings[key] = Binding(planner, state, facts, [shapes.get(name, ()) for name in names], bind)
     return binding
 

@@ -61,8 +61,8 @@ def put_last_weights_first(graph: Graph) -> bool:
 
 
 def _cast_variable(node: Node) -> Node | None:
-    """Return the variable in FP32 that a cast to low precision reads, perhaps behind a guard."""
+    """Return the variable in FP32 that a cast to low precision reads, perhaps behind an identity."""
     source = node.inputs[0].node
-    if source.role is Role.GUARD:
+    if source.role is Role.IDENTITY:
         source = source.inputs[0].node
     return source if source.is_variable and source.dtypes == [FLOAT32] and node.dtypes != [FLOAT32] else None

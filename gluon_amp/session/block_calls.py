@@ -12,7 +12,7 @@ from .. import _memory
 from .._mxnet.blocks import cached_op_of, call_with_hooks, grad_reqs_of, has_hooks, renew_cached_op
 from .._mxnet.symbols import outermost_trace
 from ..eager.casts import is_low, release
-from ..eager.second_gradients import are_recorded
+from ..eager.gradient_fixes import are_recorded
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.converted_symbols import refuse_trained
 from ..state.blocks import block_settings

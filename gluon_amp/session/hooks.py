@@ -55,10 +55,10 @@ from ..dtypes import BFLOAT16
 from ..eager.applier import make_invoke
 from ..eager.casts import is_low, release
 from ..eager.custom_operators import make_registry
+from ..eager.gradient_fixes import NOT_TWICE
 from ..eager.loss_scale import loss_scale
 from ..eager.native import make_native_invoke
 from ..eager.running_stats import running_stats
-from ..eager.second_gradients import NOT_TWICE
 from ..errors import StateError
 from ..plan import converted_symbols
 from ..plan.cached_op import RewritingCachedOp

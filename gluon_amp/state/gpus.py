@@ -7,13 +7,13 @@ from typing import Mapping
 from .. import _cuda
 from ..dtypes import FLOAT16
 from ..rules import FP32, Policy
-from ..rules.tables.groups import arithmetic, layers
+from ..rules.tables import groups
 from .devices import warn_once
 
 SAFE_ACCUMULATION = "MXNET_SAFE_ACCUMULATION"  # 1: sums of float16 values are kept in FP32, those of FP32 in float64
 # MXNet's own kernels of these add up in the type of their data, unless the variable is set.
-_SUMMING = (*layers.SOFTMAX, *layers.NORMS, "softmin", *arithmetic.SUMS, *arithmetic.NUMPY_SUMS,
-            *arithmetic.NORMS_OF_TENSORS)
+_SUMMING = (*groups.SOFTMAX, *groups.NORMS, "softmin", *groups.SUMS, *groups.NUMPY_SUMS,
+            *groups.NORMS_OF_TENSORS)
 _before: dict[str, str | None] = {}  # what variables that this module has set were
 
 

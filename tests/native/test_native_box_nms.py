@@ -1,8 +1,6 @@
 """The suppression of boxes in C++ against MXNet's operator, whose results it has to have bit by bit."""
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from mxnet.gluon import nn
 from native_cases import requires_core, run, with_gradients
 
 import gluon_amp as amp
-from gluon_amp.rules import Policy
+from gluon_amp.rules import Device, Policy
 
 NAME = "_gluon_amp_box_nms"
 ATTRS = [{}, {"id_index": 0}, {"id_index": 0, "force_suppress": True}, {"id_index": 0, "topk": 12}, {"topk": 3},
@@ -76,7 +74,7 @@ def test_errors_say_what_was_expected(shape, attrs, text):
 def lines(**attrs):
     data = variable("data", (2, 4096, 6))
     result = graph(op("_contrib_box_nms", "nms", data, shape=(2, 4096, 6), **attrs))
-    rewrite(result, replace(Policy("float32"), channel_multiple=16), native=frozenset({NAME}), check=True)
+    rewrite(result, Policy("float32"), Device(16), native=frozenset({NAME}), check=True)
     return describe(result)
 
 

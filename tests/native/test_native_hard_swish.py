@@ -23,7 +23,7 @@ from native_cases import (
 
 import gluon_amp as amp
 from gluon_amp.graph import Entry
-from gluon_amp.passes import hard_swish
+from gluon_amp.passes.activations import HARD_SWISH
 from gluon_amp.rules import FP32, Cause, Policy, Rule
 
 ATTRS = {"shift": 3.0, "a_min": 0.0, "a_max": 6.0, "divisor": 6.0}
@@ -42,7 +42,7 @@ def reference(x, grad):
 def test_equals_numpy(shape):
     data, out_grad = normal(*shape, scale=3), normal(*shape, seed=1)
     wanted = reference(*(each.asnumpy().astype("float64") for each in (data, out_grad)))
-    for one, other in zip(with_gradients(lambda x: run(hard_swish.OP, [x], **ATTRS), [data], out_grad), wanted):
+    for one, other in zip(with_gradients(lambda x: run(HARD_SWISH, [x], **ATTRS), [data], out_grad), wanted):
         assert_close(one, other, 1e-6)
 
 
@@ -52,7 +52,7 @@ def test_equals_numpy(shape):
 def test_in_bfloat16_it_is_rounded_once(shape):
     data, out_grad = rounded(normal(*shape, scale=3)), rounded(normal(*shape, seed=1))
     wanted = reference(*(each.asnumpy().astype("float64") for each in (data, out_grad)))
-    received = with_gradients(lambda x: float32(run(hard_swish.OP, [bfloat16(x)], **ATTRS)), [data], out_grad)
+    received = with_gradients(lambda x: float32(run(HARD_SWISH, [bfloat16(x)], **ATTRS)), [data], out_grad)
     for one, other in zip(received, wanted):
         np.testing.assert_allclose(one, other, rtol=BFLOAT16_ROUNDING, atol=1e-6)
 
@@ -60,7 +60,7 @@ def test_in_bfloat16_it_is_rounded_once(shape):
 @requires_core
 def test_limits_and_special_values():
     data = nd.array([-3.0, 3.0, -np.inf, np.inf, np.nan, -4.0, 5.0, 0.0])
-    out, grad = with_gradients(lambda x: run(hard_swish.OP, [x], **ATTRS), [data], nd.ones(8))
+    out, grad = with_gradients(lambda x: run(HARD_SWISH, [x], **ATTRS), [data], nd.ones(8))
     np.testing.assert_array_equal(out, np.array([0, 3, np.nan, np.inf, np.nan, 0, 5, 0], "float32"))
     np.testing.assert_allclose(grad[[0, 1, 3, 5, 6, 7]], [-0.5, 1.5, 1, 0, 1, 0.5], rtol=1e-6)
     assert np.isnan(grad[4])
@@ -70,13 +70,13 @@ def test_limits_and_special_values():
 def test_no_values():
     with mx.util.np_shape(True):
         data = nd.zeros((0, 3))
-        assert shapes_of_empty(lambda x: run(hard_swish.OP, [x], **ATTRS), [data], data) == [(0, 3)] * 2
+        assert shapes_of_empty(lambda x: run(HARD_SWISH, [x], **ATTRS), [data], data) == [(0, 3)] * 2
 
 
 @requires_core
 def test_a_missing_attribute_is_named():
     with pytest.raises(mx.MXNetError, match="shift"):
-        run(hard_swish.OP, [nd.ones(3)], a_min=0, a_max=6, divisor=6).wait_to_read()
+        run(HARD_SWISH, [nd.ones(3)], a_min=0, a_max=6, divisor=6).wait_to_read()
 
 
 SHAPE = (2, 16, 32, 32)
@@ -92,7 +92,7 @@ def parts(data, product="elemwise_mul", over=("_div_scalar", 6.0), plus="_plus_s
 
 def after(*heads, policy=None):
     made = graph(*heads)
-    rewrite(made, policy or Policy("float32"), native={hard_swish.OP}, keep_outputs=False, check=True)
+    rewrite(made, policy or Policy("float32"), native={HARD_SWISH}, keep_outputs=False, check=True)
     return describe(made), made
 
 
@@ -113,13 +113,13 @@ def test_what_is_no_hard_swish_of_its_data_stays():
     head, limited = parts(data)
     for heads in ([Entry(op("elemwise_mul", "swish", other, parts(data)[0].node.inputs[1], shape=SHAPE))],
                   [head, limited], [parts(small, shape=(2, 16, 4, 4))[0]]):
-        assert not any(hard_swish.OP in line for line in after(*heads)[0])
+        assert not any(HARD_SWISH in line for line in after(*heads)[0])
 
 
 def test_a_wish_for_fp32_of_a_part_is_heeded():
     wished = Policy("bfloat16", {"clip": (Rule(FP32, note="wished", cause=Cause.USER_LIST),)})
     head, _ = parts(Entry(variable("data", SHAPE)))
-    assert not any(hard_swish.OP in line for line in after(head, policy=wished)[0])
+    assert not any(HARD_SWISH in line for line in after(head, policy=wished)[0])
     head, _ = parts(Entry(op("Convolution", "conv", Entry(variable("data", SHAPE)),
                              Entry(variable("weight", (16, 16, 1, 1))), shape=SHAPE, num_filter=16, kernel=(1, 1),
                              no_bias=True)))
@@ -153,4 +153,4 @@ def test_gradients_that_meet_are_added(flags, grad_req):
         value, grad = reference(y, 1)
         assert_close(out.asnumpy(), value + np.sin(y), 1e-6)
         assert_close(x.grad.asnumpy(), 2 * (grad + np.cos(y)) * (2 if grad_req == "add" else 1), 1e-6)
-        assert hard_swish.OP in kinds(net)
+        assert HARD_SWISH in kinds(net)

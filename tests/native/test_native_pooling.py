@@ -1,8 +1,6 @@
 """Pooling in C++ against MXNet's and NumPy, and in networks that oneDNN has no kernels for."""
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ from native_cases import (
 )
 
 import gluon_amp as amp
-from gluon_amp.rules import Policy
+from gluon_amp.rules import Device, Policy
 
 NAME = "_gluon_amp_pooling"
 SHAPES = [(1, 1, 1, 1), (2, 3, 7, 5), (1, 5, 1, 33), (2, 3, 130, 129), (3, 4, 50), (2, 3, 4, 5, 6), (1, 1, 300, 301)]
@@ -162,7 +160,7 @@ def lines(shape, target="float32", recorded=True, values=8, **attrs):
     attrs = {"global_pool": True, "pool_type": "avg", "kernel": "(1, 1)", **attrs}
     out = (*shape[:2], 1, 1) if attrs.get("layout") != "NHWC" else (shape[0], 1, 1, shape[-1])
     result = graph(op("Pooling", "pool", variable("data", shape), shape=out, **attrs))
-    rewrite(result, replace(Policy(target), channel_multiple=values), native=frozenset({NAME}), check=True,
+    rewrite(result, Policy(target), Device(values), native=frozenset({NAME}), check=True,
                    recorded=recorded)
     return describe(result)
 
@@ -187,7 +185,7 @@ class TestGraphsOfWindows:
     def lines(self, head, values=8, **attrs):
         attrs = {"kernel": "(3, 3)", "pad": "(1, 1)", "pool_type": "max", **attrs}
         result = graph(op("Pooling", "pool", head, shape=head.shapes[0], **attrs))
-        rewrite(result, replace(Policy("float32"), channel_multiple=values), native=frozenset({NAME}), check=True,
+        rewrite(result, Policy("float32"), Device(values), native=frozenset({NAME}), check=True,
                 recorded=False)
         return describe(result)
 

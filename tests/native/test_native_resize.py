@@ -1,8 +1,6 @@
 """Bilinear resizing in C++ against MXNet's operator and a bilinear sum in NumPy."""
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ from native_cases import (
 )
 
 import gluon_amp as amp
-from gluon_amp.rules import Policy
+from gluon_amp.rules import Device, Policy
 
 NAME = "_gluon_amp_resize"
 CASES = [((2, 3, 7, 5), (20, 11)), ((1, 2, 9, 9), (4, 3)), ((1, 2, 5, 6), (5, 6)), ((1, 1, 1, 1), (4, 4)),
@@ -100,7 +98,7 @@ def lines(target="float32", inputs=1, **attrs):
     data = [variable(name, (2, 32, 16, 16)) for name in ("data", "like")[:inputs]]
     attrs = {"height": 32, "width": 32, **attrs}
     result = graph(op("_contrib_BilinearResize2D", "up", *data, shape=(2, 32, 32, 32), **attrs))
-    rewrite(result, replace(Policy(target), channel_multiple=16), native=frozenset({NAME}), check=True)
+    rewrite(result, Policy(target), Device(16), native=frozenset({NAME}), check=True)
     return describe(result)
 
 
@@ -120,7 +118,7 @@ class TestGraphs:
         conv = op("Convolution", "conv", image, weight, shape=(2, 32, 16, 16), kernel="(3, 3)", pad="(1, 1)",
                   num_filter=32, no_bias=True)
         result = graph(op("_contrib_BilinearResize2D", "up", conv, shape=(2, 32, 32, 32), height=32, width=32))
-        rewrite(result, replace(Policy("bfloat16"), channel_multiple=16), native=frozenset({NAME}), check=True)
+        rewrite(result, Policy("bfloat16"), Device(16), native=frozenset({NAME}), check=True)
         assert f"up: {NAME}(conv) -> bfloat16" in describe(result)
 
 

@@ -30,7 +30,7 @@ from ...state.in_force import in_force
 
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 
-_ROLES = {CAST: Role.CAST, "_mul_scalar": Role.GUARD}  # of what the eager applier inserts
+_ROLES = {CAST: Role.CAST, "_mul_scalar": Role.IDENTITY}  # of what the eager applier inserts
 
 
 class Call(NamedTuple):
@@ -210,4 +210,4 @@ def _decision(eager: EagerPolicy, op: str, made: Invocation) -> Decision:
     operator = eager.operators.get(made.handle)
     if operator is not None and made.inputs:
         return eager.decide(operator, made)
-    return eager.policy.decide(op, made.attrs(), made.inputs[0].shape if made.inputs else None)
+    return eager.rule_of(op, made.attrs(), made.inputs[0].shape if made.inputs else None)

@@ -23,7 +23,7 @@ from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ...eager.loss_scale import loss_scale
 from ...graph import CAST, Entry, Graph, Node
 from ...graph.attrs import parameters
-from ...passes.carry_scale import is_scale
+from ...passes.gradients import is_scale
 from ...plan.cached_op import RewritingCachedOp
 from .events import Event, Rerun, Source, is_float
 from .recorder import Call, Compute, recording
