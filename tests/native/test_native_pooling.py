@@ -145,6 +145,21 @@ def test_windows_of_no_images_and_of_unaligned_views():
 
 
 @requires_core
+@pytest.mark.parametrize("pad", [0, 1])
+@pytest.mark.parametrize("value", [-np.inf, np.nan, np.finfo("float32").min])
+def test_windows_without_a_largest_value_keep_their_gradient(value, pad):
+    data = normal(2, 3, 9, 7)
+    data[:, 1:, 2:8] = value
+    data[1, 2, 3, 3] = 7
+    attrs = {"kernel": (3, 3), "stride": (2, 2), "pad": (pad, pad), "pool_type": "max"}
+    out_grad = normal(*nd.Pooling(data, **attrs).shape, seed=1)
+    wanted = with_gradients(lambda each: nd.Pooling(each, **attrs), [data], out_grad)
+    received = with_gradients(lambda each: run(NAME, [each], **attrs), [data], out_grad)
+    for one, other in zip(received, wanted):
+        np.testing.assert_array_equal(one, other)
+
+
+@requires_core
 @pytest.mark.parametrize(("attrs", "message"), [
     ({"pool_type": "sum"}, "expected pool_type='avg', or 'max' of windows, received 'sum'"),
     ({"pool_type": "max", "global_pool": True}, "expected pool_type='avg', or 'max' of windows, received 'max'"),

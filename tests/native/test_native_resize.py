@@ -80,6 +80,22 @@ def test_in_bfloat16(aligned):
 
 
 @requires_core
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("size", [(4, 5), (4, 9), (7, 5), (3, 3)])
+def test_infinities_reach_as_far_as_in_mxnet(size, aligned):
+    """Maps that keep their size are copied."""
+    data, out_grad = normal(1, 2, 4, 5), normal(1, 2, *size, seed=1)
+    data[0, 0, 1, 2], data[0, 1, 2, 3], out_grad[0, 0, 1, 1] = np.inf, np.nan, -np.inf
+    received = with_gradients(lambda x: native(x, *size, aligned), [data], out_grad)
+    for one, other in zip(received, with_gradients(lambda x: stock(x, *size, aligned), [data], out_grad)):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    if size == (4, 5):
+        low = with_gradients(lambda x: native(x, *size, aligned), [bfloat16(data)], bfloat16(out_grad))
+        for one, other in zip(low, (data, out_grad)):
+            np.testing.assert_array_equal(one, rounded(other).asnumpy())
+
+
+@requires_core
 def test_no_images():
     with mx.util.np_shape(True):
         data, out_grad = nd.zeros((0, 3, 4, 4)), nd.zeros((0, 3, 8, 8))

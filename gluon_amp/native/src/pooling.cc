@@ -88,6 +88,18 @@ INLINED void give(const float* values, const float* most, float* left, float* gr
   }
 }
 
+// In a window of NaN and -inf no value is above kLowest: its gradient goes to the window's first place, as in oneDNN,
+// and nowhere where that is padding.
+INLINED void give_to_first(const Windows& w, int64_t y, const float* most, float* left, float* grads) {
+  const int64_t row = y * w.rows.stride - w.rows.pad, first = w.columns.first(0), last = w.columns.last(0);
+  for (int64_t x = 0; x < w.columns.windows; ++x) {
+    if (most[x] > kLowest) continue;
+    if (row >= 0 && first <= x && x < last)
+      grads[row * w.columns.size + x * w.columns.stride - w.columns.pad] += left[x];
+    left[x] = 0;
+  }
+}
+
 // The compiler makes other instructions where it knows the stride.
 #define FOR_STRIDE(LOOP, COUNT, STRIDE, ...) \
   do {                                       \
@@ -130,6 +142,7 @@ INLINED void backward_maxima_loop(const Windows& w, const float* out_grads, cons
   const Axis& columns = w.columns;
   for (int64_t y = 0; y < w.rows.windows; ++y, out += columns.windows, out_grads += columns.windows) {
     std::copy_n(out_grads, columns.windows, left);
+    give_to_first(w, y, out, left, grads);
     for (int64_t from = w.rows.begin(y); from < w.rows.end(y); ++from)
       for (int64_t x = 0; x < columns.kernel; ++x) {
         const int64_t first = columns.first(x), count = columns.last(x) - first;
