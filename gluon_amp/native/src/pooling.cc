@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "families.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -180,11 +178,7 @@ void for_channels(const Tensor& data, const Tensor& out, const Run& run) {
   const int64_t channels = data.dim(0) * data.dim(1);
   if (!channels) return;
   const int64_t values = data.size() / channels, results = out.size() / channels;
-  parallel_ranges(channels, std::max<int64_t>(1, kRange / std::max<int64_t>(1, values)),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t channel = begin; channel < end; ++channel)
-                      run(channel * values, values, channel * results);
-                  });
+  for_pieces(channels, values, kRange, [&](int64_t channel) { run(channel * values, values, channel * results); });
 }
 
 Windows windows_of(const Settings& s, const Tensor& data, const Tensor& out) {
@@ -248,6 +242,6 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
 
 }  // namespace
 
-const Operator pooling{"_gluon_amp_pooling", one_to_one, float32_types, shapes, forward, backward};
+const Operator pooling{"_gluon_amp_pooling", takes<1>, float32_types, shapes, forward, backward};
 
 }  // namespace gluon_amp
