@@ -53,7 +53,6 @@ from .errors import AmpError, DTypeError, GraphError, PolicyError, StateError
 from .export import OnnxExport, export_onnx
 from .passes import list_passes
 from .rules import Policy
-from .rules.measurements import Tuning
 from .session.autocast import active_dtype, autocast, deinit, exclude, init, is_active
 from .session.functions import (
     custom_bwd,
@@ -70,7 +69,6 @@ from .training.checkpoint import load_state_dict, load_states, save_states, stat
 from .training.estimator import AmpCheckpointHandler, AmpHandler
 from .training.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler
 from .training.scaling import clip_global_norm, get_loss_scaler, init_trainer, master_params, scale_loss, unscale
-from .tune import tune
 
 _numpy_2.mend()
 _isa.settle(_run_onednn_operator)
@@ -80,7 +78,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AmpCheckpointHandler", "AmpError", "AmpHandler", "Calibration", "DTypeError", "DriftMonitor",
     "DynamicLossScaler", "GradScaler", "GraphError", "LossScaler", "OnnxExport", "Policy", "PolicyError",
-    "StateError", "StaticLossScaler", "Tuning", "active_dtype", "advise", "autocast", "calibrate",
+    "StateError", "StaticLossScaler", "active_dtype", "advise", "autocast", "calibrate",
     "clip_global_norm", "compare", "convert_bucketing_module", "convert_hybrid_block", "convert_model",
     "convert_symbol", "convert_sync_batchnorm", "custom_bwd", "custom_fwd", "deinit", "exclude", "explain",
     "export_onnx", "float32_function", "get_loss_scaler", "init", "init_trainer", "initialize", "install",
@@ -88,7 +86,7 @@ __all__ = [
     "list_lp16_ops", "list_lp16_use_fp32_params", "list_passes", "list_widest_type_cast", "load_state_dict",
     "load_states", "low_precision_function", "master_params", "preflight", "register_float32_function",
     "register_low_precision_function", "register_op", "report", "save_states", "scale_loss", "search_exclusions",
-    "state_dict", "suggest_scale", "trace_overflow", "tune", "uninstall", "unscale",
+    "state_dict", "suggest_scale", "trace_overflow", "uninstall", "unscale",
 ]
 
 

@@ -21,6 +21,9 @@ _OFF = "with amp.autocast(enabled=False):"
 _PROMOTED = "the function without it: operators with inputs of two types run in the wider one"
 _SCALER = "amp.get_loss_scaler(trainer), which has loss_scale, num_skipped and step_was_skipped"
 _BATCH_NORM = "amp.convert_sync_batchnorm(net)"
+# Of an argument of ``init`` and of the conversions.
+NO_TUNING = "operators are not measured one by one any more: leave it out, or name what stays in FP32 in fp32_ops"
+_TUNING = "amp.init() alone, or amp.init(fp32_ops=[...]) for operators that are slower in low precision"
 _LISTS = "amp.list_lp16_ops('bfloat16'), amp.list_fp32_ops('bfloat16') and the other amp.list_* functions"
 
 # Names that have no equal, with what to write in place of them.
@@ -40,7 +43,7 @@ _ANSWERS: Mapping[str, str] = {
     "DistributedDataParallel": "a gluon.Trainer for several processes, and amp.init_trainer(trainer)",
     "lists": _LISTS, "list_op_lists": _LISTS, "amp_lists": _LISTS,
     "bfloat16": "the name of the type, 'bfloat16'", "float16": "the name of the type, 'float16'",
-    "float32": "the name of the type, 'float32'",
+    "float32": "the name of the type, 'float32'", "tune": _TUNING, "Tuning": _TUNING,
 }
 
 

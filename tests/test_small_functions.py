@@ -140,5 +140,5 @@ def test_progress_without_a_terminal_is_a_line_at_a_time(monkeypatch, capsys):
 
 
 def test_what_takes_less_than_a_minute_prints_no_progress(capsys):
-    list(progress.progress_bar(range(3), desc="tune", unit="operator", shown=True))
+    list(progress.progress_bar(range(3), desc="search", unit="run", shown=True))
     assert capsys.readouterr().err == ""

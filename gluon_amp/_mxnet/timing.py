@@ -1,9 +1,9 @@
-"""Time functions in turns, and an operator or a graph by itself, forward and backward."""
+"""Time functions in turns, and an operator by itself, forward and backward."""
 from __future__ import annotations
 
 import time
 from statistics import median
-from typing import Callable, Collection, Mapping, Sequence
+from typing import Callable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -37,15 +37,6 @@ def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int 
             if number >= warm_up:
                 kept.append((time.perf_counter() - begin) * 1e3)
     return list(map(of, times))
-
-
-def training_step(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray],
-                  trained: Collection[str]) -> Callable[[], None]:
-    """Return a call of a symbol in training mode and its backward pass, on copies of its inputs."""
-    inputs = {name: arrays[name].copy() for name in symbol.list_inputs()}
-    for name in set(trained).intersection(symbol.list_arguments()):
-        inputs[name].attach_grad()
-    return _call_of(symbol, list(inputs.values()), training=True)
 
 
 def _prepared(op: str, attrs: Mapping[str, str], arrays: Sequence[mx.nd.NDArray], dtype: str,

@@ -14,7 +14,7 @@ from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays, first_array, is_recorded
 from .._mxnet.symbols import NumpySymbol, to_graph
 from ..dtypes import BFLOAT16, FLOAT32
-from ..elsewhere import also
+from ..elsewhere import NO_TUNING, also, answers
 from ..errors import StateError
 from ..graph import Graph, has_control_flow
 from ..plan.cached_op import RewritingCachedOp
@@ -27,7 +27,7 @@ from .calibration import Calibration
 from .convert import Conversion, with_fp32_parameters
 from .inputs import as_example, flat, traced_block
 from .model_files import save_model, split
-from .options import Names, Options, Tuned, data_may_come_second
+from .options import Names, Options, data_may_come_second
 
 
 class ConvertedBlock(SymbolBlock):
@@ -137,6 +137,7 @@ class ConvertedBlock(SymbolBlock):
 
 
 @also(dtype="target_dtype")
+@answers(tuning=NO_TUNING)
 @data_may_come_second
 def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
                          target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
@@ -147,7 +148,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
                          optimize: str | Iterable[str] = "all",
                          device: mx.Context | Sequence[mx.Context] | None = None,
                          cast_params_offline: bool | None = None, cast_outputs: bool = True,
-                         tuning: Tuned = None, disable_passes: Names = None, calib_data: Any = None,
+                         disable_passes: Names = None, calib_data: Any = None,
                          calib_mode: str | None = None, calib_batches: int | None = None, metric: Any = None,
                          budget: float | None = None, max_error: float | None = None,
                          greater_is_better: bool | None = None, dtypes: Iterable[object] | None = None,
@@ -186,8 +187,6 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
         only.
     cast_outputs : bool
         Whether outputs are FP32. They are left in the type that they are computed in otherwise.
-    tuning : Tuning, path or True, optional
-        Measurements of :func:`tune`, as for :func:`init`; they need ``data_example`` to tell shapes from.
     disable_passes : list of str, optional
         Graph passes to switch off, by their names in :func:`list_passes`; those that ``optimize`` names are among them.
     calib_data : DataLoader, DataIter, NDArray, sequence, path or Calibration, optional
@@ -253,7 +252,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     checks.instance("block", block, HybridBlock, "a HybridBlock")
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
                            cast_optional_params, exclude=exclude, optimize=optimize, device=device,
-                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
+                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs,
                            disable_passes=disable_passes, ctx=ctx, int8={
                                "calib_data": calib_data, "mode": calib_mode, "batches": calib_batches, "metric": metric,
                                "budget": budget, "max_error": max_error, "greater_is_better": greater_is_better,
@@ -328,7 +327,7 @@ def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", ca
     checks.instance("block", block, HybridBlock, "a HybridBlock")
     request = Request(calib_data, mode=calib_mode, batches=calib_batches, progress=progress)
     options = Options.read(None, None, None, None, None, None, exclude=exclude, optimize="all", device=mx.cpu(),
-                           cast_params_offline=None, cast_outputs=True, tuning=None, disable_passes=None)
+                           cast_params_offline=None, cast_outputs=True, disable_passes=None)
     return calibrated(request, *readied(_network(block, options, data_example)[0]))[0]
 
 

@@ -13,7 +13,7 @@ from .._mxnet.arrays import wait_for_statistics
 from .._mxnet.invoke import zeros_for
 from .._mxnet.symbols import to_graph, typed_variables
 from .._mxnet.weights import NamesOnly
-from ..elsewhere import also
+from ..elsewhere import NO_TUNING, also, answers
 from ..errors import DTypeError, GraphError, StateError
 from ..rules import ConditionalOp
 from ..state.state import State
@@ -22,7 +22,7 @@ from .block import ConvertedBlock, memory_flags
 from .convert import Conversion, convert
 from .inputs import check_names, check_parameters
 from .model_files import split
-from .options import Names, Options, Tuned
+from .options import Names, Options
 
 Arrays = Mapping[str, mx.nd.NDArray]
 Converted = Tuple[mx.sym.Symbol, Dict[str, mx.nd.NDArray], Dict[str, mx.nd.NDArray]]
@@ -30,13 +30,14 @@ _NEED_VALUES = frozenset({"fold_batch_norm", "align_channels"})
 
 
 @also(dtype="target_dtype", ctx="device")
+@answers(tuning=NO_TUNING)
 def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype_ops: Sequence[str] | None = None,
                    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
                    excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
                    cast_optional_params: bool | None = None, *, exclude: Any = None,
                    optimize: str | Iterable[str] = "none", device: mx.Context | None = None,
                    cast_params_offline: bool | None = None, cast_outputs: bool = True,
-                   tuning: Tuned = None, disable_passes: Names = None) -> mx.sym.Symbol:
+                   disable_passes: Names = None) -> mx.sym.Symbol:
     """Convert an FP32 symbol to one for mixed-precision inference.
 
     The symbol gets casts, and runs wherever MXNet does. Without the parameters' values BatchNorm cannot be folded:
@@ -57,7 +58,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     optimize : 'none', 'all' or sequence of str
         As in :func:`convert_hybrid_block`, but for those that need the parameters' values. With ``'all'`` the symbol
         runs on CPUs only, and gives no gradients.
-    exclude, cast_outputs, tuning, disable_passes
+    exclude, cast_outputs, disable_passes
         As in :func:`convert_hybrid_block`.
     device : Context, optional
         Where the symbol will run: the current context by default.
@@ -82,7 +83,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
                            cast_optional_params, exclude=exclude, optimize=optimize, device=device,
-                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
+                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs,
                            disable_passes=disable_passes)
     _refuse_int8(options)
     off = _NEED_VALUES if cast_params_offline or cast_optional_params else {*_NEED_VALUES, "cast_params_offline"}
@@ -97,6 +98,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
 
 
 @also(dtype="target_dtype", ctx="device")
+@answers(tuning=NO_TUNING)
 def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, target_dtype: object = None,
                   target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                   conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
@@ -104,7 +106,7 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
                   exclude: Any = None, optimize: str | Iterable[str] | None = None, device: mx.Context | None = None,
                   cast_params_offline: bool | None = None, cast_outputs: bool = True,
                   data_names: Sequence[str] | None = None, data_example: Mapping[str, Any] | None = None,
-                  tuning: Tuned = None, disable_passes: Names = None, calib_data: Any = None,
+                  disable_passes: Names = None, calib_data: Any = None,
                   calib_mode: str | None = None, calib_batches: int | None = None, metric: Any = None,
                   budget: float | None = None, max_error: float | None = None, greater_is_better: bool | None = None,
                   dtypes: Iterable[object] | None = None, time_limit: float | None = None,
@@ -119,7 +121,7 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
         Its parameters and auxiliary states, left as they are. Those that the symbol does not use are dropped.
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in :func:`convert_hybrid_block`.
-    exclude, cast_params_offline, cast_outputs, tuning, disable_passes
+    exclude, cast_params_offline, cast_outputs, disable_passes
         As in :func:`convert_hybrid_block`.
     optimize : 'all', 'none' or sequence of str, optional
         As in :func:`convert_hybrid_block`. By default none: as in MXNet every operator, name and parameter stays, and
@@ -167,7 +169,7 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
         checks.instance("data_example", data_example, Mapping, "a dict of input name to NDArray or shape")
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
                            cast_optional_params, exclude=exclude, optimize=optimize, device=device,
-                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
+                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs,
                            disable_passes=disable_passes, int8={
                                "calib_data": calib_data, "mode": calib_mode, "batches": calib_batches, "metric": metric,
                                "budget": budget, "max_error": max_error, "greater_is_better": greater_is_better,
@@ -217,6 +219,7 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: Options, data_
 
 
 @also(dtype="target_dtype", ctx="device")
+@answers(tuning=NO_TUNING)
 def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: object = None,
                              target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
                              conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
@@ -224,7 +227,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
                              cast_optional_params: bool | None = None, *, exclude: Any = None,
                              optimize: str | Iterable[str] = "none", device: mx.Context | None = None,
                              cast_params_offline: bool | None = None, cast_outputs: bool = True,
-                             tuning: Tuned = None, disable_passes: Names = None) -> BucketingModule:
+                             disable_passes: Names = None) -> BucketingModule:
     """Convert a trained bucketing module; buckets that it meets later are converted when they are made.
 
     Parameters
@@ -233,7 +236,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
         With initialised parameters and at least one bucket. It is left as it is.
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names, cast_optional_params
         As in :func:`convert_hybrid_block`.
-    exclude, optimize, device, cast_params_offline, cast_outputs, tuning, disable_passes
+    exclude, optimize, device, cast_params_offline, cast_outputs, disable_passes
         As in :func:`convert_model`.
 
     Returns
@@ -258,7 +261,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     checks.instance("bucketing_mod", bucketing_mod, BucketingModule, "a BucketingModule")
     options = Options.read(target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops, excluded_sym_names,
                            cast_optional_params, exclude=exclude, optimize=optimize, device=device,
-                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs, tuning=tuning,
+                           cast_params_offline=cast_params_offline, cast_outputs=cast_outputs,
                            disable_passes=disable_passes)
     _refuse_int8(options)
     symbols = modules.bucket_symbols(bucketing_mod)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Union
 
@@ -27,14 +26,12 @@ from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
 from ..rules import Policy
-from ..rules.measurements import Tuning
 from ..state.devices import device_supports, of_device, warn_once
 from ..state.exclusions import can_be_target, is_named, is_target
-from ..state.policies import device_policies, tuned
+from ..state.policies import device_policies
 from .assignment import Request
 
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
-Tuned = Union[Tuning, str, "os.PathLike[str]", bool, None]
 Names = Union[Iterable[str], None]
 _OFFLINE = "cast_params_offline"
 
@@ -49,13 +46,12 @@ class Options:
     devices: tuple[mx.Context, ...]  # where the network will run; empty when the user leaves that open
     disabled_passes: frozenset[str]  # the passes that are off
     cast_outputs: bool  # whether outputs are cast back to FP32
-    tuning: Any  # measurements to heed
     int8: Request | None  # what is to run in INT8; None for nothing
 
     @classmethod
     def read(cls, target_dtype: object, target_dtype_ops: Any, fp32_ops: Any, conditional_fp32_ops: Any,
              excluded_sym_names: Any, cast_optional_params: bool | None, *, exclude: Any, optimize: Any, device: Any,
-             cast_params_offline: bool | None, cast_outputs: bool, tuning: Any, disable_passes: Any,
+             cast_params_offline: bool | None, cast_outputs: bool, disable_passes: Any,
              ctx: Any = None, int8: Mapping[str, Any] | None = None) -> Options:
         """Read the arguments of :func:`gluon_amp.convert_hybrid_block`, which describes them and their errors."""
         if isinstance(excluded_sym_names, str):
@@ -67,14 +63,14 @@ class Options:
         target, request = _types(target_dtype, **(int8 or {}))
         return cls(target, lists, Exclusions.read(exclude, excluded_sym_names), devices,
                    disabled_passes("all" if optimize is None and request else optimize, offline, disable_passes),
-                   cast_outputs, tuning, request)
+                   cast_outputs, request)
 
     def policy(self, graph: Graph, devices: Sequence[mx.Context], block: Block | None = None) -> Policy:
         """Return the policy for a network on devices of one kind."""
         device, chosen = _one_kind(self.target_dtype, devices)
         kind = f"gpu({device.device_id})" if device.device_type == "gpu" else "cpu"
         policies = device_policies({kind: chosen}, **self.lists)
-        return replace(tuned(policies, self.tuning)[kind], excluded=self.exclude.nodes(graph, block), training=False,
+        return replace(policies[kind], excluded=self.exclude.nodes(graph, block), training=False,
                        disabled_passes=self.disabled_passes)
 
 

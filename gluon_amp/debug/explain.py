@@ -227,7 +227,6 @@ _REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
     (_because(Cause.SHAPE), "try other sizes of the input, or of the batch"),
     (_because(Cause.REGION), "take it out of the autocast region, or its block out of amp.exclude"),
     (_because(Cause.OUTSIDE), "call it inside `with amp.autocast():`, or call amp.init()"),
-    (_because(Cause.MEASURED), "give amp.init no tuning, or measure again"),
     (_because(Cause.EXCLUSION), "take it out of the exclusions of the policy"),
     (_because(Cause.REGISTERED), "give amp.register_op another rule for it"),
     (_because(Cause.DEVICE), "name the type, as in amp.init('bfloat16'): it is slower here and runs on request only"),

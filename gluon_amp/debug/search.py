@@ -19,7 +19,6 @@ from ..graph import Entry, Node
 from ..judging import pruned, relative_error, shortest_prefix
 from ..progress import progress_bar
 from ..rules import Policy
-from ..rules.measurements import Tuning, signature
 from ..session import hooks
 from ..state.eager_policy import EagerPolicy
 from ..state.in_force import under
@@ -33,14 +32,13 @@ from .report.flops import flops
 
 _logger = logging.getLogger("gluon_amp")
 _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itself by
-_NO_TIME = 1e-15  # milliseconds per operation of what was not measured: it decides between equals only
 
 
 @also(dtype="target_dtype")
 def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
                       metric: Callable[[Block], float] | None = None, budget: float | None = None,
-                      greater_is_better: bool = True, target_dtype: object = None, tuning: Tuning | None = None,
-                      train_mode: bool = False, progress: bool = True) -> Policy:
+                      greater_is_better: bool = True, target_dtype: object = None, train_mode: bool = False,
+                      progress: bool = True) -> Policy:
     """Find a small set of operators to keep in FP32 so that a network is as accurate as wanted, cheaply.
 
     Operators are ranked by what their rounding does to the results, against what they cost in FP32. One FP32 run with
@@ -66,8 +64,6 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     target_dtype : {'float16', 'bfloat16'}, optional
         The low-precision type; without it the setting of :func:`~gluon_amp.init` holds where AMP is on, else the
         device's type.
-    tuning : Tuning, optional
-        Times measured by :func:`~gluon_amp.tune` as the cost of operators; their arithmetic counts without.
     train_mode : bool
         Whether the network runs as in training for ``max_error``.
     progress : bool
@@ -119,7 +115,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
         judge.check_reference()
         if trial.fits(()):
             return base
-        order = _ranked(net, arguments, state, train_mode, tuning)
+        order = _ranked(net, arguments, state, train_mode)
         if not trial.fits(order):
             raise StateError(f"with all {len(order)} operators that can be excluded in FP32, {trial.told}. What is "
                              "left in low precision has no name in a graph: call net.hybridize() on the outermost "
@@ -219,7 +215,7 @@ class _Trial:
         return self.found[key] <= self.judge.limit
 
 
-def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool, tuning: Tuning | None) -> list[str]:
+def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool) -> list[str]:
     """Name the operators that run in low precision, those whose exclusion gains most for its cost first."""
     fp32, mixed = run_both(net, arguments, state, train_mode)
     eager = state.eager(fp32.outputs)
@@ -233,7 +229,7 @@ def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool
     costs: dict[str, float] = defaultdict(float)
     for event in fp32.operators():
         if event.key in lowered:
-            costs[event.name] += _cost(event, tuning)
+            costs[event.name] += _cost(event)
             if event.repeatable:
                 errors[event.name] += _error_caused(event, lowered[event.key], fp32.tape, eager)
     return sorted(costs, key=lambda name: (-errors[name] / costs[name], -errors[name]))
@@ -255,12 +251,8 @@ def _error_caused(event: Event, mixed: Event, tape: Tape, policy: EagerPolicy | 
     return total if math.isfinite(total) else math.inf
 
 
-def _cost(event: Event, tuning: Tuning | None) -> float:
-    """Return the extra cost of an operator in FP32: milliseconds, or its arithmetic."""
+def _cost(event: Event) -> float:
+    """Return the cost of an operator in FP32: its arithmetic."""
     inputs = [Entry(Node("null", "", shapes=[array.shape])) for array in event.inputs]
     node = Node(event.op, event.name, dict(event.attrs), inputs, shapes=[array.shape for array in event.outputs])
-    arithmetic = max(flops(node), 1)
-    if tuning is None:
-        return arithmetic
-    fp32, low = tuning.milliseconds.get(signature(event.op, event.attrs, event.inputs[0].shape), (0.0, 0.0))
-    return max(fp32 - low, 0.0) + _NO_TIME * arithmetic
+    return max(flops(node), 1)

@@ -139,8 +139,7 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     checks.instance("block", block, HybridBlock, "a HybridBlock")
     target = _target(target_dtype)
     options = Options.read(FLOAT16, None, fp32_ops, None, None, None, exclude=exclude, optimize="none",
-                           device=mx.gpu(0), cast_params_offline=None, cast_outputs=True, tuning=None,
-                           disable_passes=None)
+                           device=mx.gpu(0), cast_params_offline=None, cast_outputs=True, disable_passes=None)
     example = as_example(data_example) or []
     if not example:
         raise TypeError(expected("an NDArray, or several in a list", "data_example", data_example))

@@ -20,7 +20,6 @@ class Cause(str, Enum):
     STORAGE = "storage"  # it reads sparse tensors
     CONSTANT = "constant"  # the low-precision type cannot hold a constant that it computes with
     SHAPE = "shape"  # there is no sound or fast kernel for its shape
-    MEASURED = "measured"  # it was measured to be slower in low precision on this machine
     DEVICE = "device"  # the device is faster in FP32
     READERS = "readers"  # all that reads it runs in low precision
     INT8 = "int8"  # it runs in INT8

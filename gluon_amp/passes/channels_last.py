@@ -13,14 +13,12 @@ the operators round them. What only goes along with its data, or was kept in FP3
 chain in bfloat16 where nothing but the chain reads it. MXNet transposes in FP32 only, so that casts come before and
 behind: a transposition has to save more there.
 
-Whether a chain is turned follows from what its operators cost, by a table for every machine, or from what the whole
-chain was measured to cost on this one (:func:`gluon_amp.tune`).
+Whether a chain is turned follows from what its operators cost, by a table for every machine.
 """
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from hashlib import sha256
 from math import prod
 from typing import Callable, NamedTuple, Sequence
 
@@ -28,7 +26,6 @@ from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
 from ..graph import Entry, Graph, Node, Readers, connected_parts, operator, redirect
 from ..graph.attrs import integer, integers, is_channels_last, is_set
 from ..rules import LOWER, NEUTRAL, WIDEST, Cause
-from ..rules.measurements import CHAIN, signature
 from ..rules.shapes import BLOCK, has_avx2_kernel, pools_to_means
 from . import hard_swish
 from .assign_dtypes import follow, plan_outputs
@@ -69,7 +66,6 @@ class _Costs(NamedTuple):
 # 3 to 34 ns a value and layer more than in C++ on an AMD EPYC, where others take 3 ns less, a transposition 1.5 ns.
 _COSTS = {FLOAT32: _Costs(), BFLOAT16: _Costs(transposition=2)}
 _COSTS_OF_AVX2 = _Costs(clip=5, by_product=8, convolution=-2)
-_LEAST_SHARE = 0.1  # of the values of all chains' maps: what a smaller one costs is not seen in a step
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # the axes of a map with the channels last, and first again
 
 
@@ -88,21 +84,6 @@ def run(graph: Graph, context: Context) -> int:
     count = sum(_turn(graph, chain, readers, context) for chain in chains)
     follow(graph, context)
     return count
-
-
-def keys_of(graph: Graph, context: Context) -> list[str]:
-    """Return the keys of the large chains with a convolution and a BatchNorm, by which measurements are kept."""
-    chains = _chains(_members(graph, Readers(graph), context))
-    values = [sum(prod(node.shapes[0] or ()) for node in chain) for chain in chains]
-    return [_key_of(chain) for chain, size in zip(chains, values)
-            if {node.op for node in chain} >= {"Convolution", "BatchNorm"} and size >= _LEAST_SHARE * sum(values)]
-
-
-def _key_of(chain: Sequence[Node]) -> str:
-    """Return a key that is equal for chains of equal operators with equal shapes."""
-    uses = [signature(node.op, node.attrs, node.inputs[0].shape or ()) for node in chain]
-    shape = chain[0].inputs[0].shape
-    return f"{CHAIN} of {len(uses)} operators on {shape}: {sha256(repr(uses).encode()).hexdigest()[:16]}"
 
 
 def _members(graph: Graph, readers: Readers, context: Context) -> list[Node]:
@@ -168,10 +149,6 @@ def _gives_map(node: Node) -> bool:
 def _gains(chain: list[Node], readers: Readers, context: Context) -> bool:
     """Tell whether maps that are transposed cost less than what MXNet has no good kernels for."""
     policy = context.policy
-    if policy.slow or policy.fast:
-        key = _key_of(chain)
-        if key in policy.slow or key in policy.fast:
-            return key in policy.fast
     inside = {id(node) for node in chain}
     costs = _COSTS_OF_AVX2 if policy.channel_multiple == AVX2_VALUES else _COSTS[context.target]
     turned = [entry.shape for node in chain for entry in _maps(node) if not _is_turned(entry, inside)]
@@ -217,7 +194,7 @@ def _groups(node: Node) -> int:
 
 
 def may_turn(graph: Graph) -> bool:
-    """Tell whether a graph has convolutions, and what chains of them are turned for, or measured."""
+    """Tell whether a graph has convolutions, and what chains of them are turned for."""
     operators = graph.operators()
     ops = {node.op for node in operators}
     return "Convolution" in ops and (not ops.isdisjoint(("BatchNorm", "clip"))

@@ -149,12 +149,10 @@ def pipeline_of(context: Context) -> tuple[Pass, ...]:
                  if place in each.where and context.policy.runs(each.name) and each.applies(context))
 
 
-def run(graph: Graph, context: Context, before: str = "") -> dict[str, int]:
-    """Run all passes but the last ones, or those before a pass."""
+def run(graph: Graph, context: Context) -> dict[str, int]:
+    """Run all passes but the last ones."""
     counts: dict[str, int] = {}
     for each in pipeline_of(context):
-        if each.name == before:
-            break
         if not each.is_last:
             counts[each.name] = each.run(graph, context)
             if context.check:

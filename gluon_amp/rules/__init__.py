@@ -2,7 +2,6 @@
 
 ``tables``  the rules of every operator, by target type: data
 ``shapes``  shapes for which there is no sound or fast kernel
-``measurements``  of operators, and their file
 ``lists``   the operator lists that users give
 ``policy``  all of that together: operator, attributes and shape to a decision
 ``views``   the tables in the form of MXNet's own lists

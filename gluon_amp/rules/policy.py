@@ -13,13 +13,11 @@ from ..errors import PolicyError, expected
 from ..files import replacing
 from .constants import constants_of, within_range
 from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule, may_lower
-from .measurements import signature
 from .shapes import SHAPE_RULES, ShapeRule, can_fold_stride
 from .tables import table
 
 _MOST_SHOWN = 6
 _FORMAT = "gluon_amp policy 1"
-_SLOW = Decision(FP32, Cause.MEASURED, "measured to be slower in low precision on this machine")
 # For operators of libraries that were loaded, or of a later MXNet.
 _DEFAULT = Rule(FP32, note="not in the operator tables: FP32 is safe for every operator", cause=Cause.DEFAULT)
 
@@ -45,11 +43,6 @@ class Policy:
         Whether oneDNN uses AMX tiles, some of whose kernels are wrong or slow for some shapes.
     channel_multiple : int, optional
         The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
-    slow : frozenset of str
-        Uses of operators (:func:`gluon_amp.rules.measurements.signature`) that were measured to be slower in low
-        precision, and chains of convolutions that were slower in C++.
-    fast : frozenset of str
-        Chains of convolutions that were measured to be faster in C++.
     disabled_passes : frozenset of str
         Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
     reason : str
@@ -71,8 +64,6 @@ class Policy:
     training: bool = True
     amx: bool = False
     channel_multiple: int | None = None
-    slow: frozenset[str] = frozenset()
-    fast: frozenset[str] = frozenset()
     disabled_passes: frozenset[str] = frozenset()
     reason: str = field(default="", compare=False)
 
@@ -105,8 +96,8 @@ class Policy:
         """
         overrides = {op: [asdict(rule) for rule in rules] for op, rules in self.overrides.items()}
         return json.dumps({"format": _FORMAT, "target_dtype": self.target_dtype, "excluded": sorted(self.excluded),
-                           "slow": sorted(self.slow), "fast": sorted(self.fast), "training": self.training,
-                           "overrides": overrides, "disabled_passes": sorted(self.disabled_passes)}, indent=2)
+                           "training": self.training, "overrides": overrides,
+                           "disabled_passes": sorted(self.disabled_passes)}, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Policy:
@@ -126,7 +117,6 @@ class Policy:
             overrides = {op: _sound(target, op, tuple(_read_rule(rule) for rule in rules))
                          for op, rules in raw["overrides"].items()}
             return cls(target, overrides, excluded=frozenset(_texts("excluded", raw["excluded"])),
-                       slow=frozenset(_texts("slow", raw["slow"])), fast=frozenset(_texts("fast", raw.get("fast", []))),
                        training=true_or_false("training", raw["training"]),
                        disabled_passes=frozenset(_texts("disabled_passes", raw.get("disabled_passes", []))))
         except PolicyError:
@@ -182,15 +172,12 @@ class Policy:
 
     def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> Decision | None:
         """Return the rule that keeps an operator in FP32 for the shape of its data, which may change between calls."""
-        if self.lowers and self.slow and shape and signature(op, attrs, shape) in self.slow:
-            return _SLOW
         return next((rule.decision for rule in SHAPE_RULES
                      if rule.op == op and self._heeds(rule) and rule.holds(attrs, shape or (), self.amx)), None)
 
     def depends_on_shape(self, op: str) -> bool:
         """Tell whether the shape of its data may keep an operator in FP32."""
-        measured = self.lowers and any(name.startswith(f"{op}(") for name in self.slow)
-        return measured or any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
+        return any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
 
     def _heeds(self, rule: ShapeRule) -> bool:
         return (rule.target == self.target_dtype and rule.training in (None, self.training)

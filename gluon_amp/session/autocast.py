@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -11,19 +10,18 @@ from mxnet.gluon import Block
 
 from .. import checks, passes
 from ..dtypes import FLOAT32, normalize
-from ..elsewhere import also, answers
+from ..elsewhere import NO_TUNING, also, answers
 from ..errors import DTypeError, PolicyError, StateError, expected, shown
 from ..graph.attrs import REGION_ON
 from ..nested import Nested
 from ..rules import ConditionalOp, Policy
-from ..rules.measurements import Tuning
 from ..state import gpus
 from ..state.blocks import block_settings
 from ..state.devices import announce, choose, device_supports, warn_if_slow
 from ..state.exclusions import can_be_target
 from ..state.frame import frame
 from ..state.in_force import in_force, region
-from ..state.policies import custom_ops, device_policies, policies_of, rewrites, tuned
+from ..state.policies import custom_ops, device_policies, policies_of, rewrites
 from ..state.state import State
 from . import hooks
 from .steps import run_in
@@ -34,11 +32,11 @@ _logger = logging.getLogger("gluon_amp")
 @also(dtype="target_dtype")
 @answers(enabled="call amp.init() to switch AMP on and amp.deinit() to switch it off",
          device_type="every device runs in its own type: leave it out",
-         opt_level="that is for amp.initialize(net, trainer, opt_level=...)")
+         opt_level="that is for amp.initialize(net, trainer, opt_level=...)", tuning=NO_TUNING)
 def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None = None,
          conditional_fp32_ops: Sequence[ConditionalOp] | None = None, fp32_ops: Sequence[str] | None = None,
-         layout_optimization: bool = False, *, tuning: Tuning | str | os.PathLike | bool | None = None,
-         disable_passes: Iterable[str] | None = None, policy: Policy | None = None) -> None:
+         layout_optimization: bool = False, *, disable_passes: Iterable[str] | None = None,
+         policy: Policy | None = None) -> None:
     """Switch automatic mixed precision on.
 
     May come before or after the network is created: networks that are hybridized already are rewritten at
@@ -59,9 +57,6 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         Operators forced to FP32, beside those that the table names.
     layout_optimization : bool
         Accepted for MXNet 2's signature. Only False has a meaning on MXNet 1.9.1.
-    tuning : Tuning, path or True, optional
-        Measurements of :func:`tune`: operators that are slower in low precision here stay in FP32. True reads those
-        that ``tune`` kept.
     disable_passes : list of str, optional
         Graph passes to switch off, by their names in :func:`list_passes`.
     policy : Policy, optional
@@ -93,7 +88,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     lists = {"target_precision_ops": target_precision_ops, "conditional_fp32_ops": conditional_fp32_ops,
              "fp32_ops": fp32_ops}
     disabled = passes.checked(disable_passes)
-    others = {"target_dtype": target_dtype, **lists, "tuning": tuning, "disable_passes": disable_passes}
+    others = {"target_dtype": target_dtype, **lists, "disable_passes": disable_passes}
     if policy is not None:
         requested = _type_of(policy, others)
     given = {name: value for name, value in {**others, "policy": policy}.items() if value is not None}
@@ -101,8 +96,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
         return
     chosen = choose(requested, device_supports())
-    policies = (tuned(device_policies(chosen, disabled, **lists), tuning) if policy is None
-                else policies_of(policy))
+    policies = device_policies(chosen, disabled, **lists) if policy is None else policies_of(policy)
     state = State(policies)
     if in_force.state == state:
         return

@@ -2,7 +2,7 @@
 
 ``devices``       what each kind of device runs in, and why
 ``gpus``          what has to be set for GPUs
-``policies``      the policy of each device, with the user's lists and measurements
+``policies``      the policy of each device, with the user's lists
 ``state``         one way of running in mixed precision
 ``in_force``      the setting, and the regions that the code is in
 ``networks``      the networks of ``initialize``

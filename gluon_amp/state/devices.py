@@ -137,21 +137,6 @@ def _measured_gain() -> float:
     return fp32 / low
 
 
-def machine(device: str = "cpu", dtype: str | None = None) -> str:
-    """Describe what measurements of operators hold for: device, type, and MXNet version; of a CPU also its threads."""
-    if device.startswith("gpu"):
-        number = int(device[4:-1] or 0)
-        capability = _cuda.compute_capability(number)
-        own = cuda_support(capability).dtype
-        what = f"{_cuda.device_name(number)}, compute capability {_cuda.dotted(capability)}, driver for CUDA " \
-               f"{_cuda.dotted(_cuda.driver_version())}"
-    else:
-        own = support("cpu").dtype
-        threads = os.environ.get("OMP_NUM_THREADS", "default")
-        what = f"{_isa.cpu_name()}, {cpu_isa()}, OMP_NUM_THREADS={threads}"
-    return f"{what}, MXNet {mx.__version__}, {dtype or own}"
-
-
 def choose(requested: str | None, supports: Mapping[str, Support]) -> dict[str, Support]:
     """Return how every kind of device runs: in its own best type, or in the one that the user named."""
     # Devices that do not run the named type stay in FP32.

@@ -1,17 +1,14 @@
-"""The policy of each device of this machine: the user's lists, passes that are off, and measurements."""
+"""The policy of each device of this machine: the user's lists, and passes that are off."""
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping
 
 from .. import native, passes
 from .._mxnet.operators import parameters_of, registered_operators
 from ..dtypes import BFLOAT16, FLOAT32, Support
-from ..errors import PolicyError
 from ..rules import Policy, make_policy
-from ..rules.measurements import Tuning, default_cache
-from .devices import choose, device_supports, machine
+from .devices import choose, device_supports
 
 custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
 
@@ -47,25 +44,3 @@ def policies_of(policy: Policy) -> dict[str, Policy]:
     return {device: replace(_policy(each, {}), disabled_passes=policy.disabled_passes) if each.dtype == FLOAT32 else
             replace(policy, imitated=each.imitated, channel_multiple=each.channel_multiple, amx=each.amx)
             for device, each in chosen.items()}
-
-
-def tuned(policies: Mapping[str, Policy], tuning: Tuning | str | os.PathLike | bool | None) -> dict[str, Policy]:
-    """Give policies the measurements of this machine that the user named."""
-    if tuning is None or tuning is False:
-        return dict(policies)
-    machines = {device: machine(device, policy.target_dtype) for device, policy in policies.items()}
-    if isinstance(tuning, Tuning):
-        return _measured(policies, machines, [tuning])
-    path = default_cache() if tuning is True else tuning
-    return _measured(policies, machines, Tuning.load_all(path))
-
-
-def _measured(policies: Mapping[str, Policy], machines: Mapping[str, str],
-              tunings: Sequence[Tuning]) -> dict[str, Policy]:
-    """Give each policy what was measured of its device and type."""
-    known = {tuning.machine: tuning for tuning in tunings}
-    if not known.keys() & set(machines.values()):
-        raise PolicyError(f"the measurements are of another machine ({'; '.join(known) or 'none'}), this is "
-                          f"{'; '.join(machines.values())}: call amp.tune(net, data) here")
-    return {device: replace(policy, slow=own.slow, fast=own.fast) for device, policy in policies.items()
-            for own in [known.get(machines[device], Tuning(""))]}

@@ -53,6 +53,8 @@ def test_other_names_are_like_those_of_any_module():
     (lambda: amp.autocast("bf16"), r"amp\.autocast\(dtype='bfloat16'\)"),
     (lambda: amp.autocast(cache_enabled=False), "leave it out"),
     (lambda: amp.init(opt_level="O1"), r"amp\.initialize"),
+    (lambda: amp.init(tuning=True), "leave it out, or name what stays in FP32 in fp32_ops"),
+    (lambda: amp.convert_model(None, {}, {}, tuning=True), "leave it out"),
     (lambda: amp.init_trainer(None, init_scale=128), r"loss_scaler=amp\.DynamicLossScaler\(init_scale="),
     (lambda: amp.initialize(models=[], optimizers=[]), "it is called net"),
     (lambda: amp.initialize(None, min_loss_scale=1), r"amp\.DynamicLossScaler\(min_scale="),

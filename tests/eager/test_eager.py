@@ -447,18 +447,3 @@ def test_products_of_vectors_in_networks_are_not_float16(hybridize):
     net.hybridize(hybridize)
     amp.init("float16")
     assert net(mx.nd.full((100,), 30)).asscalar() == 90000
-
-
-def test_measurements_count_in_eager_calls():
-    data, weight = mx.nd.random.normal(shape=(4, 32)), mx.nd.random.normal(shape=(8, 32))
-
-    def dense():
-        return FullyConnected(data, weight, num_hidden=8, no_bias=True).asnumpy()
-    expected = dense()
-    amp.init("float16")
-    assert (dense() != expected).any()
-    amp.deinit()
-    slow = "FullyConnected(no_bias=True, num_hidden=8) on (4, 32)"
-    amp.init(policy=Policy("float16", slow=frozenset({slow})))
-    assert (dense() == expected).all()
-    assert (FullyConnected(data, weight, num_hidden=8, no_bias=True, flatten=False).asnumpy() != expected).any()

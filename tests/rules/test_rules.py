@@ -4,7 +4,6 @@ from __future__ import annotations
 import pytest
 
 from gluon_amp.rules import WIDEST, Rule, make_policy, precision
-from gluon_amp.rules.measurements import signature
 from gluon_amp.rules.shapes import can_fold_stride, has_idle_taps, overruns_amx_tiles, pools_out_of_order
 from gluon_amp.rules.tables import table
 from gluon_amp.rules.tables.rows import as_table
@@ -15,8 +14,6 @@ def test_rules():
     assert precision(Rule(WIDEST).decision, types, "float32", "bfloat16") == "float32"
     policy = make_policy("bfloat16", {"Convolution": "Convolution"}, fp32_ops=["Convolution"])
     assert policy.decide("Convolution", {}).rule == "FP32"
-    assert signature("FullyConnected", {"num_hidden": "8", "__amp__": "on"}, (2, 4)) == (
-        "FullyConnected(num_hidden=8) on (2, 4)")
 
 
 def test_tables():

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 
 import mxnet as mx
 import numpy as np
@@ -185,16 +184,6 @@ class TestTools:
         amp.init("float16")
         text = str(amp.advise(*ready(conv_net(), NETWORKS["conv"][1]), time=False))
         assert "imitated" in text
-
-    def test_tune_measures_nothing_and_says_why(self, network, tmp_path, caplog):
-        with caplog.at_level(logging.INFO, "gluon_amp"):
-            found = amp.tune(network[0], network[1], cache=tmp_path / "t.json", progress=False)
-        assert found.milliseconds == {}
-        assert found.slow == frozenset()
-        assert "There is nothing to measure: the cpu runs in float32, because this CPU has no BF16" in caplog.text
-        amp.deinit()
-        amp.init(tuning=tmp_path / "t.json")
-        assert amp.active_dtype() is None
 
     @pytest.mark.parametrize("tool", ["compare", "search_exclusions"])
     def test_what_looks_at_low_precision_asks_for_a_type(self, network, tool):

@@ -14,7 +14,6 @@ from gluon_amp import _cuda
 from gluon_amp._mxnet import gpus as mxnet_gpus
 from gluon_amp.dtypes import cuda_support
 from gluon_amp.rules import Policy
-from gluon_amp.rules.measurements import Tuning
 from gluon_amp.state import devices, gpus
 from gluon_amp.state.in_force import in_force
 from gluon_amp.state.state import State
@@ -151,12 +150,6 @@ class TestGpusThatDiffer:
         said = devices.verdict(devices.device_supports())
         assert "on the gpu(1), gpu(2), because the GPU has compute capability 8.0 (Tensor Cores)" in said
         assert "on the gpu, because the GPU has compute capability 6.1 (no Tensor Cores" in said
-
-    def test_measurements_are_of_one_kind_of_gpu(self, told):
-        told(AMPERE, AMPERE, names=("A10", "A100"))
-        slow = Tuning(devices.machine("gpu(1)", "float16"), {"Convolution:1": (1.0, 2.0)})
-        amp.init(tuning=slow)
-        assert [bool(in_force.state.policy(f"gpu{number}").slow) for number in ("", "(1)")] == [False, True]
 
     @pytest.mark.parametrize(("contexts", "scale"), [
         ([mx.gpu(1)], 2.0 ** 16), ([mx.gpu(0), mx.gpu(1)], 2.0 ** 16), ([mx.gpu(0)], 1.0), ([mx.cpu()], 1.0)])
