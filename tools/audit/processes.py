@@ -1,7 +1,4 @@
-"""Run functions in processes of their own, which may crash or hang.
-
-Every process is forked from a server that has imported MXNet already, but those that need more than one thread.
-"""
+"""Run functions in processes of their own, which may crash or hang, forked from a server that has imported MXNet."""
 from __future__ import annotations
 
 import multiprocessing
@@ -18,7 +15,6 @@ NORMALLY, TIMED_OUT = "normally", "timeout"
 _TICK = 0.02
 _DEADLY = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGXCPU)
 _CONTEXT = multiprocessing.get_context("forkserver")
-_NEW = multiprocessing.get_context("spawn")
 
 
 class Outcome(NamedTuple):
@@ -44,18 +40,13 @@ def start_server() -> None:
         os.environ.update(before)
 
 
-def isolated(function: Callable, arguments: tuple, timeout: float, forked: bool = True) -> Outcome:
-    """Call a function in a process of its own, in which MXNet has one thread if it is forked."""
-    context: Any = _CONTEXT if forked else _NEW
-    cpu_seconds = int(timeout)
-    if forked:
-        start_server()
-    else:
-        cpu_seconds *= os.cpu_count() or 1
+def isolated(function: Callable, arguments: tuple, timeout: float) -> Outcome:
+    """Call a function in a process of its own, in which MXNet has one thread."""
+    start_server()
     with tempfile.NamedTemporaryFile("r", errors="replace") as stream:
-        reader, writer = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(function, arguments, cpu_seconds, writer, stream.name),
-                                  daemon=True)
+        reader, writer = _CONTEXT.Pipe(duplex=False)
+        process = _CONTEXT.Process(target=_child, args=(function, arguments, int(timeout), writer, stream.name),
+                                   daemon=True)
         process.start()
         writer.close()
         with reader:
