@@ -131,12 +131,9 @@ def _reduce(arguments: argparse.Namespace, dtype: str, always_fp32: bool) -> dic
     net = _network(arguments)
     net.cast(dtype)
     trainer = _trainer(net.collect_params(), allreduce_always_fp32=always_fp32)
+    trainer.allreduce_grads()  # makes the KVStore
     reduction = trainer._amp_loss_scaler.reduction
-
-    def reduce() -> None:
-        reduction.forget()
-        trainer.allreduce_grads()
-    return {**_measure(reduce, arguments.rounds), "bytes": reduction.num_bytes}
+    return {**_measure(reduction.reduce, arguments.rounds), "bytes": reduction.num_bytes}
 
 
 def _decide(arguments: argparse.Namespace) -> dict[str, float]:

@@ -65,14 +65,14 @@ BUDGET = {
 GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of the list
 # Likewise, inside of a package.
 INSIDE = {
-    "compat": ["stand_in", "newer_names", "grad_scaler", "opt_level", "views", "__init__"],
+    "compat": ["stand_in", "grad_scaler", "opt_level", "views", "__init__"],
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "differences", "report",
               "formats", "figures", "console", "notebook", "recording", "__init__"],
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],
     "session": ["functions", "autocast", "steps", "hooks", "block_calls", "__init__"],
     "plan": ["cached_op", "gradient_order", "executors", "observers", "planner", "traced", "converted_symbols",
              "__init__"],
-    "eager": ["applier", "own_gradients", "written", "custom_operators", "casts", "scaled_losses", "second_gradients",
+    "eager": ["applier", "loss_scale", "running_stats", "custom_operators", "casts", "second_gradients",
               "sound_calls", "zero_gradients", "native", "__init__"],
     "state": ["blocks", "networks", "in_force", "policies", "state", "exclusions", "eager_policy", "frame", "gpus",
               "recent", "devices", "__init__"],

@@ -79,14 +79,6 @@ def _kvstore_states(trainer: gluon.Trainer) -> bytes | None:
     return trainer._kvstore._updater.get_states(dump_optimizer=False)
 
 
-def reduces_over_processes(trainer: gluon.Trainer) -> bool:
-    """Tell whether the trainer reduces gradients over several processes; known after its first reduction."""
-    # A trainer that reduces gradients in its own way, as Horovod's does, counts as one that does.
-    store = trainer._kvstore
-    own = getattr(trainer._allreduce_grads, "__func__", None) is not gluon.Trainer._allreduce_grads
-    return own or (store is not None and store.num_workers > 1)
-
-
 def divide_rescaling(trainer: gluon.Trainer, factor: float) -> None:
     """Divide the gradient rescaling of the current update; the next step sets it again."""
     trainer._optimizer.rescale_grad /= factor

@@ -4,10 +4,9 @@
 ``casts``             casts of arrays
 ``native``            calls that run in C++
 ``sound_calls``       calls that MXNet gets wrong, made in another way
-``own_gradients``     losses that ignore the gradient behind them carry the scale
+``loss_scale``        which losses carry the loss scale, and operators that ignore the gradient behind them
 ``zero_gradients``    operators without a gradient, which would end the process
 ``second_gradients``  gradients of gradients
-``scaled_losses``     whether what is differentiated is a scaled loss
-``written``           states that operators write, and a skipped step puts back
+``running_stats``     arrays that operators write, and a skipped step puts back
 ``custom_operators``  users' operators in Python
 """

@@ -35,10 +35,10 @@ from .casts import (
     run_widened,
     widened,
 )
-from .own_gradients import scaled_invocations
+from .loss_scale import scaled_invocations
+from .running_stats import noting_invocations
 from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
 from .sound_calls import make_sound_invoke, run_with_cast_weight
-from .written import noting_invocations
 from .zero_gradients import saving_invocations
 
 _COPIES = {"_copyto", "_npi_copyto"}

@@ -23,9 +23,9 @@ from .._mxnet.invoke import StockCachedOp
 from .._mxnet.libraries import bring_to_plain_layout
 from .._mxnet.symbols import dtype_name, keep_marks, to_graph
 from ..dtypes import LOW_PRECISION
-from ..eager.own_gradients import loss_scale
+from ..eager.loss_scale import loss_scale
+from ..eager.running_stats import alike, running_stats
 from ..eager.second_gradients import TWICE_DIFFERENTIABLE
-from ..eager.written import alike, written
 from ..graph import Graph, has_control_flow
 from ..graph.attrs import is_set
 from ..passes import Facts
@@ -90,7 +90,7 @@ class RewritingCachedOp:
         if self.traced.unscaled and autograd.is_recording():
             loss_scale.cannot_reach(self.traced.unscaled)
         if self._states:
-            written.note(args, lambda: self._grouped(plan, args))
+            running_stats.note(args, lambda: self._grouped(plan, args))
         try:
             if plan is None or not plan.carries_scale:
                 return operation(*args, **kwargs)

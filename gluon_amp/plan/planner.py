@@ -14,7 +14,7 @@ from mxnet.ndarray import NDArray
 from .. import native, passes
 from .._mxnet.symbols import from_graph, infer_shapes
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..eager.own_gradients import loss_scale
+from ..eager.loss_scale import loss_scale
 from ..graph import Entry, Graph, Node, Role, has_control_flow
 from ..passes import Facts, carry_scale, channels_last
 from ..passes.known_forward import WITHOUT_SHAPES

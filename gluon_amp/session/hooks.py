@@ -33,7 +33,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, ContextManager, Iterator, Tuple
 
 import mxnet as mx
@@ -46,20 +46,19 @@ from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol import register as symbol_register
 
 from .. import _memory
-from .._mxnet import trainers, updaters
+from .._mxnet import trainers
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Invoke
 from .._mxnet.optimizer_states import STATES_BEGIN
 from .._mxnet.symbols import make_save, make_symbol_creator, make_tojson
 from ..dtypes import BFLOAT16
-from ..eager import scaled_losses
 from ..eager.applier import make_invoke
 from ..eager.casts import is_low, release
 from ..eager.custom_operators import make_registry
+from ..eager.loss_scale import loss_scale
 from ..eager.native import make_native_invoke
-from ..eager.own_gradients import loss_scale
+from ..eager.running_stats import running_stats
 from ..eager.second_gradients import NOT_TWICE
-from ..eager.written import written
 from ..errors import StateError
 from ..plan import converted_symbols
 from ..plan.cached_op import RewritingCachedOp
@@ -132,9 +131,8 @@ def uninstall() -> None:
 def _restore(kept: int = 0) -> None:
     """Put MXNet's names back, but for so many that were replaced first."""
     in_force.hooked = False
-    scaled_losses.forget()
     loss_scale.forget()
-    written.forget()
+    running_stats.forget()
     _replaced.restore(kept)
 
 
@@ -173,22 +171,21 @@ def _make_function_call(original: Callable) -> Callable:
 
 
 def _make_backward(original: Callable) -> Callable:
-    differentiate = _make_differentiate(original)
+    differentiate = _make_differentiate(original, writes=True)
 
     @functools.wraps(original)
     def backward(heads: Any, *args: Any, **kwargs: Any) -> Any:
         _memory.note("backward")
-        scaled_losses.note_backward(scaled_losses.heads_of(heads))
         return differentiate(heads, *args, **kwargs)
     return backward
 
 
-def _make_differentiate(original: Callable) -> Callable:
+def _make_differentiate(original: Callable, writes: bool = False) -> Callable:
     @functools.wraps(original)
     def differentiate(heads: Any, *args: Any, **kwargs: Any) -> Any:
-        written.begin_backward()
+        running_stats.begin_backward()
         try:
-            with loss_scale.of(scaled_losses.heads_of(heads)):
+            with loss_scale.of(heads, counts=writes):
                 return original(heads, *args, **kwargs)
         except mx.MXNetError as error:
             if not in_force.is_on() or "is non-differentiable" not in str(error):
@@ -239,11 +236,12 @@ def _make_tensordot(original: Callable) -> Callable:
 def _make_update(original: Callable) -> Callable:
     @functools.wraps(original)
     def update(trainer: Trainer, ignore_stale_grad: bool = False) -> None:
-        scaled_losses.check(trainer)
-        with updaters.prepared(trainer):
+        scaler = trainers.attached(trainer)
+        with getattr(scaler, "updating", nullcontext)():
+            loss_scale.warn_of_others(trainer)
             original(trainer, ignore_stale_grad)
-        if trainers.attached(trainer) is None:
-            written.decided(trainer, skipped=False)
+        if scaler is None:
+            running_stats.decided(trainer, skipped=False)
         if block_settings.level is not None:
             block_settings.level.updated(trainer)
     return update

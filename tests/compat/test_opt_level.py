@@ -1,8 +1,6 @@
 """initialize: what each level runs in, what the optimizer updates, and what is refused."""
 from __future__ import annotations
 
-import sys
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -13,14 +11,12 @@ from networks import relative
 
 import gluon_amp as amp
 from gluon_amp._mxnet.blocks import descendants
-from gluon_amp.compat.opt_level.options import LEVELS
+from gluon_amp.compat import opt_level
 from gluon_amp.dtypes import cpu_support, cuda_support
 from gluon_amp.errors import AmpError
 from gluon_amp.state import networks
 
 pytestmark = pytest.mark.machine
-# Its package gives the function under this name.
-initialize_module = sys.modules["gluon_amp.compat.opt_level.initialize"]
 O2, O3 = (pytest.param(level, marks=pytest.mark.bf16, id=level) for level in ("O2", "O3"))
 
 
@@ -261,9 +257,9 @@ def test_scales_begin_where_init_trainer_begins_them(level):
 
 def test_the_device_of_the_trainer_decides_on_the_scale(monkeypatch):
     supports = {"cpu": cpu_support("AVX512_CORE_BF16"), "gpu": cuda_support((8, 0))}
-    monkeypatch.setattr(initialize_module, "device_supports", lambda: supports)
+    monkeypatch.setattr(opt_level, "device_supports", lambda: supports)
     scales = []
     for several in ([trainer_of(net())], []):
-        found = initialize_module._scaled_where_needed(LEVELS["O1"][1], several)
+        found = opt_level._scaled_where_needed(opt_level.LEVELS["O1"][1], several)
         scales.append(found.loss_scale)
     assert scales == [1.0, "dynamic"]

@@ -20,7 +20,7 @@ from ..._mxnet.blocks import Owners
 from ..._mxnet.invoke import StockCachedOp, original_invoke, run_operator
 from ..._mxnet.symbols import NumpySymbol, dtype_name, from_graph
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ...eager.own_gradients import loss_scale
+from ...eager.loss_scale import loss_scale
 from ...graph import CAST, Entry, Graph, Node
 from ...graph.attrs import parameters
 from ...passes.carry_scale import is_scale

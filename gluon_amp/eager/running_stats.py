@@ -1,12 +1,12 @@
-"""What forward passes write, such as moving statistics: put back where the step that they belong to is skipped.
+"""Roll back running statistics: arrays that forward passes write are as before where their step is skipped.
 
 Arrays are copied before a recorded call writes them for the first time since their trainer's last decision: those of a
 call by one operator, which nobody waits for. An array belongs to the trainers of the parameters beside it in that call.
-Other trainers put it back too, as what a generator makes a discriminator write, unless its own trainer has scaled a
-loss and is still to decide.
+Other trainers put it back too, as statistics that a generator makes a discriminator write, unless its own trainer has
+scaled a loss and is still to decide.
 
-On CPUs MXNet's BatchNorm writes in its backward pass: what imperative calls of it will write is copied before a
-backward pass, by one operator for all of them. Decisions come after it: they read the gradients.
+On CPUs MXNet's BatchNorm writes in its backward pass: statistics of imperative calls are copied before a backward pass,
+by one operator for all of them. Decisions come after it: they read the gradients.
 """
 from __future__ import annotations
 
@@ -31,16 +31,14 @@ from .custom_operators import number_of_states
 # Operators that write inputs, and the positions of those.
 _POSITIONS: Mapping[str, Sequence[int]] = {
     **dict.fromkeys((*BATCH_NORMS, "BatchNorm_v1", "_contrib_SyncBatchNorm"), (3, 4)), ADDS_GRADIENT: (1,)}
-_WRITE_BACKWARD = frozenset(BATCH_NORMS)  # where they run on CPUs
-_MOST_AGE = 100  # of a copy: decisions of others
-
+_MOST_AGE = 100  # of a copy: decisions of other trainers
 
 _Copies = Sequence[Tuple[Sequence[NDArray], NDArray]]  # arrays, and the copy of all of them
 
 
 @dataclass(eq=False)
 class _Call:
-    """What a call is about to write, and how that was before."""
+    """The arrays that a call is about to write, and how they were before."""
 
     beside: Sequence[int]  # the ids of its inputs
     copies: _Copies  # those of other calls may be among them
@@ -65,8 +63,9 @@ def alike(inputs: Sequence[NDArray], positions: Iterable[int]) -> list[list[int]
     return list(kinds.values())
 
 
-def _copy(arrays: Sequence[NDArray]) -> NDArray:
-    return _run("Concat", arrays, num_args=len(arrays), dim=0) if len(arrays) > 1 else _run("_copy", arrays)
+def _copies_of(groups: Iterable[Sequence[NDArray]]) -> _Copies:
+    return [(group, _run("Concat", group, num_args=len(group), dim=0) if len(group) > 1 else _run("_copy", group))
+            for group in groups if group]
 
 
 def _run(op: str, inputs: Sequence[NDArray], out: NDArray | None = None, **attrs: Any) -> NDArray:
@@ -75,7 +74,7 @@ def _run(op: str, inputs: Sequence[NDArray], out: NDArray | None = None, **attrs
         return run_operator(original_invoke, op, inputs, attrs, out)
 
 
-class _Written:
+class _RunningStats:
     """The copies at hand, and who decides on them."""
 
     def __init__(self) -> None:
@@ -83,17 +82,13 @@ class _Written:
         self._deciders: WeakSet[Any] = WeakSet()  # trainers that may skip steps, and who may turn others into such
         self._waiting: WeakSet[Trainer] = WeakSet()  # those that scaled a loss since they decided
         self._calls: dict[int, _Call] = {}  # by the ids of the arrays that they write
-        # Calls whose backward pass will write, by the ids of what they write: the ids of their inputs, those arrays,
-        # and their device and type.
+        # Calls whose backward pass will write, by the ids of the arrays that it writes: the ids of their inputs, those
+        # arrays, and their device and type.
         self._ahead: dict[tuple[int, ...], tuple[Sequence[int], list[NDArray], Any]] = {}
 
     def watch(self, decider: Any) -> None:
         """Copy what is written from now on, as long as the decider lives."""
         self._deciders.add(decider)
-
-    def leave(self, decider: Any) -> None:
-        """Copy nothing for a decider any more."""
-        self._deciders.discard(decider)
 
     def forget(self) -> None:
         """Put nothing back of what was written so far."""
@@ -107,11 +102,9 @@ class _Written:
         if not self._is_due():
             return
         with self._lock:
-            groups = [[inputs[i] for i in group if self._is_new(inputs[i])] for group in written()]
-            copies = [(group, _copy(group)) for group in groups if group]
-            if copies:
-                call = _Call(tuple(map(id, inputs)), copies)
-                self._calls.update((id(array), call) for group in groups for array in group)
+            copies = _copies_of([inputs[i] for i in group if self._is_new(inputs[i])] for group in written())
+            call = _Call(tuple(map(id, inputs)), copies)
+            self._calls.update((id(array), call) for arrays, _ in copies for array in arrays)
 
     def note_ahead(self, inputs: Sequence[NDArray], positions: Sequence[int], device: Context) -> None:
         """Take note that the backward pass of a call will write vectors of one type, if the call is recorded."""
@@ -121,7 +114,7 @@ class _Written:
                 self._ahead[tuple(map(id, arrays))] = tuple(map(id, inputs)), arrays, (device, arrays[0].dtype)
 
     def begin_backward(self) -> None:
-        """Copy what a backward pass may write."""
+        """Copy the arrays that a backward pass may write."""
         if not self._ahead:
             return
         with self._lock:
@@ -129,7 +122,7 @@ class _Written:
             groups: dict[Any, list[NDArray]] = {}
             for _, arrays, kind in ahead:
                 groups.setdefault(kind, []).extend(filter(self._is_new, arrays))
-            copies = [(group, _copy(group)) for group in groups.values() if group]
+            copies = _copies_of(groups.values())
             for beside, arrays, _ in ahead:
                 call = _Call(beside, copies)
                 self._calls.update((id(array), call) for array in arrays if self._is_new(array))
@@ -149,18 +142,20 @@ class _Written:
         """Take note that trainers will not decide on the losses so far."""
         self._waiting.difference_update(deciders)
 
-    def decided(self, decider: Trainer, skipped: bool) -> None:
-        """Put back what was written for a step if it is skipped, or forget how it was."""
+    def decided(self, trainer: Trainer, skipped: bool) -> None:
+        """Put back the arrays that were written for a step if it is skipped, or forget how they were."""
         with self._lock:
-            self._waiting.discard(decider)
+            self._waiting.discard(trainer)
             if not self._calls:
                 return
             if skipped:
                 wait_for_statistics()
-            is_alone = len(self._deciders) == 1 and decider in self._deciders
-            own, *awaited = [frozenset()] if is_alone else map(trainers.ids_of_arrays, (decider, *self._waiting))
+            elif len(self._deciders) == 1 and trainer in self._deciders:
+                self._calls.clear()
+                return
+            own, *awaited = map(trainers.ids_of_arrays, (trainer, *self._waiting))
             for call in set(self._calls.values()):
-                is_own = is_alone or not own.isdisjoint(call.beside)
+                is_own = not own.isdisjoint(call.beside)
                 is_awaited = not all(other.isdisjoint(call.beside) for other in awaited)
                 if skipped and (is_own or not (is_awaited or call.age)):
                     call.put_back(self._calls)
@@ -169,32 +164,26 @@ class _Written:
             self._calls = {key: call for key, call in self._calls.items() if call.age <= _MOST_AGE}
 
 
-written = _Written()
+running_stats = _RunningStats()
 
 
 def noting_invocations(runs: Mapping[int, Callable[[Invoke, Invocation], Any]]
                        ) -> dict[int, Callable[[Invoke, Invocation], Any]]:
     """Return how to run imperative calls, by the operators' handles: those that write inputs take note of it."""
-    return {**runs, **{handle_of(op): _noting(op, runs.get(handle_of(op), _plain), positions)
-                       for op, positions in {**_POSITIONS, CUSTOM: None}.items()}}
+    return {**runs, **{handle_of(op): _noting(op, runs.get(handle_of(op), lambda invoke, call: invoke(*call)))
+                       for op in (*_POSITIONS, CUSTOM)}}
 
 
-def _noting(op: str, run: Callable[[Invoke, Invocation], Any], positions: Sequence[int] | None
-            ) -> Callable[[Invoke, Invocation], Any]:
+def _noting(op: str, run: Callable[[Invoke, Invocation], Any]) -> Callable[[Invoke, Invocation], Any]:
+    def groups(call: Invocation) -> list[list[int]]:
+        count = len(call.inputs)
+        positions = _POSITIONS.get(op) or range(count - number_of_states(call.attrs()), count)
+        return alike(call.inputs, [i for i in positions if i < count])
+
     def noting(invoke: Invoke, call: Invocation) -> Any:
-        def groups() -> list[list[int]]:
-            count = len(call.inputs)
-            states = range(count - number_of_states(call.attrs()), count) if positions is None else positions
-            return alike(call.inputs, [i for i in states if i < count])
-
-        device = call.inputs[-1].context if op in _WRITE_BACKWARD else None
-        if device is not None and positions is not None and device.device_type == "cpu":
-            written.note_ahead(call.inputs, positions, device)
+        if op in BATCH_NORMS and call.inputs[-1].context.device_type == "cpu":
+            running_stats.note_ahead(call.inputs, _POSITIONS[op], call.inputs[-1].context)
         else:
-            written.note(call.inputs, groups)
+            running_stats.note(call.inputs, lambda: groups(call))
         return run(invoke, call)
     return noting
-
-
-def _plain(invoke: Invoke, call: Invocation) -> Any:
-    return invoke(*call)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import mxnet as mx
 import numpy as np
@@ -132,67 +133,61 @@ def close(got, want, tolerance):
     assert np.linalg.norm(got - want) <= tolerance * np.linalg.norm(want)
 
 
+def trained(way, *heads, scaler=None, region=nullcontext, contexts=(None,), parts=(slice(None),), steps=2):
+    """Return how far steps move the weight: with a GradScaler, or a trainer's own scaler of 1,024."""
+    net, trainer = made(way, *heads, contexts=contexts if len(contexts) > 1 else None)
+    net.dense.weight.grad_req = "write" if len(parts) == 1 else "add"
+    if scaler is None:
+        amp.init_trainer(trainer, 1024)
+    for _ in range(steps):
+        for part in parts:
+            with autograd.record(), region():
+                losses = [loss for context in contexts for loss in sums(net(*(array[part] for array in draw(context))))]
+            if scaler is not None:
+                autograd.backward(scaler.scale(losses))
+                continue
+            with amp.scale_loss(losses, trainer) as scaled:
+                autograd.backward(scaled)
+        if scaler is None:
+            trainer.step(BATCH * len(contexts))
+        else:
+            scaler.step(trainer, BATCH)
+            scaler.update()
+    return moved(net)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("head", HEADS)
 def test_steps_are_those_without_a_scale(head, dtype, tolerance, way):
     expected = stock(head)
     amp.init(dtype)
-    net, trainer = made(way, head)
-    amp.init_trainer(trainer, 1024)
-    for _ in range(2):
-        with autograd.record():
-            losses = sums(net(*draw()))
-            with amp.scale_loss(losses, trainer) as scaled:
-                autograd.backward(scaled)
-        trainer.step(BATCH)
-    close(moved(net), expected, tolerance)
+    close(trained(way, head), expected, tolerance)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("head", HEADS)
 def test_steps_of_a_grad_scaler(head, way):
-    expected = stock(head)
-    net, trainer = made(way, head)
-    scaler = amp.GradScaler()
-    for _ in range(2):
-        with autograd.record():
-            loss = sums(net(*draw()))[0]
-        scaler.scale(loss).backward()
-        scaler.step(trainer, BATCH)
-        scaler.update()
-    close(moved(net), expected, 1e-5)
+    close(trained(way, head, scaler=amp.GradScaler()), stock(head), 1e-5)
 
 
 @pytest.mark.parametrize("region", [amp.autocast, lambda: amp.autocast(enabled=False)], ids=["on", "off"])
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_of_a_grad_scaler_in_a_region(way, region):
-    expected = stock("SoftmaxOutput", "MakeLoss")
-    net, trainer = made(way, "SoftmaxOutput", "MakeLoss")
-    scaler = amp.GradScaler(init_scale=4096)
-    for _ in range(2):
-        with autograd.record(), region():
-            losses = sums(net(*draw()))
-        autograd.backward(scaler.scale(losses))
-        scaler.step(trainer, BATCH)
-        scaler.update()
-    close(moved(net), expected, 0.05)
+    heads = "SoftmaxOutput", "MakeLoss"
+    close(trained(way, *heads, scaler=amp.GradScaler(init_scale=4096), region=region), stock(*heads), 0.05)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_heads_beside_ordinary_losses(way):
-    heads = "SoftmaxOutput", "Custom that passes on", "make_loss"
-    expected = stock(*heads)
+@pytest.mark.parametrize("options", [
+    {"heads": ("SoftmaxOutput", "Custom that passes on", "make_loss")}, {"parts": (slice(0, 3), slice(3, 6))},
+    {"contexts": (mx.cpu(0), mx.cpu(1))}], ids=["beside ordinary losses", "micro-batches", "several devices"])
+def test_steps_of_several_gradients(options, way):
+    heads = options.get("heads", ("SoftmaxOutput",))
+    expected = stock(*heads, steps=1)
     amp.init("float32")
-    net, trainer = made(way, *heads)
-    amp.init_trainer(trainer, 1024)
-    for _ in range(2):
-        with autograd.record():
-            losses = sums(net(*draw()))
-            with amp.scale_loss(losses, trainer) as scaled:
-                autograd.backward(scaled)
-        trainer.step(BATCH)
-    close(moved(net), expected, 1e-5)
+    rest = {name: value for name, value in options.items() if name != "heads"}
+    close(trained(way, *heads, steps=1, **rest), expected, 1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -245,22 +240,6 @@ def test_gradients_that_autograd_grad_returns_are_scaled():
         np.testing.assert_array_equal(autograd.grad(scaled, weight)[0].asnumpy(), plain * 1024)
 
 
-@pytest.mark.parametrize("way", ["eager", "hybridized", "static_shape"])
-def test_gradients_of_micro_batches_add_up(way):
-    expected = stock("SoftmaxOutput", steps=1)
-    amp.init("float32")
-    net, trainer = made(way, "SoftmaxOutput")
-    net.dense.weight.grad_req = "add"
-    amp.init_trainer(trainer, 64)
-    for half in (slice(0, 3), slice(3, 6)):
-        with autograd.record():
-            loss = net(*(array[half] for array in draw()))
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
-    trainer.step(BATCH)
-    close(moved(net), expected, 1e-5)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_values_are_those_of_the_program(way):
     amp.init("float32")
@@ -276,21 +255,6 @@ def test_values_are_those_of_the_program(way):
             scaled.backward()
     for values in (recorded, inside, net(x, y)):
         np.testing.assert_array_equal(values.asnumpy(), plain)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_several_devices(way):
-    expected = stock("SoftmaxOutput", steps=1)
-    amp.init("float32")
-    contexts = [mx.cpu(0), mx.cpu(1)]
-    net, trainer = made(way, "SoftmaxOutput", contexts=contexts)
-    amp.init_trainer(trainer, 1024)
-    with autograd.record():
-        losses = [net(*draw(context)) for context in contexts]
-        with amp.scale_loss(losses, trainer) as scaled:
-            autograd.backward(scaled)
-    trainer.step(BATCH * 2)
-    close(moved(net), expected, 1e-5)
 
 
 def weight_after_a_step(net, scale, *data):
