@@ -87,7 +87,7 @@ def conversions(net: Any, known: Images, budget: float) -> dict[str, Callable[[]
 
 def measure(name: str, args: Any) -> list[dict[str, Any]]:
     """Train a network and measure its conversions."""
-    from gluon_amp._mxnet.timing import interleaved
+    from gluon_amp._mxnet.engine import interleaved
 
     parts = digits(args.seed)
     net = trained(name, parts[0], args.epochs, args.seed)

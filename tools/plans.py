@@ -80,7 +80,7 @@ def calls_of(name: str) -> list[Call]:
 
 def policy_of(device: str) -> Any:
     """Return the policy for a kind of device."""
-    from gluon_amp._mxnet.operators import registered_operators
+    from gluon_amp._mxnet.invoke import registered_operators
     from gluon_amp.rules import make_policy
 
     dtype, settings = DEVICES[device]
@@ -102,8 +102,8 @@ def training_plan(call: Call, device: str, accumulated: frozenset[str] = frozens
 
 def conversion_plan(call: Call, device: str) -> Iterator[str]:
     """Yield the lines of what a graph becomes when it is converted; float32 when no device is named."""
+    from gluon_amp._mxnet.arrays import NDArrayWeights
     from gluon_amp._mxnet.symbols import dtype_name, to_graph
-    from gluon_amp._mxnet.weights import NDArrayWeights
     from gluon_amp.convert.convert import convert
     from gluon_amp.rules import Policy
 

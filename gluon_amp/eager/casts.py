@@ -9,8 +9,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import flag_of, map_arrays
-from .._mxnet.invoke import Invocation, Invoke, run_operator
-from .._mxnet.operators import handle_of
+from .._mxnet.invoke import Invocation, Invoke, handle_of, run_operator
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph.attrs import TYPE_FLAGS
 from ..state.eager_policy import EagerPolicy

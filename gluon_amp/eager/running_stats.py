@@ -22,8 +22,7 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet import trainers
 from .._mxnet.arrays import wait_for_statistics
-from .._mxnet.invoke import Invocation, Invoke, original_invoke, run_operator
-from .._mxnet.operators import handle_of
+from .._mxnet.invoke import Invocation, Invoke, handle_of, original_invoke, run_operator
 from ..rules.own_gradients import ADDS_GRADIENT, CUSTOM
 from ..rules.tables.groups.layers import BATCH_NORMS
 from .custom_operators import number_of_states

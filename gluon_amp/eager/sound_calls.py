@@ -8,9 +8,8 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import is_recorded
-from .._mxnet.invoke import Invocation, Invoke, run_operator
+from .._mxnet.invoke import Invocation, Invoke, handle_of, run_operator
 from .._mxnet.numpy_2 import attribute_text
-from .._mxnet.operators import handle_of
 from .._mxnet.symbols import dtype_name
 from ..graph import VARIABLE, Graph, Node
 from ..passes.defects import IN_CALLS, cured_call, may_concern

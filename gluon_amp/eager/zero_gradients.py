@@ -14,8 +14,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.invoke import Invocation, Invoke, run_operator
-from .._mxnet.operators import handle_of, registered_operators
+from .._mxnet.invoke import Invocation, Invoke, handle_of, registered_operators, run_operator
 from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT16, FLOAT32
 

@@ -263,7 +263,6 @@ def test_forked_processes():
     told = script("""
 import multiprocessing, gluon_amp, mxnet as mx
 from gluon_amp import native
-from gluon_amp._mxnet.invoke import invoke
 native.load()
 def clipped(value):
     return invoke("_gluon_amp_clip", [mx.nd.ones((300, 300)) * value], {"a_min": "0", "a_max": "6"})[0].max().asscalar()
@@ -284,7 +283,6 @@ import gluon_amp as amp, mxnet as mx
 from pathlib import Path
 from gluon_amp import native
 from gluon_amp.native import loader
-from gluon_amp._mxnet.invoke import invoke
 native.load()
 print(loader._load("core", Path({str(tmp_path)!r}) / "_core.so", frozenset()).missing.partition(":")[0])
 print(invoke("_gluon_amp_clip", [mx.nd.ones(2) * 9], {{"a_min": "0", "a_max": "6"}})[0].sum().asscalar())

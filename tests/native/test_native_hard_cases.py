@@ -285,7 +285,6 @@ FORKED = """
 import gluon_amp, mxnet as mx
 from mxnet import gluon, nd
 from gluon_amp import native
-from gluon_amp._mxnet.invoke import invoke
 native.load()
 def through_all(value, dtype):
     x, = invoke("amp_cast", [nd.ones((64, 2, 96)) * value], {"dtype": dtype})
