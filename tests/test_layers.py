@@ -42,16 +42,12 @@ LAYERS = {
     "graph": "Graph, Node and Entry over symbol JSON; what attributes say; edits",
     "dtypes": "the data types, and what CPUs and GPUs run",
     "checks": "checks of arguments",
-    "elsewhere": "names of Apex, torch and MXNet, and ours for them",
+    "aliases": "names of Apex, torch and MXNet, and ours for them",
     "errors": "exceptions, and their wording",
     "progress": "progress bars",
-    "nested": "values that nest, in threads and asyncio tasks",
-    "replaced": "attributes that are replaced for a while",
+    "context": "values that nest, in threads and asyncio tasks, and attributes that are replaced for a while",
     "files": "files that are written whole or not at all",
-    "_cpus": "the CPUs that the process may use, and MXNet's threads",
-    "_cuda": "the CUDA driver and its run-time compiler, asked directly",
-    "_isa": "the instructions that oneDNN uses",
-    "_memory": "what glibc does with freed memory",
+    "_machine": "CPUs and threads, oneDNN's instructions, glibc's memory, the CUDA driver",
     "_start": "checks of versions, NumPy's old names, CUDA's libraries: before MXNet is imported",
 }
 # Lines of each room at the most, files of the package, and lines of what stands beside it.
@@ -88,8 +84,8 @@ INSIDE = {
     "rules": ["__init__", "policy", "shapes", "tables", "decision"],
     "graph": ["__init__", "edit", "graph", "decision", "attrs"],
 }
-FREE_OF_MXNET = {"passes", "rules", "graph", "dtypes", "checks", "elsewhere", "errors", "files",
-                 "nested", "replaced", "training/loss_scaler", "_cpus", "_cuda", "_isa", "_memory", "_start"}
+FREE_OF_MXNET = {"passes", "rules", "graph", "dtypes", "checks", "aliases", "errors", "files", "context",
+                 "training/loss_scaler", "_machine", "_start"}
 MAY_USE_PRIVATE_NAMES = ("_mxnet", "session/hooks")  # to replace names of MXNet is what hooks are
 OF_PYTHON = {"_asdict", "_exit", "_fields", "_getframe", "_replace"}
 OF_MXNETS_EXECUTORS = {"_ctx", "_grad_req", "_group2ctx", "_monitor_all"}  # which plan/executors derives its class from

@@ -80,7 +80,7 @@ def calls_of(name: str) -> list[Call]:
 
 def policy_of(device: str) -> tuple[Any, Any]:
     """Return the policy for a kind of device, and the device."""
-    from gluon_amp._mxnet.operators import registered_operators
+    from gluon_amp._mxnet.invoke import registered_operators
     from gluon_amp.rules import Device, Policy, make_policy
 
     dtype, settings = DEVICES.get(device, ("float32", {}))
@@ -105,8 +105,8 @@ def training_plan(call: Call, device: str, accumulated: frozenset[str] = frozens
 
 def conversion_plan(call: Call, device: str) -> Iterator[str]:
     """Yield the lines of what a graph becomes when it is converted; float32 when no device is named."""
+    from gluon_amp._mxnet.arrays import NDArrayWeights
     from gluon_amp._mxnet.symbols import dtype_name, to_graph
-    from gluon_amp._mxnet.weights import NDArrayWeights
     from gluon_amp.convert.convert import convert
 
     weights = NDArrayWeights({name: array for position, (name, array) in enumerate(zip(call.names, call.arrays))

@@ -11,7 +11,7 @@ from typing import Callable
 import mxnet as mx
 import numpy as np
 
-from .. import _cpus, _cuda, _isa, _memory, native
+from .. import _machine, native
 from .._mxnet import gpus
 from ..dtypes import cpu_isa
 from ..errors import AmpError, expected
@@ -45,25 +45,27 @@ def run(args: argparse.Namespace) -> int:
     wrong = sum(found["verdict"] == WRONG for found in findings)
     say(str(device), f"{wrong} of {len(findings)} lines are wrong" if wrong else "nothing is wrong")
     write_json({**machine, "device": str(device), "wrong": wrong, "findings": findings,
-                "libraries": _cuda.loaded_libraries()}, args.json)
+                "libraries": _machine.loaded_libraries()}, args.json)
     return 1 if wrong else 0
 
 
 def environment() -> dict[str, str]:
     """Describe the machine and MXNet's build in words."""
-    flags, threads, obstacle = _isa.cpu_flags(), os.environ.get("OMP_NUM_THREADS"), _memory.obstacle(os.environ)
+    flags, threads = _machine.cpu_flags(), os.environ.get("OMP_NUM_THREADS")
+    obstacle = _machine.memory_obstacle(os.environ)
     return {
         "verdict": f"amp.init() runs {verdict(device_supports())}.",
         "versions": f"gluon_amp {metadata.version('gluon_amp')}, MXNet {mx.__version__}, NumPy {np.__version__}, "
                     f"Python {platform.python_version()}",
-        "CPU": f"{_isa.cpu_name()}, {os.cpu_count()} logical processors, {_cpus.allowed()} for this process",
+        "CPU": f"{_machine.cpu_name()}, {os.cpu_count()} logical processors, {_machine.allowed_cpus()} for this "
+               "process",
         "its instructions": ", ".join(name for name in _INSTRUCTION_SETS if name in flags) or "none that matter here",
-        "oneDNN uses": cpu_isa() + (f", limited by {_isa.VARIABLE}" if os.environ.get(_isa.VARIABLE) else ""),
-        "AMX tiles": _isa.outcome() or ("not asked for" if "amx_tile" in flags else "none"),
+        "oneDNN uses": cpu_isa() + (f", limited by {_machine.MAX_ISA}" if os.environ.get(_machine.MAX_ISA) else ""),
+        "AMX tiles": _machine.amx_outcome() or ("not asked for" if "amx_tile" in flags else "none"),
         "threads": (f"OMP_NUM_THREADS={threads}" if threads else "OMP_NUM_THREADS is not set: MXNet takes half of the "
-                    "logical processors") + f". {_cpus.misfit()}".rstrip(". "),
+                    "logical processors") + f". {_machine.threads_misfit()}".rstrip(". "),
         "freed memory": f"goes back to the system: {obstacle}" if obstacle else "stays for the next step's arrays",
-        "GPUs": ", ".join(filter(None, map(_cuda.device_name, range(gpus.count())))) or gpus.problem() or "none",
+        "GPUs": ", ".join(filter(None, map(_machine.device_name, range(gpus.count())))) or gpus.problem() or "none",
         **{f"C++ operators, {library.name}": library.missing or "loaded" for library in native.load()},
     }
 

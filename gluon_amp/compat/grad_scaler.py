@@ -9,8 +9,8 @@ from mxnet import gluon
 
 from .. import checks
 from .._mxnet import trainers
+from ..aliases import answers
 from ..eager.running_stats import running_stats
-from ..elsewhere import answers
 from ..errors import StateError, expected
 from ..session import hooks
 from ..training.loss_scaler import MOST_SCALE, DynamicLossScaler, scale_of

@@ -12,8 +12,8 @@ from .._mxnet import trainers
 from .._mxnet.arrays import round_in_place
 from .._mxnet.batch_norms import batch_norm_parameters
 from .._mxnet.symbols import dtype_name
+from ..aliases import answers
 from ..dtypes import FLOAT16, FLOAT32, LOW_PRECISION, normalize
-from ..elsewhere import answers
 from ..errors import PolicyError, StateError, closest, expected, warn
 from ..rules import FP32, WIDEST, Policy, Rule
 from ..rules.tables import WHOLE_NETWORK, table

@@ -13,11 +13,10 @@ import mxnet as mx
 from mxnet.gluon import HybridBlock
 
 from .. import checks
-from .._mxnet.arrays import cast_arrays, values_of
+from .._mxnet.arrays import NDArrayWeights, cast_arrays, values_of
+from .._mxnet.engine import interleaved
 from .._mxnet.invoke import Program
 from .._mxnet.symbols import first_line, to_graph
-from .._mxnet.timing import interleaved
-from .._mxnet.weights import NDArrayWeights
 from ..dtypes import FLOAT32
 from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
 from ..judging import relative_error, shortest_prefix

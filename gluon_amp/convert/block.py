@@ -13,8 +13,8 @@ from .. import checks
 from .._mxnet import blocks
 from .._mxnet.arrays import cast_arrays, first_array, is_recorded
 from .._mxnet.symbols import NumpySymbol, to_graph
+from ..aliases import NO_TUNING, also, answers
 from ..dtypes import BFLOAT16, FLOAT32
-from ..elsewhere import NO_TUNING, also, answers
 from ..errors import StateError
 from ..graph import Graph, has_control_flow
 from ..plan.cached_op import RewritingCachedOp

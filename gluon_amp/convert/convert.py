@@ -9,11 +9,10 @@ from typing import Any, Collection, Mapping, Sequence
 import mxnet as mx
 
 from .. import passes
-from .._memory import keep_freed_memory
+from .._machine import keep_freed_memory
 from .._mxnet import quantizer
-from .._mxnet.arrays import cast_arrays
+from .._mxnet.arrays import NamesOnly, cast_arrays
 from .._mxnet.symbols import dtype_name, from_graph, fuse, to_graph, with_lasting_casts
-from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT32, INT8, LOW_PRECISION
 from ..errors import GraphError, some_of, warn
 from ..graph import CAST, Consumers, Entry, Graph, Node, Role, cast, redirect, unique_name

@@ -10,10 +10,9 @@ import mxnet as mx
 
 from .. import passes
 from .._mxnet import quantizer
-from .._mxnet.arrays import values_of
+from .._mxnet.arrays import NDArrayWeights, values_of
 from .._mxnet.invoke import Program
 from .._mxnet.symbols import from_graph, to_graph
-from .._mxnet.weights import NDArrayWeights
 from ..dtypes import FLOAT32
 from ..graph import VARIABLE, Entry, Graph, Node, unique_name
 from ..graph.attrs import integer

@@ -8,12 +8,11 @@ import mxnet as mx
 from mxnet.module import BucketingModule
 
 from .. import checks
-from .._mxnet import blocks, modules
-from .._mxnet.arrays import wait_for_statistics
+from .._mxnet import blocks
+from .._mxnet.arrays import NamesOnly, wait_for_statistics
 from .._mxnet.invoke import zeros_for
 from .._mxnet.symbols import to_graph, typed_variables
-from .._mxnet.weights import NamesOnly
-from ..elsewhere import NO_TUNING, also, answers
+from ..aliases import NO_TUNING, also, answers
 from ..errors import DTypeError, GraphError, StateError
 from ..rules import ConditionalOp
 from ..state.state import State
@@ -264,7 +263,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
                            cast_params_offline=cast_params_offline, cast_outputs=cast_outputs,
                            disable_passes=disable_passes)
     _refuse_int8(options)
-    symbols = modules.bucket_symbols(bucketing_mod)
+    symbols = blocks.bucket_symbols(bucketing_mod)
     if not symbols or not bucketing_mod.params_initialized:
         raise StateError("the bucketing module has no buckets or no parameters yet: bind it and initialise or load its "
                          "parameters before converting it")
@@ -273,13 +272,13 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     arrays = {**arg_params, **aux_params}
     results = {key: _converted_model(symbol, arrays, options) for key, symbol in symbols.items()}
     args, aux = (_merged([model[part] for model, _ in results.values()]) for part in (1, 2))
-    sym_gen = modules.sym_gen_of(bucketing_mod)
+    sym_gen = blocks.sym_gen_of(bucketing_mod)
 
     def converted_sym_gen(key: Any) -> tuple[mx.sym.Symbol, Any, Any]:
         symbol, data_names, label_names = sym_gen(key)
         return _converted_model(symbol, arrays, options)[0][0], data_names, label_names
 
-    made = modules.rebuilt(bucketing_mod, {key: model[0] for key, (model, _) in results.items()}, converted_sym_gen,
+    made = blocks.rebuilt(bucketing_mod, {key: model[0] for key, (model, _) in results.items()}, converted_sym_gen,
                            args, aux)
     made.conversion = next(record for _, record in results.values())
     return made

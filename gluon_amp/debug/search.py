@@ -13,7 +13,7 @@ from mxnet import autograd
 from mxnet.gluon import Block
 
 from .. import checks
-from ..elsewhere import also
+from ..aliases import also
 from ..errors import PolicyError, StateError, expected
 from ..graph import Entry, Node
 from ..judging import pruned, relative_error, shortest_prefix

@@ -16,8 +16,7 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import flag_of
-from .._mxnet.invoke import Invocation, Invoke
-from .._mxnet.operators import handle_of
+from .._mxnet.invoke import Invocation, Invoke, handle_of
 from ..dtypes import BFLOAT16, FLOAT32
 from ..errors import PolicyError
 from ..rules import KEEP, LOWER, Decision, precision

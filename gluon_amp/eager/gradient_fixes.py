@@ -14,8 +14,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import is_recorded
-from .._mxnet.invoke import Invocation, Invoke
-from .._mxnet.operators import handle_of, registered_operators
+from .._mxnet.invoke import Invocation, Invoke, handle_of, registered_operators
 from .._mxnet.symbols import dtype_name
 from ..graph import VARIABLE, Node
 from ..passes.gradient_fixes import calls_to_fix, fixed_call, is_call_concerned

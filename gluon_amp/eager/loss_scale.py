@@ -21,8 +21,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet import trainers
-from .._mxnet.invoke import Invocation, Invoke, invoke, original_invoke, run_operator
-from .._mxnet.operators import handle_of
+from .._mxnet.invoke import Invocation, Invoke, handle_of, invoke, original_invoke, run_operator
 from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from ..errors import StateError, some_of, warn

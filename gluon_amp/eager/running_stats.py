@@ -22,8 +22,7 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet import trainers
 from .._mxnet.arrays import wait_for_statistics
-from .._mxnet.invoke import Invocation, Invoke, original_invoke, run_operator
-from .._mxnet.operators import handle_of
+from .._mxnet.invoke import Invocation, Invoke, handle_of, original_invoke, run_operator
 from ..rules.tables.groups import ADDS_GRADIENT, BATCH_NORMS, CUSTOM
 from .custom_operators import number_of_states
 

@@ -10,16 +10,15 @@ from mxnet.gluon import HybridBlock
 
 from .. import checks, passes
 from .._mxnet import blocks, mx2onnx
-from .._mxnet.arrays import cast_arrays, wait_for_statistics
+from .._mxnet.arrays import NDArrayWeights, cast_arrays, wait_for_statistics
 from .._mxnet.symbols import dtype_name, from_graph, to_graph
-from .._mxnet.weights import NDArrayWeights
+from ..aliases import also
 from ..convert.analysis import analyse_network
 from ..convert.convert import conversion_of
 from ..convert.inputs import as_example, flat, traced_block
 from ..convert.int8 import uniquely_named
 from ..convert.options import Names, Options
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize
-from ..elsewhere import also
 from ..errors import DTypeError, GraphError, PolicyError, expected
 from ..files import replacing
 from ..graph import CAST, MULTICAST, Entry, Graph, operator, redirect

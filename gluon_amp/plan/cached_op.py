@@ -16,11 +16,10 @@ from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.arrays import is_recorded
+from .._mxnet.arrays import bring_to_plain_layout, is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
-from .._mxnet.in_turn import in_turn, run_in_turn
-from .._mxnet.invoke import StockCachedOp
-from .._mxnet.libraries import bring_to_plain_layout
+from .._mxnet.engine import serialize_execution, waiting
+from .._mxnet.invoke import UpstreamCachedOp
 from .._mxnet.symbols import dtype_name, keep_marks, to_graph
 from ..dtypes import LOW_PRECISION
 from ..eager.gradient_fixes import TWICE_DIFFERENTIABLE
@@ -66,8 +65,8 @@ class RewritingCachedOp:
         states = set(symbol.list_auxiliary_states())
         self._states = [position for position, name in enumerate(self.names) if name in states]
         self._alike: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # those that one operator copies
-        self._plain: StockCachedOp | None = None
-        self._operations: WeakKeyDictionary[Plan, StockCachedOp] = WeakKeyDictionary()  # what runs each plan
+        self._plain: UpstreamCachedOp | None = None
+        self._operations: WeakKeyDictionary[Plan, UpstreamCachedOp] = WeakKeyDictionary()  # what runs each plan
         self._turn: tuple[Plan | None, int] = None, 0  # what ran last, and how often in a row
         self._left: WeakSet[Plan] = WeakSet()  # what has run before another did
         self._hook: tuple[Any, ...] = ()
@@ -175,7 +174,7 @@ class RewritingCachedOp:
             dtypes[i] = dtype_name(args[i].dtype)
         return tuple(dtypes)
 
-    def _operation(self, plan: Plan, args: Sequence[NDArray]) -> StockCachedOp:
+    def _operation(self, plan: Plan, args: Sequence[NDArray]) -> UpstreamCachedOp:
         """Return what runs a plan with these arguments."""
         last, calls = self._turn
         if plan is not last:
@@ -190,7 +189,7 @@ class RewritingCachedOp:
             operation = (self._stock() if plan.symbol is None and self._safe_flags is self.flags else
                          cached_op(plan, self._safe_flags))
             if plan.runs_in_turn:
-                run_in_turn(operation)
+                serialize_execution(operation)
             self._operations[plan] = operation
         return operation
 
@@ -220,7 +219,7 @@ class RewritingCachedOp:
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
 
-    def _observe(self, operation: StockCachedOp, plan: Plan | None) -> None:
+    def _observe(self, operation: UpstreamCachedOp, plan: Plan | None) -> None:
         """Let the hook see what is about to run, as the program knows it."""
         if (operation, self._hook) == self._observed:
             return
@@ -228,13 +227,13 @@ class RewritingCachedOp:
         if plan is not None and plan.symbol is not None:
             callback = operator_callback(plan, callback)
         if plan is not None and plan.runs_in_turn:
-            callback = in_turn(callback)
+            callback = waiting(callback)
         operation._register_op_hook(callback, monitor_all)
         self._observed = (operation, self._hook)
 
-    def _stock(self) -> StockCachedOp:
+    def _stock(self) -> UpstreamCachedOp:
         if self._plain is None:
-            self._plain = StockCachedOp(self.symbol, self.flags)
+            self._plain = UpstreamCachedOp(self.symbol, self.flags)
         return self._plain
 
     def _is_recorded(self) -> bool:

@@ -10,8 +10,8 @@ import mxnet as mx
 from mxnet.executor import Executor
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .. import _memory
-from .._mxnet.in_turn import in_turn, run_in_turn
+from .. import _machine
+from .._mxnet.engine import serialize_execution, waiting
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of
 from ..dtypes import BFLOAT16
 from ..errors import warn
@@ -84,7 +84,7 @@ class PlannedExecutor(Executor):
         executor._symbol = symbol
         executor.binding, executor.plan, executor._callback = binding, plan, None
         if plan.runs_in_turn:
-            run_in_turn(executor)
+            serialize_execution(executor)
         return executor
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
@@ -126,7 +126,7 @@ class PlannedExecutor(Executor):
         self._callback = callback
         if self.plan.symbol is not None:
             callback = executor_callback(self.plan, callback)
-        super().set_monitor_callback(in_turn(callback) if self.plan.runs_in_turn else callback, monitor_all)
+        super().set_monitor_callback(waiting(callback) if self.plan.runs_in_turn else callback, monitor_all)
 
 
 def _shapes_of(executor: Executor, symbol: mx.sym.Symbol) -> dict[str, tuple[int, ...]]:
@@ -198,7 +198,7 @@ def make_forward(original: Callable) -> Callable:
     def forward(executor: Executor, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(executor, PlannedExecutor):
             _warn_of_older(executor)
-        _memory.note("forward")
+        _machine.note_step("forward")
         return original(executor, *args, **kwargs)
     return forward
 

@@ -8,10 +8,10 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
-from .. import _cuda
+from .. import _machine
 from .._mxnet import gpus
+from .._mxnet.engine import interleaved
 from .._mxnet.symbols import first_line
-from .._mxnet.timing import interleaved
 from ..dtypes import FORMATS
 from ..session.autocast import autocast, deinit, init
 from ..state.devices import support
@@ -45,10 +45,10 @@ def check(device: mx.Context) -> Iterator[Finding]:
     ['ok', 'ok', 'ok']
     """
     if device.device_type == "gpu":
-        driver, compiler = _cuda.driver_version(), _cuda.nvrtc_version()
-        problem = gpus.problem() or _cuda.fusion_problem(driver, compiler)
-        yield Finding("driver", WRONG if problem else OK, problem or f"CUDA {_cuda.dotted(driver)}, and the run-time "
-                      f"compiler (NVRTC) of {_cuda.dotted(compiler)}")
+        driver, compiler = _machine.driver_version(), _machine.nvrtc_version()
+        problem = gpus.problem() or _machine.fusion_problem(driver, compiler)
+        found = f"CUDA {_machine.dotted(driver)}, and the run-time compiler (NVRTC) of {_machine.dotted(compiler)}"
+        yield Finding("driver", WRONG if problem else OK, problem or found)
     runs = support(device.device_type, device.device_id)
     reference = _Training(mx.cpu(), has_amp=False)
     gradients = reference.gradients()

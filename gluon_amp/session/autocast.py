@@ -9,11 +9,11 @@ from mxnet import Context
 from mxnet.gluon import Block
 
 from .. import checks, passes
+from ..aliases import NO_TUNING, also, answers
+from ..context import ContextStack
 from ..dtypes import FLOAT32, normalize
-from ..elsewhere import NO_TUNING, also, answers
 from ..errors import DTypeError, PolicyError, StateError, expected, shown
 from ..graph.attrs import REGION_ON
-from ..nested import Nested
 from ..rules import ConditionalOp, Policy
 from ..state import gpus
 from ..state.blocks import block_settings
@@ -198,7 +198,7 @@ def active_dtype(device_type: str | Context = "cpu") -> str | None:
 
 
 # The regions that were entered and not left, with what was done then: one object may be entered several times.
-_entered: Nested[tuple[autocast, region, int]] = Nested("gluon_amp_autocast")
+_entered: ContextStack[tuple[autocast, region, int]] = ContextStack("gluon_amp_autocast")
 
 
 class autocast:

@@ -4,8 +4,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Mapping, NamedTuple, Sequence
 
-from .._mxnet.invoke import Invocation
-from .._mxnet.operators import handle_of, registered_operators
+from .._mxnet.invoke import Invocation, handle_of, registered_operators
 from ..dtypes import BFLOAT16
 from ..graph.attrs import TYPE_FLAGS
 from ..rules import ANY_DEVICE, KEEP, Decision, Device, Policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 from typing import Mapping
 
-from .. import _cuda
+from .. import _machine
 from ..dtypes import FLOAT16
 from ..rules import FP32, Policy
 from ..rules.tables import groups
@@ -23,11 +23,12 @@ def prepare(policies: Mapping[str, Policy]) -> None:
     on_gpus = [policy for device, policy in policies.items() if device.startswith("gpu")]
     if not on_gpus:
         return
-    problem = _cuda.fusion_problem(_cuda.driver_version(), _cuda.nvrtc_version())
-    if problem and os.environ.get(_cuda.NO_FUSION) != "0":
-        _put(_cuda.NO_FUSION, "0")
-        warn_once(f"{_cuda.NO_FUSION}=0 is set, so that elementwise operators on the GPU are not fused: {problem}, in "
-                  f"FP32 as well. Update NVIDIA's driver, or set {_cuda.NO_FUSION}=0 yourself for networks without AMP")
+    problem = _machine.fusion_problem(_machine.driver_version(), _machine.nvrtc_version())
+    if problem and os.environ.get(_machine.NO_FUSION) != "0":
+        _put(_machine.NO_FUSION, "0")
+        warn_once(f"{_machine.NO_FUSION}=0 is set, so that elementwise operators on the GPU are not fused: {problem}, "
+                  f"in FP32 as well. Update NVIDIA's driver, or set {_machine.NO_FUSION}=0 yourself for networks "
+                  "without AMP")
     if SAFE_ACCUMULATION not in os.environ and any(map(_sums_in_float16, on_gpus)):
         _put(SAFE_ACCUMULATION, "1")
 

@@ -7,8 +7,8 @@ import mxnet as mx
 
 from .._mxnet.invoke import Invoke, original_invoke
 from .._mxnet.symbols import marks
+from ..context import ContextStack
 from ..graph.attrs import REGION_OFF, REGION_ON
-from ..nested import Nested
 from ..rules import ANY_DEVICE, Device, Policy
 from .eager_policy import EagerPolicy
 from .recent import remember
@@ -28,7 +28,7 @@ class _InForce:
         self.invoke: Invoke = original_invoke  # MXNet's own way of running an operator, without casts
         self.states: dict[Any, State] = {}  # of regions, by their settings
         # The autocast regions that the code is in; None for one without AMP anywhere.
-        self.regions: Nested[State | None] = Nested("gluon_amp_regions")
+        self.regions: ContextStack[State | None] = ContextStack("gluon_amp_regions")
         self.session = 0  # how often AMP was switched on after it had been switched off
         self._ended = False  # whether it was switched off since
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Mapping
 
 from .. import native, passes
-from .._mxnet.operators import parameters_of, registered_operators
+from .._mxnet.invoke import parameters_of, registered_operators
 from ..dtypes import BFLOAT16, FLOAT32, Support
 from ..rules import Device, Policy, make_policy
 

@@ -11,8 +11,7 @@ from mxnet import gluon
 
 from .. import checks
 from .._mxnet import optimizer_states, trainers
-from .._mxnet.optimizer_states import STATES_BEGIN, known_classes
-from .._mxnet.unpickling import unpickle
+from .._mxnet.optimizer_states import STATES_BEGIN, known_classes, unpickle
 from ..errors import StateError, expected
 from ..files import replacing
 from .loss_scaler import LossScaler, ScalerState

@@ -10,7 +10,7 @@ from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler, Trai
 from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 
 from .. import checks
-from .._mxnet.estimators import CheckpointEvents, data_and_labels
+from .._mxnet.trainers import CheckpointEvents, data_and_labels
 from ..files import replacing
 from ..session.autocast import autocast
 from .checkpoint import fitting, load_scalers, scalers_of

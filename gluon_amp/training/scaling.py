@@ -10,9 +10,9 @@ from mxnet.ndarray import NDArray
 
 from .. import checks
 from .._mxnet import trainers
+from ..aliases import answers
 from ..dtypes import FLOAT16
 from ..eager.loss_scale import loss_scale
-from ..elsewhere import answers
 from ..errors import StateError, expected, warn
 from ..session.autocast import active_dtype, is_active
 from ..state.blocks import block_settings

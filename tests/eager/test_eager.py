@@ -16,7 +16,7 @@ from mxnet.ndarray import (
 from networks import BF16_EPS, NETWORKS, accumulated, gradients, outputs_of, ready, relative, worst
 
 import gluon_amp as amp
-from gluon_amp._mxnet.operators import handle_of
+from gluon_amp._mxnet.invoke import handle_of
 from gluon_amp.dtypes import BFLOAT16_DTYPE
 from gluon_amp.rules import Policy
 from gluon_amp.state.frame import frame

@@ -39,7 +39,7 @@ for _ in range(3):
     mx.nd.waitall()
 print(written() - before)
 """
-IN_THE_PROGRAMS_ORDER = "cached_op.cached_op = lambda plan, flags: cached_op.StockCachedOp(plan.runs, flags)"
+IN_THE_PROGRAMS_ORDER = "cached_op.cached_op = lambda plan, flags: cached_op.UpstreamCachedOp(plan.runs, flags)"
 
 
 def _graph():
@@ -124,7 +124,7 @@ def test_training_gives_what_it_gives_in_the_programs_order(monkeypatch, flags, 
     amp.init("bfloat16")
     net, found = _trained(flags, request_)
     assert isinstance(_operation(net), OrderedCachedOp)
-    monkeypatch.setattr(cached_op, "cached_op", lambda plan, flags: cached_op.StockCachedOp(plan.runs, flags))
+    monkeypatch.setattr(cached_op, "cached_op", lambda plan, flags: cached_op.UpstreamCachedOp(plan.runs, flags))
     _, expected = _trained(flags, request_)
     for one, other in zip(found, expected):
         np.testing.assert_array_equal(one, other)

@@ -9,7 +9,7 @@ import pytest
 from audit.samples.excluded import is_backward
 
 from gluon_amp import DTypeError
-from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp.compat import views
 from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
 from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, Rule, make_policy

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gluon_amp import DTypeError, PolicyError, dtypes
-from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp.compat.views import list_lp16_ops
 from gluon_amp.rules import Policy, make_policy
 

@@ -11,8 +11,7 @@ import mxnet as mx
 import numpy as np
 
 from gluon_amp import native
-from gluon_amp._mxnet.invoke import invoke
-from gluon_amp._mxnet.operators import parameters_of
+from gluon_amp._mxnet.invoke import invoke, parameters_of
 from gluon_amp._mxnet.symbols import dtype_name
 from gluon_amp.dtypes import FLOAT32
 

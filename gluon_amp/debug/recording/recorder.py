@@ -18,8 +18,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Seque
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..._mxnet.invoke import PAST_INVOKE, Invocation, Invoke
-from ..._mxnet.operators import handle_of, registered_operators
+from ..._mxnet.invoke import PAST_INVOKE, Invocation, Invoke, handle_of, registered_operators
 from ...graph import CAST, Role
 from ...plan.cached_op import RewritingCachedOp
 from ...rules import Decision, Policy

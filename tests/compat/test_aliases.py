@@ -9,11 +9,11 @@ import pytest
 from mxnet.gluon import nn
 
 import gluon_amp as amp
-from gluon_amp import elsewhere
+from gluon_amp import aliases
 
 
 def test_aliases_are_ours():
-    for name, ours in elsewhere.ALIASES.items():
+    for name, ours in aliases.ALIASES.items():
         assert getattr(amp, name) is getattr(amp, ours)
     from gluon_amp import half_function  # as scripts import it
     assert half_function is amp.low_precision_function
@@ -32,11 +32,11 @@ def test_names_from_elsewhere_are_answered(name, ours):
 
 
 def test_answers_name_what_exists():
-    texts = " ".join(elsewhere.answer(name, ()) for name in elsewhere._ANSWERS)
+    texts = " ".join(aliases.answer(name, ()) for name in aliases._ANSWERS)
     named = set(re.findall(r"amp\.(\w+)(?!\*)\b", texts)) - {"list_"}
     assert len(named) > 10
     assert [name for name in named if name not in amp.__all__] == []
-    assert [name for name in (*elsewhere.ALIASES, *elsewhere._ANSWERS) if name in vars(amp)] == []
+    assert [name for name in (*aliases.ALIASES, *aliases._ANSWERS) if name in vars(amp)] == []
 
 
 def test_other_names_are_like_those_of_any_module():
