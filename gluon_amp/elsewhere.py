@@ -41,6 +41,9 @@ _ANSWERS: Mapping[str, str] = {
     "lists": _LISTS, "list_op_lists": _LISTS, "amp_lists": _LISTS,
     "bfloat16": "the name of the type, 'bfloat16'", "float16": "the name of the type, 'float16'",
     "float32": "the name of the type, 'float32'",
+    "advise": "print(amp.report(net, data, time=True).summary)",
+    "preflight": "print(amp.report(net, data).summary)",
+    "suggest_scale": "amp.init_trainer(trainer), which finds a loss scale by itself",
 }
 
 

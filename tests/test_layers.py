@@ -24,7 +24,7 @@ LAYERS = {
     "cli": "the command gluon-amp",
     "compat": "the faces for people from elsewhere: Apex's levels, torch's GradScaler, mxnet.contrib.amp, MXNet 2",
     "selftest": "what `gluon-amp check` runs",
-    "debug": "report, explain, trace_overflow, compare, search_exclusions, preflight, advise, monitor",
+    "debug": "report, explain, trace_overflow, compare, search_exclusions, DriftMonitor",
     "tune": "measure operators on this machine",
     "export": "ONNX files of trained networks",
     "convert": "conversion for inference",
@@ -67,8 +67,8 @@ GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of 
 # Likewise, inside of a package.
 INSIDE = {
     "compat": ["stand_in", "newer_names", "grad_scaler", "opt_level", "views", "__init__"],
-    "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "differences", "report",
-              "formats", "figures", "console", "notebook", "recording", "__init__"],
+    "debug": ["search", "overflow", "explain", "monitor", "compare", "differences", "report", "tables", "recording",
+              "__init__"],
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],
     "session": ["functions", "autocast", "steps", "hooks", "block_calls", "__init__"],
     "plan": ["cached_op", "gradient_order", "executors", "observers", "planner", "traced", "converted_symbols",

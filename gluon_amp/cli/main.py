@@ -13,7 +13,7 @@ from ..errors import AmpError
 from .words import complain
 
 # Modules of this package, in the order of the help text.
-COMMANDS = ("run", "env", "convert", "info", "compare", "export-onnx", "report", "advise", "check", "launch")
+COMMANDS = ("run", "env", "convert", "info", "compare", "export-onnx", "report", "check", "launch")
 
 FAILURE, INTERRUPTED = 1, 130
 
@@ -28,8 +28,6 @@ examples:
   serve it on other GPUs:          gluon-amp export-onnx net-symbol.json \\
                                      net-0000.params --data data:1,3,224,224 \\
                                      -o net.onnx
-  what holds it back here:         gluon-amp advise net-symbol.json \\
-                                     net-0000.params --data data:1,3,224,224
   train in mixed precision:        gluon-amp run train.py
   train in two processes:          gluon-amp launch -n 2 train.py
 

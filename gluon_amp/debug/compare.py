@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -14,25 +14,20 @@ from ..elsewhere import also
 from ..errors import PolicyError, expected
 from ..rules import Policy
 from ..state.state import State
-from .console import fitted, print_table
 from .differences import SEED, OperatorError, difference, first_infinite, isolated_errors, relative_error
-from .figures import new_figure, save_figure
-from .notebook import Shown
 from .recording.events import is_float
 from .recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
-from .report.plot import COLOURS
+from .tables import print_table, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _NEGLIGIBLE = 1e-3  # gradients smaller than this, beside a typical one, are sums that cancel: all rounding
-_LABELLED = 3  # operators in a panel of the picture
-_PANELS = (("output", "accumulated", "isolated"), ("gradient", "gradient", "isolated_gradient"))
 ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Shown):
+class Comparison:
     """What :func:`compare` found.
 
     Attributes
@@ -48,7 +43,6 @@ class Comparison(Shown):
         of a bias before batch normalization, the error is relative to that thousandth.
     """
 
-    _rest: ClassVar[str] = "its print(count=1000)"
     dtype: str
     operators: tuple[OperatorError, ...]
     outputs: tuple[float, ...]
@@ -78,21 +72,14 @@ class Comparison(Shown):
         return {"dtype": self.dtype, "operators": [asdict(item) for item in self.operators],
                 "outputs": list(self.outputs), "parameters": dict(self.parameters)}
 
-    def table(self, by: str = "accumulated", count: int = 15) -> Table:
+    def table(self, by: str = "accumulated", count: int = 15, wide: bool = False) -> Table:
         """Return a table for rich, worst operators first; parameters and errors are those of :meth:`worst`."""
-        from rich.table import Table
-
-        table = Table(title=self.summary, title_justify="left")
-        for title in ("operator", "kind", "block", "type"):
-            table.add_column(title, no_wrap=True)
-        for order in ORDERS:
-            table.add_column(order.replace("_", " "), justify="right")
         culprit = first_infinite(self.operators, "accumulated")
-        for item in self.worst(count, by):
-            name = item.name if culprit is None or item is not self.operators[culprit] else f"[red]{item.name}[/red]"
-            table.add_row(name, item.op, item.block, item.dtype,
-                          *(_number(getattr(item, order)) for order in ORDERS))
-        return table
+        worst = self.worst(count, by)
+        lines = [{"operator": item.name, **({"kind": item.op, "block": item.block} if wide else {}), "type": item.dtype,
+                  **{order.replace("_", " "): _number(getattr(item, order)) for order in ORDERS}} for item in worst]
+        red = [number for number, item in enumerate(worst) if culprit is not None and item is self.operators[culprit]]
+        return text_table(lines, [order.replace("_", " ") for order in ORDERS], self.summary, red)
 
     @property
     def summary(self) -> str:
@@ -107,33 +94,20 @@ class Comparison(Shown):
                 f"{', '.join(map(_number, self.outputs))}{told} (relative 2-norm){blamed}")
 
     def print(self, by: str = "accumulated", count: int = 15, wide: bool = False) -> None:
-        """Print :meth:`table`, without blocks and kinds where there is little room, unless ``wide``."""
-        print_table(lambda width: fitted(self.table(by, count), ("block", "kind"), width), wide)
+        """Print :meth:`table`, as wide as the terminal, or with kinds and blocks and as wide as it is."""
+        print_table(self.table(by, count, wide), wide)
 
     def __rich__(self) -> Table:
         return self.table()
 
-    def _shown_table(self) -> Table:
-        """Return the operators with the largest errors."""
-        return self.table(count=20)
+    def _repr_mimebundle_(self, include: Any = (), exclude: Any = (), **_: Any) -> dict[str, str]:
+        return self.table(count=20)._repr_mimebundle_(include, exclude)
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {self.summary}>"
 
     def __str__(self) -> str:
         return self.summary
-
-    def plot(self, path: Any = None) -> Any:
-        """Draw the errors in the order of the operators with Matplotlib; return the figure.
-
-        Parameters
-        ----------
-        path : path, optional
-            Where to save it; Matplotlib takes the kind of picture from the suffix.
-
-        Raises
-        ------
-        StateError
-            Matplotlib is not installed.
-        """
-        return _draw(self.operators, self.dtype, self.summary, path)
 
 
 def _number(error: float) -> str:
@@ -275,37 +249,3 @@ def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
     typical = np.sqrt(np.concatenate(squares).mean()) if squares else 0.0
     for name, pair in pairs.items():
         yield name, relative_error([pair], _NEGLIGIBLE * typical * np.sqrt(pair[0].size))
-
-
-def _draw(rows: Sequence[OperatorError], dtype: str, title: str, path: Any = None) -> Any:
-    """Draw outputs' errors above, gradients' below, in the order of the operators; return the figure."""
-    panels = [panel for panel in _PANELS if any(getattr(row, panel[1]) > 0 for row in rows)] or [_PANELS[0]]
-    figure = new_figure(figsize=(11, 3.6 * len(panels)), layout="constrained")
-    for axes, panel in zip(np.atleast_1d(figure.subplots(len(panels), 1, sharex=True)), panels):
-        _panel(axes, rows, dtype, *panel)
-    figure.axes[-1].set_xlabel("operator, in the order of the forward pass")
-    figure.suptitle(title, fontsize=9)
-    if path is not None:
-        save_figure(figure, path)
-    return figure
-
-
-def _panel(axes: Any, rows: Sequence[OperatorError], dtype: str, title: str, accumulated: str, isolated: str) -> None:
-    positions = np.arange(len(rows))
-    together = np.array([getattr(row, accumulated) for row in rows])
-    alone = np.array([getattr(row, isolated) for row in rows])
-    low = np.array([row.dtype == dtype for row in rows], dtype=bool)
-    axes.plot(positions, np.where(np.isfinite(together), together, np.nan), color="#999999", linewidth=1,
-              label="accumulated")
-    axes.scatter(positions[low], alone[low], s=14, color=COLOURS[dtype], label=f"isolated, in {dtype}")
-    axes.scatter(positions[~low], together[~low], s=9, color=COLOURS["float32"], label="accumulated, in float32")
-    culprit = first_infinite(rows, accumulated)
-    if culprit is not None:
-        axes.axvline(culprit, color="#D55E00", linewidth=1, label="first infinite error")
-    axes.set_yscale("log", nonpositive="mask")
-    axes.set_ylabel(f"relative error of the {title}")
-    axes.legend(fontsize=8, loc="lower right")
-    for position in np.argsort(-np.nan_to_num(alone, nan=-1.0, posinf=-1.0))[:_LABELLED]:
-        if low[position] and alone[position] > 0:
-            axes.annotate(rows[position].name, (position, alone[position]), fontsize=7, xytext=(3, 3),
-                          textcoords="offset points")

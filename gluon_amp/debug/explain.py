@@ -13,7 +13,6 @@ from ..errors import GraphError, StateError, closest, expected
 from ..plan.cached_op import prepared_operations
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
 from ..state.in_force import in_force
-from .notebook import Shown
 from .report import Report, report
 from .report.match import planned
 from .report.rows import InputRow, InsertedRow, OperatorRow, make_rows
@@ -105,7 +104,7 @@ class OperatorExplanation:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation(Shown):
+class Explanation:
     """What :func:`gluon_amp.explain` found; print it.
 
     Attributes
@@ -126,6 +125,9 @@ class Explanation(Shown):
         """Return everything as dicts, lists and strings."""
         return {"name": self.name, "operators": [asdict(item) for item in self.operators],
                 "inserted": [asdict(row) for row in self.inserted]}
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         texts = [str(item) for item in self.operators]

@@ -233,7 +233,7 @@ class TestCompare:
         assert code == 1
         assert "no input 'dat', only data" in err
 
-    @pytest.mark.parametrize("command", ["compare", "report", "advise"])
+    @pytest.mark.parametrize("command", ["compare", "report"])
     def test_data_that_does_not_fit_the_network(self, folder, capsys, command):
         symbol, params = model(folder)
         given = ["--converted", symbol, params] if command == "compare" else []
@@ -354,8 +354,8 @@ class TestMutations:
         assert len(to_graph(converted).heads) == len(graph.heads)
 
 
-class TestReportAndAdvise:
-    """Both read exported files, FP32 or converted."""
+class TestReport:
+    """It reads exported files, FP32 or converted."""
 
     def test_report(self, folder, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "100")
@@ -379,9 +379,7 @@ class TestReportAndAdvise:
             assert all(word in out for word in (*names, "reason", "Convolution", "rule"))
         monkeypatch.setenv("COLUMNS", "80")
         _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
-        assert all(word in out for word in ("arithmetic", "Convolution", "amp.explain() gives the reasons"))
-        _, out, _ = run(capsys, "advise", *model(folder), "--data", "data:2,16,8,8")
-        assert max(map(len, out.splitlines())) <= 80
+        assert all(word in out for word in ("arithmetic", "Convolution", "Next: "))
 
     def test_a_converted_network_is_reported_as_it_is(self, folder, tmp_path, capsys):
         run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "float32")
@@ -389,7 +387,3 @@ class TestReportAndAdvise:
         _, out, _ = run(capsys, "report", *files, "--data", "data:2,16,8,8", "--json", "-")
         assert "BatchNorm" not in [row["op"] for row in json.loads(out)["operators"]]
 
-    def test_advise(self, folder, capsys):
-        code, out, _ = run(capsys, "advise", *model(folder), "--data", "data:2,16,8,8", "--json", "-")
-        assert code == 0
-        assert all({"topic", "text", "share"} <= set(item) for item in json.loads(out))

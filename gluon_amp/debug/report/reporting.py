@@ -3,24 +3,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
 
 from ... import checks
-from ...dtypes import INT8, LOW_PRECISION
+from ...elsewhere import answers
 from ...errors import expected
 from ...state.in_force import in_force
-from ..console import fitted, print_table
-from ..notebook import Shown
+from ..tables import print_table, text_table
 from .capture import capture
-from .plot import plot
+from .picture import draw
 from .rows import InsertedRow, OperatorRow, make_rows
+from .summary import LOW, size_of, summarized
 
 if TYPE_CHECKING:
     from rich.table import Table
-_LOW = (*LOW_PRECISION, INT8)
 
 
 def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: bool = False) -> Report:
@@ -70,6 +69,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     ('fc_fwd', 'bfloat16')
     >>> print(found.summary)
     1 of 1 operators in bfloat16, 100% of the arithmetic, 4 casts (360 bytes)
+    Next: for inference amp.convert_hybrid_block(net) casts 2 parameters once, not at each call
     >>> amp.deinit()
     """
     checks.true_or_false("train", train)
@@ -87,7 +87,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Shown):
+class Report:
     """What one run of a network showed; made by :func:`gluon_amp.report`.
 
     Attributes
@@ -124,7 +124,6 @@ class Report(Shown):
         json.dump(found.to_dict(), file)
     """
 
-    _rest: ClassVar[str] = "print() of it lists the operators; amp.explain(net, name) says why"
     operators: tuple[OperatorRow, ...]
     inserted: tuple[InsertedRow, ...]
     train: bool
@@ -166,46 +165,32 @@ class Report(Shown):
     @property
     def is_off(self) -> bool:
         """Whether AMP was off, and nothing ran in low precision by itself."""
-        return not (self.target_dtypes or self.reason or any(row.precision in _LOW for row in self.operators))
+        return not (self.target_dtypes or self.reason or any(row.precision in LOW for row in self.operators))
 
     def arithmetic_share(self, dtype: str | None = None) -> float:
         """Return the share of the arithmetic, 0 to 1, that runs in a type; by default in any low-precision type."""
-        wanted = _LOW if dtype is None else (dtype,)
+        wanted = LOW if dtype is None else (dtype,)
         return _share(sum(row.flops for row in self.operators if row.precision in wanted), self.flops)
 
     @property
     def summary(self) -> str:
-        """One sentence on what happened, and one for each point that needs attention."""
-        return ". ".join([self._counts(), *self._remarks()])
+        """At most six lines: what runs low, what stays wide and why, and what to do next."""
+        return summarized(self)
 
-    def _counts(self) -> str:
-        low = [row for row in self.operators if row.precision in _LOW]
-        if self.reason and not low:
-            return (f"float32: {self.reason}. All {len(self.operators)} operators run in FP32, {len(self.inserted)} "
-                    "were added to make them faster")
-        kinds = " and ".join(sorted({str(row.precision) for row in low})) or "low precision"
-        return (f"{len(low)} of {len(self.operators)} operators in {kinds}, {self.arithmetic_share():.0%} of the "
-                f"arithmetic, {len(self.casts)} casts ({_bytes(sum(row.bytes_converted for row in self.casts))})")
+    @property
+    def _first_line(self) -> str:
+        return self.summary.partition("\n")[0]
 
-    def _remarks(self) -> Iterator[str]:
-        if self.is_off:
-            yield "AMP is off"
-        if self.imitated:
-            yield "Low precision is imitated, and its casts are not counted"
-        if self.disabled_passes:
-            yield f"Passes that are off: {', '.join(self.disabled_passes)}"
-        natively = sum(row.native for row in self.operators)
-        if natively:
-            yield f"{natively} of the operators ran in C++ of this package"
-        eager = sum(not row.in_graph for row in self.operators)
-        if eager:
-            yield (f"{eager} operators ran outside of graphs, as the code called them: only these calls are covered, "
-                   "not their backward pass, nor array methods that make views")
-        if self.mismatches:
-            yield f"Not as planned: {', '.join(row.name for row in self.mismatches)}"
-        silent = sum(row.observed is None for row in self.operators)
-        if silent:
-            yield f"The engine reported nothing of {silent} operators"
+    @property
+    def measure(self) -> str:
+        """What :meth:`share` is a part of: ``'time'`` where it was taken, else ``'arithmetic'``."""
+        return "time" if self.timed else "arithmetic"
+
+    def share(self, rows: Sequence[OperatorRow]) -> float:
+        """Return the part of the network, 0 to 1, that some operators are."""
+        if self.timed:
+            return _share(sum(row.milliseconds for row in rows), self.milliseconds)
+        return _share(sum(row.flops for row in rows), self.flops)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers.
@@ -224,116 +209,91 @@ class Report(Shown):
                 "operators": [asdict(row) for row in self.operators],
                 "inserted": [{**asdict(row), "is_cast": row.is_cast} for row in self.inserted]}
 
-    def table(self, by: str = "operator", width: int | None = None) -> Table:
-        """Return a table for rich.
+    def table(self, by: str = "operator", wide: bool = False) -> Table:
+        """Return a table for rich, with the summary around it.
 
         Parameters
         ----------
         by : {'operator', 'block', 'op'}
             A line per operator, per block, or per kind of operator.
-        width : int, optional
-            The columns that there is room for: where there is little, the columns that matter least are left out.
+        wide : bool
+            Whether a line per operator has blocks, what was planned, rules and reasons, too.
 
         Raises
         ------
         ValueError
             ``by`` is something else.
         """
-        from rich.table import Table
-
         if by not in ("operator", *_GROUPS):
             raise ValueError(expected("'operator', 'block' or 'op'", "by", by))
-        table = Table(title=self.summary, title_justify="left", caption_justify="left")
-        lines = self._operator_lines() if by == "operator" else self._group_lines(by)
-        for number, line in enumerate(lines):
-            if not number:
-                for name in line:
-                    table.add_column(name, no_wrap=name != "reason", min_width=30 if name == "reason" else None,
-                                     justify="right" if name in _NUMBERS else "left")
-            table.add_row(*line.values())
-        table = fitted(table, _DISPENSABLE, width)
-        if by == "operator" and not any(column.header == "reason" for column in table.columns):
-            table.caption = "amp.explain() gives the reasons; on the command line --wide and --json do, too"
-        return table
+        if by != "operator":
+            return text_table(list(self._group_lines(by)), _NUMBERS, self.summary)
+        red = [number for number, row in enumerate(self.operators) if row in self.mismatches]
+        return text_table(list(self._operator_lines(wide)), _NUMBERS, self.summary, red)
 
-    def _operator_lines(self) -> Iterator[dict[str, str]]:
+    def _operator_lines(self, wide: bool) -> Iterator[dict[str, str]]:
         for row in self.operators:
-            observed = str(row.observed) if row.observed in (None, row.planned) else f"[red]{row.observed}[/red]"
             yield {"operator": row.name, "kind": f"{row.op} (C++)" if row.native else row.op,
-                   "block": row.path or row.block, "planned": str(row.planned),
-                   "observed": observed, **self._shares([row]), "rule": row.rule, "reason": row.reason}
+                   **({"block": row.path or row.block, "planned": str(row.planned)} if wide else {}),
+                   "observed": str(row.observed), **self._shares([row], wide),
+                   **({"rule": row.rule, "reason": row.reason} if wide else {})}
 
     def _group_lines(self, by: str) -> Iterator[dict[str, str]]:
         groups: dict[str, list[OperatorRow]] = defaultdict(list)
         for row in self.operators:
             groups[_GROUPS[by](row)].append(row)
         for name, rows in sorted(groups.items(), key=lambda item: -sum(row.flops for row in item[1])):
-            low = sum(row.precision in _LOW for row in rows)
-            yield {by: name, "operators": str(len(rows)), "in low precision": str(low), **self._shares(rows)}
+            low = sum(row.precision in LOW for row in rows)
+            yield {by: name, "operators": str(len(rows)), "in low precision": str(low), **self._shares(rows, True)}
 
-    def _shares(self, rows: Sequence[OperatorRow]) -> dict[str, str]:
-        cells = {"arithmetic": f"{_share(sum(row.flops for row in rows), self.flops):.1%}",
-                 "casts": "", "converted": ""}
-        if any(row.casts for row in rows):
-            cells["casts"] = str(sum(row.casts for row in rows))
-            cells["converted"] = _bytes(sum(row.bytes_converted for row in rows))
-        if self.timed:
-            cells["time"] = f"{_share(sum(row.milliseconds for row in rows), self.milliseconds):.1%}"
-        return cells
+    def _shares(self, rows: Sequence[OperatorRow], wide: bool) -> dict[str, str]:
+        casts = sum(row.casts for row in rows)
+        converted = sum(row.bytes_converted for row in rows)
+        return {"arithmetic": f"{_share(sum(row.flops for row in rows), self.flops):.1%}",
+                "casts": str(casts or ""), **({"converted": size_of(converted) if casts else ""} if wide else {}),
+                **({"time": f"{self.share(rows):.1%}"} if self.timed else {})}
 
     def print(self, by: str = "operator", wide: bool = False) -> None:
-        """Print :meth:`table`, without the columns that matter least where there is little room, unless ``wide``."""
-        print_table(lambda width: self.table(by, width), wide)
+        """Print :meth:`table`: as wide as the terminal, or with all columns and as wide as they are."""
+        print_table(self.table(by, wide), wide)
 
-    def plot(self, path: Any = None, backend: str = "matplotlib", by: str = "operator") -> Any:
-        """Draw the network coloured by precision.
+    @answers(backend="pictures are Matplotlib's", by="there is a bar for each operator")
+    def plot(self, path: Any = None) -> Any:
+        """Draw each operator's part of the time, or of the arithmetic, coloured by precision.
 
         Parameters
         ----------
         path : path, optional
-            Where to write it. Matplotlib takes the kind of picture from the suffix. Graphviz writes its source to
-            ``.gv`` and ``.dot`` files; other suffixes need Graphviz's program ``dot``.
-        backend : {'matplotlib', 'graphviz'}
-            What draws it.
-        by : {'operator', 'block'}
-            A box per operator, or per block.
+            Where to write it; Matplotlib takes the kind of picture from the suffix.
 
         Returns
         -------
-        matplotlib.figure.Figure or graphviz.Digraph
+        matplotlib.figure.Figure
 
         Raises
         ------
-        ValueError
-            ``backend`` or ``by`` has another value.
         StateError
-            The backend, or the program ``dot``, is not installed.
+            Matplotlib is not installed.
         """
-        return plot(self.operators, self.summary, path, backend, by)
+        return draw(self.operators, self._first_line, self.timed, path)
 
     def __rich__(self) -> Table:
         return self.table()
 
-    def _shown_table(self) -> Table:
-        """Return a line for each kind of operator, the largest share of the arithmetic first."""
-        return self.table("op")
+    def _repr_mimebundle_(self, include: Any = (), exclude: Any = (), **_: Any) -> dict[str, str]:
+        return self.table("op")._repr_mimebundle_(include, exclude)
+
+    def __repr__(self) -> str:
+        return f"<Report: {self._first_line}>"
 
     def __str__(self) -> str:
         return self.summary
 
 
-# What a narrow terminal does without, first to last: the observed precision is shown.
-_DISPENSABLE = ("rule", "planned", "converted", "reason", "block", "casts", "kind")
-_NUMBERS = {"arithmetic", "casts", "converted", "time", "operators", "in low precision"}
+_NUMBERS = ("arithmetic", "casts", "converted", "time", "operators", "in low precision")
 _GROUPS: dict[str, Callable[[OperatorRow], str]] = {"block": lambda row: row.path or row.block,
                                                     "op": lambda row: row.op}
 
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-def _bytes(count: int) -> str:
-    from rich.filesize import decimal
-
-    return decimal(count)
