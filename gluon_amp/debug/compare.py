@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
@@ -9,43 +10,63 @@ import numpy as np
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..dtypes import FLOAT32
+from .. import checks
+from .._mxnet.invoke import original_invoke
+from .._mxnet.symbols import dtype_name
+from ..dtypes import FLOAT32, normalize
+from ..eager.applier import run_lowered
 from ..elsewhere import also
-from ..errors import PolicyError, expected
+from ..errors import DTypeError, PolicyError, expected
+from ..graph.attrs import parameters
+from ..judging import relative_error
 from ..rules import Policy
+from ..rules.decision import may_lower
+from ..state.devices import choose, device_supports, verdict, warn_if_slow
+from ..state.eager_policy import EagerPolicy
+from ..state.in_force import in_force, under
+from ..state.policies import device_policies, policies_of
 from ..state.state import State
-from .differences import SEED, OperatorError, difference, first_infinite, isolated_errors, relative_error
-from .recording.events import is_float
-from .recording.runs import Run, arguments_of, dtype_of, float_arrays, make_ready, mixed_state, recorded_run, unchanged
-from .tables import print_table, text_table
+from .recording import Recording, Rerun, arguments_of, is_float, make_ready, record, unchanged
+from .records import OpRecord
+from .shown import print_table, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+SEED = 0  # of the random numbers that runs have in common
 _NEGLIGIBLE = 1e-3  # gradients smaller than this, beside a typical one, are sums that cancel: all rounding
 ORDERS = ("accumulated", "isolated", "gradient", "isolated_gradient")
 
 
-@dataclass(frozen=True, repr=False)
-class Comparison:
-    """What :func:`compare` found.
+@dataclass(frozen=True)
+class OperatorError:
+    """The errors of one operator against FP32.
 
-    Attributes
-    ----------
-    dtype : str
-        The low-precision type.
-    operators : tuple of OperatorError
-        In the order in which they ran.
-    outputs : tuple of float
-        Errors of the network's floating-point outputs.
-    parameters : mapping of str to float
-        Errors of the gradients of parameters, by name. Where a gradient is below a thousandth of a typical one, as that
-        of a bias before batch normalization, the error is relative to that thousandth.
+    Errors are relative: the 2-norm of the difference over that of FP32. They are infinite where FP32 is finite and low
+    precision is not, and where FP32 gives only zeros and low precision something else.
     """
 
-    dtype: str
-    operators: tuple[OperatorError, ...]
-    outputs: tuple[float, ...]
+    name: str  # in the graph; in code that is not hybridized that of its block and kind
+    op: str
+    block: str
+    dtype: str  # the type it ran in
+    isolated: float  # error of its output when it alone runs in low precision, on FP32 inputs; 0 for operators in FP32
+    accumulated: float  # error of its output in the network, with everything that came before
+    # Error of the gradients that it gives its inputs when it alone runs in low precision; 0 for operators in FP32, NaN
+    # without gradients. Both isolated errors are NaN for operators that run in low precision in C++ only.
+    isolated_gradient: float
+    gradient: float  # error of the gradient of its output in the network, NaN without gradients
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What :func:`compare` found."""
+
+    dtype: str  # the low-precision type
+    operators: tuple[OperatorError, ...]  # in the order in which they ran
+    outputs: tuple[float, ...]  # errors of the network's floating-point outputs
+    # Errors of the gradients of parameters, by name. Where a gradient is below a thousandth of a typical one, as that
+    # of a bias before batch normalization, the error is relative to that thousandth.
     parameters: Mapping[str, float]
 
     def worst(self, count: int = 10, by: str = "accumulated") -> list[OperatorError]:
@@ -67,6 +88,11 @@ class Comparison:
             raise ValueError(expected(f"one of {', '.join(ORDERS)}", "by", by))
         return sorted(self.operators, key=lambda item: -_rank(getattr(item, by)))[:count]
 
+    @property
+    def culprit(self) -> OperatorError | None:
+        """The first operator whose output is infinitely far from FP32; None where there is none."""
+        return next((item for item in self.operators if np.isinf(item.accumulated)), None)
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, fit for JSON but for infinite and NaN errors."""
         return {"dtype": self.dtype, "operators": [asdict(item) for item in self.operators],
@@ -74,11 +100,10 @@ class Comparison:
 
     def table(self, by: str = "accumulated", count: int = 15, wide: bool = False) -> Table:
         """Return a table for rich, worst operators first; parameters and errors are those of :meth:`worst`."""
-        culprit = first_infinite(self.operators, "accumulated")
         worst = self.worst(count, by)
         lines = [{"operator": item.name, **({"kind": item.op, "block": item.block} if wide else {}), "type": item.dtype,
                   **{order.replace("_", " "): _number(getattr(item, order)) for order in ORDERS}} for item in worst]
-        red = [number for number, item in enumerate(worst) if culprit is not None and item is self.operators[culprit]]
+        red = [number for number, item in enumerate(worst) if item is self.culprit]
         return text_table(lines, [order.replace("_", " ") for order in ORDERS], self.summary, red)
 
     @property
@@ -88,8 +113,7 @@ class Comparison:
         gradients = sorted(self.parameters.values(), key=_rank)
         told = (f"; gradients of parameters by {_number(gradients[len(gradients) // 2])} (median), at most "
                 f"{_number(gradients[-1])}" if gradients else "")
-        culprit = first_infinite(self.operators, "accumulated")
-        blamed = f". The first infinite error is that of {self.operators[culprit].name}" if culprit is not None else ""
+        blamed = f". The first infinite error is that of {self.culprit.name}" if self.culprit is not None else ""
         return (f"{low} of {len(self.operators)} operators in {self.dtype}; outputs differ from float32 by "
                 f"{', '.join(map(_number, self.outputs))}{told} (relative 2-norm){blamed}")
 
@@ -184,68 +208,121 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     return _compared(fp32, mixed, state)
 
 
+def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
+    """Return the setting of mixed precision that the user asks for; by default the one in force."""
+    current = in_force.current()
+    if policy is not None:
+        checks.instance("policy", policy, Policy, "a Policy")
+        return State(policies_of(policy))
+    if dtype is None and current is not None and current.enabled and current.lowers:
+        return current
+    chosen = choose(None if dtype is None else normalize(dtype), device_supports())
+    warn_if_slow(chosen)
+    made = State(device_policies(chosen))
+    if not made.lowers:
+        raise DTypeError(f"nothing runs in low precision: this machine runs {verdict(chosen)}. "
+                         "Give target_dtype='float16', which is imitated, or 'bfloat16' on CPUs with AVX512")
+    return made
+
+
 def run_both(net: Block, arguments: Sequence[Any], state: State, train_mode: bool, scale: float | None = 1.0,
-             loss: Callable[[Any], NDArray] | None = None) -> tuple[Run, Run]:
+             loss: Callable[[Any], NDArray] | None = None) -> tuple[Recording, Recording]:
     """Run a network in FP32 and in a state with the same random numbers; without a scale there is no backward pass."""
-    def run(state: State | None) -> Run:
-        with unchanged(net):
+    def run(state: State | None) -> Recording:
+        with unchanged(net), under(state):
             mx.random.seed(SEED)
-            made = recorded_run(net, arguments, state, train_mode, None if scale is None else loss)
+            made = record(partial(net, *arguments), net, train_mode=train_mode, loss=None if scale is None else loss,
+                          values=True, keep=True)
             if scale is not None:
-                made.tape.backward(_seeds(made, scale), scale)
+                made.backward(_seeds(made, scale), scale)
         return made
     return run(None), run(state)
 
 
-def _seeds(run: Run, scale: float) -> Iterator[tuple[NDArray, NDArray]]:
+def _seeds(made: Recording, scale: float) -> Iterator[tuple[NDArray, NDArray]]:
     """Yield the gradients that the backward pass begins with."""
     random = np.random.RandomState(SEED)
-    for array in run.outputs if run.loss is None else float_arrays(run.loss):
-        values = np.ones(array.shape) if run.loss is not None else random.normal(size=array.shape)
+    for array in made.losses or made.outputs:
+        values = np.ones(array.shape) if made.losses else random.normal(size=array.shape)
         yield array, mx.nd.array(values * scale, ctx=array.context, dtype=array.dtype)
 
 
-def _compared(fp32: Run, mixed: Run, state: State) -> Comparison:
+def _compared(fp32: Recording, mixed: Recording, state: State) -> Comparison:
     eager = state.eager(fp32.outputs)
     if eager is None:
         raise PolicyError("the policy is not for the device that the network is on")
-    target = eager.target
-    in_mixed = {event.key: event for event in mixed.operators()}
-    rounded = _rounded(mixed, target)
+    rounded = _rounded(mixed)
     rows = []
-    for event in fp32.operators():
-        other = in_mixed.get(event.key)
-        if other is not None and any(map(is_float, event.outputs)):
-            low = other.runs_in(target)
-            alone = low and other.is_decided and event.repeatable
-            isolated = isolated_errors(event, fp32.tape, eager) if alone else (0.0, 0.0)
-            rows.append(OperatorError(
-                event.name, event.op, event.block, target if low else FLOAT32, isolated[0],
-                difference(fp32.tape, event.outputs, mixed.tape, rounded.get(id(other), other.outputs)),
-                isolated[1] if event.marked and any(event.marked) else float("nan"),
-                difference(fp32.tape, event.gradients, mixed.tape, other.gradients)))
-    return Comparison(target, tuple(rows), tuple(difference(fp32.tape, [a], mixed.tape, [b])
-                                                 for a, b in zip(fp32.outputs, mixed.outputs)),
+    for wide, low in pairs(fp32, mixed):
+        is_low = low.precision == eager.target
+        isolated = _isolated(wide, fp32, eager) if is_low and low.is_decided and wide.repeatable else (0.0, 0.0)
+        rows.append(OperatorError(
+            wide.name, wide.op, wide.block, eager.target if is_low else FLOAT32, isolated[0],
+            _difference(fp32, wide.outputs, mixed, rounded.get(id(low), low.outputs)),
+            isolated[1] if any(wide.marked) else float("nan"),
+            _difference(fp32, wide.gradients, mixed, low.gradients)))
+    return Comparison(eager.target, tuple(rows), tuple(_difference(fp32, [a], mixed, [b])
+                                                       for a, b in zip(fp32.outputs, mixed.outputs)),
                       dict(_parameter_errors(fp32, mixed)))
 
 
-def _rounded(run: Run, target: str) -> dict[int, list[NDArray]]:
+def pairs(fp32: Recording, mixed: Recording) -> Iterator[tuple[OpRecord, OpRecord]]:
+    """Yield the operators of two runs that give floating-point values, each with its counterpart."""
+    in_mixed = {each.key: each for each in mixed.operators()}
+    for each in fp32.operators():
+        if each.key in in_mixed and any(map(is_float, each.outputs)):
+            yield each, in_mixed[each.key]
+
+
+def _rounded(made: Recording) -> dict[int, list[NDArray]]:
     """Return the outputs of operators in an imitated type, which compute in FP32, after their rounding."""
     rounded: dict[int, list[NDArray]] = {}
-    for event in run.tape.events:
-        source = event.sources[0] if event.sources else None
-        if (event.is_inserted_cast and source is not None and source.event.runs_in(target)
-                and not source.event.inserted and dtype_of(event.outputs[0]) == target):
-            outputs = rounded.setdefault(id(source.event), list(source.event.outputs))
-            outputs[source.output] = event.outputs[0]
+    for each in made.records:
+        source = each.reads[0].source if each.reads else None
+        if each.imitation and source is not None and dtype_name(each.outputs[0].dtype) == source.observed != FLOAT32:
+            rounded.setdefault(id(source), list(source.outputs))[each.reads[0].output] = each.outputs[0]
     return rounded
 
 
-def _parameter_errors(fp32: Run, mixed: Run) -> Iterator[tuple[str, float]]:
-    in_mixed = mixed.tape.parameter_gradients
-    pairs = {fp32.names[key]: (fp32.tape.values(gradient).astype("float64"), mixed.tape.values(in_mixed[key]))
-             for key, gradient in fp32.tape.parameter_gradients.items() if key in fp32.names and key in in_mixed}
-    squares = [expected_.ravel() ** 2 for expected_, _ in pairs.values()]
+def _parameter_errors(fp32: Recording, mixed: Recording) -> Iterator[tuple[str, float]]:
+    both = {name: (fp32.values(gradient).astype("float64"), mixed.values(mixed.parameter_gradients[name]))
+            for name, gradient in fp32.parameter_gradients.items() if name in mixed.parameter_gradients}
+    squares = [wide.ravel() ** 2 for wide, _ in both.values()]
     typical = np.sqrt(np.concatenate(squares).mean()) if squares else 0.0
-    for name, pair in pairs.items():
+    for name, pair in both.items():
         yield name, relative_error([pair], _NEGLIGIBLE * typical * np.sqrt(pair[0].size))
+
+
+def _isolated(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[float, float]:
+    """Return the errors of an operator's outputs and input gradients when it alone runs in low precision."""
+    if not lowers_alone(wide, policy):
+        return float("nan"), float("nan")
+    plain, low = both_ways(wide, fp32, policy)
+    return (_difference(fp32, plain.outputs, fp32, low.outputs),
+            _difference(fp32, plain.input_gradients, fp32, low.input_gradients))
+
+
+def lowers_alone(wide: OpRecord, policy: EagerPolicy) -> bool:
+    """Tell whether an operator runs in low precision outside of graphs, where those in C++ do not."""
+    return may_lower(policy.policy.decide(wide.op, parameters(wide.attrs), wide.arguments[0].shape))
+
+
+def both_ways(wide: OpRecord, fp32: Recording, policy: EagerPolicy) -> tuple[Rerun, Rerun]:
+    """Run an operator of an FP32 run alone, in FP32 and in low precision, with the same random numbers."""
+    mx.random.seed(SEED)
+    plain = fp32.again(wide)
+    mx.random.seed(SEED)
+    return plain, fp32.again(wide, lambda op, inputs, attrs: run_lowered(op, inputs, attrs, policy, original_invoke))
+
+
+def _difference(fp32: Recording, wide: Sequence[NDArray | None], other: Recording,
+                low: Sequence[NDArray | None]) -> float:
+    """Return the relative error of several arrays together; NaN when there is none to compare."""
+    both = [(fp32.values(a).astype("float64"), _cut(other.values(b), a.shape)) for a, b in zip(wide, low)
+            if a is not None and b is not None and is_float(a) and is_float(b)]
+    return relative_error(both) if both else float("nan")
+
+
+def _cut(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Leave out the channels that AMP appended."""
+    return values if values.shape == shape else values[tuple(slice(size) for size in shape)]

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
@@ -10,12 +10,11 @@ from mxnet.gluon import Block
 
 from ..dtypes import FLOAT32, LOW_PRECISION
 from ..errors import GraphError, StateError, closest, expected
-from ..plan.cached_op import prepared_operations
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
 from ..state.in_force import in_force
+from .recording import planned
+from .records import Input, OpRecord
 from .report import Report, report
-from .report.match import planned
-from .report.rows import InputRow, InsertedRow, OperatorRow, make_rows
 
 
 def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) -> Explanation:
@@ -61,37 +60,27 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     """
     if not isinstance(name, str):
         raise TypeError(expected("the name of an operator, block or parameter", "name", name))
-    operators, inserted, device = _rows(net, data)
-    rows = _named(name, operators)
-    extras = tuple(row for row in inserted if fnmatch.fnmatchcase(row.name, name)) if not rows else ()
+    records, device = _records(net, data)
+    own = [each for each in records if not each.inserted]
+    rows = _named(name, own)
+    extras = [each for each in records if each.inserted and fnmatch.fnmatchcase(each.name, name)] if not rows else []
     if not (rows or extras):
-        known = [text for row in operators for text in (row.name, row.block, row.path)]
+        known = dict.fromkeys(text for each in own for text in (each.name, each.block, each.path,
+                                                                *(read.name for read in each.reads)) if text)
         raise GraphError(f"the network has no operator, block or parameter {name!r} that ran.{closest(name, known)}")
     state = in_force.current()
     policy = state.policy(device) if state is not None and state.enabled else None
-    return Explanation(name, tuple(_explained(row, operators, policy) for row in rows), extras)
+    return Explanation(name, tuple(_explained(each, own, policy) for each in rows), tuple(extras))
 
 
 @dataclass(frozen=True)
 class OperatorExplanation:
-    """What is to be said about one operator.
+    """What is to be said about one operator."""
 
-    Attributes
-    ----------
-    operator : OperatorRow
-        The operator.
-    why : str
-        The reason for its precision.
-    reads : tuple of str
-        Its inputs, and what becomes of them.
-    remedies : tuple of str
-        How to change it.
-    """
-
-    operator: OperatorRow
-    why: str
-    reads: tuple[str, ...]
-    remedies: tuple[str, ...]
+    operator: OpRecord
+    why: str  # the reason for its precision
+    reads: tuple[str, ...]  # its inputs, and what becomes of them
+    remedies: tuple[str, ...]  # how to change its precision
 
     def __str__(self) -> str:
         row = self.operator
@@ -105,69 +94,55 @@ class OperatorExplanation:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What :func:`gluon_amp.explain` found; print it.
+    """What :func:`gluon_amp.explain` found; print it."""
 
-    Attributes
-    ----------
-    name : str
-        What was asked for.
-    operators : tuple of OperatorExplanation
-        In the order in which they run.
-    inserted : tuple of InsertedRow
-        Operators of that name that AMP inserted.
-    """
-
-    name: str
-    operators: tuple[OperatorExplanation, ...]
-    inserted: tuple[InsertedRow, ...] = ()
+    name: str  # as it was asked for
+    operators: tuple[OperatorExplanation, ...]  # in the order in which they run
+    inserted: tuple[OpRecord, ...] = ()  # operators of that name that AMP inserted
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists and strings."""
-        return {"name": self.name, "operators": [asdict(item) for item in self.operators],
-                "inserted": [asdict(row) for row in self.inserted]}
+        return {"name": self.name, "inserted": [each.to_dict() for each in self.inserted],
+                "operators": [{"operator": each.operator.to_dict(), "why": each.why, "reads": list(each.reads),
+                               "remedies": list(each.remedies)} for each in self.operators]}
 
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
         texts = [str(item) for item in self.operators]
-        texts += [f"{row.name} ({row.op}) was inserted by AMP: it reads {row.source} ({row.source_dtype}) and gives "
-                  f"{row.dtype}" for row in self.inserted]
+        texts += [f"{row.name} ({row.op}) was inserted by AMP: it reads "
+                  f"{', '.join(f'{read.name} ({read.dtype})' for read in row.reads[:1])} and gives {row.dtype}"
+                  for row in self.inserted]
         return "\n".join(texts)
 
 
-def _rows(net: Any, data: Any) -> tuple[Sequence[OperatorRow], Sequence[InsertedRow], str]:
-    """Return what ran, what AMP inserted, and what policies call the device."""
+def _records(net: Any, data: Any) -> tuple[Sequence[OpRecord], str]:
+    """Return the records of what ran, or else was planned, and what policies call the device."""
     if data is not None and not isinstance(net, Report):
         net = report(net, data)
     if isinstance(net, Report):
         state = in_force.current()
-        return net.operators, net.inserted, "cpu" if state is None else state.key(net.device)
+        return [*net.operators, *net.inserted], "cpu" if state is None else state.key(net.device)
     if not isinstance(net, Block):
         raise TypeError(expected("a Gluon block, or data to run a symbol with", "net", net))
-    operations = prepared_operations(net) if in_force.is_on() else []
-    plans = [(block, operation.latest) for block, operation in operations if operation.latest is not None]
-    if not plans:
+    records, device = planned(net)
+    if not records:
         raise StateError("explain: there is no graph to explain, because the network has not been called under AMP "
                          "while hybridized. Give data to run it with: amp.explain(net, name, data)")
-    records = [record for block, plan in plans for record in planned(block, plan.graph, plan.policy)]
-    return (*make_rows(records, net), plans[0][1].facts.device)
+    return records, device
 
 
-def _named(name: str, rows: Sequence[OperatorRow]) -> list[OperatorRow]:
-    matches: Sequence[Callable[[OperatorRow], bool]] = (
+def _named(name: str, records: Sequence[OpRecord]) -> list[OpRecord]:
+    matches: Sequence[Callable[[OpRecord], bool]] = (
         lambda row: row.name == name,
         lambda row: bool(name) and (row.block == name or row.path == name or row.path.startswith(f"{name}.")),
-        lambda row: any(read.name == name and read.operator is None for read in row.inputs),
+        lambda row: any(read.name == name for read in row.inputs),
         lambda row: fnmatch.fnmatchcase(row.name, name))
-    for fits in matches:
-        chosen = [row for row in rows if fits(row)]
-        if chosen:
-            return chosen
-    return []
+    return next((found for fits in matches for found in [[row for row in records if fits(row)]] if found), [])
 
 
-def _explained(row: OperatorRow, rows: Sequence[OperatorRow], policy: Policy | None) -> OperatorExplanation:
+def _explained(row: OpRecord, rows: Sequence[OpRecord], policy: Policy | None) -> OperatorExplanation:
     in_fp32 = policy is not None and not policy.lowers
     target = next((other.precision for other in rows if _is_low(other)),
                   None if policy is None or in_fp32 else policy.target_dtype)
@@ -178,7 +153,7 @@ def _explained(row: OperatorRow, rows: Sequence[OperatorRow], policy: Policy | N
                                (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(remedies))
 
 
-def _why(row: OperatorRow) -> str:
+def _why(row: OpRecord) -> str:
     if not row.rule:
         return "AMP did not decide about it: AMP is off, or the network was converted and its graph holds the types"
     rule = f"rule {row.rule}: {row.reason}"
@@ -190,11 +165,11 @@ def _why(row: OperatorRow) -> str:
     return rule
 
 
-def _fp32_inputs(row: OperatorRow) -> list[str]:
+def _fp32_inputs(row: OpRecord) -> list[str]:
     return [read.name for read in row.inputs if read.source_dtype == FLOAT32]
 
 
-def _told(read: InputRow) -> str:
+def _told(read: Input) -> str:
     cast = f", cast to {read.dtype}" if read.dtype != read.source_dtype else ""
     return f"{read.name}: {read.source_dtype}{cast}"
 
@@ -203,16 +178,16 @@ _NOTHING_LOWER = ("FP32 is fastest here. To run low precision all the same, name
                   "amp.init('bfloat16')")
 
 
-def _is_low(row: OperatorRow) -> bool:
+def _is_low(row: OpRecord) -> bool:
     return row.precision in LOW_PRECISION
 
 
-def _because(*causes: Cause) -> Callable[[OperatorRow], bool]:
+def _because(*causes: Cause) -> Callable[[OpRecord], bool]:
     return lambda row: row.rule == FP32 and row.cause in causes
 
 
 # When to say what; all that hold are said.
-_REMEDIES: tuple[tuple[Callable[[OperatorRow], bool], str], ...] = (
+_REMEDIES: tuple[tuple[Callable[[OpRecord], bool], str], ...] = (
     (lambda row: not row.rule,
      "amp.init() rewrites networks that are not converted; a converted one is made again from its FP32 original: "
      "amp.convert_hybrid_block(net, exclude=...)"),

@@ -15,7 +15,6 @@ from mxnet.gluon import Block
 from .. import checks
 from ..elsewhere import also
 from ..errors import PolicyError, StateError, expected
-from ..graph import Entry, Node
 from ..judging import pruned, relative_error, shortest_prefix
 from ..progress import progress_bar
 from ..rules import Policy
@@ -24,12 +23,9 @@ from ..session import hooks
 from ..state.eager_policy import EagerPolicy
 from ..state.in_force import under
 from ..state.state import State
-from .compare import run_both
-from .differences import SEED, both_ways, lowers_alone
-from .recording.events import Event
-from .recording.runs import arguments_of, float_arrays, make_ready, mixed_state, unchanged
-from .recording.tape import Tape
-from .report.flops import flops
+from .compare import SEED, both_ways, lowers_alone, mixed_state, run_both
+from .recording import Recording, arguments_of, float_arrays, make_ready, unchanged
+from .records import OpRecord
 
 _logger = logging.getLogger("gluon_amp")
 _SELF_AGREEMENT = 0.1  # the share of the budget that FP32 may differ from itself by
@@ -223,44 +219,44 @@ def _ranked(net: Block, arguments: Sequence[Any], state: State, train_mode: bool
     """Name the operators that run in low precision, those whose exclusion gains most for its cost first."""
     fp32, mixed = run_both(net, arguments, state, train_mode)
     eager = state.eager(fp32.outputs)
-    lowered = {event.key: event for event in mixed.operators()
-               if eager is not None and event.in_graph and event.is_decided and event.runs_in(eager.target)}
+    lowered = {each.key: each for each in mixed.operators()
+               if eager is not None and each.in_graph and each.is_decided and each.precision == eager.target}
     if not lowered:
         raise StateError("no operator runs in low precision as part of a graph, so none can be excluded by name: call "
                          "net.hybridize() first")
     # Operators of one name are excluded together.
     errors: dict[str, float] = defaultdict(float)
     costs: dict[str, float] = defaultdict(float)
-    for event in fp32.operators():
-        if event.key in lowered:
-            costs[event.name] += _cost(event, tuning)
-            if event.repeatable:
-                errors[event.name] += _error_caused(event, lowered[event.key], fp32.tape, eager)
+    for each in fp32.operators():
+        if each.key in lowered:
+            costs[each.name] += _cost(each, tuning)
+            if each.repeatable:
+                errors[each.name] += _error_caused(each, lowered[each.key], fp32, eager)
     return sorted(costs, key=lambda name: (-errors[name] / costs[name], -errors[name]))
 
 
-def _error_caused(event: Event, mixed: Event, tape: Tape, policy: EagerPolicy | None) -> float:
+def _error_caused(wide: OpRecord, mixed: OpRecord, fp32: Recording, policy: EagerPolicy | None) -> float:
     """Estimate the square of the error that an operator's rounding causes in the network's outputs."""
     # Gradients of the outputs times random numbers say how much each value of the operator's output matters; rounding
     # errors of different values are taken to be independent.
-    if policy is not None and lowers_alone(event, policy):
-        plain, low = (rerun.outputs for rerun in both_ways(event, tape, policy))
+    plain: Sequence[Any]
+    low: Sequence[Any]
+    if policy is not None and lowers_alone(wide, policy):
+        plain, low = (rerun.outputs for rerun in both_ways(wide, fp32, policy))
     else:  # it is in C++ there: what its inputs' errors add counts as its own
-        plain, low = event.outputs, mixed.outputs
+        plain, low = wide.outputs, mixed.outputs
     total = 0.0
-    for expected_, rounded, gradient in zip(plain, low, event.gradients):
+    for expected_, rounded, gradient in zip(plain, low, wide.gradients):
         if gradient is not None:
-            change = tape.values(rounded).astype("float64") - tape.values(expected_)
-            total += float(((change * tape.values(gradient)) ** 2).sum())
+            change = fp32.values(rounded).astype("float64") - fp32.values(expected_)
+            total += float(((change * fp32.values(gradient)) ** 2).sum())
     return total if math.isfinite(total) else math.inf
 
 
-def _cost(event: Event, tuning: Tuning | None) -> float:
+def _cost(wide: OpRecord, tuning: Tuning | None) -> float:
     """Return the extra cost of an operator in FP32: milliseconds, or its arithmetic."""
-    inputs = [Entry(Node("null", "", shapes=[array.shape])) for array in event.inputs]
-    node = Node(event.op, event.name, dict(event.attrs), inputs, shapes=[array.shape for array in event.outputs])
-    arithmetic = max(flops(node), 1)
+    arithmetic = max(wide.flops, 1)
     if tuning is None:
         return arithmetic
-    fp32, low = tuning.milliseconds.get(signature(event.op, event.attrs, event.inputs[0].shape), (0.0, 0.0))
+    fp32, low = tuning.milliseconds.get(signature(wide.op, wide.attrs, wide.arguments[0].shape), (0.0, 0.0))
     return max(fp32 - low, 0.0) + _NO_TIME * arithmetic

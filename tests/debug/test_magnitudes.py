@@ -5,12 +5,11 @@ import math
 
 import numpy as np
 
-from gluon_amp.debug.differences import relative_error
-from gluon_amp.debug.overflow.findings import Magnitude
-from gluon_amp.debug.report.flops import flops
-from gluon_amp.debug.search import pruned, shortest_prefix
+from gluon_amp.debug.flops import flops
+from gluon_amp.debug.overflow import Magnitude
 from gluon_amp.dtypes import FORMATS, Format
 from gluon_amp.graph import Entry, Node
+from gluon_amp.judging import pruned, relative_error, shortest_prefix
 
 
 def test_ranges_of_types():

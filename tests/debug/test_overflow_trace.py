@@ -12,7 +12,7 @@ from mxnet.gluon import HybridBlock, nn
 from networks import NETWORKS, gradients, ready
 
 import gluon_amp as amp
-from gluon_amp.debug.overflow.findings import Magnitude
+from gluon_amp.debug.overflow import Magnitude
 
 hybridized_or_not = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
 

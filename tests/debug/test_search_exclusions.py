@@ -16,7 +16,7 @@ from mxnet.gluon import HybridBlock, nn
 from networks import NETWORKS, outputs_of, ready
 
 import gluon_amp as amp
-from gluon_amp.debug.search import pruned, shortest_prefix
+from gluon_amp.judging import pruned, shortest_prefix
 from gluon_amp.rules import FP32, Rule
 from gluon_amp.rules.measurements import signature
 

@@ -1,32 +1,32 @@
-"""Tell a consumer about everything that the current thread runs: operators, graphs, and their blocks.
+"""Hear of everything that the current thread runs: operators, graphs, and their blocks.
 
-A recording replaces these names as long as it lasts, beside those of ``hooks``:
+For as long as it is heard these names are replaced, beside those of ``hooks``:
 
 - the invoke function, on both sides of AMP's: what the program calls, and what runs in the end, casts included,
 - ``RewritingCachedOp.__call__``: what a hybridized block's graph is called with,
 - ``Block.__call__``: which block operators belong to,
-- for consumers that need every value, what MXNet runs without an operator call, or into arrays made before: slices,
-  copies, ``autograd.Function``.
+- where every value is needed, what MXNet runs without an operator call, or into arrays made before: slices, copies,
+  ``autograd.Function``.
 """
 from __future__ import annotations
 
 import functools
 import threading
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..._mxnet.invoke import PAST_INVOKE, Invocation, Invoke
-from ..._mxnet.operators import handle_of, registered_operators
-from ...graph import CAST, Role
-from ...plan.cached_op import RewritingCachedOp
-from ...rules import Decision, Policy
-from ...session import hooks
-from ...state.eager_policy import EagerPolicy, twins
-from ...state.frame import frame
-from ...state.in_force import in_force
+from .._mxnet.invoke import PAST_INVOKE, Invocation, Invoke
+from .._mxnet.operators import handle_of, registered_operators
+from ..graph import CAST, Role
+from ..plan.cached_op import RewritingCachedOp
+from ..rules import Decision, Policy
+from ..session import hooks
+from ..state.eager_policy import EagerPolicy, twins
+from ..state.frame import frame
+from ..state.in_force import in_force
 
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 
@@ -36,8 +36,8 @@ _ROLES = {CAST: Role.CAST, "_mul_scalar": Role.GUARD}  # of what the eager appli
 class Call(NamedTuple):
     """An operator that is about to run by itself."""
 
-    op: str  # what runs: a registered name, or the method's
-    called: str  # what the program called; empty where AMP inserted the operator
+    op: str  # a registered name, that of an array's method, or of the class of a function
+    called: str  # the operator that the program called; empty where AMP inserted this one
     block: Block | None  # the innermost block whose call is under way
     inputs: Sequence[NDArray]
     compute: Compute  # runs it on such inputs
@@ -46,26 +46,20 @@ class Call(NamedTuple):
     policy: Policy | None = None
     decision: Decision | None = None  # None where AMP has no say
     writes: bool = False  # into arrays that were made before
-    is_method: bool = False  # a method of arrays, or another call that is recorded as a whole
+    is_whole: bool = False  # a method of arrays, or another call that is recorded as a whole
 
 
-class Consumer(Protocol):
-    """Interface of a consumer: runs the calls that a recording catches, and records them."""
-
-    def operator_called(self, call: Call) -> Sequence[NDArray]:
-        """Run an operator that was called by itself, and return its outputs."""
-
-    def graph_called(self, block: Block | None, operation: RewritingCachedOp, args: Sequence[NDArray]) -> Any:
-        """Run a hybridized block's graph, and return its result; its operators are not reported."""
+OnCall = Callable[[Call], Sequence[NDArray]]  # runs an operator and returns its outputs
+OnGraph = Callable[["Block | None", RewritingCachedOp, Sequence[NDArray]], Any]  # runs a block's graph
 
 
 @contextmanager
-def recording(consumer: Consumer, methods: bool = False) -> Iterator[None]:
-    """Send everything that the current thread runs in the body through a consumer; array methods on request."""
+def heard(on_call: OnCall, on_graph: OnGraph, methods: bool = False) -> Iterator[None]:
+    """Let functions run the current thread's operators and graphs in the body, and methods of arrays on request."""
     with ExitStack() as stack:
         stack.enter_context(hooks.kept_in_place())
         original, put = stack.enter_context(hooks.invoke_replaced())
-        recorder = _Recorder(consumer, original)
+        recorder = _Recorder(on_call, on_graph, original)
         put(recorder.inner, recorder.outer)
         stack.enter_context(_replaced(RewritingCachedOp, "__call__", recorder.cached_op))
         stack.enter_context(_replaced(Block, "__call__", recorder.block))
@@ -96,8 +90,9 @@ def _names() -> Mapping[int, str]:
 class _Recorder:
     """Follows the current thread's calls."""
 
-    def __init__(self, consumer: Consumer, original: Invoke):
-        self.consumer = consumer
+    def __init__(self, on_call: OnCall, on_graph: OnGraph, original: Invoke):
+        self.on_call = on_call
+        self.on_graph = on_graph
         self.original = original
         self.thread = threading.get_ident()
         self.deaf = 0  # how many calls that are recorded as a whole are under way
@@ -132,7 +127,7 @@ class _Recorder:
         called = self.called[-1] if self.called else 0
         is_own = made.handle in (called, twins().get(called))
         eager = in_force.eager(made.inputs)
-        outputs = self.consumer.operator_called(Call(
+        outputs = self.on_call(Call(
             op, _names().get(called, "?") if is_own else "", self._current_block(), made.inputs, compute, made.attrs(),
             Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
             None if eager is None else eager.policy,
@@ -147,7 +142,7 @@ class _Recorder:
             if kwargs or not self._listens():
                 return original(operation, *args, **kwargs)
             with self._silence():
-                return self.consumer.graph_called(self._current_block(), operation, args)
+                return self.on_graph(self._current_block(), operation, args)
         return call
 
     def block(self, original: Callable) -> Callable:
@@ -179,8 +174,8 @@ class _Recorder:
                 results = result if isinstance(result, (list, tuple)) else [result]
                 # What is handed back as it is has no operator to differentiate.
                 return [self._copied(item) if any(item is array for array in arrays) else item for item in results]
-            outputs = self.consumer.operator_called(Call(name, name, self._current_block(),
-                                                         [args[i] for i in positions], compute, is_method=True))
+            outputs = self.on_call(Call(name, name, self._current_block(), [args[i] for i in positions], compute,
+                                        is_whole=True))
             return kinds[0](outputs) if kinds[0] in (list, tuple) else outputs[0]
         return call
 

@@ -1,22 +1,56 @@
-"""The picture of a report: a bar for each operator, in the order in which they run, coloured by precision."""
+"""How results show themselves: tables of rich, in terminals and notebooks, and the picture of a report."""
 from __future__ import annotations
 
+import os
 from collections import Counter
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Mapping, Sequence
 
-from ...errors import StateError
-from ...files import replacing
-from .rows import OperatorRow
+from ..errors import StateError
+from ..files import replacing
+from .records import OpRecord
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_WIDTH = 170  # of files and pipes, unless COLUMNS says otherwise
+_UNLIMITED = 100_000
 # Colours that people with any kind of colour vision tell apart (https://jfly.uni-koeln.de/color/).
 _COLOURS = {"int8": "#CC79A7", "bfloat16": "#56B4E9", "float16": "#009E73", "float32": "#E69F00"}
 _OTHER, _CAST = "#BBBBBB", "#D55E00"
 _MOST_NAMES = 60  # of operators below the picture
 
 
-def draw(rows: Sequence[OperatorRow], title: str, is_timed: bool, path: Any = None) -> Any:
+def text_table(lines: Sequence[Mapping[str, str]], numbers: Collection[str], summary: str,
+               red: Collection[int] = ()) -> Table:
+    """Return a table of lines with the same columns, some of numbers, and a summary that begins above it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    # Names are the user's: as Text nothing in them is markup.
+    title, _, caption = summary.partition("\n")
+    table = Table(title=Text(title), caption=Text(caption), title_justify="left", caption_justify="left")
+    for number, name in enumerate(lines[0] if lines else ()):
+        table.add_column(name, no_wrap=not number, overflow="fold", justify="right" if name in numbers else "left")
+    for number, line in enumerate(lines):
+        table.add_row(*map(Text, line.values()), style="red" if number in red else None)
+    return table
+
+
+def print_table(table: Table, wide: bool) -> None:
+    """Print a table as wide as the terminal, or as wide as it is; names of operators are never broken."""
+    from rich.console import Console
+
+    console = Console()
+    width = console.width
+    if wide or not (console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ):
+        width = _UNLIMITED if wide else _WIDTH
+    names = [len(str(cell)) for column in table.columns[:1] for cell in column.cells]
+    Console(width=max(width, max(names, default=0) + 4 * len(table.columns))).print(table)
+
+
+def draw(rows: Sequence[OpRecord], title: str, is_timed: bool, path: Any = None) -> Any:
     """Draw each operator's part of the time, or of the arithmetic, and below it a strip of precisions and casts."""
     try:
         from matplotlib.figure import Figure

@@ -9,11 +9,11 @@ import re
 from math import prod as _product
 from typing import Callable, Mapping, Sequence
 
-from ...graph import Node
-from ...graph.attrs import is_set
-from ...rules.tables import bfloat16
-from ...rules.tables.groups import layers, system
-from ...rules.tables.rows import as_table
+from ..graph import Node
+from ..graph.attrs import is_set
+from ..rules.tables import bfloat16
+from ..rules.tables.groups import layers, system
+from ..rules.tables.rows import as_table
 
 Shape = Sequence[int]
 Count = Callable[[Node], int]
