@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
@@ -13,8 +13,26 @@ from ..errors import GraphError, StateError, closest, expected
 from ..rules import FP32, KEEP, NEUTRAL, WIDEST, Cause, Policy
 from ..state.in_force import in_force
 from .recording import planned
-from .records import Input, OpRecord
+from .records import OpRecord
 from .report import Report, report
+
+_NOTHING_LOWER = ("FP32 is fastest here. To run low precision all the same, name a type that the device can run: "
+                  "amp.init('bfloat16')")
+_TABLES = (Cause.TABLE, Cause.DEFAULT)
+# How to change the precision of an operator that runs in FP32.
+_BY_CAUSE = {
+    Cause.USER_LIST: "take {row.op!r} out of the fp32_ops or conditional_fp32_ops given to amp.init",
+    Cause.NOT_LISTED: "add {row.op!r} to the target_precision_ops given to amp.init",
+    Cause.CHANNELS: "give it more input channels: operator lists cannot lower it, because it would not be faster",
+    Cause.SHAPE: "try other sizes of the input, or of the batch",
+    Cause.REGION: "take it out of the autocast region, or its block out of amp.exclude",
+    Cause.OUTSIDE: "call it inside `with amp.autocast():`, or call amp.init()",
+    Cause.EXCLUSION: "take it out of the exclusions of the policy",
+    Cause.REGISTERED: "give amp.register_op another rule for it",
+    Cause.DEVICE: "name the type, as in amp.init('bfloat16'): it is slower here and runs on request only",
+    **dict.fromkeys(_TABLES, "amp.init(target_precision_ops=[*amp.list_lp16_ops({target!r}), {row.op!r}]) lowers all "
+                             "operators of its kind"),
+}
 
 
 def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) -> Explanation:
@@ -35,13 +53,6 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     -------
     Explanation
         Print it.
-
-    Raises
-    ------
-    GraphError
-        Nothing has that name.
-    StateError
-        ``data`` is needed, or the network is not initialized.
 
     Examples
     --------
@@ -65,8 +76,8 @@ def explain(net: Block | mx.sym.Symbol | Report, name: str, data: Any = None) ->
     rows = _named(name, own)
     extras = [each for each in records if each.inserted and fnmatch.fnmatchcase(each.name, name)] if not rows else []
     if not (rows or extras):
-        known = dict.fromkeys(text for each in own for text in (each.name, each.block, each.path,
-                                                                *(read.name for read in each.reads)) if text)
+        known = [text for each in own for text in (each.name, each.block, each.path,
+                                                   *(read.name for read in each.reads)) if text]
         raise GraphError(f"the network has no operator, block or parameter {name!r} that ran.{closest(name, known)}")
     state = in_force.current()
     policy = state.policy(device) if state is not None and state.enabled else None
@@ -111,9 +122,8 @@ class Explanation:
 
     def __str__(self) -> str:
         texts = [str(item) for item in self.operators]
-        texts += [f"{row.name} ({row.op}) was inserted by AMP: it reads "
-                  f"{', '.join(f'{read.name} ({read.dtype})' for read in row.reads[:1])} and gives {row.dtype}"
-                  for row in self.inserted]
+        texts += [f"{row.name} ({row.op}) was inserted by AMP: it reads {read.name} ({read.dtype}) and gives "
+                  f"{row.dtype}" for row in self.inserted for read in row.reads[:1]]
         return "\n".join(texts)
 
 
@@ -146,11 +156,10 @@ def _explained(row: OpRecord, rows: Sequence[OpRecord], policy: Policy | None) -
     in_fp32 = policy is not None and not policy.lowers
     target = next((other.precision for other in rows if _is_low(other)),
                   None if policy is None or in_fp32 else policy.target_dtype)
-    remedies = [text.format(row=row, block=row.block, first=row.inputs[0].name if row.inputs else "",
-                            wide=", ".join(_fp32_inputs(row)), target=target)
-                for holds, text in _REMEDIES if holds(row)]
-    return OperatorExplanation(row, _why(row), tuple(map(_told, row.inputs)),
-                               (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(remedies))
+    reads = tuple(f"{read.name}: {read.source_dtype}{f', cast to {read.dtype}' if read.is_cast else ''}"
+                  for read in row.inputs)
+    return OperatorExplanation(row, _why(row), reads,
+                               (_NOTHING_LOWER,) if in_fp32 and row.rule else tuple(_remedies(row, target)))
 
 
 def _why(row: OpRecord) -> str:
@@ -169,48 +178,27 @@ def _fp32_inputs(row: OpRecord) -> list[str]:
     return [read.name for read in row.inputs if read.source_dtype == FLOAT32]
 
 
-def _told(read: Input) -> str:
-    cast = f", cast to {read.dtype}" if read.dtype != read.source_dtype else ""
-    return f"{read.name}: {read.source_dtype}{cast}"
-
-
-_NOTHING_LOWER = ("FP32 is fastest here. To run low precision all the same, name a type that the device can run: "
-                  "amp.init('bfloat16')")
-
-
 def _is_low(row: OpRecord) -> bool:
     return row.precision in LOW_PRECISION
 
 
-def _because(*causes: Cause) -> Callable[[OpRecord], bool]:
-    return lambda row: row.rule == FP32 and row.cause in causes
-
-
-# When to say what; all that hold are said.
-_REMEDIES: tuple[tuple[Callable[[OpRecord], bool], str], ...] = (
-    (lambda row: not row.rule,
-     "amp.init() rewrites networks that are not converted; a converted one is made again from its FP32 original: "
-     "amp.convert_hybrid_block(net, exclude=...)"),
-    (lambda row: _is_low(row) and bool(row.rule) and bool(row.block),
-     "amp.exclude({block!r}) keeps its block in FP32"),
-    (lambda row: _is_low(row) and bool(row.rule),
-     "amp.init(fp32_ops=[{row.op!r}]) keeps all operators of its kind in FP32"),
-    (lambda row: row.rule == FP32 and not row.safe,
-     "it cannot run in low precision: lists that ask for it are refused"),
-    (_because(Cause.USER_LIST), "take {row.op!r} out of the fp32_ops or conditional_fp32_ops given to amp.init"),
-    (_because(Cause.NOT_LISTED), "add {row.op!r} to the target_precision_ops given to amp.init"),
-    (_because(Cause.CHANNELS),
-     "give it more input channels: operator lists cannot lower it, because it would not be faster"),
-    (_because(Cause.SHAPE), "try other sizes of the input, or of the batch"),
-    (_because(Cause.REGION), "take it out of the autocast region, or its block out of amp.exclude"),
-    (_because(Cause.OUTSIDE), "call it inside `with amp.autocast():`, or call amp.init()"),
-    (_because(Cause.MEASURED), "give amp.init no tuning, or measure again"),
-    (_because(Cause.EXCLUSION), "take it out of the exclusions of the policy"),
-    (_because(Cause.REGISTERED), "give amp.register_op another rule for it"),
-    (_because(Cause.DEVICE), "name the type, as in amp.init('bfloat16'): it is slower here and runs on request only"),
-    (lambda row: row.safe and _because(Cause.TABLE, Cause.DEFAULT)(row),
-     "amp.init(target_precision_ops=[*amp.list_lp16_ops({target!r}), {row.op!r}]) lowers all operators of its kind"),
-    (lambda row: row.rule == NEUTRAL and not _is_low(row), "change {first}, which it follows"),
-    (lambda row: row.rule == WIDEST and not _is_low(row), "lower what comes in FP32: {wide}"),
-    (lambda row: row.rule == KEEP, "the program itself chooses its type"),
-)
+def _remedies(row: OpRecord, target: str | None) -> Iterator[str]:
+    """Say how to change an operator's precision; ``target`` is the low-precision type."""
+    if not row.rule:
+        yield ("amp.init() rewrites networks that are not converted; a converted one is made again from its FP32 "
+               "original: amp.convert_hybrid_block(net, exclude=...)")
+    elif row.rule == KEEP:
+        yield "the program itself chooses its type"
+    elif _is_low(row):
+        if row.block:
+            yield f"amp.exclude({row.block!r}) keeps its block in FP32"
+        yield f"amp.init(fp32_ops=[{row.op!r}]) keeps all operators of its kind in FP32"
+    elif row.rule == FP32:
+        if not row.safe:
+            yield "it cannot run in low precision: lists that ask for it are refused"
+        if row.cause in _BY_CAUSE and (row.safe or row.cause not in _TABLES):
+            yield _BY_CAUSE[Cause(row.cause)].format(row=row, target=target)
+    elif row.rule == NEUTRAL:
+        yield f"change {row.inputs[0].name if row.inputs else ''}, which it follows"
+    elif row.rule == WIDEST:
+        yield f"lower what comes in FP32: {', '.join(_fp32_inputs(row))}"

@@ -41,6 +41,11 @@ class Input(NamedTuple):
     shape: tuple[int, ...] | None
     is_parameter: bool  # always False for symbols, which do not tell
 
+    @property
+    def is_cast(self) -> bool:
+        """Whether it is read in another type than it has."""
+        return self.dtype != self.source_dtype
+
 
 @dataclass(eq=False, repr=False)
 class OpRecord:

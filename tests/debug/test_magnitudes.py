@@ -9,7 +9,7 @@ from gluon_amp.debug.flops import flops
 from gluon_amp.debug.overflow import Magnitude
 from gluon_amp.dtypes import FORMATS, Format
 from gluon_amp.graph import Entry, Node
-from gluon_amp.judging import pruned, relative_error, shortest_prefix
+from gluon_amp.judging import relative_error
 
 
 def test_ranges_of_types():
@@ -27,8 +27,3 @@ def test_errors_and_magnitudes():
 def test_operations():
     x, w = (Node("null", name, shapes=[shape]) for name, shape in [("x", (4, 8)), ("w", (16, 8))])
     assert flops(Node("FullyConnected", "fc", {}, [Entry(x), Entry(w)], shapes=[(4, 16)])) == 2 * 4 * 8 * 16
-
-
-def test_searches():
-    assert shortest_prefix("abcdefgh", lambda chosen: "e" in chosen) == list("abcde")
-    assert pruned("abcdefgh", lambda chosen: "b" in chosen and "g" in chosen) == ["b", "g"]

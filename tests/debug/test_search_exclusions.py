@@ -16,9 +16,8 @@ from mxnet.gluon import HybridBlock, nn
 from networks import NETWORKS, outputs_of, ready
 
 import gluon_amp as amp
-from gluon_amp.judging import pruned, shortest_prefix
+from gluon_amp.judging import fewest
 from gluon_amp.rules import FP32, Rule
-from gluon_amp.rules.measurements import signature
 
 
 def diagonal(*factors, width=4, hybridize=True):
@@ -110,12 +109,6 @@ def test_cheap_operators_are_excluded_rather_than_costly_ones():
     net, data = two_ways()
     whole = amp.compare(net, data, dtype="float16", train_mode=False, gradients=False).outputs[0]
     assert search(net, data, 0.6 * whole).excluded == {"two_dense1_fwd"}  # the small one
-    operators = {"two_dense0_fwd": (2, 256), "two_dense1_fwd": (2, 4)}
-    attributes = {"no_bias": "True", "num_hidden": "4", "flatten": "True"}
-    costs = {"two_dense0_fwd": (1.0, 1.0), "two_dense1_fwd": (3.0, 1.0)}  # low precision gains the large one nothing
-    tuning = amp.Tuning("here", {signature("FullyConnected", attributes, shape): costs[name]
-                                 for name, shape in operators.items()})
-    assert search(net, data, 0.6 * whole, tuning=tuning).excluded == {"two_dense0_fwd"}
 
 
 @pytest.mark.parametrize(("sign", "greater_is_better"), [(1, True), (-1, False)])
@@ -181,10 +174,10 @@ class Noisy(gluon.Block):
 
 def test_a_reference_that_does_not_agree_with_itself_is_refused():
     net, data = diagonal(1, 1)
-    with pytest.raises(amp.StateError, match="two runs in FP32 do not agree: their results differ"):
+    with pytest.raises(amp.StateError, match="two runs in FP32 do not agree: they differ by"):
         search(Noisy(net), data, 0.01)
     values = iter(range(10))
-    with pytest.raises(amp.StateError, match="two runs in FP32 do not agree: their metrics differ by 1"):
+    with pytest.raises(amp.StateError, match="two runs in FP32 do not agree: they differ by 1"):
         search(net, data, metric=lambda block: next(values), budget=0.5)
     with pytest.raises(amp.StateError, match="metric is nan in FP32"):
         search(net, data, metric=lambda block: float("nan"), budget=0.5)
@@ -264,17 +257,18 @@ def test_init_takes_a_policy_alone():
 @given(st.integers(1, 40), st.data())
 def test_subsets_are_minimal_for_conditions_that_more_items_cannot_break(count, data):
     items = list(range(count))
-    needed = data.draw(st.sets(st.sampled_from(items), min_size=1))
+    needed = data.draw(st.sets(st.sampled_from(items)))
     asked = []
 
     def holds(found):
         asked.append(tuple(found))
         return needed <= set(found)
 
-    prefix = shortest_prefix(items, holds)
-    assert prefix == items[:max(needed) + 1]
-    assert len(asked) <= count.bit_length()
-    assert set(pruned(prefix, holds)) == needed
+    prefix = fewest(items, holds)
+    assert prefix == items[:max(needed, default=-1) + 1]
+    assert len(asked) <= 2 + count.bit_length()
+    assert set(fewest(items, holds, prune=True)) == needed
+    assert fewest(items, lambda found: False) is None
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.data())
@@ -284,6 +278,6 @@ def test_no_single_item_can_be_left_out(weights, data):
     def holds(found):
         return sum(weights[i] for i in found) >= limit
 
-    found = pruned(shortest_prefix(range(len(weights)), holds), holds)
+    found = fewest(range(len(weights)), holds, prune=True)
     assert holds(found)
     assert all(not holds([i for i in found if i != left_out]) for left_out in found)
