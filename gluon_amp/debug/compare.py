@@ -12,7 +12,6 @@ from mxnet.ndarray import NDArray
 
 from .. import checks
 from .._mxnet.invoke import original_invoke
-from .._mxnet.symbols import dtype_name
 from ..dtypes import FLOAT32, normalize
 from ..eager.applier import run_lowered
 from ..elsewhere import also
@@ -28,7 +27,7 @@ from ..state.policies import device_policies, policies_of
 from ..state.state import State
 from .recording import Recording, Rerun, arguments_of, is_float, make_ready, record, unchanged
 from .records import OpRecord
-from .shown import print_table, text_table
+from .shown import Shown, print_table, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +58,7 @@ class OperatorError:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Shown):
     """What :func:`compare` found."""
 
     dtype: str  # the low-precision type
@@ -72,17 +71,7 @@ class Comparison:
     def worst(self, count: int = 10, by: str = "accumulated") -> list[OperatorError]:
         """Return the operators with the largest errors, worst first.
 
-        Parameters
-        ----------
-        count : int
-            How many.
-        by : {'accumulated', 'isolated', 'gradient', 'isolated_gradient'}
-            Which error counts.
-
-        Raises
-        ------
-        ValueError
-            There is no such error.
+        ``by`` names the error: ``'accumulated'``, ``'isolated'``, ``'gradient'`` or ``'isolated_gradient'``.
         """
         if by not in ORDERS:
             raise ValueError(expected(f"one of {', '.join(ORDERS)}", "by", by))
@@ -107,7 +96,7 @@ class Comparison:
         return text_table(lines, [order.replace("_", " ") for order in ORDERS], self.summary, red)
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> str:  # type: ignore[override]
         """One line: how much runs in low precision, and how far the results are from FP32."""
         low = sum(item.dtype == self.dtype for item in self.operators)
         gradients = sorted(self.parameters.values(), key=_rank)
@@ -122,16 +111,7 @@ class Comparison:
         print_table(self.table(by, count, wide), wide)
 
     def __rich__(self) -> Table:
-        return self.table()
-
-    def _repr_mimebundle_(self, include: Any = (), exclude: Any = (), **_: Any) -> dict[str, str]:
-        return self.table(count=20)._repr_mimebundle_(include, exclude)
-
-    def __repr__(self) -> str:
-        return f"<Comparison: {self.summary}>"
-
-    def __str__(self) -> str:
-        return self.summary
+        return self.table(count=20)
 
 
 def _number(error: float) -> str:
@@ -175,17 +155,7 @@ def compare(net: Block, data: Any, loss: Callable[[Any], NDArray] | None = None,
     Returns
     -------
     Comparison
-
-    Raises
-    ------
-    DTypeError
-        This machine cannot run the type.
-    StateError
-        Parameters are not initialized.
-    PolicyError
-        Both ``target_dtype`` and ``policy`` are given.
-    TypeError
-        ``net`` is not a block, or ``data`` holds no array.
+        Print it.
 
     Examples
     --------
@@ -278,8 +248,8 @@ def _rounded(made: Recording) -> dict[int, list[NDArray]]:
     """Return the outputs of operators in an imitated type, which compute in FP32, after their rounding."""
     rounded: dict[int, list[NDArray]] = {}
     for each in made.records:
-        source = each.reads[0].source if each.reads else None
-        if each.imitation and source is not None and dtype_name(each.outputs[0].dtype) == source.observed != FLOAT32:
+        source = each.imitates
+        if source is not None and each.dtype == source.observed:
             rounded.setdefault(id(source), list(source.outputs))[each.reads[0].output] = each.outputs[0]
     return rounded
 

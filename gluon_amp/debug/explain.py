@@ -194,9 +194,10 @@ def _remedies(row: OpRecord, target: str | None) -> Iterator[str]:
             yield f"amp.exclude({row.block!r}) keeps its block in FP32"
         yield f"amp.init(fp32_ops=[{row.op!r}]) keeps all operators of its kind in FP32"
     elif row.rule == FP32:
-        if not row.safe:
+        is_safe = row.decision is None or row.decision.safe
+        if not is_safe:
             yield "it cannot run in low precision: lists that ask for it are refused"
-        if row.cause in _BY_CAUSE and (row.safe or row.cause not in _TABLES):
+        if row.cause in _BY_CAUSE and (is_safe or row.cause not in _TABLES):
             yield _BY_CAUSE[Cause(row.cause)].format(row=row, target=target)
     elif row.rule == NEUTRAL:
         yield f"change {row.inputs[0].name if row.inputs else ''}, which it follows"

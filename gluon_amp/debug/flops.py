@@ -6,8 +6,8 @@ element that anything else reads or writes, none for what only moves data. Opera
 from __future__ import annotations
 
 import re
-from math import prod as _product
-from typing import Callable, Mapping, Sequence
+from math import prod
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from ..graph import Node
 from ..graph.attrs import is_set
@@ -15,123 +15,91 @@ from ..rules.tables import bfloat16
 from ..rules.tables.groups import layers, system
 from ..rules.tables.rows import as_table
 
-Shape = Sequence[int]
-Count = Callable[[Node], int]
-
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
-
 _MOVES_DATA = frozenset((*as_table(*bfloat16.SHAPES), *system.CASTS, *system.CREATION, *layers.EMBEDDINGS,
                          *layers.SEQUENCES))
 
 
-class _UnknownShape(Exception):
-    """An operator's arithmetic cannot be counted."""
+class Shaped(NamedTuple):
+    """An operator's attributes and the shapes of its inputs and of its first output."""
+
+    attrs: Mapping[str, str]
+    inputs: Sequence[Sequence[int]]
+    output: Sequence[int]
+
+
+Count = Callable[[Shaped], int]
 
 
 def flops(node: Node) -> int:
     """Count the floating-point operations of an operator's forward pass."""
     count = _FUSED.get(node.op) or MATRIX_OPERATORS.get(node.kind)
+    inputs, output = [entry.shape for entry in node.inputs], node.shapes[0] if node.shapes else None
     if count is None:
-        return 0 if node.kind in _MOVES_DATA else _elementwise(node)
-    try:
-        return count(node)
-    except _UnknownShape:
-        return 0
+        return 0 if node.kind in _MOVES_DATA else max(prod(shape) if shape else 0 for shape in (output, *inputs[:1]))
+    known = [shape for shape in inputs if shape is not None]
+    return count(Shaped(node.attrs, known, output)) if output is not None and len(known) == len(inputs) else 0
 
 
-def _input(node: Node, position: int) -> Shape:
-    shape = node.inputs[position].shape if position < len(node.inputs) else None
-    return _known(shape)
-
-
-def _output(node: Node) -> Shape:
-    return _known(node.shapes[0] if node.shapes else None)
-
-
-def _known(shape: Shape | None) -> Shape:
-    if shape is None:
-        raise _UnknownShape
-    return shape
-
-
-def _elementwise(node: Node) -> int:
-    sizes = [_product(entry.shape) for entry in node.inputs[:1] if entry.shape]
-    sizes += [_product(node.shapes[0])] if node.shapes and node.shapes[0] else []
-    return max(sizes, default=0)
-
-
-def _sums(length: Callable[[Node], int]) -> Count:
+def _sums(length: Count) -> Count:
     """Count a product by how many values each element of its output is the sum of."""
-    return lambda node: 2 * _product(_output(node)) * length(node)
-
-
-def _convolution(weight: int) -> Count:
-    # A weight is (output channels, input channels of a group, kernel...), whatever the order of the last ones.
-    return _sums(lambda node: _product(_input(node, weight)[1:]))
-
-
-def _deconvolution(node: Node) -> int:
-    return 2 * _product(_input(node, 0)) * _product(_input(node, 1)[1:])
+    return lambda op: 2 * prod(op.output) * length(op)
 
 
 def _transposed_product(axis: int, transposed_axis: int) -> Count:
     """Count a matrix product that sums over the one or the other axis of its first input."""
-    return _sums(lambda node: _input(node, 0)[transposed_axis if is_set(node.attrs, "transpose_a") else axis])
+    return _sums(lambda op: op.inputs[0][transposed_axis if is_set(op.attrs, "transpose_a") else axis])
 
 
-def _axes_of_tensordot(node: Node) -> int:
-    first = _input(node, 0)
-    if "axes" in node.attrs:
-        return _product(first[len(first) - int(node.attrs["axes"]):])
-    return _product(first[int(axis)] for axis in re.findall(r"-?\d+", str(node.attrs.get("a_axes_summed", ""))))
+def _axes_of_tensordot(op: Shaped) -> int:
+    first = op.inputs[0]
+    if "axes" in op.attrs:
+        return prod(first[len(first) - int(op.attrs["axes"]):])
+    return prod(first[int(axis)] for axis in re.findall(r"-?\d+", str(op.attrs.get("a_axes_summed", ""))))
 
 
-def _einsum(node: Node) -> int:
+def _einsum(op: Shaped) -> int:
     """Count the product over all indices at once, as einsum computes it unless told to optimise."""
-    terms = re.sub(r"\s", "", node.attrs.get("subscripts", "")).split("->")[0].split(",")
-    lengths: dict[str, int] = {}
-    for position, term in enumerate(terms):
-        shape = _input(node, position)
-        if "." in term or len(term) != len(shape):
-            raise _UnknownShape
-        lengths.update(zip(term, shape))
-    return len(terms) * _product(lengths.values())
+    terms = re.sub(r"\s", "", op.attrs.get("subscripts", "")).split("->")[0].split(",")
+    if any("." in term or len(term) != len(shape) for term, shape in zip(terms, op.inputs)):
+        return 0
+    return len(terms) * prod({index: size for pair in zip(terms, op.inputs) for index, size in zip(*pair)}.values())
 
 
 def _attention_scores(arrays: int) -> Count:
     """Count the products of queries and keys, where the first input holds so many arrays."""
-    return _sums(lambda node: _input(node, 0)[-1] // (arrays * int(node.attrs["heads"])))
+    return _sums(lambda op: op.inputs[0][-1] // (arrays * int(op.attrs["heads"])))
 
 
-def _recurrent(node: Node) -> int:
-    length, batch, width = _input(node, 0)
-    hidden, count = int(node.attrs["state_size"]), int(node.attrs["num_layers"])
-    directions = 2 if is_set(node.attrs, "bidirectional") else 1
+def _recurrent(op: Shaped) -> int:
+    length, batch, width = op.inputs[0]
+    hidden, count = int(op.attrs["state_size"]), int(op.attrs["num_layers"])
+    directions = 2 if is_set(op.attrs, "bidirectional") else 1
     widths = [width] + [hidden * directions] * (count - 1)
-    weights = sum(_GATES[node.attrs["mode"]] * hidden * (each + hidden) * directions for each in widths)
-    return 2 * length * batch * weights
+    return 2 * length * batch * sum(_GATES[op.attrs["mode"]] * hidden * (each + hidden) * directions for each in widths)
 
 
-def _attention(node: Node) -> int:
+def _attention(op: Shaped) -> int:
     """Count both products of attention in C++."""
-    operands = node.attrs["operands"].split(",")
-    values = _input(node, operands.index("values" if "values" in operands else "projections"))
-    keys = values[0 if node.attrs["layout"] == "interleaved" else 1]
-    return 4 * _product(_output(node)) * keys
+    operands = op.attrs["operands"].split(",")
+    values = op.inputs[operands.index("values" if "values" in operands else "projections")]
+    return 4 * prod(op.output) * values[0 if op.attrs["layout"] == "interleaved" else 1]
 
 
 # Operators in C++ that take the place of several.
 _FUSED: Mapping[str, Count] = {"_gluon_amp_attention": _attention}
 
-_LAST_AXIS = _sums(lambda node: _input(node, 0)[-1] if _input(node, 0) else 0)
-_DENSE = _sums(lambda node: _input(node, 1)[-1])
+# A weight is (output channels, input channels of a group, kernel...), whatever the order of the last ones.
+_CONVOLUTION = _sums(lambda op: prod(op.inputs[1][1:]))
+_LAST_AXIS = _sums(lambda op: op.inputs[0][-1] if op.inputs[0] else 0)
+_DENSE = _sums(lambda op: op.inputs[1][-1])
 _TENSORDOT = _sums(_axes_of_tensordot)
 MATRIX_OPERATORS: Mapping[str, Count] = {
-    "Convolution": _convolution(weight=1),
-    "_sg_mkldnn_conv": _convolution(weight=1),
-    "_contrib_DeformableConvolution": _convolution(weight=2),
-    "_contrib_ModulatedDeformableConvolution": _convolution(weight=3),
-    "Deconvolution": _deconvolution,
+    "Convolution": _CONVOLUTION,
+    "_sg_mkldnn_conv": _CONVOLUTION,
+    "_contrib_DeformableConvolution": _sums(lambda op: prod(op.inputs[2][1:])),
+    "_contrib_ModulatedDeformableConvolution": _sums(lambda op: prod(op.inputs[3][1:])),
+    "Deconvolution": lambda op: 2 * prod(op.inputs[0]) * prod(op.inputs[1][1:]),
     "FullyConnected": _DENSE,
     "_sg_mkldnn_fully_connected": _DENSE,
     "dot": _transposed_product(-1, 0),

@@ -54,13 +54,6 @@ class DriftMonitor:
     first_step : int
         The number of the first step, for runs that are continued.
 
-    Raises
-    ------
-    StateError
-        The trainer has no loss scaler.
-    TypeError, ValueError
-        An argument has a wrong type or value.
-
     Examples
     --------
     ::

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -246,7 +247,7 @@ class OverflowTracer:
             locator = _Locator(self._run_again(call), float_arrays(call.arguments), call.gradients)
             culprit = locator.find()
             if culprit is not None:
-                return _described(culprit, locator, scale, gradients)
+                return locator.described(culprit, scale, gradients)
         return OverflowReport(UNKNOWN, scale, gradients)
 
     def _run_again(self, call: _Call) -> Recording:
@@ -299,15 +300,6 @@ def trace_overflow(net: Block, trainer: gluon.Trainer, limit: int = 10) -> Overf
         Holds the reports; a context manager, or to be closed by ``close()``. Until then every training step keeps its
         inputs and copies the gradients of the network's outputs.
 
-    Raises
-    ------
-    StateError
-        The trainer has no loss scaler.
-    TypeError
-        ``net`` is not a block, or ``trainer`` is not a trainer.
-    ValueError
-        ``limit`` is below 1.
-
     Examples
     --------
     ::
@@ -342,62 +334,58 @@ class _Locator:
     """Searches a run, after its backward pass from the gradients that reached its outputs."""
 
     def __init__(self, run: Recording, arguments: Sequence[NDArray], heads: Sequence[NDArray | None]):
-        self.run = run
-        self.arguments = list(arguments)
-        self.heads = list(heads)
-        self._finite: dict[int, bool] = {}
-        self._readers: dict[tuple[int, int], list[tuple[OpRecord, int]]] = {}
+        self.run, self.arguments, self.heads = run, arguments, heads
+        self._finite: dict[int, tuple[bool, Any]] = {}  # by the id of an array, which is kept alive
+        self._readers: dict[tuple[int, int], list[tuple[OpRecord, int]]] = defaultdict(list)
         for row in run.records:
             for position, read in enumerate(row.reads):
-                if read.source is not None:
-                    self._readers.setdefault((id(read.source), read.output), []).append((row, position))
-
-    def is_finite(self, array: NDArray | None) -> bool:
-        """Tell whether all values of a floating-point array are finite; other arrays, and None, are."""
-        if array is None or not is_float(array):
-            return True
-        if id(array) not in self._finite:
-            self._finite[id(array)] = bool(np.isfinite(self.run.values(array)).all())
-        return self._finite[id(array)]
+                self._readers[id(read.source), read.output].append((row, position))
 
     def find(self) -> _Culprit | None:
         """Return what gave the first value that is not finite, None when all are."""
         for position, array in enumerate(self.arguments):
-            if not self.is_finite(array):
+            if not self._are_finite([array]):
                 return _Culprit(DATA, tensor=f"argument {position}", array=array)
         for array in self.run.outputs:
             source = self.run.source(array)
-            if not self.is_finite(array) and source is not None:
+            if source is not None and not self._are_finite([array]):
                 return self._forward(source[0])
-        swallowed = self._swallowed()
+        swallowed = next(filter(self._swallows, self.run.records), None)
         if swallowed is not None:
-            return swallowed
+            return self._blamed(FORWARD, swallowed)
         for position, gradient in enumerate(self.heads):
-            if not self.is_finite(gradient):
+            if not self._are_finite([gradient]):
                 return _Culprit(LOSS, tensor=f"output {position}", array=gradient)
         return self._backward()
 
+    def _are_finite(self, arrays: Sequence[NDArray | None]) -> bool:
+        """Tell whether all values of floating-point arrays are finite."""
+        for array in filter(is_float, arrays):
+            if id(array) not in self._finite:
+                self._finite[id(array)] = bool(np.isfinite(self.run.values(array)).all()), array
+        return all(self._finite[id(array)][0] for array in filter(is_float, arrays))
+
     def _forward(self, row: OpRecord) -> _Culprit:
         """Follow values that are not finite up to where they begin."""
-        while True:
-            before = next((read.source for array, read in zip(row.arguments, row.reads)
-                           if read.source is not None and not self.is_finite(array)), None)
-            if before is None:
-                break
+        before: OpRecord | None = row
+        while before is not None:
             row = before
+            before = next((read.source for array, read in zip(row.arguments, row.reads)
+                           if read.source is not None and not self._are_finite([array])), None)
         for array, read in zip(row.arguments, row.reads):
-            if read.is_parameter and not self.is_finite(array):
+            if read.is_parameter and not self._are_finite([array]):
                 return _Culprit(PARAMETER, self._reader(row), tensor=read.name)
         return self._lost(row) or self._blamed(FORWARD, row)
 
     def _lost(self, row: OpRecord) -> _Culprit | None:
         """Return the operator before one that rounded to zero what is infinite there, as in ``log(x + 1e-8)``."""
-        if not row.repeatable or all(map(self.is_finite, self.run.again(row).outputs)):
+        if not row.repeatable or self._are_finite(self.run.again(row).outputs):
             return None
         waiting, seen = [row], {id(row)}
         for reader in waiting:
             for array, read in zip(reader.arguments, reader.reads):
-                if read.source is None or id(read.source) in seen or not self._has_zeros(array):
+                has_zeros = is_float(array) and not self.run.values(array).all()
+                if read.source is None or id(read.source) in seen or not has_zeros:
                     continue
                 seen.add(id(read.source))
                 waiting.append(read.source)
@@ -405,137 +393,87 @@ class _Locator:
                     return self._blamed(FORWARD, read.source)._replace(phase=UNDERFLOW, tensor=row.name)
         return None
 
-    def _has_zeros(self, array: NDArray) -> bool:
-        return is_float(array) and not self.run.values(array).all()
-
     def _rounds_to_zero(self, row: OpRecord) -> bool:
         """Tell whether an operator gave zeros where it gives other values of the same inputs in FP32."""
-        if row.rounds:
-            return self._differ(row.arguments, row.outputs)
-        return row.repeatable and self._differ(self.run.again(row, as_cast=True).outputs, row.outputs)
-
-    def _differ(self, wide: Sequence[NDArray], outputs: Sequence[NDArray]) -> bool:
+        wide = (row.arguments if row.rounds else
+                self.run.again(row, as_cast=True).outputs if row.repeatable else ())
         values = self.run.values
         return any(is_float(array) and bool(((values(array) == 0) & (values(own) != 0)).any())
-                   for own, array in zip(wide, outputs))
+                   for own, array in zip(wide, row.outputs))
 
-    def _swallowed(self) -> _Culprit | None:
-        """Return the operator that overflowed without a trace in the outputs: oneDNN's relu turns NaN into 0."""
+    def _swallows(self, row: OpRecord) -> bool:
+        """Tell whether an operator overflowed, maybe without a trace in the outputs: oneDNN's relu turns NaN into 0."""
         # Values that are not finite in FP32 either, such as masks of -inf, are no fault.
-        for row in self.run.records:
-            if all(map(self.is_finite, row.outputs)) or not all(map(self.is_finite, row.arguments)):
-                continue
-            if row.rounds or (row.repeatable and all(map(self.is_finite, self.run.again(row).outputs))):
-                return self._blamed(FORWARD, row)
-        return None
+        return (not self._are_finite(row.outputs) and self._are_finite(row.arguments)
+                and (row.rounds or (row.repeatable and self._are_finite(self.run.again(row).outputs))))
 
     def _blamed(self, phase: str, row: OpRecord) -> _Culprit:
         """Attribute a cast of AMP to the operator that gave the value, or to the one that reads it."""
         if not row.rounds:
             return _Culprit(phase, row)
-        writer = _writer(row)
-        if phase == FORWARD and not writer.inserted:
+        writer: OpRecord | None = row
+        while writer is not None and writer.inserted:
+            writer = writer.reads[0].source if writer.reads else None
+        if phase == FORWARD and writer is not None:
             return _Culprit(phase, writer, row)
         reader = self._reader(row)
-        output = self._output(reader) if reader.inserted else None
-        if output is not None:  # the last cast of all, to what the network returns
-            return _Culprit(LOSS, rounding=row, tensor=f"output {output}", array=self.heads[output])
+        for position, array in enumerate(self.run.outputs):
+            if reader.inserted and self.run.source(array) == (reader, 0):  # the last cast of all
+                return _Culprit(LOSS, rounding=row, tensor=f"output {position}", array=self.heads[position])
         return _Culprit(phase, reader, row)
 
     def _reader(self, row: OpRecord) -> OpRecord:
         """Return the operator that reads a cast and contributes most to its gradient."""
-        while row.inserted:
-            readers = self._readers.get((id(row), 0), [])
-            if not readers:
-                break
-            row = max(readers, key=lambda reader: self._contribution(*reader))[0]
+        while row.inserted and self._readers[id(row), 0]:
+            row = self._largest_reader(row)
         return row
 
-    def _output(self, row: OpRecord) -> int | None:
-        """Return which output of the network an operator gives, None when none."""
-        sources = [self.run.source(array) for array in self.run.outputs]
-        return next((i for i, source in enumerate(sources) if source is not None and source[0] is row), None)
+    def _largest_reader(self, row: OpRecord) -> OpRecord:
+        def contribution(reader: tuple[OpRecord, int]) -> float:
+            gradient = reader[0].input_gradients[reader[1]] if reader[0].input_gradients else None
+            return -1.0 if gradient is None else self.run.largest([gradient]) or 0.0
 
-    def _contribution(self, row: OpRecord, position: int) -> float:
-        gradient = row.input_gradients[position] if row.input_gradients else None
-        if gradient is None:
-            return -1.0
-        values = np.abs(self.run.values(gradient))
-        return float(np.nan_to_num(values, nan=np.inf).max()) if values.size else -1.0
+        return max(self._readers[id(row), 0], key=contribution, default=(row, 0))[0]
 
     def _backward(self) -> _Culprit | None:
         for row in reversed(self.run.records):
-            arrived = all(map(self.is_finite, row.gradients))
-            if arrived and not all(map(self.is_finite, row.input_gradients)):
-                if not all(map(self.is_finite, [*row.arguments, *row.outputs])):
-                    return self._forward(row)  # it only shows here
-                return self._blamed(BACKWARD, row)
-            if not arrived:  # finite parts whose sum is not
-                readers = self._readers.get((id(row), 0), [])
-                largest = max(readers, key=lambda reader: self._contribution(*reader), default=(row, 0))
-                return self._blamed(BACKWARD, largest[0])
+            if not self._are_finite(row.gradients):  # finite parts whose sum is not
+                return self._blamed(BACKWARD, self._largest_reader(row))
+            if not self._are_finite(row.input_gradients):
+                shows_here_only = not self._are_finite([*row.arguments, *row.outputs])
+                return self._forward(row) if shows_here_only else self._blamed(BACKWARD, row)
         return None
 
-    def neighbours(self, culprit: OpRecord, phase: str) -> list[Magnitude]:
+    def described(self, culprit: _Culprit, scale: float, gradients: tuple[Magnitude, ...]) -> OverflowReport:
+        """Measure the culprit and what is around it."""
+        row, rounding, backward = culprit.row, culprit.rounding, culprit.phase == BACKWARD
+        arrays = (*rounding.arguments, *rounding.outputs) if rounding is not None else ()
+        make = partial(OverflowReport, culprit.phase, scale, gradients, tensor=culprit.tensor, rounded_to=next(
+            (dtype for dtype in map(_dtype_of, arrays) if dtype in LOW_PRECISION), ""))
+        if row is None:
+            at_fault = self._measured([culprit.tensor], [culprit.array])
+            return make(inputs=at_fault) if culprit.phase == DATA else make(gradients=at_fault)
+        reads = [f"input {position}, {read.name}" for position, read in enumerate(row.inputs)]
+        gives = [f"output {number}" for number in range(len(row.outputs))] if len(row.outputs) > 1 else ["output"]
+        # An operator that cannot run again gave FP32, where it was rounded afterwards.
+        fp32 = (self.run.again(row) if row.repeatable else Rerun([], []) if rounding is None else
+                Rerun(list(row.outputs), list(row.input_gradients)))
+        return make(operator=row.name, op=row.op, block=row.block, inputs=self._measured(reads, row.arguments),
+                    outputs=self._measured(gives, row.outputs),
+                    gradients=self._measured(gives, row.gradients) if backward else (),
+                    input_gradients=self._measured(reads, row.input_gradients) if backward else (),
+                    in_fp32=self._measured(reads, fp32.input_gradients) if backward else
+                    self._measured(gives, fp32.outputs), around=self._around(row, backward))
+
+    def _around(self, culprit: OpRecord, backward: bool) -> tuple[Magnitude, ...]:
         """Measure the operators before and after one, in the order of the pass."""
-        rows = [row for row in self.run.records if not row.inserted and row.outputs]
-        rows = rows[::-1] if phase == BACKWARD else rows
+        rows = [row for row in self.run.records if not row.inserted and row.outputs][::-1 if backward else 1]
         here = next((i for i, row in enumerate(rows) if row is culprit), 0)
-        arrays = ((row.name, next((each for each in (row.gradients if phase == BACKWARD else row.outputs)
-                                   if each is not None), None))
-                  for row in rows[max(here - _AROUND, 0):here + _AROUND + 1])
-        return [self.measure(name, array) for name, array in arrays if array is not None]
+        shown = rows[max(here - _AROUND, 0):here + _AROUND + 1]
+        return self._measured([row.name for row in shown],
+                              [next((each for each in (row.gradients if backward else row.outputs)
+                                     if each is not None), None) for row in shown])
 
-    def measure(self, name: str, array: NDArray) -> Magnitude:
-        """Return the magnitude of an array."""
-        return Magnitude.of(name, _dtype_of(array), self.run.values(array))
-
-
-def _writer(row: OpRecord) -> OpRecord:
-    """Return the program's operator that gave what a cast reads."""
-    while row.inserted and row.reads and row.reads[0].source is not None:
-        row = row.reads[0].source
-    return row
-
-
-def _described(culprit: _Culprit, locator: _Locator, scale: float, gradients: tuple[Magnitude, ...]) -> OverflowReport:
-    make = partial(OverflowReport, culprit.phase, scale, gradients, tensor=culprit.tensor,
-                   rounded_to=_rounded_to(culprit))
-    row, backward = culprit.row, culprit.phase == BACKWARD
-    if row is None:
-        at_fault = _measured(locator, [culprit.tensor], [culprit.array])
-        return make(inputs=at_fault) if culprit.phase == DATA else make(gradients=at_fault)
-    of_inputs = partial(_measured, locator, [f"input {position}, {_origin(row, position)}"
-                                             for position in range(len(row.arguments))])
-    of_outputs = partial(_measured, locator, [f"output {number}" for number in range(len(row.outputs))]
-                         if len(row.outputs) > 1 else ["output"])
-    fp32 = _in_fp32(culprit, row, locator)
-    return make(operator=row.name, op=row.op, block=row.block, inputs=of_inputs(row.arguments),
-                outputs=of_outputs(row.outputs), gradients=of_outputs(row.gradients) if backward else (),
-                input_gradients=of_inputs(row.input_gradients) if backward else (),
-                in_fp32=of_inputs(fp32.input_gradients) if backward else of_outputs(fp32.outputs),
-                around=tuple(locator.neighbours(row, culprit.phase)))
-
-
-def _origin(row: OpRecord, position: int) -> str:
-    return row.inputs[position].name
-
-
-def _rounded_to(culprit: _Culprit) -> str:
-    if culprit.rounding is None:
-        return ""
-    arrays = (*culprit.rounding.arguments, *culprit.rounding.outputs)
-    return next((dtype for dtype in map(_dtype_of, arrays) if dtype in LOW_PRECISION), "")
-
-
-def _in_fp32(culprit: _Culprit, row: OpRecord, locator: _Locator) -> Rerun:
-    """Return what the operator gives in FP32, nothing where that cannot be told."""
-    if row.repeatable:
-        return locator.run.again(row)
-    # What was rounded is FP32.
-    return Rerun([], []) if culprit.rounding is None else Rerun(list(row.outputs), list(row.input_gradients))
-
-
-def _measured(locator: _Locator, names: Sequence[str], arrays: Sequence[NDArray | None]) -> tuple[Magnitude, ...]:
-    return tuple(locator.measure(name, array) for name, array in zip(names, arrays)
-                 if array is not None and is_float(array))
+    def _measured(self, names: Sequence[str], arrays: Sequence[NDArray | None]) -> tuple[Magnitude, ...]:
+        return tuple(Magnitude.of(name, _dtype_of(array), self.run.values(array))
+                     for name, array in zip(names, arrays) if array is not None and is_float(array))

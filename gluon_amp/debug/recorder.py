@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from mxnet.gluon import Block
@@ -22,6 +22,7 @@ from .._mxnet.invoke import PAST_INVOKE, Invocation, Invoke
 from .._mxnet.operators import handle_of, registered_operators
 from ..graph import CAST, Role
 from ..plan.cached_op import RewritingCachedOp
+from ..replaced import Replaced
 from ..rules import Decision, Policy
 from ..session import hooks
 from ..state.eager_policy import EagerPolicy, twins
@@ -56,30 +57,18 @@ OnGraph = Callable[["Block | None", RewritingCachedOp, Sequence[NDArray]], Any] 
 @contextmanager
 def heard(on_call: OnCall, on_graph: OnGraph, methods: bool = False) -> Iterator[None]:
     """Let functions run the current thread's operators and graphs in the body, and methods of arrays on request."""
-    with ExitStack() as stack:
-        stack.enter_context(hooks.kept_in_place())
-        original, put = stack.enter_context(hooks.invoke_replaced())
+    replaced = Replaced()
+    with hooks.kept_in_place(), hooks.invoke_replaced() as (original, put):
         recorder = _Recorder(on_call, on_graph, original)
         put(recorder.inner, recorder.outer)
-        stack.enter_context(_replaced(RewritingCachedOp, "__call__", recorder.cached_op))
-        stack.enter_context(_replaced(Block, "__call__", recorder.block))
+        replaced.put(RewritingCachedOp, "__call__", recorder.cached_op(RewritingCachedOp.__call__))
+        replaced.put(Block, "__call__", recorder.block(Block.__call__))
         for owner, name in PAST_INVOKE if methods else ():
-            stack.enter_context(_replaced(owner, name, functools.partial(recorder.method, name)))
-        yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    inherited = name not in vars(owner)
-    original = getattr(owner, name)
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        if inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
+            replaced.put(owner, name, recorder.method(name, getattr(owner, name)))
+        try:
+            yield
+        finally:
+            replaced.restore()
 
 
 @functools.lru_cache(maxsize=1)
@@ -95,15 +84,12 @@ class _Recorder:
         self.on_graph = on_graph
         self.original = original
         self.thread = threading.get_ident()
-        self.deaf = 0  # how many calls that are recorded as a whole are under way
-        self.blocks: list[Block] = []
+        self.whole: list[Any] = []  # the calls that are recorded as a whole and that are under way
+        self.blocks: list[Block | None] = [None]
         self.called: list[int] = []  # the operators that the program called and that are under way
 
     def _listens(self) -> bool:
-        return not self.deaf and threading.get_ident() == self.thread
-
-    def _current_block(self) -> Block | None:
-        return self.blocks[-1] if self.blocks else None
+        return not self.whole and threading.get_ident() == self.thread
 
     def outer(self, invoke: Invoke) -> Invoke:
         """Make the function that the program calls in place of AMP's invoke."""
@@ -128,7 +114,7 @@ class _Recorder:
         is_own = made.handle in (called, twins().get(called))
         eager = in_force.eager(made.inputs)
         outputs = self.on_call(Call(
-            op, _names().get(called, "?") if is_own else "", self._current_block(), made.inputs, compute, made.attrs(),
+            op, _names().get(called, "?") if is_own else "", self.blocks[-1], made.inputs, compute, made.attrs(),
             Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
             None if eager is None else eager.policy,
             None if eager is None or not is_own else _decision(eager, op, made), writes=made.out is not None))
@@ -141,8 +127,8 @@ class _Recorder:
         def call(operation: RewritingCachedOp, *args: NDArray, **kwargs: Any) -> Any:
             if kwargs or not self._listens():
                 return original(operation, *args, **kwargs)
-            with self._silence():
-                return self.on_graph(self._current_block(), operation, args)
+            with _pushed(self.whole, operation):
+                return self.on_graph(self.blocks[-1], operation, args)
         return call
 
     def block(self, original: Callable) -> Callable:
@@ -168,27 +154,19 @@ class _Recorder:
                 given = list(args)
                 for position, array in zip(positions, arrays):
                     given[position] = array
-                with self._silence():
+                with _pushed(self.whole, name):
                     result = original(*given, **kwargs)
                 kinds.append(type(result))
                 results = result if isinstance(result, (list, tuple)) else [result]
                 # What is handed back as it is has no operator to differentiate.
                 return [self._copied(item) if any(item is array for array in arrays) else item for item in results]
-            outputs = self.on_call(Call(name, name, self._current_block(), [args[i] for i in positions], compute,
+            outputs = self.on_call(Call(name, name, self.blocks[-1], [args[i] for i in positions], compute,
                                         is_whole=True))
             return kinds[0](outputs) if kinds[0] in (list, tuple) else outputs[0]
         return call
 
     def _copied(self, array: NDArray) -> NDArray:
         return self.original(handle_of("_copy"), [array], [], [], None, False, False)
-
-    @contextmanager
-    def _silence(self) -> Iterator[None]:
-        self.deaf += 1
-        try:
-            yield
-        finally:
-            self.deaf -= 1
 
 
 @contextmanager

@@ -169,8 +169,8 @@ class Recording:
                 backward = _BACKWARD.match(output.name)
                 self._charge(named.get(backward[1], []) if backward else [], output.milliseconds)
             for each in run.records:
-                if each.imitation and each.observed is None and each.dtype != FLOAT32 and each.reads[0].source:
-                    each.reads[0].source.observed = None  # the engine computes equal operators once, and reports one
+                if each.imitates is not None and each.observed is None:
+                    each.imitates.observed = None  # the engine computes equal operators once, and reports one
         self._graphs = []
 
     def _charge(self, records: Sequence[OpRecord], milliseconds: float) -> None:
@@ -220,7 +220,7 @@ class Recording:
                 outputs = [array.detach() for array in outputs]
         made.milliseconds = self._lap(outputs)
         if self._values and not self._keep:
-            made.largest = self._largest(outputs)
+            made.largest = self.largest(outputs)
         if self._keep and not writes:
             made.arguments, made.outputs = list(inputs), outputs
         return outputs
@@ -252,7 +252,7 @@ class Recording:
             array.wait_to_read()
         return self._stopwatch.lap()
 
-    def _largest(self, arrays: Sequence[NDArray | None]) -> float | None:
+    def largest(self, arrays: Sequence[NDArray | None]) -> float | None:
         """Return the largest absolute value, infinite where there is an inf or NaN; None where there is no value."""
         sizes = [np.abs(self.values(array)) for array in arrays if array is not None and is_float(array) and array.size]
         return max((float(size.max()) if np.isfinite(size).all() else np.inf for size in sizes), default=None)
@@ -289,7 +289,7 @@ class Recording:
         if self._keep:
             made.gradients, made.input_gradients = gradients, contributed
         else:
-            made.largest_gradient = self._largest([*gradients, *contributed])
+            made.largest_gradient = self.largest([*gradients, *contributed])
         for read, gradient in zip(made.reads, contributed):
             if gradient is not None and read.source is not None:
                 self._add(totals, (id(read.source), read.output), gradient)

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from mxnet.gluon import Block, SymbolBlock
 from mxnet.ndarray import NDArray
@@ -105,11 +105,6 @@ class OpRecord:
         return self.decision.cause if self.decision else ""
 
     @property
-    def safe(self) -> bool:
-        """Whether user lists may force another precision."""
-        return self.decision.safe if self.decision else True
-
-    @property
     def native(self) -> bool:
         """Whether an operator in C++ of this package ran in its place."""
         return self.kernel != self.op
@@ -125,14 +120,15 @@ class OpRecord:
         return self.decision is not None and self.decision.rule != KEEP
 
     @property
-    def imitation(self) -> bool:
-        """Whether it rounds values to a type that the device has no kernels for."""
-        return self.role is Role.ROUNDING
-
-    @property
     def is_cast(self) -> bool:
         """Whether it is a cast of AMP's between operators of different precision."""
-        return self.inserted and self.op in _CASTS and not self.imitation
+        return self.role is not Role.ROUNDING and self.inserted and self.op in _CASTS
+
+    @property
+    def imitates(self) -> OpRecord | None:
+        """The operator whose result it rounds to a type that is imitated; None for other operators."""
+        is_rounding = self.role is Role.ROUNDING and self.dtype != FLOAT32 and self.reads
+        return self.reads[0].source if is_rounding else None
 
     @property
     def rounds(self) -> bool:
@@ -161,12 +157,12 @@ class OpRecord:
         if self.inserted:
             read = self.reads[0] if self.reads else Read("", None, None)
             return {**{name: getattr(self, name) for name in _OF_INSERTED}, "source": read.name,
-                    "source_dtype": read.dtype}
+                    "source_dtype": read.dtype, "imitation": self.role is Role.ROUNDING}
         return {**{name: getattr(self, name) for name in _OF_OWN}, "inputs": [read._asdict() for read in self.inputs]}
 
 
-_OF_INSERTED = ("name", "op", "dtype", "shape", "bytes_converted", "milliseconds", "imitation", "is_cast")
-_OF_OWN = ("name", "op", "block", "path", "in_graph", "planned", "observed", "rule", "reason", "cause", "safe",
+_OF_INSERTED = ("name", "op", "dtype", "shape", "bytes_converted", "milliseconds", "is_cast")
+_OF_OWN = ("name", "op", "block", "path", "in_graph", "planned", "observed", "rule", "reason", "cause",
            "native", "shape", "flops", "casts", "bytes_converted", "milliseconds", "largest", "largest_gradient")
 
 
@@ -182,7 +178,7 @@ def _input(read: Read) -> Input:
 
 
 def _is_rounded(read: Read) -> bool:
-    return read.source is not None and read.source.imitation
+    return read.source is not None and read.source.role is Role.ROUNDING
 
 
 class Places:
@@ -204,8 +200,9 @@ class Places:
 def of_graph(graph: Graph, traced: Graph, around: Block | None, places: Places,
              variable: Callable[[Entry], Read]) -> dict[int, OpRecord]:
     """Return a record for every operator of a graph, by the id of its node; none has run yet."""
-    as_traced: dict[tuple[str, str], Iterator[Node]] = {
-        key: iter(nodes) for key, nodes in _grouped(traced.operators()).items()}
+    as_traced: dict[tuple[str, str], list[Node]] = defaultdict(list)
+    for node in reversed(traced.operators()):
+        as_traced[node.op, node.name].append(node)
     made: dict[int, OpRecord] = {}
     for node in graph.operators():
         reads = [variable(entry) if entry.node.is_variable else
@@ -218,27 +215,19 @@ def of_graph(graph: Graph, traced: Graph, around: Block | None, places: Places,
             node.shapes[0] if node.shapes else None, *places.of(node.name, around, True), True, node.decision,
             node.attrs.get(NOTE, ""), _of_data(node.op, node.attrs, reads, Entry(node).dtype),
             repeatable=not node.extra)
-        own = next(as_traced.get((node.kind, node.name), iter(())), None)
-        if own is not None:
+        if as_traced[node.kind, node.name]:
+            own = as_traced[node.kind, node.name].pop()
             record.flops, record.shape = flops(own), own.shapes[0]
-        if record.imitation and record.dtype != FLOAT32 and reads[0].source is not None:
-            reads[0].source.planned = record.dtype
+        if record.imitates is not None:
+            record.imitates.planned = record.dtype
     return made
-
-
-def _grouped(nodes: Iterable[Node]) -> dict[tuple[str, str], list[Node]]:
-    groups: dict[tuple[str, str], list[Node]] = defaultdict(list)
-    for node in nodes:
-        groups[node.op, node.name].append(node)
-    return groups
 
 
 def observe(record: OpRecord, dtype: str | None) -> None:
     """Note the type that an operator's first output has."""
     record.observed = _of_data(record.kernel, record.attrs, record.reads, dtype)
-    source = record.reads[0].source if record.reads else None
-    if record.imitation and dtype != FLOAT32 and source is not None and source.planned == dtype:
-        source.observed = dtype
+    if record.imitates is not None and record.imitates.planned == dtype:
+        record.imitates.observed = dtype
 
 
 def observe_call(record: OpRecord, dtypes: Sequence[str | None], shapes: Sequence[tuple[int, ...]],

@@ -23,7 +23,7 @@ from ..plan.cached_op import RewritingCachedOp
 from ..state.in_force import in_force
 from .recording import Recording, arguments_of, make_ready, record, unchanged
 from .records import OpRecord
-from .shown import draw, print_table, text_table
+from .shown import Shown, draw, print_table, text_table
 from .summary import LOW, size_of, summarized
 
 if TYPE_CHECKING:
@@ -63,15 +63,7 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     Returns
     -------
     Report
-
-    Raises
-    ------
-    TypeError
-        ``net`` is neither a block nor a symbol, or ``data`` holds no array.
-    StateError
-        The network's parameters are not initialized.
-    GraphError
-        ``data`` names an input that the symbol does not have, or leaves a shape unknown.
+        Print it.
 
     Examples
     --------
@@ -180,7 +172,7 @@ def _ones(shape: tuple[int, ...], dtype: str) -> NDArray:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(Shown):
     """What one run of a network showed; made by :func:`gluon_amp.report`.
 
     Examples
@@ -248,24 +240,12 @@ class Report:
         return sum(row.flops for row in rows) / (self.flops or 1)
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> str:  # type: ignore[override]
         """At most six lines: what runs low, what stays wide and why, whether values fit, and what to do next."""
         return summarized(self)
 
-    @property
-    def _first_line(self) -> str:
-        return self.summary.partition("\n")[0]
-
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as dicts, lists, strings and numbers.
-
-        Examples
-        --------
-        ::
-
-            sorted(found.to_dict())
-            # ['arithmetic_share', 'flops', 'imitated', 'inserted', 'milliseconds', 'operators', 'summary', ...]
-        """
+        """Return everything as dicts, lists, strings and numbers."""
         return {"summary": self.summary, "target_dtypes": list(self.target_dtypes), "imitated": self.imitated,
                 "disabled_passes": list(self.disabled_passes), "reason": self.reason,
                 "device_type": self.device.device_type, "device_id": self.device.device_id, "train": self.train,
@@ -274,19 +254,9 @@ class Report:
                 "inserted": [row.to_dict() for row in self.inserted]}
 
     def table(self, by: str = "operator", wide: bool = False) -> Table:
-        """Return a table for rich, with the summary around it.
+        """Return a table for rich, with the summary around it: a line per ``'operator'``, ``'block'`` or ``'op'``.
 
-        Parameters
-        ----------
-        by : {'operator', 'block', 'op'}
-            A line per operator, per block, or per kind of operator.
-        wide : bool
-            Whether a line per operator has blocks, what was planned, rules and reasons, too.
-
-        Raises
-        ------
-        ValueError
-            ``by`` is something else.
+        ``wide``: a line per operator has blocks, what was planned, bytes converted, rules and reasons, too.
         """
         if by not in ("operator", *_GROUPS):
             raise ValueError(expected("'operator', 'block' or 'op'", "by", by))
@@ -322,35 +292,14 @@ class Report:
 
     @answers(backend="pictures are Matplotlib's", by="there is a bar for each operator")
     def plot(self, path: Any = None) -> Any:
-        """Draw each operator's part of the time, or of the arithmetic, coloured by precision.
+        """Draw each operator's part of the time, or of the arithmetic, coloured by precision; return the figure.
 
-        Parameters
-        ----------
-        path : path, optional
-            Where to write it; Matplotlib takes the kind of picture from the suffix.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-
-        Raises
-        ------
-        StateError
-            Matplotlib is not installed.
+        It is written to a path, if one is given; Matplotlib takes the kind of picture from the suffix.
         """
-        return draw(self.operators, self._first_line, self.timed, path)
+        return draw(self.operators, self.headline, self.timed, path)
 
     def __rich__(self) -> Table:
-        return self.table()
-
-    def _repr_mimebundle_(self, include: Any = (), exclude: Any = (), **_: Any) -> dict[str, str]:
-        return self.table("op")._repr_mimebundle_(include, exclude)
-
-    def __repr__(self) -> str:
-        return f"<Report: {self._first_line}>"
-
-    def __str__(self) -> str:
-        return self.summary
+        return self.table("op")
 
 
 _NUMBERS = ("arithmetic", "casts", "converted", "time", "operators", "in low precision")
