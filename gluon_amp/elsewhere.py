@@ -42,8 +42,9 @@ _ANSWERS: Mapping[str, str] = {
     "bfloat16": "the name of the type, 'bfloat16'", "float16": "the name of the type, 'float16'",
     "float32": "the name of the type, 'float32'",
     "advise": "print(amp.report(net, data, time=True).summary)",
-    "preflight": "print(amp.report(net, data).summary)",
-    "suggest_scale": "amp.init_trainer(trainer), which finds a loss scale by itself",
+    "preflight": "print(amp.report(net, data, ranges=True).summary)",
+    "suggest_scale": "print(amp.report(net, data, train=True, ranges=True, loss=loss).summary), or amp.init_trainer(trainer), "
+                     "which finds a loss scale as it goes",
 }
 
 

@@ -67,8 +67,8 @@ GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of 
 # Likewise, inside of a package.
 INSIDE = {
     "compat": ["stand_in", "newer_names", "grad_scaler", "opt_level", "views", "__init__"],
-    "debug": ["search", "overflow", "explain", "monitor", "compare", "report", "summary", "shown", "recording",
-              "records", "recorder", "flops", "__init__"],
+    "debug": ["search", "overflow", "explain", "monitor", "compare", "report", "shown", "recording", "records",
+               "recorder", "flops", "__init__"],
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],
     "session": ["functions", "autocast", "steps", "hooks", "block_calls", "__init__"],
     "plan": ["cached_op", "gradient_order", "executors", "observers", "planner", "traced", "converted_symbols",

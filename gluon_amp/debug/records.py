@@ -40,6 +40,7 @@ class Input(NamedTuple):
     dtype: str | None  # the type in which the operator reads it
     shape: tuple[int, ...] | None
     is_parameter: bool  # always False for symbols, which do not tell
+    is_result: bool  # whether an operator gave it
 
     @property
     def is_cast(self) -> bool:
@@ -174,7 +175,7 @@ def _input(read: Read) -> Input:
     # Where a type is imitated, values are rounded right behind the operator that gives them, and computed with in FP32.
     made = chain[-2] if len(chain) > 1 and _is_rounded(chain[-2]) else origin
     taken = next((each for each in chain if not (_is_rounded(each) and each.dtype == FLOAT32)), origin)
-    return Input(origin.name, made.dtype, taken.dtype, origin.shape, origin.is_parameter)
+    return Input(origin.name, made.dtype, taken.dtype, origin.shape, origin.is_parameter, origin.source is not None)
 
 
 def _is_rounded(read: Read) -> bool:

@@ -17,7 +17,6 @@ from networks import NETWORKS, outputs_of, ready
 
 import gluon_amp as amp
 from gluon_amp.judging import fewest
-from gluon_amp.rules import FP32, Rule
 
 
 def diagonal(*factors, width=4, hybridize=True):
@@ -227,20 +226,6 @@ def test_conversion_takes_a_policy():
     assert error[0] > 0
     with pytest.raises(amp.PolicyError, match="no node or block 'elsewhere'"):
         amp.convert_hybrid_block(net, "bfloat16", exclude=amp.Policy("bfloat16", excluded=frozenset({"elsewhere"})))
-
-
-def test_everything_a_user_can_decide_survives_json():
-    rule = Rule(FP32, when=("act_type", ("gelu", "elu")), fp32_inputs=(1,), note="slow")
-    policy = amp.Policy("bfloat16", {"LeakyReLU": (rule,)}, excluded=frozenset({"a", "b"}), training=False,
-                        slow=frozenset({"dot() on (2, 2)"}))
-    assert amp.Policy.from_json(policy.to_json()) == policy
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}',
-                                  json.dumps({**json.loads(amp.Policy("float16").to_json()), "target_dtype": "int8"})])
-def test_other_texts_are_no_policies(text, tmp_path):
-    with pytest.raises(amp.PolicyError, match="not the JSON text of a policy"):
-        amp.Policy.from_json(text)
 
 
 def test_init_takes_a_policy_alone():
