@@ -43,8 +43,8 @@ _ANSWERS: Mapping[str, str] = {
     "float32": "the name of the type, 'float32'",
     "advise": "print(amp.report(net, data, time=True).summary)",
     "preflight": "print(amp.report(net, data, ranges=True).summary)",
-    "suggest_scale": "print(amp.report(net, data, train=True, ranges=True, loss=loss).summary), or amp.init_trainer(trainer), "
-                     "which finds a loss scale as it goes",
+    "suggest_scale": "print(amp.report(net, data, train=True, ranges=True, loss=loss).summary), or "
+                     "amp.init_trainer(trainer), which finds a loss scale as it goes",
 }
 
 

@@ -16,7 +16,7 @@ from gluon_amp import _cuda, _isa, checks, elsewhere, errors, progress
 from gluon_amp._mxnet.blocks import block_tree
 from gluon_amp._mxnet.invoke import invoke
 from gluon_amp._mxnet.operators import parameters_of
-from gluon_amp.cli.models import data_shape
+from gluon_amp.cli.files import data_shape
 from gluon_amp.compat.opt_level.levels import cast_network
 from gluon_amp.compat.opt_level.options import LEVELS, as_bool, describe, resolve
 from gluon_amp.convert.options import disabled_passes

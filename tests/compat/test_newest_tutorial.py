@@ -17,7 +17,7 @@ TUTORIAL = Path(__file__).parent / "newest_tutorial.py"
 
 
 @pytest.mark.parametrize("how", [
-    ["-m", "gluon_amp.cli", "run", "--no-init", TUTORIAL],
+    ["-m", "gluon_amp", "run", "--no-init", TUTORIAL],
     pytest.param(["-c", "import gluon_amp, runpy, sys; gluon_amp.install(); runpy.run_path(sys.argv[1])", TUTORIAL],
                  marks=pytest.mark.slow)], ids=["run", "install"])
 def test_the_tutorial_runs_as_it_is_written(how):

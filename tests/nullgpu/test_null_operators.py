@@ -5,12 +5,12 @@ import pytest
 
 pytest.importorskip("mxnet")
 
+from audit.processes import NORMALLY, isolated
 from audit.samples import samples_of
 from operators import POLICY, conditions, dispatch
 
 from gluon_amp.rules import LOWER, NEUTRAL, WIDEST
 from gluon_amp.rules.tables import float16
-from gluon_amp.selftest.processes import NORMALLY, isolated
 
 RULES = (LOWER, NEUTRAL, WIDEST)
 LOW = sorted(name for name, rules in float16.TABLE.items() if any(rule.rule in RULES for rule in rules))

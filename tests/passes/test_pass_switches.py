@@ -13,7 +13,7 @@ from mxnet.gluon import nn
 
 import gluon_amp as amp
 from gluon_amp import PolicyError, passes
-from gluon_amp.cli.main import main
+from gluon_amp.cli import main
 from gluon_amp.convert import STEPS
 from gluon_amp.convert.options import disabled_passes
 from gluon_amp.graph import Graph
