@@ -7,7 +7,7 @@ backward of each runs alone then, and what every operator adds to every gradient
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import contextmanager
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
@@ -27,7 +27,7 @@ from .._mxnet.symbols import NumpySymbol, dtype_name, from_graph
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..eager.own_gradients import loss_scale
 from ..errors import StateError, expected
-from ..graph import CAST, Entry, Graph, Node, Role, named_by
+from ..graph import CAST, Entry, Graph, Node, Role
 from ..graph.attrs import parameters
 from ..passes.carry_scale import is_scale
 from ..plan.cached_op import RewritingCachedOp, prepared_operations
@@ -35,8 +35,6 @@ from ..rules import Policy
 from ..state.in_force import in_force
 from .recorder import Call, Compute, heard
 from .records import FLOATS, OpRecord, Places, Read, count_casts, observe, observe_call, of_graph
-
-_BACKWARD = re.compile(r"(.+)_backward_\d+$")  # how the engine names the operators of a backward pass
 
 
 def record(call: Callable[[], Any], net: Block | None, *, records: bool = True, train_mode: bool = True,
@@ -62,15 +60,6 @@ def record(call: Callable[[], Any], net: Block | None, *, records: bool = True, 
     return made
 
 
-class _GraphRun(NamedTuple):
-    """A graph that ran in the engine, and what the engine reported of it."""
-
-    records: Sequence[OpRecord]
-    heard: list[Output]
-    forward: int  # how many reports are of the forward pass
-    operation: Any  # kept until the backward pass is over
-
-
 class Recording:
     """What one run of a network did: its operators in the order in which they ran."""
 
@@ -85,7 +74,8 @@ class Recording:
         self.parameter_gradients: dict[str, NDArray] = {}
         self._values, self._keep, self._differentiates, self._stopwatch = values, keep, differentiates, stopwatch
         self._names, self._places = parameter_names(net), Places(net)
-        self._graphs: list[_GraphRun] = []
+        # graphs that ran in the engine, what it reported, and what ran them, kept until the backward pass is over
+        self._graphs: list[tuple[list[OpRecord], list[Output], Any]] = []
         self._producers: dict[int, tuple[NDArray, OpRecord, int]] = {}  # by the id of an array, which is kept alive
         self._counts: Counter[str] = Counter()
 
@@ -120,7 +110,7 @@ class Recording:
         made = of_graph(graph, operation.traced_graph(args), block, self._places,
                         lambda entry: self._read(arrays[entry.node.name], entry))
         outputs = (self._interpret(graph, made, arrays, context) if self._values else
-                   self._run_in_engine(list(made.values()), operation, args))
+                   self._run_in_engine(graph, made, arrays, operation.symbol))
         if self._values and isinstance(operation.symbol, NumpySymbol):
             outputs = [array.as_np_ndarray() for array in outputs]
         for array, head in zip(outputs, graph.heads):
@@ -128,13 +118,16 @@ class Recording:
                 self._producers[id(array)] = array, made[id(head.node)], head.output
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _run_in_engine(self, records: Sequence[OpRecord], operation: RewritingCachedOp,
-                       args: Sequence[NDArray]) -> list[NDArray]:
-        plan = operation.plan(args)
-        symbol, given = (operation.symbol, args) if plan is None else (plan.runs, plan.arguments(args))
+    def _run_in_engine(self, graph: Graph, made: Mapping[int, OpRecord], arrays: Mapping[str, NDArray],
+                       like: mx.sym.Symbol) -> list[NDArray]:
+        renamed, records = graph.copy(), list(made.values())
+        for number, node in enumerate(renamed.operators()):
+            node.name = f"op{number}"  # the engine knows operators by their names
+        symbol = from_graph(renamed, like)
         reports: list[Output] = []
-        running, result = run_observed(symbol, given, reports, self._stopwatch)
-        self._graphs.append(_GraphRun(records, reports, len(reports), running))
+        running, result = run_observed(symbol, [arrays[name] for name in symbol.list_inputs()], reports,
+                                       self._stopwatch)
+        self._graphs.append((records, reports, running))
         for each in records:
             self._begin(each)
         return list(result) if isinstance(result, (list, tuple)) else [result]
@@ -148,35 +141,20 @@ class Recording:
 
     def match(self) -> None:
         """Give each operator of a graph that ran in the engine the reports about it."""
-        for run in self._graphs:
-            by_name: dict[tuple[str, str], list[OpRecord]] = defaultdict(list)
-            named: dict[str, list[OpRecord]] = defaultdict(list)
-            for each in run.records:
-                by_name[each.kernel, each.name].append(each)
-                named[each.name].append(each)
-            # The engine knows operators by names alone, and reports those of one name in the order of the graph.
-            waiting: dict[tuple[str, str], Iterator[OpRecord]] = {}
-            for output in run.heard[:run.forward]:
-                tensor = output.op, output.name
-                if tensor not in waiting:
-                    keys = ((output.op, name) for name in named_by(output.name))
-                    waiting[tensor] = iter(next((by_name[key] for key in keys if key in by_name), []))
-                found = next(waiting[tensor], None)
-                if found is not None and found.observed is None:
-                    observe(found, output.dtype)
-                self._charge([found] if found is not None else [], output.milliseconds)
-            for output in run.heard[run.forward:]:
-                backward = _BACKWARD.match(output.name)
-                self._charge(named.get(backward[1], []) if backward else [], output.milliseconds)
-            for each in run.records:
+        for records, reports, _ in self._graphs:
+            for output in reports:
+                named = re.match(r"op(\d+)_(backward_)?", output.name)
+                if named is None:
+                    self.other_milliseconds += output.milliseconds
+                    continue
+                each = records[int(named[1])]
+                each.milliseconds += output.milliseconds
+                if each.observed is None and not named[2]:
+                    observe(each, output.dtype)
+            for each in records:
                 if each.imitates is not None and each.observed is None:
                     each.imitates.observed = None  # the engine computes equal operators once, and reports one
         self._graphs = []
-
-    def _charge(self, records: Sequence[OpRecord], milliseconds: float) -> None:
-        for each in records:
-            each.milliseconds += milliseconds / len(records)
-        self.other_milliseconds += 0.0 if records else milliseconds
 
     def _interpret(self, graph: Graph, made: Mapping[int, OpRecord], arrays: Mapping[str, NDArray],
                    context: mx.Context) -> list[NDArray]:
@@ -193,7 +171,7 @@ class Recording:
             for entry in node.inputs:
                 if not uses[entry.key]:
                     values.pop(entry.key, None)  # memory of large networks
-            outputs = self._run(made[id(node)], inputs, self._node(node, context))
+            outputs = self._run(made[id(node)], inputs, self._node(node, context, graph.attrs))
             observe(made[id(node)], dtype_name(outputs[0].dtype))
             values.update((Entry(node, i).key, array) for i, array in enumerate(outputs))
         return [values[head.key] for head in graph.heads]
@@ -257,9 +235,9 @@ class Recording:
         sizes = [np.abs(self.values(array)) for array in arrays if array is not None and is_float(array) and array.size]
         return max((float(size.max()) if np.isfinite(size).all() else np.inf for size in sizes), default=None)
 
-    def _node(self, node: Node, context: mx.Context) -> Compute:
+    def _node(self, node: Node, context: mx.Context, graph_attrs: dict[str, Any]) -> Compute:
         if node.extra:  # operators with graphs inside, such as loops
-            return _cached(node)
+            return _cached(node, graph_attrs)
         attrs = parameters(node.attrs)
         if not node.inputs:
             attrs.update(_made_from_nothing(node, context))
@@ -374,11 +352,11 @@ def _made_from_nothing(node: Node, context: mx.Context) -> dict[str, str]:
     return {**attrs, "shape": str(shape)} if "shape" in node.attrs and shape else attrs
 
 
-def _cached(node: Node) -> Compute:
-    """Make a cached op of one node."""
+def _cached(node: Node, graph_attrs: dict[str, Any]) -> Compute:
+    """Make a cached op of one node; without MXNet's version among the attributes of its graph MXNet adds inputs."""
     inputs = [Entry(Node("null", f"input{i}")) for i in range(len(node.inputs))]
     alone = Node(node.op, node.name, node.attrs, inputs, node.num_outputs, node.extra)
-    symbol = from_graph(Graph([Entry(alone, i) for i in range(node.num_outputs)]), mx.sym.Variable("like"))
+    symbol = from_graph(Graph([Entry(alone, i) for i in range(node.num_outputs)], graph_attrs), mx.sym.Variable("like"))
     order = [int(name[len("input"):]) for name in symbol.list_inputs()]
     operation = StockCachedOp(symbol)
 

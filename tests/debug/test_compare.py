@@ -244,3 +244,15 @@ def test_mistakes_are_refused():
         amp.compare(nn.Dense(2, in_units=2), data)
     with pytest.raises(ValueError, match="one of accumulated, isolated"):
         amp.compare(net, data, dtype="float16").worst(by="size")
+
+
+def test_loops_in_graphs():
+    class Loop(HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.contrib.foreach(lambda row, state: (row + state, state * 2), x * 3, F.ones((4,)))[0]
+
+    net, data = Loop(), mx.nd.ones((3, 4))
+    net.hybridize()
+    comparison = amp.compare(net, data, dtype="float16", gradients=False)
+    assert [item.op for item in comparison.operators] == ["_mul_scalar", "_ones", "_foreach"]
+    assert comparison.outputs == (0.0,)
