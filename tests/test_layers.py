@@ -63,12 +63,17 @@ BUDGET = {
     "C++": 5200, "files of the package": 120, "tests": 27000, "tools": 3000, "benchmarks": 4500,
     "benchmarks/README.md": 300,
 }
+BUDGET.update({
+    # A sixth is the documentation of six public tools. Engine, operator by operator, and eager calls are three ways to
+    # record a run that none of the tools can do without; trace_overflow tells seven kinds of faults apart.
+    "debug": 2950,
+})
 GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of the list
 # Likewise, inside of a package.
 INSIDE = {
     "compat": ["stand_in", "newer_names", "grad_scaler", "opt_level", "views", "__init__"],
     "debug": ["search", "overflow", "explain", "monitor", "compare", "report", "shown", "recording", "records",
-               "recorder", "flops", "__init__"],
+              "recorder", "flops", "__init__"],
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],
     "session": ["functions", "autocast", "steps", "hooks", "block_calls", "__init__"],
     "plan": ["cached_op", "gradient_order", "executors", "observers", "planner", "traced", "converted_symbols",

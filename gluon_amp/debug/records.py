@@ -153,6 +153,9 @@ class OpRecord:
             array, source = source.arguments[0], source.reads[0].source
         return array, source
 
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.name!r}: planned {self.planned}, observed {self.observed}>"
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, without the arrays."""
         if self.inserted:
