@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Callable, Collection, Iterator, Mapping, Sequence, Tuple
+from typing import Any, Callable, Collection, Mapping, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
@@ -19,7 +19,7 @@ from .._mxnet.invoke import Program
 from .._mxnet.symbols import first_line, to_graph
 from ..dtypes import FLOAT32
 from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
-from ..judging import relative_error, shortest_prefix
+from ..judging import fewest, relative_error
 from ..progress import progress_bar
 from ..rules import ANY_DEVICE, Device, Policy
 from ..state.in_force import under
@@ -220,7 +220,7 @@ class _Search:
     def fastest(self) -> Made:
         """Return the fastest of what holds: all layers in INT8, as many as may be, or none."""
         for policy in self._policies[:1] if self._request.only else self._policies:
-            found = list(filter(None, self._holding(policy)))
+            found = self._holding(policy)
             if found:
                 wide, made = min(zip(found, self._seconds([made for _, made in found])), key=itemgetter(1))[0]
                 return self._assignment.recorded(made, self._why(wide), self._trials)
@@ -236,21 +236,22 @@ class _Search:
         return dict.fromkeys(wide, "the network is no faster with it in INT8" if is_exact else
                              "the network is not accurate enough with it")
 
-    def _holding(self, policy: Policy) -> Iterator[_Found | None]:
-        """Yield what holds with a type beside INT8."""
-        every = self._tried((), policy)
-        yield every
-        if self._request.only:
-            return
-        yield self._tried(self._order, policy)
-        if every is None:
-            found: dict[int, Any] = {}
+    def _holding(self, policy: Policy) -> list[_Found]:
+        """Return the networks that hold with a type beside INT8: of all layers in INT8, as many as may be, and none."""
+        found: dict[int, _Found | None] = {}
 
-            def holds(wide: Sequence[str]) -> bool:
+        def holds(wide: Sequence[str]) -> bool:
+            if len(wide) not in found:
                 found[len(wide)] = self._tried(wide, policy)
-                return found[len(wide)] is not None
+            return found[len(wide)] is not None
 
-            yield found.get(len(shortest_prefix(self._order, holds)))
+        if self._request.only:
+            holds(())
+            return [each for each in found.values() if each is not None]
+        wide = fewest(self._order, holds)
+        holds(self._order)
+        sizes = {len(self._order)} if wide is None else {len(wide), len(self._order)}
+        return [each for each in map(found.get, sorted(sizes)) if each is not None]
 
     def _tried(self, wide: Sequence[str], policy: Policy) -> _Found | None:
         """Convert the network with some layers in another type; return it if it is accurate enough."""

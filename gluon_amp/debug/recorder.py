@@ -1,31 +1,32 @@
-"""Tell a consumer about everything that the current thread runs: operators, graphs, and their blocks.
+"""Hear of everything that the current thread runs: operators, graphs, and their blocks.
 
-A recording replaces these names as long as it lasts, beside those of ``hooks``:
+For as long as it is heard these names are replaced, beside those of ``hooks``:
 
 - the invoke function, on both sides of AMP's: what the program calls, and what runs in the end, casts included,
 - ``RewritingCachedOp.__call__``: what a hybridized block's graph is called with,
 - ``Block.__call__``: which block operators belong to,
-- for consumers that need every value, what MXNet runs without an operator call, or into arrays made before: slices,
-  copies, ``autograd.Function``.
+- where every value is needed, what MXNet runs without an operator call, or into arrays made before: slices, copies,
+  ``autograd.Function``.
 """
 from __future__ import annotations
 
 import functools
 import threading
-from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..._mxnet.invoke import PAST_INVOKE, Invocation, Invoke, handle_of, registered_operators
-from ...graph import CAST, Role
-from ...plan.cached_op import RewritingCachedOp
-from ...rules import Decision, Policy
-from ...session import hooks
-from ...state.eager_policy import EagerPolicy, twins
-from ...state.frame import frame
-from ...state.in_force import in_force
+from .._mxnet.invoke import PAST_INVOKE, Invocation, Invoke, handle_of, registered_operators
+from ..context import Replaced
+from ..graph import CAST, Role
+from ..plan.cached_op import RewritingCachedOp
+from ..rules import Decision, Policy
+from ..session import hooks
+from ..state.eager_policy import EagerPolicy, twins
+from ..state.frame import frame
+from ..state.in_force import in_force
 
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 
@@ -35,8 +36,8 @@ _ROLES = {CAST: Role.CAST, "_mul_scalar": Role.IDENTITY}  # of what the eager ap
 class Call(NamedTuple):
     """An operator that is about to run by itself."""
 
-    op: str  # what runs: a registered name, or the method's
-    called: str  # what the program called; empty where AMP inserted the operator
+    op: str  # a registered name, that of an array's method, or of the class of a function
+    called: str  # the operator that the program called; empty where AMP inserted this one
     block: Block | None  # the innermost block whose call is under way
     inputs: Sequence[NDArray]
     compute: Compute  # runs it on such inputs
@@ -45,46 +46,28 @@ class Call(NamedTuple):
     policy: Policy | None = None
     decision: Decision | None = None  # None where AMP has no say
     writes: bool = False  # into arrays that were made before
-    is_method: bool = False  # a method of arrays, or another call that is recorded as a whole
+    is_whole: bool = False  # a method of arrays, or another call that is recorded as a whole
 
 
-class Consumer(Protocol):
-    """Interface of a consumer: runs the calls that a recording catches, and records them."""
-
-    def operator_called(self, call: Call) -> Sequence[NDArray]:
-        """Run an operator that was called by itself, and return its outputs."""
-
-    def graph_called(self, block: Block | None, operation: RewritingCachedOp, args: Sequence[NDArray]) -> Any:
-        """Run a hybridized block's graph, and return its result; its operators are not reported."""
+OnCall = Callable[[Call], Sequence[NDArray]]  # runs an operator and returns its outputs
+OnGraph = Callable[["Block | None", RewritingCachedOp, Sequence[NDArray]], Any]  # runs a block's graph
 
 
 @contextmanager
-def recording(consumer: Consumer, methods: bool = False) -> Iterator[None]:
-    """Send everything that the current thread runs in the body through a consumer; array methods on request."""
-    with ExitStack() as stack:
-        stack.enter_context(hooks.kept_in_place())
-        original, put = stack.enter_context(hooks.invoke_replaced())
-        recorder = _Recorder(consumer, original)
+def heard(on_call: OnCall, on_graph: OnGraph, methods: bool = False) -> Iterator[None]:
+    """Let functions run the current thread's operators and graphs in the body, and methods of arrays on request."""
+    replaced = Replaced()
+    with hooks.kept_in_place(), hooks.invoke_replaced() as (original, put):
+        recorder = _Recorder(on_call, on_graph, original)
         put(recorder.inner, recorder.outer)
-        stack.enter_context(_replaced(RewritingCachedOp, "__call__", recorder.cached_op))
-        stack.enter_context(_replaced(Block, "__call__", recorder.block))
+        replaced.put(RewritingCachedOp, "__call__", recorder.cached_op(RewritingCachedOp.__call__))
+        replaced.put(Block, "__call__", recorder.block(Block.__call__))
         for owner, name in PAST_INVOKE if methods else ():
-            stack.enter_context(_replaced(owner, name, functools.partial(recorder.method, name)))
-        yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    inherited = name not in vars(owner)
-    original = getattr(owner, name)
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        if inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
+            replaced.put(owner, name, recorder.method(name, getattr(owner, name)))
+        try:
+            yield
+        finally:
+            replaced.restore()
 
 
 @functools.lru_cache(maxsize=1)
@@ -95,19 +78,17 @@ def _names() -> Mapping[int, str]:
 class _Recorder:
     """Follows the current thread's calls."""
 
-    def __init__(self, consumer: Consumer, original: Invoke):
-        self.consumer = consumer
+    def __init__(self, on_call: OnCall, on_graph: OnGraph, original: Invoke):
+        self.on_call = on_call
+        self.on_graph = on_graph
         self.original = original
         self.thread = threading.get_ident()
-        self.deaf = 0  # how many calls that are recorded as a whole are under way
-        self.blocks: list[Block] = []
+        self.whole: list[Any] = []  # the calls that are recorded as a whole and that are under way
+        self.blocks: list[Block | None] = [None]
         self.called: list[int] = []  # the operators that the program called and that are under way
 
     def _listens(self) -> bool:
-        return not self.deaf and threading.get_ident() == self.thread
-
-    def _current_block(self) -> Block | None:
-        return self.blocks[-1] if self.blocks else None
+        return not self.whole and threading.get_ident() == self.thread
 
     def outer(self, invoke: Invoke) -> Invoke:
         """Make the function that the program calls in place of AMP's invoke."""
@@ -131,8 +112,8 @@ class _Recorder:
         called = self.called[-1] if self.called else 0
         is_own = made.handle in (called, twins().get(called))
         eager = in_force.eager(made.inputs)
-        outputs = self.consumer.operator_called(Call(
-            op, _names().get(called, "?") if is_own else "", self._current_block(), made.inputs, compute, made.attrs(),
+        outputs = self.on_call(Call(
+            op, _names().get(called, "?") if is_own else "", self.blocks[-1], made.inputs, compute, made.attrs(),
             Role.OWN if is_own else Role.ROUNDING if frame.imitates else _ROLES.get(op, Role.HELPER),
             None if eager is None else eager.policy,
             None if eager is None or not is_own else _decision(eager, op, made), writes=made.out is not None))
@@ -145,8 +126,8 @@ class _Recorder:
         def call(operation: RewritingCachedOp, *args: NDArray, **kwargs: Any) -> Any:
             if kwargs or not self._listens():
                 return original(operation, *args, **kwargs)
-            with self._silence():
-                return self.consumer.graph_called(self._current_block(), operation, args)
+            with _pushed(self.whole, operation):
+                return self.on_graph(self.blocks[-1], operation, args)
         return call
 
     def block(self, original: Callable) -> Callable:
@@ -172,27 +153,19 @@ class _Recorder:
                 given = list(args)
                 for position, array in zip(positions, arrays):
                     given[position] = array
-                with self._silence():
+                with _pushed(self.whole, name):
                     result = original(*given, **kwargs)
                 kinds.append(type(result))
                 results = result if isinstance(result, (list, tuple)) else [result]
                 # What is handed back as it is has no operator to differentiate.
                 return [self._copied(item) if any(item is array for array in arrays) else item for item in results]
-            outputs = self.consumer.operator_called(Call(name, name, self._current_block(),
-                                                         [args[i] for i in positions], compute, is_method=True))
+            outputs = self.on_call(Call(name, name, self.blocks[-1], [args[i] for i in positions], compute,
+                                        is_whole=True))
             return kinds[0](outputs) if kinds[0] in (list, tuple) else outputs[0]
         return call
 
     def _copied(self, array: NDArray) -> NDArray:
         return self.original(handle_of("_copy"), [array], [], [], None, False, False)
-
-    @contextmanager
-    def _silence(self) -> Iterator[None]:
-        self.deaf += 1
-        try:
-            yield
-        finally:
-            self.deaf -= 1
 
 
 @contextmanager
