@@ -322,19 +322,15 @@ def faults_of(op: str, dtype: str = BFLOAT16, device: str = "cpu(0)", seconds: f
 
 def run_modes(op: str, dtype: str, rounding: str, device: str, seconds: float, only: Sequence[Key] | None = None
               ) -> Results:
-    """Run an operator; where its process crashes, run each condition, then each mode, in a process of its own."""
+    """Run an operator; where its process crashes, run each mode in a process of its own."""
     outcome = apart(run_samples, op, dtype, rounding, device, only, seconds=seconds)
     if outcome.ended == NORMALLY:
         return outcome.value
     keys = only or [(item.condition, str(mode)) for item in SAMPLES[op] for mode in modes_for(item, rounding, device)]
     if len(keys) == 1:
         return {keys[0]: _failure(outcome)}
-    parts: dict[str, list[Key]] = {}
-    for key in keys:
-        parts.setdefault(key[0], []).append(key)
-    smaller = list(parts.values()) if len(parts) > 1 else [[key] for key in keys]
-    return {key: result for part in smaller
-            for key, result in run_modes(op, dtype, rounding, device, seconds, part).items()}
+    return {key: result for each in keys
+            for key, result in run_modes(op, dtype, rounding, device, seconds, [each]).items()}
 
 
 def _failure(outcome: Outcome) -> Result:

@@ -321,20 +321,9 @@ def errors(expected: Values, found: Values, largest: float = 0.0) -> dict[str, f
             for name, one in expected.items()}
 
 
-def same(what: str, expected: Values, found: Values, allowed: Mapping[str, float] | float) -> None:
-    """Raise ``Wrong`` when outputs differ by more than a bound."""
-    _compare(what, expected, found, allowed, 0.0)
-
-
-def same_gradients(what: str, expected: Values, found: Values, allowed: Mapping[str, float],
-                   names: Collection[str] | None = None) -> None:
-    """Raise ``Wrong`` when gradients that both have differ by more than a bound; with ``names`` only these."""
-    both = [name for name in expected if name in found and (names is None or name in names)]
-    _compare(what, {name: expected[name] for name in both}, {name: found[name] for name in both}, allowed,
-             _largest(expected))
-
-
-def _compare(what: str, expected: Values, found: Values, allowed: Mapping[str, float] | float, largest: float) -> None:
+def same(what: str, expected: Values, found: Values, allowed: Mapping[str, float] | float,
+         largest: float = 0.0) -> None:
+    """Raise ``Wrong`` when arrays differ by more than a bound."""
     shaped = [{name: one.shape for name, one in each.items()} for each in (expected, found)]
     if shaped[0] != shaped[1]:
         raise Wrong(f"{what}: shapes {shaped[1]}, expected {shaped[0]}")
@@ -343,6 +332,14 @@ def _compare(what: str, expected: Values, found: Values, allowed: Mapping[str, f
         if not (error <= most or np.isinf(most)):
             raise (Near if error <= _FACTOR * most else Wrong)(
                 f"{what}: {name} is off by {error:.3g}, at most {most:.3g} was expected")
+
+
+def same_gradients(what: str, expected: Values, found: Values, allowed: Mapping[str, float],
+                   names: Collection[str] | None = None) -> None:
+    """Compare the gradients that both have; with ``names`` only these."""
+    both = [name for name in expected if name in found and (names is None or name in names)]
+    same(what, {name: expected[name] for name in both}, {name: found[name] for name in both}, allowed,
+         _largest(expected))
 
 
 # What must hold for every network: each check compares AMP or a conversion with stock FP32
