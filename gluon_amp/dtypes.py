@@ -129,6 +129,7 @@ _ISA_FLAGS = ((_machine.AMX, ("amx_bf16", "amx_tile")), ("AVX512_CORE_BF16", ("a
               ("AVX512_CORE_VNNI", ("avx512_vnni",)),
               ("AVX512_CORE", ("avx512f", "avx512bw", "avx512vl", "avx512dq")),
               ("AVX2", ("avx2",)), ("AVX", ("avx",)))
+_AMX_BLOCK = 32  # channels that AMX kernels take together
 AVX2_VALUES = 8  # FP32 values in a vector of AVX2, and so channels in a block
 
 
@@ -145,14 +146,24 @@ def cpu_isa(cpuinfo: str | None = None, environ: Mapping[str, str] | None = None
     return found
 
 
+def isa_of_blocks(channels: int) -> str:
+    """Name the instruction set whose kernels want multiples of so many channels."""
+    return {AVX2_VALUES: "AVX2", _AMX_BLOCK: _machine.AMX}.get(channels, "AVX512_CORE_BF16")
+
+
+def isa_distance(one: str, other: str) -> int:
+    """Return how many levels lie between two instruction sets."""
+    return abs(_ISA_LEVELS.index(one) - _ISA_LEVELS.index(other))
+
+
 def cpu_support(isa: str | None = None) -> Support:
     """Say which type this CPU runs in through MXNet's oneDNN, and why."""
     isa = cpu_isa() if isa is None else isa
     level = _ISA_LEVELS.index(isa)
     if level >= _ISA_LEVELS.index("AVX512_CORE_BF16"):
         amx = isa == _machine.AMX
-        return Support(BFLOAT16, True, f"this CPU has BF16 instructions ({isa})", channel_multiple=32 if amx else 16,
-                       amx=amx)
+        return Support(BFLOAT16, True, f"this CPU has BF16 instructions ({isa})",
+                       channel_multiple=_AMX_BLOCK if amx else 16, amx=amx)
     runs_bfloat16 = level >= _ISA_LEVELS.index("AVX512_CORE")
     return Support(FLOAT32, True, f"this CPU has no BF16 instructions ({isa})", BFLOAT16 if runs_bfloat16 else None,
                    channel_multiple=16 if runs_bfloat16 else AVX2_VALUES,

@@ -13,7 +13,6 @@ from ..eager.custom_operators import inputs_with_own_gradient
 from ..graph import Graph, Node, subgraphs_of
 from ..graph.attrs import CONVERSION, region
 from ..passes import Concern, Shaped
-from ..passes.channels_last import may_gain
 from ..passes.float16 import widen
 from ..passes.gradient_fixes import CONCERNED, DEPEND_ON_MODE, concerns_of
 from ..passes.native_operators import factors_come_first, following, may_replace, replacement_of
@@ -76,7 +75,7 @@ class Traced:
     @cached_property
     def depends_on_training(self) -> bool:
         """Tell whether it runs otherwise where operators are in their training mode."""
-        return may_gain(self.graph)
+        return any(node.op == "Convolution" for node in self.graph.operators())
 
     @cached_property
     def has_defects(self) -> bool:

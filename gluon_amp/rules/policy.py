@@ -10,11 +10,12 @@ from itertools import combinations
 from typing import Any, Callable, Mapping, Sequence, Tuple
 
 from ..checks import true_or_false, whole
-from ..dtypes import BFLOAT16, FLOAT32, Support, normalize
+from ..costs import Rates, rates_of
+from ..dtypes import BFLOAT16, FLOAT32, Support, isa_of_blocks, normalize
 from ..errors import PolicyError, closest, expected
 from ..files import replacing
 from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule, constants_of, may_lower, within_range
-from .shapes import SHAPE_RULES, ShapeRule, can_fold_stride
+from .shapes import BLOCK, SHAPE_RULES, ShapeRule, can_fold_stride
 from .tables import table
 
 ConditionalOp = Tuple[str, str, Sequence[str]]
@@ -31,13 +32,20 @@ class Device:
     channel_multiple: int | None = None  # what its fast convolution kernels need; None for the type's usual one
     amx: bool = False  # whether oneDNN uses AMX tiles, some of whose kernels are wrong or slow for some shapes
     imitated: bool = False  # whether low precision is imitated: FP32 kernels, with values rounded at every edge
+    mixes: bool = False  # whether operators run in FP32 where that is faster than low precision
+    measured: Rates | None = field(default=None, repr=False)  # what its kernels cost; None where that is not known
     reason: str = field(default="", compare=False)  # why everything runs in FP32, for people; empty in low precision
 
     @classmethod
-    def of(cls, support: Support) -> Device:
+    def of(cls, support: Support, rates: Rates | None = None) -> Device:
         """Return a device that runs as its support says."""
         reason = support.reason if support.dtype == FLOAT32 else ""
-        return cls(support.channel_multiple, support.amx, support.imitated, reason)
+        return cls(support.channel_multiple, support.amx, support.imitated, support.native, rates, reason)
+
+    @property
+    def rates(self) -> Rates:
+        """What its kernels cost; where nothing is known of it, on a CPU of its instructions."""
+        return self.measured or rates_of(None, isa_of_blocks(self.channel_multiple or BLOCK))
 
 
 ANY_DEVICE = Device()

@@ -11,6 +11,7 @@ import mxnet as mx
 from .. import _machine, native
 from .._mxnet import gpus
 from .._mxnet.engine import time_in_both
+from ..costs import Rates, rates_of
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, IMITATED_FLOAT16, Support, cpu_isa, cpu_support, cuda_support
 from ..errors import DTypeError, warn
 
@@ -83,6 +84,12 @@ def chosen_by(gain: Gain, own: Support) -> Support:
 
 def _kept_in_fp32(reason: str) -> Support:
     return Support(FLOAT32, True, reason, on_request=BFLOAT16, channel_multiple=16, cost="bfloat16 is slower than FP32")
+
+
+@lru_cache(maxsize=1)
+def cpu_rates() -> Rates:
+    """Return what kernels cost on this CPU, or on the one that is most like it."""
+    return rates_of(_machine.cpu_kind(), cpu_isa())
 
 
 def device_supports() -> dict[str, Support]:

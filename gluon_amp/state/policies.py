@@ -8,6 +8,7 @@ from .. import native, passes
 from .._mxnet.invoke import parameters_of, registered_operators
 from ..dtypes import BFLOAT16, FLOAT32, Support
 from ..rules import Device, Policy, make_policy
+from .devices import cpu_rates
 
 custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
 
@@ -29,7 +30,7 @@ def _policy(support: Support, lists: Mapping[str, Any]) -> Policy:
 
 def devices_of(chosen: Mapping[str, Support]) -> dict[str, Device]:
     """Return what policies depend on of each kind of device."""
-    return {device: Device.of(each) for device, each in chosen.items()}
+    return {device: Device.of(each, cpu_rates() if device == "cpu" else None) for device, each in chosen.items()}
 
 
 def rewrites(policies: Mapping[str, Policy], devices: Mapping[str, Device]) -> str:

@@ -1,0 +1,234 @@
+"""Choose how the operators of image networks run: in which type, and by MXNet's kernels or in C++, channels last.
+
+Operators that can run with the channels last are the nodes of a graph whose edges are maps. Each costs something in
+each :class:`~gluon_amp.costs.Kernel`, and so do the casts and transpositions between two of them. Along the first maps
+of all operators, which are trees, the cheapest assignment is found exactly; where other maps come in, by repetition.
+"""
+from __future__ import annotations
+
+from math import inf, prod
+from typing import Mapping, NamedTuple, Sequence
+
+from ..costs import KERNELS, Kernel, Layer, Rates
+from ..dtypes import FLOAT32
+from ..graph import Consumers, Entry, Graph, Node
+from ..graph.attrs import integer, integers, is_channels_last, is_set
+from ..graph.decision import WISHES
+from ..rules import LOWER, NEUTRAL, WIDEST, Cause
+from ..rules.shapes import pools_to_means
+from .activations import HARD_SWISH
+from .context import Context
+from .precisions import unknown_forward
+
+BATCH_NORM, _MEANS = "_gluon_amp_batch_norm", "_gluon_amp_channel_means"
+_PRODUCTS = ("broadcast_mul", "_npi_multiply")
+_POOLS = ("Pooling", "_contrib_AdaptiveAvgPooling2D", "mean")
+# The operators in C++ that take NHWC, by what they replace.
+IN_CPP: Mapping[str, str] = {"Convolution": "_gluon_amp_convolution", "BatchNorm": BATCH_NORM,
+                             **dict.fromkeys(_POOLS, _MEANS), **dict.fromkeys(_PRODUCTS, "_gluon_amp_scale_channels")}
+NATIVE = frozenset(IN_CPP.values())
+LIMITS = ("clip", "relu", "Activation")  # of which Activation is a rectifier
+_ELEMENTWISE = (*LIMITS, "elemwise_add", HARD_SWISH)
+_RATES: Mapping[str, str] = {"clip": "clip", HARD_SWISH: "swish", "elemwise_add": "add",
+                             **dict.fromkeys(_POOLS, "mean"), **dict.fromkeys(_PRODUCTS, "scale")}
+_SWEEPS = 4
+_DOUBT = 1.1  # how many times faster than MXNet's kernels in the policy's type others have to be: rates are not exact
+
+
+def candidates(graph: Graph, consumers: Consumers) -> list[Node]:
+    """Return the operators that can run with the channels last, in order."""
+    unknown = unknown_forward(graph)
+    return [node for node in graph.operators()
+            if _fits(node, consumers) and not any(entry.node in unknown for entry in node.inputs[:2])]
+
+
+def _fits(node: Node, consumers: Consumers) -> bool:
+    """Tell whether an operator can run with the channels last: on images, which are FP32 in the program."""
+    if not all(len(shape or ()) == 4 for shape in node.shapes[:1]) or any(dtype != FLOAT32 for dtype in node.dtypes):
+        return False
+    data = node.inputs[0] if node.inputs else None
+    if data is None or len(data.shape or ()) != 4:
+        return False
+    if node.op == "Convolution":  # the gradient of the data is always computed: that of an image is of no use
+        return (not data.node.is_variable and not is_channels_last(node.attrs)
+                and len(integers(node.attrs, "kernel")) == 2)
+    if node.op == "BatchNorm":
+        return (integer(node.attrs, "axis", 1) == 1 and not is_set(node.attrs, "use_global_stats")
+                and consumers.is_first_only(node))
+    if node.op in _POOLS:
+        return _is_mean(node)
+    if node.op in IN_CPP:
+        return node.shapes[0] == data.shape and node.inputs[1].shape == (*(data.shape or ())[:2], 1, 1)
+    return (node.op in _ELEMENTWISE and node.attrs.get("act_type", "relu") == "relu"
+            and all(entry.shape == data.shape for entry in node.inputs))
+
+
+def _is_mean(node: Node) -> bool:
+    """Tell whether a pooling, or a mean, is of all pixels of each channel."""
+    if node.op == "Pooling":
+        return pools_to_means(node.attrs)
+    return node.shapes[0] == (*(node.inputs[0].shape or ())[:2], 1, 1) and (
+        node.op != "mean" or not is_set(node.attrs, "exclude"))
+
+
+def _can_lower(node: Node) -> bool:
+    """Tell whether C++ runs an operator in low precision that is in FP32 for its data, or for MXNet's kernels."""
+    decision = node.decided
+    if node.op in (*_POOLS, *_PRODUCTS):
+        return decision.cause in (Cause.TABLE, Cause.SHAPE)
+    return decision.safe and (decision.rule in (NEUTRAL, WIDEST) or decision.cause is Cause.CHANNELS)
+
+
+def maps_of(node: Node) -> list[Entry]:
+    """Return the inputs of a member that are maps."""
+    return node.inputs if node.op in _ELEMENTWISE else node.inputs[:1]
+
+
+def gives_map(node: Node) -> bool:
+    """Tell whether a member gives a map with the channels last; means lie as MXNet's do."""
+    return node.op not in (*_POOLS, _MEANS)
+
+
+class _Map(NamedTuple):
+    """A map that a member reads from another."""
+
+    maker: int  # the number of the other member
+    values: int
+    is_normed: bool  # whether it comes from a BatchNorm
+
+
+class _Member(NamedTuple):
+    """An operator to choose for."""
+
+    node: Node
+    costs: list[float]  # in each kernel, with those of its surroundings; infinite where it cannot run so
+    maps: list[_Map]
+
+
+def choose(nodes: Sequence[Node], consumers: Consumers, context: Context) -> dict[int, Kernel]:
+    """Return the kernel of each of the :func:`candidates`, by the id of its node."""
+    rates = context.device.rates
+    number = {id(node): position for position, node in enumerate(nodes)}
+    members = [_Member(node, [_cost(node, kernel, own, number, consumers, context)
+                              for kernel, own in zip(KERNELS, _own_costs(node, rates))],
+                       [_Map(number[id(entry.node)], prod(entry.shape or ()), _is_normed(entry))
+                        for entry in maps_of(node) if _is_member(entry, number)])
+               for node in nodes]
+    return {id(node): KERNELS[choice] for node, choice in zip(nodes, _cheapest(members, rates))}
+
+
+def _is_member(entry: Entry, number: Mapping[int, int]) -> bool:
+    return id(entry.node) in number and gives_map(entry.node)
+
+
+def _is_normed(entry: Entry) -> bool:
+    """Tell whether a map comes from a BatchNorm, perhaps through a rectifier."""
+    node = entry.node.inputs[0].node if entry.node.op in LIMITS else entry.node
+    return node.op == "BatchNorm"
+
+
+def _may_run(node: Node, kernel: Kernel, context: Context) -> bool:
+    """Tell whether an operator may run in a kernel."""
+    is_low = context.policy.lowers and Entry(node).dtype == context.target
+    if kernel.low:
+        return is_low or (kernel.nhwc and context.policy.lowers and _can_lower(node))
+    return not is_low or (context.device.mixes and node.decided.cause not in WISHES)
+
+
+def _own_costs(node: Node, rates: Rates) -> Sequence[float]:
+    """Return the cost of an operator in each kernel."""
+    values, behind = prod(node.shapes[0] or ()), node.inputs[0].node
+    if node.op == "Convolution":
+        return rates.convolution(_layer(node))
+    if node.op == "BatchNorm":
+        return rates.batch_norm(values, _layer(behind if behind.op == "Convolution" else node))
+    if node.op in ("relu", "Activation") and behind.op == "BatchNorm":
+        return (0.0,) * len(KERNELS)  # was measured with it
+    return rates.map(_RATES.get(node.op, "activation"), prod(node.inputs[0].shape or ()))
+
+
+def _layer(node: Node) -> Layer:
+    """Return a convolution as the rates see it; of another operator a pointwise one that gives such a map."""
+    images, after, *sides = node.shapes[0] or (1, 1, 1, 1)
+    is_convolution = node.op == "Convolution"
+    before = (node.inputs[0].shape or (1, 1))[1] if is_convolution else after
+    return Layer(tuple(integers(node.attrs, "kernel")) if is_convolution else (1, 1),
+                 integer(node.attrs, "num_group", 1), before, after, images * prod(sides))
+
+
+def _cost(node: Node, kernel: Kernel, own: float, number: Mapping[int, int], consumers: Consumers,
+          context: Context) -> float:
+    """Return the cost of an operator, and of the maps that it takes from other operators and gives to these."""
+    if not _may_run(node, kernel, context):
+        return inf
+    rates, entry = context.device.rates, Entry(node)
+    if kernel != Kernel(context.policy.lowers and Entry(node).dtype == context.target, False):
+        own *= _DOUBT
+    cost = own + sum(rates.conversion(prod(each.shape or ()), Kernel(each.dtype != FLOAT32, False), kernel)
+                     for each in maps_of(node) if not _is_member(each, number))
+    if not gives_map(node):
+        return cost
+    wanted = {Kernel(kernel.low if each.decided.rule in (NEUTRAL, WIDEST) else each.decided.rule == LOWER, False)
+              for each in consumers.of(entry) if id(each) not in number and each.decision is not None}
+    if consumers.is_head(entry):
+        wanted.add(Kernel(False, False))
+    return cost + sum(rates.conversion(prod(entry.shape or ()), kernel, each) for each in wanted)
+
+
+def _cheapest(members: Sequence[_Member], rates: Rates) -> list[int]:
+    """Return the number of the kernel of each member by which all cost least."""
+    uniform = [[kernel if member.costs[kernel] < inf else _least(member.costs) for member in members]
+               for kernel in range(len(KERNELS))]
+    best = min(uniform, key=lambda choice: _total(members, choice, rates))
+    least, choice = _total(members, best, rates), best
+    for _ in range(_SWEEPS):
+        choice = _along_trees(members, choice, rates)
+        total = _total(members, choice, rates)
+        if total >= least:
+            break
+        best, least = choice, total
+    return best
+
+
+def _least(costs: Sequence[float]) -> int:
+    return min(range(len(costs)), key=lambda kernel: costs[kernel])
+
+
+def _total(members: Sequence[_Member], choice: Sequence[int], rates: Rates) -> float:
+    return sum(member.costs[mine] + sum(_edge(member, number, choice[maker], mine, rates)
+                                        for number, (maker, *_) in enumerate(member.maps))
+               for member, mine in zip(members, choice))
+
+
+def _edge(member: _Member, number: int, given: int, mine: int, rates: Rates) -> float:
+    """Return the cost of a map that comes from another member's kernel.
+
+    Operators behind a convolution run as it does where they can: what lies between was measured in one kernel.
+    """
+    if given == mine:
+        return 0.0
+    if number == 0 and member.node.op != "Convolution" and member.costs[given] < inf:
+        return inf
+    _, values, is_normed = member.maps[number]
+    return rates.conversion(values, KERNELS[given], KERNELS[mine], is_normed)
+
+
+def _along_trees(members: Sequence[_Member], before: Sequence[int], rates: Rates) -> list[int]:
+    """Choose exactly along each member's first map; at other maps one of both sides is as it was before."""
+    kernels = range(len(KERNELS))
+    costs = [list(member.costs) for member in members]
+    for position, member in enumerate(members):
+        for number, (maker, *_) in enumerate(member.maps[1:], 1):
+            for kernel in kernels:
+                costs[position][kernel] += _edge(member, number, before[maker], kernel, rates)
+                costs[maker][kernel] += _edge(member, number, kernel, before[position], rates)
+    answers: list[list[int]] = [[] for _ in members]  # the best kernel for each kernel of the first map's maker
+    for position, member in reversed(list(enumerate(members))):  # consumers first
+        for given in kernels if member.maps else ():
+            ways = [costs[position][kernel] + _edge(member, 0, given, kernel, rates) for kernel in kernels]
+            answers[position].append(_least(ways))
+            costs[member.maps[0].maker][given] += min(ways)
+    choice: list[int] = []
+    for position, member in enumerate(members):
+        choice.append(answers[position][choice[member.maps[0].maker]] if member.maps else _least(costs[position]))
+    return choice
