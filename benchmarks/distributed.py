@@ -3,7 +3,7 @@
     python benchmarks/distributed.py
     python benchmarks/distributed.py --workers 2 4 --engines kvstore --network resnet50_v1 --json distributed.json
 
-Every row is a job of its own under gluon-amp's launcher. `reduce` is the reduction of all gradients alone, `decide` the
+Every row is a job of its own. `reduce` is the reduction of all gradients alone, `decide` the
 exchange by which the processes decide on a step, `step` a whole training step with AMP. Bytes are what a process hands
 to its engine per step, and what the loopback device carried for all processes together, which counts other programs on
 the machine, too.
@@ -26,6 +26,7 @@ from benchmarks.harness import machine
 
 WIRES = {"float32": ("float32", False), "float16": ("float16", False), "float16, added in FP32": ("float16", True)}
 MEGABYTE = 1e6
+START = Path(__file__).resolve().parents[1] / "tests" / "helpers" / "start_processes.py"
 
 
 def main() -> None:
@@ -59,7 +60,7 @@ def _arguments() -> argparse.Namespace:
 
 def _job(engine: str, size: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Run one job; return what its first process measured."""
-    launch = ["-m", "gluon_amp.cli", "launch", "-n", str(size), "--engine", engine] if engine != "none" else []
+    launch = [str(START), engine, str(size)] if engine != "none" else []
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "result.json"
         shared = [f"--{name}={getattr(arguments, name)}" for name in ("network", "batch", "size", "rounds")]

@@ -22,8 +22,6 @@ _FEW_SPINS = "20000"
 _LOOKS, _BETWEEN = 5, 0.002  # at what runs on the machine, and the seconds between them
 _QUOTAS = (("sys/fs/cgroup/cpu.max",), ("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 
-_chosen: dict[str, str] = {}  # by `share`
-
 
 def allowed(root: Path = Path("/")) -> int:
     """Return how many CPUs the process's affinity and its container's quota leave to it, rounded up."""
@@ -67,15 +65,9 @@ def share(environ: MutableMapping[str, str] = os.environ, root: Path = Path("/")
     if "mxnet" in sys.modules:
         return
     if not {_WAITING, _SPINS} & environ.keys() and others_running(root) >= (os.cpu_count() or 1):
-        _chosen[_SPINS] = _FEW_SPINS
+        environ[_SPINS] = _FEW_SPINS
     if THREADS not in environ and threads(environ) > allowed(root):
-        _chosen[THREADS] = str(allowed(root))
-    environ.update(_chosen)
-
-
-def as_users_set_it() -> dict[str, str]:
-    """Return the environment without what :func:`share` has chosen for this process, for processes beside it."""
-    return {name: value for name, value in os.environ.items() if _chosen.get(name) != value}
+        environ[THREADS] = str(allowed(root))
 
 
 def misfit(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> str:

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from unittest import mock
 
 import pytest
 
@@ -17,7 +16,6 @@ def container(tmp_path, monkeypatch):
     """Make a container of eight CPUs with a quota; return where it begins."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(_cpus, "_chosen", {})
 
     def make(running=1, **files):
         (tmp_path / "proc").mkdir(exist_ok=True)
@@ -110,19 +108,6 @@ _ON_LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="oth
 @_ON_LINUX
 def test_busy_processes_are_seen(busy):
     assert _cpus.others_running() >= 2
-
-
-@mock.patch.dict(os.environ, {"OMP_SCHEDULE": "static"})
-def test_processes_beside_this_one_get_what_the_user_has_set(container, monkeypatch):
-    monkeypatch.delitem(sys.modules, "mxnet")
-    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        os.environ.pop(name, None)
-    before = dict(os.environ)
-    _cpus.share(os.environ, container(65, cpu_max="200000 100000"))
-    assert os.environ["OMP_NUM_THREADS"] == "2"
-    assert _cpus.as_users_set_it() == before
-    os.environ["OMP_NUM_THREADS"] = "1"  # as a program may
-    assert _cpus.as_users_set_it() == {**before, "OMP_NUM_THREADS": "1"}
 
 
 @_ON_LINUX

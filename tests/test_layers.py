@@ -29,7 +29,7 @@ LAYERS = {
     "convert": "conversion for inference",
     "sync_batchnorm": "batch normalization over processes and devices",
     "training": "loss scaling: init_trainer, scale_loss and their kin, checkpoints, event handlers for Estimator",
-    "parallel": "several processes: KVStore, Horovod, the launcher",
+    "parallel": "several processes: KVStore, Horovod",
     "session": "what users switch on: init, regions, functions; the names of MXNet that are replaced",
     "plan": "what a graph becomes, made once, and what runs it: cached ops, executors",
     "eager": "one imperative call",

@@ -23,7 +23,7 @@ _LIMITS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
 DESCRIPTION = """Train a network of MXNet's or GluonCV's zoo on ImageNet, in FP32 or mixed precision.
 
     python examples/imagenet/main_amp.py -a resnet50_v1 --opt-level O1 /data/imagenet
-    gluon-amp launch -n 2 examples/imagenet/main_amp.py -a resnet50_v1 --opt-level O1 /data/imagenet
+    horovodrun -np 2 python examples/imagenet/main_amp.py -a resnet50_v1 --opt-level O1 /data/imagenet
 """
 
 

@@ -14,7 +14,7 @@ from ..convert.model_files import load_model, save_model
 from ..dtypes import INT8
 from ..errors import GraphError
 from . import models
-from .words import done, filled, write_json
+from .words import filled, print_conversion, write_json
 
 HELP = "convert the files of a trained FP32 network for inference: mixed precision, folded and fused operators"
 
@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     sizes = [os.path.getsize(args.params), os.path.getsize(files[1])]
     if not write_json({"files": files, "parameter_bytes": sizes, **asdict(record)}, args.json):
         return 0
-    print(f"Converted {args.symbol} to {record.types}:")
-    print("\n".join(filled(f"  {line}", 4) for line in done(record)))
+    print_conversion(record)
     print(f"  parameters take {decimal(sizes[1])}, before {decimal(sizes[0])}")
     print(f"Written: {files[0]}\n         {files[1]}")
     if not args.data:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 import warnings
 from importlib import import_module, metadata
 from typing import Sequence
@@ -13,25 +14,28 @@ from ..errors import AmpError
 from .words import complain
 
 # Modules of this package, in the order of the help text.
-COMMANDS = ("run", "env", "convert", "info", "compare", "export-onnx", "report", "advise", "check", "launch")
+COMMANDS = ("run", "env", "convert", "export-onnx", "report", "check")
+# Commands of earlier versions, and what to use in their place.
+_GONE = {
+    "advise": "gluon-amp report lists every operator and why it runs as it does",
+    "compare": "amp.compare(net, data) in Python gives the errors, gluon-amp report --time the speed",
+    "info": "gluon-amp report says how a file was converted",
+    "launch": "horovodrun, mpirun or MXNet's DMLC_* variables start several processes, see docs/distributed.md",
+}
 
-FAILURE, INTERRUPTED = 1, 130
+FAILURE, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 _EXAMPLES = """\
 examples:
   what this machine runs:          gluon-amp env
   make a network faster, to serve: gluon-amp convert net-symbol.json \\
                                      net-0000.params -o fast
-  what was done to a file:         gluon-amp info fast/net-symbol.json
-  its speed and its errors:        gluon-amp compare net-symbol.json \\
-                                     net-0000.params --data data:1,3,224,224
   serve it on other GPUs:          gluon-amp export-onnx net-symbol.json \\
                                      net-0000.params --data data:1,3,224,224 \\
                                      -o net.onnx
-  what holds it back here:         gluon-amp advise net-symbol.json \\
+  its operators and their types:   gluon-amp report net-symbol.json \\
                                      net-0000.params --data data:1,3,224,224
   train in mixed precision:        gluon-amp run train.py
-  train in two processes:          gluon-amp launch -n 2 train.py
 
 gluon-amp COMMAND --help says more. A script of your own switches to mixed
 precision by amp.init(), and needs no `gluon-amp run`."""
@@ -39,6 +43,10 @@ precision by amp.init(), and needs no `gluon-amp run`."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
+    name = next(iter(sys.argv[1:] if argv is None else argv), "")
+    if name in _GONE:
+        complain(f"gluon-amp {name} is gone: {_GONE[name]}")
+        return WRONG_USAGE
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.command is None:

@@ -166,7 +166,7 @@ def refuse_converted(args: argparse.Namespace, model: Model) -> None:
     record = record_of(model)
     if record is not None:
         raise GraphError(f"{args.symbol} is converted already, to {record.types}: expected the FP32 network "
-                         f"that it was made from. `gluon-amp info {args.symbol}` says what was done")
+                         f"that it was made from. `gluon-amp report {args.symbol} ...` says what was done")
 
 
 def runnable(model: Model, names: Sequence[str]) -> SymbolBlock:

@@ -2,14 +2,17 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
+from typing import Any
 
 import mxnet as mx
 
 from ..convert.model_files import load_model
+from ..convert.options import drawback_here
 from ..debug.report import Report, report
 from ..session.autocast import autocast, deinit, init
 from .models import add_file_arguments, named_errors, record_of, required_shapes, runnable
-from .words import write_json
+from .words import complain, print_conversion, write_json
 
 HELP = "run a network once and list its operators, the precision of each, and why"
 
@@ -25,15 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Report, and print."""
-    made = reported(args, time=args.time)
-    if write_json(made.to_dict(), args.json):
+    model = load_model(args.symbol, args.params)
+    record, made = record_of(model), _reported(args, model)
+    slow = record and drawback_here(record.target_dtype)
+    if slow:
+        complain(f"gluon-amp report: warning: {slow}")
+    if write_json({**made.to_dict(), "conversion": asdict(record) if record else None}, args.json):
+        if record:
+            print_conversion(record)
         made.print(args.by, args.wide)
     return 0
 
 
-def reported(args: argparse.Namespace, time: bool) -> Report:
+def _reported(args: argparse.Namespace, model: Any) -> Report:
     """Run a network on random numbers, under AMP unless it is converted."""
-    model = load_model(args.symbol, args.params)
     shapes = required_shapes(args, model)
     with named_errors(args.symbol):
         block = runnable(model, list(shapes))
@@ -41,9 +49,9 @@ def reported(args: argparse.Namespace, time: bool) -> Report:
         data = tuple(mx.nd.random.uniform(shape=shape) for shape in shapes.values())
         if record_of(model) is not None:
             with autocast(enabled=False):
-                return report(block, data, time=time)
+                return report(block, data, time=args.time)
         init(args.dtype)
         try:
-            return report(block, data, time=time)
+            return report(block, data, time=args.time)
         finally:
             deinit()

@@ -8,7 +8,6 @@ with either engine.
 ``world``      which processes this one works with
 ``stores``     a group as a KVStore for ``gluon.Trainer``
 ``reduction``  a trainer's gradients, and the decision to step
-``launcher``, ``supervisor``, ``start``  behind ``gluon-amp launch``
 """
 from .groups import Group
 from .reduction import Reduction, distribute

@@ -20,7 +20,6 @@ from ..state.in_force import in_force
 from .groups import Group, HorovodGroup, StoreGroup
 
 _TYPES = (FLOAT32, FLOAT16, BFLOAT16)
-_HOW_TO_START = "Start the processes together: gluon-amp launch -n 2 script.py"
 _store_groups: dict[int, StoreGroup] = {}  # by the id of the store, which they keep alive
 _native: list[StoreGroup] = []  # that of MXNet's own distributed store: a second one in a process hangs
 _horovod_groups: dict[Any, Group] = {}
@@ -30,8 +29,7 @@ def world() -> Group:
     """Return the group of all processes that train together: Horovod's, or the KVStore's.
 
     The first call connects to the other processes, and so waits for all of them to call it. A script that is started by
-    ``mpirun`` calls ``horovod.mxnet.init()`` before; where Horovod or this package's launcher started it, that is done
-    here.
+    ``mpirun`` calls ``horovod.mxnet.init()`` before; where ``horovodrun`` started it, that is done here.
 
     Returns
     -------
@@ -180,7 +178,7 @@ def _check_environment(name: str) -> None:
     role = os.environ.get("DMLC_ROLE")
     if role != "worker":
         raise StateError(f"the KVStore {name!r} connects processes that were started together, and this one was not "
-                         f"(expected DMLC_ROLE='worker', received {role!r}). {_HOW_TO_START}")
+                         f"(expected DMLC_ROLE='worker', received {role!r}). docs/distributed.md shows the commands")
 
 
 def horovod_group(process_set: Any) -> Group:

@@ -64,33 +64,28 @@ def test_what_it_prints_is_as_wide_as_the_terminal(columns, monkeypatch, capsys)
     assert columns - 30 < max(map(len, lines)) <= columns
 
 
-@pytest.mark.parametrize(("argv", "message"), [
-    (["launch", "-n", "2", "missing.py"], "the script 'missing.py' does not exist"),
-    (["launch", "-n", "2", "/"], "the script '/' is a directory"),
-    (["info", "missing.json"], "missing.json: No such file or directory"),
-])
-def test_errors_name_what_is_wrong(argv, message, capsys):
-    assert main(argv) == 1
-    assert capsys.readouterr().err.startswith(f"gluon-amp {argv[0]}: {message}")
+@pytest.mark.parametrize(("name", "instead"), [("launch", "horovodrun"), ("info", "gluon-amp report"),
+                                               ("compare", "amp.compare(net, data)"), ("advise", "gluon-amp report")])
+def test_commands_of_earlier_versions_answer_with_what_to_use(name, instead, capsys):
+    assert main([name, "-n", "2"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"gluon-amp {name} is gone: ")
+    assert instead in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_errors_fit_a_terminal_and_are_one_line_in_files(terminal, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    main(["info", "/a/rather/long/name/of/a/file/that/is/missing.json"])
+    main(["report", "/a/rather/long/name/of/a/file/that/is/missing.json", "missing.params"])
     lines = capsys.readouterr().err.splitlines()
-    assert " ".join(lines) == ("gluon-amp info: /a/rather/long/name/of/a/file/that/is/missing.json: No such file or "
+    assert " ".join(lines) == ("gluon-amp report: /a/rather/long/name/of/a/file/that/is/missing.json: No such file or "
                                "directory")
     assert len(lines) == (3 if terminal else 1)
 
 
-def test_launch_needs_a_script():
-    with pytest.raises(SystemExit, match=r"launch: expected a Python script"):
-        main(["launch", "-n", "2"])
-
-
-@pytest.mark.parametrize("argv", [["nonsense"], ["launch", "-n", "0", "x.py"], ["env", "--nonsense"]])
+@pytest.mark.parametrize("argv", [["nonsense"], ["env", "--nonsense"]])
 def test_wrong_usage_exits_with_2(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         main(argv)

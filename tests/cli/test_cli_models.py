@@ -1,4 +1,4 @@
-"""gluon-amp convert and compare: files, figures, exit codes, and what they say of bad input."""
+"""gluon-amp convert and report: files, figures, exit codes, and what they say of bad input."""
 from __future__ import annotations
 
 import json
@@ -10,7 +10,6 @@ import sys
 import warnings
 
 import mxnet as mx
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -126,8 +125,8 @@ class TestConvert:
 
     def test_it_says_what_it_did_and_what_data_would_improve(self, folder, tmp_path, capsys):
         _, out, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--dtype", "float32")
-        assert "1 batch normalization is part of the layer before it now" in out
-        assert "fold_batch_norm" not in out
+        assert "Converted to float32: " in out
+        assert "fold_batch_norm 1" in out
         assert "--data data:1,3,224,224" in err
         _, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--data", "data:1,16,8,8", "--dtype",
                         "FP32")
@@ -136,24 +135,10 @@ class TestConvert:
     def test_a_converted_network_is_not_converted_again(self, folder, tmp_path, capsys):
         run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--dtype", "float32")
         files = [str(tmp_path / "out" / name) for name in ("small-symbol.json", "small-0007.params")]
-        for command in (["convert", *files, "-o", str(tmp_path / "again")], ["compare", *files]):
-            code, _, err = run(capsys, *command)
-            assert code == 1
-            assert f"{files[0]} is converted already, to float32" in err
+        code, _, err = run(capsys, "convert", *files, "-o", tmp_path / "again")
+        assert code == 1
+        assert f"{files[0]} is converted already, to float32" in err
         assert not (tmp_path / "again").exists()
-
-    def test_info_reads_back_what_was_done(self, folder, tmp_path, capsys):
-        run(capsys, "convert", *model(folder), "-o", tmp_path / "out", "--dtype", "half")
-        symbol, params = tmp_path / "out" / "small-symbol.json", tmp_path / "out" / "small-0007.params"
-        code, out, _ = run(capsys, "info", symbol)
-        assert code == 0
-        assert "converted to float16" in out
-        assert "warning: this machine has no GPU that runs float16" in out
-        assert "4 arrays" in run(capsys, "info", params)[1].replace("\n", " ")
-        assert "not converted" in run(capsys, "info", model(folder)[0])[1]
-        assert json.loads(run(capsys, "info", symbol, "--json", "-")[1])["steps"]["fold_batch_norm"] == 1
-        code, _, err = run(capsys, "info", folder / "small-0007.params.gone")
-        assert (code, "No such file" in err) == (1, True)
 
     def test_a_file_that_is_slower_here_is_warned_of(self, folder, tmp_path, capsys, lesser):
         code, _, err = run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "bf16")
@@ -166,132 +151,6 @@ class TestConvert:
             main(["convert", *model(folder), "-o", str(tmp_path), "--data", data])
         assert caught.value.code == 2
         assert "expected a name and a shape" in capsys.readouterr().err
-
-
-class TestCompare:
-    def test_figures_for_random_data(self, folder, capsys):
-        code, out, _ = run(capsys, "compare", *model(folder), "--data", "data:4,16,8,8", "--dtype", "float32",
-                           "--batches", "2", "--rounds", "2", "--json", "-")
-        found = json.loads(out)
-        assert code == 0
-        assert found["max_error"] < 1e-5 * found["largest_output"]
-        assert found["top1_agreement"] == 1
-        assert found["speed_ratio"] == pytest.approx(found["fp32_ms"] / found["converted_ms"])
-
-    def test_errors_are_those_of_the_two_networks(self, folder, tmp_path, capsys):
-        symbol, params = model(folder)
-        arrays = mx.nd.load(params)
-        arrays["arg:small_dense0_bias"] = arrays["arg:small_dense0_bias"] + mx.nd.array([0, 0, 0.5, 0])
-        mx.nd.save(str(tmp_path / "moved.params"), arrays)
-        _, out, _ = run(capsys, "compare", symbol, params, "--converted", symbol, tmp_path / "moved.params", "--data",
-                        "data:4,16,8,8", "--batches", "2", "--rounds", "1", "--json", "-")
-        found = json.loads(out)
-        assert found["max_error"] == pytest.approx(0.5, rel=1e-5)
-        assert found["mean_error"] == pytest.approx(0.125, rel=1e-5)
-
-    def test_images_are_read_from_a_directory(self, tmp_path, capsys):
-        from PIL import Image
-        from sklearn.datasets import load_digits
-
-        net = nn.HybridSequential(prefix="rgb_")
-        with net.name_scope():
-            net.add(nn.Conv2D(16, 3, in_channels=3), nn.GlobalAvgPool2D(), nn.Dense(4, in_units=16))
-        net.initialize(mx.init.Xavier())
-        net.hybridize()
-        net(mx.nd.ones((1, 3, 12, 12)))
-        net.export(str(tmp_path / "rgb"))
-        (tmp_path / "images" / "zero").mkdir(parents=True)
-        for number, digit in enumerate(load_digits().images[:5]):
-            pixels = np.repeat((digit * 15).astype("uint8")[..., None], 3, axis=2)
-            Image.fromarray(pixels).save(tmp_path / "images" / "zero" / f"{number}.png")
-        files = [tmp_path / "rgb-symbol.json", tmp_path / "rgb-0000.params"]
-        _, out, _ = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / "images",
-                        "--rounds", "1", "--json", "-")
-        assert json.loads(out)["batches"] == 2  # the fifth image fills no batch
-        (tmp_path / "empty").mkdir()
-        for folder, said in (("empty", "no images"), ("absent", "expected a directory, and there is none at")):
-            code, _, err = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / folder)
-            assert code == 1
-            assert said in err
-        code, _, err = run(capsys, "compare", *files, "--data", "data:8,3,12,12", "--images", tmp_path / "images")
-        assert code == 1
-        assert "too few images" in err
-        code, _, err = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / "images",
-                           "--mean", "0.5,0.5")
-        assert (code, err.count("\n")) == (1, 1)
-        assert "--mean: expected 1 number or 3, received 2" in err
-        (tmp_path / "images" / "zero" / "0.png").write_text("no image")
-        code, _, err = run(capsys, "compare", *files, "--data", "data:2,3,12,12", "--images", tmp_path / "images")
-        assert (code, err.count("\n")) == (1, 1)
-        assert f"{tmp_path / 'images' / 'zero' / '0.png'}: expected an image" in err
-
-    def test_without_data_it_says_what_is_missing(self, folder, capsys):
-        code, _, err = run(capsys, "compare", *model(folder))
-        assert code == 1
-        assert "--data data:1,3,224,224" in err
-        code, _, err = run(capsys, "compare", *model(folder), "--data", "dat:1,16,8,8")
-        assert code == 1
-        assert "no input 'dat', only data" in err
-
-    @pytest.mark.parametrize("command", ["compare", "report", "advise"])
-    def test_data_that_does_not_fit_the_network(self, folder, capsys, command):
-        symbol, params = model(folder)
-        given = ["--converted", symbol, params] if command == "compare" else []
-        for shape in ("2,3,8,8", "2,16"):
-            code, out, err = run(capsys, command, symbol, params, *given, "--data", f"data:{shape}")
-            assert (code, out) == (1, "")
-            assert err.startswith(f"gluon-amp {command}: {symbol}")
-            assert "does not run on data of these shapes" in err
-            assert "Stack trace" not in err
-            assert err.count("\n") == 1
-
-    @pytest.mark.parametrize("command", ["compare", "report"])
-    def test_parameters_of_another_network_are_refused(self, folder, tmp_path, capsys, command):
-        symbol, _ = model(folder)
-        mx.nd.save(str(tmp_path / "other.params"), {"arg:other_weight": mx.nd.ones((1,))})
-        code, out, err = run(capsys, command, symbol, tmp_path / "other.params", "--data", "data:1,16,8,8")
-        assert (code, out) == (1, "")
-        assert f"{symbol} and {tmp_path / 'other.params'} do not belong together: the parameters lack small_" in err
-        assert "..., which the network reads, and hold other_weight, which it does not" in err
-
-    def test_figures_have_units_and_a_verdict(self, folder, capsys, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "300")
-        code, out, _ = run(capsys, "compare", *model(folder), "--data", "data:4,16,8,8", "--dtype", "fp32", "--batches",
-                           "1", "--rounds", "1", "--max-error", "1e-3")
-        assert code == 0
-        assert all(part in out for part in ("float32, and float32", "% of the outputs", " ms in float32", "1 batch of "
-                                            "random numbers, data of shape (4, 16, 8, 8)", "is within --max-error"))
-
-    def test_the_exit_status_says_whether_the_error_is_too_large(self, folder, tmp_path, capsys):
-        symbol, params = model(folder)
-        arrays = mx.nd.load(params)
-        arrays["arg:small_dense0_bias"] = arrays["arg:small_dense0_bias"] + 0.5
-        mx.nd.save(str(tmp_path / "moved.params"), arrays)
-        argv = ["compare", symbol, params, "--converted", symbol, str(tmp_path / "moved.params"), "--data",
-                "data:4,16,8,8", "--batches", "1", "--rounds", "1", "--json", "-"]
-        _, out, _ = run(capsys, *argv)
-        relative = json.loads(out)["relative_error"]
-        assert relative > 0.05
-        assert [run(capsys, *argv, "--max-error", str(relative * factor))[0] for factor in (0.9, 1.1)] == [1, 0]
-
-    def test_unrelated_networks_are_refused(self, folder, tmp_path, capsys):
-        other = nn.Dense(4, in_units=4, prefix="other_")
-        other.initialize()
-        other.hybridize()
-        other(mx.nd.ones((1, 4)))
-        other.export(str(tmp_path / "other"))
-        code, _, err = run(capsys, "compare", *model(folder), "--converted", tmp_path / "other-symbol.json", tmp_path /
-                           "other-0000.params", "--data", "data:4,16,8,8")
-        assert code == 1
-        assert "other-symbol.json is not made from" in err
-
-    @pytest.mark.parametrize("option", ["--batches", "--rounds"])
-    @pytest.mark.parametrize("value", ["0", "-1", "many"])
-    def test_numbers_from_one_on(self, folder, option, value, capsys):
-        with pytest.raises(SystemExit) as caught:
-            main(["compare", *model(folder), "--data", "data:4,16,8,8", option, value])
-        assert caught.value.code == 2
-        assert "expected a whole number from 1 on" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -354,15 +213,16 @@ class TestMutations:
         assert len(to_graph(converted).heads) == len(graph.heads)
 
 
-class TestReportAndAdvise:
-    """Both read exported files, FP32 or converted."""
+class TestReport:
+    """Of exported files, FP32 or converted."""
 
-    def test_report(self, folder, capsys, monkeypatch):
+    def test_the_operators(self, folder, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "100")
         _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8", "--json", "-")
         found = json.loads(out)
         assert [row["op"] for row in found["operators"]][:2] == ["Convolution", "BatchNorm"]
         assert found["operators"][0]["block"] == "small_conv0"
+        assert found["conversion"] is None
         assert not amp.is_active()
         code, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
         assert code == 0
@@ -380,16 +240,40 @@ class TestReportAndAdvise:
         monkeypatch.setenv("COLUMNS", "80")
         _, out, _ = run(capsys, "report", *model(folder), "--data", "data:2,16,8,8")
         assert all(word in out for word in ("arithmetic", "Convolution", "amp.explain() gives the reasons"))
-        _, out, _ = run(capsys, "advise", *model(folder), "--data", "data:2,16,8,8")
-        assert max(map(len, out.splitlines())) <= 80
 
-    def test_a_converted_network_is_reported_as_it_is(self, folder, tmp_path, capsys):
-        run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "float32")
+    def test_a_converted_network_is_reported_as_it_is_and_how_it_was_converted(self, folder, tmp_path, capsys):
+        run(capsys, "convert", *model(folder), "-o", tmp_path, "--dtype", "half", "--exclude", "small_dense0_fwd")
         files = [tmp_path / "small-symbol.json", tmp_path / "small-0007.params"]
-        _, out, _ = run(capsys, "report", *files, "--data", "data:2,16,8,8", "--json", "-")
-        assert "BatchNorm" not in [row["op"] for row in json.loads(out)["operators"]]
+        _, out, err = run(capsys, "report", *files, "--data", "data:2,16,8,8", "--json", "-")
+        found = json.loads(out)
+        assert "BatchNorm" not in [row["op"] for row in found["operators"]]
+        assert (found["conversion"]["target_dtype"], found["conversion"]["steps"]["fold_batch_norm"]) == ("float16", 1)
+        assert "gluon-amp report: warning: this machine has no GPU that runs float16" in err
+        _, out, _ = run(capsys, "report", *files, "--data", "data:2,16,8,8")
+        assert out.startswith("Converted to float16: ")
+        assert "kept in FP32 on request: small_dense0_fwd" in out
 
-    def test_advise(self, folder, capsys):
-        code, out, _ = run(capsys, "advise", *model(folder), "--data", "data:2,16,8,8", "--json", "-")
-        assert code == 0
-        assert all({"topic", "text", "share"} <= set(item) for item in json.loads(out))
+    def test_without_data_it_says_what_is_missing(self, folder, capsys):
+        code, _, err = run(capsys, "report", *model(folder))
+        assert code == 1
+        assert "--data data:1,3,224,224" in err
+        code, _, err = run(capsys, "report", *model(folder), "--data", "dat:1,16,8,8")
+        assert code == 1
+        assert "no input 'dat', only data" in err
+
+    @pytest.mark.parametrize("shape", ["2,3,8,8", "2,16"])
+    def test_data_that_does_not_fit_the_network(self, folder, capsys, shape):
+        symbol, params = model(folder)
+        code, out, err = run(capsys, "report", symbol, params, "--data", f"data:{shape}")
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert err.startswith(f"gluon-amp report: {symbol}")
+        assert "does not run on data of these shapes" in err
+        assert "Stack trace" not in err
+
+    def test_parameters_of_another_network_are_refused(self, folder, tmp_path, capsys):
+        symbol, _ = model(folder)
+        mx.nd.save(str(tmp_path / "other.params"), {"arg:other_weight": mx.nd.ones((1,))})
+        code, out, err = run(capsys, "report", symbol, tmp_path / "other.params", "--data", "data:1,16,8,8")
+        assert (code, out) == (1, "")
+        assert f"{symbol} and {tmp_path / 'other.params'} do not belong together: the parameters lack small_" in err
+        assert "..., which the network reads, and hold other_weight, which it does not" in err

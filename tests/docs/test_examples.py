@@ -268,7 +268,7 @@ class TestTrainerClass:
 
 FEW = ["-a", "mobilenetv2_0.25", "--image-size", SIZE, "-b", 16, "-j", 1, "-p", 1, "--steps", 2, "--warmup-epochs", 1]
 
-TWO = {"command": ["-m", "gluon_amp.cli", "launch", "-n", "2", "--timeout", "600"]}  # processes
+TWO = {"command": [str(EXAMPLES.parent / "tests" / "helpers" / "start_processes.py"), "kvstore", "2"]}  # processes
 
 
 def scores(printed):

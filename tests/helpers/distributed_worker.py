@@ -1,7 +1,7 @@
 """What the tests of distributed training run in every process: small training runs, whose results go to files.
 
-    gluon-amp launch -n 2 tests/distributed_worker.py kvstore scenarios OUT
-    gluon-amp launch -n 2 tests/distributed_worker.py kvstore train OUT --kill-at 3
+    python tests/helpers/start_processes.py kvstore 2 tests/helpers/distributed_worker.py kvstore scenarios OUT
+    python tests/helpers/start_processes.py kvstore 2 tests/helpers/distributed_worker.py kvstore train OUT --kill-at 3
 
 A process that is started alone, or the test itself, trains on the joint batch for comparison.
 """
@@ -12,6 +12,7 @@ import itertools
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 import gluon_amp as amp  # before MXNet: it prepares NumPy for it
@@ -419,7 +420,7 @@ def run_scenarios(worker, out):
 
 
 def train(worker, out, kill_at):
-    """Train with checkpoints; the last process kills itself in one step, the first time that the job runs."""
+    """Train with checkpoints; the last process kills itself in one step."""
     amp.init("float16")
     net = dense_net()
     trainer = worker.trainer(net, "adam", hyper={"learning_rate": 0.01})
@@ -431,7 +432,7 @@ def train(worker, out, kill_at):
         amp.load_states(trainer, out / f"{begin}.states")
         print(f"resuming after step {begin}")
     for number, batch in enumerate(joint_batches()[begin:], begin):
-        if number == kill_at and worker.rank == worker.size - 1 and os.environ["GLUON_AMP_RESTARTS"] == "0":
+        if number == kill_at and worker.rank == worker.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         backward(worker, net, trainer, batch, poison=number == 1)
         trainer.step(worker.step_size())
@@ -450,7 +451,6 @@ def main():
     parser.add_argument("--kill-at", type=int, default=-1)
     arguments = parser.parse_args()
     world = amp.parallel.world()  # initializes Horovod where that started the process
-    print("rank", world.rank)
     worker = Worker(arguments.engine, world.rank, world.size)
     if arguments.what == "scenarios":
         run_scenarios(worker, arguments.out)
@@ -459,4 +459,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # at Python's own end the KVStore would wait for the other workers, which wait for this one

@@ -22,6 +22,7 @@ _FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 _SHELL = ("", "sh", "bash", "console")
 # Programs of others, whose arguments are not for us to know.
 _FOREIGN = (".", "apt-get", "cd", "export", "git", "jupyter", "source")
+_READERS_SCRIPT = "train.py"
 
 
 def program(text: str) -> str:
@@ -91,7 +92,7 @@ def _check_python(words: list[str]) -> str | None:
         compile(words[1], "sample", "exec")
         return None
     module = words[:1] == ["-m"]
-    if words[:2] == ["-m", "venv"]:  # Python's own
+    if words[:2] == ["-m", "venv"] or words[0] == _READERS_SCRIPT:
         return None
     script = ROOT.joinpath(*words[1].split(".")) / "__main__.py" if module else ROOT / words[0]
     if not script.is_file():

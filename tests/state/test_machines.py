@@ -231,7 +231,7 @@ class TestCommandLine:
         assert next(iter(found)) == "verdict"
         assert found["chosen"]["cpu"]["dtype"] == "float32"
 
-    def test_convert_and_compare_say_the_same(self, lesser, tmp_path, capsys):
+    def test_convert_says_the_same(self, lesser, tmp_path, capsys):
         net, data = ready(conv_net(), NETWORKS["conv"][1])
         net(data)
         net.export(str(tmp_path / "net"))
@@ -239,9 +239,6 @@ class TestCommandLine:
         shape = ["--data", "data:4,3,16,16"]
         assert main(["convert", *files, "-o", str(tmp_path / "out"), *shape]) == 0
         assert f"float32: this CPU has no BF16 instructions ({lesser})" in " ".join(capsys.readouterr().out.split())
-        assert main(["compare", *files, *shape, "--rounds", "1", "--batches", "1", "--json", "-"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert found["max_error"] < 1e-5 * found["largest_output"]
 
 
 class TestGpus:
