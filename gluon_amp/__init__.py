@@ -35,6 +35,7 @@ from .compat.views import (
 )
 from .convert import (
     Calibration,
+    ConversionOptions,
     calibrate,
     convert_bucketing_module,
     convert_hybrid_block,
@@ -76,7 +77,7 @@ _isa.settle(_run_onednn_operator)
 __version__ = "0.1.0"
 
 __all__ = [
-    "AmpCheckpointHandler", "AmpError", "AmpHandler", "Calibration", "DTypeError", "DriftMonitor",
+    "AmpCheckpointHandler", "AmpError", "AmpHandler", "Calibration", "ConversionOptions", "DTypeError", "DriftMonitor",
     "DynamicLossScaler", "GradScaler", "GraphError", "LossScaler", "OnnxExport", "Policy", "PolicyError",
     "StateError", "StaticLossScaler", "active_dtype", "advise", "autocast", "calibrate",
     "clip_global_norm", "compare", "convert_bucketing_module", "convert_hybrid_block", "convert_model",

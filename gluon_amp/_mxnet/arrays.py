@@ -7,7 +7,7 @@ from typing import Any, MutableMapping
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import _LIB, check_call
+from mxnet.base import _LIB
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
@@ -60,8 +60,8 @@ def is_recorded(array: Any) -> bool:
     handle = ctypes.c_void_p()
     if not isinstance(array, NDArray) or _LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(handle)) != 0:
         return False
-    check_call(_LIB.NNSymbolFree(handle))
-    return True
+    # An array that a recorded operator has read is a variable there, also without a buffer.
+    return mx.sym.Symbol(handle).get_children() is not None or array.grad is not None
 
 
 def cast_arrays(value: Any, dtype: str) -> Any:

@@ -1,7 +1,6 @@
 """What MXNet's engine reports of what it runs: types, shapes and times of the operators in a graph."""
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import tempfile
@@ -11,7 +10,7 @@ import mxnet as mx
 from mxnet import profiler
 from mxnet.ndarray import NDArray
 
-from .invoke import StockCachedOp
+from .invoke import Callback, StockCachedOp, array_at
 from .symbols import dtype_name
 
 # What the engine itself does between operators.
@@ -56,18 +55,30 @@ class Stopwatch:
         return sum(entry["Total"] for name, entry in times.items() if name not in _MACHINERY)
 
 
+class Observed(NamedTuple):
+    """What runs a symbol, and is told of its outputs; to be kept until the backward pass is over."""
+
+    operation: StockCachedOp
+    callback: Callback
+
+    def check(self) -> None:
+        """Raise what went wrong while it was told: behind each pass."""
+        self.callback.check()
+
+
 def run_observed(symbol: mx.sym.Symbol, args: Sequence[NDArray], heard: list[Output],
-                 stopwatch: Stopwatch | None = None) -> tuple[Any, Any]:
+                 stopwatch: Stopwatch | None = None) -> tuple[Observed, Any]:
     """Run a symbol in a cached op of its own, and note every output that the engine reports, backward ones too."""
-    # The cached op comes back with the result: it has to be kept until the backward pass is over.
     def report(name: bytes, op: bytes, handle: int) -> None:
-        array = NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False)
+        array = array_at(handle)
         time = 0.0
         if stopwatch is not None:
             array.wait_to_read()
             time = stopwatch.lap()
         heard.append(Output(name.decode(), op.decode(), dtype_name(array.dtype), array.shape, time))
 
-    operation = StockCachedOp(symbol)
-    operation._register_op_hook(report)
-    return operation, operation(*args)
+    observed = Observed(StockCachedOp(symbol), Callback(report))
+    observed.operation._register_op_hook(observed.callback)
+    result = observed.operation(*args)
+    observed.check()
+    return observed, result

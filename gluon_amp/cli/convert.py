@@ -9,8 +9,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from ..convert import convert_model
-from ..convert.model_files import load_model, save_model
+from ..convert import convert_model, load_model, save_model
 from ..dtypes import INT8
 from ..errors import GraphError
 from . import models

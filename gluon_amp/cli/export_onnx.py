@@ -7,8 +7,7 @@ from typing import Any
 
 import mxnet as mx
 
-from ..convert.calibration import batches_of
-from ..convert.model_files import load_model
+from ..convert import batches_of, load_model
 from ..dtypes import FLOAT16, FLOAT32
 from ..export import export_onnx
 from ..export.onnx_file import MAX_ERRORS

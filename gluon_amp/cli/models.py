@@ -14,9 +14,7 @@ from mxnet.gluon import SymbolBlock
 
 from .._mxnet.blocks import load_parameters
 from .._mxnet.symbols import first_line, to_graph
-from ..convert.block import memory_flags
-from ..convert.calibration import MODES, batches_of
-from ..convert.convert import Conversion, conversion_of
+from ..convert import MODES, Conversion, batches_of, conversion_of, memory_flags
 from ..dtypes import INT8, normalize
 from ..errors import AmpError, DTypeError, GraphError, PolicyError
 from ..passes import list_passes

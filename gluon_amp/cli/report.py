@@ -7,8 +7,7 @@ from typing import Any
 
 import mxnet as mx
 
-from ..convert.model_files import load_model
-from ..convert.options import drawback_here
+from ..convert import drawback_here, load_model
 from ..debug.report import Report, report
 from ..session.autocast import autocast, deinit, init
 from .models import add_file_arguments, named_errors, record_of, required_shapes, runnable

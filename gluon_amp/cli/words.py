@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from typing import Any, Iterable
 
-from ..convert.convert import Conversion
+from ..convert import Conversion
 from ..files import replacing
 
 STANDARD_OUTPUT = "-"

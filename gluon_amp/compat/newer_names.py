@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import gluon
 
 from .._mxnet.arrays import map_arrays
-from ..convert.inputs import flat
+from ..convert import flat
 from ..replaced import Replaced
 
 _WANTS_NUMPY = "can only accept MXNet numpy ndarrays"  # MXNet, of a NumPy operator that was given another array

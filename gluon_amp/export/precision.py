@@ -6,14 +6,30 @@ precision the variables of its results are float16, all others stay as they are:
 """
 from __future__ import annotations
 
+import importlib
 from typing import Any, Mapping
 
 import numpy as np
 
-from .packages import onnx_package
-
 _FLOAT16_MAX = float(np.finfo(np.float16).max)
 _IN_FLOAT16 = "tensor(float16)"
+
+
+def package(name: str) -> Any:
+    """Return a package that only exports need."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"an export to ONNX needs the packages onnx and onnxruntime ({error}).\n"
+                          "Run: python -m pip install onnx onnxruntime") from error
+
+
+def onnx_package() -> Any:
+    """Return the package ``onnx``, with its modules."""
+    onnx = package("onnx")
+    for name in ("checker", "defs", "helper", "numpy_helper", "shape_inference"):
+        importlib.import_module(f"onnx.{name}")
+    return onnx
 
 
 def to_float16(model: Any, lowered: Mapping[str, bool], low_inputs: bool = False, low_outputs: bool = False) -> int:

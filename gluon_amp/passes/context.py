@@ -37,14 +37,12 @@ class Weights(Protocol):
         """Forget all other parameters."""
 
 
-class Quantizer(Protocol):
-    """Puts layers into INT8."""
+@dataclass(frozen=True)
+class Int8:
+    """What is to run in INT8, by the names of operators."""
 
-    layers: frozenset[str]  # their names
-    between: Collection[str]  # the names of other operators that may run in it; a pass finds them
-
-    def quantized(self, graph: Graph) -> Graph:
-        """Return a fused graph with operators of these names in INT8."""
+    layers: frozenset[str]
+    wide: frozenset[str]  # operators behind layers that are not
 
 
 @dataclass(frozen=True)
@@ -63,19 +61,16 @@ class Context:
     converted: bool = False  # whether the graph is one that was converted for inference, and is about to run
     check: bool = False  # whether the result is verified
     weights: Weights | None = None  # the trained parameters, for passes that change them; None in training
-    # lets MXNet fuse the operators of a graph, and returns another graph; None where it cannot
-    engine: Callable[[Graph], Graph] | None = None
-    int8: Quantizer | None = None  # what runs in INT8; None where nothing does
+    int8: Int8 | None = None  # what runs in INT8; None where nothing does
 
     @classmethod
     def of(cls, graph: Graph, policy: Policy, facts: Facts = UNKNOWN, *, keep_outputs: bool = True,
            everywhere: bool = True, native: Callable[[str], bool] | None = None, converted: bool = False,
-           check: bool = False, weights: Weights | None = None,
-           engine: Callable[[Graph], Graph] | None = None, int8: Quantizer | None = None) -> Context:
+           check: bool = False, weights: Weights | None = None, int8: Int8 | None = None) -> Context:
         """Return what a rewrite of a graph depends on; without ``keep_outputs`` its outputs may take any type."""
         outputs = tuple(head.node.dtypes[head.output] if keep_outputs else None for head in graph.heads)
         variables = tuple(node.name for node in graph.variables())
-        return cls(policy, facts, outputs, variables, everywhere, native, converted, check, weights, engine, int8)
+        return cls(policy, facts, outputs, variables, everywhere, native, converted, check, weights, int8)
 
     @property
     def target(self) -> str:

@@ -32,7 +32,6 @@ from . import (
     native_operators,
     place_casts,
     prepare_int8,
-    quantize,
     shape_operands,
     split_concat,
     verify,
@@ -69,7 +68,7 @@ class Pass:
     applies: Callable[[Context], bool] = _lowers  # whether it is for graphs of a context
     after: tuple[str, ...] = ()  # the passes whose results it needs, or would undo
     is_step: bool = False  # whether the ``optimize`` argument of the conversions lists it
-    is_last: bool = False  # whether types, shapes and decisions are unknown after it
+    is_last: bool = False  # whether only MXNet's fusion comes behind it
 
 
 def _in_order(*passes: Pass) -> tuple[Pass, ...]:
@@ -136,9 +135,6 @@ PASSES: tuple[Pass, ...] = _in_order(
          required="without it MXNet fails on dense layers in INT8", after=("cast_params_offline",)),
     Pass("fuse", "oneDNN's fused operators (convolution, activation, sum) on the CPU", fuse.run, where=(INFERENCE,),
          applies=_always, is_step=True, is_last=True, after=("cast_params_offline",)),
-    Pass("quantize", "layers, and what stands between them, run in INT8", quantize.run, where=(INFERENCE,),
-         applies=prepare_int8.is_needed, required="without it no layer runs in INT8", is_last=True,
-         after=("prepare_int8", "fuse")),
 )
 
 
@@ -162,9 +158,11 @@ def run(graph: Graph, context: Context) -> dict[str, int]:
     return counts
 
 
-def finish(graph: Graph, context: Context) -> dict[str, int]:
-    """Run the last passes, after which the graph has no decisions any more; otherwise as :func:`run`."""
-    return {each.name: each.run(graph, context) for each in pipeline_of(context) if each.is_last}
+def finish(graph: Graph, context: Context) -> None:
+    """Run the last passes, which prepare a graph for MXNet's fusion."""
+    for each in pipeline_of(context):
+        if each.is_last:
+            each.run(graph, context)
 
 
 def checked(names: Iterable[str] | None, argument: str = "disable_passes") -> frozenset[str]:

@@ -7,45 +7,44 @@ Operators that the fusion does not know stand in its way wherever it would go wr
 """
 from __future__ import annotations
 
-from ..dtypes import AVX2_VALUES, FLOAT64
+from ..dtypes import AVX2_VALUES
 from ..graph import Entry, Graph, Node, Readers, guard, redirect
 from ..rules.shapes import has_avx2_kernel
+from . import prepare_int8
 from .context import Context
 
 _FUSED, _LAYERS = "_sg_mkldnn", ("Convolution", "FullyConnected")
 # Their input must not be fused with them: MXNet folds BatchNorm in bfloat16 arithmetic, a percent off per layer, and
 # loses which output of an operator an identity read.
 _KEPT_APART = ("BatchNorm", "_copy", "Dropout")
+_SHIELD = "__gluon_amp_shield__"
 
 
 def run(graph: Graph, context: Context) -> int:
-    """Replace the graph by what the engine makes of it; return how many fused operators that has."""
-    if context.engine is None or any(FLOAT64 in node.dtypes for node in graph.operators()):
-        return 0  # oneDNN has no kernels for float64
-    shields = _shield(graph, context.int8 is None and context.policy.channel_multiple == AVX2_VALUES)
-    fused = context.engine(graph)
-    redirect(fused, {Entry(node).key: node.inputs[0] for node in fused.operators() if node.name in shields})
-    graph.heads, graph.attrs = fused.heads, fused.attrs
-    return sum(node.op.startswith(_FUSED) for node in fused.operators())
+    """Insert operators that stop the fusion where it must not happen, or does not gain; return how many."""
+    # Each reader gets one of its own, so that no fused operator has the same input twice.
+    readers = Readers(graph)
+    spares_products = context.int8 is None and context.policy.channel_multiple == AVX2_VALUES
+    places = [(node, position) for node in graph.operators() for position, entry in enumerate(node.inputs)
+              if (_is_apart(node, position) or _is_read_elsewhere(entry, node, readers)
+                  or (spares_products and _is_product(entry.node))
+                  or prepare_int8.stays_apart(node, context))]
+    for node, position in places:
+        node.inputs[position] = shield = guard(node.inputs[position], graph.new_name(f"{node.name}_shield"))
+        shield.node.attrs[_SHIELD] = node.name
+    return len(places)
+
+
+def unshield(graph: Graph) -> int:
+    """Remove the operators that `run` inserted from a fused graph; return how many fused operators it has."""
+    operators = graph.operators()
+    redirect(graph, {Entry(node).key: node.inputs[0] for node in operators if _SHIELD in node.attrs})
+    return sum(node.op.startswith(_FUSED) for node in operators)
 
 
 def is_fusible(graph: Graph) -> bool:
     """Tell whether there is a layer in a graph that the fusion begins with."""
     return any(node.op in _LAYERS for node in graph.operators())
-
-
-def _shield(graph: Graph, spares_products: bool) -> set[str]:
-    """Insert operators that stop the fusion where it must not happen, or does not gain; return their names."""
-    # Each reader gets one of its own, so that no fused operator has the same input twice.
-    readers = Readers(graph)
-    shields = set()
-    for node in graph.operators():
-        for position, entry in enumerate(node.inputs):
-            if (_is_apart(node, position) or _is_read_elsewhere(entry, node, readers)
-                    or (spares_products and _is_product(entry.node))):
-                node.inputs[position] = guard(entry, graph.new_name(f"{node.name}_shield"))
-                shields.add(node.inputs[position].node.name)
-    return shields
 
 
 def _is_product(node: Node) -> bool:

@@ -11,7 +11,7 @@ from .context import Context
 
 LAYERS = ("Convolution", "FullyConnected")  # which layers run in INT8 is decided before
 FLATTEN = "Flatten"
-# What may run in INT8 between layers: MXNet has right operators for these, and wrong ones for others.
+# The operators that may run in INT8 between layers: MXNet computes these right, and others wrong.
 _BETWEEN = ("Pooling", "Concat", FLATTEN, "elemwise_add", "Activation", "BatchNorm")
 _FUSED = (*LAYERS, "BatchNorm", "elemwise_add")
 
@@ -22,20 +22,31 @@ def is_needed(context: Context) -> bool:
 
 
 def run(graph: Graph, context: Context) -> int:
-    """Change what needs it, and note what may run in INT8 between layers; return how much was changed."""
-    if context.int8 is None:
-        return 0
+    """Rename rectifiers, and flatten maps before dense layers; return how many nodes changed."""
     relus = [node for node in graph.operators()
              if node.op in RELU and node.inputs[0].node.op in _FUSED and Entry(node).dtype == FLOAT32]
-    for node in relus:  # MXNet fuses this one with what is before it, and not the other, which differs for NaN only
+    for node in relus:  # MXNet fuses Activation with what is before it, and not relu, which differs for NaN only
         node.op, node.attrs = "Activation", {**node.attrs, "act_type": "relu"}
-    dense = [node for node in graph.operators() if node.name in context.int8.layers and _reads_maps(node)]
+    dense = [node for node in graph.operators()
+             if context.int8 is not None and node.name in context.int8.layers and _reads_maps(node)]
     for node in dense:
         _flatten(graph, node)
-    context.int8.between = {
-        node.name for node in graph.operators() if node.op in _BETWEEN and not _joins_ends(node)
-        and all(entry.dtype == FLOAT32 for entry in (Entry(node), *node.inputs))}
     return len(relus) + len(dense)
+
+
+def between(graph: Graph) -> frozenset[str]:
+    """Name the FP32 operators that may run in INT8 between layers."""
+    return frozenset(node.name for node in graph.operators() if node.op in _BETWEEN and not _joins_ends(node)
+                     and all(entry.dtype == FLOAT32 for entry in (Entry(node), *node.inputs)))
+
+
+def stays_apart(node: Node, context: Context) -> bool:
+    """Tell whether an operator must not be fused with a layer that runs in INT8."""
+    if context.int8 is None:
+        return False
+    excluded = context.policy.excluded
+    return node.name in context.int8.wide or (node.name in excluded and any(
+        entry.node.name not in excluded for entry in node.inputs if not entry.node.is_variable))
 
 
 def _joins_ends(node: Node) -> bool:

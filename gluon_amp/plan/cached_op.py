@@ -19,7 +19,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from .._mxnet.arrays import is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
 from .._mxnet.in_turn import in_turn, run_in_turn
-from .._mxnet.invoke import StockCachedOp
+from .._mxnet.invoke import Callback, StockCachedOp
 from .._mxnet.libraries import bring_to_plain_layout
 from .._mxnet.symbols import dtype_name, keep_marks, to_graph
 from ..dtypes import LOW_PRECISION
@@ -73,6 +73,7 @@ class RewritingCachedOp:
         self._left: WeakSet[Plan] = WeakSet()  # what has run before another did
         self._hook: tuple[Any, ...] = ()
         self._observed: tuple[Any, ...] = ()  # what runs, and the hook that it was given
+        self._callback: Callback | None = None  # the hook, as what runs knows it
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let networks be copied and pickled: what was made for settings is made again."""
@@ -100,6 +101,9 @@ class RewritingCachedOp:
             if plan is None or plan.symbol is None:
                 raise
             raise type(error)(f"{error}\n{plan.explain(str(error))}") from error
+        finally:
+            if self._callback is not None:
+                self._callback.check()
 
     def note_grad_reqs(self, grad_reqs: Mapping[str, str]) -> None:
         """Take the ``grad_req`` that each parameter has in the next call, by name."""
@@ -230,7 +234,8 @@ class RewritingCachedOp:
             callback = operator_callback(plan, callback)
         if plan is not None and plan.runs_in_turn:
             callback = in_turn(callback)
-        operation._register_op_hook(callback, monitor_all)
+        self._callback = Callback(callback)
+        operation._register_op_hook(self._callback, monitor_all)
         self._observed = (operation, self._hook)
 
     def _stock(self) -> StockCachedOp:

@@ -12,6 +12,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _memory
 from .._mxnet.in_turn import in_turn, run_in_turn
+from .._mxnet.invoke import Callback
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of
 from ..dtypes import BFLOAT16
 from ..errors import warn
@@ -76,6 +77,7 @@ class PlannedExecutor(Executor):
     binding: Binding
     plan: Plan
     _callback: Callable | None
+    _kept: Callback | None = None  # that, as MXNet calls it
 
     @classmethod
     def of(cls, executor: Executor, symbol: mx.sym.Symbol, binding: Binding, plan: Plan) -> PlannedExecutor:
@@ -126,7 +128,23 @@ class PlannedExecutor(Executor):
         self._callback = callback
         if self.plan.symbol is not None:
             callback = executor_callback(self.plan, callback)
-        super().set_monitor_callback(in_turn(callback) if self.plan.runs_in_turn else callback, monitor_all)
+        self._kept = Callback(in_turn(callback) if self.plan.runs_in_turn else callback)
+        super().set_monitor_callback(self._kept, monitor_all)
+
+    def forward(self, is_train: bool = False, **kwargs: Any) -> Any:
+        """Run the forward pass; raise what the monitor's function raised."""
+        return self._checked(super().forward, is_train, **kwargs)
+
+    def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
+        """Run the backward pass, likewise."""
+        self._checked(super().backward, out_grads, is_train)
+
+    def _checked(self, run: Callable, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        finally:
+            if self._kept is not None:
+                self._kept.check()
 
 
 def _shapes_of(executor: Executor, symbol: mx.sym.Symbol) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,7 @@ from mxnet.ndarray import NDArray
 from ..._mxnet.arrays import cast_arrays, is_recorded
 from ..._mxnet.engine import Stopwatch, run_observed
 from ..._mxnet.symbols import dtype_name, input_dtypes, of_inputs
-from ...convert.inputs import check_names, shapes_in
+from ...convert import check_names, shapes_in
 from ...dtypes import BFLOAT16, FLOAT32
 from ...errors import GraphError, expected
 from ...graph import Entry, Node, Role, unique_name
