@@ -14,9 +14,8 @@ from typing import Any, Callable
 import mxnet as mx
 from mxnet.base import _LIB, NDArrayHandle, check_call
 from mxnet.executor import Executor
-from mxnet.ndarray import NDArray
 
-from .invoke import StockCachedOp
+from .invoke import Callback, StockCachedOp, array_at
 
 _NAME = b"WaitForVar"  # which the engine gives to its own waiting
 
@@ -59,20 +58,16 @@ def wait_for(handle: NDArrayHandle) -> None:
     _acquire(lock, 1)
 
 
-# These belong to the module: a backward pass may run when the Python object that started it has gone.
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)
-def _after_each(name: bytes, op: bytes, handle: int, given: int) -> None:
-    _wait_and_free(handle)
-
-
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)
-def _after_each_bound(name: bytes, handle: int, given: int) -> None:
-    _wait_and_free(handle)
-
-
-def _wait_and_free(handle: int) -> None:
-    array = NDArray(NDArrayHandle(handle), writable=False)
+def _wait_and_free(*told: Any) -> None:
+    array = array_at(told[-2])
     wait_for(array.handle)
+
+
+# These belong to the module: a backward pass may run when the Python object that started it has gone.
+_waiting = Callback(_wait_and_free)
+_after_each = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)(_waiting)
+_after_each_bound = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)(_waiting)
+check = _waiting.check  # raises what ended the waiting, as Ctrl-C does
 
 
 def run_in_turn(runner: StockCachedOp | Executor) -> None:

@@ -19,14 +19,13 @@ from ..errors import GraphError, StateError
 from ..graph import Graph, has_control_flow
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.converted_symbols import refuse_foreign, refuse_trained, spoilt_gradients
-from ..rules import ConditionalOp
 from ..session.hooks import kept_in_place
 from ..state.devices import require_bfloat16
 from ..state.state import State
 from .assignment import Made, Network, calibrated, converted_network, prepared
 from .calibration import Calibration
 from .convert import Conversion, with_fp32_parameters
-from .options import ConversionOptions, data_may_come_second
+from .options import Conditions, ConversionOptions, Names, data_may_come_second
 from .parameters import save_model, split
 
 
@@ -51,12 +50,7 @@ class ConvertedBlock(SymbolBlock):
     def forward(self, x: Any, *args: Any) -> Any:
         """Run the network; arrays in low precision, as from a block around under AMP, are taken as FP32.
 
-        Raises
-        ------
-        DTypeError
-            The network was converted to a type that this machine's CPU cannot run.
-        StateError
-            A gradient of the data is asked for, which fused operators do not have, or the parameters are to be trained.
+        Raise StateError where a gradient of the data is asked for, which fused operators do not have.
         """
         gives_none = not self._spoilt.keys().isdisjoint(self._inputs)  # no gradients of the data
         if autograd.is_recording():
@@ -89,21 +83,10 @@ class ConvertedBlock(SymbolBlock):
         super().load_parameters(os.fspath(filename), *args, **kwargs)
 
     def export(self, path: str | os.PathLike, epoch: int = 0, remove_amp_cast: bool = False) -> tuple[str, str]:
-        """Write ``path-symbol.json`` and ``path-NNNN.params``, which MXNet loads and runs without this package.
+        """Write ``path-symbol.json`` and ``path-NNNN.params``, both or neither; return their names.
 
-        Parameters
-        ----------
-        path : path
-            Beginning of both names, in a directory that exists.
-        epoch : int
-            The number in the second name.
-        remove_amp_cast : bool
-            Accepted for MXNet's signature. The casts belong to the network: only False has a meaning.
-
-        Returns
-        -------
-        (str, str)
-            The files; none is left behind where one cannot be written.
+        MXNet loads and runs them without this package. The casts belong to the network: of ``remove_amp_cast``, which
+        is there for MXNet's signature, only False has a meaning.
         """
         if remove_amp_cast:
             raise ValueError("expected remove_amp_cast=False: without its casts a converted network does not run. "
@@ -118,11 +101,9 @@ class ConvertedBlock(SymbolBlock):
 
 
 @data_may_come_second
-def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
-                         target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
-                         conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
-                         excluded_sym_names: Sequence[str] | None = None,
-                         ctx: mx.Context | Sequence[mx.Context] | None = None,
+def convert_hybrid_block(block: HybridBlock, target_dtype: object = None, target_dtype_ops: Names = None,
+                         fp32_ops: Names = None, conditional_fp32_ops: Conditions = None,
+                         excluded_sym_names: Names = None, ctx: mx.Context | Sequence[mx.Context] | None = None,
                          cast_optional_params: bool | None = None, **options: Any) -> ConvertedBlock:
     """Convert a trained FP32 network to one for mixed-precision inference.
 
@@ -158,10 +139,9 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None,
     >>> fast(mx.nd.ones((2, 8))).dtype
     <class 'numpy.float32'>
     """
-    asked = ConversionOptions.of(
-        "convert_hybrid_block", options, "all", ["data_names"], target_dtype=target_dtype,
-        target_dtype_ops=target_dtype_ops, fp32_ops=fp32_ops, conditional_fp32_ops=conditional_fp32_ops,
-        excluded_sym_names=excluded_sym_names, ctx=ctx, cast_optional_params=cast_optional_params)
+    asked = ConversionOptions.of("convert_hybrid_block", target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops,
+                                 excluded_sym_names, cast_optional_params, {"optimize": "all", **options},
+                                 without=["data_names"], ctx=ctx)
     if isinstance(block, Block) and not isinstance(block, HybridBlock):
         raise TypeError(f"expected a HybridBlock, received {type(block).__name__}, a Block that runs Python code at "
                         "every call and cannot be traced: make it a HybridBlock, or convert the hybrid blocks in it")
@@ -195,15 +175,6 @@ def calibrate(block: HybridBlock, calib_data: Any, calib_mode: str = "naive", ca
     -------
     Calibration
         ``save`` and ``Calibration.load`` keep it in a file; conversions take it as ``calib_data``.
-
-    Raises
-    ------
-    StateError
-        There is no data, or parameters have no values yet.
-    GraphError
-        The network cannot be traced, or does not run on the data.
-    PolicyError
-        There is no such mode.
 
     Examples
     --------

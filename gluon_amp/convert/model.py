@@ -13,21 +13,20 @@ from .._mxnet.invoke import zeros_for
 from .._mxnet.symbols import to_graph, typed_variables
 from .._mxnet.weights import NamesOnly
 from ..errors import DTypeError, GraphError, StateError
-from ..rules import ConditionalOp
 from ..state.state import State
 from .assignment import Made, Network, converted_network
 from .block import ConvertedBlock, memory_flags
 from .convert import Conversion, convert
-from .options import ConversionOptions
+from .options import Conditions, ConversionOptions, Names
 from .parameters import Arrays, check_names, check_parameters, is_label, split
 
 Converted = Tuple[mx.sym.Symbol, Dict[str, mx.nd.NDArray], Dict[str, mx.nd.NDArray]]
 
 
-def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype_ops: Sequence[str] | None = None,
-                   fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
-                   excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
-                   cast_optional_params: bool | None = None, **options: Any) -> mx.sym.Symbol:
+def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype_ops: Names = None,
+                   fp32_ops: Names = None, conditional_fp32_ops: Conditions = None, excluded_sym_names: Names = None,
+                   data_names: Names = None, cast_optional_params: bool | None = None,
+                   **options: Any) -> mx.sym.Symbol:
     """Convert an FP32 symbol to one for mixed-precision inference.
 
     The symbol gets casts, and runs wherever MXNet does. Without the parameters' values BatchNorm cannot be folded:
@@ -60,10 +59,9 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     >>> amp.convert_symbol(net, 'float16', device=mx.gpu(0)).list_outputs()
     ['fc_output']
     """
-    asked = ConversionOptions.of(
-        "convert_symbol", options, "none", ["data_example"], target_dtype=target_dtype,
-        target_dtype_ops=target_dtype_ops, fp32_ops=fp32_ops, conditional_fp32_ops=conditional_fp32_ops,
-        excluded_sym_names=excluded_sym_names, data_names=data_names, cast_optional_params=cast_optional_params)
+    asked = ConversionOptions.of("convert_symbol", target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops,
+                                 excluded_sym_names, cast_optional_params, options, without=["data_example"],
+                                 data_names=data_names)
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
     _refuse_int8(asked)
     asked.disable_passes |= {"fold_batch_norm", "align_channels",  # they need values
@@ -78,9 +76,8 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
 
 
 def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, target_dtype: object = None,
-                  target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
-                  conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
-                  excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool | None = None,
+                  target_dtype_ops: Names = None, fp32_ops: Names = None, conditional_fp32_ops: Conditions = None,
+                  excluded_sym_names: Names = None, cast_optional_params: bool | None = None,
                   **options: Any) -> Converted:
     """Convert an FP32 symbol and its parameters for mixed-precision inference.
 
@@ -116,10 +113,8 @@ def convert_model(sym: mx.sym.Symbol, arg_params: Arrays, aux_params: Arrays, ta
     >>> args['fc_weight'].dtype
     <class 'numpy.float16'>
     """
-    asked = ConversionOptions.of(
-        "convert_model", options, None, target_dtype=target_dtype, target_dtype_ops=target_dtype_ops,
-        fp32_ops=fp32_ops, conditional_fp32_ops=conditional_fp32_ops, excluded_sym_names=excluded_sym_names,
-        cast_optional_params=cast_optional_params)
+    asked = ConversionOptions.of("convert_model", target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops,
+                                 excluded_sym_names, cast_optional_params, options)
     checks.instance("sym", sym, mx.sym.Symbol, "a Symbol")
     for name, arrays in (("arg_params", arg_params), ("aux_params", aux_params)):
         checks.instance(name, arrays, Mapping, "a dict of name to NDArray")
@@ -169,9 +164,8 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: ConversionOpti
 
 
 def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: object = None,
-                             target_dtype_ops: Sequence[str] | None = None, fp32_ops: Sequence[str] | None = None,
-                             conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
-                             excluded_sym_names: Sequence[str] | None = None,
+                             target_dtype_ops: Names = None, fp32_ops: Names = None,
+                             conditional_fp32_ops: Conditions = None, excluded_sym_names: Names = None,
                              cast_optional_params: bool | None = None, **options: Any) -> BucketingModule:
     """Convert a trained bucketing module; buckets that it meets later are converted when they are made.
 
@@ -196,10 +190,9 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
         converted = amp.convert_bucketing_module(module)
         converted.bind(iterator.provide_data, iterator.provide_label, for_training=False)
     """
-    asked = ConversionOptions.of(
-        "convert_bucketing_module", options, "none", ["data_example", "data_names"], target_dtype=target_dtype,
-        target_dtype_ops=target_dtype_ops, fp32_ops=fp32_ops, conditional_fp32_ops=conditional_fp32_ops,
-        excluded_sym_names=excluded_sym_names, cast_optional_params=cast_optional_params)
+    asked = ConversionOptions.of("convert_bucketing_module", target_dtype, target_dtype_ops, fp32_ops,
+                                 conditional_fp32_ops, excluded_sym_names, cast_optional_params, options,
+                                 without=["data_example", "data_names"])
     checks.instance("bucketing_mod", bucketing_mod, BucketingModule, "a BucketingModule")
     _refuse_int8(asked)
     symbols = modules.bucket_symbols(bucketing_mod)

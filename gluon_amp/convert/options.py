@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Block
@@ -27,11 +27,13 @@ from ..elsewhere import NO_TUNING
 from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
-from ..rules import Policy
+from ..rules import ConditionalOp, Policy
 from ..state.devices import device_supports, of_device, warn_once
 from ..state.exclusions import can_be_target, is_named, is_target
 from ..state.policies import device_policies
 
+Names = Optional[Sequence[str]]
+Conditions = Optional[Sequence[ConditionalOp]]
 STEPS = {each.name: each.summary for each in passes.PASSES if each.is_step}
 MODES = ("naive", "entropy")  # of choosing ranges
 _OFFLINE = "cast_params_offline"
@@ -48,7 +50,8 @@ class ConversionOptions:
 
     :func:`convert_hybrid_block`, :func:`convert_model`, :func:`convert_symbol` and :func:`convert_bucketing_module`
     take them under these names, and some under MXNet's: ``ctx`` is ``device``, ``cast_optional_params`` is
-    ``cast_params_offline``, ``excluded_sym_names`` is ``exclude``.
+    ``cast_params_offline``, ``excluded_sym_names`` is ``exclude``. Wrong ones raise TypeError, :class:`PolicyError` or
+    :class:`DTypeError`.
 
     Parameters
     ----------
@@ -62,14 +65,14 @@ class ConversionOptions:
     conditional_fp32_ops : list of (str, str, list of str), optional
         Operator, attribute, and the attribute's values that force the operator to FP32.
     exclude : str, Block, class of blocks, or a sequence of them, optional
-        What stays in FP32: names of operator nodes or blocks, which may hold wildcards, blocks with all that is inside
-        them, and classes of blocks.
+        What stays in FP32: operator nodes or blocks by name, with wildcards, blocks with all that is inside them, and
+        classes of blocks.
     optimize : 'all', 'none' or sequence of str
-        The optimisations: ``drop_training``, ``fold_batch_norm``, ``fold_padding``, ``shape_operands``,
-        ``align_channels``, ``cast_params_offline`` and ``fuse``. Each is exact up to rounding. ``'none'`` inserts casts
-        only. The default is each function's own.
+        The optimisations, each exact up to rounding: ``drop_training``, ``fold_batch_norm``, ``fold_padding``,
+        ``shape_operands``, ``align_channels``, ``cast_params_offline`` and ``fuse``. ``'none'`` inserts casts only. The
+        default is each function's own.
     disable_passes : list of str, optional
-        Graph passes to switch off, by their names in :func:`list_passes`; those that ``optimize`` names are among them.
+        Graph passes to switch off, of :func:`list_passes`; the optimisations are among them.
     cast_params_offline : bool, optional
         Whether parameters that are read in low precision only are stored in it; part of ``optimize`` by default.
     cast_outputs : bool
@@ -77,9 +80,8 @@ class ConversionOptions:
     device : Context or list of Context, optional
         Where the converted network is to live: where a block does, or the current context, by default.
     data_example : NDArray or sequence of NDArray, or dict of str to NDArray or shape, optional
-        Arguments of a call of a block, or data by input name for a symbol. Blocks need it where parameters still wait
-        for their shape, or where the number of arguments cannot be read from their signature; to symbols it tells
-        shapes and types.
+        Arguments of a call of a block: needed where parameters still wait for their shape, or where the number of
+        arguments cannot be read from the signature. Of a symbol data or shapes by input name, which passes can use.
     data_names : list of str, optional
         The inputs of a symbol that are data; labels of losses need no mention.
     calib_data : DataLoader, DataIter, NDArray, sequence, path or Calibration, optional
@@ -107,15 +109,6 @@ class ConversionOptions:
         Seconds after which the search ends with what it has found.
     progress : bool, optional
         Whether to show progress bars, as by default.
-
-    Raises
-    ------
-    DTypeError
-        The type is unknown, or the device cannot run it.
-    PolicyError
-        Arguments contradict each other, or something named is not in the network.
-    TypeError
-        There is no such argument, or its value is of another kind.
     """
 
     target_dtype: Any = None  # behind the checks: the type beside INT8, or the only one; None for the device's fastest
@@ -142,18 +135,20 @@ class ConversionOptions:
     progress: Any = None
 
     @classmethod
-    def of(cls, function: str, given: Mapping[str, Any], optimize: str | None, without: Sequence[str] = (), *,
-           excluded_sym_names: Any = None, **named: Any) -> ConversionOptions:
-        """Read the arguments of a function: those that MXNet names, and others; with the function's own default."""
+    def of(cls, function: str, target_dtype: Any, target_dtype_ops: Any, fp32_ops: Any, conditional_fp32_ops: Any,
+           excluded_sym_names: Any, cast_optional_params: Any, others: Mapping[str, Any], *,
+           without: Sequence[str] = (), **given: Any) -> ConversionOptions:
+        """Read the arguments of a function: MXNet's, others by name, and what the function gives itself."""
         known = {each.name for each in fields(cls)}.difference(without)
-        for name in given:
-            if name == "tuning":
-                raise TypeError(f"amp.{function} has no argument 'tuning': {NO_TUNING}")
+        for name in others:
             if name not in known and name not in _ALIASES:
-                raise TypeError(f"amp.{function} has no argument {name!r}.{closest(name, known)}")
+                hint = f": {NO_TUNING}" if name == "tuning" else f".{closest(name, known)}"
+                raise TypeError(f"amp.{function} has no argument {name!r}{hint}")
         if isinstance(excluded_sym_names, str):
             raise PolicyError(expected("a list of names", "excluded_sym_names", excluded_sym_names))
-        asked = {"optimize": optimize, **named, **given}
+        asked = {"target_dtype": target_dtype, "target_dtype_ops": target_dtype_ops, "fp32_ops": fp32_ops,
+                 "conditional_fp32_ops": conditional_fp32_ops, "cast_optional_params": cast_optional_params,
+                 **given, **others}
         asked["device"] = _devices("device", asked.get("device"))
         for alias, own in _ALIASES.items():
             value = asked.pop(alias, None)

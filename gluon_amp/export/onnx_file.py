@@ -62,8 +62,9 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     """Write a trained FP32 network as an ONNX file, for GPUs and runtimes that MXNet does not know.
 
     MXNet's converter writes the FP32 graph. Operators that the float16 table lowers then get their data and weights in
-    float16, with casts between them and the others, as on a GPU under :func:`init`. onnxruntime runs the result on the
-    CPU beside MXNet in FP32 before the file is written. Needs the packages ``onnx`` and ``onnxruntime``.
+    float16, with casts between them and the others, as on a GPU under :func:`init`. Before the file is written
+    onnxruntime runs it on the CPU, rounding behind each operator, beside MXNet in FP32. Needs the packages ``onnx`` and
+    ``onnxruntime``.
 
     Parameters
     ----------
@@ -75,16 +76,15 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
         Arguments of a call. The file takes arrays of these shapes and types, and is checked with them: give real data.
     target_dtype : {'float16', 'float32'}
         The type of what is safe in it.
-    exclude
-        What stays in FP32, as in :func:`convert_hybrid_block`.
-    fp32_ops : list of str, optional
-        Operators, by MXNet's registered names, that stay in FP32, too.
+    exclude, fp32_ops
+        What stays in FP32, as in :class:`ConversionOptions`.
     io_dtype : {'float32', 'float16'}
         The type of the inputs and outputs that are FP32 in MXNet.
     dynamic_batch : bool
-        Whether the first dimension of inputs and outputs may have any size. The file is checked with another size, too.
+        Whether a batch may have any size: the first dimension of inputs and outputs, and that which it decides of
+        others. The file is checked with another size, too.
     max_error : float, optional
-        The most that what the file gives may differ from MXNet in FP32: 1e-4 in float32, 1e-2 in float16 by default.
+        The most that outputs may differ from MXNet in FP32: 1e-4 in float32, 1e-2 in float16 by default.
 
     Returns
     -------
@@ -98,10 +98,6 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     GraphError
         An operator cannot be written in ONNX, the network was converted before, or the result differs too much. No file
         is written then.
-    DTypeError, PolicyError, StateError, TypeError
-        As in :func:`convert_hybrid_block`.
-    OSError
-        The file cannot be written.
 
     Examples
     --------
@@ -151,8 +147,8 @@ def export_symbol(symbol: mx.sym.Symbol, arrays: Mapping[str, mx.nd.NDArray], da
     model, checked, low, casts = made.model, comparison.model, 0, 0
     if policy is not None:
         low, lowered = _lowered(made, graph, policy)
-        casts = precision.to_float16(model, lowered, low_io, low_io)
-        precision.to_float16(checked, lowered, low_io, low_io)
+        casts = precision.to_float16(model, lowered, low_io)
+        precision.to_float16(checked, lowered, low_io)
     trials = [data]
     if dynamic_batch:
         trials.append(_another_batch(symbol, graph, data))

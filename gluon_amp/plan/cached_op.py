@@ -18,7 +18,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
-from .._mxnet.in_turn import in_turn, run_in_turn
+from .._mxnet.in_turn import check, in_turn, run_in_turn
 from .._mxnet.invoke import Callback, StockCachedOp
 from .._mxnet.libraries import bring_to_plain_layout
 from .._mxnet.symbols import dtype_name, keep_marks, to_graph
@@ -102,6 +102,8 @@ class RewritingCachedOp:
                 raise
             raise type(error)(f"{error}\n{plan.explain(str(error))}") from error
         finally:
+            if plan is not None and plan.runs_in_turn:
+                check()
             if self._callback is not None:
                 self._callback.check()
 

@@ -11,7 +11,7 @@ from mxnet.executor import Executor
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _memory
-from .._mxnet.in_turn import in_turn, run_in_turn
+from .._mxnet.in_turn import check, in_turn, run_in_turn
 from .._mxnet.invoke import Callback
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of
 from ..dtypes import BFLOAT16
@@ -143,6 +143,8 @@ class PlannedExecutor(Executor):
         try:
             return run(*args, **kwargs)
         finally:
+            if self.plan.runs_in_turn:
+                check()
             if self._kept is not None:
                 self._kept.check()
 
