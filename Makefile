@@ -13,10 +13,8 @@ ARGS ?=
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 COMPARE := benchmarks/ssd_synthetic.py --compare fp32,amp,mxnet-amp
-RESULTS := bench-results
 TORCH_VENV := .venv-torch
 TORCH_READY := $(TORCH_VENV)/.ready
-IPEX_VENV := .venv-ipex
 NATIVE_TESTS := tests/native
 WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadfile
 # The CUDA build of MXNet and NVIDIA's libraries, 4.5 GB: kept outside of the tree, and made once.
@@ -28,10 +26,10 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv horovod ssd choice digits int8 bench zoo ipex test test-all test-machines test-pythons gpu-venv test-gpu lint native-check wheel notebooks docs clean
+.PHONY: help venv horovod ssd regret digits int8 zoo overhead test test-all test-machines test-pythons gpu-venv test-gpu lint native-check wheel notebooks docs clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@sed -n 's/^#  /  /p' $(firstword $(MAKEFILE_LIST))
 
 venv: $(READY)  ## make or update the virtual environment
@@ -46,8 +44,8 @@ horovod: $(READY)  ## build Horovod into the environment: needs g++ and cmake, t
 ssd: $(READY)  ## train the tutorial's SSD in FP32, with gluon_amp and with MXNet's AMP: at most 6 minutes
 	$(RUN) $(COMPARE) $(ARGS)
 
-choice: $(READY)  ## compare the type that amp.init() chooses here with the others: at most 2 minutes
-	$(RUN) benchmarks/choice.py $(ARGS)
+regret: $(READY)  ## compare the default of a few networks with the fastest mode, 10 minutes; ARGS=--quick: at most 2
+	$(RUN) benchmarks/regret.py $(ARGS)
 
 digits: $(READY)  ## train a small SSD on handwritten digits in FP32 and with gluon_amp: at most 6 minutes
 	$(RUN) benchmarks/digits.py $(ARGS)
@@ -55,10 +53,7 @@ digits: $(READY)  ## train a small SSD on handwritten digits in FP32 and with gl
 int8: $(READY)  ## train classifiers of digits and convert them to INT8: accuracy and speed, 4 minutes
 	$(RUN) benchmarks/int8.py $(ARGS)
 
-bench: $(READY) $(TORCH_READY)  ## measure everything beside PyTorch, 40 minutes; fails where FP32 is faster
-	TORCH_PYTHON='$(TORCH_VENV)/bin/python' $(RUN) benchmarks/bench.py --output $(RESULTS) $(ARGS)
-
-zoo: $(READY)  ## measure the networks of the model zoos against FP32, 90 minutes; fails where FP32 is faster
+zoo: $(READY) $(if $(findstring --torch,$(ARGS)),$(TORCH_READY))  ## measure all networks against FP32, 90 minutes; ARGS=--torch: beside PyTorch
 	$(RUN) benchmarks/zoo.py --output zoo.json --add $(ARGS)
 
 $(TORCH_READY): $(READY)
@@ -66,9 +61,8 @@ $(TORCH_READY): $(READY)
 	$(TORCH_VENV)/bin/python -m pip install --quiet '.[torch]'
 	@touch $@
 
-ipex: $(READY)  ## let `make bench` measure Intel's extension for PyTorch too: 7 GB, with CUDA libraries
-	$(RUN) -m venv '$(IPEX_VENV)'
-	$(IPEX_VENV)/bin/python -m pip install --quiet '.[ipex]'
+overhead: $(READY)  ## measure what AMP adds to imperative calls, init, a first step and a new shape: 2 minutes
+	$(RUN) benchmarks/overhead.py $(ARGS)
 
 test: $(READY)  ## run the tests but the slow ones
 	$(RUN) -m pytest $(WORKERS) -m "not slow" $(ARGS)
@@ -118,6 +112,5 @@ docs: $(READY)  ## build the documentation into build/docs; warnings are errors
 clean:  ## remove the virtual environment and everything generated
 	[ ! -f '$(VENV)/pyvenv.cfg' ] || rm -rf '$(VENV)'
 	[ ! -f '$(TORCH_VENV)/pyvenv.cfg' ] || rm -rf '$(TORCH_VENV)'
-	[ ! -f '$(IPEX_VENV)/pyvenv.cfg' ] || rm -rf '$(IPEX_VENV)'
-	rm -rf $(RESULTS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,13 +1,15 @@
 """Show that mixed precision trains to the same result: SSD on handwritten digits, FP32 beside gluon_amp.
 
-Both runs start from the same weights and see the same images in the same order, each in a process of its
-own, and take turns. Steps and image size follow from steps that are measured first, so that all of it ends within the
-budget. The exit code is 0 when both reach the mAP that is asked for and differ by little, 1 when they do not.
+    python benchmarks/digits.py      # or make digits: at most 6 minutes
+
+Both runs start from the same weights and see the same images in the same order, each in a process of its own, and take
+turns. The learning rate follows the share of the steps or of the time that is over, whichever is larger: a slow machine
+takes fewer steps and still comes to the end of the schedule. The exit code is 1 where the runs differ by more than
+rounding does, or do not reach the mAP that is asked for.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import sys
@@ -15,23 +17,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Mapping, Sequence
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks import harness, make_digits_voc
+from benchmarks.harness import Spread
 
-from benchmarks.harness import cli, machine, report
-from benchmarks.harness.children import Child, ChildCommand
-from benchmarks.harness.commands import worker_command
-from benchmarks.harness.errors import UsageError
-from benchmarks.harness.stats import Spread
-from benchmarks.voc import turns
-from benchmarks.voc.digits import make
-
-PROJECT = Path(__file__).resolve().parents[1]
-DEFAULT_PLOT = PROJECT / "build" / "digits.png"
-
-IMAGES, VAL, SIZE, DATA_SEED = 3000, 600, 128, 0
-STEPS = turns.STEPS
-BUDGET = 320.0
+STEPS, TURN, FIRST_TURN = 600, 20, 4  # steps of each run; a turn takes a thirtieth of the time at most
+BUDGET, _TRAINING_SHARE = 320.0, 0.75  # the rest is for the evaluation
+FEW_IMAGES = 200  # that are evaluated where the time did not allow all steps
 LEAST_MAP = 0.6
 LARGEST_DIFFERENCE = 1.5  # points: hundredths of mAP, after all steps; a network that has learned half varies more
 LARGEST_CONVERSION_CHANGE = 0.5
@@ -39,77 +30,7 @@ JUDGED_STEPS = 300  # fewer do not teach enough to expect this mAP: the losses a
 LARGEST_LOSS_CHANGE = 0.1
 _AVERAGED = 50  # steps: one batch's loss says little
 
-Run = Mapping[str, Any]
-
-
-def _parser() -> cli.Parser:
-    parser = cli.Parser(__doc__)
-    add = parser.add_argument
-    add("--data", metavar="DIR", help="a Pascal VOC directory (default: digits, made in build/ once)")
-    add("--steps", type=cli.positive, help=f"updates of each run (default: {STEPS}, or what the budget allows)")
-    add("--data-shape", type=cli.positive,
-        help="side of the network's input in pixels (default: 128, or less on slow machines)")
-    add("--budget", type=cli.seconds, default=BUDGET, help=f"seconds in all without --steps (default: {BUDGET:.0f})")
-    add("--batch-size", type=cli.positive, default=16, help="default: 16")
-    add("--seed", type=cli.integer(0), default=0, help="of weights and order, the same for both runs (default: 0)")
-    add("--dtype", help="bfloat16 or float16 (default: what the machine is good at)")
-    add("--plot", metavar="PATH", type=cli.writable, help="where the losses are drawn (default: build/digits.png)")
-    return parser
-
-
-def digits_directory(images: int = IMAGES, val: int = VAL, progress: bool = True) -> Path:
-    """Return the digits in Pascal VOC's format, made below ``build/`` the first time."""
-    name = f"digits-voc-{images}-{val}-{SIZE}-{DATA_SEED}"
-    return make(PROJECT / "build" / name, images, val, SIZE, DATA_SEED, progress)
-
-
-def command(name: str, arguments: Mapping[str, Any], threads: int) -> ChildCommand:
-    """Return how to start one half, see `voc.worker`."""
-    return worker_command(name, sys.executable, "voc.worker:Half", arguments, {"OMP_NUM_THREADS": str(threads)})
-
-
-def failures(fp32: Run, amp: Run) -> list[str]:
-    """Return what is wrong with a pair of runs, nothing when they agree.
-
-    Parameters
-    ----------
-    fp32, amp : mapping
-        What the two runs gave, see `training.TrainingResult`.
-    """
-    found = []
-    if fp32["initial_weights"] != amp["initial_weights"]:
-        found.append("the runs did not start from the same weights, so they cannot be compared")
-    for label, run in (("FP32", fp32), ("AMP", amp)):
-        if not all(math.isfinite(loss) for loss in run["losses"]["total"]):
-            found.append(f"{label}: a loss is not finite")
-    return found + (_failures_of_map(fp32, amp) if is_judged(fp32) else _failures_of_loss(fp32, amp))
-
-
-def is_judged(fp32: Run) -> bool:
-    """Return whether there were enough steps to expect a mAP."""
-    return bool(fp32["settings"]["steps"] >= JUDGED_STEPS)
-
-
-def _failures_of_map(fp32: Run, amp: Run) -> list[str]:
-    # written so that a mAP that is not a number fails
-    found = [f"{label}: mAP {run['mean_ap']:.3f}, expected {LEAST_MAP} at least"
-             for label, run in (("FP32", fp32), ("AMP", amp)) if not run["mean_ap"] >= LEAST_MAP]
-    difference, largest = points(fp32, amp), LARGEST_DIFFERENCE * max(1.0, STEPS / fp32["settings"]["steps"])
-    if not abs(difference) <= largest:
-        found.append(f"AMP's mAP is {difference:+.2f} points from FP32's, expected {largest:.1f} at most")
-    for label, run in (("FP32", fp32), ("AMP", amp)):
-        change = conversion_points(run)
-        if not abs(change) <= LARGEST_CONVERSION_CHANGE:
-            found.append(f"{label}: conversion changes the mAP by {change:+.2f} points, expected "
-                         f"{LARGEST_CONVERSION_CHANGE} at most")
-    return found
-
-
-def _failures_of_loss(fp32: Run, amp: Run) -> list[str]:
-    theirs, ours = final_loss(fp32, "total"), final_loss(amp, "total")
-    if abs(ours - theirs) <= LARGEST_LOSS_CHANGE * theirs:
-        return []
-    return [f"AMP's loss is {ours:.3f}, FP32's {theirs:.3f}: expected at most {LARGEST_LOSS_CHANGE:.0%} between them"]
+Run = Mapping[str, Any]  # what `voc.Half.finish` returns
 
 
 def points(fp32: Run, amp: Run) -> float:
@@ -118,7 +39,7 @@ def points(fp32: Run, amp: Run) -> float:
 
 
 def conversion_points(run: Run) -> float:
-    """Return how far a trained network's mAP rises by conversion to mixed precision, in hundredths."""
+    """Return how far a trained network's mAP rises by conversion, in hundredths."""
     return 100.0 * (float(run["converted_mean_ap"]) - float(run["mean_ap"]))
 
 
@@ -128,135 +49,101 @@ def final_loss(run: Run, part: str) -> float:
     return float(sum(tail) / len(tail))
 
 
-def stays_in_fp32(amp: Run) -> bool:
-    """Return whether gluon_amp chose FP32 on this machine."""
-    return bool(amp["dtype"] == "float32")
+def failures(fp32: Run, amp: Run) -> list[str]:
+    """Return what is wrong with a pair of runs, nothing when they agree; a figure that is not a number fails."""
+    found, runs = [], (("FP32", fp32), ("AMP", amp))
+    if fp32["initial_weights"] != amp["initial_weights"]:
+        found.append("the runs did not start from the same weights, so they cannot be compared")
+    found += [f"{label}: a loss is not finite" for label, run in runs
+              if not all(map(math.isfinite, run["losses"]["total"]))]
+    if fp32["steps"] < JUDGED_STEPS:
+        theirs, ours = final_loss(fp32, "total"), final_loss(amp, "total")
+        if not abs(ours - theirs) <= LARGEST_LOSS_CHANGE * theirs:
+            found.append(f"AMP's loss is {ours:.3f}, FP32's {theirs:.3f}: expected at most {LARGEST_LOSS_CHANGE:.0%} "
+                         "between them")
+        return found
+    found += [f"{label}: mAP {run['mean_ap']:.3f}, expected {LEAST_MAP} at least" for label, run in runs
+              if not run["mean_ap"] >= LEAST_MAP]
+    largest = LARGEST_DIFFERENCE * max(1.0, STEPS / fp32["steps"])
+    if not abs(points(fp32, amp)) <= largest:
+        found.append(f"AMP's mAP is {points(fp32, amp):+.2f} points from FP32's, expected {largest:.1f} at most")
+    found += [f"{label}: conversion changes the mAP by {conversion_points(run):+.2f} points, expected "
+              f"{LARGEST_CONVERSION_CHANGE} at most" for label, run in runs
+              if not abs(conversion_points(run)) <= LARGEST_CONVERSION_CHANGE]
+    return found
 
 
-def verdict(amp: Run, outcome: turns.Outcome, other_load: float) -> str:
-    """Return what the two runs show on this machine, in words."""
-    judged = "" if is_judged(amp) else (f"{outcome.steps} steps are too few to expect a mAP (it takes {JUDGED_STEPS}): "
-                                        "only the losses were compared\n")
-    speed = _speed_in_words(amp, outcome) if not report.is_disturbed(other_load) else "the speeds are no finding"
-    return f"{judged}{speed}; {report.other_load_text(other_load)}"
+def train(commands: Sequence[harness.Command], steps: int, limit: float) -> tuple[list[Run], Spread]:
+    """Train both halves in turns until the steps or the time are over; return the runs, and AMP's speed by turns."""
+    with contextlib.ExitStack() as stack:
+        halves = [stack.enter_context(harness.Child(each)) for each in commands]
+        begin, done, progress, step = monotonic(), 0, 0.0, 0.0  # and seconds of a step of both
+        times: list[list[float]] = [[] for _ in halves]
+        while progress < 1.0:
+            count = FIRST_TURN if not done else max(1, int(min(TURN, limit / 30 / step)))
+            count, started = min(count, steps - done), monotonic()
+            until = min(1.0, max((done + count) / steps, (started - begin + count * step) / limit))
+            for place in ((0, 1), (1, 0))[len(times[0]) % 2]:
+                times[place].append(halves[place].ask("run", steps=count, begin=progress, end=until))
+            step, done, progress = (monotonic() - started) / count, done + count, until
+        if done < steps:
+            harness.say(f"the time allowed {done} of {steps} steps")
+        images = FEW_IMAGES if done < steps else None
+        return [half.ask("finish", images=images) for half in halves], harness.ratios(*times)
 
 
-def _speed_in_words(amp: Run, outcome: turns.Outcome) -> str:
-    ratio = outcome.ratio
-    text = f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f} over {ratio.count} turns)"
-    if stays_in_fp32(amp):
-        return (f"gluon_amp keeps FP32 on this machine, so both runs trained in FP32; what it gains without "
-                f"lower precision: {text}")
-    return f"gluon_amp trained in {amp['dtype']}, {text} as fast as FP32"
-
-
-def table(fp32: Run, amp: Run, ratio: Spread | None) -> Table:
-    """Return the two runs side by side, with their difference or ratio in the last column; no ratio: no finding."""
-    result = Table(title="SSD on handwritten digits: the same seed, images and steps")
-    result.add_column("", no_wrap=True)
-    for heading in ("MXNet\nfloat32", f"gluon_amp\n{amp['dtype']}", "gluon_amp vs MXNet"):
-        result.add_column(heading, justify="right", no_wrap=True)
-    result.add_row("mAP", *(f"{run['mean_ap']:.4f}" for run in (fp32, amp)), f"{points(fp32, amp):+.2f} points")
-    for name in fp32["average_precision"]:
-        ours, theirs = (run["average_precision"][name] for run in (amp, fp32))
-        result.add_row(f"  {name}", f"{theirs:.3f}", f"{ours:.3f}", f"{100 * (ours - theirs):+.1f}", style="dim")
-    converted = [f"{run['converted_mean_ap']:.4f}" for run in (fp32, amp)]
-    change = f"{conversion_points(fp32):+.2f} points for FP32's"
-    result.add_row(f"mAP, converted ({amp['converted_dtype']})", *converted, change)
-    for part, text in (("cls", "class loss"), ("box", "box loss"), ("total", "loss")):
-        ours, theirs = final_loss(amp, part), final_loss(fp32, part)
-        result.add_row(f"{text}, last {_AVERAGED} steps", f"{theirs:.4f}", f"{ours:.4f}", f"{ours - theirs:+.4f}")
-    for key, text, places, unit in (
-        ("samples_per_second", "samples/s, without loading", 1, 1.0),
-        ("seconds", "seconds, with loading", 1, 1.0),
-        ("peak_memory", "peak memory, GB", 2, 1e9),
-    ):
-        ours, theirs = amp[key] / unit, fp32[key] / unit
-        found = "" if ratio is None and key != "peak_memory" else f"{ours / theirs:.2f}x"
-        result.add_row(text, f"{theirs:.{places}f}", f"{ours:.{places}f}", found)
-    result.add_row("speed, turn by turn", "", "", "the machine was busy" if ratio is None else f"{ratio.median:.2f}x")
-    return result
-
-
-def conditions(amp: Run, threads: int) -> str:
-    """Return the lines that say what ran, and on what."""
-    about, settings = machine.describe(), amp["settings"]
-    versions = ", ".join(f"{name} {version}" for name, version in amp["versions"].items())
-    side = settings["data_shape"]
-    return (
-        f"{report.machine_text()}{about['system']}, Python {about['python']}, {versions}\n"
-        f"network {settings['network']}, {side}x{side}, batch {settings['batch_size']}, "
-        f"{settings['steps']} steps, seed {settings['seed']}, {threads} threads"
-    )
-
-
-def write_plot(path: Path, fp32: Run, amp: Run) -> None:
-    """Write both runs' losses, smoothed over the raw ones, to an image file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for run, label, color in ((fp32, "MXNet, float32", "C0"), (amp, f"gluon_amp, {amp['dtype']}", "C1")):
-        losses = run["losses"]["total"]
-        steps = range(1, len(losses) + 1)
-        axes.plot(steps, losses, color=color, alpha=0.2, linewidth=0.7)
-        axes.plot(steps, smoothed(losses), color=color, label=f"{label}: mAP {run['mean_ap']:.3f}")
-    axes.set(xlabel="step", ylabel="loss per matched anchor", yscale="log", title="SSD on handwritten digits")
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def smoothed(values: Sequence[float], reach: int = 10) -> list[float]:
-    """Return the mean of each value and up to ``reach`` values on either side.
-
-    Examples
-    --------
-    >>> smoothed([0.0, 3.0, 0.0], reach=1)
-    [1.5, 1.0, 1.5]
-    """
-    windows = (values[max(0, middle - reach) : middle + reach + 1] for middle in range(len(values)))
-    return [sum(window) / len(window) for window in windows]
+def table(fp32: Run, amp: Run, speed: Spread) -> str:
+    """Return the two runs side by side, with their difference or ratio in the last column."""
+    lines = [["mAP", *(f"{run['mean_ap']:.4f}" for run in (fp32, amp)), f"{points(fp32, amp):+.2f} points"]]
+    for name, theirs in fp32["average_precision"].items():
+        ours = amp["average_precision"].get(name, math.nan)
+        lines.append([name, f"{theirs:.3f}", f"{ours:.3f}", f"{100 * (ours - theirs):+.1f}"])
+    lines.append([f"mAP, converted ({amp['converted_dtype']})",
+                  *(f"{run['converted_mean_ap']:.4f}" for run in (fp32, amp)),
+                  f"{conversion_points(fp32):+.2f} points for FP32's"])
+    for part, text in (("cls", "class loss"), ("box", "box loss")):
+        theirs, ours = final_loss(fp32, part), final_loss(amp, part)
+        lines.append([f"{text}, last {_AVERAGED} steps", f"{theirs:.4f}", f"{ours:.4f}", f"{ours - theirs:+.4f}"])
+    lines.append(["samples/s, without loading", *(f"{run['samples_per_second']:.1f}" for run in (fp32, amp)),
+                  str(speed)])
+    lines.append(["peak memory", *(f"{run['peak_memory'] / 1e9:.2f} GB" for run in (fp32, amp)),
+                  f"{amp['peak_memory'] / fp32['peak_memory']:.2f}x"])
+    return harness.table(["", "MXNet, float32", f"gluon_amp, {amp['dtype']}", "gluon_amp vs MXNet"], lines)
 
 
 def run(argv: Sequence[str] | None) -> int:
-    begin, load = monotonic(), machine.OtherLoad()
-    args = _parser().parse_args(argv)
-    threads = cli.use_threads(args)
-    try:
-        data = Path(args.data) if args.data else digits_directory()
-    except OSError as error:
-        raise UsageError(str(error)) from error
-    common = {"data_dir": str(data), "batch_size": args.batch_size, "seed": args.seed}
-    commands = [command("FP32", {**common, "amp": False, "dtype": None}, threads),
-                command("AMP", {**common, "amp": True, "dtype": args.dtype}, threads)]
-    end = math.inf if args.steps else begin + args.budget
-    with contextlib.ExitStack() as stack:
-        halves = [stack.enter_context(Child(each)) for each in commands]
-        outcome = turns.train(halves, args.steps, args.data_shape, end, lambda text: print(text, flush=True))
-    return _show(args, outcome, threads, load.share())
-
-
-def _show(args: argparse.Namespace, outcome: turns.Outcome, threads: int, other_load: float) -> int:
-    """Print and write everything; return the exit code."""
-    fp32, amp = outcome.runs
-    plot = Path(args.plot) if args.plot else DEFAULT_PLOT
-    write_plot(plot, fp32, amp)
-    console = Console(width=None if sys.stdout.isatty() else 110)
-    console.print(table(fp32, amp, None if report.is_disturbed(other_load) else outcome.ratio))
-    for text in (verdict(amp, outcome, other_load), conditions(amp, threads), f"plot of the losses: {plot}"):
-        console.print(text, highlight=False, soft_wrap=True)
+    begin, load, parser = monotonic(), harness.OtherLoad(), harness.Parser(__doc__)
+    add = parser.add_argument
+    add("--data", metavar="DIR", help="a Pascal VOC directory (default: digits, made in build/ once)")
+    add("--steps", type=harness.integer(1), help=f"of each run (default: {STEPS}, or what the budget allows)")
+    add("--data-shape", type=harness.integer(32), help="side of the network's input in pixels (default: 128)")
+    add("--budget", type=harness.above_zero, default=BUDGET, help="seconds in all without --steps (default: 320)")
+    add("--batch-size", type=harness.integer(1), default=16, help="default: 16")
+    add("--seed", type=harness.integer(0), default=0, help="of weights and order, the same for both (default: 0)")
+    add("--dtype", help="bfloat16 or float16 (default: chosen by the machine)")
+    args = parser.parse_args(argv)
+    build = Path(__file__).resolve().parents[1] / "build"
+    data = args.data or str(make_digits_voc.make(build / "digits-voc"))
+    common = {"data_dir": data, "batch_size": args.batch_size, "seed": args.seed, "steps": args.steps or STEPS,
+              "side": args.data_shape, "environment": {"OMP_NUM_THREADS": str(harness.use_threads(args))}}
+    commands = [harness.serving("FP32", "voc:Half", amp=False, dtype=None, **common),
+                harness.serving("AMP", "voc:Half", amp=True, dtype=args.dtype, **common)]
+    limit = math.inf if args.steps else begin + _TRAINING_SHARE * args.budget - monotonic()
+    (fp32, amp), speed = train(commands, args.steps or STEPS, limit)
     found = failures(fp32, amp)
-    cli.write_json(args.json, {"machine": machine.describe(), "threads": threads, "fp32": fp32, "amp": amp,
-                               "points": points(fp32, amp), "failures": found, "speed_ratio": vars(outcome.ratio),
-                               "chosen": vars(outcome.choice), "other_load": other_load})
+    print(table(fp32, amp, speed), harness.machine_line(),
+          f"{amp['side']}x{amp['side']} pixels, batch {args.batch_size}, {amp['steps']} steps, seed {args.seed}, "
+          f"{args.threads} threads; {harness.load_line(load.share())}", sep="\n")
+    if amp["dtype"] == "float32":
+        print("gluon_amp keeps FP32 on this machine: both runs trained in FP32")
+    if fp32["steps"] < JUDGED_STEPS:
+        print(f"{fp32['steps']} steps are too few to expect a mAP ({JUDGED_STEPS} do): the losses were compared")
     for text in found:
         print(f"error: {text}", file=sys.stderr)
+    harness.write_json(args.json, {"fp32": fp32, "amp": amp, "points": points(fp32, amp), "failures": found,
+                                   "speed_ratio": speed})
     return 1 if found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(cli.main(run))
+    sys.exit(harness.main(run))

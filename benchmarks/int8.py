@@ -13,7 +13,7 @@ import sys
 import warnings
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from benchmarks.harness import cli, machine, tables
+from benchmarks import harness
 
 NETWORKS = ("resnet18_v1", "mobilenetv2_1.0", "vgg11_bn")
 CLASSES, SIDE, BATCH = 10, 32, 64
@@ -87,47 +87,43 @@ def conversions(net: Any, known: Images, budget: float) -> dict[str, Callable[[]
 
 def measure(name: str, args: Any) -> list[dict[str, Any]]:
     """Train a network and measure its conversions."""
-    from gluon_amp._mxnet.timing import interleaved
-
     parts = digits(args.seed)
     net = trained(name, parts[0], args.epochs, args.seed)
     made = {kind: make() for kind, make in conversions(net, parts[1], args.budget).items()}
     batch = parts[2].data[:BATCH]
-    times = interleaved([lambda each=each: each(batch).asnumpy() for each in made.values()], args.rounds, 2, min)
-    return [{"network": name, "kind": kind, "accuracy": accuracy(each, parts[2]), "milliseconds": time,
-             "conversion": each.conversion.summary()} for (kind, each), time in zip(made.items(), times)]
+    times = harness.in_turns([lambda each=each: each(batch).asnumpy() for each in made.values()], args.rounds, 2)
+    return [{"network": name, "kind": kind, "accuracy": accuracy(each, parts[2]), "milliseconds": 1e3 * min(seconds),
+             "conversion": each.conversion.summary()} for (kind, each), seconds in zip(made.items(), times)]
 
 
-def markdown(measured: Mapping[str, Any]) -> str:
+def markdown(results: Sequence[Mapping[str, Any]]) -> str:
     """Return the table."""
-    lines, fp32 = [], {each["network"]: each for each in measured["results"] if each["kind"] == "FP32"}
-    for each in measured["results"]:
+    lines, fp32 = [], {each["network"]: each for each in results if each["kind"] == "FP32"}
+    for each in results:
         plain = fp32[each["network"]]
         lines.append([each["network"], each["kind"], f"{each['accuracy']:.2%}",
                       f"{(each['accuracy'] - plain['accuracy']) * 100:+.2f}", f"{each['milliseconds']:.1f} ms",
                       f"**{plain['milliseconds'] / each['milliseconds']:.2f}x**"])
-    return tables.table(["network", "", "accuracy", "points", "64 images", "speed"], lines)
+    return harness.table(["network", "", "accuracy", "points", "64 images", "speed"], lines)
 
 
-def run(argv: Sequence[str] | None) -> int:
-    """Measure what the arguments ask for, and print it."""
-    parser = cli.Parser(__doc__)
-    parser.add_argument("--networks", metavar="NAMES", help=f"some of {', '.join(NETWORKS)} (default: all)")
-    parser.add_argument("--epochs", type=cli.integer(1), default=12, help="of training (default: %(default)s)")
-    parser.add_argument("--rounds", type=cli.integer(1), default=20, help="of timing (default: %(default)s)")
-    parser.add_argument("--budget", type=float, default=0.005, help="accuracy to give away (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and of the split (default: 0)")
+def run(argv: Sequence[str] | None) -> None:
+    parser = harness.Parser(__doc__)
+    add = parser.add_argument
+    add("--networks", metavar="NAMES", default=",".join(NETWORKS), help="with commas (default: %(default)s)")
+    add("--epochs", type=harness.integer(1), default=12, help="of training (default: %(default)s)")
+    add("--rounds", type=harness.integer(1), default=20, help="of timing (default: %(default)s)")
+    add("--budget", type=float, default=0.005, help="accuracy to give away (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of weights and of the split (default: 0)")
     args = parser.parse_args(argv)
-    names = list(NETWORKS) if args.networks is None else cli.names("--networks", args.networks, "network", NETWORKS)
-    cli.use_threads(args)
+    names = harness.names("--networks", args.networks, "network", NETWORKS)
+    harness.use_threads(args)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         results = [row for name in names for row in measure(name, args)]
-    measured = {"machine": machine.describe(), "versions": machine.versions(), "threads": args.threads,
-                "results": results}
-    cli.show(args, measured, markdown)
-    return 0
+    print(markdown(results), harness.machine_line(), sep="\n")
+    harness.write_json(args.json, {"threads": args.threads, "results": results})
 
 
 if __name__ == "__main__":
-    sys.exit(cli.main(run))
+    sys.exit(harness.main(run))

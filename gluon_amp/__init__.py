@@ -12,12 +12,9 @@ from ._start import prepare as _prepare
 
 _prepare()
 
-from . import _cpus, _isa, _memory, elsewhere
+from . import _machine, aliases
 
-_cpus.share()  # before MXNet is imported
-# Before oneDNN runs its first operator.
-_isa.request()
-_memory.bound_kernels()
+_machine.prepare()  # before MXNet is imported
 
 from ._mxnet import numpy_2 as _numpy_2
 from ._mxnet.invoke import run_onednn_operator as _run_onednn_operator
@@ -72,7 +69,7 @@ from .training.loss_scaler import DynamicLossScaler, LossScaler, StaticLossScale
 from .training.scaling import clip_global_norm, get_loss_scaler, init_trainer, master_params, scale_loss, unscale
 
 _numpy_2.mend()
-_isa.settle(_run_onednn_operator)
+_machine.settle(_run_onednn_operator)
 
 __version__ = "0.1.0"
 
@@ -93,8 +90,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Answer names of other packages with ours."""
-    if name in elsewhere.ALIASES:
-        return globals()[elsewhere.ALIASES[name]]
+    if name in aliases.ALIASES:
+        return globals()[aliases.ALIASES[name]]
     if name.startswith("__"):  # what Python asks every module for
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise AttributeError(elsewhere.answer(name, __all__))
+    raise AttributeError(aliases.answer(name, __all__))

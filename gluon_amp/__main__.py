@@ -1,2 +1,6 @@
-"""``python -m gluon_amp``."""
-from .cli import __main__ as __main__
+"""``python -m gluon_amp``: the command line."""
+import sys
+
+from .cli import main
+
+sys.exit(main())

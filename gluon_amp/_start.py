@@ -13,15 +13,13 @@ import struct
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Optional, Tuple
 
 logger = logging.getLogger(__name__)
 
 PYTHON_MIN = (3, 8)
 PYTHON_MAX = (3, 14)
 MXNET_SERIES = "1.9"
-MXNET_DISTRIBUTIONS = ("mxnet", "mxnet-native", *(
-    f"mxnet-cu{version}" for version in (117, 116, 115, 114, 113, 112, 111, 110, 102, 101, 100, 92)))
 INSTALL_MXNET = "python -m pip install mxnet==1.9.1"
 if sys.version_info >= (3, 13):  # MXNet's metadata forbids NumPy 2, and there is no other: pip must not look at it
     INSTALL_MXNET = 'python -m pip install --no-deps mxnet==1.9.1 "graphviz<0.9" "requests<3"'
@@ -64,7 +62,7 @@ NO_DRIVER = (
     "MXNet's CUDA build needs the library of NVIDIA's driver, {driver}, even on the CPU: {error}.\n"
     "On a machine with a GPU install NVIDIA's driver; start a container with `docker run --gpus all`. Without a GPU, "
     "as on a login node or while an image is built, use the CPU build:\n"
-    "python -m pip uninstall -y {build} && python -m pip install mxnet==1.9.1"
+    "python -m pip uninstall -y {builds} && python -m pip install mxnet==1.9.1"
 )
 
 
@@ -74,26 +72,18 @@ def prepare() -> None:
     Raises
     ------
     ImportError
-        When Python, NumPy or MXNet is missing or of an unsupported version. The message says
-        what was found, what is supported and the command that installs it.
-
-    Examples
-    --------
-    >>> from gluon_amp._start import prepare
-    >>> prepare()
-    >>> import mxnet as mx
+        When Python, NumPy or MXNet is missing or of an unsupported version: it says how to install it.
     """
     check_python(sys.version_info[:3])
     check_numpy(numpy_version(), sys.version_info[:3])
-    found = find_mxnet()
-    check_mxnet(found)
+    check_mxnet(mxnet_version())
     check_distutils()
     add_numpy_aliases(importlib.import_module("numpy"))
-    library = mxnet_library() if "loaded mxnet" not in found else None
+    library = None if "mxnet" in sys.modules else mxnet_file("libmxnet.so")
     if library is not None:
         needed = needed_libraries(library)
         if DRIVER in needed:
-            load_cuda(needed, sys.path, next((name for name in found if name.startswith("mxnet-cu")), "mxnet"))
+            load_cuda(needed, sys.path)
 
 
 def check_python(version: Tuple[int, ...]) -> None:
@@ -123,54 +113,42 @@ def check_numpy(version: Optional[str], python: Tuple[int, ...]) -> None:
                       f'Run: python -m pip install "{wanted}"')
 
 
-def find_mxnet(version_of: Optional[Callable[[str], Optional[str]]] = None,
-               modules: Optional[Mapping[str, Any]] = None) -> Dict[str, str]:
-    """Return the MXNet builds that are loaded or installed, without importing one."""
-    version_of = distribution_version if version_of is None else version_of
-    loaded = (sys.modules if modules is None else modules).get("mxnet")
-    installed = {name: version_of(name) for name in MXNET_DISTRIBUTIONS}
-    found = {name: version for name, version in installed.items() if version is not None}
+def mxnet_version() -> Optional[str]:
+    """Return the version of the MXNet that ``import mxnet`` gives, without importing it; None without one."""
+    loaded = sys.modules.get("mxnet")
     if loaded is not None:
-        found["loaded mxnet"] = str(getattr(loaded, "__version__", "of unknown version"))
-    elif not found:
-        source = source_tree_version()
-        found.update({} if source is None else {"mxnet": source})
-    return found
-
-
-def distribution_version(name: str) -> Optional[str]:
-    """Return the version of an installed distribution, None when it is not installed."""
-    from importlib import metadata  # not in Python 3.7, which must get as far as check_python
-
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def source_tree_version() -> Optional[str]:
-    """Return the version of an MXNet built from source and reached through PYTHONPATH."""
+        return str(getattr(loaded, "__version__", "of unknown version"))
     spec = importlib.util.find_spec("mxnet")
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None:  # an empty folder of that name has no origin
         return None
-    libinfo = Path(spec.origin).parent / "libinfo.py"
-    text = libinfo.read_text(encoding="utf-8") if libinfo.is_file() else ""
+    libinfo = mxnet_file("libinfo.py")
+    text = "" if libinfo is None else libinfo.read_text(encoding="utf-8")
     match = re.search(r"""^__version__ = ['"](.+?)['"]""", text, re.MULTILINE)
     return "of unknown version" if match is None else match.group(1)
 
 
-def check_mxnet(found: Mapping[str, str]) -> None:
-    """Raise ImportError unless there is an MXNet and every one is of the 1.9 series."""
-    if not found:
+def mxnet_file(name: str) -> Optional[Path]:
+    """Return a file of the MXNet that ``import mxnet`` finds, None where there is none."""
+    spec = importlib.util.find_spec("mxnet")
+    path = None if spec is None or spec.origin is None else Path(spec.origin).parent / name
+    return path if path is not None and path.is_file() else None
+
+
+def _builds() -> str:
+    """Name the installed distributions of MXNet, which pip is to remove."""
+    from importlib import metadata  # not in Python 3.7, which must get as far as check_python
+
+    names = {str(each.metadata["Name"]) for each in metadata.distributions()}
+    return " ".join(sorted(name for name in names if re.match(r"mxnet(-native|-cu\d+)?$", name))) or "mxnet"
+
+
+def check_mxnet(version: Optional[str]) -> None:
+    """Raise ImportError unless this version of MXNet is of the 1.9 series."""
+    if version is None:
         raise ImportError(f"gluon_amp needs MXNet 1.9.1, found no MXNet.\nRun: {INSTALL_MXNET}\n{CUDA_HINT}")
-    series = MXNET_SERIES.split(".")
-    wrong = {name: version for name, version in found.items() if version.split(".")[:2] != series}
-    if not wrong:
-        return
-    described = ", ".join(f"{name} {version}" for name, version in wrong.items())
-    packages = " ".join(name for name in wrong if name in MXNET_DISTRIBUTIONS) or "mxnet"
-    raise ImportError(f"gluon_amp needs MXNet 1.9.1, found {described}.\n"
-                      f"Run: python -m pip uninstall -y {packages} && {INSTALL_MXNET}\n{CUDA_HINT}")
+    if version.split(".")[:2] != MXNET_SERIES.split("."):
+        raise ImportError(f"gluon_amp needs MXNet 1.9.1, found MXNet {version}.\n"
+                          f"Run: python -m pip uninstall -y {_builds()} && {INSTALL_MXNET}\n{CUDA_HINT}")
 
 
 def check_distutils() -> None:
@@ -197,13 +175,15 @@ def is_numpy_2(numpy: ModuleType) -> bool:
 
 
 def _names_of_numpy_1(numpy: ModuleType) -> Dict[str, Any]:
+    compat = ModuleType("numpy.compat")  # mxnet.numpy.pad asks it for one name
+    vars(compat)["basestring"] = str
     return {
         **CONSTANTS,
         **{old: getattr(numpy, new) for old, new in RENAMED.items()},
         **{name: _gone(name) for name in FINANCIAL},
         "in1d": lambda values, *args, **kwargs: numpy.isin(values, *args, **kwargs).ravel(),  # mxnet.numpy.fallback
         "msort": lambda values: numpy.sort(values, axis=0),  # mxnet.numpy.fallback
-        "compat": _compat(),
+        "compat": compat,
     }
 
 
@@ -213,20 +193,6 @@ def _gone(name: str) -> Callable[..., Any]:
         raise NotImplementedError(f"NumPy has no {name} since 1.20: use the package numpy-financial")
     function.__name__ = name
     return function
-
-
-def _compat() -> ModuleType:
-    """Return what ``mxnet.numpy.pad`` needs of ``numpy.compat``."""
-    module = ModuleType("numpy.compat")
-    vars(module)["basestring"] = str
-    return module
-
-
-def mxnet_library() -> Optional[Path]:
-    """Return the libmxnet.so beside the MXNet that ``import mxnet`` finds, None without one."""
-    spec = importlib.util.find_spec("mxnet")
-    path = None if spec is None or spec.origin is None else Path(spec.origin).parent / "libmxnet.so"
-    return path if path is not None and path.is_file() else None
 
 
 def needed_libraries(library: Path) -> List[str]:
@@ -256,17 +222,16 @@ def elf_segments(file: BinaryIO) -> List[Tuple[int, ...]]:
     return [struct.unpack_from("<IIQQQQ", table, size * number) for number in range(count)]
 
 
-def load_cuda(needed: Iterable[str], roots: Iterable[str], build: str,
-              load: Optional[Callable[[str], object]] = None) -> List[Path]:
+def load_cuda(needed: Iterable[str], roots: Iterable[str],
+              load: Callable[[str], object] = lambda path: ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)) -> List[Path]:
     """Load what a CUDA build of MXNet needs from the nvidia-*-cu11 packages, so that it needs no system CUDA."""
     # What no package provides is left for the system's CUDA to serve.
-    load = _load_globally if load is None else load
     needed = list(needed)
     if DRIVER in needed:
         try:
             load(DRIVER)
         except OSError as error:
-            raise ImportError(NO_DRIVER.format(driver=DRIVER, error=error, build=build)) from error
+            raise ImportError(NO_DRIVER.format(driver=DRIVER, error=error, builds=_builds())) from error
     directories = cuda_directories(roots)
     loaded: List[Path] = []
     for name in needed:
@@ -320,10 +285,6 @@ def _try_to_load(path: Path, load: Callable[[str], object]) -> bool:
         logger.warning("Could not load %s (%s); MXNet will look for a system copy.", path, error)
         return False
     return True
-
-
-def _load_globally(path: str) -> ctypes.CDLL:
-    return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 
 
 def _dotted(version: Tuple[int, ...]) -> str:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import _cpus
+from gluon_amp import _machine
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def container(tmp_path, monkeypatch):
     ({"cpu_max": "50000 100000\n"}, 1),
     ({"cpu_max": "6400000 100000\n"}, 8)])
 def test_affinity_and_quota(files, cpus, container):
-    assert _cpus.allowed(container(**files)) == cpus
+    assert _machine.allowed_cpus(container(**files)) == cpus
 
 
 def test_quota_of_older_systems(container):
@@ -41,9 +41,9 @@ def test_quota_of_older_systems(container):
     (root / "sys/fs/cgroup/cpu").mkdir(parents=True)
     (root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text("300000\n")
     (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").write_text("100000\n")
-    assert _cpus.allowed(root) == 3
+    assert _machine.allowed_cpus(root) == 3
     (root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").write_text("-1\n")
-    assert _cpus.allowed(root) == 8
+    assert _machine.allowed_cpus(root) == 8
 
 
 @pytest.mark.parametrize(("given", "threads"), [({}, 32), ({"OMP_NUM_THREADS": "4"}, 4),
@@ -51,14 +51,15 @@ def test_quota_of_older_systems(container):
                                                 ({"OMP_NUM_THREADS": "many"}, 32)])
 def test_threads(given, threads, container):
     container()
-    assert _cpus.threads(given) == threads
+    assert _machine.threads(given) == threads
 
 
 def test_what_is_said(container):
     root = container(cpu_max="200000 100000")
-    assert _cpus.misfit({}, root) == ("MXNet runs 32 threads, and this process may use 2 CPUs: they wait for one "
-                                      "another. Set OMP_NUM_THREADS=2 before Python starts")
-    assert _cpus.misfit({"OMP_NUM_THREADS": "2"}, root) == ""
+    assert _machine.threads_misfit({}, root) == (
+        "MXNet runs 32 threads, and this process may use 2 CPUs: they wait for one another. "
+        "Set OMP_NUM_THREADS=2 before Python starts")
+    assert _machine.threads_misfit({"OMP_NUM_THREADS": "2"}, root) == ""
 
 
 @pytest.mark.parametrize(("given", "running", "set_to"), [
@@ -71,22 +72,22 @@ def test_what_the_user_has_not_set_is_set_for_containers_and_busy_machines(given
                                                                            monkeypatch):
     root, environ = container(running, cpu_max="200000 100000"), dict(given)
     monkeypatch.delitem(sys.modules, "mxnet")
-    _cpus.share(environ, root)
+    _machine.share_cpus(environ, root)
     assert environ == set_to
 
 
 def test_threads_that_fit_stay_as_they_are_and_nothing_is_set_behind_mxnet(container, monkeypatch):
     root, environ = container(65, cpu_max="max 100000"), {}
-    _cpus.share(environ, root)
+    _machine.share_cpus(environ, root)
     assert environ == {}
     monkeypatch.delitem(sys.modules, "mxnet")
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    _cpus.share(environ, container(16))
+    _machine.share_cpus(environ, container(16))
     assert environ == {}
 
 
 def test_systems_that_do_not_say_what_runs_count_as_quiet(tmp_path):
-    assert _cpus.others_running(tmp_path) == 0
+    assert _machine.others_running(tmp_path) == 0
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def busy():
     """Keep the machine's processors busy with two processes."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     deadline = time.monotonic() + 30
-    while _cpus.others_running() < 2 and time.monotonic() < deadline:
+    while _machine.others_running() < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     yield
     for process in processes:
@@ -107,7 +108,7 @@ _ON_LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="oth
 
 @_ON_LINUX
 def test_busy_processes_are_seen(busy):
-    assert _cpus.others_running() >= 2
+    assert _machine.others_running() >= 2
 
 
 @_ON_LINUX
@@ -121,7 +122,7 @@ def test_openmp_is_told(busy):
 
 
 def test_init_says_it(monkeypatch, caplog):
-    monkeypatch.setattr(_cpus, "misfit", lambda: "too many threads")
+    monkeypatch.setattr(_machine, "threads_misfit", lambda: "too many threads")
     with caplog.at_level(logging.WARNING, "gluon_amp"):
         amp.init("float32")
     assert "too many threads" in caplog.text

@@ -8,7 +8,7 @@ from native_cases import requires_core
 
 import gluon_amp as amp
 from gluon_amp import native
-from gluon_amp._mxnet import finite
+from gluon_amp._mxnet import arrays
 
 # In rows of 2048, 2000 and 64, with no divisor for rows, and too few for a call of its own.
 SHAPES = [(100, 2048), (325, 20000), (64, 2003), (100_003,), (7,), ()]
@@ -28,7 +28,7 @@ def check(request):
 
 
 def found(check, *values):
-    return finite.are_finite([mx.nd.array(each, dtype=each.dtype) for each in values], check)
+    return arrays.are_finite([mx.nd.array(each, dtype=each.dtype) for each in values], check)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -78,8 +78,8 @@ def test_a_part_of_an_array(check):
     values = array((200_003,))
     values[[0, -1]] = np.nan
     whole = mx.nd.array(values)
-    assert finite.are_finite([whole[1:-1], whole[1:70_000], whole[5:5 + 3]], check)
-    assert not finite.are_finite([whole[1:]], check)
+    assert arrays.are_finite([whole[1:-1], whole[1:70_000], whole[5:5 + 3]], check)
+    assert not arrays.are_finite([whole[1:]], check)
 
 
 def test_gradients_in_layouts_of_onednn(check):
@@ -95,26 +95,26 @@ def test_gradients_in_layouts_of_onednn(check):
             loss = net(data).sum()
         loss.backward()
         gradients = [parameter.grad() for parameter in net.collect_params().values()]
-        assert finite.are_finite(gradients, check) is not wrong
+        assert arrays.are_finite(gradients, check) is not wrong
 
 
 def test_numpy_semantics(check):
     with mx.util.np_shape(True), mx.util.np_array(True):
         values = mx.np.ones((100, 2048))
-        assert finite.are_finite([values.as_nd_ndarray()], check)
+        assert arrays.are_finite([values.as_nd_ndarray()], check)
         values[99, 7] = float("nan")
-        assert not finite.are_finite([values.as_nd_ndarray()], check)
+        assert not arrays.are_finite([values.as_nd_ndarray()], check)
         scalars = [mx.np.array(value) for value in (1.0, -2.0)]  # arrays without axes
-        assert finite.are_finite(scalars, check)
-        assert finite.norm(scalars) == pytest.approx(5 ** 0.5)
-        assert not finite.are_finite([*scalars, mx.np.array(float("inf"))], check)
-        assert not finite.all_finite([mx.np.array(float("nan"))])
+        assert arrays.are_finite(scalars, check)
+        assert arrays.norm(scalars) == pytest.approx(5 ** 0.5)
+        assert not arrays.are_finite([*scalars, mx.np.array(float("inf"))], check)
+        assert not arrays.all_finite([mx.np.array(float("nan"))])
 
 
 def test_the_arrays_stay_as_they_are():
     values = array((325, 20000))
     kept = mx.nd.array(values)
-    assert finite.are_finite([kept])
+    assert arrays.are_finite([kept])
     np.testing.assert_array_equal(kept.asnumpy(), values)
 
 
@@ -128,4 +128,4 @@ def test_the_sum_is_not_rounded_while_amp_is_on(check):
 def test_norm():
     values = [array(shape) for shape in SHAPES]
     expected = np.sqrt(sum((each.astype("float64") ** 2).sum() for each in values))
-    assert finite.norm([mx.nd.array(each) for each in values]) == pytest.approx(expected, rel=2e-4)  # summed in FP32
+    assert arrays.norm([mx.nd.array(each) for each in values]) == pytest.approx(expected, rel=2e-4)  # summed in FP32

@@ -37,21 +37,17 @@ LAYERS = {
     "native": "operators in C++ and their loader",
     "_mxnet": "MXNet's private names, and nothing that decides",
     "judging": "how far results are from others, and how many changes are enough",
-    "passes": "the driver, and one file for each rewrite",
+    "passes": "the driver, and the rewrites of graphs",
     "rules": "which precision an operator runs in, and why: tables, shapes, policy",
     "graph": "Graph, Node and Entry over symbol JSON; what attributes say; edits",
     "dtypes": "the data types, and what CPUs and GPUs run",
     "checks": "checks of arguments",
-    "elsewhere": "names of Apex, torch and MXNet, and ours for them",
+    "aliases": "names of Apex, torch and MXNet, and ours for them",
     "errors": "exceptions, and their wording",
     "progress": "progress bars",
-    "nested": "values that nest, in threads and asyncio tasks",
-    "replaced": "attributes that are replaced for a while",
+    "context": "values that nest, in threads and asyncio tasks, and attributes that are replaced for a while",
     "files": "files that are written whole or not at all",
-    "_cpus": "the CPUs that the process may use, and MXNet's threads",
-    "_cuda": "the CUDA driver and its run-time compiler, asked directly",
-    "_isa": "the instructions that oneDNN uses",
-    "_memory": "what glibc does with freed memory",
+    "_machine": "CPUs and threads, oneDNN's instructions, glibc's memory, the CUDA driver",
     "_start": "checks of versions, NumPy's old names, CUDA's libraries: before MXNet is imported",
 }
 # Lines of each room at the most, files of the package, and lines of what stands beside it.
@@ -62,26 +58,34 @@ BUDGET = {
     "C++": 5200, "files of the package": 120, "tests": 27000, "tools": 3000, "benchmarks": 4500,
     "benchmarks/README.md": 300,
 }
+BUDGET.update({
+    # The decision on a step is one object: what five other rooms held of it, sums over devices before gradients are
+    # clipped, and two warnings came here.
+    "training": 1150,
+    # Half of it is the documentation and the checks of initialize and GradScaler; O3's rounding of weights, 11 names of
+    # MXNet 2 and 30 functions that take `device` have no other place.
+    "compat": 935,
+    "sync_batchnorm": 370,  # refusals of networks that would hang or be wrong are a quarter of it
+})
 GROUPS = ("export/", "session/", "passes/", "dtypes")  # each begins a group of the list
 # Likewise, inside of a package.
 INSIDE = {
-    "compat": ["stand_in", "newer_names", "grad_scaler", "opt_level", "views", "__init__"],
+    "compat": ["stand_in", "grad_scaler", "opt_level", "views", "__init__"],
     "debug": ["search", "overflow", "advise", "explain", "preflight", "monitor", "compare", "differences", "report",
               "formats", "figures", "console", "notebook", "recording", "__init__"],
     "training": ["estimator", "checkpoint", "scaling", "trainer_scaler", "loss_scaler", "__init__"],
     "session": ["functions", "autocast", "steps", "hooks", "block_calls", "__init__"],
     "plan": ["cached_op", "gradient_order", "executors", "observers", "planner", "traced", "converted_symbols",
              "__init__"],
-    "eager": ["applier", "own_gradients", "written", "custom_operators", "casts", "scaled_losses", "second_gradients",
-              "sound_calls", "zero_gradients", "native", "__init__"],
+    "eager": ["applier", "loss_scale", "running_stats", "custom_operators", "gradient_fixes", "casts",
+              "native", "__init__"],
     "state": ["blocks", "networks", "in_force", "policies", "state", "exclusions", "eager_policy", "frame", "gpus",
               "recent", "devices", "__init__"],
-    "rules": ["__init__", "lists", "policy", "shapes", "own_gradients", "tables",
-              "constants", "decision"],
-    "graph": ["__init__", "subgraphs", "edit", "graph", "decision", "attrs"],
+    "rules": ["__init__", "policy", "shapes", "tables", "decision"],
+    "graph": ["__init__", "edit", "graph", "decision", "attrs"],
 }
-FREE_OF_MXNET = {"passes", "rules", "graph", "dtypes", "checks", "elsewhere", "errors", "files",
-                 "nested", "replaced", "training/loss_scaler", "_cpus", "_cuda", "_isa", "_memory", "_start"}
+FREE_OF_MXNET = {"passes", "rules", "graph", "dtypes", "checks", "aliases", "errors", "files", "context",
+                 "training/loss_scaler", "_machine", "_start"}
 MAY_USE_PRIVATE_NAMES = ("_mxnet", "session/hooks")  # to replace names of MXNet is what hooks are
 OF_PYTHON = {"_asdict", "_exit", "_fields", "_getframe", "_replace"}
 OF_MXNETS_EXECUTORS = {"_ctx", "_grad_req", "_group2ctx", "_monitor_all"}  # which plan/executors derives its class from

@@ -10,8 +10,8 @@ import mxnet as mx
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import _memory, native
-from gluon_amp._memory import obstacle
+from gluon_amp import _machine, native
+from gluon_amp._machine import memory_obstacle
 
 # Without static memory a step's arrays are made anew. Prints the page faults of a step, the median of the
 # last five of twelve (a heap may still grow once), and how many of eight arrays glibc maps that are as large as the
@@ -225,7 +225,7 @@ def test_operators_share_two_spaces_of_temporary_memory(start, environ, spaces):
     ({"MALLOC_TOP_PAD_": "0"}, "MALLOC_TOP_PAD_ is set, and wins"),
     ({"GLIBC_TUNABLES": "glibc.malloc.top_pad=1:glibc.malloc.check=3"}, "glibc.malloc.top_pad is set, and wins")])
 def test_what_speaks_against_it_is_named(environ, expected):
-    assert obstacle(environ) == expected
+    assert memory_obstacle(environ) == expected
 
 
 def _train(net, x):
@@ -246,9 +246,9 @@ def _run_bound(net, x):
 def told(monkeypatch):
     """What glibc is told from here on, by a process that has told it nothing."""
     found = []
-    monkeypatch.setattr(_memory, "_seen", set())
-    monkeypatch.setattr(_memory, "keep_freed_memory", _memory.keep_freed_memory.__wrapped__)
-    monkeypatch.setattr(_memory, "_tell_glibc", lambda settings: found.append({name: value for name, _, value in
+    monkeypatch.setattr(_machine, "_seen", set())
+    monkeypatch.setattr(_machine, "keep_freed_memory", _machine.keep_freed_memory.__wrapped__)
+    monkeypatch.setattr(_machine, "_tell_glibc", lambda settings: found.append({name: value for name, _, value in
                                                                                settings}))
     return found
 
@@ -260,23 +260,23 @@ def test_large_arrays_of_the_first_step_are_mapped(told, step):
     net.initialize()
     net.bound = net(mx.sym.var("data")).bind(mx.cpu(), {"data": x, **{name: value.data() for name, value
                                                                     in net.collect_params().items()}})
-    _memory._seen.clear()
+    _machine._seen.clear()
     told.clear()
     step(net, x)
     assert told == [{"MMAP_THRESHOLD": 128 << 10}]
     step(net, x)
     assert told[-1]["MMAP_THRESHOLD"] == 32 << 20
     number = len(told)
-    _memory.note("another event")
+    _machine.note_step("another event")
     assert len(told) == number
 
 
 def test_a_conversion_keeps_memory_at_once(told, monkeypatch):
     net = mx.gluon.nn.Dense(2, in_units=3)
     net.initialize()
-    monkeypatch.setattr("gluon_amp.convert.convert.keep_freed_memory", _memory.keep_freed_memory)
+    monkeypatch.setattr("gluon_amp.convert.convert.keep_freed_memory", _machine.keep_freed_memory)
     amp.convert_hybrid_block(net, "float32", data_example=mx.nd.ones((1, 3)))
-    _memory.note("forward")
+    _machine.note_step("forward")
     assert [each["MMAP_THRESHOLD"] for each in told] == [32 << 20]
 
 

@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 from mxnet.gluon import nn
 
-from gluon_amp import _cuda, _isa, checks, elsewhere, errors, progress
+from gluon_amp import _machine, aliases, checks, errors, progress
 from gluon_amp._mxnet.blocks import block_tree
-from gluon_amp._mxnet.invoke import invoke
-from gluon_amp._mxnet.operators import parameters_of
-from gluon_amp.cli.models import data_shape
-from gluon_amp.compat.opt_level.levels import cast_network
-from gluon_amp.compat.opt_level.options import LEVELS, as_bool, describe, resolve
+from gluon_amp._mxnet.invoke import invoke, parameters_of
+from gluon_amp.cli.files import data_shape
+from gluon_amp.compat.opt_level import LEVELS, as_bool, cast_network, describe, resolve
 from gluon_amp.convert.options import disabled_passes
 from gluon_amp.dtypes import cpu_isa, cpu_support, cuda_support, normalize
 from gluon_amp.files import replacing
@@ -27,15 +25,15 @@ from gluon_amp.rules import Policy
 
 
 def test_cuda():
-    assert _cuda.compute_capability(10_000) is None
-    assert _cuda.fusion_problem((12, 2), (11, 8)) is None
-    assert _cuda.fusion_problem((11, 4), (11, 8)) == (
+    assert _machine.compute_capability(10_000) is None
+    assert _machine.fusion_problem((12, 2), (11, 8)) is None
+    assert _machine.fusion_problem((11, 4), (11, 8)) == (
         "the driver knows CUDA 11.4, and the run-time compiler (NVRTC) is of CUDA 11.8: the driver refuses what it "
         "compiles")
 
 
 def test_machines():
-    assert _isa.cpu_name("model name : Some CPU @ 3 GHz") == "Some CPU @ 3 GHz"
+    assert _machine.cpu_name("model name : Some CPU @ 3 GHz") == "Some CPU @ 3 GHz"
     assert cpu_isa("flags : fpu avx avx2", environ={}) == "AVX2"
     assert [cpu_support(isa).dtype for isa in ("AVX512_CORE_BF16", "AVX512_CORE")] == ["bfloat16", "float32"]
     assert [cuda_support(capability).dtype for capability in ((7, 5), (9, 0))] == ["float16", "float32"]
@@ -55,7 +53,7 @@ def test_mxnet():
 
 
 def test_words():
-    assert elsewhere.answer("disable_casts", ()) == (
+    assert aliases.answer("disable_casts", ()) == (
         "module 'gluon_amp' has no attribute 'disable_casts': write with amp.autocast(enabled=False):")
     assert errors.expected("a number above 0", "scale", -1) == (
         "expected a number above 0, received scale=-1 (of type int)")

@@ -28,13 +28,14 @@ module.prepare()
 
 
 def add_distribution(folder, name, version, module=None, code=""):
-    """Make `name` look installed in `folder`, with a module that would run `code`."""
+    """Make `name` look installed in `folder`, with a module that would run `code`, and MXNet's file of its version."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     package = folder / (module or name)
     package.mkdir(exist_ok=True)
     (package / "__init__.py").write_text(f"__version__ = {version!r}\n{code}")
+    (package / "libinfo.py").write_text(f'x = 1\n__version__ = "{version}"\n')
 
 
 def isolated(code, *folders):
@@ -163,73 +164,48 @@ class TestNumPyVersion:
         assert _start.numpy_version() is None
 
 
-class TestFindMXNet:
-    def find(self, installed, modules=None):
-        return _start.find_mxnet(installed.get, modules or {})
+class TestMXNetVersion:
+    def test_module_in_memory_counts(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "mxnet", types.SimpleNamespace(__version__="2.0.0"))
+        assert _start.mxnet_version() == "2.0.0"
+        monkeypatch.setitem(sys.modules, "mxnet", object())
+        assert _start.mxnet_version() == "of unknown version"
 
-    def test_every_build(self):
-        assert self.find({"mxnet": "1.9.1"}) == {"mxnet": "1.9.1"}
-        assert self.find({"mxnet-cu112": "1.9.1", "numpy": "1.2"}) == {"mxnet-cu112": "1.9.1"}
-
-    def test_module_in_memory_counts(self):
-        loaded = {"mxnet": types.SimpleNamespace(__version__="2.0.0")}
-        assert self.find({"mxnet": "1.9.1"}, loaded) == {"mxnet": "1.9.1", "loaded mxnet": "2.0.0"}
-
-    def test_module_in_memory_without_version(self):
-        assert self.find({}, {"mxnet": object()}) == {"loaded mxnet": "of unknown version"}
-
-    def test_source_tree_on_the_path(self, tmp_path, monkeypatch):
-        (tmp_path / "mxnet").mkdir()
-        (tmp_path / "mxnet" / "__init__.py").write_text("raise RuntimeError('imported')")
-        (tmp_path / "mxnet" / "libinfo.py").write_text('x = 1\n__version__ = "1.9.1"\n')
-        monkeypatch.delitem(sys.modules, "mxnet", raising=False)
-        monkeypatch.syspath_prepend(str(tmp_path))
-        assert self.find({}) == {"mxnet": "1.9.1"}
-        (tmp_path / "mxnet" / "libinfo.py").unlink()
-        assert self.find({}) == {"mxnet": "of unknown version"}
-
-    def test_nothing_installed(self, monkeypatch):
-        monkeypatch.setattr(_start, "source_tree_version", lambda: None)
-        assert self.find({}) == {}
-
-    def test_empty_folder_named_mxnet_is_no_mxnet(self, tmp_path, monkeypatch):
-        (tmp_path / "mxnet").mkdir()
+    def test_what_import_would_find(self, tmp_path, monkeypatch):
+        add_distribution(tmp_path, "mxnet", "1.9.1", code="raise RuntimeError('imported')")
         monkeypatch.delitem(sys.modules, "mxnet", raising=False)
         monkeypatch.setattr(sys, "path", [str(tmp_path)])
         importlib.invalidate_caches()
-        assert _start.source_tree_version() is None
+        assert _start.mxnet_version() == "1.9.1"
+        (tmp_path / "mxnet" / "libinfo.py").unlink()
+        assert _start.mxnet_version() == "of unknown version"
+        (tmp_path / "mxnet" / "__init__.py").unlink()
+        importlib.invalidate_caches()
+        assert _start.mxnet_version() is None  # an empty folder of that name
 
-
-class TestMXNetVersion:
     @pytest.mark.parametrize("version", ["1.9.0", "1.9.1", "1.9.1.post0"])
     def test_supported(self, version):
-        _start.check_mxnet({"mxnet": version})
+        _start.check_mxnet(version)
 
     def test_missing(self):
         with pytest.raises(ImportError) as caught:
-            _start.check_mxnet({})
+            _start.check_mxnet(None)
         assert "found no MXNet" in str(caught.value)
         assert f"\nRun: {_start.INSTALL_MXNET}\n" in str(caught.value)
         assert "mxnet-cu112==1.9.1" in str(caught.value)
 
-    @pytest.mark.parametrize(
-        ("found", "uninstall"),
-        [
-            ({"mxnet": "2.0.0b1"}, "mxnet"),
-            ({"mxnet": "1.19.1"}, "mxnet"),
-            ({"mxnet-cu112": "1.8.0.post0"}, "mxnet-cu112"),
-            ({"mxnet": "2.0.0b1", "mxnet-cu112": "1.9.1"}, "mxnet"),
-            ({"mxnet": "1.9.1", "loaded mxnet": "2.0.0"}, "mxnet"),
-            ({"loaded mxnet": "of unknown version"}, "mxnet"),
-        ],
-    )
-    def test_others_are_refused_with_the_command(self, found, uninstall):
+    @pytest.mark.parametrize("version", ["2.0.0b1", "1.19.1", "1.8.0.post0", "of unknown version"])
+    @pytest.mark.parametrize("installed", [[], ["mxnet"], ["mxnet-cu112", "mxnet"], ["mxnet-native"]])
+    def test_others_are_refused_with_the_command(self, version, installed, tmp_path, monkeypatch):
+        for name in (*installed, "mxnet-model-server"):
+            add_distribution(tmp_path, name, version)
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
         with pytest.raises(ImportError) as caught:
-            _start.check_mxnet(found)
+            _start.check_mxnet(version)
         message = str(caught.value)
-        assert f"python -m pip uninstall -y {uninstall} && {_start.INSTALL_MXNET}" in message
-        name, version = next(item for item in found.items() if not item[1].startswith("1.9."))
-        assert f"{name} {version}" in message
+        assert f"found MXNet {version}." in message
+        names = " ".join(sorted(installed)) or "mxnet"
+        assert f"python -m pip uninstall -y {names} && {_start.INSTALL_MXNET}" in message
 
 
 def test_missing_distutils(monkeypatch):
@@ -319,7 +295,7 @@ class TestCudaLibraries:
     def test_loaded_after_what_they_need(self, roots):
         paths = []
         needed = ["libc.so.6", "libcuda.so.1", *reversed(list(_start.CUDA_PACKAGES))]
-        loaded = _start.load_cuda(needed, roots, "mxnet-cu112", paths.append)
+        loaded = _start.load_cuda(needed, roots, paths.append)
         assert paths[0] == "libcuda.so.1"
         assert [str(path) for path in loaded] == paths[1:]
         names = [path.name for path in loaded]
@@ -330,7 +306,7 @@ class TestCudaLibraries:
         assert order["libcudnn_ops_infer.so.8"] < order["libcudnn_cnn_infer.so.8"] < order["libcudnn.so.8"]
 
     def test_what_the_library_does_not_need_is_left_alone(self, roots):
-        loaded = _start.load_cuda(["libcufft.so.10", "libgomp.so.1"], roots, "mxnet-cu112", lambda path: None)
+        loaded = _start.load_cuda(["libcufft.so.10", "libgomp.so.1"], roots, lambda path: None)
         assert [path.name for path in loaded] == ["libcufft.so.10"]
 
     def test_every_package_is_in_the_extra(self):
@@ -342,51 +318,51 @@ class TestCudaLibraries:
             if "cufft" in path:
                 raise OSError("file too short")
 
-        loaded = _start.load_cuda(_start.CUDA_PACKAGES, roots, "mxnet-cu112", load)
+        loaded = _start.load_cuda(_start.CUDA_PACKAGES, roots, load)
         assert len(loaded) == len(_start.CUDA_PACKAGES) + len(PARTS) - 1
         assert "libcufft.so.10" in caplog.text
         assert "file too short" in caplog.text
 
     def test_the_system_serves_what_no_package_provides(self, tmp_path):
         asked = []
-        assert _start.load_cuda(["libnvToolsExt.so.1"], [str(tmp_path)], "mxnet-cu112", asked.append) == []
+        assert _start.load_cuda(["libnvToolsExt.so.1"], [str(tmp_path)], asked.append) == []
         assert asked == ["libnvToolsExt.so.1"]
 
     def test_what_is_nowhere_is_named_with_its_package(self, tmp_path):
         with pytest.raises(ImportError, match=r"needs libnvToolsExt\.so\.1, which neither") as caught:
-            _start.load_cuda(["libnvToolsExt.so.1"], [str(tmp_path)], "mxnet-cu112", self.refuse)
+            _start.load_cuda(["libnvToolsExt.so.1"], [str(tmp_path)], self.refuse)
         assert 'python -m pip install "nvidia-nvtx-cu11>=11.7,<12"' in str(caught.value)
 
     def test_no_driver(self):
         with pytest.raises(ImportError, match=r"NVIDIA's driver, libcuda\.so\.1") as caught:
-            _start.load_cuda(["libcuda.so.1"], [], "mxnet-cu112", self.refuse)
-        for way_out in ("install NVIDIA's driver", "--gpus all", "pip uninstall -y mxnet-cu112",
+            _start.load_cuda(["libcuda.so.1"], [], self.refuse)
+        for way_out in ("install NVIDIA's driver", "--gpus all", "pip uninstall -y mxnet",
                         "pip install mxnet==1.9.1"):
             assert way_out in str(caught.value)
 
     def refuse(self, name):
         raise OSError(f"{name}: cannot open shared object file")
 
-    def test_the_loader_makes_symbols_global(self, monkeypatch):
+    def test_the_loader_makes_symbols_global(self, monkeypatch, roots):
         calls = []
-        monkeypatch.setattr(_start.ctypes, "CDLL", lambda path, mode: calls.append((path, mode)))
-        _start._load_globally("lib.so")
-        assert calls == [("lib.so", _start.ctypes.RTLD_GLOBAL)]
+        monkeypatch.setattr(_start.ctypes, "CDLL", lambda path, mode: calls.append((Path(path).name, mode)))
+        _start.load_cuda(["libcufft.so.10"], roots)
+        assert calls == [("libcufft.so.10", _start.ctypes.RTLD_GLOBAL)]
 
     @pytest.mark.parametrize("needs_cuda", [False, True])
     def test_only_for_cuda_builds(self, needs_cuda, monkeypatch):
         loaded = []
         needed = ["libc.so.6", *(["libcuda.so.1"] if needs_cuda else [])]
-        monkeypatch.setattr(_start, "find_mxnet", lambda: {"mxnet-cu117": "1.9.1"})
+        monkeypatch.delitem(sys.modules, "mxnet", raising=False)
         monkeypatch.setattr(_start, "needed_libraries", lambda path: needed)
         monkeypatch.setattr(_start, "load_cuda", lambda *arguments: loaded.append(arguments))
         _start.prepare()
-        assert loaded == ([(needed, sys.path, "mxnet-cu117")] if needs_cuda else [])
+        assert loaded == ([(needed, sys.path)] if needs_cuda else [])
 
 
 class TestNeededLibraries:
     def test_of_libmxnet(self):
-        library = _start.mxnet_library()
+        library = _start.mxnet_file("libmxnet.so")
         readelf = shutil.which("readelf")
         if library is None or readelf is None:
             pytest.skip("needs libmxnet.so and readelf, to compare with")
@@ -413,14 +389,14 @@ class TestPrepareInAnotherProcess:
     def test_refuses_mxnet_2_before_importing_it(self, site, name):
         add_distribution(site, name, "2.0.0b1", module="mxnet", code="raise RuntimeError('imported')")
         done = isolated(PREPARE, site)
-        assert f"ImportError: gluon_amp needs MXNet 1.9.1, found {name} 2.0.0b1." in done.stderr
+        assert "ImportError: gluon_amp needs MXNet 1.9.1, found MXNet 2.0.0b1." in done.stderr
         assert "RuntimeError" not in done.stderr
 
     def test_refuses_another_module_named_mxnet(self, site):
         add_distribution(site, "mxnet", "1.9.1")
         other = "import sys, types; m = types.ModuleType('mxnet'); m.__version__ = '2.0.0'\n"
         done = isolated(other + "sys.modules['mxnet'] = m\n" + PREPARE, site)
-        assert "found loaded mxnet 2.0.0." in done.stderr
+        assert "found MXNet 2.0.0." in done.stderr
 
     def test_refuses_no_mxnet(self, site):
         done = isolated(PREPARE, site)
@@ -435,7 +411,7 @@ class TestPrepareInAnotherProcess:
         done = isolated(PREPARE, tmp_path)
         assert "found NumPy 3.0.0." in done.stderr
 
-    @pytest.mark.parametrize(("version", "found"), [("2.0.0b1", "mxnet 2.0.0b1"), (None, "no MXNet")])
+    @pytest.mark.parametrize(("version", "found"), [("2.0.0b1", "MXNet 2.0.0b1"), (None, "no MXNet")])
     def test_import_of_the_package(self, site, version, found):
         if version:
             add_distribution(site, "mxnet", version, code="raise RuntimeError('imported')")

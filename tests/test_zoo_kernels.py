@@ -12,10 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.harness.children import Child, ChildCommand  # noqa: E402
-from benchmarks.harness.commands import command  # noqa: E402
-from benchmarks.harness.onednn import executions  # noqa: E402
-from benchmarks.networks.zoo_table import MEMBERS  # noqa: E402
+from benchmarks.harness import Child, command, executions  # noqa: E402
+from benchmarks.networks import MEMBERS  # noqa: E402
 
 FAST = ["squeezenet1.1", "cifar_resnet20_v1"]
 MOST = 0.04  # of a step: a sum of two layouts in the residual attention network
@@ -24,8 +22,8 @@ import json, sys, warnings
 warnings.simplefilter("ignore")
 import mxnet as mx, numpy as np
 import gluon_amp as amp
-from benchmarks.networks.zoo import create
-from benchmarks.networks.zoo_table import MEMBERS
+from benchmarks.gluon_networks import create
+from benchmarks.networks import MEMBERS
 
 name = sys.argv[1]
 net = create(name, 0, "static")
@@ -55,9 +53,7 @@ def marked(names):
 def test_training_leaves_nothing_to_reference_kernels(name):
     settings = {"device": "cpu", "dtype": None, "seed": 0, "threads": 2, "network": name, "batch_size": 4,
                 "mode": "static"}
-    plain = command("zoo-training", "amp", settings)
-    with Child(ChildCommand("amp", plain.argv, {**plain.environment, "DNNL_VERBOSE": "1"})) as child:
-        child.ready()
+    with Child(command("training", "amp", settings)._replace(environment={"DNNL_VERBOSE": "1"})) as child:
         child.ask("run", steps=1)
         before = len(child.log())
         step = child.ask("run", steps=1)["seconds"][0]

@@ -28,9 +28,10 @@ from mxnet import autograd
 
 from gluon_amp import passes
 from gluon_amp._mxnet import symbols
-from gluon_amp.eager import casts, own_gradients, sound_calls, written
+from gluon_amp.eager import casts, gradient_fixes, loss_scale, running_stats
 from gluon_amp.graph import CAST, Entry, Graph, Node, Role, operator, redirect
-from gluon_amp.passes import assign_dtypes, fold_batch_norm, fuse, summed_gradients
+from gluon_amp.graph.attrs import REGION
+from gluon_amp.passes import identities, inference, precisions
 from gluon_amp.plan import cached_op, executors, traced
 from gluon_amp.rules import policy
 from gluon_amp.session import block_calls
@@ -142,7 +143,7 @@ def _patched(*targets: tuple[Any, str, Any]) -> Callable[[], ContextManager]:
 
 def _decide_without_regions(original: Callable) -> Callable:
     def decide(node: Node, context: Any) -> Any:
-        attrs = {name: value for name, value in node.attrs.items() if name != assign_dtypes.REGION}
+        attrs = {name: value for name, value in node.attrs.items() if name != REGION}
         return original(replace(node, attrs=attrs), context)
     return decide
 
@@ -192,23 +193,23 @@ DEFECTS: dict[str, Callable[[], ContextManager]] = {
     "channel_late": _planned(_a_channel_late),
     "still_statistics": _planned(_still_statistics),
     "other_eps": _planned(_other_eps),
-    "added_is_written": _patched((summed_gradients.SharedGuards, "before", lambda guards, entry: entry)),
-    "added_is_written_eager": _patched((_Caster, "_guarded", lambda call, array: array)),
+    "added_is_written": _patched((identities.SharedIdentities, "before", lambda shared, entry: entry)),
+    "added_is_written_eager": _patched((_Caster, "_behind_identity", lambda call, array: array)),
     "bias_unwritten": _patched((traced.Traced, "concerned", lambda *_: frozenset())),
-    "bias_unwritten_eager": _patched((sound_calls, "_graph", lambda *_: None)),
+    "bias_unwritten_eager": _patched((gradient_fixes, "_fixed", lambda *_: None)),
     "stale_weights": _patched((_CachedOp, "__call__", _call_with_first_weights(_CachedOp.__call__))),
     "stale_weights_eager": lambda: mock.patch.object(_Caster, "input_cast", _stale_casts(_Caster.input_cast)),
     "exclusions_ignored": _patched((exclusions.Exclusions, "inside", lambda *_: set()),
                                    (exclusions.Exclusions, "match", lambda *_: False)),
-    "regions_ignored": _patched((assign_dtypes, "decide", _decide_without_regions(assign_dtypes.decide))),
+    "regions_ignored": _patched((precisions, "decide", _decide_without_regions(precisions.decide))),
     "first_call_stays": _patched((block_calls, "outermost_trace", nullcontext)),
-    "first_variant_stays": _patched((traced.Traced, "choices", lambda *_: traced.Choices())),
+    "first_variant_stays": _patched((traced.Traced, "shaped", lambda *_: frozenset())),
     "first_plan_stays": _patched((executors.Binding, "plan", _first_plan)),
-    "output_fused_away": _patched((fuse, "_is_read_elsewhere", lambda *_: False)),
+    "output_fused_away": _patched((inference, "_is_read_elsewhere", lambda *_: False)),
     "folded_without_bias": _patched(
-        (fold_batch_norm._Folding, "fold", _fold_without_bias(fold_batch_norm._Folding.fold))),
-    "statistics_of_skipped_steps": _patched((written._Written, "decided", lambda *_, **__: None)),
-    "scale_not_carried": _patched((own_gradients._Scale, "_fill", lambda *_: None)),
+        (inference._Folding, "fold", _fold_without_bias(inference._Folding.fold))),
+    "statistics_of_skipped_steps": _patched((running_stats._RunningStats, "decided", lambda *_, **__: None)),
+    "scale_not_carried": _patched((loss_scale._LossScale, "_fill", lambda *_: None)),
     "constants_lost": _patched((policy, "within_range", lambda decision, *_: decision)),
     "marks_in_files": _patched((symbols, "unmarked", lambda symbol: symbol)),
     "converted_output_order": _converted(_outputs_in_another_order),

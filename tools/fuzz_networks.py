@@ -17,6 +17,7 @@ from fuzz_programs import EXACT, Program
 from mxnet import autograd, gluon
 
 from gluon_amp.eager import native as eager_native
+from gluon_amp.passes import native_attention
 from gluon_amp.passes import native_operators as native
 
 __all__ = ["EMPTY", "UNWRITTEN", "WAYS", "Shape", "apply_amp", "array", "cotangent", "data", "frozen", "gradients",
@@ -173,15 +174,15 @@ def some_ways(program: Program, dtype: str, count: int) -> dict[str, dict[str, A
 @contextmanager
 def native_operators(program: Program) -> Iterator[None]:
     """Let operators in C++ serve nearly every size, for half of the programs; they gain from some size on."""
-    kept = dict(native.REPLACEMENTS), native._LEAST_ATTENTION, eager_native._LEAST
+    kept = dict(native.REPLACEMENTS), native_attention._LEAST, eager_native._LEAST
     try:
         if program.seed % 2:
             native.REPLACEMENTS.update({name: one._replace(least=0) for name, one in native.REPLACEMENTS.items()})
-            native._LEAST_ATTENTION, eager_native._LEAST = 0, 2  # MXNet tells libraries no shape of a scalar
+            native_attention._LEAST, eager_native._LEAST = 0, 2  # MXNet tells libraries no shape of a scalar
         yield
     finally:
         native.REPLACEMENTS.update(kept[0])
-        native._LEAST_ATTENTION, eager_native._LEAST = kept[1:]
+        native_attention._LEAST, eager_native._LEAST = kept[1:]
 
 
 def hybridize(net: gluon.HybridBlock, flags: Mapping[str, Any] | None) -> None:

@@ -47,11 +47,11 @@ def pytest_configure() -> None:
 
 def _use_native_at_every_size() -> None:
     from gluon_amp.eager import native
-    from gluon_amp.passes import native_operators
+    from gluon_amp.passes import native_attention, native_operators
 
     sizes = {name: each._replace(least=1) for name, each in native_operators.REPLACEMENTS.items()}
     native_operators.REPLACEMENTS = sizes
-    native_operators._LEAST_ATTENTION = native_operators._NARROW = native_operators._MANY_ROWS = 1
+    native_attention._LEAST = native_operators._NARROW = native_operators._MANY_ROWS = 1
     native._LEAST = 1
 
 

@@ -23,9 +23,9 @@ from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
-BF16, AMX = {"channel_multiple": 16}, {"channel_multiple": 32, "amx": True}
 DEVICES: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "bfloat16": ("bfloat16", BF16), "bfloat16_amx": ("bfloat16", AMX),
+    "bfloat16": ("bfloat16", {"channel_multiple": 16}),
+    "bfloat16_amx": ("bfloat16", {"channel_multiple": 32, "amx": True}),
     "float16_gpu": ("float16", {"channel_multiple": 8}), "float16_imitated": ("float16", {"imitated": True})}
 SHOWN = 6  # lines of a difference
 
@@ -78,13 +78,13 @@ def calls_of(name: str) -> list[Call]:
     return list(found.values())
 
 
-def policy_of(device: str) -> Any:
-    """Return the policy for a kind of device."""
-    from gluon_amp._mxnet.operators import registered_operators
-    from gluon_amp.rules import make_policy
+def policy_of(device: str) -> tuple[Any, Any]:
+    """Return the policy for a kind of device, and the device."""
+    from gluon_amp._mxnet.invoke import registered_operators
+    from gluon_amp.rules import Device, Policy, make_policy
 
-    dtype, settings = DEVICES[device]
-    return replace(make_policy(dtype, registered_operators()), **settings)
+    dtype, settings = DEVICES.get(device, ("float32", {}))
+    return Policy(dtype) if dtype == "float32" else make_policy(dtype, registered_operators()), Device(**settings)
 
 
 def training_plan(call: Call, device: str, accumulated: frozenset[str] = frozenset()) -> Iterator[str]:
@@ -95,23 +95,26 @@ def training_plan(call: Call, device: str, accumulated: frozenset[str] = frozens
     from gluon_amp.state.state import State
 
     kind = "gpu" if device.endswith("gpu") else "cpu"
-    facts = Facts(tuple(dtype_name(array.dtype) for array in call.arrays), kind, accumulated, dense=False)
+    facts = Facts(dtypes=tuple(dtype_name(array.dtype) for array in call.arrays), device=kind, accumulated=accumulated,
+                  dense=False)
     shapes = [array.shape for array in call.arrays]
-    yield from lines(Planner(call.symbol).plan(State({kind: policy_of(device)}), facts, shapes, lambda: shapes).graph)
+    policy, runs = policy_of(device)
+    state = State({kind: policy}, {kind: runs})
+    yield from lines(Planner(call.symbol).plan(state, facts, shapes, lambda: shapes).graph)
 
 
 def conversion_plan(call: Call, device: str) -> Iterator[str]:
     """Yield the lines of what a graph becomes when it is converted; float32 when no device is named."""
+    from gluon_amp._mxnet.arrays import NDArrayWeights
     from gluon_amp._mxnet.symbols import dtype_name, to_graph
-    from gluon_amp._mxnet.weights import NDArrayWeights
     from gluon_amp.convert.convert import convert
-    from gluon_amp.rules import Policy
 
     weights = NDArrayWeights({name: array for position, (name, array) in enumerate(zip(call.names, call.arrays))
                               if position not in call.data})
-    policy = replace(policy_of(device) if device else Policy("float32"), training=False)
+    policy, runs = policy_of(device)
     data = {call.names[position]: call.arrays[position] for position in call.data}
-    symbol, record = convert(call.symbol, weights, policy, data, on_cpu=not device.endswith("gpu"))
+    symbol, record = convert(call.symbol, weights, replace(policy, training=False), runs, data,
+                             on_cpu=not device.endswith("gpu"))
     steps = ", ".join(f"{name} {count}" for name, count in record.steps.items())
     yield (f"{record.target_dtype}: {record.low_precision} of {record.operators} operators in low precision, "
            f"{record.casts} casts" + f"; {steps}" * bool(steps))

@@ -9,7 +9,7 @@ from mxnet.gluon.contrib.nn import SyncBatchNorm
 from mxnet.gluon.nn import BatchNorm, BatchNormReLU
 from mxnet.gluon.nn.basic_layers import _BatchNorm
 
-from ..rules.tables.groups.layers import BATCH_NORMS
+from ..rules.tables.groups import BATCH_NORMS
 from .blocks import descendants, forget_trace, graph_of
 from .symbols import to_graph
 

@@ -1,4 +1,4 @@
-"""Trace a block without leaving a mark on it, and make blocks from symbols."""
+"""Trace a block without leaving a mark on it, make blocks from symbols, and what conversions need of modules."""
 from __future__ import annotations
 
 import copy
@@ -12,11 +12,12 @@ from mxnet.gluon import Block, HybridBlock, SymbolBlock
 from mxnet.gluon.block import _flatten, _regroup
 from mxnet.gluon.rnn.rnn_layer import _RNNLayer
 from mxnet.gluon.utils import _check_all_np_ndarrays
+from mxnet.module import BucketingModule
 from mxnet.util import is_np_array
 
 from ..graph.attrs import REGION_OFF
 from .arrays import first_array, wait_for_statistics
-from .invoke import StockCachedOp
+from .invoke import UpstreamCachedOp
 from .symbols import current_mark, marked, marks, outermost_trace, to_graph
 
 
@@ -246,7 +247,7 @@ def renew_cached_op(block: HybridBlock, arguments: Sequence[Any], is_stale: bool
     """Make a block's cached op, unless it has one that rewrites; a stale one goes with its trace."""
     if block._cached_op is not None and is_stale:
         forget_trace(block)  # other blocks inside were excluded when it was traced
-    if isinstance(block._cached_op, StockCachedOp):
+    if isinstance(block._cached_op, UpstreamCachedOp):
         block._cached_op = None  # cached before AMP was switched on
     if block._cached_op is None:
         block._build_cache(*arguments)
@@ -330,3 +331,22 @@ def graph_of(block: SymbolBlock) -> tuple[list[mx.sym.Symbol], mx.sym.Symbol]:
     """Return a symbol block's inputs and outputs."""
     inputs, symbol = block._cached_graph
     return list(inputs), symbol
+
+
+def bucket_symbols(module: BucketingModule) -> dict[Any, mx.sym.Symbol]:
+    """Return the symbol of every bucket made so far, by its key."""
+    return {key: bucket._symbol for key, bucket in module._buckets.items()}
+
+
+def sym_gen_of(module: BucketingModule) -> Callable:
+    """Return the function that makes the symbol of a bucket."""
+    return module._sym_gen
+
+
+def rebuilt(module: BucketingModule, symbols: dict[Any, mx.sym.Symbol], sym_gen: Callable,
+            arg_params: dict[str, mx.nd.NDArray], aux_params: dict[str, mx.nd.NDArray]) -> BucketingModule:
+    """Make a module like another, with other symbols and parameters; bind it before it runs."""
+    return BucketingModule.load_dict(
+        symbols, sym_gen, module._default_bucket_key, arg_params, aux_params, logger=module.logger,
+        context=module._context, work_load_list=module._work_load_list, fixed_param_names=module._fixed_param_names,
+        state_names=module._state_names, group2ctxs=module._group2ctxs, compression_params=module._compression_params)

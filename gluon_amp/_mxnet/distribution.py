@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any, Callable, Sequence
 
 from mxnet import gluon
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
+from ..errors import StateError
 from .trainers import has_gradient
 
 
@@ -54,13 +56,31 @@ def accumulates(trainer: gluon.Trainer) -> list[bool]:
 
 
 def own_reduction(trainer: gluon.Trainer) -> Callable[[], None]:
-    """Return the trainer's own way to reduce its gradients."""
-    return trainer._allreduce_grads
+    """Return the trainer's own way to reduce its gradients, whatever :func:`replace_reduction` has put in its place."""
+    replaced = vars(trainer).get("_allreduce_grads")  # by this package, or by a script
+    own = getattr(getattr(replaced, "__self__", None), "own_reduction", replaced)
+    return own or partial(type(trainer)._allreduce_grads, trainer)  # which is pickled as it is: a bound method is not
+
+
+def is_of_mxnet(own: Callable[[], None]) -> bool:
+    """Tell whether a way to reduce gradients is that of MXNet's own trainer."""
+    return getattr(own, "func", None) is gluon.Trainer._allreduce_grads
 
 
 def replace_reduction(trainer: gluon.Trainer, function: Callable[[], None]) -> None:
     """Make ``trainer.step`` and ``trainer.allreduce_grads`` call a function instead of the trainer's own reduction."""
     trainer._allreduce_grads = function
+
+
+def reduce_gradients(trainer: gluon.Trainer, caller: str) -> None:
+    """Have the trainer reduce its gradients; raise StateError where that is a part of an update on the KVStore."""
+    if not trainer._kv_initialized:
+        trainer._init_kvstore()
+    if trainer._kvstore and trainer._update_on_kvstore:
+        raise StateError(f"{caller}: expected a trainer that updates locally, received one that updates on the "
+                         "KVStore, where gradients of several devices are added up behind this call. Create it with "
+                         "gluon.Trainer(..., update_on_kvstore=False)")
+    trainer.allreduce_grads()
 
 
 class _StandIn:
@@ -87,11 +107,12 @@ def fresh(trainer: gluon.Trainer) -> list[list[bool]]:
     return [[bool(data._fresh_grad) for data in _data(parameter)] for parameter in trainer._params]
 
 
-def mark_fresh(trainer: gluon.Trainer, flags: Sequence[bool]) -> None:
-    """Mark the gradients of the flagged parameters as written, on every context."""
-    for parameter, flag in zip(trainer._params, flags):
-        for data in _data(parameter) if flag else ():
-            data._fresh_grad = True
+def mark_fresh(trainer: gluon.Trainer, flags: Sequence[Sequence[bool]], value: bool = True) -> None:
+    """Mark the flagged gradients, by parameter and context, as written since the last step, or as not."""
+    for parameter, of_contexts in zip(trainer._params, flags):
+        for data, flag in zip(_data(parameter), of_contexts):
+            if flag:
+                data._fresh_grad = value
 
 
 def _data(parameter: gluon.Parameter) -> list[NDArray]:

@@ -1,20 +1,98 @@
-"""What MXNet's engine reports of what it runs: types, shapes and times of the operators in a graph."""
+"""MXNet's engine: operators that run one after another, what it reports of them, and how long they take."""
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import tempfile
-from typing import Any, NamedTuple, Sequence
+import threading
+import time
+from statistics import median
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet import profiler
+import numpy as np
+from mxnet import autograd, profiler
+from mxnet.base import _LIB, NDArrayHandle, check_call
+from mxnet.executor import Executor
 from mxnet.ndarray import NDArray
 
-from .invoke import Callback, StockCachedOp, array_at
+from ..dtypes import FLOAT32
+from .arrays import cast_arrays
+from .invoke import Callback, UpstreamCachedOp, array_at
 from .symbols import dtype_name
 
-# What the engine itself does between operators.
-_MACHINERY = {"WaitForVar", "DeleteVariable"}
+_NAME = b"WaitForVar"  # which the engine gives to its own waiting
+
+
+class _Context(ctypes.Structure):
+    _fields_ = (("device_type", ctypes.c_int), ("device_id", ctypes.c_int32))
+
+
+def _without_interpreter(name: str, result: Any, *arguments: Any) -> Any:
+    """Return a function of Python's C interface that runs in any thread, and does not wait for the interpreter."""
+    return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.CFUNCTYPE(result, *arguments))
+
+
+_CPU = _Context(1, 0)
+_nothing = _without_interpreter("Py_IsInitialized", ctypes.c_int)
+_allocate = _without_interpreter("PyThread_allocate_lock", ctypes.c_void_p)
+_acquire = _without_interpreter("PyThread_acquire_lock", ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+_release = _without_interpreter("PyThread_release_lock", None, ctypes.c_void_p)
+
+
+class _Lock(threading.local):
+    """A lock for each thread that waits; it is taken until the engine releases it."""
+
+    def __init__(self) -> None:
+        self.address = _allocate()
+        _acquire(self.address, 1)
+
+
+_lock = _Lock()
+
+
+def wait_for(handle: NDArrayHandle) -> None:
+    """Wait until the operator that writes an array is done; an error of it stays for whoever reads the array."""
+    # MXNet's own wait_to_read takes the error away from the array, and all that is computed of it seems right. Here the
+    # engine gets a task that reads the array. It drops the task, run or not, and releases the lock that belongs to it.
+    lock = ctypes.c_void_p(_lock.address)
+    with mx.engine.bulk(0):  # the engine starts what it has gathered
+        check_call(_LIB.MXEnginePushSyncND(_nothing, lock, _release, ctypes.byref(_CPU), ctypes.byref(handle), 1,
+                                           None, 0, None, 0, _NAME))
+    _acquire(lock, 1)
+
+
+def _wait_and_free(*told: Any) -> None:
+    array = array_at(told[-2])
+    wait_for(array.handle)
+
+
+# These belong to the module: a backward pass may run when the Python object that started it has gone.
+_waiting = Callback(_wait_and_free)
+_after_each = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)(_waiting)
+_after_each_bound = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)(_waiting)
+check_waiting = _waiting.check  # raises what ended the waiting, as Ctrl-C does
+
+
+def serialize_execution(runner: UpstreamCachedOp | Executor) -> None:
+    """Let a cached op or an executor, and its backward pass, run one operator after another."""
+    # MXNet hands operators to threads of its engine, but runs loops and branches in the thread that hands them out.
+    # There it copies what they read out of oneDNN's layouts, and forgets the layout of the memory that they will write
+    # to, though the operators in front of them may not have run: results are wrong without a word, or the process ends.
+    # Its hook for monitors is called in that thread, before the next operator.
+    if isinstance(runner, Executor):
+        check_call(_LIB.MXExecutorSetMonitorCallbackEX(runner.handle, _after_each_bound, None, 0))
+    else:
+        check_call(_LIB.MXCachedOpRegisterOpHook(runner.handle, _after_each, 0))
+
+
+def waiting(hook: Callable[..., None]) -> Callable[..., None]:
+    """Make a hook of a user's wait for the output first, as :func:`serialize_execution` does."""
+    def report(*told: Any) -> None:
+        wait_for(ctypes.cast(told[-1], NDArrayHandle))
+        hook(*told)
+    return report
 
 
 class Output(NamedTuple):
@@ -52,13 +130,13 @@ class Stopwatch:
     def lap(self) -> float:
         """Return the milliseconds that operators took since the last call."""
         times = json.loads(profiler.dumps(reset=True, format="json"))["Time"].get("operator", {})
-        return sum(entry["Total"] for name, entry in times.items() if name not in _MACHINERY)
+        return sum(entry["Total"] for name, entry in times.items() if name not in (_NAME.decode(), "DeleteVariable"))
 
 
 class Observed(NamedTuple):
     """What runs a symbol, and is told of its outputs; to be kept until the backward pass is over."""
 
-    operation: StockCachedOp
+    operation: UpstreamCachedOp
     callback: Callback
 
     def check(self) -> None:
@@ -71,14 +149,58 @@ def run_observed(symbol: mx.sym.Symbol, args: Sequence[NDArray], heard: list[Out
     """Run a symbol in a cached op of its own, and note every output that the engine reports, backward ones too."""
     def report(name: bytes, op: bytes, handle: int) -> None:
         array = array_at(handle)
-        time = 0.0
+        milliseconds = 0.0
         if stopwatch is not None:
             array.wait_to_read()
-            time = stopwatch.lap()
-        heard.append(Output(name.decode(), op.decode(), dtype_name(array.dtype), array.shape, time))
+            milliseconds = stopwatch.lap()
+        heard.append(Output(name.decode(), op.decode(), dtype_name(array.dtype), array.shape, milliseconds))
 
-    observed = Observed(StockCachedOp(symbol), Callback(report))
+    observed = Observed(UpstreamCachedOp(symbol), Callback(report))
     observed.operation._register_op_hook(observed.callback)
     result = observed.operation(*args)
     observed.check()
     return observed, result
+
+
+def interleaved(runs: Sequence[Callable[[], object]], rounds: int, warm_up: int = 1,
+                of: Callable[[Sequence[float]], float] = median) -> list[float]:
+    """Run functions in turns; return the median milliseconds of each, or their least, without those of the warm-up."""
+    times: list[list[float]] = [[] for _ in runs]
+    for number in range(warm_up + rounds):
+        for run, kept in zip(runs, times):
+            begin = time.perf_counter()
+            run()
+            if number >= warm_up:
+                kept.append((time.perf_counter() - begin) * 1e3)
+    return list(map(of, times))
+
+
+def time_in_both(op: str, attrs: Mapping[str, str], shapes: Sequence[tuple[int, ...]], low: str, training: bool,
+                 rounds: int, device: mx.Context, of: Callable[[Sequence[float]], float] = median
+                 ) -> tuple[float, float]:
+    """Return an operator's median time in FP32 and in low precision, or its least one, measured in turns."""
+    random = np.random.RandomState(0)  # MXNet's own numbers are the program's
+    arrays = [mx.nd.array(random.normal(scale=0.1, size=shape), ctx=device, dtype=FLOAT32) for shape in shapes]
+    runs = [_prepared(op, attrs, arrays, dtype, training) for dtype in (FLOAT32, low)]
+    fp32, lower = interleaved(runs, rounds, of=of)
+    return fp32, lower
+
+
+def _prepared(op: str, attrs: Mapping[str, str], arrays: Sequence[NDArray], dtype: str,
+              training: bool) -> Callable[[], None]:
+    """Return a call of an operator, and its backward pass; parameters are FP32, and are cast for it."""
+    inputs = [cast_arrays(arrays[0], dtype), *(array.copy() for array in arrays[1:])]
+    first, *parameters = [mx.sym.Variable(f"input{number}") for number in range(len(inputs))]
+    cast = parameters if dtype == FLOAT32 else [mx.sym.amp_cast(each, dtype=dtype) for each in parameters]
+    operation = UpstreamCachedOp(getattr(mx.sym, op)(first, *cast, **attrs),
+                                 [("static_alloc", True), ("static_shape", True)])
+    for array in inputs if training else ():
+        array.attach_grad()
+
+    def run() -> None:
+        with autograd.record() if training else autograd.pause():
+            result = operation(*inputs)
+        if training:
+            result.backward()
+        mx.nd.waitall()
+    return run

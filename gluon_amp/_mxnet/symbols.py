@@ -1,4 +1,4 @@
-"""Symbols to graphs and back, and what MXNet can infer about every tensor in them."""
+"""Symbols to graphs and back, what MXNet can infer about every tensor in them."""
 from __future__ import annotations
 
 import ctypes
@@ -13,12 +13,12 @@ import numpy as np
 from mxnet.base import _LIB, SymbolHandle, check_call
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
+from ..context import ContextStack
 from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT32
 from ..errors import GraphError
 from ..graph import Entry, Graph, Node, inline_cached_ops
 from ..graph.attrs import DTYPE, REGION, TYPE_FLAGS, region, region_mark
-from ..nested import Nested
-from .operators import handle_of
+from .invoke import handle_of
 
 Shape = Optional[Tuple[int, ...]]
 
@@ -53,7 +53,7 @@ def from_graph(graph: Graph, like: mx.sym.Symbol) -> mx.sym.Symbol:
 
 
 # The settings of the regions that symbols are made in; None where those around do not count.
-marks: Nested[str | None] = Nested("gluon_amp_marks")
+marks: ContextStack[str | None] = ContextStack("gluon_amp_marks")
 
 
 def current_mark() -> str | None:
@@ -118,22 +118,22 @@ class _Unmarked:
     tojson, save = make_tojson(_tojson), make_save(_save)
 
 
-class _TracedSymbol(_Unmarked, mx.sym.Symbol):
-    __slots__ = ()
+def _of_both_kinds(mixin: type, name: str) -> tuple[type, type]:
+    """Make a class of legacy symbols and one of NumPy's, which pickles find by their names."""
+    legacy, numpy = (type(name.format(kind), (mixin, base), {"__slots__": (), "__module__": __name__})
+                     for kind, base in (("", mx.sym.Symbol), ("Numpy", NumpySymbol)))
+    return legacy, numpy
 
 
-class _TracedNumpySymbol(_Unmarked, NumpySymbol):
-    __slots__ = ()
-
-
-_TRACED = {mx.sym.Symbol: _TracedSymbol, NumpySymbol: _TracedNumpySymbol}
+_TracedSymbol, _TracedNumpySymbol = _of_both_kinds(_Unmarked, "_Traced{}Symbol")
 
 
 def keep_marks(symbol: mx.sym.Symbol) -> bool:
     """Keep the marks of regions in a block's symbol, and out of what is written of it; tell whether there are any."""
     if not has_marks(symbol):
         return False
-    symbol.__class__ = _TRACED.get(type(symbol), type(symbol))
+    traced = {mx.sym.Symbol: _TracedSymbol, NumpySymbol: _TracedNumpySymbol}
+    symbol.__class__ = traced.get(type(symbol), type(symbol))
     return True
 
 
@@ -177,20 +177,8 @@ class _NeededCasts(_LastingCasts):
         return super().tojson(remove_amp_cast=False)  # type: ignore[misc]
 
 
-class _ConvertedSymbol(_LastingCasts, mx.sym.Symbol):
-    __slots__ = ()
-
-
-class _ConvertedNumpySymbol(_LastingCasts, NumpySymbol):
-    __slots__ = ()
-
-
-class _ConvertedModelSymbol(_NeededCasts, mx.sym.Symbol):
-    __slots__ = ()
-
-
-class _ConvertedNumpyModelSymbol(_NeededCasts, NumpySymbol):
-    __slots__ = ()
+_ConvertedSymbol, _ConvertedNumpySymbol = _of_both_kinds(_LastingCasts, "_Converted{}Symbol")
+_ConvertedModelSymbol, _ConvertedNumpyModelSymbol = _of_both_kinds(_NeededCasts, "_Converted{}ModelSymbol")
 
 
 def with_lasting_casts(symbol: mx.sym.Symbol, needed: bool) -> mx.sym.Symbol:

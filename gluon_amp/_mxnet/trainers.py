@@ -1,4 +1,4 @@
-"""What the loss scaler needs of ``gluon.Trainer``.
+"""What the loss scaler needs of ``gluon.Trainer``, and event handlers of ``gluon.contrib.estimator``.
 
 ``Trainer._update`` asks ``trainer._amp_loss_scaler.has_overflow(params)`` after the gradients are reduced and
 skips the update when the answer is true. That attribute is MXNet's own way in for loss scaling.
@@ -6,16 +6,19 @@ skips the update when the answer is true. That attribute is MXNet's own way in f
 from __future__ import annotations
 
 import operator
+import os
 from typing import Any, Callable, Iterable, Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from mxnet import Context, autograd, cpu, gluon, nd
+from mxnet.gluon.contrib.estimator import CheckpointHandler, Estimator
+from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
 from ..errors import StateError, expected
-from . import finite
+from .arrays import Check, all_finite, begin_check, grouped, norm
 
 _ATTRIBUTE = "_amp_loss_scaler"
 # A trainer's dense gradients, and the groups that are checked together: asking MXNet for types and shapes takes longer
@@ -79,40 +82,32 @@ def _kvstore_states(trainer: gluon.Trainer) -> bytes | None:
     return trainer._kvstore._updater.get_states(dump_optimizer=False)
 
 
-def reduces_over_processes(trainer: gluon.Trainer) -> bool:
-    """Tell whether the trainer reduces gradients over several processes; known after its first reduction."""
-    # A trainer that reduces gradients in its own way, as Horovod's does, counts as one that does.
-    store = trainer._kvstore
-    own = getattr(trainer._allreduce_grads, "__func__", None) is not gluon.Trainer._allreduce_grads
-    return own or (store is not None and store.num_workers > 1)
-
-
 def divide_rescaling(trainer: gluon.Trainer, factor: float) -> None:
     """Divide the gradient rescaling of the current update; the next step sets it again."""
     trainer._optimizer.rescale_grad /= factor
 
 
-def check_gradients(trainer: gluon.Trainer, check: finite.Check | None = None) -> Callable[[], bool]:
+def check_gradients(trainer: gluon.Trainer, check: Check | None = None) -> Callable[[], bool]:
     """Begin to check whether every gradient on every context is finite; return what waits, and gives one answer."""
     gradients = [gradient for parameter in trainer._params if has_gradient(parameter) for gradient in parameter._grad]
     known, groups = _grouped.get(trainer, ((), ()))
     if len(known) != len(gradients) or not all(map(operator.is_, known, gradients)):
-        groups = tuple(finite.grouped(_gradients(trainer)))
+        groups = tuple(grouped(_gradients(trainer)))
         if all(gradient.stype == "default" for gradient in gradients):
             _grouped[trainer] = gradients, groups
-    return finite.begin_check(groups, check)
+    return begin_check(groups, check)
 
 
 def gradient_norm(trainer: gluon.Trainer) -> float:
     """Return the 2-norm of all gradients of the first context, as they are."""
     first = trainer._contexts[0] if trainer._contexts else None
-    return finite.norm(gradient for gradient in _gradients(trainer) if gradient.context == first)
+    return norm(gradient for gradient in _gradients(trainer) if gradient.context == first)
 
 
 def non_finite_parameters(trainer: gluon.Trainer) -> list[str]:
     """Name the parameters with an infinite or NaN gradient on some context."""
     return [parameter.name for parameter in trainer._params
-            if any(not finite.all_finite([values]) for values in _gradients_of(parameter))]
+            if any(not all_finite([values]) for values in _gradients_of(parameter))]
 
 
 def named_gradients(trainer: gluon.Trainer) -> Iterator[tuple[str, NDArray]]:
@@ -305,3 +300,29 @@ def _kinds_and_shapes(state: Any) -> set[Any]:
     if isinstance(state, (list, tuple)):
         return {each for item in state for each in _kinds_and_shapes(item)}
     return {state.shape} if isinstance(state, NDArray) else {type(state).__name__}
+
+
+def data_and_labels(processor: BatchProcessor, batch: Any, estimator: Estimator,
+                    batch_axis: int) -> tuple[list[NDArray], list[NDArray]]:
+    """Split a batch over the estimator's contexts, as its batch processor does."""
+    return processor._get_data_and_label(batch, estimator.context, batch_axis)
+
+
+class CheckpointEvents(CheckpointHandler):
+    """A ``CheckpointHandler`` with hooks for checkpoints written and read; ``stem`` is their path without suffix."""
+
+    def saved(self, estimator: Estimator, stem: str) -> None:
+        """Act on a checkpoint that was written."""
+
+    def resumed(self, estimator: Estimator, stem: str) -> None:
+        """Act on a checkpoint that was read."""
+
+    def _save_params_and_trainer(self, estimator: Estimator, file_prefix: str) -> None:
+        super()._save_params_and_trainer(estimator, file_prefix)
+        self.saved(estimator, os.path.join(self.model_dir, file_prefix))
+
+    def _resume_from_checkpoint(self, estimator: Estimator) -> None:
+        super()._resume_from_checkpoint(estimator)
+        if self.trained_epoch >= 0:
+            name = f"{self.model_prefix}-epoch{self.trained_epoch}batch{self.trained_batch}"
+            self.resumed(estimator, os.path.join(self.model_dir, name))

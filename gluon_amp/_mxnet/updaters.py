@@ -1,4 +1,4 @@
-"""Updates on CPUs by faster operators than those that MXNet's optimizers call.
+"""Updates on CPUs by faster operators than MXNet's optimizers call.
 
 Operators in C++ (:mod:`gluon_amp.native`), where they are there, update all weights at once, with all threads. Without
 them SGD is made faster: for dense weights MXNet calls only operators for several weights at once, four by default,
@@ -41,63 +41,32 @@ def _successor(updater: Updater, native: Native) -> _CpuUpdater:
     return made
 
 
-class _Decision:
-    """Whether an update that is under way will be skipped: asked late, when the update is prepared."""
-
-    def __init__(self) -> None:
-        self._ask: Callable[[], bool] | None = None
-        self._skips = False
-
-    def wait_for(self, ask: Callable[[], bool]) -> None:
-        """Take what is to be asked, once."""
-        self._ask = ask
-
-    def skips(self) -> bool:
-        """Ask, and tell whether the update is to be skipped."""
-        if self._ask is not None:
-            ask, self._ask = self._ask, None
-            self._skips = ask()
-        return self._skips
-
-
 @contextmanager
-def prepared(trainer: gluon.Trainer) -> Iterator[None]:
-    """Let the trainer's update in the body be prepared while gradients are computed and checked."""
+def asking(trainer: gluon.Trainer, is_skipped: Callable[[], bool]) -> Iterator[bool]:
+    """Let the trainer's updaters ask whether to skip, when the update is prepared; tell whether all of them do."""
     updaters = [updater for updater in trainer._updaters if isinstance(updater, _CpuUpdater)]
-    decision = _Decision() if updaters and len(updaters) == len(trainer._updaters) else None
+    do_ask = bool(updaters) and len(updaters) == len(trainer._updaters)
     for updater in updaters:
-        updater.decision = decision
+        updater.is_skipped = is_skipped if do_ask else None
     try:
-        yield
-    except UserWarning:  # MXNet's, of old gradients; a skipped update does not look at them
-        if decision is None or not decision.skips():
-            raise
+        yield do_ask
     finally:
         for updater in updaters:
-            updater.decision = None
-        if decision is not None:
-            decision.skips()
-
-
-def will_ask(trainer: gluon.Trainer, skips: Callable[[], bool]) -> bool:
-    """Tell whether the trainer's updaters will ask themselves if the update is to be skipped."""
-    decision = getattr(trainer._updaters[0], "decision", None) if trainer._updaters else None
-    if decision is not None:
-        decision.wait_for(skips)
-    return decision is not None
+            updater.is_skipped = None
 
 
 class _CpuUpdater(Updater):
     """MXNet's updater, with other operators; saves and loads the same states."""
 
+    is_skipped: Callable[[], bool] | None = None  # during an update
+
     def __init__(self, optimizer: Optimizer):
         super().__init__(optimizer)
         self.native: Native = None
-        self.decision: _Decision | None = None  # during an update
         self._known: tuple[Sequence[Any], dict[str, list[Update]]] = (), {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "decision": None, "_known": ((), {})}
+        return {**self.__dict__, "is_skipped": None, "_known": ((), {})}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -128,7 +97,7 @@ class _CpuUpdater(Updater):
             super().__call__(*zip(*groups[AS_BEFORE]))
 
     def _skips(self) -> bool:
-        return self.decision is not None and self.decision.skips()
+        return self.is_skipped is not None and self.is_skipped()
 
     def _grouped(self, *update: Sequence[Any]) -> dict[str, list[Update]]:
         """Sort weights by how they are updated; again only for other arrays, because that is slow."""
@@ -142,7 +111,7 @@ class _CpuUpdater(Updater):
         return groups
 
     def _rows(self, updates: Sequence[Update]) -> dict[bool, list[tuple[Any, ...]]]:
-        """Return index, weight, gradient and states of each update, those that have states apart from the others."""
+        """Return index, weight, gradient and states of each update, weights with states apart from weights without."""
         rows: dict[bool, list[tuple[Any, ...]]] = {}
         for index, grad, weight in updates:
             state = self._state(index, weight)

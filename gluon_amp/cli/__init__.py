@@ -1,7 +1,88 @@
-"""The command line, installed as ``gluon-amp``: one module per command.
+"""The command line, installed as ``gluon-amp``: it chooses the command and words its errors.
 
-A command is a module with ``HELP``, ``add_arguments(parser)`` and ``run(args)``, which returns the exit code.
+``run``    a training script under AMP
+``files``  networks in files: convert, report, export-onnx
+``check``  what the machine runs, and a self-test
+``words``  what they print
 """
-from .main import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import argparse
+import platform
+import sys
+import warnings
+from importlib import metadata
+from typing import Any, Callable, Sequence
+
+import mxnet as mx
+
+from ..errors import AmpError
+from . import check, files, run
+from .words import complain
+
+__all__ = ["main", "parser"]
+
+FAILURE, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+
+# Commands of earlier versions, and what to use in their place.
+_GONE = {
+    "advise": "gluon-amp report lists every operator and why it runs as it does",
+    "compare": "amp.compare(net, data) in Python gives the errors, gluon-amp report --time the speed",
+    "env": "gluon-amp check begins with what this machine runs, and why",
+    "info": "gluon-amp report says how a file was converted",
+    "launch": "horovodrun, mpirun or MXNet's DMLC_* variables start several processes, see docs/distributed.md",
+}
+_EXAMPLES = """\
+examples:
+  gluon-amp check
+  gluon-amp run train.py
+  gluon-amp convert net-symbol.json net-0000.params -o fast
+  gluon-amp report net-symbol.json net-0000.params --data data:1,3,224,224
+
+gluon-amp COMMAND --help says more."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in _GONE:
+        complain(f"gluon-amp {words[0]} is gone: {_GONE[words[0]]}")
+        return WRONG_USAGE
+    arguments = parser().parse_args(words)
+    if arguments.command is None:
+        parser().print_help()
+        return 0
+    try:
+        with warnings.catch_warnings():
+            if not getattr(arguments, "keeps_warnings", False):
+                warnings.simplefilter("always", UserWarning)
+                warnings.showwarning = lambda message, *_, **__: complain(
+                    f"gluon-amp {arguments.command}: warning: {message}")
+            return arguments.run(arguments)
+    except KeyboardInterrupt:
+        complain(f"gluon-amp {arguments.command}: interrupted")
+        return INTERRUPTED
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    except (AmpError, ImportError) as error:  # a package that only this command needs
+        reason = str(error)
+    complain(f"gluon-amp {arguments.command}: {reason}")
+    return FAILURE
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    made = argparse.ArgumentParser(prog="gluon-amp", description="Automatic mixed precision for MXNet Gluon.",
+                                   epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--version", action="version", version=f"gluon-amp {metadata.version('gluon_amp')} (MXNet "
+                      f"{mx.__version__}, Python {platform.python_version()})")
+    commands = made.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> Any:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=function)
+        return added
+
+    for module in (run, files, check):
+        module.declare(command)
+    return made

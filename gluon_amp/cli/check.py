@@ -1,68 +1,80 @@
-"""``gluon-amp check``: a self-test of this machine, to be attached to a report."""
+"""``gluon-amp check``: what this machine runs and why, and training steps on it: to be attached to a report."""
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import re
-from collections import Counter
-from typing import Any, Sequence
+from importlib import metadata
+from typing import Callable
 
 import mxnet as mx
-from rich.console import Console
+import numpy as np
 
+from .. import _machine, native
 from .._mxnet import gpus
+from ..dtypes import cpu_isa
 from ..errors import AmpError, expected
-from ..files import replacing
-from ..selftest import FAILED, INFO, OK, SECTIONS, check
-from .env import environment
+from ..selftest import WRONG, check
+from ..state.devices import device_supports, verdict
 from .words import STANDARD_OUTPUT, add_json_argument, filled, write_json
 
-HELP = "test kernels, overflow detection, training and speed on this machine; a few minutes"
-
-_FORMAT = "gluon_amp check 1"
-_STYLES = {OK: "green", INFO: "", **dict.fromkeys(FAILED, "bold red")}
+_INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument("--device", metavar="DEVICE", default=None,
-                        help="cpu, or a GPU, as in gpu(0) (default: the first GPU, the CPU without one)")
+def declare(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Declare the command and its arguments."""
+    parser = command("check", run, "show what this machine runs in, and why; then test training steps, and their speed")
+    parser.add_argument("--device", metavar="DEVICE", default="gpu(0)" if gpus.count() else "cpu",
+                        help="cpu, or a GPU, as in gpu(0) (default: %(default)s)")
     add_json_argument(parser)
-    parser.add_argument("--only", metavar="PART", choices=list(SECTIONS), action="append", default=[],
-                        help=f"run this part only; repeatable. One of {', '.join(SECTIONS)}")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the self-test; return 1 when something is wrong."""
-    to_file = args.json not in (None, STANDARD_OUTPUT)
-    with replacing(*([args.json] if to_file else [])) as files:  # one that cannot be written is told of at once
-        report = _checked(_device(args.device), args.only, Console(highlight=False, quiet=args.json == STANDARD_OUTPUT))
-        write_json({"format": _FORMAT, **report, "environment": environment()}, *(files or [args.json]))
-    return 1 if report["failed"] else 0
+    """Describe the machine and test it; return 1 when something is wrong."""
+    def say(name: str, text: str) -> None:
+        if args.json != STANDARD_OUTPUT:
+            print(filled(f"{name:<26}{text}", 26), flush=True)
+
+    device, machine, findings = _device(args.device), environment(), []
+    for name, text in machine.items():
+        say(name, text)
+    for found in check(device):
+        findings.append(found._asdict())
+        say(f"{found.verdict}: {found.name}", found.detail)
+    wrong = sum(found["verdict"] == WRONG for found in findings)
+    say(str(device), f"{wrong} of {len(findings)} lines are wrong" if wrong else "nothing is wrong")
+    write_json({**machine, "device": str(device), "wrong": wrong, "findings": findings,
+                "libraries": _machine.loaded_libraries()}, args.json)
+    return 1 if wrong else 0
 
 
-def _checked(device: mx.Context, parts: Sequence[str], console: Console) -> dict[str, Any]:
-    """Test a device, printing what is found; return that."""
-    lines = []
-    for line in check(device, parts):
-        lines.append(line)
-        console.print(filled(f"{line.verdict:8} {line.section}: {line.name}  {line.detail}", 9), markup=False,
-                      soft_wrap=True, style=_STYLES.get(line.verdict, "dim"))
-    counts = Counter(line.verdict for line in lines)
-    failed = sum(counts[verdict] for verdict in FAILED)
-    verdict = f"{failed} of {len(lines)} lines are wrong" if failed else "everything that was tested is right"
-    console.print(f"{device}: {verdict} ({', '.join(f'{count} {name}' for name, count in sorted(counts.items()))})")
-    return {"device": str(device), "verdict": verdict, "failed": failed,
-            "findings": [line.to_dict() for line in lines]}
+def environment() -> dict[str, str]:
+    """Describe the machine and MXNet's build in words."""
+    flags, threads = _machine.cpu_flags(), os.environ.get("OMP_NUM_THREADS")
+    obstacle = _machine.memory_obstacle(os.environ)
+    return {
+        "verdict": f"amp.init() runs {verdict(device_supports())}.",
+        "versions": f"gluon_amp {metadata.version('gluon_amp')}, MXNet {mx.__version__}, NumPy {np.__version__}, "
+                    f"Python {platform.python_version()}",
+        "CPU": f"{_machine.cpu_name()}, {os.cpu_count()} logical processors, {_machine.allowed_cpus()} for this "
+               "process",
+        "its instructions": ", ".join(name for name in _INSTRUCTION_SETS if name in flags) or "none that matter here",
+        "oneDNN uses": cpu_isa() + (f", limited by {_machine.MAX_ISA}" if os.environ.get(_machine.MAX_ISA) else ""),
+        "AMX tiles": _machine.amx_outcome() or ("not asked for" if "amx_tile" in flags else "none"),
+        "threads": (f"OMP_NUM_THREADS={threads}" if threads else "OMP_NUM_THREADS is not set: MXNet takes half of the "
+                    "logical processors") + f". {_machine.threads_misfit()}".rstrip(". "),
+        "freed memory": f"goes back to the system: {obstacle}" if obstacle else "stays for the next step's arrays",
+        "GPUs": ", ".join(filter(None, map(_machine.device_name, range(gpus.count())))) or gpus.problem() or "none",
+        **{f"C++ operators, {library.name}": library.missing or "loaded" for library in native.load()},
+    }
 
 
-def _device(text: str | None) -> mx.Context:
-    count = gpus.count()
-    if text is None:
-        return mx.gpu(0) if count else mx.cpu()
-    named = re.fullmatch(r"(cpu|gpu)(?:\((\d+)\)|:(\d+))?", text)
+def _device(text: str) -> mx.Context:
+    named = re.fullmatch(r"(cpu|gpu)(?:\((\d+)\))?", text)
     if named is None:
         raise AmpError(expected("cpu, gpu or a number in brackets, as in gpu(0)", "--device", text))
-    device = mx.Context(named[1], int(named[2] or named[3] or 0))
-    if device.device_type == "gpu" and device.device_id >= count:
-        raise AmpError(f"--device: MXNet finds {count} GPUs here, and no {device}. {gpus.problem() or ''}".rstrip())
+    device = mx.Context(named[1], int(named[2] or 0))
+    if device.device_type == "gpu" and device.device_id >= gpus.count():
+        raise AmpError(f"--device: MXNet finds {gpus.count()} GPUs here, and no {device}. {gpus.problem() or ''}")
     return device

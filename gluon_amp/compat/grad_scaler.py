@@ -9,52 +9,43 @@ from mxnet import gluon
 
 from .. import checks
 from .._mxnet import trainers
-from ..eager.written import written
-from ..elsewhere import answers
+from ..aliases import answers
+from ..eager.running_stats import running_stats
 from ..errors import StateError, expected
 from ..session import hooks
-from ..training.loss_scaler import LEAST_SCALE, MOST_SCALE, DynamicLossScaler, scale_of
+from ..training.loss_scaler import MOST_SCALE, DynamicLossScaler, scale_of
 from ..training.scaling import Loss, losses_in, scaled
-from ..training.trainer_scaler import TrainerScaler, check_gradients, scale_steps_of
+from ..training.trainer_scaler import StepState, TrainerScaler, attach
 
+# torch's scale falls to 0, and never comes back. From here gradients and their squares are normal numbers of FP32, so
+# that good batches train again in FP32 and bfloat16.
+_FLOOR = 2.0 ** -32
+_MADE = (StepState.STEPPED, StepState.SKIPPED)
 _SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
-_UNSCALED, _STEPPED = "unscaled", "stepped"
 
 
 class _UpdatedLater(DynamicLossScaler):
     """A loss scale that waits for :meth:`settle`, whatever its trainers' steps tell it."""
 
-    def __init__(self, **options: Any):
-        super().__init__(**options)
-        self.found_inf: list[bool] = []
-
-    def update(self, found_inf: bool) -> None:
-        """Take note of a step."""
-        self.found_inf.append(found_inf)
+    found_inf: bool | None = None  # whether any step since the last time was skipped; None for no step
 
     def take_report(self, found_inf: bool, last: int | None) -> int:
         """Take note of a trainer's step: :meth:`settle` ends the iteration."""
-        self.update(found_inf)
+        self.found_inf = found_inf or bool(self.found_inf)
         return 0
 
     @property
     def step_was_skipped(self) -> bool:
         """Whether a step was skipped since the last update, or at it where none was made since."""
-        return any(self.found_inf) if self.found_inf else super().step_was_skipped
+        return super().step_was_skipped if self.found_inf is None else self.found_inf
 
-    def settle(self) -> None:
-        """Change the scale for the steps since the last time."""
-        super().update(any(self.found_inf))
-        self.found_inf = []
-
-    def put(self, scale: float) -> None:
-        """Set the scale."""
-        self._state = replace(self._state, scale=scale_of("new_scale", scale))
-        self.found_inf = []
-
-    def take(self, other: _UpdatedLater) -> None:
-        """Continue as another scaler would."""
-        self._state, self._rule, self.found_inf = other._state, other._rule, []
+    def settle(self, new_scale: float | None = None) -> None:
+        """Change the scale for the steps since the last time, or to a given one."""
+        if new_scale is None:
+            self.update(bool(self.found_inf))
+        else:
+            self._state = replace(self._state, scale=scale_of("new_scale", new_scale))
+        self.found_inf = None
 
 
 class GradScaler:
@@ -68,7 +59,7 @@ class GradScaler:
     device : str
         Accepted for torch's signature. The device of the arrays decides.
     init_scale : float
-        The first scale, above 0.
+        The first scale, above 0. Overflows lower it to 2^-32 at the least.
     growth_factor : float
         Multiplies the scale after ``growth_interval`` steps without overflow, above 1.
     backoff_factor : float
@@ -77,13 +68,6 @@ class GradScaler:
         Steps without overflow before the scale grows.
     enabled : bool
         False leaves losses and gradients as they are; ``step`` is then the trainer's own.
-
-    Raises
-    ------
-    ValueError
-        A parameter is outside its range.
-    TypeError
-        ``device`` is not a name, or ``enabled`` not a bool.
 
     Examples
     --------
@@ -109,71 +93,43 @@ class GradScaler:
             raise TypeError(expected("the name of a device, as in torch.amp", "device", device)
                             + f". A scale goes by name: init_scale={device!r}")
         self._enabled = checks.true_or_false("enabled", enabled)
-        if not checks.is_number(growth_factor) or not growth_factor > 1:
-            raise ValueError(expected("a number above 1", "growth_factor", growth_factor))
-        if not checks.is_number(backoff_factor) or not 0 < backoff_factor < 1:
-            raise ValueError(expected("a number between 0 and 1", "backoff_factor", backoff_factor))
-        self._settings = {"growth_factor": growth_factor, "backoff_factor": backoff_factor,
-                          "growth_interval": checks.whole("growth_interval", growth_interval, 1)}
-        self._scaler = _UpdatedLater(init_scale=init_scale, min_scale=LEAST_SCALE, max_scale=MOST_SCALE,
-                                     **self._settings)
+        self._settings: dict[str, Any] = {"growth_factor": growth_factor, "backoff_factor": backoff_factor,
+                                          "growth_interval": growth_interval}
+        self._scaler = _made(init_scale, **self._settings)
         if self._enabled:
-            hooks.install()  # with AMP or without: for operators that make their own gradient, and what calls write
-            written.watch(self)
-        self._losses = 0  # scaled since the last update
-        self._trainers: WeakSet[gluon.Trainer] = WeakSet()  # those that made a step
-        self._done: dict[TrainerScaler, str] = {}  # what was called for each trainer since the last update
+            hooks.install()  # with AMP or without: for operators that make their own gradient, and for statistics
+            running_stats.watch(self)
+        self._is_scaled = False  # whether a loss was, since the last update
+        self._items: WeakSet[TrainerScaler] = WeakSet()  # of the trainers that were unscaled or made a step
 
     def scale(self, outputs: Loss) -> Loss:
         """Multiply a loss, or a list of them, by the scale.
 
-        Parameters
-        ----------
-        outputs : NDArray or sequence of NDArray
-            float16 losses are scaled in FP32, where they cannot overflow.
-
-        Returns
-        -------
-        NDArray or list of NDArray
-            To call ``backward`` of, or to hand to ``mx.autograd.backward``.
-
-        Raises
-        ------
-        TypeError
-            ``outputs`` holds something else.
+        The product is to call ``backward`` of, or to hand to ``mx.autograd.backward``. float16 losses are scaled in
+        FP32, where they cannot overflow.
         """
-        losses = losses_in("outputs", outputs)
+        losses_in("outputs", outputs)
         if not self._enabled:
             return outputs
-        self._losses += len(losses)
-        written.scaled(self._trainers)
+        self._is_scaled = True
+        running_stats.scaled(item.trainer for item in self._items)
         return scaled(outputs, self._scaler.loss_scale)
 
     def unscale_(self, trainer: gluon.Trainer) -> None:
         """Divide the scale out of a trainer's gradients now, to read or clip them before :meth:`step`.
 
-        Parameters
-        ----------
-        trainer : gluon.Trainer
-            After ``backward``; must update locally, as for :func:`init_trainer`.
-
-        Raises
-        ------
-        StateError
-            No loss was scaled, or ``unscale_`` or ``step`` was called for this trainer since the last :meth:`update`.
+        Gradients of several devices are added up first, and :meth:`step` does not do so again.
         """
         if not self._enabled:
             return
         item = self._item(trainer, "unscale_")
-        before = self._done.get(item)
-        if before == _UNSCALED:
+        if item.state is StepState.UNSCALED:
             raise StateError("unscale_() was called for this trainer already since the last update(): call it once, "
                              "before step()")
-        if before == _STEPPED:
+        if item.state in _MADE:
             raise StateError("unscale_() is called after step(): call it before, to clip gradients")
         item.carry(self._scaler.loss_scale)
         item.unscale()
-        self._done[item] = _UNSCALED
 
     @answers(closure="a gluon.Trainer takes none: run forward and backward before step")
     def step(self, trainer: gluon.Trainer, batch_size: int | None = None, ignore_stale_grad: bool = False) -> bool:
@@ -192,14 +148,6 @@ class GradScaler:
         -------
         bool
             Whether the weights were updated; False where the step was skipped. Schedules that count updates ask this.
-
-        Raises
-        ------
-        StateError
-            No loss was scaled since the last :meth:`update`, ``step`` was called for this trainer already, or the
-            trainer has another loss scaler.
-        TypeError
-            ``batch_size`` is missing.
         """
         if batch_size is None:
             raise TypeError("a gluon.Trainer divides gradients by the batch size, which torch's optimizers do not: "
@@ -208,32 +156,29 @@ class GradScaler:
             trainer.step(batch_size, ignore_stale_grad)
             return True
         item = self._item(trainer, "step")
-        before = self._done.get(item)
-        if before == _STEPPED:
+        if item.state in _MADE:
             raise StateError("step() was called for this trainer already since the last update(): call scaler.update() "
                              "after the steps of all trainers")
-        if before is None:
+        if item.state is not StepState.UNSCALED:
             item.carry(self._scaler.loss_scale)
         trainer.step(batch_size, ignore_stale_grad)
-        self._done[item] = _STEPPED
         return not item.step_was_skipped
 
     def _item(self, trainer: gluon.Trainer, caller: str) -> TrainerScaler:
-        """Return what connects a trainer with this scaler, made at its first step."""
+        """Return the trainer scaler of a trainer with this scale, made at its first step."""
         checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
-        if not self._losses:
+        if not self._is_scaled:
             raise StateError(f"{caller}: no loss was scaled since the last update(), so the gradients lack the loss "
                              "scale. Call scaler.scale(loss).backward() first")
-        current = trainers.attached(trainer)
-        if current is None:
-            trainers.update_locally(trainer)
-            current = TrainerScaler(trainer, self._scaler)
-            scale_steps_of(trainer, current)
-            self._trainers.add(trainer)
-        if getattr(current, "scaler", None) is not self._scaler:
+        item = trainers.attached(trainer)
+        if item is None:
+            item = TrainerScaler(trainer, self._scaler)
+            attach(item)
+            self._items.add(item)
+        if getattr(item, "scaler", None) is not self._scaler:
             raise StateError(f"{caller}: the trainer has another loss scaler. Leave out amp.init_trainer(trainer), or "
                              "use amp.scale_loss and trainer.step in place of a GradScaler")
-        return current
+        return item
 
     def update(self, new_scale: float | None = None) -> None:
         """Change the scale: down after an overflow, up after ``growth_interval`` updates without.
@@ -242,37 +187,23 @@ class GradScaler:
         ----------
         new_scale : float, optional
             Takes this scale instead.
-
-        Raises
-        ------
-        StateError
-            No trainer made a step, or was unscaled, since the last time.
         """
         if not self._enabled:
             return
-        if new_scale is not None:
-            self._scaler.put(new_scale)
-        elif not self._done:
+        items = [item for item in self._items if item.state is not StepState.READY]
+        if new_scale is None and not items:
             raise StateError("update: no trainer made a step since the last update(). Call "
                              "scaler.step(trainer, batch_size) first")
-        else:
-            self._note_trainers_without_step()
-            self._scaler.settle()
-        self._losses = 0
-        self._done.clear()
-        written.rest(self._trainers)
-        written.leave(self)  # its trainers are known by now
-
-    def _note_trainers_without_step(self) -> None:
-        for item, last in self._done.items():
-            if last == _UNSCALED:
-                is_finite = check_gradients(item.trainer)()
-                self._scaler.update(not is_finite)
-                written.decided(item.trainer, skipped=not is_finite)
-                item.forget()
+        for item in items:
+            if new_scale is None and item.state is StepState.UNSCALED:
+                item.end_without_step()
+            item.forget()
+        self._scaler.settle(new_scale)
+        self._is_scaled = False
+        running_stats.rest(item.trainer for item in self._items)
 
     def get_scale(self) -> float:
-        """Return what the next loss is multiplied by; 1 when not enabled."""
+        """Return the factor of the next loss; 1 when not enabled."""
         return self._scaler.loss_scale if self._enabled else 1.0
 
     def is_enabled(self) -> bool:
@@ -287,13 +218,7 @@ class GradScaler:
         return {"scale": state["scale"], **self._settings, "_growth_tracker": state["good_steps"]}
 
     def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
-        """Continue from what :meth:`state_dict` returned, here or in torch.
-
-        Raises
-        ------
-        ValueError
-            The state lacks an entry, or holds one that is out of range; nothing is changed.
-        """
+        """Continue from a result of :meth:`state_dict`, here or of torch; a malformed state changes nothing."""
         if not self._enabled:
             return
         wanted = ("scale", *_SETTINGS, "_growth_tracker")
@@ -301,7 +226,16 @@ class GradScaler:
             raise ValueError(expected(f"a dict with {', '.join(wanted)}", "state_dict", state_dict)
                              + ". That of a scaler with enabled=False is empty")
         settings: dict[str, Any] = {name: state_dict[name] for name in _SETTINGS}
-        other = GradScaler(init_scale=state_dict["scale"], **settings)
-        other._scaler.load_state_dict({**other._scaler.state_dict(), "good_steps": state_dict["_growth_tracker"]})
-        self._settings = other._settings
-        self._scaler.take(other._scaler)
+        made = _made(state_dict["scale"], **settings)
+        made.load_state_dict({**made.state_dict(), "good_steps": state_dict["_growth_tracker"]})
+        self._settings = settings
+        vars(self._scaler).update({**vars(made), "found_inf": None})
+
+
+def _made(scale: float, growth_factor: float, backoff_factor: float, growth_interval: int) -> _UpdatedLater:
+    if not checks.is_number(growth_factor) or not growth_factor > 1:
+        raise ValueError(expected("a number above 1", "growth_factor", growth_factor))
+    if not checks.is_number(backoff_factor) or not 0 < backoff_factor < 1:
+        raise ValueError(expected("a number between 0 and 1", "backoff_factor", backoff_factor))
+    return _UpdatedLater(scale, growth_factor, backoff_factor, checks.whole("growth_interval", growth_interval, 1),
+                         min(_FLOOR, scale_of("init_scale", scale)), MOST_SCALE)

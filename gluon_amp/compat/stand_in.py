@@ -1,28 +1,32 @@
-"""Stand in for ``mxnet.contrib.amp``, for libraries and scripts that import it themselves."""
+"""``install``: stand in for ``mxnet.contrib.amp``, for code that imports it, and for names of MXNet 2."""
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
+import weakref
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Callable, Mapping
 
-import mxnet.contrib
+import mxnet as mx
+from mxnet import gluon
 
+from .._mxnet.arrays import map_arrays
+from ..context import Replaced
+from ..convert import flat
 from ..dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
 from ..errors import warn
-from ..replaced import Replaced
 from ..session.autocast import is_active
 from ..state.blocks import block_settings
 from ..state.in_force import in_force
 from ..training import loss_scaler
 from ..training.trainer_scaler import attached_scalers
-from . import newer_names, views
+from . import views
 
 _OURS = __name__.partition(".")[0]
 _NAME = "mxnet.contrib.amp"
 _NEWER_NAME = "mxnet.amp"  # MXNet 2's
-_LISTS = {FLOAT16: ("symbol_fp16", "FP16"), BFLOAT16: ("symbol_bf16", "BF16")}
 _replaced = Replaced()
 _live: list[tuple[ModuleType, type]] = []  # modules whose class was changed, and which it was
 _originals: dict[str, ModuleType] = {}  # MXNet's own, by their names in sys.modules
@@ -32,8 +36,8 @@ def install() -> None:
     """Make ``mxnet.contrib.amp``, all of its submodules, and ``mxnet.amp`` mean this package, until :func:`uninstall`.
 
     GluonCV's R-CNN tasks import it inside their functions, GluonNLP imports ``mxnet.contrib.amp.amp``. Libraries that
-    imported MXNet's modules before are covered, but not functions that they imported out of those by name. MXNet 2's
-    tutorials say ``from mxnet import amp``, and ``device`` for what MXNet 1.9.1 calls a context: both are understood.
+    imported MXNet's modules before are covered, but not functions that they imported out of them by name. MXNet 2's
+    tutorials say ``from mxnet import amp``, and ``device`` for a context: both are understood.
 
     Examples
     --------
@@ -42,8 +46,6 @@ def install() -> None:
     >>> from mxnet.contrib import amp as theirs
     >>> theirs is amp
     True
-    >>> theirs.amp._amp_initialized
-    False
     >>> amp.uninstall()
     """
     if _live:
@@ -53,25 +55,19 @@ def install() -> None:
     stand_ins = {"": ours, ".amp": ours, ".loss_scaler": loss_scaler, **lists}
     for suffix in stand_ins:
         _originals[_NAME + suffix] = importlib.import_module(_NAME + suffix)
-    public = {name: getattr(ours, name) for name in ours.__all__}
-    _change(ours, {"lists": lists[".lists"], "loss_scaler": loss_scaler})
+    modules = {"lists": lists[".lists"], "loss_scaler": loss_scaler}
+    _change(ours, modules)
     for suffix in ("", ".amp"):
-        _change(_originals[_NAME + suffix], {**public, "lists": lists[".lists"], "loss_scaler": loss_scaler})
+        _change(_originals[_NAME + suffix], {**{name: getattr(ours, name) for name in ours.__all__}, **modules})
     sys.modules.update({_NAME + suffix: module for suffix, module in stand_ins.items()})
-    mxnet.contrib.amp = ours
+    mx.contrib.amp = ours
     sys.modules[_NEWER_NAME] = ours
-    _replaced.put(mxnet, "amp", ours)
-    newer_names.add(_replaced)
+    _replaced.put(mx, "amp", ours)
+    _add_newer_names()
 
 
 def uninstall() -> None:
-    """Give ``mxnet.contrib.amp`` back to MXNet; does nothing when it is.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> amp.uninstall()
-    """
+    """Give ``mxnet.contrib.amp`` back to MXNet; does nothing when it is."""
     if not _live:
         return
     while _live:
@@ -80,30 +76,20 @@ def uninstall() -> None:
     _replaced.restore()
     sys.modules.pop(_NEWER_NAME, None)
     sys.modules.update(_originals)
-    mxnet.contrib.amp = _originals[_NAME]
+    mx.contrib.amp = _originals[_NAME]
     _originals.clear()
 
 
 class _Live(ModuleType):
     """A module with the variables of ``mxnet.contrib.amp.amp`` that change, which scripts read."""
 
-    @property
-    def amp(self) -> ModuleType:
-        """The module of the functions, which ``from mxnet.contrib.amp import amp`` names."""
-        return sys.modules[_OURS]
-
-    @property
-    def bfloat16(self) -> Any:
-        """NumPy's name of bfloat16."""
-        return BFLOAT16_DTYPE
+    amp = property(lambda self: sys.modules[_OURS])  # which ``from mxnet.contrib.amp import amp`` names
+    bfloat16 = property(lambda self: BFLOAT16_DTYPE)
+    _amp_loss_scale_initialized = property(lambda self: bool(attached_scalers()))
 
     @property
     def _amp_initialized(self) -> bool:
         return in_force.state is not None or block_settings.level is not None or is_active()
-
-    @property
-    def _amp_loss_scale_initialized(self) -> bool:
-        return bool(attached_scalers())
 
     @property
     def _loss_scaler(self) -> loss_scaler.LossScaler | None:
@@ -113,7 +99,7 @@ class _Live(ModuleType):
 
 
 def _change(module: ModuleType, names: Mapping[str, Any]) -> None:
-    """Give a module other names, and those that are live, until :func:`uninstall`."""
+    """Give a module other names, and the names that are live, until :func:`uninstall`."""
     for name, value in names.items():
         _replaced.put(module, name, value)
     _live.append((module, type(module)))
@@ -140,9 +126,18 @@ def _list_modules() -> dict[str, ModuleType]:
     """Return the stand-ins for ``mxnet.contrib.amp.lists`` and its modules, by the ends of their names."""
     parent = ModuleType(f"{_NAME}.lists", "The operator tables as the lists of mxnet.contrib.amp.")
     modules = {".lists": parent}
-    for dtype, (name, prefix) in _LISTS.items():
+    for dtype, name, prefix in ((FLOAT16, "symbol_fp16", "FP16"), (BFLOAT16, "symbol_bf16", "BF16")):
         module = modules[f".lists.{name}"] = ModuleType(f"{_NAME}.lists.{name}", f"The operator table of {dtype}.")
-        vars(module).update(_lists_of(dtype, prefix))
+        for title, function in ((f"{prefix}_FUNCS", views.list_lp16_ops),
+                                (f"{prefix}_FP32_FUNCS", views.list_lp16_fp32_ops),
+                                ("FP32_FUNCS", views.list_fp32_ops),
+                                ("CONDITIONAL_FP32_FUNCS", views.list_conditional_fp32_ops),
+                                ("WIDEST_TYPE_CASTS", views.list_widest_type_cast),
+                                ("LOSS_OUTPUT_FUNCTIONS", views.list_loss_output_functions)):
+            setattr(module, title, _View(function(dtype)))  # type: ignore[operator]
+        inputs = views.list_lp16_use_fp32_params(dtype)
+        if inputs is not None:
+            setattr(module, f"{prefix}_USE_FP32_PARAMS", inputs)
         setattr(parent, name, module)
     parent.__path__ = []  # it has submodules, none of them in a file
     for suffix, module in modules.items():
@@ -150,15 +145,76 @@ def _list_modules() -> dict[str, ModuleType]:
     return modules
 
 
-def _lists_of(dtype: str, prefix: str) -> dict[str, Any]:
-    tables: dict[str, Any] = {
-        f"{prefix}_FUNCS": views.list_lp16_ops(dtype),
-        f"{prefix}_FP32_FUNCS": views.list_lp16_fp32_ops(dtype),
-        "FP32_FUNCS": views.list_fp32_ops(dtype),
-        "CONDITIONAL_FP32_FUNCS": views.list_conditional_fp32_ops(dtype),
-        "WIDEST_TYPE_CASTS": views.list_widest_type_cast(dtype),
-        "LOSS_OUTPUT_FUNCTIONS": views.list_loss_output_functions(dtype),
-    }
-    inputs = views.list_lp16_use_fp32_params(dtype)
-    lists = {name: _View(value) for name, value in tables.items()}
-    return lists if inputs is None else {**lists, f"{prefix}_USE_FP32_PARAMS": inputs}
+_WANTS_NUMPY = "can only accept MXNet numpy ndarrays"  # MXNet, of a NumPy operator that was given another array
+# Functions that take a context, and are to take ``device`` as well.
+_TAKES_DEVICE: tuple[tuple[Any, str], ...] = (
+    (gluon.Block, "initialize load_parameters load_dict"), (gluon.ParameterDict, "initialize load"),
+    (gluon.Parameter, "initialize data grad"), (mx.nd, "array zeros ones full empty arange eye linspace"),
+    (mx.np, "array zeros ones full empty arange eye identity linspace logspace tri indices hanning hamming blackman"),
+    (mx.np.random, "uniform normal randint rand gamma beta exponential choice lognormal logistic gumbel laplace "
+                   "rayleigh weibull pareto power"),
+)
+# Newer names, and the older ones.
+_RENAMED: tuple[tuple[Any, str, str], ...] = (
+    (mx, "Device", "Context"), (mx, "current_device", "current_context"), (mx, "device", "context"),
+    (mx.context, "Device", "Context"), (mx.context, "current_device", "current_context"),
+    *((owner, "reset_device", "reset_ctx") for owner in (gluon.ParameterDict, gluon.Parameter)),
+    *((owner, "list_device", "list_ctx") for owner in (gluon.ParameterDict, gluon.Parameter)),
+    (mx.nd.NDArray, "device", "context"), (mx.nd.NDArray, "to_device", "as_in_context"),
+)
+
+
+def _add_newer_names() -> None:
+    """Add names of MXNet 2; names that MXNet has already stay."""
+    for owner, names in _TAKES_DEVICE:
+        for name in filter(functools.partial(hasattr, owner), names.split()):
+            _replaced.put(owner, name, _taking_device(getattr(owner, name)))
+    for owner, newer, older in _RENAMED:
+        if not hasattr(owner, newer):
+            _replaced.put(owner, newer, getattr(owner, older))
+    if not hasattr(gluon.Block, "reset_device"):
+        _replaced.put(gluon.Block, "reset_device", lambda block, ctx: block.collect_params().reset_ctx(ctx))
+    _replaced.put(gluon, "metric", mx.metric)
+    _replaced.put(gluon.utils, "split_and_load", _split_and_load(gluon.utils.split_and_load))
+    _replaced.put(gluon.HybridBlock, "forward", _taking_numpys(gluon.HybridBlock.forward))
+
+
+def _taking_device(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            if kwargs.get("ctx") is not None:
+                raise TypeError(f"{function.__name__}: expected device or ctx, which are the same, received both")
+            kwargs["ctx"] = kwargs.pop("device")
+        return function(*args, **kwargs)
+    return call
+
+
+def _split_and_load(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def split_and_load(data: Any, ctx_list: Any = None, batch_axis: int = 0, even_split: bool = True,
+                       device_list: Any = None) -> Any:
+        if isinstance(data, mx.np.ndarray) and not mx.util.is_np_array():  # networks and losses of 1.9.1 expect those
+            data = data.as_nd_ndarray()
+        return function(data, device_list if ctx_list is None else ctx_list, batch_axis, even_split)
+    return split_and_load
+
+
+def _taking_numpys(function: Callable) -> Callable:
+    """Let a network of MXNet 1's operators take ``mx.np`` arrays, and give ``mx.np`` arrays: MXNet 2 has no others."""
+    of_numpy: weakref.WeakSet[gluon.HybridBlock] = weakref.WeakSet()  # blocks whose code calls NumPy's operators
+
+    @functools.wraps(function)
+    def forward(block: gluon.HybridBlock, *args: Any) -> Any:
+        if (mx.util.is_np_array() or block in of_numpy
+                or not any(isinstance(each, mx.np.ndarray) for each in flat(args))):
+            return function(block, *args)
+        try:
+            outputs = function(block, *map_arrays(lambda array: array.as_nd_ndarray(), args))
+        except TypeError as error:
+            if _WANTS_NUMPY not in str(error):
+                raise
+            of_numpy.add(block)
+            return function(block, *args)
+        return map_arrays(lambda array: array.as_np_ndarray(), outputs)
+    return forward

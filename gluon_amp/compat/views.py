@@ -8,7 +8,7 @@ from __future__ import annotations
 from ..dtypes import FLOAT16, normalize
 from ..rules.decision import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Rule
 from ..rules.tables import table
-from ..rules.tables.groups.layers import LOSS_OUTPUTS
+from ..rules.tables.groups import LOSS_OUTPUTS
 
 _CONDITIONAL = "CONDITIONAL"  # FP32 for some attributes only
 _BATCH_NORM = ("data", "gamma", "beta", "moving_mean", "moving_var")
@@ -26,22 +26,9 @@ INPUT_NAMES = {
 
 
 def list_lp16_ops(target_dtype: object = FLOAT16) -> list[str]:
-    """List the operators that run in low precision.
+    """List the operators that run in low precision, by their registered names.
 
-    Parameters
-    ----------
-    target_dtype : {'float16', 'bfloat16'} or numpy dtype
-        The low-precision type.
-
-    Returns
-    -------
-    list of str
-        Registered names, sorted.
-
-    Raises
-    ------
-    DTypeError
-        When ``target_dtype`` is another type.
+    The type is ``'float16'`` or ``'bfloat16'``, by name or as a numpy dtype, here and in the other lists.
 
     Examples
     --------
@@ -52,46 +39,20 @@ def list_lp16_ops(target_dtype: object = FLOAT16) -> list[str]:
 
 
 def list_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
-    """List the operators that run in FP32.
-
-    Parameter, result and error are those of :func:`list_lp16_ops`.
-
-    Examples
-    --------
-    >>> 'exp' in list_fp32_ops('float16')
-    True
-    """
+    """List the operators that run in FP32."""
     return _names(target_dtype, FP32)
 
 
 def list_lp16_fp32_ops(target_dtype: object = FLOAT16) -> list[str]:
-    """List the operators that run in the precision of their data, or take inputs as they come.
-
-    Parameter, result and error are those of :func:`list_lp16_ops`.
-
-    Examples
-    --------
-    >>> {'relu', 'sgd_update'} <= set(list_lp16_fp32_ops('float16'))
-    True
-    """
+    """List the operators that run in the precision of their data, or take inputs as they come."""
     return _names(target_dtype, NEUTRAL, KEEP)
 
 
 def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str, str, list[str]]]:
     """List the operators that run in FP32 for some values of an attribute, and otherwise follow their data.
 
-    Parameter and error are those of :func:`list_lp16_ops`.
-
-    Returns
-    -------
-    list of (str, str, list of str)
-        Registered name, attribute, and its values for FP32. MXNet knows one attribute for each operator: where there
-        are several this is the first.
-
-    Examples
-    --------
-    >>> list_conditional_fp32_ops('float16')
-    [('Activation', 'act_type', ['softrelu']), ('LeakyReLU', 'act_type', ['elu', 'selu'])]
+    Each comes with the attribute, and its values for FP32. MXNet knows one attribute for each operator: where there are
+    several this is the first.
     """
     known = table(normalize(target_dtype))
     conditions = {name: next(record.when for record in known[name] if record.rule == FP32 and record.when)
@@ -100,47 +61,23 @@ def list_conditional_fp32_ops(target_dtype: object = FLOAT16) -> list[tuple[str,
 
 
 def list_widest_type_cast(target_dtype: object = FLOAT16) -> list[str]:
-    """List the operators whose floating-point inputs are all cast to the widest type among them.
-
-    Parameter, result and error are those of :func:`list_lp16_ops`.
-
-    Examples
-    --------
-    >>> 'elemwise_add' in list_widest_type_cast('float16')
-    True
-    """
+    """List the operators whose floating-point inputs are all cast to the widest type among them."""
     return _names(target_dtype, WIDEST)
 
 
 def list_loss_output_functions(target_dtype: object = FLOAT16) -> list[str]:
     """List the output layers whose backward makes its own gradient, times ``grad_scale``: that carries the loss scale.
 
-    The list is the same for all types. Parameter and error are those of :func:`list_lp16_ops`.
-
-    Examples
-    --------
-    >>> list_loss_output_functions()[0]
-    'SoftmaxOutput'
+    The list is the same for all types.
     """
     normalize(target_dtype)
     return list(LOSS_OUTPUTS)
 
 
 def list_lp16_use_fp32_params(target_dtype: object = FLOAT16) -> dict[str, list[str]] | None:
-    """List the inputs that stay FP32 in operators that run in low precision.
+    """Map operators that run in low precision to the names of their inputs that stay FP32, '' for inputs that are cast.
 
-    Parameter and error are those of :func:`list_lp16_ops`.
-
-    Returns
-    -------
-    dict of str to list of str, or None
-        Registered name to the names of its inputs in order, empty where the input is cast. None for float16, as in
-        MXNet.
-
-    Examples
-    --------
-    >>> list_lp16_use_fp32_params('bfloat16')['BatchNorm']
-    ['', 'gamma', 'beta', 'moving_mean', 'moving_var']
+    None for float16, as in MXNet.
     """
     dtype = normalize(target_dtype)
     if dtype == FLOAT16:

@@ -15,11 +15,10 @@ import numpy as np
 from mxnet.gluon import Block, HybridBlock
 
 from .. import passes
-from .._mxnet.arrays import cast_arrays, values_of
+from .._mxnet.arrays import NDArrayWeights, cast_arrays, values_of
+from .._mxnet.engine import interleaved
 from .._mxnet.invoke import Program
 from .._mxnet.symbols import first_line, from_graph, to_graph, with_lasting_casts
-from .._mxnet.timing import interleaved
-from .._mxnet.weights import NDArrayWeights
 from ..dtypes import FLOAT32, INT8
 from ..errors import DTypeError, PolicyError, StateError, expected, some_of, warn
 from ..graph import unique_name
@@ -27,7 +26,7 @@ from ..graph.attrs import NOTE
 from ..judging import relative_error, shortest_prefix
 from ..passes import Context, Facts, Int8
 from ..progress import progress_bar
-from ..rules import Policy
+from ..rules import ANY_DEVICE, Device, Policy
 from ..state.in_force import under
 from .calibration import Batch, Calibration, batches_of, collect
 from .convert import Conversion, analyse_network, convert, earlier
@@ -46,6 +45,7 @@ class Network:
     arrays: Mapping[str, mx.nd.NDArray]  # its parameters
     inputs: Sequence[str]  # the names of its data
     policy: Policy  # for what does not run in INT8
+    device: Device  # where it will run
     example: Mapping[str, Any]  # data, or shapes of data
     cast_outputs: bool = True
     on_cpu: bool = True
@@ -58,9 +58,9 @@ class Network:
         before = to_graph(symbol).operators()
         symbol = uniquely_named(symbol) if options.is_int8 else symbol  # ranges and errors go by names
         graph = to_graph(symbol)
-        policy = options.policy(graph, devices, block)
+        policy, device = options.policy(graph, devices, block)
         again = [node.name for old, node in zip(before, graph.operators()) if old.name in policy.excluded]
-        return cls(symbol, arrays, inputs, replace(policy, excluded=policy.excluded.union(again)), example,
+        return cls(symbol, arrays, inputs, replace(policy, excluded=policy.excluded.union(again)), device, example,
                    options.cast_outputs, devices[0].device_type != "gpu")
 
 
@@ -107,7 +107,8 @@ def converted_network(network: Network, options: ConversionOptions, build: Build
 
 def _converted(network: Network, policy: Policy, quantizer: Quantizer | None = None, is_trial: bool = True) -> Made:
     weights = NDArrayWeights(network.arrays) if quantizer is None else quantizer.weights
-    symbol, record = convert(network.symbol, weights, policy, network.example, on_cpu=network.on_cpu,
+    device = network.device if policy is network.policy else ANY_DEVICE  # FP32, which depends on none
+    symbol, record = convert(network.symbol, weights, policy, device, network.example, on_cpu=network.on_cpu,
                              cast_outputs=network.cast_outputs, is_trial=is_trial,
                              int8=None if quantizer is None else quantizer.int8, quantize=quantizer)
     return Made(symbol, weights.arrays, record, quantizer)
@@ -122,7 +123,7 @@ def prepared(network: Network) -> Plain:
     """Return a network as all its conversions begin, BatchNorm folded."""
     graph, weights = to_graph(network.symbol), NDArrayWeights(network.arrays)
     analyse_network(network.symbol, graph, weights, {}, {})
-    passes.run(graph, Context.of(graph, _in_fp32(network.policy), Facts(recorded=False), weights=weights))
+    passes.run(graph, Context.of(graph, _in_fp32(network.policy), facts=Facts(recorded=False), weights=weights))
     return Plain(from_graph(graph, network.symbol), weights.arrays)
 
 

@@ -150,7 +150,7 @@ def convert_hybrid_block(block: HybridBlock, target_dtype: object = None, target
     graph = to_graph(traced.symbol)
 
     def build(made: Made) -> ConvertedBlock:
-        state = State({"cpu": network.policy}) if network.on_cpu else None
+        state = State({"cpu": network.policy}, {"cpu": network.device}) if network.on_cpu else None
         converted = ConvertedBlock(made.symbol, traced.inputs, made.record, state)
         blocks.set_formats(converted, traced.formats)
         blocks.load_parameters(converted, made.arrays, devices)

@@ -10,18 +10,17 @@ from typing import Any, Callable, Collection, Mapping, Sequence
 import mxnet as mx
 
 from .. import passes
-from .._memory import keep_freed_memory
+from .._machine import keep_freed_memory
 from .._mxnet import quantizer
-from .._mxnet.arrays import cast_arrays
+from .._mxnet.arrays import NamesOnly, cast_arrays
 from .._mxnet.symbols import analyse, dtype_name, first_line, from_graph, fuse, to_graph, with_lasting_casts
-from .._mxnet.weights import NamesOnly
 from ..dtypes import FLOAT16, FLOAT32, FLOAT64, INT8, LOW_PRECISION
 from ..errors import GraphError, some_of, warn
-from ..graph import CAST, MULTICAST, Entry, Graph, Node, Readers, Role, cast, operator, redirect, unique_name
+from ..graph import CAST, MULTICAST, Consumers, Entry, Graph, Node, Role, cast, operator, redirect, unique_name
 from ..graph.attrs import CONVERSION, DTYPE, INFERENCE, REGION, TYPE_FLAGS
 from ..passes import Context, Facts, Int8
-from ..passes.widen import widen
-from ..rules import Cause, Policy
+from ..passes.float16 import widen
+from ..rules import Cause, Device, Policy
 from ..session.hooks import watch_symbols
 from .parameters import shapes_in
 
@@ -115,8 +114,8 @@ def earlier(graph: Graph, wanted: str) -> Conversion | None:
     return records[0] if all(records) else None
 
 
-def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mapping[str, Any], *, on_cpu: bool = True,
-            cast_outputs: bool = True, is_trial: bool = False, int8: Int8 | None = None,
+def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, device: Device, example: Mapping[str, Any], *,
+            on_cpu: bool = True, cast_outputs: bool = True, is_trial: bool = False, int8: Int8 | None = None,
             quantize: Callable[[Graph, Collection[str]], Graph] | None = None) -> tuple[mx.sym.Symbol, Conversion]:
     """Convert a symbol, with arrays or shapes of data for an example; the caller's is left as it is.
 
@@ -135,12 +134,12 @@ def convert(symbol: mx.sym.Symbol, weights: Any, policy: Policy, example: Mappin
     outputs = symbol.list_outputs()
     analyse_network(symbol, graph, weights, dtypes, shapes_in(example, "data_example"))
     # A GPU has no fused operators, and imitated types are not oneDNN's.
-    has_engine = on_cpu and not policy.imitated
+    has_engine = on_cpu and not device.imitated
     fuses = has_engine and policy.runs("fuse") and passes.is_fusible(graph)  # there are no gradients behind them
-    context = Context.of(graph, policy, Facts(recorded=not fuses), keep_outputs=cast_outputs, weights=weights,
-                         int8=int8)
+    context = Context.of(graph, policy, device, facts=Facts(recorded=not fuses), keep_outputs=cast_outputs,
+                         weights=weights, int8=int8)
     counts = passes.run(graph, context)
-    made = _counted(graph, policy, counts)
+    made = _counted(graph, policy, device, counts)
     name_results(graph)
     graph.forget(REGION)
     _say_types(graph, set(dtypes))
@@ -175,21 +174,21 @@ def _fuse(graph: Graph, context: Context, fusion: Callable[[Graph], mx.sym.Symbo
     return count
 
 
-def _counted(graph: Graph, policy: Policy, counts: Mapping[str, int]) -> Conversion:
+def _counted(graph: Graph, policy: Policy, device: Device, counts: Mapping[str, int]) -> Conversion:
     """Record what became of the operators, before they are fused."""
     operators = graph.operators()
     casts = sum(node.op == CAST for node in operators)
     low = sum(node.op != CAST and any(entry.dtype == policy.target_dtype for entry in node.inputs)
               for node in operators if policy.lowers)
-    is_lowered = counts["assign_dtypes"] if policy.imitated else low
+    is_lowered = counts["assign_dtypes"] if device.imitated else low
     return Conversion(policy.target_dtype, len(operators), low, casts, {}, tuple(sorted(policy.excluded)),
-                      metadata.version("gluon_amp"), "" if is_lowered else _reason_for_fp32(operators, policy))
+                      metadata.version("gluon_amp"), "" if is_lowered else _reason_for_fp32(operators, policy, device))
 
 
-def _reason_for_fp32(operators: Sequence[Node], policy: Policy) -> str:
+def _reason_for_fp32(operators: Sequence[Node], policy: Policy, device: Device) -> str:
     """Say why a planned graph holds no low precision."""
     if not policy.lowers:
-        return policy.reason
+        return device.reason
     causes = {node.decision.cause for node in operators if node.decision is not None}
     found = next((reason for some, reason in _REASONS if not causes.isdisjoint(some)), None)
     if found is None and any(FLOAT64 in node.dtypes for node in operators):
@@ -198,12 +197,12 @@ def _reason_for_fp32(operators: Sequence[Node], policy: Policy) -> str:
 
 
 def _say_types(graph: Graph, data: Collection[str]) -> None:
-    """Write the type on FP32 variables that only casts and guards read: ``simple_bind`` could not infer it."""
-    readers = Readers(graph)
+    """Write the type on FP32 variables that only casts and identities read: ``simple_bind`` could not infer it."""
+    readers = Consumers(graph)
     for node in graph.variables():
         reading = readers.of(Entry(node))
         if (node.name not in data and node.attrs.get(DTYPE, "-1") == "-1" and node.dtypes == [FLOAT32] and reading
-                and all(reader.op == CAST or reader.role is Role.GUARD for reader in reading)):
+                and all(reader.op == CAST or reader.role is Role.IDENTITY for reader in reading)):
             node.attrs = {**node.attrs, DTYPE: str(TYPE_FLAGS[FLOAT32])}
 
 

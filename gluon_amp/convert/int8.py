@@ -10,16 +10,15 @@ from typing import Collection, Mapping, NamedTuple
 import mxnet as mx
 
 from .._mxnet import quantizer
-from .._mxnet.arrays import values_of
+from .._mxnet.arrays import NDArrayWeights, values_of
 from .._mxnet.invoke import Program
 from .._mxnet.symbols import analyse, from_graph, to_graph
-from .._mxnet.weights import NDArrayWeights
 from ..dtypes import FLOAT32
-from ..graph import VARIABLE, Entry, Graph, Node, Readers
+from ..graph import VARIABLE, Consumers, Entry, Graph, Node
 from ..graph.attrs import integer, is_set
 from ..judging import relative_error
 from ..passes import Int8
-from ..passes.prepare_int8 import FLATTEN, LAYERS
+from ..passes.inference import FLATTEN, LAYERS
 from ..rules import Policy
 from ..state.in_force import under
 from .calibration import Batch, Calibration
@@ -198,7 +197,7 @@ def decided_in(node: Node) -> list[str]:
 
 def layers_of(graph: Graph, weights: Collection[str], policy: Policy) -> dict[str, str]:
     """Name the layers that might run in INT8, and say why not, or nothing."""
-    readers = Readers(graph)
+    readers = Consumers(graph)
 
     def reason(node: Node) -> str:
         norms = [each.name for each in readers.of(Entry(node)) if each.op == "BatchNorm"]  # excluded, and not folded

@@ -7,11 +7,10 @@ import mxnet as mx
 from mxnet.module import BucketingModule
 
 from .. import checks
-from .._mxnet import blocks, modules
-from .._mxnet.arrays import wait_for_statistics
+from .._mxnet import blocks
+from .._mxnet.arrays import NamesOnly, wait_for_statistics
 from .._mxnet.invoke import zeros_for
 from .._mxnet.symbols import to_graph, typed_variables
-from .._mxnet.weights import NamesOnly
 from ..errors import DTypeError, GraphError, StateError
 from ..state.state import State
 from .assignment import Made, Network, converted_network
@@ -71,7 +70,7 @@ def convert_symbol(sym: mx.sym.Symbol, target_dtype: object = None, target_dtype
     typed = typed_variables(sym)
     weights = NamesOnly([name for name in names if (name in typed if data_names is None else name not in data_names)])
     device = (asked.device or [mx.context.current_context()])[0]
-    return convert(sym, weights, asked.policy(to_graph(sym), [device]), {}, on_cpu=device.device_type != "gpu",
+    return convert(sym, weights, *asked.policy(to_graph(sym), [device]), {}, on_cpu=device.device_type != "gpu",
                    cast_outputs=asked.cast_outputs)[0]
 
 
@@ -154,7 +153,7 @@ def _converted_model(sym: mx.sym.Symbol, arrays: Arrays, options: ConversionOpti
 
     def build(made: Made) -> ConvertedBlock:
         block = _Unlabelled(made.symbol, list(map(mx.sym.var, [*data, *labels])), made.record,
-                            State({"cpu": network.policy}) if network.on_cpu else None)
+                            State({"cpu": network.policy}, {"cpu": network.device}) if network.on_cpu else None)
         blocks.load_parameters(block, made.arrays, devices[:1])
         block.hybridize(**memory_flags(to_graph(sym)))
         return block
@@ -195,7 +194,7 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
                                  without=["data_example", "data_names"])
     checks.instance("bucketing_mod", bucketing_mod, BucketingModule, "a BucketingModule")
     _refuse_int8(asked)
-    symbols = modules.bucket_symbols(bucketing_mod)
+    symbols = blocks.bucket_symbols(bucketing_mod)
     if not symbols or not bucketing_mod.params_initialized:
         raise StateError("the bucketing module has no buckets or no parameters yet: bind it and initialise or load its "
                          "parameters before converting it")
@@ -204,13 +203,13 @@ def convert_bucketing_module(bucketing_mod: BucketingModule, target_dtype: objec
     arrays = {**arg_params, **aux_params}
     results = {key: _converted_model(symbol, arrays, asked) for key, symbol in symbols.items()}
     args, aux = (_merged([model[part] for model, _ in results.values()]) for part in (1, 2))
-    sym_gen = modules.sym_gen_of(bucketing_mod)
+    sym_gen = blocks.sym_gen_of(bucketing_mod)
 
     def converted_sym_gen(key: Any) -> tuple[mx.sym.Symbol, Any, Any]:
         symbol, data_names, label_names = sym_gen(key)
         return _converted_model(symbol, arrays, asked)[0][0], data_names, label_names
 
-    made = modules.rebuilt(bucketing_mod, {key: model[0] for key, (model, _) in results.items()}, converted_sym_gen,
+    made = blocks.rebuilt(bucketing_mod, {key: model[0] for key, (model, _) in results.items()}, converted_sym_gen,
                            args, aux)
     made.conversion = next(record for _, record in results.values())
     return made

@@ -11,6 +11,7 @@ from mxnet.gluon import Block
 
 from .. import checks, passes
 from .._mxnet.blocks import descendants
+from ..aliases import NO_TUNING
 from ..dtypes import (
     BFLOAT16,
     FLOAT16,
@@ -23,11 +24,10 @@ from ..dtypes import (
     normalize,
     spelling,
 )
-from ..elsewhere import NO_TUNING
 from ..errors import DTypeError, PolicyError, closest, expected
 from ..graph import Graph
 from ..graph.attrs import REGION_OFF, region
-from ..rules import ConditionalOp, Policy
+from ..rules import ConditionalOp, Device, Policy
 from ..state.devices import device_supports, of_device, warn_once
 from ..state.exclusions import can_be_target, is_named, is_target
 from ..state.policies import device_policies
@@ -169,8 +169,8 @@ class ConversionOptions:
         optimize = "all" if self.optimize is None and self.is_int8 else self.optimize
         self.disable_passes = disabled_passes(optimize, self.cast_params_offline, self.disable_passes)
 
-    def policy(self, graph: Graph, devices: Sequence[mx.Context], block: Block | None = None) -> Policy:
-        """Return the policy for a network; raise DTypeError where devices run other types, or other graphs."""
+    def policy(self, graph: Graph, devices: Sequence[mx.Context], block: Block | None = None) -> tuple[Policy, Device]:
+        """Return the policy for a network, and where it runs; raise DTypeError where devices run other types."""
         chosen = {device: _chosen(self.target_dtype, device) for device in devices}
         if len({(device.device_type == "gpu", own.dtype) for device, own in chosen.items()}) > 1:
             told = ", ".join(f"{device} ({own.dtype})" for device, own in chosen.items())
@@ -179,8 +179,9 @@ class ConversionOptions:
         kind = f"gpu({devices[0].device_id})" if devices[0].device_type == "gpu" else "cpu"
         policies = device_policies({kind: chosen[devices[0]]}, target_precision_ops=self.target_dtype_ops,
                                    fp32_ops=self.fp32_ops, conditional_fp32_ops=self.conditional_fp32_ops)
-        return replace(policies[kind], excluded=self.exclude.nodes(graph, block), training=False,
-                       disabled_passes=self.disable_passes)
+        policy = replace(policies[kind], excluded=self.exclude.nodes(graph, block), training=False,
+                         disabled_passes=self.disable_passes)
+        return policy, Device.of(chosen[devices[0]])
 
     def _asks_for_int8(self) -> bool:
         """Tell whether layers are to run in INT8; check what is asked of that, and fill in what is left out."""

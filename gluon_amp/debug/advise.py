@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 import mxnet as mx
 from mxnet.gluon import Block
 
-from .. import _cpus, _isa
+from .. import _machine
 from ..dtypes import FLOAT32, LOW_PRECISION, Support
 from ..errors import expected
 from ..rules import FP32, Cause
@@ -63,8 +63,8 @@ def advise(net: Block | mx.sym.Symbol | Report, data: Any = None, *, train: bool
     else:
         reported = report(net, data, train=train, time=time)
     situation = Situation(reported, support(reported.device_type, reported.device_id),
-                          "amx_bf16" in _isa.cpu_flags() and not _isa.granted(),
-                          os.environ.get("OMP_NUM_THREADS"), os.cpu_count() or 1, _cpus.misfit())
+                          "amx_bf16" in _machine.cpu_flags() and not _machine.amx_granted(),
+                          os.environ.get("OMP_NUM_THREADS"), os.cpu_count() or 1, _machine.threads_misfit())
     return advices(situation)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
+from ..aliases import also
 from ..dtypes import FLOAT32
-from ..elsewhere import also
 from ..errors import PolicyError, expected
 from ..rules import Policy
 from ..state.state import State

@@ -65,7 +65,7 @@ def first_infinite(rows: Sequence[OperatorError], by: str) -> int | None:
 
 def lowers_alone(event: Event, policy: EagerPolicy) -> bool:
     """Tell whether an operator runs in low precision outside of graphs, where those in C++ do not."""
-    return may_lower(policy.policy.decide(event.op, parameters(event.attrs), event.inputs[0].shape))
+    return may_lower(policy.rule_of(event.op, parameters(event.attrs), event.inputs[0].shape))
 
 
 def isolated_errors(event: Event, tape: Tape, policy: EagerPolicy) -> tuple[float, float]:

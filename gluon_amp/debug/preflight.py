@@ -15,8 +15,8 @@ from .. import checks
 from .._mxnet import trainers
 from .._mxnet.arrays import cast_arrays
 from .._mxnet.symbols import dtype_name
+from ..aliases import also
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FORMATS, LOW_PRECISION, normalize
-from ..elsewhere import also
 from ..errors import DTypeError, StateError, expected
 from ..session.autocast import active_dtype, autocast
 from ..training.trainer_scaler import TrainerScaler

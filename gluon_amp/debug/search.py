@@ -5,7 +5,7 @@ import logging
 import math
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -13,12 +13,12 @@ from mxnet import autograd
 from mxnet.gluon import Block
 
 from .. import checks
-from ..elsewhere import also
+from ..aliases import also
 from ..errors import PolicyError, StateError, expected
 from ..graph import Entry, Node
 from ..judging import pruned, relative_error, shortest_prefix
 from ..progress import progress_bar
-from ..rules import Policy
+from ..rules import Device, Policy
 from ..session import hooks
 from ..state.eager_policy import EagerPolicy
 from ..state.in_force import under
@@ -111,7 +111,7 @@ def search_exclusions(net: Block, data: Any, max_error: float | None = None, *,
     with hooks.kept_in_place(), progress_bar(desc="search", unit="run", shown=progress) as bar:
         judge = (_judge_of_outputs(net, arguments, train_mode, max_error) if max_error is not None
                  else _judge_of_metric(net, metric, budget, greater_is_better))
-        trial = _Trial(judge, base, device, bar)
+        trial = _Trial(judge, base, device, state.devices, bar)
         judge.check_reference()
         if trial.fits(()):
             return base
@@ -193,8 +193,8 @@ def _judge_of_metric(net: Block, metric: Any, budget: float | None, greater_is_b
 class _Trial:
     """Tries exclusions out, each once."""
 
-    def __init__(self, judge: _Judge, base: Policy, device: str, bar: Any):
-        self.judge, self.base, self.device, self.bar = judge, base, device, bar
+    def __init__(self, judge: _Judge, base: Policy, device: str, devices: Mapping[str, Device], bar: Any):
+        self.judge, self.base, self.device, self.devices, self.bar = judge, base, device, devices, bar
         self.found: dict[frozenset[str], float] = {}
         self.told = ""
 
@@ -206,7 +206,7 @@ class _Trial:
         """Tell whether the network is accurate enough with these operators in FP32."""
         key = frozenset(names)
         if key not in self.found:
-            state = State({self.device: self.policy(key)})
+            state = State({self.device: self.policy(key)}, self.devices)
             with under(state):
                 self.found[key] = self.judge.measure()
             self.bar.update()

@@ -3,11 +3,8 @@
 ``applier``           one call
 ``casts``             casts of arrays
 ``native``            calls that run in C++
-``sound_calls``       calls that MXNet gets wrong, made in another way
-``own_gradients``     losses that ignore the gradient behind them carry the scale
-``zero_gradients``    operators without a gradient, which would end the process
-``second_gradients``  gradients of gradients
-``scaled_losses``     whether what is differentiated is a scaled loss
-``written``           states that operators write, and a skipped step puts back
+``gradient_fixes``    calls whose gradient MXNet gets wrong, made in another way
+``loss_scale``        which losses carry the loss scale, and operators that ignore the gradient behind them
+``running_stats``     arrays that operators write, and a skipped step puts back
 ``custom_operators``  users' operators in Python
 """

@@ -16,30 +16,18 @@ from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import flag_of
-from .._mxnet.invoke import Invocation, Invoke
-from .._mxnet.operators import handle_of
+from .._mxnet.invoke import Invocation, Invoke, handle_of
 from ..dtypes import BFLOAT16, FLOAT32
 from ..errors import PolicyError
 from ..rules import KEEP, LOWER, Decision, precision
 from ..rules.decision import FOR_SECOND_GRADIENTS, may_lower
-from ..rules.tables.groups.shapes import FILLED_LIKE
+from ..rules.tables.groups import FILLED_LIKE
 from ..state.eager_policy import EagerPolicy, Operator, twins
 from ..state.frame import frame, outermost
-from .casts import (
-    LOW_FLAGS,
-    NAMES,
-    Caster,
-    casts_weight_of_deconvolution,
-    is_castable,
-    release,
-    run_widened,
-    widened,
-)
-from .own_gradients import scaled_invocations
-from .second_gradients import TWICE_DIFFERENTIABLE, are_recorded
-from .sound_calls import make_sound_invoke, run_with_cast_weight
-from .written import noting_invocations
-from .zero_gradients import saving_invocations
+from .casts import LOW_FLAGS, NAMES, Caster, is_castable, release, widened
+from .gradient_fixes import TWICE_DIFFERENTIABLE, are_recorded, fixing_invocations, make_fixing_invoke
+from .loss_scale import scaled_invocations
+from .running_stats import noting_invocations
 
 _COPIES = {"_copyto", "_npi_copyto"}
 _FILLED_LIKE = {*FILLED_LIKE, "_npi_full_like"}
@@ -73,8 +61,8 @@ def make_invoke(original: Invoke, current: Callable[[Sequence[NDArray]], EagerPo
             wide = widened(original, inputs, is_np_op) if is_on() else inputs
             if wide is inputs:
                 raise
-            return run_widened(original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list), wide)
-    return make_sound_invoke(invoke, is_on)
+            return original(handle, wide, keys, values, out, is_np_op, output_is_list)
+    return make_fixing_invoke(invoke, is_on)
 
 
 def make_recorded_invoke(original: Invoke) -> Invoke:
@@ -86,7 +74,7 @@ def make_recorded_invoke(original: Invoke) -> Invoke:
             return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
         return run(original, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list))
 
-    recorded = noting_invocations({**saving_invocations(), **scaled_invocations()})
+    recorded = noting_invocations({**fixing_invocations(), **scaled_invocations()})
     return invoke
 
 
@@ -109,8 +97,6 @@ class _Applier(NamedTuple):
             rule = FOR_SECOND_GRADIENTS
         if rule.rule != KEEP and LOW_FLAGS.difference((self.policy.flag,)).intersection(flags):
             wide = widened(self.invoke, inputs, call.is_np_op, self.policy.flag)
-            if casts_weight_of_deconvolution(call, wide):
-                return run_with_cast_weight(self.invoke, call._replace(inputs=release(wide, self.policy, self.invoke)))
             call, flags = call._replace(inputs=wide), [flag_of(array) for array in wide]
         return self._run_by(rule, operator, call, flags)
 
@@ -136,7 +122,7 @@ class _Applier(NamedTuple):
         lowered = call._replace(inputs=inputs, out=None)
         try:
             result = (caster.imitated(lowered, has_statistics=bool(rule.fp32_inputs))
-                      if lowers and self.policy.policy.imitated else self.invoke(*lowered))
+                      if lowers and self.policy.device.imitated else self.invoke(*lowered))
         except mx.MXNetError as error:
             raise _explained(error, operator, rule, inputs) from error
         if call.out is not None:
@@ -169,7 +155,7 @@ def run_lowered(op: str, inputs: Sequence[NDArray], attrs: Mapping[str, Any], po
     """Run an operator in low precision, if the policy allows it, on FP32 inputs; return FP32 outputs."""
     if handle_of(op) in twins() and inputs[0].shape == inputs[1].shape:
         op = op.replace("broadcast_", "elemwise_")
-    rule = policy.policy.decide(op, attrs, inputs[0].shape)
+    rule = policy.rule_of(op, attrs, inputs[0].shape)
     if not may_lower(rule):
         raise PolicyError(f"the operator {op} does not run in {policy.target} (rule {rule.rule}: {rule.note})")
     call = Invocation(handle_of(op), inputs, list(attrs), list(attrs.values()), None, False, output_is_list=True)

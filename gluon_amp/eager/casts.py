@@ -10,12 +10,10 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .._mxnet.arrays import flag_of, map_arrays
 from .._mxnet.invoke import Invocation, Invoke, run_operator
-from .._mxnet.operators import handle_of
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..graph.attrs import TYPE_FLAGS
 from ..state.eager_policy import EagerPolicy
 from ..state.frame import frame
-from .sound_calls import run_with_cast_weight
 
 LOW_FLAGS = frozenset((TYPE_FLAGS[FLOAT16], TYPE_FLAGS[BFLOAT16]))
 NAMES = {flag: name for name, flag in TYPE_FLAGS.items()}
@@ -55,22 +53,22 @@ class Caster(NamedTuple):
         dtype = self.policy.target if flag else FLOAT32
         parameter = flag and autograd.is_recording() and array.grad is not None
         if not parameter:
-            return self.cast(self._guarded(array) if fragile else array, dtype)
+            return self.cast(self._behind_identity(array) if fragile else array, dtype)
         if frame.casts is None:
-            return self.cast(self._guarded(array), dtype)
+            return self.cast(self._behind_identity(array), dtype)
         key = (array.handle.value, dtype)
         if key not in frame.casts:
-            frame.casts[key] = (array, self.cast(self._guarded(array), dtype))
+            frame.casts[key] = (array, self.cast(self._behind_identity(array), dtype))
         return frame.casts[key][1]
 
-    def _guarded(self, array: NDArray) -> NDArray:
-        # Behind an elementwise operator amp_cast does what it fails to do otherwise: see passes/barriers.py.
+    def _behind_identity(self, array: NDArray) -> NDArray:
+        # Behind an elementwise operator amp_cast does what it fails to do otherwise: see passes/identities.py.
         return run_operator(self.invoke, "_mul_scalar", [array], {"scalar": 1.0}, is_np_op=self.is_np_op)
 
     def imitated(self, call: Invocation, has_statistics: bool) -> Any:
-        """Run a call as passes/imitate.py does: FP32 arithmetic on rounded values, and a rounded result."""
+        """Run a call as passes/float16.py does: FP32 arithmetic on rounded values, and a rounded result."""
         raised = [self._imitating(array, FLOAT32) if is_low(array, self.policy) else array for array in call.inputs]
-        result = run_widened(self.invoke, call, raised)
+        result = self.invoke(*call._replace(inputs=raised))
         outputs = result if isinstance(result, list) else [result]
         low = outputs[:1] if has_statistics else outputs  # the statistics of BatchNorm are FP32 as well
         rounded = [self._imitating(array, self.policy.target) if flag_of(array) == 0 else array for array in low]
@@ -117,15 +115,3 @@ def widened(invoke: Invoke, inputs: Sequence[NDArray], is_np_op: bool, low: int 
         op = "Cast" if NAMES[flags[i]] == FLOAT16 else "amp_cast"
         wide[i] = run_operator(invoke, op, [inputs[i]], {"dtype": FLOAT32}, is_np_op=is_np_op)
     return wide
-
-
-def casts_weight_of_deconvolution(call: Invocation, wide: Sequence[NDArray]) -> bool:
-    """Tell whether a call is a Deconvolution, which has a result to make, whose weight was widened."""
-    return call.out is None and call.handle == handle_of("Deconvolution") and wide[1] is not call.inputs[1]
-
-
-def run_widened(invoke: Invoke, call: Invocation, wide: Sequence[NDArray]) -> Any:
-    """Run a call on FP32 casts of its inputs."""
-    if casts_weight_of_deconvolution(call, wide):
-        return run_with_cast_weight(invoke, call._replace(inputs=wide))
-    return invoke(*call._replace(inputs=wide))

@@ -9,8 +9,7 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import native
-from .._mxnet.invoke import Invoke
-from .._mxnet.operators import handle_of
+from .._mxnet.invoke import Invoke, handle_of
 from .._mxnet.symbols import dtype_name
 from ..dtypes import AVX2_VALUES, FLOAT32, cpu_support
 from ..rules.shapes import values_behind

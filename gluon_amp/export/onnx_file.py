@@ -10,12 +10,11 @@ from mxnet.gluon import HybridBlock
 
 from .. import checks, passes
 from .._mxnet import blocks, mx2onnx
-from .._mxnet.arrays import cast_arrays, wait_for_statistics
+from .._mxnet.arrays import NDArrayWeights, cast_arrays, wait_for_statistics
 from .._mxnet.symbols import dtype_name, first_line, from_graph, infer_shapes, to_graph
-from .._mxnet.weights import NDArrayWeights
+from ..aliases import also
 from ..convert import ConversionOptions, analyse_network, as_example, conversion_of, flat, traced_block, uniquely_named
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, normalize
-from ..elsewhere import also
 from ..errors import DTypeError, GraphError, PolicyError, expected
 from ..files import replacing
 from ..graph import CAST, MULTICAST, Entry, Graph, operator, redirect
@@ -120,9 +119,9 @@ def export_onnx(block: HybridBlock, path: str | os.PathLike, data_example: Any, 
     traced = traced_block(block, example, options.exclude.match)
     names = [data.name for data in traced.inputs]
     arrays = blocks.parameters_of(block, [name for name in traced.symbol.list_inputs() if name not in names])
+    policy = options.policy(to_graph(traced.symbol), options.device, block)[0] if target == FLOAT16 else None
     return export_symbol(traced.symbol, arrays, dict(zip(names, flat(example))), path,
-                         options.policy(to_graph(traced.symbol), options.device, block) if target == FLOAT16 else None,
-                         io_dtype=io_dtype, dynamic_batch=dynamic_batch, max_error=max_error)
+                         policy, io_dtype=io_dtype, dynamic_batch=dynamic_batch, max_error=max_error)
 
 
 def _target(given: object) -> str:

@@ -2,10 +2,45 @@
 from __future__ import annotations
 
 from .decision import Cause, Decision
-from .edit import CAST, MULTICAST, Readers, cast, cast_nodes, connected_parts, guard, named_by, operator, redirect
+from .edit import (
+    BODIES,
+    CAST,
+    MULTICAST,
+    Consumers,
+    cast,
+    cast_nodes,
+    has_control_flow,
+    identity,
+    inline_cached_ops,
+    named_by,
+    operator,
+    redirect,
+    set_subgraphs,
+    subgraphs_of,
+)
 from .graph import VARIABLE, Entry, Graph, Node, Role, unique_name
-from .subgraphs import BODIES, has_control_flow, inline_cached_ops, set_subgraphs, subgraphs_of
 
-__all__ = ["BODIES", "CAST", "MULTICAST", "VARIABLE", "Cause", "Decision", "Entry", "Graph", "Node", "Readers", "Role",
-           "cast", "cast_nodes", "connected_parts", "guard", "has_control_flow", "inline_cached_ops", "named_by",
-           "operator", "redirect", "set_subgraphs", "subgraphs_of", "unique_name"]
+__all__ = [
+    "BODIES",
+    "CAST",
+    "MULTICAST",
+    "VARIABLE",
+    "Cause",
+    "Consumers",
+    "Decision",
+    "Entry",
+    "Graph",
+    "Node",
+    "Role",
+    "cast",
+    "cast_nodes",
+    "has_control_flow",
+    "identity",
+    "inline_cached_ops",
+    "named_by",
+    "operator",
+    "redirect",
+    "set_subgraphs",
+    "subgraphs_of",
+    "unique_name",
+]

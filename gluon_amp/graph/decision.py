@@ -21,7 +21,7 @@ class Cause(str, Enum):
     CONSTANT = "constant"  # the low-precision type cannot hold a constant that it computes with
     SHAPE = "shape"  # there is no sound or fast kernel for its shape
     DEVICE = "device"  # the device is faster in FP32
-    READERS = "readers"  # all that reads it runs in low precision
+    CONSUMERS = "readers"  # all that reads it runs in low precision
     INT8 = "int8"  # it runs in INT8
     DEFAULT = "default"  # nothing is known of it
 

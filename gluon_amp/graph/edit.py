@@ -1,13 +1,18 @@
-"""Edit graphs: make nodes, find readers, and replace what they read."""
+"""Edit graphs: make nodes, find consumers and replace what they read, and graphs that nodes hold."""
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from typing import Iterator, Sequence
+from typing import Iterator, Mapping, Sequence
 
 from .graph import Entry, Graph, Node, Role
 
 MULTICAST = "amp_multicast"  # casts several tensors to one type
 CAST = "amp_cast"
+_CACHED_OP = "_CachedOp"
+_SUBGRAPHS = "subgraphs"
+# Loops and branches, and which of the graphs that they hold have a backward pass: bodies, and both branches.
+BODIES: Mapping[str, tuple[int, ...]] = {"_foreach": (0,), "_while_loop": (1,), "_cond": (1, 2)}
 
 
 def named_by(tensor: str) -> Iterator[str]:
@@ -30,9 +35,9 @@ def cast(entry: Entry, dtype: str, name: str, role: Role = Role.CAST) -> Entry:
     return Entry(made)
 
 
-def guard(entry: Entry, name: str) -> Entry:
+def identity(entry: Entry, name: str) -> Entry:
     """Make an operator that oneDNN does not run, and that changes nothing: a multiplication by 1."""
-    return Entry(operator("_mul_scalar", name, [entry], entry, Role.GUARD, scalar=1.0))
+    return Entry(operator("_mul_scalar", name, [entry], entry, Role.IDENTITY, scalar=1.0))
 
 
 def cast_nodes(graph: Graph) -> list[Node]:
@@ -40,7 +45,7 @@ def cast_nodes(graph: Graph) -> list[Node]:
     return [node for node in graph.operators() if node.op == CAST]
 
 
-class Readers:
+class Consumers:
     """The operators that read each tensor, and the graph's outputs."""
 
     def __init__(self, graph: Graph):
@@ -68,22 +73,8 @@ class Readers:
         return not any(self.of(entry) or self.is_head(entry) for entry in others)
 
 
-def connected_parts(pairs: Sequence[tuple[int, int]], size: int) -> Sequence[int]:
-    """Return the number of the part that each of so many things is in, where pairs of them hang together."""
-    parent = list(range(size))
-
-    def part(number: int) -> int:
-        while parent[number] != number:
-            parent[number] = number = parent[parent[number]]  # halves the way for those who come after
-        return number
-
-    for first, second in pairs:
-        parent[part(first)] = part(second)
-    return [part(number) for number in range(size)]
-
-
 def redirect(graph: Graph, moved: dict[tuple[int, int], Entry]) -> None:
-    """Replace tensors for all their readers, also through chains of replacements."""
+    """Replace tensors for all their consumers, also through chains of replacements."""
     def target(entry: Entry) -> Entry:
         while entry.key in moved:
             entry = moved[entry.key]
@@ -92,3 +83,35 @@ def redirect(graph: Graph, moved: dict[tuple[int, int], Entry]) -> None:
     for node in graph.nodes():
         node.inputs = [target(entry) for entry in node.inputs]
     graph.heads = [target(head) for head in graph.heads]
+
+
+def inline_cached_ops(graph: Graph) -> Graph:
+    """Replace every ``_CachedOp`` by the operators that it runs; return the graph."""
+    # MXNet's own partitioners make such nodes. Their text holds what they run, but MXNet does not make it out of the
+    # text again: a symbol that is read with such a node fails in every use.
+    for node in graph.operators():
+        if node.op == _CACHED_OP and _SUBGRAPHS in node.extra:
+            redirect(graph, {Entry(node, output).key: head for output, head in enumerate(_heads_of(node))})
+    return graph
+
+
+def has_control_flow(graph: Graph) -> bool:
+    """Tell whether a graph has loops or branches."""
+    return any(node.op in BODIES for node in graph.operators())
+
+
+def subgraphs_of(node: Node) -> list[Graph]:
+    """Read the graphs that a node holds, if any."""
+    return [Graph.from_json(json.dumps(part)) for part in node.extra.get(_SUBGRAPHS, ())]
+
+
+def set_subgraphs(node: Node, parts: Sequence[Graph]) -> None:
+    """Let a node hold other graphs."""
+    node.extra = {**node.extra, _SUBGRAPHS: [json.loads(part.to_json()) for part in parts]}
+
+
+def _heads_of(node: Node) -> list[Entry]:
+    """Return the outputs of what a node runs, made to read the node's inputs."""
+    inner = inline_cached_ops(subgraphs_of(node)[0])
+    redirect(inner, {Entry(variable).key: entry for variable, entry in zip(inner.variables(), node.inputs)})
+    return inner.heads

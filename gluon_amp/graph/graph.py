@@ -23,8 +23,8 @@ class Role(Enum):
     """Who put a node into a graph, and what for."""
 
     OWN = "own"  # the program
-    CAST = "cast"  # a pass: its producer and its readers differ in precision
-    GUARD = "guard"  # a pass: MXNet's cast would fail, or lose a gradient, without it
+    CAST = "cast"  # a pass: its producer and its consumers differ in precision
+    IDENTITY = "identity"  # a pass: MXNet's cast would fail, or lose a gradient, without it
     ROUNDING = "rounding"  # a pass: it imitates a type that the device has no kernels for
     HELPER = "helper"  # a pass: anything else, such as the zeros of padded filters
 
@@ -157,7 +157,7 @@ class Graph:
                        "node_row_ptr": rows, "heads": [triple(head) for head in self.heads], "attrs": self.attrs})
 
     def nodes(self) -> list[Node]:
-        """All nodes in nnvm's own order (depth first, inputs before their reader, and then what it comes after)."""
+        """All nodes in nnvm's own order (depth first, inputs before their consumer, and then what it comes after)."""
         order: list[Node] = []
         state: dict[int, bool] = {}  # False: being visited, True: done
         for head in self.heads:

@@ -16,8 +16,8 @@ from typing import Callable, Iterator
 
 from mxnet.base import MXNetError
 
-from .._mxnet.libraries import load_library
-from .._mxnet.operators import is_registered
+from .._mxnet.arrays import load_library
+from .._mxnet.invoke import is_registered
 from .._start import elf_segments
 
 VARIABLE = "GLUON_AMP_NATIVE"

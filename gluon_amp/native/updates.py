@@ -5,8 +5,8 @@ from typing import Mapping, Sequence
 
 import mxnet as mx
 
+from .._mxnet.arrays import bring_to_plain_layout
 from .._mxnet.invoke import invoke, original_invoke, run_operator
-from .._mxnet.libraries import bring_to_plain_layout
 
 # Each with the number of states that a weight has.
 UPDATES: Mapping[str, int] = {"sgd": 0, "sgd_momentum": 1, "nag": 1, "adam": 2, "adamw": 2, "lamb": 2}

@@ -1,4 +1,4 @@
-"""Sums over processes, through one interface for every engine.
+"""Sums over processes, through one interface for every engine, and as a KVStore for ``gluon.Trainer``.
 
 The calls are collective: every worker of a group makes the same calls in the same order, with arrays of the same shapes
 and types, or all of them wait for ever.
@@ -23,31 +23,17 @@ _Identity = Tuple[str, Tuple[int, ...], Any]  # what stays the same about a sum:
 
 
 class Group:
-    """The processes that reduce together; this process is the number ``rank`` of ``size``.
+    """The processes that reduce together; this process is the number ``rank`` of ``size``."""
 
-    Attributes
-    ----------
-    engine : str
-        ``'kvstore'``, ``'horovod'``, or ``'none'`` for a process of its own.
-    rank, size : int
-        From 0 on, and how many there are.
-    """
-
-    engine = "none"
+    engine = "none"  # or 'kvstore' or 'horovod'; 'none' is a process of its own
     rank = 0
     size = 1
 
     def sum(self, name: str, arrays: Sequence[NDArray], priority: int = 0) -> None:
         """Replace each array by the sum of all arrays of all workers; returns before that is done.
 
-        Parameters
-        ----------
-        name : str
-            Tells the sums that are under way apart.
-        arrays : sequence of NDArray
-            One per context, dense, of a type that the engine can add (float32, float64 or float16).
-        priority : int
-            Greater ones go first.
+        There is one array for each context, dense, of a type that the engine can add: float32, float64 or float16. The
+        name tells the sums that are under way apart; greater priorities go first.
         """
         if len(arrays) > 1:
             _spread(total_of(arrays), arrays)
@@ -83,7 +69,7 @@ class StoreGroup(Group):
 
     @property
     def store(self) -> KVStoreBase:
-        """The KVStore."""
+        """Return the KVStore."""
         if self._store is None:
             raise StateError("the KVStore was released at the end of the process: add arrays up before that")
         return self._store
@@ -179,6 +165,53 @@ class HorovodGroup(Group):
         self._hvd.broadcast_(result, root_rank=self._root, name=f"gluon_amp.{name}", process_set=self._set)
         result.wait_to_read()
         _spread(result, out)
+
+
+class GroupStore(KVStoreBase):
+    """Adds gradients up over a group of processes, for ``gluon.Trainer(..., kvstore=store)``; never updates weights.
+
+    Gradients are added up, not averaged: pass the joint batch size to ``trainer.step``. The prefix tells the keys of
+    several trainers apart.
+    """
+
+    def __init__(self, group: Group, prefix: str):
+        self.group = group
+        self._prefix = prefix
+
+    def broadcast(self, key: int | str, value: NDArray, out: NDArray | Sequence[NDArray], priority: int = 0) -> None:
+        """Write the value that process 0 has into ``out`` everywhere."""
+        self.group.broadcast(f"{self._prefix}.{key}", value, _listed(out))
+
+    def pushpull(self, key: int | str, value: NDArray | Sequence[NDArray], out: Any = None, priority: int = 0) -> None:
+        """Replace each array by the sum of all of them over all processes."""
+        values = _listed(value)
+        self.group.sum(f"{self._prefix}.{key}", values, priority)
+        for array in _listed(out) if out is not None else ():
+            values[0].copyto(array)
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Tell whether the store can do what is asked; it has no optimizer."""
+        return False
+
+    @property
+    def type(self) -> str:
+        """Return the name of the engine."""
+        return f"gluon_amp_{self.group.engine}"
+
+    @property
+    def rank(self) -> int:
+        """Return the number of this process."""
+        return self.group.rank
+
+    @property
+    def num_workers(self) -> int:
+        """Return the number of processes."""
+        return self.group.size
+
+
+def _listed(value: NDArray | Sequence[NDArray]) -> list[NDArray]:
+    return [value] if isinstance(value, NDArray) else list(value)
 
 
 def total_of(arrays: Sequence[NDArray]) -> NDArray:

@@ -17,8 +17,7 @@ from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError, closest
 from ..state.in_force import in_force
-from .groups import Group, total_of
-from .stores import GroupStore
+from .groups import Group, GroupStore, total_of
 from .world import horovod_group, store_group
 
 _NATIVE_STORES = ("local", "device", "nccl", "dist")  # MXNet looks for these in a name, and takes others for local
@@ -63,7 +62,7 @@ def _check_name(name: str) -> None:
 
 
 class Reduction:
-    """Replaces a trainer's own reduction, and calls it with arrays that the engine can add."""
+    """Reduces a trainer's gradients by its own reduction, called with arrays that the engine can add."""
 
     # Gradients that no backward pass wrote since the last step count as zero, and as written when another process wrote
     # them: so a step updates the same parameters in every process, as one process would on the joint batch. Row-sparse
@@ -71,21 +70,15 @@ class Reduction:
 
     def __init__(self, trainer: gluon.Trainer, group: Group, name: str, always_fp32: bool, factor: float):
         self.group = group
-        self.divided = 1.0  # what the gradients at hand were divided by
+        self.factor = factor  # divides the gradients before they are added up
         self.num_bytes = 0  # that this process handed to the engine in the last reduction
         self._trainer = trainer
         self._name = name  # the same in every process
         self._lifted = (FLOAT16, BFLOAT16) if always_fp32 else (BFLOAT16,)  # types that are added up in FP32
-        self._factor = factor
-        self._written: list[bool] | None = None  # by parameter, when the gradients at hand are reduced
         self._own = distribution.own_reduction(trainer)
-        distribution.replace_reduction(trainer, self.reduce)
 
     def reduce(self) -> None:
         """Reduce the gradients of all parameters."""
-        if self._written is not None:
-            raise StateError("the gradients are reduced already, and would be added up once more. After "
-                             "trainer.allreduce_grads() call trainer.update(), not trainer.step()")
         self.num_bytes = 0
         fresh = distribution.fresh(self._trainer)
         gradients = distribution.gradients(self._trainer)
@@ -98,8 +91,6 @@ class Reduction:
                     _unpack(wire, arrays)
                 elif arrays:
                     self._reduce_rows(f"{self._name}.{index}", arrays)
-        self.divided = self._factor
-        self._written = [any(flags) for flags in fresh]
 
     def _clear_stale(self, gradients: Sequence[Sequence[NDArray]], fresh: Sequence[Sequence[bool]]) -> None:
         """Zero gradients of earlier steps, unless they accumulate."""
@@ -112,8 +103,8 @@ class Reduction:
         """Return the sum over the contexts, divided, in a type that the engine can add."""
         arrays = [cast_arrays(array, FLOAT32) if dtype_name(array.dtype) in self._lifted else array for array in arrays]
         wire = total_of(arrays)
-        if self._factor != 1.0:
-            wire *= 1.0 / self._factor
+        if self.factor != 1.0:
+            wire *= 1.0 / self.factor
         self.num_bytes += wire.size * np.dtype(wire.dtype).itemsize
         return wire
 
@@ -138,28 +129,18 @@ class Reduction:
         self.group.sum(name, [array])
         return array
 
-    def forget(self) -> None:
-        """Note that another backward pass begins."""
-        if self._written is not None and any(distribution.accumulates(self._trainer)):
-            raise StateError("a backward pass after trainer.allreduce_grads() would add the gradients of one process "
-                             "to those of all. With gradient accumulation reduce once, after the last micro-batch")
-        self._written, self.divided = None, 1.0
-
-    def agree(self, finite: bool, scale: float, overflowed: Collection[int], losses: int) -> tuple[bool, set[int]]:
-        """Combine the decisions of all processes into one."""
-        if self._written is None:
-            raise StateError("update: the gradients were not reduced over the processes. Call "
-                             "trainer.allreduce_grads() before trainer.update(), or trainer.step()")
+    def agree(self, finite: bool, scale: float, overflowed: Collection[int], losses: int,
+              written: Sequence[bool]) -> tuple[bool, set[int], list[bool]]:
+        """Combine the decisions of all processes into one: also which losses overflowed, and which gradients exist."""
         exponent = math.log2(scale)
-        flags = [loss in overflowed for loss in range(losses)] + self._written
+        flags = [loss in overflowed for loss in range(losses)] + list(written)
         with in_force.off(), autograd.pause():
             vector = nd.array([not finite, exponent, exponent ** 2, *flags], dtype="float64")
             self.group.sum(f"{self._name}.decision", [vector])
             infinite, total, squares, *counts = vector.asnumpy()
         self._check_scales(scale, total / self.group.size, squares / self.group.size)
-        distribution.mark_fresh(self._trainer, [flag > 0 for flag in counts[losses:]])
-        self._written, self.divided = None, 1.0
-        return infinite == 0, {loss for loss in range(losses) if counts[loss] > 0}
+        anywhere = [count > 0 for count in counts]
+        return infinite == 0, {loss for loss in range(losses) if anywhere[loss]}, anywhere[losses:]
 
     def _check_scales(self, scale: float, mean: float, mean_square: float) -> None:
         if mean_square - mean ** 2 > _SAME_EXPONENT * max(1.0, mean_square):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import itertools
 import os
 import sys
 from typing import Any, Sequence
@@ -17,30 +18,21 @@ from .._mxnet.symbols import dtype_name
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import StateError, expected
 from ..state.in_force import in_force
-from .groups import Group, HorovodGroup, StoreGroup
+from .groups import Group, GroupStore, HorovodGroup, StoreGroup
 
 _TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 _store_groups: dict[int, StoreGroup] = {}  # by the id of the store, which they keep alive
 _native: list[StoreGroup] = []  # that of MXNet's own distributed store: a second one in a process hangs
 _horovod_groups: dict[Any, Group] = {}
+_stores = itertools.count()  # tells the trainers of a process apart
 
 
 def world() -> Group:
     """Return the group of all processes that train together: Horovod's, or the KVStore's.
 
-    The first call connects to the other processes, and so waits for all of them to call it. A script that is started by
-    ``mpirun`` calls ``horovod.mxnet.init()`` before; where ``horovodrun`` started it, that is done here.
-
-    Returns
-    -------
-    Group
-        With ``engine``, ``rank`` and ``size``; a process that was started alone is a group of its own.
-
-    Examples
-    --------
-    >>> from gluon_amp import parallel
-    >>> parallel.world().engine
-    'none'
+    A process that was started alone is a group of its own. The first call connects to the other processes, and so waits
+    for all of them to call it. A script that is started by ``mpirun`` calls ``horovod.mxnet.init()`` before; where
+    ``horovodrun`` started it, that is done here.
     """
     hvd = sys.modules.get("horovod.mxnet")
     if "HOROVOD_SIZE" in os.environ and not (hvd and hvd.is_initialized()):
@@ -49,41 +41,31 @@ def world() -> Group:
     if hvd is not None and hvd.is_initialized():
         return horovod_group(hvd.global_process_set)
     if os.environ.get("DMLC_ROLE") == "worker":
-        return _native[0] if _native else store_group("dist_sync")
+        return store_group("dist_sync")
     return Group()
 
 
 def engine() -> str:
-    """Return ``'kvstore'``, ``'horovod'``, or ``'none'`` for a process that was started alone.
-
-    Examples
-    --------
-    >>> engine()
-    'none'
-    """
+    """Return ``'kvstore'``, ``'horovod'``, or ``'none'`` for a process that was started alone."""
     return world().engine
 
 
 def rank() -> int:
-    """Return the number of this process, from 0 on.
-
-    Examples
-    --------
-    >>> rank()
-    0
-    """
+    """Return the number of this process, from 0 on."""
     return world().rank
 
 
 def size() -> int:
-    """Return the number of processes.
-
-    Examples
-    --------
-    >>> size()
-    1
-    """
+    """Return the number of processes."""
     return world().size
+
+
+def kvstore() -> GroupStore:
+    """Return a store over all processes for ``gluon.Trainer(..., kvstore=store)``, the same with either engine.
+
+    It belongs to one trainer, and adds gradients up: pass the joint batch size to ``trainer.step``.
+    """
+    return GroupStore(world(), f"store{next(_stores)}")
 
 
 def allreduce(array: NDArray, average: bool = False, name: str | None = None) -> NDArray:
@@ -109,16 +91,6 @@ def allreduce(array: NDArray, average: bool = False, name: str | None = None) ->
     NDArray
         float32, of the same shape and context, with the same bits in every process. A process that was started alone
         gets its own values.
-
-    Raises
-    ------
-    TypeError
-        ``array`` is not a dense array of one of these types.
-
-    Examples
-    --------
-    >>> allreduce(mx.nd.array([1, 2])).asnumpy()
-    array([1., 2.], dtype=float32)
     """
     if not isinstance(array, NDArray) or array.stype != "default" or dtype_name(array.dtype) not in _TYPES:
         raise TypeError(expected(f"a dense NDArray of {', '.join(_TYPES)}", "array", array))
@@ -126,36 +98,19 @@ def allreduce(array: NDArray, average: bool = False, name: str | None = None) ->
     with in_force.off(), autograd.pause():
         plain = array.as_nd_ndarray()
         total = plain.copy() if dtype_name(array.dtype) == FLOAT32 else cast_arrays(plain, FLOAT32)
-        group.sum(_name(name), [total])
+        group.sum(f"allreduce.{name or ''}", [total])
         total = total / group.size if average else total
     total.wait_to_read()
     return total
 
 
 def prepare(name: str, shape: Sequence[int]) -> None:
-    """Announce that arrays of a shape will be added up under a name.
+    """Announce that arrays of a shape will be added up under a name, as :func:`allreduce` takes it.
 
     The KVStore needs that, by all processes in the same order, before operators that MXNet runs in threads of their own
     call :func:`allreduce`. Horovod does not.
-
-    Parameters
-    ----------
-    name : str
-        As in :func:`allreduce`.
-    shape : sequence of int
-        Of the arrays.
-
-    Examples
-    --------
-    >>> prepare('statistics', (2,))
-    >>> allreduce(mx.nd.array([1, 2]), name='statistics').asnumpy()
-    array([1., 2.], dtype=float32)
     """
-    world().prepare(_name(name), mx.nd.zeros(shape))
-
-
-def _name(name: str | None) -> str:
-    return "allreduce" if name is None else f"allreduce.{name}"
+    world().prepare(f"allreduce.{name}", mx.nd.zeros(shape))
 
 
 def store_group(store: KVStoreBase | str) -> StoreGroup:
@@ -163,7 +118,11 @@ def store_group(store: KVStoreBase | str) -> StoreGroup:
     if isinstance(store, str):
         if _native:
             return _native[0]
-        _check_environment(store)
+        role = os.environ.get("DMLC_ROLE")
+        if role != "worker":
+            raise StateError(f"the KVStore {store!r} connects processes that were started together, and this one was "
+                             f"not (expected DMLC_ROLE='worker', received {role!r}). docs/distributed.md shows the "
+                             "commands")
         store = mx.kv.create(store)
     if "async" in store.type:
         raise StateError(f"the KVStore {store.type!r} updates weights whenever a worker's gradients arrive: there is "
@@ -172,13 +131,6 @@ def store_group(store: KVStoreBase | str) -> StoreGroup:
     if isinstance(store, KVStore) and group not in _native:
         _native.append(group)
     return group
-
-
-def _check_environment(name: str) -> None:
-    role = os.environ.get("DMLC_ROLE")
-    if role != "worker":
-        raise StateError(f"the KVStore {name!r} connects processes that were started together, and this one was not "
-                         f"(expected DMLC_ROLE='worker', received {role!r}). docs/distributed.md shows the commands")
 
 
 def horovod_group(process_set: Any) -> Group:

@@ -1,11 +1,9 @@
-"""Graph rewrites: one module for each pass, and the driver that runs them in order. No MXNet."""
+"""Graph rewrites, and the driver that runs them in order. No MXNet."""
 from __future__ import annotations
 
-from .context import Context, Int8
+from .context import Concern, Context, Facts, Int8, Shaped
 from .driver import PASSES, Pass, checked, finish, list_passes, pipeline_of, run
-from .facts import Facts
-from .fuse import is_fusible, unshield
-from .prepare_int8 import between
+from .inference import between, is_fusible, unshield
 
-__all__ = ["PASSES", "Context", "Facts", "Int8", "Pass", "between", "checked", "finish", "is_fusible",
-           "list_passes", "pipeline_of", "run", "unshield"]
+__all__ = ["PASSES", "Concern", "Context", "Facts", "Int8", "Pass", "Shaped", "between", "checked", "finish",
+           "is_fusible", "list_passes", "pipeline_of", "run", "unshield"]

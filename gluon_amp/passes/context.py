@@ -1,15 +1,49 @@
-"""What passes need to know beside the graph."""
+"""The facts that passes need to know beside the graph."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Collection, Mapping, Protocol, Sequence
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
 from ..dtypes import FLOAT32
 from ..graph import Entry, Graph
-from ..rules import Policy
-from .facts import UNKNOWN, Facts
+from ..rules import ANY_DEVICE, Decision, Device, Policy
+
+
+class Concern(NamedTuple):
+    """The gradient of an operand."""
+
+    name: str  # of the operator's node
+    of: int  # the position of the operand
+
+
+class Shaped(NamedTuple):
+    """A decision on an operator by the shapes of a call."""
+
+    name: str  # of the operator's node
+    what: str  # in FP32, MXNet's own rather than in C++, or a product whose factors come before its data
+
+
+class Facts(NamedTuple):
+    """Facts that are known of a call. A symbol has one plan for calls of equal facts, whatever their shapes."""
+
+    dtypes: tuple[str | None, ...] = ()  # data types of the inputs, in order; None where unknown
+    device: str = "cpu"  # the device, under the name that policies are kept under
+    accumulated: frozenset[str] = frozenset()  # names of inputs whose gradient is accumulated (``grad_req='add'``)
+    concerned: frozenset[Concern] = frozenset()  # the gradients of single operators that MXNet would get wrong
+    sparse: frozenset[str] = frozenset()  # names of inputs that are sparse arrays
+    dense: bool = True  # whether all inputs and gradients are dense arrays, of known shapes
+    recorded: bool = True  # whether gradients may be asked for
+    trains: bool = False  # whether it is known that operators run in their training mode, and nobody watches them
+    evaluates: bool = False  # whether it is known that gradients are those of inference, where that matters
+    # operators that make a gradient on their own, and for how many inputs; empty where gradients carry no loss scale
+    own_gradients: tuple[tuple[str, int], ...] = ()
+    bound: bool = False  # whether the graph is of an executor, which knows all shapes beforehand or never
+    shaped: frozenset[Shaped] = frozenset()  # decided by the shapes, of which a plan depends on nothing else
+
+
+UNKNOWN = Facts()  # of a call of which nothing is known
 
 
 class Weights(Protocol):
@@ -20,9 +54,6 @@ class Weights(Protocol):
 
     def read(self, name: str) -> np.ndarray:
         """Return a parameter's values."""
-
-    def not_finite(self) -> list[str]:
-        """Name the parameters with infinite or NaN values."""
 
     def write(self, name: str, values: np.ndarray) -> None:
         """Give a parameter other values, or add one."""
@@ -47,10 +78,11 @@ class Int8:
 
 @dataclass(frozen=True)
 class Context:
-    """What a rewrite depends on."""
+    """Everything that a rewrite depends on."""
 
     policy: Policy  # decides the precision of each operator, and which passes are off
-    facts: Facts = UNKNOWN  # what is known of the calls that the graph is for
+    device: Device = ANY_DEVICE  # where the graph runs
+    facts: Facts = UNKNOWN  # known of the calls that the graph is for
     # the data types that the graph's outputs had, and are to have; None for those that may have any
     outputs: tuple[str | None, ...] = ()
     # the inputs before the rewrite. Training passes them by position: their order must not change.
@@ -64,18 +96,21 @@ class Context:
     int8: Int8 | None = None  # what runs in INT8; None where nothing does
 
     @classmethod
-    def of(cls, graph: Graph, policy: Policy, facts: Facts = UNKNOWN, *, keep_outputs: bool = True,
-           everywhere: bool = True, native: Callable[[str], bool] | None = None, converted: bool = False,
-           check: bool = False, weights: Weights | None = None, int8: Int8 | None = None) -> Context:
-        """Return what a rewrite of a graph depends on; without ``keep_outputs`` its outputs may take any type."""
+    def of(cls, graph: Graph, policy: Policy, device: Device = ANY_DEVICE, *, keep_outputs: bool = True,
+           **others: Any) -> Context:
+        """Return the context of a rewrite of a graph; without ``keep_outputs`` its outputs may take any type."""
         outputs = tuple(head.node.dtypes[head.output] if keep_outputs else None for head in graph.heads)
         variables = tuple(node.name for node in graph.variables())
-        return cls(policy, facts, outputs, variables, everywhere, native, converted, check, weights, int8)
+        return cls(policy, device, outputs=outputs, variables=variables, **others)
 
     @property
     def target(self) -> str:
         """The low-precision type."""
         return self.policy.target_dtype
+
+    def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> Decision:
+        """Return the precision of an operator, and why."""
+        return self.policy.decide(op, attrs, shape, self.device)
 
     def runs_natively(self, op: str) -> bool:
         """Tell whether an operator in C++ may take the place of MXNet's."""

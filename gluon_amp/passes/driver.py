@@ -1,6 +1,6 @@
 """The table of passes, and the driver that runs them.
 
-To add a pass write ``run(graph, context) -> int`` (how much it did) in a module of its own and give it a record in
+To add a pass write a function of its name, ``(graph, context) -> int`` (how much it did), and give it a record in
 :data:`PASSES`, in the order of execution; ``after`` names the passes that it has to come behind. Passes read the data
 types and shapes that an analysis wrote into the nodes, and keep them up to date for the nodes they add.
 """
@@ -11,32 +11,27 @@ from typing import Callable, Iterable
 
 from ..errors import PolicyError, closest, expected
 from ..graph import Graph
-from . import (
+from .activations import are_onednns, hard_swish, may_fuse, native_activations
+from .alignment import (
     align_channels,
-    assign_dtypes,
-    barriers,
-    branch_gradients,
-    carry_scale,
-    cast_params_offline,
-    channels_last,
-    defects,
     dilate_pointwise,
-    drop_training,
-    fold_batch_norm,
     fold_padding,
     fold_stride,
-    fuse,
-    hard_swish,
-    imitate,
-    native_activations,
-    native_operators,
-    place_casts,
-    prepare_int8,
+    folds_strides,
+    may_align,
+    meets_any_map_on_amx,
     shape_operands,
-    split_concat,
-    verify,
 )
+from .channels_last import channels_last, trains_in_cpp
 from .context import Context
+from .float16 import imitate, is_imitated
+from .gradient_fixes import gradient_fixes
+from .gradients import branch_gradients, carry_scale, has_own_gradients, split_concat
+from .identities import identities, may_lose_gradients
+from .inference import cast_params_offline, drop_training, fold_batch_norm, fuse, has_int8, prepare_int8
+from .native_operators import are_available, native_operators
+from .precisions import assign_dtypes, place_casts
+from .verify import verify
 
 TRAINING, INFERENCE, CONVERTED = "training", "inference", "converted"
 BOTH = (TRAINING, INFERENCE)
@@ -58,11 +53,10 @@ def _lowers(context: Context) -> bool:
 class Pass:
     """A rewrite of graphs."""
 
-    name: str  # what users switch it off by; that of its module
-    summary: str  # what it does, in a line
     run: Callable[[Graph, Context], int]  # takes a graph and a Context, edits the graph, and says how much it did
+    summary: str  # in a line, for people
     # ``'training'``, which is everything under ``init`` and ``autocast``; ``'inference'``, which is conversion;
-    # ``'converted'``, which is what becomes of a converted graph when it runs: files do not hold that
+    # ``'converted'``, which is for a converted graph when it runs: files do not hold its result
     where: tuple[str, ...] = BOTH
     required: str = ""  # why it cannot be switched off; empty for one that can
     applies: Callable[[Context], bool] = _lowers  # whether it is for graphs of a context
@@ -70,71 +64,61 @@ class Pass:
     is_step: bool = False  # whether the ``optimize`` argument of the conversions lists it
     is_last: bool = False  # whether only MXNet's fusion comes behind it
 
-
-def _in_order(*passes: Pass) -> tuple[Pass, ...]:
-    """Return passes as they are written, where each comes behind those that it has to come behind."""
-    names = [each.name for each in passes]
-    for position, each in enumerate(passes):
-        late = [name for name in each.after if name not in names[:position]]
-        if late:
-            raise ValueError(f"PASSES: {each.name!r} has to come after {late}: move it behind them")
-    return passes
+    @property
+    def name(self) -> str:
+        """The name by which users switch it off: that of its function."""
+        return self.run.__name__
 
 
-PASSES: tuple[Pass, ...] = _in_order(
-    Pass("drop_training", "operators that do nothing in inference are dropped (Dropout)", drop_training.run,
-         where=(INFERENCE,), applies=_always, is_step=True),
-    Pass("fold_batch_norm", "BatchNorm is folded into the convolution or dense layer before it", fold_batch_norm.run,
-         where=(INFERENCE,), applies=_always, is_step=True, after=("drop_training",)),
-    Pass("fold_padding", "convolutions pad their data themselves in place of an operator before them", fold_padding.run,
-         applies=_always, is_step=True),
-    Pass("shape_operands", "operands that are read for their shape only are not computed", shape_operands.run,
-         applies=_always, is_step=True),
-    Pass("branch_gradients", "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
-         branch_gradients.run, applies=_records,
-         required="without it whatever is in memory would be taken for those gradients"),
-    Pass("split_concat", "the gradients of joined feature maps come in a layout that MXNet can split", split_concat.run,
-         applies=_records, required="without it MXNet would end the process"),
-    Pass("assign_dtypes", "every operator gets a precision", assign_dtypes.run, applies=_always,
+PASSES: tuple[Pass, ...] = (
+    Pass(drop_training, "operators that do nothing in inference are dropped (Dropout)", (INFERENCE,), applies=_always,
+         is_step=True),
+    Pass(fold_batch_norm, "BatchNorm is folded into the convolution or dense layer before it", (INFERENCE,),
+         applies=_always, is_step=True, after=("drop_training",)),
+    Pass(fold_padding, "convolutions pad their data themselves in place of an operator before them", applies=_always,
+         is_step=True),
+    Pass(shape_operands, "operands that are read for their shape only are not computed", applies=_always, is_step=True),
+    Pass(branch_gradients, "what one branch reads alone, or a condition, gets a gradient of zero elsewhere",
+         applies=_records, required="without it whatever is in memory would be taken for those gradients"),
+    Pass(split_concat, "the gradients of joined feature maps come in a layout that MXNet can split", applies=_records,
+         required="without it MXNet would end the process"),
+    Pass(assign_dtypes, "every operator gets a precision", applies=_always,
          required="without it nothing runs in low precision: leave amp.init() or the conversion out",
          after=("fold_batch_norm", "fold_padding", "shape_operands", "branch_gradients", "split_concat")),
-    Pass("hard_swish", "values times their hard sigmoid are one operator in C++", hard_swish.run,
-         where=(TRAINING, CONVERTED), applies=hard_swish.is_needed, after=("assign_dtypes",)),
-    Pass("channels_last", "chains of convolutions that MXNet runs slowly train with the channels last, in C++",
-         channels_last.run, where=(TRAINING,), applies=channels_last.is_needed,
-         after=("assign_dtypes", "hard_swish")),
-    Pass("native_operators", "operators in C++ take the place of MXNet's slow ones on the CPU", native_operators.run,
-         where=(TRAINING, CONVERTED), applies=native_operators.is_needed, after=("assign_dtypes", "channels_last")),
-    Pass("defects", "gradients that MXNet's operators get wrong come another way", defects.run, where=(TRAINING,),
-         applies=_records, required="without it some gradients would be wrong", after=("native_operators",)),
-    Pass("native_activations", "activations run oneDNN's kernels where those are faster", native_activations.run,
-         applies=native_activations.is_needed, after=("native_operators",)),
-    Pass("align_channels", "convolutions are padded to the channel multiple that the fast kernels need",
-         align_channels.run, applies=align_channels.is_needed, is_step=True, after=("assign_dtypes",)),
-    Pass("fold_stride", "strided convolutions of few channels run on AMX; they stay in FP32 without it",
-         fold_stride.run, where=(TRAINING,), applies=fold_stride.is_needed, after=("align_channels",)),
-    Pass("place_casts", "a cast is inserted where producer and consumer differ", place_casts.run, applies=_always,
+    Pass(hard_swish, "values times their hard sigmoid are one operator in C++", (TRAINING, CONVERTED), applies=may_fuse,
+         after=("assign_dtypes",)),
+    Pass(channels_last, "chains of convolutions that MXNet runs slowly train with the channels last, in C++",
+         (TRAINING,), applies=trains_in_cpp, after=("assign_dtypes", "hard_swish")),
+    Pass(native_operators, "operators in C++ take the place of MXNet's slow ones on the CPU", (TRAINING, CONVERTED),
+         applies=are_available, after=("assign_dtypes", "channels_last")),
+    Pass(gradient_fixes, "gradients that MXNet's operators get wrong come another way", (TRAINING,), applies=_records,
+         required="without it some gradients would be wrong", after=("native_operators",)),
+    Pass(native_activations, "activations run oneDNN's kernels where those are faster", applies=are_onednns,
+         after=("native_operators",)),
+    Pass(align_channels, "convolutions are padded to the channel multiple that the fast kernels need",
+         applies=may_align, is_step=True, after=("assign_dtypes",)),
+    Pass(fold_stride, "strided convolutions of few channels run on AMX; they stay in FP32 without it", (TRAINING,),
+         applies=folds_strides, after=("align_channels",)),
+    Pass(place_casts, "a cast is inserted where producer and consumer differ", applies=_always,
          required="without it operators would read types that they cannot run in",
-         after=("assign_dtypes", "native_operators", "defects", "align_channels", "fold_stride")),
-    Pass("barriers", "operators that change nothing stand where gradients that are added would be lost",
-         barriers.run, where=(TRAINING, INFERENCE, CONVERTED), applies=barriers.is_needed,
+         after=("assign_dtypes", "native_operators", "gradient_fixes", "align_channels", "fold_stride")),
+    Pass(identities, "operators that change nothing stand where gradients that are added would be lost",
+         (TRAINING, INFERENCE, CONVERTED), applies=may_lose_gradients,
          required="without it some gradients would be lost", after=("branch_gradients", "place_casts")),
-    Pass("carry_scale", "gradients that operators make on their own carry the loss scale", carry_scale.run,
-         where=(TRAINING, CONVERTED), applies=carry_scale.is_needed,
-         required="without it steps would be too small by the loss scale", after=("place_casts",)),
-    Pass("dilate_pointwise", "pointwise convolutions avoid an AMX kernel that gives wrong results; without this "
-         "pass they stay in FP32", dilate_pointwise.run, where=(INFERENCE,), applies=dilate_pointwise.is_needed,
+    Pass(carry_scale, "gradients that operators make on their own carry the loss scale", (TRAINING, CONVERTED),
+         applies=has_own_gradients, required="without it steps would be too small by the loss scale",
          after=("place_casts",)),
-    Pass("imitate", "a type that the device has no kernels for is imitated", imitate.run, applies=imitate.is_needed,
+    Pass(dilate_pointwise, "pointwise convolutions avoid an AMX kernel that gives wrong results; without this pass "
+         "they stay in FP32", (INFERENCE,), applies=meets_any_map_on_amx, after=("place_casts",)),
+    Pass(imitate, "a type that the device has no kernels for is imitated", applies=is_imitated,
          required="without it the device would have to run a type that it has no kernels for",
-         after=("place_casts", "barriers")),
-    Pass("cast_params_offline", "parameters that are read in low precision only are stored in it",
-         cast_params_offline.run, where=(INFERENCE,), is_step=True, after=("place_casts", "imitate")),
-    Pass("prepare_int8", "rectifiers and flattened maps come in a form that MXNet has INT8 operators for",
-         prepare_int8.run, where=(INFERENCE,), applies=prepare_int8.is_needed,
-         required="without it MXNet fails on dense layers in INT8", after=("cast_params_offline",)),
-    Pass("fuse", "oneDNN's fused operators (convolution, activation, sum) on the CPU", fuse.run, where=(INFERENCE,),
-         applies=_always, is_step=True, is_last=True, after=("cast_params_offline",)),
+         after=("place_casts", "identities")),
+    Pass(cast_params_offline, "parameters that are read in low precision only are stored in it", (INFERENCE,),
+         is_step=True, after=("place_casts", "imitate")),
+    Pass(prepare_int8, "rectifiers and flattened maps come in a form that MXNet has INT8 operators for", (INFERENCE,),
+         applies=has_int8, required="without it MXNet fails on dense layers in INT8", after=("cast_params_offline",)),
+    Pass(fuse, "oneDNN's fused operators (convolution, activation, sum) on the CPU", (INFERENCE,), applies=_always,
+         is_step=True, is_last=True, after=("cast_params_offline",)),
 )
 
 
@@ -152,7 +136,7 @@ def run(graph: Graph, context: Context) -> dict[str, int]:
         if not each.is_last:
             counts[each.name] = each.run(graph, context)
             if context.check:
-                verify.run(graph, context, list(counts))
+                verify(graph, context, list(counts))
     if context.weights is not None:
         context.weights.keep({node.name for node in graph.variables()})
     return counts

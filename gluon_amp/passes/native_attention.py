@@ -1,22 +1,31 @@
-"""Find attention of several heads: products, softmax, and all that splits projections into heads and joins them again.
+"""Fuse attention of several heads into one operator in C++: products, softmax, and all that splits and joins heads.
 
-One operator in C++ does all of that, and reads heads where they lie. What splits and joins is recognised by where it
-puts the values of two arrays of other sizes than the network's, not by how it is written. Masks, lengths and dropout
-between the products are part of the operator.
+::
+
+    batch_dot(softmax(scale * batch_dot(heads(q), heads(k))), heads(v))   ->   _gluon_amp_attention(q, k, v)
+
+It reads heads where they lie. The operators that split and join them are recognised by where they put the values of two
+arrays of other sizes than the network's, not by how they are written. Masks, lengths and dropout between the products
+are part of the operator.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from ..graph import Entry, Graph, Node, Readers
-from ..graph.attrs import integer, integers, is_set
-from .native_casts import is_widened
-from .native_dropout import is_plain_dropout
+from ..dtypes import BFLOAT16, FLOAT32
+from ..graph import Consumers, Entry, Graph, Node, Role
+from ..graph.attrs import integer, integers, is_set, symbol_attributes
+from ..graph.decision import WISHES
+from ..rules import FP32, LOWER, Cause, Decision
+from .context import Context
+from .precisions import Made, decide, give_low, in_type, is_widened
 
+ATTENTION, _LEAST = "_gluon_amp_attention", 500_000
+_FP32_INPUTS = ("bias", "mask", "bits")
 _MOVES = ("Reshape", "transpose", "SwapAxis")
 _REPEATS = ("repeat", "expand_dims", "broadcast_axis", "Reshape")
 _SCALES = ("_mul_scalar", "_div_scalar", "_contrib_div_sqrt_dim")
@@ -29,8 +38,8 @@ _SELF, _MEMORY = "_contrib_interleaved_matmul_selfatt", "_contrib_interleaved_ma
 _INTERLEAVED = {_SELF: _SELF, "_sg_mkldnn_selfatt": _SELF, _MEMORY: _MEMORY}
 
 
-class Attention(NamedTuple):
-    """What one operator can take the place of."""
+class _Attention(NamedTuple):
+    """Operators that compute attention."""
 
     node: Node  # the last one, which gives (batch, length, units)
     products: tuple[Node, Node]  # of queries and keys, and with values
@@ -40,20 +49,82 @@ class Attention(NamedTuple):
     dropout: Node | None  # of the weights
 
 
-def find(graph: Graph, readers: Readers) -> Iterator[Attention]:
+def fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
+    """Put one operator in the place of those that compute attention; return how many times."""
+    consumers = Consumers(graph)
+    found = [each for each in _find(graph, consumers) if _gains_as_one(each, context)
+             and not any(entry.node in unknown for entry in each.inputs.values())]
+    if not found or not context.runs_natively(ATTENTION):
+        return 0
+    casts: Made = {}
+    for each in found:
+        node, inputs = each.node, dict(each.inputs)
+        if each.dropout is not None:
+            inputs["bits"] = random_bits(graph, each.dropout)
+        kept = tuple(position for position, name in enumerate(inputs) if name in _FP32_INPUTS)
+        decision = _decision_on(each, context, kept)
+        dtype = BFLOAT16 if decision.rule == LOWER else FLOAT32
+        if context.converted:
+            inputs.update((name, in_type(graph, entry, dtype, casts, consumers)) for name, entry in each.inputs.items()
+                          if name not in (*_FP32_INPUTS, "lengths"))
+        node.inputs = list(inputs.values())
+        node.replaced, node.op = node.op, ATTENTION
+        attrs = {**each.attrs, "operands": ",".join(inputs)}
+        node.attrs = {**symbol_attributes(node.attrs), **{name: str(value) for name, value in attrs.items()}}
+        node.dtypes = [FLOAT32]
+        if not context.converted:
+            node.decision, node.planned = decision, [dtype]
+        elif dtype == BFLOAT16:
+            give_low(graph, node)
+    return len(found)
+
+
+def _gains_as_one(found: _Attention, context: Context) -> bool:
+    known = all(entry.shape and entry.node.dtypes[entry.output] in _types_of(name, context)
+                for name, entry in found.inputs.items())
+    shape, weights = found.node.shapes[0], found.softmax.shapes[0]
+    if not known or shape is None or weights is None:
+        return False
+    return 2 * prod(weights) * shape[-1] // int(str(found.attrs["heads"])) >= _LEAST
+
+
+def _types_of(name: str, context: Context) -> tuple[str, ...]:
+    """Return the types that an input of attention may have before casts are placed."""
+    if name == "lengths":
+        return ("int32",)
+    return (FLOAT32, BFLOAT16) if context.converted and name not in _FP32_INPUTS else (FLOAT32,)
+
+
+def _decision_on(found: _Attention, context: Context, fp32_inputs: tuple[int, ...]) -> Decision:
+    """Return low precision, unless nothing has it or the user wants FP32 of one of the operators."""
+    nodes = (*found.products, found.softmax)
+    # A converted graph has no decisions any more.
+    decisions = [decide(replace(node, op=_listed(node)), context) if context.converted else node.decided
+                 for node in nodes]
+    if not context.policy.lowers:
+        return decisions[-1]
+    for decision in decisions:
+        if decision.cause in WISHES and decision.rule == FP32:
+            return replace(decision, fp32_inputs=())
+    if context.converted and (context.policy.training or context.target != BFLOAT16):
+        return decisions[-1]
+    return Decision(LOWER, Cause.TABLE, "attention in C++ keeps its scores in FP32", fp32_inputs)
+
+
+def _find(graph: Graph, consumers: Consumers) -> Iterator[_Attention]:
     """Find attention whose inner results nothing else reads."""
     for node in graph.operators():
         found = None
         if node.op == "batch_dot" and not is_set(node.attrs, "transpose_a") and not is_set(node.attrs, "transpose_b"):
-            found = _around(node, readers)
+            found = _around(node, consumers)
         elif node.op in [f"{kind}_valatt" for kind in _INTERLEAVED]:
-            found = _interleaved(node, readers)
+            found = _interleaved(node, consumers)
         if found is not None:
             yield found
 
 
-def listed(node: Node) -> str:
-    """Return what users call the operator of a node."""
+def _listed(node: Node) -> str:
+    """Return the name that users have for the operator of a node."""
     kind, _, product = node.op.rpartition("_")
     return f"{_INTERLEAVED[kind]}_{product}" if kind in _INTERLEAVED else node.op
 
@@ -67,10 +138,10 @@ class _Weights:
     moves: list[Node] = field(default_factory=list)  # between softmax and product, which have to leave values in place
     dropout: Node | None = None
     extras: dict[str, Entry] = field(default_factory=dict)  # for all heads; by the operator's names
-    masked: float | None = None  # the score of what a mask takes away
+    masked: float | None = None  # the score of values that a mask takes away
 
     def attrs(self) -> dict[str, object]:
-        """Return what the operator has to know of them."""
+        """Return the operator's attributes about them."""
         attrs: dict[str, object] = {} if self.masked is None else {"masked": repr(self.masked)}
         return attrs if self.dropout is None else {**attrs, "p": self.dropout.attrs.get("p", "0.5")}
 
@@ -83,7 +154,7 @@ class _Heads(NamedTuple):
     scale: float
 
     def are_of(self, heads: int) -> bool:
-        """Whether (batch, length, units) becomes (batch * heads, length, width)."""
+        """Tell whether (batch, length, units) becomes (batch * heads, length, width)."""
         units = (self.base.shape or (0,))[-1]
         return units % heads == 0 and _does(
             self.moves, lambda batch, length: (batch, length, units),
@@ -104,7 +175,7 @@ class _Sizes(NamedTuple):
         return [rows] if name == "mask" else [rows, (self.batch, 1, self.keys)]
 
 
-def _around(product: Node, readers: Readers) -> Attention | None:
+def _around(product: Node, consumers: Consumers) -> _Attention | None:
     weights = _weights(product.inputs[0])
     if weights is None:
         return None
@@ -116,23 +187,23 @@ def _around(product: Node, readers: Readers) -> Attention | None:
     first = scores.node
     if first.op != "batch_dot" or is_set(first.attrs, "transpose_a") or not is_set(first.attrs, "transpose_b"):
         return None
-    heads = [_heads(entry, readers) for entry in (*first.inputs, product.inputs[1])]
+    heads = [_heads(entry, consumers) for entry in (*first.inputs, product.inputs[1])]
     shape, units = first.inputs[0].shape or (0,), (heads[0].base.shape or (0,))[-1]
     count = units // shape[-1] if shape[-1] else 0
     shapes = [each.base.shape or () for each in heads]
     if count < 1 or not all(len(shape) == 3 for shape in shapes) or not all(each.are_of(count) for each in heads):
         return None
-    last = _joined(product, count, units, readers)
+    last = _joined(product, count, units, consumers)
     if heads[2].scale != 1 or last is None or (may_be_shared and (weights.scores.shape or ())[:1] == (1,)):
         return None
-    layout, projections = _projections([each.base for each in heads], readers)
+    layout, projections = _projections([each.base for each in heads], consumers)
     sizes = _Sizes(shapes[0][0], shapes[0][1], shapes[1][1], count)
     scale *= heads[0].scale * heads[1].scale
     return _attention(last, (first, product), weights, {"layout": layout, "scale": repr(scale)}, projections, sizes,
-                      readers)
+                      consumers)
 
 
-def _interleaved(product: Node, readers: Readers) -> Attention | None:
+def _interleaved(product: Node, consumers: Consumers) -> _Attention | None:
     weights = _weights(product.inputs[1])
     if weights is None:
         return None
@@ -152,12 +223,12 @@ def _interleaved(product: Node, readers: Readers) -> Attention | None:
     if rest:
         return None
     return _attention(product, (first, product), weights, {"layout": "interleaved", "scale": repr(width ** -0.5)},
-                      dict(zip(names, first.inputs)), _Sizes(batch, queries, keys, heads), readers)
+                      dict(zip(names, first.inputs)), _Sizes(batch, queries, keys, heads), consumers)
 
 
 def _attention(last: Node, products: tuple[Node, Node], weights: _Weights, attrs: Mapping[str, object],
-               projections: Mapping[str, Entry], sizes: _Sizes, readers: Readers) -> Attention | None:
-    """Return attention, if extras are for its heads and nothing else reads what is inside."""
+               projections: Mapping[str, Entry], sizes: _Sizes, consumers: Consumers) -> _Attention | None:
+    """Return attention, if extras are for its heads and nothing else reads its inner results."""
     heads = sizes.heads
     if not _does(weights.moves, lambda batch, length: (batch * heads, length, length + 1), lambda x: x):
         return None
@@ -168,10 +239,10 @@ def _attention(last: Node, products: tuple[Node, Node], weights: _Weights, attrs
             return None
         inputs[name] = base
     inputs = _in_order(last, inputs)
-    within = _within(last, inputs.values(), readers)
+    within = _within(last, inputs.values(), consumers)
     if not {id(products[0]), id(weights.softmax)} <= within:
         return None
-    return Attention(last, products, weights.softmax, inputs, {**attrs, "heads": heads, **weights.attrs()},
+    return _Attention(last, products, weights.softmax, inputs, {**attrs, "heads": heads, **weights.attrs()},
                      weights.dropout)
 
 
@@ -196,7 +267,7 @@ def _weights(entry: Entry) -> _Weights | None:
 
 
 def _mask(weights: _Weights, mask: Entry) -> bool:
-    """Whether scores are chosen by the mask that the weights are times; the weights learn of it."""
+    """Tell whether scores are chosen by the mask that the weights are times; the weights learn of it."""
     choice = weights.scores.node
     if choice.op != "where" or choice.inputs[0].key != mask.key:
         return False
@@ -210,7 +281,7 @@ def _mask(weights: _Weights, mask: Entry) -> bool:
 
 
 def _behind(entry: Entry, passes: Callable[[Entry], bool]) -> tuple[Entry, list[Node]]:
-    """Return what operators read that are to be looked through, and these in the order in which they run."""
+    """Look through operators; return the tensor behind them, and them in the order in which they run."""
     nodes: list[Node] = []
     while passes(entry):
         nodes.insert(0, entry.node)
@@ -250,23 +321,23 @@ def _in_order(last: Node, inputs: Mapping[str, Entry]) -> dict[str, Entry]:
     return found
 
 
-def _within(last: Node, inputs: Iterable[Entry], readers: Readers) -> frozenset[int]:
+def _within(last: Node, inputs: Iterable[Entry], consumers: Consumers) -> frozenset[int]:
     """Return the nodes between inputs and a last one that nothing else reads."""
     ends, within = {entry.node for entry in inputs}, {id(last)}
     waiting = [entry.node for entry in last.inputs]
     while waiting:
         node = waiting.pop()
         outputs = [Entry(node, output) for output in range(node.num_outputs)]
-        if node in ends or node.is_variable or id(node) in within or any(map(readers.is_head, outputs)):
+        if node in ends or node.is_variable or id(node) in within or any(map(consumers.is_head, outputs)):
             continue
-        if all(id(reader) in within for output in outputs for reader in readers.of(output)):
+        if all(id(consumer) in within for output in outputs for consumer in consumers.of(output)):
             within.add(id(node))
             waiting += [entry.node for entry in node.inputs]
     return frozenset(within)
 
 
 def _scaled(entry: Entry) -> tuple[Entry, float]:
-    """Return what is behind factors, and their product."""
+    """Return the tensor behind factors, and their product."""
     behind, nodes = _behind(entry, lambda each: each.node.op in _SCALES)
     return behind, prod(map(_factor, nodes), start=1.0)
 
@@ -278,18 +349,18 @@ def _factor(node: Node) -> float:
     return scalar if node.op == "_mul_scalar" else 1 / scalar
 
 
-def _heads(entry: Entry, readers: Readers) -> _Heads:
-    base, nodes = _behind(entry, lambda each: readers.is_read_once(each) and each.node.op in (*_MOVES, *_SCALES))
+def _heads(entry: Entry, consumers: Consumers) -> _Heads:
+    base, nodes = _behind(entry, lambda each: consumers.is_read_once(each) and each.node.op in (*_MOVES, *_SCALES))
     scale = prod((_factor(node) for node in nodes if node.op in _SCALES), start=1.0)
     return _Heads(base, [node for node in nodes if node.op in _MOVES], scale)
 
 
-def _joined(product: Node, heads: int, units: int, readers: Readers) -> Node | None:
-    """Return the node that gives (batch, length, units) from heads, if that is what follows a product."""
+def _joined(product: Node, heads: int, units: int, consumers: Consumers) -> Node | None:
+    """Return the node behind a product that gives (batch, length, units) from heads."""
     node = product
     moves: list[Node] = []
-    while readers.is_read_once(Entry(node)) and len(moves) <= len(_MOVES):
-        (node,) = readers.of(Entry(node))
+    while consumers.is_read_once(Entry(node)) and len(moves) <= len(_MOVES):
+        (node,) = consumers.of(Entry(node))
         if node.op not in _MOVES:
             return None
         moves.append(node)
@@ -299,12 +370,12 @@ def _joined(product: Node, heads: int, units: int, readers: Readers) -> Node | N
     return None
 
 
-def _projections(bases: Sequence[Entry], readers: Readers) -> tuple[str, dict[str, Entry]]:
-    """Return the layout of queries, keys and values, and what the operator is to read."""
+def _projections(bases: Sequence[Entry], consumers: Consumers) -> tuple[str, dict[str, Entry]]:
+    """Return the layout of queries, keys and values, and the inputs of the operator."""
     parts = [base.node.inputs[0] if is_widened(base) else base for base in bases]
     split = parts[0].node
     if (split.op == "SliceChannel" and all(part.node is split for part in parts)
-            and all(map(readers.is_read_once, (*bases, *parts)))
+            and all(map(consumers.is_read_once, (*bases, *parts)))
             and [part.output for part in parts] == [0, 1, 2] and integer(split.attrs, "num_outputs", 0) == 3
             and split.attrs.get("axis") in ("2", "-1") and not is_set(split.attrs, "squeeze_axis")):
         return "joined", {"projections": split.inputs[0]}
@@ -312,7 +383,7 @@ def _projections(bases: Sequence[Entry], readers: Readers) -> tuple[str, dict[st
 
 
 def _does(moves: Sequence[Node], shape: Callable[..., tuple[int, ...]], wanted: Callable[[Any], Any]) -> bool:
-    """Whether operators put values where a function does, at several sizes."""
+    """Tell whether operators put values where a function does, at several sizes."""
     for sizes in _SIZES:
         x = np.arange(prod(shape(*sizes))).reshape(shape(*sizes))
         try:
@@ -346,3 +417,29 @@ def _moved(node: Node, x: np.ndarray) -> np.ndarray:
     if not wanted or min(wanted) < -1 or 0 in kept:
         raise ValueError("not known here")
     return x.reshape(kept[::step])
+
+
+_COUNT = 64  # of bits
+_BITS = Decision(FP32, Cause.TABLE, "random bits of dropout are FP32")
+
+
+def is_plain_dropout(entry: Entry) -> bool:
+    """Tell whether a tensor is the result of dropout of single values."""
+    node = entry.node
+    return (node.op == "Dropout" and entry.output == 0 and 0 < float(node.attrs.get("p", "0.5")) < 1
+            and node.attrs.get("axes", "()") in ("()", "[]", "None"))
+
+
+def random_bits(graph: Graph, dropout: Node) -> Entry:
+    """Make random bits by MXNet's Dropout, for its seed and in its mode; they are all ones where it drops nothing."""
+    mode = {name: value for name, value in dropout.attrs.items() if name == "mode"}
+    ones = _made(graph, "_ones", dropout, [], shape=f"({_COUNT},)", dtype=FLOAT32)
+    drawn = _made(graph, "Dropout", dropout, [Entry(ones)], p=0.5, **mode)
+    drawn.num_outputs, drawn.dtypes, drawn.shapes = 2, drawn.dtypes * 2, drawn.shapes * 2
+    return Entry(_made(graph, "BlockGrad", dropout, [Entry(drawn)]))
+
+
+def _made(graph: Graph, op: str, dropout: Node, inputs: list[Entry], **attrs: object) -> Node:
+    name = graph.new_name(f"{dropout.name}_{op.strip('_').lower()}")
+    return Node(op, name, {key: str(value) for key, value in attrs.items()}, inputs, dtypes=[FLOAT32],
+                shapes=[(_COUNT,)], role=Role.HELPER, decision=_BITS)

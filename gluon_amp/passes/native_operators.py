@@ -1,46 +1,46 @@
 """Put operators in C++ in the place of those that MXNet has no good CPU kernels for.
 
+::
+
+    LayerNorm(x, gamma, beta)   ->   _gluon_amp_layer_norm(x, gamma, beta)
+
 MXNet's LayerNorm takes ten times as long as need be, mostly backward, its clip branches for every element, and its
 products of many small matrices and recurrent layers use neither all threads nor the widest instructions. The operators
 of :mod:`gluon_amp.native` take their place where they compute the same in FP32, whatever the rest of the graph runs in.
 The program's own symbol, from which files are written, keeps MXNet's operators. clip runs in bfloat16, too: between
-convolutions that saves the casts that MXNet's needs.
+convolutions that saves the casts that MXNet's needs. Dense layers and attention
+(:mod:`~gluon_amp.passes.native_attention`) run in either type, LayerNorm and dropout in that of their data.
 
-Dense layers and attention (:mod:`~gluon_amp.passes.native_attention`) run in either type, LayerNorm and dropout in that
-of their data.
-
-MXNet does not tell operators of libraries that a gradient is to be added to what is there: a barrier stands between
-(:mod:`~gluon_amp.passes.barriers`).
+MXNet does not tell operators of libraries that a gradient is to be added to what is there: an identity stands between
+(:mod:`~gluon_amp.passes.identities`).
 """
 from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, prod
-from typing import Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from ..dtypes import AVX2_VALUES, BFLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Readers
-from ..graph.attrs import integer, is_set, symbol_attributes
-from ..graph.decision import WISHES
-from ..rules import FP32, LOWER, NEUTRAL, Cause, Decision, Rule
-from ..rules.shapes import values_behind
-from ..rules.tables.groups.layers import SOFTMAX
-from . import channels_last, hard_swish, native_dropout, native_pooling, native_products, native_recurrent
-from .assign_dtypes import decide, follow
+from ..graph import Consumers, Entry, Graph, Node, subgraphs_of
+from ..graph.attrs import integer, integers, is_channels_last, is_set
+from ..rules import NEUTRAL, Cause, Rule
+from ..rules.shapes import BLOCK, has_avx2_kernel, pools_out_of_order, pools_to_means, values_behind
+from ..rules.tables.groups import SOFTMAX
+from . import channels_last, native_attention, native_recurrent
+from .activations import HARD_SWISH
 from .context import Context
-from .known_forward import unknown_forward
-from .native_attention import Attention, find, listed
-from .native_casts import Made, give_low, in_type
-from .native_products import NARROW, Shapes
+from .precisions import propagate_dtypes, unknown_forward
 
-_FP32_INPUTS = ("bias", "mask", "bits")  # of attention
-_ATTENTION, _LEAST_ATTENTION = "_gluon_amp_attention", 500_000
 _MANY_ROWS = 16  # of a dense layer's data, from which on MXNet's product of matrices is the slower one
+_NARROW = 16  # values in a row, below which they cannot be vectorised
+_SCALE_ROWS, _PRODUCTS = "_gluon_amp_scale_rows", ("broadcast_mul", "_npi_multiply")
+_KEEP_LAYOUT = ("Activation", "relu", "clip", "LeakyReLU", "BatchNorm", "elemwise_add", "_copy")
+Shapes = Sequence[Sequence[int]]
 
 
-def is_needed(context: Context) -> bool:
-    """Tell whether there are such operators for the device."""
-    return context.native is not None and context.policy.runs_native
+def are_available(context: Context) -> bool:
+    """Tell whether there are operators in C++ for the device."""
+    return context.native is not None and context.policy.runs_native(context.device)
 
 
 def _values(node: Node) -> int:
@@ -51,73 +51,73 @@ def _weights(node: Node) -> int:
     return prod(node.inputs[1].shape or ())
 
 
+def _results(node: Node) -> int:
+    return prod(node.shapes[0] or ())
+
+
 def _operations(node: Node) -> int:
     """Return the multiplications and additions of a product of matrices."""
-    matrix = node.inputs[0].shape or ()
-    return 2 * prod(node.shapes[0] or ()) * matrix[-2 if is_set(node.attrs, "transpose_a") else -1]
+    return 2 * _results(node) * (node.inputs[0].shape or ())[-2 if is_set(node.attrs, "transpose_a") else -1]
 
 
-def _always(node: Node, of: Readers | Context) -> bool:
+def _always(*_: Any) -> bool:
     return True
 
 
-def _recorded(node: Node, context: Context) -> bool:
-    """Whether gradients may be asked for, which is where it gains."""
-    return context.facts.recorded
-
-
-def _keeps_format(node: Node, readers: Readers) -> bool:
-    """Whether boxes come and go in one format, and some are compared."""
-    attrs = node.attrs
-    return (attrs.get("in_format", "corner") == attrs.get("out_format", "corner") and integer(attrs, "topk", -1) != 0
-            and readers.is_first_only(node))
-
-
 class Replacement(NamedTuple):
-    """What takes the place of an operator of MXNet's."""
+    """An operator in C++ that may take the place of one of MXNet's."""
 
     op: str  # registered name
     types: tuple[str, ...]  # the types of data that it gains in
     least: int  # the work from which on it gains: a call of a library's operator takes longer
-    # takes a node and says whether the operator computes the same
-    fits: Callable[[Node, Readers], bool] = _always
-    # takes a node of known shapes; of what the least is meant. The values of its data by default.
-    work: Callable[[Node], int] = _values
+    fits: Callable[[Node, Consumers], bool] = _always  # takes a node; whether the operator computes the same
+    work: Callable[[Node], int] = _values  # takes a node of known shapes; what ``least`` is of
     fp32_inputs: tuple[int, ...] = ()  # those that stay FP32 where the data is in low precision
-    gains: Callable[[Node, Context], bool] = _always  # takes a node and says whether it is faster on this device
+    gains: Callable[[Node, Context], bool] = _always  # takes a node; whether it is faster on this device
     rule: Rule | None = None  # how its precision is decided, where MXNet's operator has no bfloat16 kernel
     known: int = 2  # how many of its first inputs have to have a known shape before MXNet infers shapes backward
     integers: tuple[int, ...] = ()  # inputs that are int32, and have no gradient
-    # takes a node and the shapes of its first two inputs, and says whether it may be replaced there. A graph of its own
-    # is made where other calls decide otherwise.
+    # takes a node and the shapes of its first two inputs; whether it may be replaced there. A graph of its own is made
+    # where other calls decide otherwise.
     follows: Callable[[Node, Shapes], bool] | None = None
 
 
-def _is_simple_layer_norm(node: Node, readers: Readers) -> bool:
-    """Whether the last axis is normalised; other numbers of axes may come, for which a positive one is not the last."""
-    return ((node.inputs[0].shape or (0,))[-1] >= NARROW and integer(node.attrs, "axis", -1) == -1
-            and readers.is_first_only(node))
+def _gains_with_gradients(node: Node, context: Context) -> bool:
+    return context.facts.recorded
+
+
+def _keeps_format(node: Node, consumers: Consumers) -> bool:
+    """Tell whether boxes come and go in one format, and some are compared."""
+    attrs = node.attrs
+    return (attrs.get("in_format", "corner") == attrs.get("out_format", "corner") and integer(attrs, "topk", -1) != 0
+            and consumers.is_first_only(node))
+
+
+def _is_simple_layer_norm(node: Node, consumers: Consumers) -> bool:
+    """Tell whether the last axis is normalised; with other numbers of axes a positive one may not be the last."""
+    return ((node.inputs[0].shape or (0,))[-1] >= _NARROW and integer(node.attrs, "axis", -1) == -1
+            and consumers.is_first_only(node))
 
 
 def _is_sloped(node: Node, shapes: Shapes) -> bool:
-    """Whether there is one slope, or one for each channel, which comes behind the batch."""
+    """Tell whether there is one slope, or one for each channel, which comes behind the batch."""
     data, slopes = shapes
     return len(slopes) == 1 and (slopes[0] == 1 or (len(data) > 1 and slopes[0] == data[1]))
 
 
-def _is_pile(node: Node, readers: Readers) -> bool:
-    """Whether the product is of the last two axes of more."""
+def _is_pile(node: Node, consumers: Consumers) -> bool:
+    """Tell whether the product is of the last two axes of more."""
     return len(node.inputs[0].shape or ()) > 2 and integer(node.attrs, "axis", -2) == -2
 
 
 def _is_matmul(node: Node, shapes: Shapes) -> bool:
-    """Whether a pile is times another of the same leading dimensions, or times one matrix."""
+    """Tell whether a pile is times another of the same leading dimensions, or times one matrix."""
     left, right = shapes
     return len(left) > 2 and (len(right) == 2 or left[:-2] == right[:-2])
 
 
-def _is_softmax_of_rows(node: Node, readers: Readers) -> bool:
-    """Whether a temperature and lengths are heeded, these over the last axis, whatever the number of axes is."""
+def _is_softmax_of_rows(node: Node, consumers: Consumers) -> bool:
+    """Tell whether a temperature and lengths are heeded, these over the last axis, whatever the number of axes is."""
     return (node.attrs.get("dtype", "None") == "None" and 0 < _temperature(node) < inf
             and (not is_set(node.attrs, "use_length")
                  or (len(node.inputs) == 2 and len(node.inputs[0].shape or ()) > 1
@@ -125,24 +125,12 @@ def _is_softmax_of_rows(node: Node, readers: Readers) -> bool:
 
 
 def _is_slow_softmax(node: Node, context: Context) -> bool:
-    """Whether oneDNN runs it over the last axis only, not at all, or, of a logarithm without AVX512, no gradient."""
+    """Tell whether oneDNN runs it over the last axis only, not at all, or, without AVX512, no logarithm's gradient."""
     behind = values_behind(node.inputs[0].shape or (), integer(node.attrs, "axis", -1))
-    return (_temperature(node) != 1 or is_set(node.attrs, "use_length") or behind >= NARROW
+    return (_temperature(node) != 1 or is_set(node.attrs, "use_length") or behind >= _NARROW
             or (behind == 1 and node.op == "log_softmax" and context.facts.recorded
-                and context.policy.channel_multiple == AVX2_VALUES
+                and context.device.channel_multiple == AVX2_VALUES
                 and (node.inputs[0].shape or (0,))[-1] >= AVX2_VALUES))
-
-
-def _is_plain_resize(node: Node, readers: Readers) -> bool:
-    """Whether the size of the result is given, rather than a factor or another tensor."""
-    attrs = node.attrs
-    return (len(node.inputs) == 1 and attrs.get("mode", "size") == "size" and len(node.inputs[0].shape or ()) == 4
-            and {attrs.get("scale_height", "None"), attrs.get("scale_width", "None")} == {"None"}
-            and min(integer(attrs, "height", 0), integer(attrs, "width", 0)) > 0)
-
-
-def _results(node: Node) -> int:
-    return prod(node.shapes[0] or ())
 
 
 def _temperature(node: Node) -> float:
@@ -150,8 +138,16 @@ def _temperature(node: Node) -> float:
     return 1.0 if given == "None" else float(given)
 
 
+def _is_plain_resize(node: Node, consumers: Consumers) -> bool:
+    """Tell whether the size of the result is given, rather than a factor or another tensor."""
+    attrs = node.attrs
+    return (len(node.inputs) == 1 and attrs.get("mode", "size") == "size" and len(node.inputs[0].shape or ()) == 4
+            and {attrs.get("scale_height", "None"), attrs.get("scale_width", "None")} == {"None"}
+            and min(integer(attrs, "height", 0), integer(attrs, "width", 0)) > 0)
+
+
 def _is_inner_layer(node: Node, shapes: Shapes) -> bool:
-    """Whether rows and weights are many, and the gradient of the data, which is always computed, is of use.
+    """Tell whether rows and weights are many, and the gradient of the data, which is always computed, is of use.
 
     MXNet's takes data of one dimension for a column.
     """
@@ -161,26 +157,73 @@ def _is_inner_layer(node: Node, shapes: Shapes) -> bool:
             and not node.inputs[0].node.is_variable)
 
 
-def _is_slow_sum(node: Node, readers: Readers) -> bool:
-    """Whether values are added up along one axis, with some behind it."""
+def _is_slow_sum(node: Node, consumers: Consumers) -> bool:
+    """Tell whether values are added up along one axis, with some behind it."""
     axes = [each for each in node.attrs.get("axis", "None").strip("()[]").split(",") if each.strip()]
     if len(axes) != 1 or axes[0].strip() == "None" or is_set(node.attrs, "exclude"):
         return False
-    return values_behind(node.inputs[0].shape or (), int(axes[0])) >= NARROW
+    return values_behind(node.inputs[0].shape or (), int(axes[0])) >= _NARROW
+
+
+def _drops_values(node: Node, consumers: Consumers) -> bool:
+    """Tell whether single values are dropped, and nobody reads which."""
+    return native_attention.is_plain_dropout(Entry(node)) and consumers.is_first_only(node)
+
+
+def _pools_windows(node: Node, consumers: Consumers) -> bool:
+    """Tell whether means of whole channels are taken, or means or maxima of windows that lie on a padded image."""
+    attrs = node.attrs
+    if is_set(attrs, "global_pool"):
+        return pools_to_means(attrs)
+    kernel, pads = integers(attrs, "kernel"), integers(attrs, "pad")
+    return (attrs.get("pool_type", "max") in ("max", "avg") and attrs.get("pooling_convention", "valid") == "valid"
+            and len(kernel) == 2 and len(node.inputs[0].shape or ()) == 4 and not is_channels_last(attrs)
+            and all(pad < side for pad, side in zip(pads, kernel)) and consumers.is_first_only(node))
+
+
+def _is_slow_pooling(node: Node, context: Context) -> bool:
+    """Tell whether oneDNN has no kernel for the gradient, or takes values one by one.
+
+    For the gradient in low precision there is a shape rule.
+    """
+    device, data = context.device, node.inputs[0]
+    if is_set(node.attrs, "global_pool"):
+        return (context.facts.recorded and not context.policy.lowers
+                and pools_out_of_order(node.attrs, data.shape or (), device.amx, device.channel_multiple or BLOCK))
+    return device.channel_multiple == AVX2_VALUES and context.int8 is None and _lies_in_rows(data)
+
+
+def _lies_in_rows(data: Entry) -> bool:
+    """Tell whether a map is in no layout of oneDNN's without AVX512, which has blocks of 8 channels."""
+    if (data.shape or (0, 0))[1] % AVX2_VALUES:
+        return True
+    node = data.node
+    while node.op in _KEEP_LAYOUT:
+        node = node.inputs[0].node
+    # A convolution may be one that oneDNN's fusion holds.
+    parts = subgraphs_of(node)[0].operators() if node.op == "_sg_mkldnn_conv" else [node]
+    attrs = next((each.attrs for each in parts if each.op == "Convolution"), None)
+    return node.op == "transpose" or (
+        attrs is not None and not has_avx2_kernel(attrs, node.inputs[0].shape, node.shapes[0]))
+
+
+def _scales_rows(node: Node, shapes: Shapes) -> bool:
+    """Tell whether rows of data are times one factor each, as channels in squeeze and excite, in either order."""
+    return _are_factors(*shapes) or factors_come_first(node, shapes)
+
+
+def factors_come_first(node: Node, shapes: Shapes) -> bool:
+    """Tell whether a node multiplies rows by factors, and these are its first input."""
+    return node.op in _PRODUCTS and not _are_factors(*shapes) and _are_factors(*shapes[::-1])
+
+
+def _are_factors(data: Sequence[int], factors: Sequence[int]) -> bool:
+    axes = next((axis for axis in range(len(factors), 0, -1) if factors[axis - 1] != 1), 0)
+    return len(data) == len(factors) and axes > 0 and data[:axes] == factors[:axes] and prod(data[axes:]) >= _NARROW
 
 
 # Measured on an AMD EPYC with AVX512-BF16, 2 threads, in cached ops with static shapes: below these forward or training
-# takes longer than with MXNet's operators. Dense layers of 16 rows and 512 x 512 weights or more are up to 4.9 times as
-# fast in both types, of fewer rows 0.7 to 1.5 times. Attention was measured in whole steps of an encoder, 768 units,
-# 128 tokens, batch 4: 14% of a step in bfloat16 and 7% in FP32. Its least work is estimated. Of 1.6M values, forward
-# and backward, dropout takes 1.2 ms in FP32 and 0.8 ms in bfloat16 where MXNet's takes 6.0 ms, GELU 1.7 ms in either
-# where MXNet's takes 2.1 ms. np.matmul of piles is 1.5 to 2.7 times as fast, of two matrices 0.9 to 1.3 times. oneDNN's
-# softmax is as fast as that in C++ (0.5 to 1.2 times), but for the logarithm's gradient without AVX512: forward and
-# backward takes 1.5 to 4.0 times as long on an AMD EPYC with AVX2, of rows of two values 0.8 times. MXNet's own one,
-# for temperatures and lengths, takes 1.2 to 8.7 times as long from 16,384 values on. Channels times factors take MXNet
-# 2 times as long at 16,384 values, 10 to 17 times from 225,000 on, forward and backward. Softmax over another axis than
-# the last takes MXNet 2.4 to 5 times as long on an AMD EPYC with AVX2, of 16 values behind it or more. Sums over one
-# axis, as in ResNeSt-50, take MXNet 34 times as long on an Intel Xeon with AVX512, their gradients 11 times.
+# takes longer than with MXNet's operators (docs/design/native.md). The least work of attention is estimated.
 # LeakyReLU is several operators: its form is part of the name.
 REPLACEMENTS: Mapping[str, Replacement] = {
     "LayerNorm": Replacement("_gluon_amp_layer_norm", (FLOAT32,), 2048, _is_simple_layer_norm,
@@ -191,59 +234,75 @@ REPLACEMENTS: Mapping[str, Replacement] = {
                                   follows=_is_inner_layer),
     "_npi_matmul": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, work=_operations, follows=_is_matmul),
     "_linalg_gemm2": Replacement("_gluon_amp_batch_dot", (FLOAT32,), 4_000_000, _is_pile, work=_operations),
-    "LeakyReLU gelu": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536, gains=_recorded),
+    "LeakyReLU gelu": Replacement("_gluon_amp_gelu", (FLOAT32, BFLOAT16), 65536, gains=_gains_with_gradients),
     "LeakyReLU prelu": Replacement("_gluon_amp_prelu", (FLOAT32,), 1024, follows=_is_sloped,
                                    rule=Rule(NEUTRAL, fp32_inputs=(1,),
                                              note="native bfloat16 kernel; slopes are FP32")),
-    "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, native_dropout.fits, gains=_recorded,
+    "Dropout": Replacement("_gluon_amp_dropout", (FLOAT32,), 16384, _drops_values, gains=_gains_with_gradients,
                            rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel")),
     **{op: Replacement(f"_gluon_amp_{op}", (FLOAT32, BFLOAT16), 16384, _is_softmax_of_rows, gains=_is_slow_softmax,
                        known=1, integers=(1,))
        for op in SOFTMAX},
-    **dict.fromkeys(native_products.PRODUCTS, Replacement(
-        native_products.OP, (FLOAT32,), 16384, work=_results, follows=native_products.follows,
+    **dict.fromkeys(_PRODUCTS, Replacement(
+        _SCALE_ROWS, (FLOAT32,), 16384, work=_results, follows=_scales_rows,
         rule=Rule(NEUTRAL, fp32_inputs=(1,), note="native bfloat16 kernel; factors are FP32"))),
     "sum": Replacement("_gluon_amp_sum", (FLOAT32,), 16384, _is_slow_sum),
-    "Pooling": Replacement("_gluon_amp_pooling", (FLOAT32,), 16384, native_pooling.fits, gains=native_pooling.gains),
+    "Pooling": Replacement("_gluon_amp_pooling", (FLOAT32,), 16384, _pools_windows, gains=_is_slow_pooling),
     "_contrib_BilinearResize2D": Replacement("_gluon_amp_resize", (FLOAT32,), 16384, _is_plain_resize, work=_results,
                                              rule=Rule(NEUTRAL, note="native bfloat16 kernel")),
     "_contrib_box_nms": Replacement("_gluon_amp_box_nms", (FLOAT32,), 16384, _keeps_format),
     "RNN": Replacement("_gluon_amp_rnn", (FLOAT32,), 128, native_recurrent.fits, known=1),
 }
-NATIVE = frozenset(each.op for each in REPLACEMENTS.values()) | {_ATTENTION, hard_swish.OP} | channels_last.NATIVE
+NATIVE = (frozenset(each.op for each in REPLACEMENTS.values()) | {native_attention.ATTENTION, HARD_SWISH}
+          | channels_last.NATIVE)
 
 
-def run(graph: Graph, context: Context) -> int:
+def native_operators(graph: Graph, context: Context) -> int:
     """Replace what runs faster in C++; return how many operators."""
     unknown = unknown_forward(graph)
-    fused = _fuse_attention(graph, context, unknown)
-    readers = Readers(graph)
+    fused = native_attention.fuse_attention(graph, context, unknown)
+    consumers = Consumers(graph)
     found = [(node, each) for node in graph.operators() for each in [replacement_of(node)]
-             if each is not None and _is_large(node, each) and each.fits(node, readers) and each.gains(node, context)
+             if each is not None and _is_large(node, each) and each.fits(node, consumers) and each.gains(node, context)
              and may_replace(node, [entry.shape or () for entry in node.inputs[:2]])
              and not any(entry.node in unknown for entry in node.inputs[:each.known])
              and context.runs_natively(each.op)]
     for node, each in found:
-        is_free = node.decision is not None and node.decision.cause is Cause.TABLE
-        if each.rule is not None and context.target == BFLOAT16 and is_free:
-            node.decision = each.rule.decision
-        if node.op == "RNN":
-            native_recurrent.separate_parameters(node)
-        native_products.note_order(node)
-        if node.op == "Dropout":
-            node.inputs = [*node.inputs, native_dropout.random_bits(graph, node)]
-        node.replaced, node.op = node.op, each.op
-        if each.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
-            node.decision = replace(node.decision, fp32_inputs=each.fp32_inputs)
-        if node.replaced == "RNN":
-            native_recurrent.fit(graph, node, context)
-        else:
-            node.num_outputs = 1
-            node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
-    native_products.take_sums(graph, context)
+        _replace(graph, node, each, context)
+    if not context.policy.lowers and context.facts.trains and context.facts.recorded:
+        # Products add a map that is added to them, and rectify the sum: a map less is kept for backward.
+        channels_last.fuse_add(graph, list(graph.operators()), Consumers(graph), _SCALE_ROWS, _rectifier_of)
     if context.target == BFLOAT16:
-        follow(graph, context)
+        propagate_dtypes(graph, context)
     return len(found) + fused
+
+
+def _replace(graph: Graph, node: Node, by: Replacement, context: Context) -> None:
+    is_free = node.decision is not None and node.decision.cause is Cause.TABLE
+    if by.rule is not None and context.target == BFLOAT16 and is_free:
+        node.decision = by.rule.decision
+    if node.op == "RNN":
+        native_recurrent.separate_parameters(node)
+    if factors_come_first(node, [entry.shape or () for entry in node.inputs]):  # variables have to keep their order
+        node.attrs = {**node.attrs, "factors_first": "True"}
+        if node.decision is not None and node.decision.fp32_inputs:
+            node.decision = replace(node.decision, fp32_inputs=(0,))
+    if node.op == "Dropout":
+        node.inputs = [*node.inputs, native_attention.random_bits(graph, node)]
+    node.replaced, node.op = node.op, by.op
+    if by.fp32_inputs and Entry(node).dtype != FLOAT32 and node.decision is not None:
+        node.decision = replace(node.decision, fp32_inputs=by.fp32_inputs)
+    if node.replaced == "RNN":
+        native_recurrent.fit(graph, node, context)
+    else:
+        node.num_outputs = 1
+        node.dtypes, node.shapes, node.planned = node.dtypes[:1], node.shapes[:1], node.planned[:1]
+
+
+def _rectifier_of(product: Node, node: Node) -> dict[str, str]:
+    """Return the attribute of a product that stands for a rectifier behind a sum."""
+    rectifies = node.op == "relu" or (node.op == "Activation" and node.attrs.get("act_type") == "relu")
+    return {"rectifies": "True"} if rectifies and "adds" in product.attrs and "rectifies" not in product.attrs else {}
 
 
 def replacement_of(node: Node) -> Replacement | None:
@@ -263,70 +322,8 @@ def may_replace(node: Node, shapes: Shapes) -> bool:
     return each is None or each.follows is None or (len(shapes) == 2 and each.follows(node, shapes))
 
 
-def _fuse_attention(graph: Graph, context: Context, unknown: set[Node]) -> int:
-    """Put one operator in the place of those that compute attention; return how many times."""
-    readers = Readers(graph)
-    found = [each for each in find(graph, readers) if _gains_as_one(each, context)
-             and not any(entry.node in unknown for entry in each.inputs.values())]
-    if not found or not context.runs_natively(_ATTENTION):
-        return 0
-    casts: Made = {}
-    for each in found:
-        node, inputs = each.node, dict(each.inputs)
-        if each.dropout is not None:
-            inputs["bits"] = native_dropout.random_bits(graph, each.dropout)
-        kept = tuple(position for position, name in enumerate(inputs) if name in _FP32_INPUTS)
-        decision = _decision_on(each, context, kept)
-        dtype = BFLOAT16 if decision.rule == LOWER else FLOAT32
-        if context.converted:
-            inputs.update((name, in_type(graph, entry, dtype, casts, readers)) for name, entry in each.inputs.items()
-                          if name not in (*_FP32_INPUTS, "lengths"))
-        node.inputs = list(inputs.values())
-        node.replaced, node.op = node.op, _ATTENTION
-        attrs = {**each.attrs, "operands": ",".join(inputs)}
-        node.attrs = {**symbol_attributes(node.attrs), **{name: str(value) for name, value in attrs.items()}}
-        node.dtypes = [FLOAT32]
-        if not context.converted:
-            node.decision, node.planned = decision, [dtype]
-        elif dtype == BFLOAT16:
-            give_low(graph, node)
-    return len(found)
-
-
-def _gains_as_one(found: Attention, context: Context) -> bool:
-    known = all(entry.shape and entry.node.dtypes[entry.output] in _types_of(name, context)
-                for name, entry in found.inputs.items())
-    shape, weights = found.node.shapes[0], found.softmax.shapes[0]
-    if not known or shape is None or weights is None:
-        return False
-    return 2 * prod(weights) * shape[-1] // int(str(found.attrs["heads"])) >= _LEAST_ATTENTION
-
-
-def _types_of(name: str, context: Context) -> tuple[str, ...]:
-    """Return the types that an input of attention may have before casts are placed."""
-    if name == "lengths":
-        return ("int32",)
-    return (FLOAT32, BFLOAT16) if context.converted and name not in _FP32_INPUTS else (FLOAT32,)
-
-
-def _decision_on(found: Attention, context: Context, fp32_inputs: tuple[int, ...]) -> Decision:
-    """Return low precision, unless nothing has it or the user wants FP32 of one of the operators."""
-    nodes = (*found.products, found.softmax)
-    # A converted graph has no decisions any more.
-    decisions = [decide(replace(node, op=listed(node)), context) if context.converted else node.decided
-                 for node in nodes]
-    if not context.policy.lowers:
-        return decisions[-1]
-    for decision in decisions:
-        if decision.cause in WISHES and decision.rule == FP32:
-            return replace(decision, fp32_inputs=())
-    if context.converted and (context.policy.training or context.target != BFLOAT16):
-        return decisions[-1]
-    return Decision(LOWER, Cause.TABLE, "attention in C++ keeps its scores in FP32", fp32_inputs)
-
-
 def _is_large(node: Node, replacement: Replacement) -> bool:
-    """Whether types are right and sizes known; MXNet ends the process when it infers shapes without any of them."""
+    """Tell whether types are right and sizes known: MXNet ends the process where it infers shapes without them."""
     shapes = [entry.shape for entry in node.inputs]
     return (Entry(node).dtype in replacement.types and node.inputs[0].dtype in (FLOAT32, BFLOAT16)
             and all(entry.node.dtypes[entry.output] == ("int32" if position in replacement.integers else FLOAT32)

@@ -1,22 +1,26 @@
-"""Recurrent layers in C++: whether a node may become one, and what it reads and gives then."""
+"""Recurrent layers in C++: whether a node may become one, and what it reads and gives then.
+
+::
+
+    RNN(x, _rnn_param_concat(weights, biases), state)   ->   _gluon_amp_rnn(x, weights, biases, state, masks)
+"""
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ..dtypes import BFLOAT16, FLOAT32
-from ..graph import Entry, Graph, Node, Readers, Role, operator
+from ..graph import Consumers, Entry, Graph, Node, Role, operator
 from ..graph.attrs import integer, is_set
 from ..rules import FP32, LOWER, Cause, Decision
-from .assign_dtypes import decide, plan_outputs
 from .context import Context
-from .native_casts import give_low, in_type
+from .precisions import decide, give_low, in_type, plan_outputs
 
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 _UNSUPPORTED = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
 _MASKS = Decision(FP32, Cause.TABLE, "masks of dropout are FP32")
 
 
-def fits(node: Node, readers: Readers) -> bool:
+def fits(node: Node, consumers: Consumers) -> bool:
     """Tell whether the operator in C++ computes the same as a node."""
     return (node.attrs.get("mode") in _GATES and not is_set(node.attrs, "use_sequence_length")
             and all(node.attrs.get(name, "None") == "None" for name in _UNSUPPORTED))
@@ -68,7 +72,7 @@ def fit(graph: Graph, node: Node, context: Context) -> None:
 
 
 def _is_lowered(node: Node, context: Context) -> bool:
-    """Whether it runs in bfloat16, which MXNet has no kernel for."""
+    """Tell whether it runs in bfloat16, which MXNet has no kernel for."""
     if context.target != BFLOAT16 or (context.converted and context.policy.training):
         return False
     decision = decide(replace(node, op=node.kind), context) if context.converted else node.decided
@@ -81,7 +85,7 @@ def _lower(graph: Graph, node: Node, context: Context) -> None:
                                  tuple(range(1, len(node.inputs))))
         node.planned = [BFLOAT16, *node.dtypes[1:]]
         return
-    node.inputs[0] = in_type(graph, node.inputs[0], BFLOAT16, {}, Readers(graph))
+    node.inputs[0] = in_type(graph, node.inputs[0], BFLOAT16, {}, Consumers(graph))
     give_low(graph, node)
 
 
@@ -102,7 +106,7 @@ def _masks(graph: Graph, node: Node, context: Context) -> list[Entry]:
     # The number of steps and sequences may be another at the next call: it is read off the data.
     data = node.inputs[0]
     first = made("slice_axis", data, 1, axis=2, begin=0, end=1)
-    first.decision = context.policy.decide(first.op, first.attrs, data.shape)
+    first.decision = context.decide(first.op, first.attrs, data.shape)
     plan_outputs(first, context)
     ones = Entry(made("broadcast_axis", Entry(made("ones_like", Entry(first), 1)), width, axis=2, size=width))
     masks = []

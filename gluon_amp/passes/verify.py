@@ -1,15 +1,15 @@
-"""Check what every rewrite must keep, behind each pass: each rule yields the faults that it finds."""
+"""Check, behind each pass, the rules that every rewrite must keep: each yields the faults that it finds."""
 from __future__ import annotations
 
 from collections import Counter
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, Sequence
 
 from ..dtypes import LOW_PRECISION
 from ..errors import GraphError
 from ..graph import Graph, Role, cast_nodes
-from . import carry_scale
-from .assign_dtypes import input_dtypes
 from .context import Context
+from .gradients import is_scale
+from .precisions import input_dtypes
 
 
 def _inputs_agree(graph: Graph, context: Context) -> Iterator[str]:
@@ -52,32 +52,26 @@ def _heads_keep_their_types(graph: Graph, context: Context) -> Iterator[str]:
 
 
 def _inputs_keep_their_order(graph: Graph, context: Context) -> Iterator[str]:
-    after = tuple(node.name for node in graph.variables() if not carry_scale.is_scale(node))
+    after = tuple(node.name for node in graph.variables() if not is_scale(node))
     if context.weights is None and after != context.variables:
         yield f"the inputs were {list(context.variables)}, they are {list(after)}"
 
 
-class Rule(NamedTuple):
-    """What a graph has to be like."""
-
-    faults: Callable[[Graph, Context], Iterator[str]]
-    since: str = ""  # the pass behind which it holds; empty where it always does
-    until: str = ""  # the pass that ends it; empty where none does
-
-
-RULES = (
-    Rule(_names_are_unique),
-    Rule(_inputs_keep_their_order),
-    Rule(_inputs_agree, "place_casts", "imitate"),
-    Rule(_casts_are_needed, "place_casts"),
-    Rule(_casts_are_shared, "place_casts", "imitate"),
-    Rule(_heads_keep_their_types, "place_casts"),
+# Each with the pass behind which it holds, and the one that ends it; empty where it always does, or none does.
+_RULES: tuple[tuple[Callable[[Graph, Context], Iterator[str]], str, str], ...] = (
+    (_names_are_unique, "", ""),
+    (_inputs_keep_their_order, "", ""),
+    (_inputs_agree, "place_casts", "imitate"),
+    (_casts_are_needed, "place_casts", ""),
+    (_casts_are_shared, "place_casts", "imitate"),
+    (_heads_keep_their_types, "place_casts", ""),
 )
 
 
-def run(graph: Graph, context: Context, done: Sequence[str]) -> None:
+def verify(graph: Graph, context: Context, done: Sequence[str]) -> None:
     """Check a graph behind the last of the passes named; a converted graph has had all passes of conversions."""
-    faults = [fault for rule in RULES if (rule.since in ("", *done) or context.converted) and rule.until not in done
-              for fault in rule.faults(graph, context)]
+    holding = [find for find, since, until in _RULES
+               if (since in ("", *done) or context.converted) and until not in done]
+    faults = [fault for find in holding for fault in find(graph, context)]
     if faults:
         raise GraphError(f"the graph is not sound behind the pass {done[-1]}: {'; '.join(faults)}")

@@ -16,20 +16,18 @@ from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .._mxnet.arrays import is_recorded
+from .._mxnet.arrays import bring_to_plain_layout, is_recorded
 from .._mxnet.blocks import cached_op_of, children_of
-from .._mxnet.in_turn import check, in_turn, run_in_turn
-from .._mxnet.invoke import Callback, StockCachedOp
-from .._mxnet.libraries import bring_to_plain_layout
+from .._mxnet.engine import check_waiting, serialize_execution, waiting
+from .._mxnet.invoke import Callback, UpstreamCachedOp
 from .._mxnet.symbols import dtype_name, keep_marks, to_graph
 from ..dtypes import LOW_PRECISION
-from ..eager.own_gradients import loss_scale
-from ..eager.second_gradients import TWICE_DIFFERENTIABLE
-from ..eager.written import alike, written
+from ..eager.gradient_fixes import TWICE_DIFFERENTIABLE
+from ..eager.loss_scale import loss_scale
+from ..eager.running_stats import alike, running_stats
 from ..graph import Graph, has_control_flow
 from ..graph.attrs import is_set
-from ..passes import Facts
-from ..passes.facts import Concern
+from ..passes import Concern, Facts
 from ..state.frame import frame
 from ..state.in_force import in_force
 from ..state.recent import remember
@@ -67,8 +65,8 @@ class RewritingCachedOp:
         states = set(symbol.list_auxiliary_states())
         self._states = [position for position, name in enumerate(self.names) if name in states]
         self._alike: WeakKeyDictionary[Plan, list[list[int]]] = WeakKeyDictionary()  # those that one operator copies
-        self._plain: StockCachedOp | None = None
-        self._operations: WeakKeyDictionary[Plan, StockCachedOp] = WeakKeyDictionary()  # what runs each plan
+        self._plain: UpstreamCachedOp | None = None
+        self._operations: WeakKeyDictionary[Plan, UpstreamCachedOp] = WeakKeyDictionary()  # what runs each plan
         self._turn: tuple[Plan | None, int] = None, 0  # what ran last, and how often in a row
         self._left: WeakSet[Plan] = WeakSet()  # what has run before another did
         self._hook: tuple[Any, ...] = ()
@@ -91,7 +89,7 @@ class RewritingCachedOp:
         if self.traced.unscaled and autograd.is_recording():
             loss_scale.cannot_reach(self.traced.unscaled)
         if self._states:
-            written.note(args, lambda: self._grouped(plan, args))
+            running_stats.note(args, lambda: self._grouped(plan, args))
         try:
             if plan is None or not plan.carries_scale:
                 return operation(*args, **kwargs)
@@ -103,7 +101,7 @@ class RewritingCachedOp:
             raise type(error)(f"{error}\n{plan.explain(str(error))}") from error
         finally:
             if plan is not None and plan.runs_in_turn:
-                check()
+                check_waiting()
             if self._callback is not None:
                 self._callback.check()
 
@@ -165,9 +163,9 @@ class RewritingCachedOp:
 
         device = state.key(args[0].context) if args else "cpu"
         sparse = self._sparse(args)
-        facts = Facts(self._dtypes(args), device, self._accumulated(args),
-                      self._concerns(args), sparse, not sparse, self._is_recorded(), self._trains(), self._evaluates(),
-                      self._own_gradients())
+        facts = Facts(dtypes=self._dtypes(args), device=device, accumulated=self._accumulated(args),
+                      concerned=self._concerns(args), sparse=sparse, dense=not sparse, recorded=self._is_recorded(),
+                      trains=self._trains(), evaluates=self._evaluates(), own_gradients=self._own_gradients())
         self.latest = self.planner.plan(state, facts, [args[i].shape for i in self._data_positions], shapes)
         return self.latest
 
@@ -182,7 +180,7 @@ class RewritingCachedOp:
             dtypes[i] = dtype_name(args[i].dtype)
         return tuple(dtypes)
 
-    def _operation(self, plan: Plan, args: Sequence[NDArray]) -> StockCachedOp:
+    def _operation(self, plan: Plan, args: Sequence[NDArray]) -> UpstreamCachedOp:
         """Return what runs a plan with these arguments."""
         last, calls = self._turn
         if plan is not last:
@@ -197,7 +195,7 @@ class RewritingCachedOp:
             operation = (self._stock() if plan.symbol is None and self._safe_flags is self.flags else
                          cached_op(plan, self._safe_flags))
             if plan.runs_in_turn:
-                run_in_turn(operation)
+                serialize_execution(operation)
             self._operations[plan] = operation
         return operation
 
@@ -227,7 +225,7 @@ class RewritingCachedOp:
     def _register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
         self._hook = (callback, monitor_all)
 
-    def _observe(self, operation: StockCachedOp, plan: Plan | None) -> None:
+    def _observe(self, operation: UpstreamCachedOp, plan: Plan | None) -> None:
         """Let the hook see what is about to run, as the program knows it."""
         if (operation, self._hook) == self._observed:
             return
@@ -235,14 +233,14 @@ class RewritingCachedOp:
         if plan is not None and plan.symbol is not None:
             callback = operator_callback(plan, callback)
         if plan is not None and plan.runs_in_turn:
-            callback = in_turn(callback)
+            callback = waiting(callback)
         self._callback = Callback(callback)
         operation._register_op_hook(self._callback, monitor_all)
         self._observed = (operation, self._hook)
 
-    def _stock(self) -> StockCachedOp:
+    def _stock(self) -> UpstreamCachedOp:
         if self._plain is None:
-            self._plain = StockCachedOp(self.symbol, self.flags)
+            self._plain = UpstreamCachedOp(self.symbol, self.flags)
         return self._plain
 
     def _is_recorded(self) -> bool:

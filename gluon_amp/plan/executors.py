@@ -10,8 +10,8 @@ import mxnet as mx
 from mxnet.executor import Executor
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from .. import _memory
-from .._mxnet.in_turn import check, in_turn, run_in_turn
+from .. import _machine
+from .._mxnet.engine import check_waiting, serialize_execution, waiting
 from .._mxnet.invoke import Callback
 from .._mxnet.symbols import dtype_name, input_dtypes, known_shape, of_inputs, text_of
 from ..dtypes import BFLOAT16
@@ -62,11 +62,11 @@ def _binding(state: State, symbol: mx.sym.Symbol, bind: Callable, ctx: mx.Contex
         planner = Planner(symbol)
         names = planner.traced.names
         requested = {**dict.fromkeys(names, "null"), **requests}  # nobody asks for gradients of auxiliary states
-        facts = Facts(tuple(dtypes.get(name) for name in names), device,
-                      frozenset(name for name, request in requested.items() if request == "add"),
-                      planner.traced.concerned(lambda name: requested[name] != "null"), sparse,
-                      dense and all(name in shapes for name in names),
-                      bound=True, recorded=any(request != "null" for request in requested.values()))
+        facts = Facts(dtypes=tuple(dtypes.get(name) for name in names), device=device,
+                      accumulated=frozenset(name for name, request in requested.items() if request == "add"),
+                      concerned=planner.traced.concerned(lambda name: requested[name] != "null"), sparse=sparse,
+                      dense=dense and all(name in shapes for name in names), bound=True,
+                      recorded=any(request != "null" for request in requested.values()))
         binding = _bindings[key] = Binding(planner, state, facts, [shapes.get(name, ()) for name in names], bind)
     return binding
 
@@ -86,7 +86,7 @@ class PlannedExecutor(Executor):
         executor._symbol = symbol
         executor.binding, executor.plan, executor._callback = binding, plan, None
         if plan.runs_in_turn:
-            run_in_turn(executor)
+            serialize_execution(executor)
         return executor
 
     def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any) -> PlannedExecutor:
@@ -128,7 +128,7 @@ class PlannedExecutor(Executor):
         self._callback = callback
         if self.plan.symbol is not None:
             callback = executor_callback(self.plan, callback)
-        self._kept = Callback(in_turn(callback) if self.plan.runs_in_turn else callback)
+        self._kept = Callback(waiting(callback) if self.plan.runs_in_turn else callback)
         super().set_monitor_callback(self._kept, monitor_all)
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ class PlannedExecutor(Executor):
             return run(*args, **kwargs)
         finally:
             if self.plan.runs_in_turn:
-                check()
+                check_waiting()
             if self._kept is not None:
                 self._kept.check()
 
@@ -218,7 +218,7 @@ def make_forward(original: Callable) -> Callable:
     def forward(executor: Executor, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(executor, PlannedExecutor):
             _warn_of_older(executor)
-        _memory.note("forward")
+        _machine.note_step("forward")
         return original(executor, *args, **kwargs)
     return forward
 

@@ -12,7 +12,7 @@ from typing import Any, Sequence, Tuple
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from .._mxnet.invoke import StockCachedOp
+from .._mxnet.invoke import UpstreamCachedOp
 from .._mxnet.symbols import from_graph
 from ..dtypes import FLOAT32
 from ..graph import Graph, Node, Role, cast_nodes
@@ -22,7 +22,7 @@ _POSITIONS = ("data_indices", "param_indices")  # flags of cached ops that are p
 Flags = Sequence[Tuple[str, Any]]
 
 
-class OrderedCachedOp(StockCachedOp):
+class OrderedCachedOp(UpstreamCachedOp):
     """A cached op whose symbol has its inputs in another order than its plan."""
 
     def __init__(self, symbol: mx.sym.Symbol, flags: Flags, order: tuple[int, ...]):
@@ -34,18 +34,18 @@ class OrderedCachedOp(StockCachedOp):
         return super().__call__(*(args[position] for position in self.order), **kwargs)
 
 
-def cached_op(plan: Plan, flags: Flags) -> StockCachedOp:
+def cached_op(plan: Plan, flags: Flags) -> UpstreamCachedOp:
     """Make what runs a plan; it takes the plan's arguments."""
     if plan.carries_scale:
         last = len(plan.traced.names)
         flags = [(name, [*value, last] if name == "data_indices" else value) for name, value in flags]
     # On GPUs, where MXNet fuses operators by their order, this was never tried.
     if plan.symbol is None or not plan.facts.recorded or plan.facts.device != "cpu":
-        return StockCachedOp(plan.runs, flags)
+        return UpstreamCachedOp(plan.runs, flags)
     graph = plan.graph.copy()
     old = {id(node): position for position, node in enumerate(graph.variables())}
     if not put_last_weights_first(graph):
-        return StockCachedOp(plan.runs, flags)
+        return UpstreamCachedOp(plan.runs, flags)
     order = tuple(old[id(node)] for node in graph.variables())
     new = {position: place for place, position in enumerate(order)}
     turned = [(name, [new[position] for position in value] if name in _POSITIONS else value) for name, value in flags]
@@ -61,8 +61,8 @@ def put_last_weights_first(graph: Graph) -> bool:
 
 
 def _cast_variable(node: Node) -> Node | None:
-    """Return the variable in FP32 that a cast to low precision reads, perhaps behind a guard."""
+    """Return the variable in FP32 that a cast to low precision reads, perhaps behind an identity."""
     source = node.inputs[0].node
-    if source.role is Role.GUARD:
+    if source.role is Role.IDENTITY:
         source = source.inputs[0].node
     return source if source.is_variable and source.dtypes == [FLOAT32] and node.dtypes != [FLOAT32] else None

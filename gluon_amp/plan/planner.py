@@ -14,15 +14,16 @@ from mxnet.ndarray import NDArray
 from .. import native, passes
 from .._mxnet.symbols import from_graph, infer_shapes
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..eager.own_gradients import loss_scale
+from ..eager.loss_scale import loss_scale
 from ..graph import Entry, Graph, Node, Role, has_control_flow
-from ..passes import Facts, carry_scale, channels_last
-from ..passes.known_forward import WITHOUT_SHAPES
+from ..passes import Facts, Shaped, channels_last
+from ..passes.gradients import is_scale
 from ..passes.native_operators import NATIVE
-from ..rules import Policy
+from ..passes.precisions import WITHOUT_SHAPES
+from ..rules import ANY_DEVICE, Policy
 from ..state.recent import remember
 from ..state.state import State
-from .traced import Choices, Dtypes, Shapes, Traced, policy_for
+from .traced import Dtypes, Shapes, Traced, policy_for
 
 MOST_PLANS = 32  # of one symbol under one setting: shapes may keep ever other operators in FP32
 MOST_SHAPES = 256  # networks may be fed thousands of different ones
@@ -64,7 +65,7 @@ class Plan:
     @cached_property
     def carries_scale(self) -> bool:
         """Whether what runs has the loss scale as its last input."""
-        return self.rewritten is not None and any(map(carry_scale.is_scale, self.rewritten.variables()))
+        return self.rewritten is not None and any(map(is_scale, self.rewritten.variables()))
 
     def arguments(self, given: Sequence[NDArray]) -> Sequence[NDArray]:
         """Return what the symbol that runs is called with, of what the symbol as traced is called with."""
@@ -120,8 +121,8 @@ class _Made:
     """What was planned under one setting."""
 
     def __init__(self) -> None:
-        self.choices: dict[Any, Choices] = {}  # by the shapes of the data: what they decide on
-        self.plans: dict[tuple[Facts, Choices], Plan] = {}
+        self.shaped: dict[Any, frozenset[Shaped]] = {}  # by the shapes of the data: what they decide
+        self.plans: dict[Facts, Plan] = {}
 
 
 class Planner:
@@ -143,14 +144,15 @@ class Planner:
         if made is None:
             made = self._made[state] = _Made()
         key = (facts.device, *changing)
-        choices = made.choices.get(key)
-        if choices is None:
-            choices = self.traced.choices(state, facts.device, shapes())
-            remember(made.choices, key, choices, MOST_SHAPES)
-        plan = made.plans.get((facts, choices))
+        shaped = made.shaped.get(key)
+        if shaped is None:
+            shaped = self.traced.shaped(state, facts.device, shapes())
+            remember(made.shaped, key, shaped, MOST_SHAPES)
+        facts = facts._replace(shaped=shaped) if shaped else facts
+        plan = made.plans.get(facts)
         if plan is None:
-            plan = self._make(state, facts._replace(**choices._asdict()), tuple(shapes()))
-            remember(made.plans, (facts, choices), plan, MOST_PLANS)
+            plan = self._make(state, facts, tuple(shapes()))
+            remember(made.plans, facts, plan, MOST_PLANS)
         return plan
 
     def _make(self, state: State, facts: Facts, shapes: Shapes) -> Plan:
@@ -171,8 +173,9 @@ class Planner:
         for node in graph.variables():
             if node.name in given:
                 node.planned = [BFLOAT16]
-        context = passes.Context.of(graph, policy, facts, everywhere=state.enabled, native=native_for(graph, facts),
-                                    converted=traced.is_converted, check=_CHECK)
+        device = ANY_DEVICE if policy is _AS_TRACED else state.device(facts.device)
+        context = passes.Context.of(graph, policy, device, facts=facts, everywhere=state.enabled,
+                                    native=native_for(graph, facts), converted=traced.is_converted, check=_CHECK)
         counts = passes.run(graph, context)
         changed = is_widened or any(counts.values()) or (low and policy.lowers)
         return Plan(traced, facts, dtypes, shapes, policy, graph, from_graph(graph, traced.symbol) if changed else None)

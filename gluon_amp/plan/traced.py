@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Callable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Iterator, Mapping, Optional, Sequence, Tuple
 
 import mxnet as mx
 
@@ -12,26 +12,18 @@ from ..dtypes import FLOAT16
 from ..eager.custom_operators import inputs_with_own_gradient
 from ..graph import Graph, Node, subgraphs_of
 from ..graph.attrs import CONVERSION, region
-from ..passes import channels_last, defects
-from ..passes.facts import Concern
-from ..passes.native_operators import following, may_replace, replacement_of
-from ..passes.native_products import factors_come_first
-from ..passes.widen import widen
+from ..passes import Concern, Shaped
+from ..passes.channels_last import may_gain
+from ..passes.float16 import widen
+from ..passes.gradient_fixes import CONCERNED, DEPEND_ON_MODE, concerns_of
+from ..passes.native_operators import factors_come_first, following, may_replace, replacement_of
 from ..rules import Policy
-from ..rules.own_gradients import CUSTOM, WITH_OWN_GRADIENT
+from ..rules.tables.groups import CUSTOM, WITH_OWN_GRADIENT
 from ..state.state import State
 from .converted_symbols import spoilt_gradients
 
 Shapes = Sequence[Tuple[int, ...]]
 Dtypes = Sequence[Optional[str]]
-
-
-class Choices(NamedTuple):
-    """What shapes of inputs decide on: a plan depends on nothing else of them."""
-
-    in_fp32: frozenset[str] = frozenset()  # the names of operators that they keep in FP32
-    stock: frozenset[str] = frozenset()  # the names of those that they keep from running in C++
-    factors_first: frozenset[str] = frozenset()  # the names of products of factors and data
 
 
 class Traced:
@@ -84,21 +76,21 @@ class Traced:
     @cached_property
     def depends_on_training(self) -> bool:
         """Tell whether it runs otherwise where operators are in their training mode."""
-        return channels_last.may_turn(self.graph)
+        return may_gain(self.graph)
 
     @cached_property
     def has_defects(self) -> bool:
         """Tell whether it has operators whose gradients MXNet may get wrong."""
-        return any(node.op in defects.CONCERNED for node in self.graph.operators())
+        return any(node.op in CONCERNED for node in self.graph.operators())
 
     @cached_property
     def depends_on_evaluating(self) -> bool:
         """Tell whether it has operators whose gradients MXNet gets wrong in inference only."""
-        return any(node.op in defects.DEPEND_ON_MODE for node in self.graph.operators())
+        return any(node.op in DEPEND_ON_MODE for node in self.graph.operators())
 
     def concerned(self, is_asked: Callable[[str], bool], evaluates: bool = False) -> frozenset[Concern]:
         """Name the gradients that MXNet would get wrong, where those of some inputs are asked for."""
-        return defects.concerns_of(self.graph, is_asked, evaluates) if self.has_defects else frozenset()
+        return concerns_of(self.graph, is_asked, evaluates) if self.has_defects else frozenset()
 
     @cached_property
     def keeps_inputs(self) -> bool:
@@ -126,24 +118,26 @@ class Traced:
     def _written(self) -> list[str]:
         return self.symbol.list_auxiliary_states()
 
-    def choices(self, state: State, device: str, shapes: Shapes) -> Choices:
-        """Return what the shapes of all inputs decide on."""
-        policy = policy_for(self, state, device, low=False)
+    def shaped(self, state: State, kind: str, shapes: Shapes) -> frozenset[Shaped]:
+        """Return what the shapes of all inputs decide on a kind of device."""
+        policy, device = policy_for(self, state, kind, low=False), state.device(kind)
         if policy is None:
-            return Choices()
+            return frozenset()
         lowered = frozenset(node.op for node in self.graph.operators()
-                            if not self.is_converted and policy.depends_on_shape(node.op))
-        is_native = device == "cpu" and policy.runs_native and native.any_is_available()
+                            if not self.is_converted and policy.depends_on_shape(node.op, device))
+        is_native = kind == "cpu" and policy.runs_native(device) and native.any_is_available()
         replaced = following(self.graph) if is_native else frozenset()
         ops = lowered | replaced
         if ops not in self._probes:
             self._probes[ops] = _Probe(self, ops)
         read = self._probes[ops].shapes(dict(zip(self.names, shapes)))
-        return Choices(frozenset(node.name for node, found in read
-                                 if node.op in lowered and policy.kept_for(node.op, node.attrs, found[0])),
-                       frozenset(node.name for node, found in read
-                                 if node.op in replaced and not may_replace(node, found)),
-                       frozenset(node.name for node, found in read if factors_come_first(node, found)))
+        decided = {
+            "in FP32": lambda node, found: (node.op in lowered
+                                            and policy.kept_for(node.op, node.attrs, found[0], device)),
+            "MXNet's": lambda node, found: node.op in replaced and not may_replace(node, found),
+            "factors first": factors_come_first}
+        return frozenset(Shaped(node.name, what) for what, holds in decided.items() for node, found in read
+                         if holds(node, found))
 
 
 def _own_gradients(node: Node) -> int:

@@ -1,10 +1,16 @@
-"""The rules of the operator tables, and what follows from one for an operator."""
+"""The rules of the operator tables, and what follows from one for an operator.
+
+A constant that the type cannot hold keeps an operator in FP32. In float16 ``log(x + 1e-8)`` is the logarithm of x,
+``x * 1e6`` is infinite, and 1e-5 is off by a thousandth. bfloat16 has the range of FP32: it cannot hold FP32's largest
+numbers only.
+"""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
+from ..dtypes import FORMATS
 from ..graph import Cause, Decision
 
 LOWER = "LOWER"  # all floating-point inputs are cast to the target type
@@ -17,37 +23,18 @@ RULES = (LOWER, FP32, WIDEST, NEUTRAL, KEEP)
 
 @dataclass(frozen=True)
 class Rule:
-    """A line of an operator table, or of a user's list.
+    """A line of an operator table, or of a user's list."""
 
-    Attributes
-    ----------
-    rule : str
-        ``'LOWER'``, ``'FP32'``, ``'WIDEST'``, ``'NEUTRAL'`` or ``'KEEP'``.
-    when : (str, tuple of str), optional
-        Attribute and values for which it holds; always, when None.
-    fp32_inputs : tuple of int
-        Positions of inputs that stay FP32 whatever the data runs in. Outputs after the first stay FP32 too.
-    rounded_inputs : tuple of int
-        Positions of inputs that stay FP32 in type, and are rounded to values of the target type.
-    min_channels : int
-        It holds only for inputs with at least this many channels (axis 1), where the shape is known.
-    safe : bool
-        False when the target type has no kernel for the operator, or one that is wrong or corrupts memory:
-        user lists cannot force it into low precision.
-    note : str
-        The reason, shown to users.
-    cause : Cause
-        The kind of reason.
-    """
-
-    rule: str
-    when: tuple[str, tuple[str, ...]] | None = None
-    fp32_inputs: tuple[int, ...] = ()
-    rounded_inputs: tuple[int, ...] = ()
-    min_channels: int = 0
+    rule: str  # ``'LOWER'``, ``'FP32'``, ``'WIDEST'``, ``'NEUTRAL'`` or ``'KEEP'``
+    when: tuple[str, tuple[str, ...]] | None = None  # attribute and values for which it holds; always, when None
+    fp32_inputs: tuple[int, ...] = ()  # inputs that stay FP32 whatever the data does; so do outputs after the first
+    rounded_inputs: tuple[int, ...] = ()  # inputs that stay FP32 in type, and are rounded to values of the target type
+    min_channels: int = 0  # it holds for inputs of at least this many channels (axis 1), where the shape is known
+    # False when the target type has no kernel for the operator, or one that is wrong or corrupts memory: user lists
+    # cannot force it into low precision
     safe: bool = True
-    note: str = ""
-    cause: Cause = Cause.TABLE
+    note: str = ""  # the reason, shown to users
+    cause: Cause = Cause.TABLE  # the kind of reason
 
     @property
     def is_conditional(self) -> bool:
@@ -87,3 +74,38 @@ def precision(decision: Decision, types: Sequence[Any], fp32: Any, low: Any) -> 
     if decision.rule == NEUTRAL:
         return data[0]
     return low if decision.rule == WIDEST and fp32 not in data else fp32
+
+
+_SCALAR = ("scalar",)
+# The parameters of an operator that are values like those of its data.
+_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "clip": ("a_min", "a_max"), "hard_sigmoid": ("alpha", "beta"), "LeakyReLU": ("slope",), "Pad": ("constant_value",),
+    "_npi_pad": ("constant_value",), "SequenceMask": ("value",), "_npi_nan_to_num": ("nan", "posinf", "neginf"),
+    "_np_max": ("initial",), "_np_min": ("initial",), "_npi_full_like": ("fill_value",), "_full": ("value",)}
+
+
+def constants_of(op: str) -> tuple[str, ...]:
+    """Name the parameters of an operator that are values like those of its data."""
+    return _SCALAR if op.endswith("scalar") else _PARAMETERS.get(op, ())
+
+
+def number(text: str | None) -> float | None:
+    """Read a parameter; None where it is no number."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def within_range(decision: Decision, op: str, attrs: Mapping[str, str], dtype: str) -> Decision:
+    """Return a decision on an operator, or FP32 where the type cannot hold one of its constants."""
+    for name in constants_of(op) if may_lower(decision) else ():
+        value = number(attrs.get(name))
+        if value is not None and not FORMATS[dtype].holds(value):
+            return in_fp32(decision, f"{dtype} cannot hold its {name}={value:g}")
+    return decision
+
+
+def in_fp32(decision: Decision, note: str) -> Decision:
+    """Return a decision for FP32 because of a constant."""
+    return replace(decision, rule=FP32, cause=Cause.CONSTANT, note=note, rounded_inputs=())

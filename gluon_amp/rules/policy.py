@@ -1,21 +1,23 @@
-"""The policy: an operator, its attributes and its shape to a decision."""
+"""The policy: an operator, its attributes and its shape to a decision; by the operator lists that users give."""
 from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from typing import Any, Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any, Callable, Mapping, Sequence, Tuple
 
 from ..checks import true_or_false, whole
-from ..dtypes import BFLOAT16, FLOAT32, normalize
-from ..errors import PolicyError, expected
+from ..dtypes import BFLOAT16, FLOAT32, Support, normalize
+from ..errors import PolicyError, closest, expected
 from ..files import replacing
-from .constants import constants_of, within_range
-from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule, may_lower
+from .decision import FP32, KEEP, LOWER, RULES, Cause, Decision, Rule, constants_of, may_lower, within_range
 from .shapes import SHAPE_RULES, ShapeRule, can_fold_stride
 from .tables import table
 
+ConditionalOp = Tuple[str, str, Sequence[str]]
 _MOST_SHOWN = 6
 _FORMAT = "gluon_amp policy 1"
 # For operators of libraries that were loaded, or of a later MXNet.
@@ -23,30 +25,27 @@ _DEFAULT = Rule(FP32, note="not in the operator tables: FP32 is safe for every o
 
 
 @dataclass(frozen=True)
+class Device:
+    """A device, as far as precisions and rewrites depend on it."""
+
+    channel_multiple: int | None = None  # what its fast convolution kernels need; None for the type's usual one
+    amx: bool = False  # whether oneDNN uses AMX tiles, some of whose kernels are wrong or slow for some shapes
+    imitated: bool = False  # whether low precision is imitated: FP32 kernels, with values rounded at every edge
+    reason: str = field(default="", compare=False)  # why everything runs in FP32, for people; empty in low precision
+
+    @classmethod
+    def of(cls, support: Support) -> Device:
+        """Return a device that runs as its support says."""
+        reason = support.reason if support.dtype == FLOAT32 else ""
+        return cls(support.channel_multiple, support.amx, support.imitated, reason)
+
+
+ANY_DEVICE = Device()
+
+
+@dataclass(frozen=True)
 class Policy:
     """Decides the precision that an operator runs in.
-
-    Attributes
-    ----------
-    target_dtype : str
-        ``'bfloat16'``, ``'float16'``, or ``'float32'`` for a device on which low precision would be slower: all
-        operators then run in FP32, and only the passes that make FP32 faster rewrite graphs.
-    overrides : mapping of str to tuple of Rule
-        Rules that come before those of the built-in table.
-    imitated : bool
-        Whether low precision is imitated: FP32 kernels, with values and gradients rounded at every edge.
-    excluded : frozenset of str
-        Names of graph nodes that stay in FP32.
-    training : bool
-        False in converted graphs, in which no gradients are taken, and which avoid wrong kernels for all shapes.
-    amx : bool
-        Whether oneDNN uses AMX tiles, some of whose kernels are wrong or slow for some shapes.
-    channel_multiple : int, optional
-        The multiple of output channels that the device's fast convolution kernels need; None for the type's usual one.
-    disabled_passes : frozenset of str
-        Names of graph passes (:func:`gluon_amp.list_passes`) that are off.
-    reason : str
-        Why everything runs in FP32, for people; empty in low precision.
 
     Examples
     --------
@@ -57,15 +56,13 @@ class Policy:
     'LOWER'
     """
 
+    # ``'bfloat16'``, ``'float16'``, or ``'float32'`` where low precision would be slower: all operators run in FP32,
+    # and only the passes that make FP32 faster rewrite graphs
     target_dtype: str
-    overrides: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict, hash=False)
-    imitated: bool = False
-    excluded: frozenset[str] = frozenset()
-    training: bool = True
-    amx: bool = False
-    channel_multiple: int | None = None
-    disabled_passes: frozenset[str] = frozenset()
-    reason: str = field(default="", compare=False)
+    overrides: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict, hash=False)  # before the built-in table's
+    excluded: frozenset[str] = frozenset()  # names of graph nodes that stay in FP32
+    training: bool = True  # False for converted graphs, which have no gradients, and avoid wrong kernels for all shapes
+    disabled_passes: frozenset[str] = frozenset()  # names of graph passes (:func:`gluon_amp.list_passes`) that are off
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_dtype", normalize(self.target_dtype, or_float32=True))
@@ -86,7 +83,7 @@ class Policy:
         return self.target_dtype != FLOAT32
 
     def to_json(self) -> str:
-        """Write the user's decisions as JSON; those of the device are left out.
+        """Write the policy as JSON.
 
         Examples
         --------
@@ -144,7 +141,8 @@ class Policy:
         with open(path, encoding="utf-8") as file:
             return cls.from_json(file.read())
 
-    def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None = None) -> Decision:
+    def decide(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None = None,
+               device: Device = ANY_DEVICE) -> Decision:
         """Return the precision of an operator, and why.
 
         Parameters
@@ -155,63 +153,65 @@ class Policy:
             Its parameters, as in symbol JSON.
         shape : sequence of int, optional
             Shape of its data (first) input, None where unknown.
+        device : Device, optional
+            Where it runs.
 
         Returns
         -------
         Decision
         """
         if not self.lowers:
-            note = f"float32: {self.reason}" if self.reason else "everything runs in FP32"
+            note = f"float32: {device.reason}" if device.reason else "everything runs in FP32"
             return Decision(FP32, Cause.DEVICE, note)
-        kept = self.kept_for(op, attrs, shape)
+        kept = self.kept_for(op, attrs, shape, device)
         if kept is not None:
             return kept
-        channels = self._channels(op, attrs, shape)
+        channels = self._channels(op, attrs, shape, device)
         decision = next(rule for rule in self._rules(op) if _holds(rule, attrs, channels)).decision
         return within_range(decision, op, attrs, self.target_dtype)
 
-    def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> Decision | None:
+    def kept_for(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None, device: Device
+                 ) -> Decision | None:
         """Return the rule that keeps an operator in FP32 for the shape of its data, which may change between calls."""
-        return next((rule.decision for rule in SHAPE_RULES
-                     if rule.op == op and self._heeds(rule) and rule.holds(attrs, shape or (), self.amx)), None)
+        return next((rule.decision for rule in SHAPE_RULES if rule.op == op and self._heeds(rule, device)
+                     and rule.holds(attrs, shape or (), device.amx)), None)
 
-    def depends_on_shape(self, op: str) -> bool:
+    def depends_on_shape(self, op: str, device: Device) -> bool:
         """Tell whether the shape of its data may keep an operator in FP32."""
-        return any(rule.op == op and self._heeds(rule) for rule in SHAPE_RULES)
+        return any(rule.op == op and self._heeds(rule, device) for rule in SHAPE_RULES)
 
-    def _heeds(self, rule: ShapeRule) -> bool:
+    def _heeds(self, rule: ShapeRule, device: Device) -> bool:
         return (rule.target == self.target_dtype and rule.training in (None, self.training)
-                and rule.amx in (None, self.amx) and rule.imitated in (None, self.imitated)
+                and rule.amx in (None, device.amx) and rule.imitated in (None, device.imitated)
                 and not (rule.lifted_by and self.runs(rule.lifted_by)))
 
     def runs(self, name: str) -> bool:
         """Tell whether a pass is on."""
         return name not in self.disabled_passes
 
-    @property
-    def trains_on_amx(self) -> bool:
-        """Whether graphs are for training in bfloat16 on AMX tiles."""
-        return self.amx and self.training and self.target_dtype == BFLOAT16 and not self.imitated
+    def trains_on_amx(self, device: Device) -> bool:
+        """Tell whether graphs are for training in bfloat16 on AMX tiles."""
+        return device.amx and self.training and self.target_dtype == BFLOAT16 and not device.imitated
 
-    @property
-    def runs_native(self) -> bool:
-        """Whether operators in C++ may take the place of MXNet's: they know no type that is imitated."""
-        return self.runs("native_operators") and not self.imitated
+    def runs_native(self, device: Device) -> bool:
+        """Tell whether operators in C++ may take the place of MXNet's: they know no type that is imitated."""
+        return self.runs("native_operators") and not device.imitated
 
-    def _channels(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> int | None:
+    def _channels(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None, device: Device) -> int | None:
         """Return the input channels that count for a rule, None where they do not matter or are unknown."""
         # In inference AMX kernels gain with few channels too, and leave their output in the layout of the others.
-        if not shape or len(shape) < 2 or (self.amx and not self.training):
+        if not shape or len(shape) < 2 or (device.amx and not self.training):
             return None
         # The pass fold_stride gives some convolutions more channels: rules on few do not apply then.
-        is_folded = (op == "Convolution" and self.trains_on_amx and self.runs("fold_stride")
+        is_folded = (op == "Convolution" and self.trains_on_amx(device) and self.runs("fold_stride")
                      and can_fold_stride(attrs, shape[1]))
         return None if is_folded else shape[1]
 
-    def fixed(self, op: str) -> Decision | None:
+    def fixed(self, op: str, device: Device = ANY_DEVICE) -> Decision | None:
         """Return the decision on every use of an operator; None when it depends on the use."""
         first = self._rules(op)[0]
-        depends = first.is_conditional or self.depends_on_shape(op) or (constants_of(op) and may_lower(first.decision))
+        depends = (first.is_conditional or self.depends_on_shape(op, device)
+                   or (constants_of(op) and may_lower(first.decision)))
         return None if depends else first.decision
 
     def may_lower(self, op: str) -> bool:
@@ -295,3 +295,109 @@ def _holds(rule: Rule, attrs: Mapping[str, str], channels: int | None) -> bool:
     attribute, values = rule.when
     value = str(attrs.get(attribute))
     return value in values or value.replace(" ", "") in values
+
+
+def make_policy(target_dtype: str, known_ops: Mapping[str, str], *, target_precision_ops: Sequence[str] | None = None,
+                fp32_ops: Sequence[str] | None = None,
+                conditional_fp32_ops: Sequence[ConditionalOp] | None = None,
+                custom_ops: Mapping[str, str] | None = None,
+                parameters: Callable[[str], Mapping[str, str]] | None = None) -> Policy:
+    """Build a policy from operator lists as MXNet's ``amp.init`` takes them."""
+    lower = _names("target_precision_ops", target_precision_ops, known_ops)
+    forced = _names("fp32_ops", fp32_ops, known_ops)
+    conditional = [_possible(condition, parameters) for condition in _conditions(conditional_fp32_ops, known_ops)]
+    listed = {"target_precision_ops": lower, "fp32_ops": forced,
+              "conditional_fp32_ops": [name for name, _, _ in conditional]}
+    _check_disjoint(listed)
+    overrides: dict[str, tuple[Rule, ...]]
+    overrides = {name: (Rule(FP32, note="in the fp32_ops list", cause=Cause.USER_LIST),) for name in forced}
+    for name, attribute, values in conditional:
+        rule = Rule(FP32, when=(attribute, tuple(map(str, values))), note="in the conditional_fp32_ops list",
+                    cause=Cause.USER_LIST)
+        overrides[name] = (*overrides.get(name, ()), rule)
+    if target_precision_ops is not None:
+        overrides.update(_lower_overrides(target_dtype, lower))
+    overrides["Custom"] = tuple(Rule(rule, when=("op_type", (name,)), note="by register_op", cause=Cause.REGISTERED)
+                                for name, rule in (custom_ops or {}).items())
+    return Policy(target_dtype, overrides)
+
+
+def _lower_overrides(target_dtype: str, names: list[str]) -> dict[str, tuple[Rule, ...]]:
+    known = table(target_dtype)
+    lowered = {name for name, rules in known.items() if any(rule.rule == LOWER for rule in rules)}
+    if lowered == set(names):
+        return {}  # the table's own list
+    made: dict[str, tuple[Rule, ...]] = {}
+    for name in names:
+        # Of the table's conditions those hold that say where the kernel is not sound.
+        refused = refused_rules("target_precision_ops", target_dtype, name)
+        fp32_inputs = next((rule.fp32_inputs for rule in known.get(name, ())), ())
+        made[name] = (*refused, Rule(LOWER, fp32_inputs=fp32_inputs, note="in the target_precision_ops list",
+                                     cause=Cause.USER_LIST))
+    for name in lowered.difference(names):
+        made[name] = (Rule(FP32, note="not in the target_precision_ops list", cause=Cause.NOT_LISTED),)
+    return made
+
+
+def _names(argument: str, value: Sequence[str] | None, known: Mapping[str, str]) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+        raise PolicyError(expected("a list of operator names", argument, value))
+    return [_registered(argument, name, known) for name in value]
+
+
+def _conditions(value: Sequence[ConditionalOp] | None, known: Mapping[str, str]) -> list[ConditionalOp]:
+    argument = "conditional_fp32_ops"
+    for item in value or ():
+        shaped = isinstance(item, (tuple, list)) and len(item) == 3
+        if not (shaped and all(isinstance(part, str) for part in item[:2]) and isinstance(item[2], (tuple, list))):
+            raise PolicyError(expected("a list of (operator, attribute, [values]) tuples", argument, value))
+    return [(_registered(argument, op, known), attribute, values) for op, attribute, values in value or ()]
+
+
+def _possible(condition: ConditionalOp, parameters: Callable[[str], Mapping[str, str]] | None) -> ConditionalOp:
+    """Return a condition with its values in every spelling; raise PolicyError for one that no operator can meet."""
+    op, attribute, values = condition
+    texts = [str(value).replace(" ", "") for value in values]
+    if parameters is None or op in _ANY_ATTRIBUTE:
+        return op, attribute, texts
+    known = {name: kind for name, kind in parameters(op).items() if not kind.startswith(_INPUTS)}
+    if attribute not in known:
+        raise PolicyError(f"conditional_fp32_ops: the operator {op!r} has no attribute {attribute!r}."
+                          f"{closest(attribute, known)}")
+    choices = _choices(known[attribute])
+    wrong = [text for text in texts if choices and text not in choices]
+    if wrong or not texts:
+        raise PolicyError(f"conditional_fp32_ops: the attribute {attribute!r} of {op!r} is never "
+                          f"{', '.join(map(repr, wrong)) or values}: expected some of "
+                          f"{', '.join(choices) or 'its values'}")
+    return op, attribute, [spelling for text in texts for spelling in _SPELLINGS.get(text, (text,))
+                           if choices == _BOOLEANS or spelling == text]
+
+
+_ANY_ATTRIBUTE = ("Custom",)  # operators that take parameters which MXNet does not know
+_INPUTS = ("NDArray", "Symbol", "ndarray", "tuple of <NDArray")  # the types of what is an input
+_FALSE, _TRUE = ("False", "false", "0"), ("True", "true", "1")
+_BOOLEANS = (*_FALSE, *_TRUE)
+_SPELLINGS = {**dict.fromkeys(_FALSE, _FALSE), **dict.fromkeys(_TRUE, _TRUE)}
+
+
+def _choices(kind: str) -> tuple[str, ...]:
+    """Return the values that a parameter may have, from what MXNet says of its type; none where they are not listed."""
+    if kind.startswith("boolean"):
+        return _BOOLEANS
+    return (*re.findall("'([^']*)'", kind.split("}")[0]), "None") if kind.startswith("{") else ()
+
+
+def _registered(argument: str, name: str, known: Mapping[str, str]) -> str:
+    if name not in known:
+        raise PolicyError(f"{argument}: MXNet has no operator {name!r}.{closest(name, known)}")
+    return known[name]
+
+
+def _check_disjoint(listed: Mapping[str, Sequence[str]]) -> None:
+    for first, second in combinations(listed, 2):
+        common = sorted(set(listed[first]) & set(listed[second]))
+        if common:
+            raise PolicyError(f"operators can be in one list only; in both {first} and {second}: {', '.join(common)}")

@@ -1,58 +1,143 @@
-"""What ``gluon-amp check`` runs: a self-test of this machine's kernels, of overflow detection, training, and speed."""
+"""What ``gluon-amp check`` runs: training steps in each type that a device runs, against MXNet's FP32 on the CPU."""
 from __future__ import annotations
 
-import platform
-from typing import Iterator, Mapping, Sequence
+from typing import Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
-from .. import _cuda, native
+from .. import _machine
 from .._mxnet import gpus
-from ..dtypes import Support
+from .._mxnet.engine import interleaved
+from .._mxnet.symbols import first_line
+from ..dtypes import FORMATS
+from ..session.autocast import autocast, deinit, init
 from ..state.devices import support
-from .isolation import ERROR, FAILED, INFO, OK, SKIPPED, WRONG, Finding, Section, findings
-from .kernels import OPERATORS, TIMING
-from .results import FUSION, OVERFLOW, TRAINING
+from ..training.scaling import init_trainer, scale_loss, unscale
 
-__all__ = ["ERROR", "FAILED", "INFO", "OK", "SECTIONS", "SKIPPED", "WRONG", "Finding", "check"]
+__all__ = ["INFO", "OK", "WRONG", "Finding", "check"]
 
-_VERSIONS = "versions"
-_TESTS: Mapping[str, Section] = {
-    "fusion": FUSION, "operators": OPERATORS, "overflow": OVERFLOW, "training": TRAINING, "timing": TIMING}
-SECTIONS = (_VERSIONS, *_TESTS)
+OK, WRONG, INFO = "ok", "wrong", "info"
+_STEPS, _ROUNDS = 10, 10
+_SCALE = 1024.0  # of losses in each type: no gradient here overflows float16
+_ROUNDOFFS = 64.0  # how far gradients may be off, of their norm
+_FP32_ERROR = 1e-3  # likewise in FP32, where a GPU may round products to TF32
+_LOSS_DISTANCE = 0.1  # of the first loss
+_SAID = ("skipped", "taken")
 
 
-def check(device: mx.Context, sections: Sequence[str] = ()) -> Iterator[Finding]:
-    """Run the self-test on a device, and yield what each part finds as it comes.
+class Finding(NamedTuple):
+    """One line of the self-test."""
+
+    name: str
+    verdict: str  # OK, WRONG or INFO
+    detail: str
+
+
+def check(device: mx.Context) -> Iterator[Finding]:
+    """Train a small network in each type that a device runs, and yield what is found as it comes.
 
     Examples
     --------
-    >>> [found.verdict for found in check(mx.cpu(), ['overflow'])]
-    ['ok', 'ok']
+    >>> [found.verdict for found in check(mx.cpu())][:3]
+    ['ok', 'ok', 'ok']
     """
-    runs = support("gpu" if device.device_type == "gpu" else "cpu", device.device_id)
-    for name in sections or SECTIONS:
-        if name == _VERSIONS:
-            yield from _versions(device, runs)
-        elif not _TESTS[name].names(runs):
-            yield Finding(name, "all", SKIPPED, f"nothing runs in low precision here: {runs.reason}")
-        else:
-            yield from findings(name, _TESTS[name], device, runs)
-
-
-def _versions(device: mx.Context, runs: Support) -> Iterator[Finding]:
-    yield Finding(_VERSIONS, "software", INFO, f"MXNet {mx.__version__}, NumPy {np.__version__}, Python "
-                  f"{platform.python_version()}; --json FILE names the libraries that are loaded",
-                  {"libraries": _cuda.loaded_libraries()})
-    yield Finding(_VERSIONS, "device", INFO, f"{device}: {runs.dtype}, because {runs.reason}")
     if device.device_type == "gpu":
-        driver, compiler = _cuda.driver_version(), _cuda.nvrtc_version()
-        problem = gpus.problem() or _cuda.fusion_problem(driver, compiler)
-        yield Finding(_VERSIONS, "driver", WRONG if problem else OK,
-                      problem or
-                      f"CUDA {_cuda.dotted(driver)}; the run-time compiler (NVRTC) is of {_cuda.dotted(compiler)}")
-        return
-    for library in native.load():
-        yield Finding(_VERSIONS, library.name, SKIPPED if library.missing else INFO,
-                      library.missing or f"{len(library.operators)} operators in C++")
+        driver, compiler = _machine.driver_version(), _machine.nvrtc_version()
+        problem = gpus.problem() or _machine.fusion_problem(driver, compiler)
+        found = f"CUDA {_machine.dotted(driver)}, and the run-time compiler (NVRTC) of {_machine.dotted(compiler)}"
+        yield Finding("driver", WRONG if problem else OK, problem or found)
+    runs = support(device.device_type, device.device_id)
+    reference = _Training(mx.cpu(), has_amp=False)
+    gradients = reference.gradients()
+    losses = [reference.step() for _ in range(_STEPS)]
+    for dtype in dict.fromkeys(filter(None, (runs.dtype, runs.on_request))):
+        try:
+            init(dtype)
+            yield from _compared(dtype, device, gradients, losses)
+        except Exception as error:
+            yield Finding(dtype, WRONG, first_line(error))
+        finally:
+            deinit()
+
+
+def _compared(dtype: str, device: mx.Context, gradients: np.ndarray, losses: list[float]) -> Iterator[Finding]:
+    """Train in the type that is in force, and compare with the gradients of the first step and all losses in FP32."""
+    training = _Training(device, has_amp=True)
+    error = float(np.linalg.norm(training.gradients() - gradients) / np.linalg.norm(gradients))
+    limit = _ROUNDOFFS * FORMATS[dtype].roundoff if dtype in FORMATS else _FP32_ERROR
+    yield Finding(f"{dtype} gradients", OK if error <= limit else WRONG, f"{error:.2g} of their norm off FP32, at most "
+                  f"{limit:.2g} is allowed")
+    found = [training.step() for _ in range(_STEPS)]
+    distance = np.abs(np.subtract(found, losses)).max() / losses[0]
+    yield Finding(f"{dtype} losses", OK if distance <= _LOSS_DISTANCE and found[-1] < found[0] else WRONG,
+                  f"{found[0]:.3g} to {found[-1]:.3g} in {_STEPS} steps, in FP32 {losses[0]:.3g} to {losses[-1]:.3g}")
+    changed = [training.changes_weights(value) for value in (np.inf, 1.0)]
+    yield Finding(f"{dtype} overflow", OK if changed == [False, True] else WRONG, "a step with infinite "
+                  f"gradients is {_SAID[changed[0]]}, one with finite gradients {_SAID[changed[1]]}")
+    plain = _Training(device, has_amp=False)
+    without, under = interleaved([plain.step, training.step], _ROUNDS, warm_up=2, of=min)
+    yield Finding(f"{dtype} speed", INFO, f"{under:.3g} ms a step, without AMP {without:.3g} ms: {without / under:.2f} "
+                  "times as fast")
+
+
+class _Training:
+    """A small network and what it is trained with; alike in each instance."""
+
+    def __init__(self, device: mx.Context, has_amp: bool):
+        random = np.random.RandomState(3)
+        mx.random.seed(1)
+        self.net = nn.HybridSequential()
+        for channels in (64, 128):
+            # MXNet compiles Swish at run time on a GPU.
+            self.net.add(nn.Conv2D(channels, 3, padding=1), nn.BatchNorm(), nn.Swish(), nn.AvgPool2D())
+        self.net.add(nn.Flatten(), nn.Dense(64, activation="relu"), nn.Dense(4))
+        self.net.initialize(mx.init.Xavier(), ctx=mx.cpu())  # devices have generators of their own
+        data = mx.nd.array(random.normal(size=(32, 16, 16, 16)), ctx=mx.cpu())
+        self.net(data)  # for the shapes of the weights
+        parameters = self.net.collect_params()
+        parameters.reset_ctx(device)
+        self.net.hybridize(static_alloc=True, static_shape=True)
+        self._data, self._labels = data.as_in_context(device), mx.nd.array(random.randint(0, 4, size=32), ctx=device)
+        self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
+        self.trainer = gluon.Trainer(parameters, "sgd", {"learning_rate": 0.005, "momentum": 0.9})
+        self._has_amp = has_amp
+        if has_amp:
+            init_trainer(self.trainer, _SCALE)
+
+    def _backward(self) -> mx.nd.NDArray:
+        with autocast(enabled=self._has_amp), autograd.record():
+            loss = self._loss(self.net(self._data), self._labels).mean()
+            if self._has_amp:
+                with scale_loss(loss, self.trainer) as scaled:
+                    autograd.backward(scaled)
+        if not self._has_amp:
+            loss.backward()
+        return loss
+
+    def step(self) -> float:
+        """Take a step; return its loss."""
+        loss = self._backward()
+        self.trainer.step(1)
+        return float(loss.asscalar())
+
+    def gradients(self) -> np.ndarray:
+        """Take a step; return all its gradients as one vector."""
+        self._backward()
+        if self._has_amp:
+            unscale(self.trainer)
+        found = [value.grad().asnumpy().ravel() for value in self.net.collect_params().values()
+                 if value.grad_req != "null"]
+        self.trainer.step(1)
+        return np.concatenate(found)
+
+    def changes_weights(self, gradient: float) -> bool:
+        """Tell whether a step changes the weights of the last layer when all their gradients are a value."""
+        self._backward()
+        weight = self.net[-1].weight
+        before = weight.data().asnumpy()
+        weight.grad()[:] = gradient
+        self.trainer.step(1)
+        return bool((weight.data().asnumpy() != before).any())

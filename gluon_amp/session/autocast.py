@@ -9,11 +9,11 @@ from mxnet import Context
 from mxnet.gluon import Block
 
 from .. import checks, passes
+from ..aliases import NO_TUNING, also, answers
+from ..context import ContextStack
 from ..dtypes import FLOAT32, normalize
-from ..elsewhere import NO_TUNING, also, answers
 from ..errors import DTypeError, PolicyError, StateError, expected, shown
 from ..graph.attrs import REGION_ON
-from ..nested import Nested
 from ..rules import ConditionalOp, Policy
 from ..state import gpus
 from ..state.blocks import block_settings
@@ -21,7 +21,7 @@ from ..state.devices import announce, choose, device_supports, warn_if_slow
 from ..state.exclusions import can_be_target
 from ..state.frame import frame
 from ..state.in_force import in_force, region
-from ..state.policies import custom_ops, device_policies, policies_of, rewrites
+from ..state.policies import custom_ops, device_policies, devices_of, policies_of, rewrites
 from ..state.state import State
 from . import hooks
 from .steps import run_in
@@ -96,8 +96,8 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
         _logger.info("AMP is on already: amp.init() without arguments keeps its settings")
         return
     chosen = choose(requested, device_supports())
-    policies = device_policies(chosen, disabled, **lists) if policy is None else policies_of(policy)
-    state = State(policies)
+    policies = device_policies(chosen, disabled, **lists) if policy is None else policies_of(policy, chosen)
+    state = State(policies, devices_of(chosen))
     if in_force.state == state:
         return
     if is_switched_on():
@@ -106,7 +106,7 @@ def init(target_dtype: object = None, target_precision_ops: Sequence[str] | None
     gpus.prepare(policies)
     in_force.begin()
     in_force.state = state
-    announce(chosen, requested, rewrites(policies))
+    announce(chosen, requested, rewrites(policies, state.devices))
 
 
 def _already_on(given: Mapping[str, object]) -> str:
@@ -198,7 +198,7 @@ def active_dtype(device_type: str | Context = "cpu") -> str | None:
 
 
 # The regions that were entered and not left, with what was done then: one object may be entered several times.
-_entered: Nested[tuple[autocast, region, int]] = Nested("gluon_amp_autocast")
+_entered: ContextStack[tuple[autocast, region, int]] = ContextStack("gluon_amp_autocast")
 
 
 class autocast:
@@ -299,18 +299,19 @@ def _of_one_type(state: State, wanted: str) -> State:
 
 def _kept_in_fp32(state: State, devices: Iterable[str], wanted: str) -> State:
     chosen = choose(wanted, device_supports())
-    in_fp32 = device_policies({device: chosen[device] for device in devices})
-    return State({**state.policies, **{device: replace(policy, disabled_passes=state.policies[device].disabled_passes)
-                                       for device, policy in in_fp32.items()}})
+    others = {device: chosen[device] for device in devices}
+    in_fp32 = {device: replace(policy, disabled_passes=state.policies[device].disabled_passes)
+               for device, policy in device_policies(others).items()}
+    return State({**state.policies, **in_fp32}, {**state.devices, **devices_of(others)})
 
 
 def _region_state(wanted: str | None, disabled: frozenset[str]) -> State:
     chosen = choose(wanted, device_supports())
     warn_if_slow(chosen)
-    policies = device_policies(chosen, disabled)
+    state = State(device_policies(chosen, disabled), devices_of(chosen))
     if in_force.marked is None:
-        in_force.marked = State(policies, enabled=False)
-    return State(policies)
+        in_force.marked = state.disabled()
+    return state
 
 
 def exclude(*targets: Block | type | str) -> None:

@@ -8,11 +8,11 @@ from typing import Any, Callable
 from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 
-from .. import _memory
+from .. import _machine
 from .._mxnet.blocks import cached_op_of, call_with_hooks, grad_reqs_of, has_hooks, renew_cached_op
 from .._mxnet.symbols import outermost_trace
 from ..eager.casts import is_low, release
-from ..eager.second_gradients import are_recorded
+from ..eager.gradient_fixes import are_recorded
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.converted_symbols import refuse_trained
 from ..state.blocks import block_settings
@@ -104,7 +104,7 @@ def _call_in_frame(original: Callable, block: Block, args: tuple[Any, ...]) -> A
     if not frame.blocks:
         frame.data_gradients = are_recorded(args)
         if not autograd.is_recording():
-            _memory.note("call")
+            _machine.note_step("call")
     if not hybrid or type(block).forward is not HybridBlock.forward:
         frame.casts = None  # users' Python code may write weights and run backward passes; what can be traced does not
     elif casts is None:

@@ -7,8 +7,8 @@ from typing import Any, Callable
 from mxnet.ndarray import NDArray
 
 from .._mxnet.arrays import cast_arrays
+from ..aliases import answers
 from ..dtypes import FLOAT32, normalize
-from ..elsewhere import answers
 from ..errors import PolicyError, StateError, expected
 from ..rules import RULES
 from ..state.in_force import in_force, region

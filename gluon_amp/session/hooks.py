@@ -1,39 +1,13 @@
 """Install and remove the few replacements through which AMP sees what MXNet is about to run.
 
-- ``Symbol.bind``, ``Symbol.simple_bind``, ``Module.init_params`` and ``Executor.copy_params_from``: symbols that were
-  converted for inference.
-- ``mxnet.ndarray.register._imperative_invoke``: every imperative operator call.
-- ``mxnet.ndarray.numpy._api_internal.tensordot``: the one NumPy operator that does not go that way.
-- ``mxnet.symbol.register._symbol_creator``: custom operators, which cannot carry the mark of a region.
-- ``mxnet.ndarray.CachedOp``: what a hybridized block instantiates with its traced symbol.
-- ``HybridBlock._call_cached_op``: the only place that sees blocks cached before AMP was switched on, and the
-  ``grad_req`` of their parameters.
-- ``HybridBlock._get_graph``: a block is traced without the marks of regions around its call.
-- ``Block.__call__``: where low precision begins and ends in code that is not hybridized.
-- ``Block.register_child``: networks given to ``initialize`` grow.
-- ``SymbolBlock.forward``: in another block's trace its operators carry the mark of the region around its call.
-- ``autograd.Function.__call__``, ``mxnet.operator._registry``: user code that expects what it was written for.
-- ``autograd.grad``, ``autograd.backward`` and ``NDArray.backward``: errors about gradients of gradients say what to do,
-  and gradients that operators make on their own carry the scale of the loss.
-- ``NDArray.asnumpy``: in networks that are not hybridized Python code reads what is in bfloat16 as FP32.
-- ``reshape`` and ``[...]`` of arrays: parts and other shapes of arrays in bfloat16 are FP32, as most of oneDNN's
-  operators do not take them in bfloat16.
-- ``Trainer._update``: what the optimizer has written, and gradients with another trainer's loss scale.
-- ``Trainer.load_states``: files of ``amp.save_states``, which MXNet cannot read.
-- ``Trainer.amp_loss_scale``: a property that MXNet does not have.
-- ``Symbol.tojson`` and ``Symbol.save``: what is written of a symbol is without the marks of regions.
-- ``Symbol.bind`` and ``Symbol.simple_bind``: how Module and symbol users run symbols.
-- ``Executor.forward``: executors that were bound before AMP was switched on.
-
-The first of these, which :func:`watch_symbols` installs by themselves, need no AMP: symbols that were converted for
-inference are not trained, and take no other parameters than their own.
+``_REPLACEMENTS`` has each of MXNet's names once, with what takes its place, and why.
 """
 from __future__ import annotations
 
 import functools
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, ContextManager, Iterator, Tuple
 
 import mxnet as mx
@@ -45,26 +19,25 @@ from mxnet.ndarray import NDArray, register
 from mxnet.ndarray import numpy as nd_numpy
 from mxnet.symbol import register as symbol_register
 
-from .. import _memory
-from .._mxnet import trainers, updaters
+from .. import _machine
+from .._mxnet import trainers
 from .._mxnet.blocks import make_symbol_block_forward
 from .._mxnet.invoke import Invoke
 from .._mxnet.optimizer_states import STATES_BEGIN
 from .._mxnet.symbols import make_save, make_symbol_creator, make_tojson
+from ..context import Replaced
 from ..dtypes import BFLOAT16
-from ..eager import scaled_losses
 from ..eager.applier import make_invoke
 from ..eager.casts import is_low, release
 from ..eager.custom_operators import make_registry
+from ..eager.gradient_fixes import NOT_TWICE
+from ..eager.loss_scale import loss_scale
 from ..eager.native import make_native_invoke
-from ..eager.own_gradients import loss_scale
-from ..eager.second_gradients import NOT_TWICE
-from ..eager.written import written
+from ..eager.running_stats import running_stats
 from ..errors import StateError
 from ..plan import converted_symbols
 from ..plan.cached_op import RewritingCachedOp
 from ..plan.executors import make_bind, make_forward, make_simple_bind
-from ..replaced import Replaced
 from ..state.blocks import block_settings
 from ..state.frame import frame
 from ..state.in_force import in_force
@@ -73,7 +46,7 @@ from .block_calls import make_block_call, make_call_cached_op, make_get_graph, m
 _replaced = Replaced()
 registered = Replaced()  # functions that users registered, until AMP is switched off
 _lock = threading.Lock()
-_Replacements = Tuple[Tuple[Any, str, Callable[[Any], Any]], ...]
+_Replacements = Tuple[Tuple[Any, str, Callable[[Any], Any]], ...]  # owner, name, and what makes the new of the old
 
 
 def installed() -> bool:
@@ -93,7 +66,7 @@ def install() -> None:
     with _lock:
         if in_force.hooked:
             return
-        _memory.take_little()
+        _machine.take_little_memory()
         _replace(_REPLACEMENTS if _replaced else (*_OF_CONVERTED, *_REPLACEMENTS))
         in_force.hooked = True
         block_settings.children += 1  # nobody counted until now
@@ -132,9 +105,8 @@ def uninstall() -> None:
 def _restore(kept: int = 0) -> None:
     """Put MXNet's names back, but for so many that were replaced first."""
     in_force.hooked = False
-    scaled_losses.forget()
     loss_scale.forget()
-    written.forget()
+    running_stats.forget()
     _replaced.restore(kept)
 
 
@@ -173,22 +145,21 @@ def _make_function_call(original: Callable) -> Callable:
 
 
 def _make_backward(original: Callable) -> Callable:
-    differentiate = _make_differentiate(original)
+    differentiate = _make_differentiate(original, writes=True)
 
     @functools.wraps(original)
     def backward(heads: Any, *args: Any, **kwargs: Any) -> Any:
-        _memory.note("backward")
-        scaled_losses.note_backward(scaled_losses.heads_of(heads))
+        _machine.note_step("backward")
         return differentiate(heads, *args, **kwargs)
     return backward
 
 
-def _make_differentiate(original: Callable) -> Callable:
+def _make_differentiate(original: Callable, writes: bool = False) -> Callable:
     @functools.wraps(original)
     def differentiate(heads: Any, *args: Any, **kwargs: Any) -> Any:
-        written.begin_backward()
+        running_stats.begin_backward()
         try:
-            with loss_scale.of(scaled_losses.heads_of(heads)):
+            with loss_scale.of(heads, counts=writes):
                 return original(heads, *args, **kwargs)
         except mx.MXNetError as error:
             if not in_force.is_on() or "is non-differentiable" not in str(error):
@@ -239,11 +210,12 @@ def _make_tensordot(original: Callable) -> Callable:
 def _make_update(original: Callable) -> Callable:
     @functools.wraps(original)
     def update(trainer: Trainer, ignore_stale_grad: bool = False) -> None:
-        scaled_losses.check(trainer)
-        with updaters.prepared(trainer):
+        scaler = trainers.attached(trainer)
+        with getattr(scaler, "updating", nullcontext)():
+            loss_scale.warn_of_others(trainer)
             original(trainer, ignore_stale_grad)
-        if trainers.attached(trainer) is None:
-            written.decided(trainer, skipped=False)
+        if scaler is None:
+            running_stats.decided(trainer, skipped=False)
         if block_settings.level is not None:
             block_settings.level.updated(trainer)
     return update
@@ -267,37 +239,44 @@ def _make_amp_loss_scale(original: Any) -> property:
     return property(amp_loss_scale, doc=amp_loss_scale.__doc__)
 
 
+# Symbols that were converted for inference are not trained, and take no other parameters than their own, without AMP,
+# too; under AMP a symbol that is bound is planned first.
 _OF_CONVERTED: _Replacements = (
-    (mx.sym.Symbol, "bind", converted_symbols.make_bind),
-    (mx.sym.Symbol, "simple_bind", converted_symbols.make_simple_bind),
+    (mx.sym.Symbol, "bind", lambda original: make_bind(converted_symbols.make_bind(original))),
+    (mx.sym.Symbol, "simple_bind", lambda original: make_simple_bind(converted_symbols.make_simple_bind(original))),
     (Module, "init_params", converted_symbols.make_init_params),
     (Executor, "copy_params_from", converted_symbols.make_copy_params_from),
 )
 _REPLACEMENTS: _Replacements = (
-    (register, "_imperative_invoke", _make_invoke),
-    (nd_numpy._api_internal, "tensordot", _make_tensordot),
+    (register, "_imperative_invoke", _make_invoke),  # every imperative operator call
+    (nd_numpy._api_internal, "tensordot", _make_tensordot),  # the one NumPy operator that does not go that way
+    # Operators are marked with the region that they are made in, but for custom ones, which cannot carry a mark.
     (symbol_register, "_symbol_creator", make_symbol_creator),
-    (mx.ndarray, "CachedOp", lambda original: RewritingCachedOp),
+    (mx.ndarray, "CachedOp", lambda original: RewritingCachedOp),  # made of the symbol of a hybridized block
+    # The only place that sees blocks cached before AMP was switched on, and the ``grad_req`` of their parameters.
     (HybridBlock, "_call_cached_op", make_call_cached_op),
-    (HybridBlock, "_get_graph", make_get_graph),
-    (Block, "__call__", make_block_call),
-    (Block, "register_child", make_register_child),
+    (HybridBlock, "_get_graph", make_get_graph),  # a block is traced without the marks of regions around its call
+    (Block, "__call__", make_block_call),  # where low precision begins and ends in code that is not hybridized
+    (Block, "register_child", make_register_child),  # networks given to ``initialize`` grow
+    # In another block's trace the operators of a SymbolBlock carry the mark of the region around its call.
     (SymbolBlock, "forward", make_symbol_block_forward),
-    (autograd.Function, "__call__", _make_function_call),
-    (mx.operator, "_registry", make_registry),
+    (autograd.Function, "__call__", _make_function_call),  # a user's code expects FP32
+    (mx.operator, "_registry", make_registry),  # likewise
+    # Errors about gradients of gradients say what to do, and gradients that operators make on their own carry the scale
+    # of the loss.
     (autograd, "grad", _make_differentiate),
     (autograd, "backward", _make_backward),
     (NDArray, "backward", _make_backward),
+    # In networks that are not hybridized Python code reads bfloat16 as FP32, and parts and other shapes of arrays in
+    # bfloat16 are FP32: most of oneDNN's operators do not take them in bfloat16.
     (NDArray, "asnumpy", _make_asnumpy),
     (NDArray, "reshape", _make_view),
     (NDArray, "__getitem__", _make_view),
     (mx.np.ndarray, "__getitem__", _make_view),
-    (Trainer, "_update", _make_update),
-    (Trainer, "load_states", _make_load_states),
-    (Trainer, "amp_loss_scale", _make_amp_loss_scale),
-    (mx.sym.Symbol, "tojson", make_tojson),
-    (mx.sym.Symbol, "save", make_save),
-    (mx.sym.Symbol, "bind", make_bind),
-    (mx.sym.Symbol, "simple_bind", make_simple_bind),
-    (Executor, "forward", make_forward),
+    (Trainer, "_update", _make_update),  # what the optimizer has written, and gradients with another loss scale
+    (Trainer, "load_states", _make_load_states),  # files of ``amp.save_states``, which MXNet cannot read
+    (Trainer, "amp_loss_scale", _make_amp_loss_scale),  # a property that MXNet does not have
+    (mx.sym.Symbol, "tojson", make_tojson),  # no marks of regions
+    (mx.sym.Symbol, "save", make_save),  # likewise
+    (Executor, "forward", make_forward),  # executors that were bound before AMP was switched on
 )

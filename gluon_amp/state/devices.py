@@ -8,9 +8,9 @@ from typing import Mapping, NamedTuple
 
 import mxnet as mx
 
-from .. import _cpus, _cuda, _isa, _memory, native
+from .. import _machine, native
 from .._mxnet import gpus
-from .._mxnet.timing import time_in_both
+from .._mxnet.engine import time_in_both
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, IMITATED_FLOAT16, Support, cpu_isa, cpu_support, cuda_support
 from ..errors import DTypeError, warn
 
@@ -18,18 +18,19 @@ _logger = logging.getLogger("gluon_amp")
 _warned: set[str] = set()
 # How many times as fast as FP32 a CPU with BF16 instructions and no AMX computes convolutions by them, forward and
 # backward, as measured on CPUs of these kinds. Flags do not tell: Intel's that hide their AMX are slower by them.
-_GAINS: Mapping[_isa.Cpu, float] = {
-    _isa.Cpu("AuthenticAMD", 25, 17): 1.9,
-    _isa.Cpu("AuthenticAMD", 26, 2): 1.7,
-    _isa.Cpu("GenuineIntel", 6, 207): 0.6,
+_GAINS: Mapping[_machine.Cpu, float] = {
+    _machine.Cpu("AuthenticAMD", 25, 17): 1.9,
+    _machine.Cpu("AuthenticAMD", 26, 2): 1.7,
+    _machine.Cpu("GenuineIntel", 6, 207): 0.6,
 }
 # Gains seen lie at 1.7 to 2.0, or at 0.5 to 0.7; with AMX at 5.
 _LEAST_GAIN, _AMX_GAIN = 1.3, 2.5
 # Layers that networks spend their time in: channels, and the side of their maps.
 _PROBED, _PROBED_BATCH, _PROBES = ((64, 56), (128, 28), (256, 14)), 4, 5
 _AMX_REMEDIES: Mapping[str | None, str] = {
-    _isa.GRANTED_LATE: "Import gluon_amp before anything that runs MXNet operators",
-    _isa.REFUSED: "Linux allows them from version 5.16 on; in a container or a virtual machine the host must do so too",
+    _machine.GRANTED_LATE: "Import gluon_amp before anything that runs MXNet operators",
+    _machine.REFUSED: "Linux allows them from version 5.16 on; in a container or a virtual machine the host must do so "
+                      "too",
 }
 _ONEDNN = "MXNET_MKLDNN_ENABLED"
 _CONVOLUTION = {"kernel": "(3, 3)", "pad": "(1, 1)", "no_bias": "True"}
@@ -51,7 +52,7 @@ _ONEDNN_FAULT = lacks_onednn(os.environ)  # MXNet reads the variable once, too
 def support(device_type: str, device_id: int = 0) -> Support:
     """Say which type a kind of device runs in."""
     if device_type == "gpu":
-        return cuda_support(_cuda.compute_capability(device_id))
+        return cuda_support(_machine.compute_capability(device_id))
     if _ONEDNN_FAULT:
         return Support(FLOAT32, True, _ONEDNN_FAULT)
     own = cpu_support()
@@ -90,7 +91,7 @@ def device_supports() -> dict[str, Support]:
     # what was measured of the one does not hold for the other.
     supports, names = {"cpu": support("cpu")}, {}
     for number in range(gpus.count()):
-        own, names[number] = support("gpu", number), _cuda.device_name(number)
+        own, names[number] = support("gpu", number), _machine.device_name(number)
         if number == 0:
             supports["gpu"] = own
         elif (own, names[number]) != (supports["gpu"], names[0]):
@@ -105,24 +106,24 @@ def of_device(device: mx.Context, by_device: Mapping[str, Support]) -> Support |
 
 def lost_amx() -> str | None:
     """Return why oneDNN does not use the CPU's AMX tiles; None where it does, or where that costs no speed."""
-    outcome = _isa.outcome()
-    if outcome == _isa.REFUSED:
+    outcome = _machine.amx_outcome()
+    if outcome == _machine.REFUSED:
         return "this CPU has AMX tiles, which the operating system does not let this process use"
-    if outcome == _isa.GRANTED_LATE and _measured_gain() <= _AMX_GAIN:
+    if outcome == _machine.GRANTED_LATE and _measured_gain() <= _AMX_GAIN:
         return "this CPU's AMX tiles are off, because MXNet ran an operator before gluon_amp was imported"
     return None
 
 
 def _bfloat16_gain() -> Gain:
     """Look up what the BF16 instructions of this kind of CPU gain, and measure it where no such CPU is known."""
-    cpu = _isa.cpu_kind()
+    cpu = _machine.cpu_kind()
     return Gain(_GAINS[cpu], str(cpu)) if cpu in _GAINS else Gain(_measured_gain(), "measured now")
 
 
 @lru_cache(maxsize=1)
 def _measured_gain() -> float:
     """Return how many times as fast convolutions of a network's sizes train in bfloat16, once a process in 0.3 s."""
-    _memory.take_little()  # MXNet reads these settings with its first operator
+    _machine.take_little_memory()  # MXNet reads these settings with its first operator
 
     def least_times() -> tuple[float, float]:  # on a busy machine medians are off by more than the types differ by
         times = [time_in_both("Convolution", {**_CONVOLUTION, "num_filter": str(channels)},
@@ -186,12 +187,12 @@ def announce(chosen: Mapping[str, Support], requested: str | None, rewrites: str
                       "bfloat16 was asked for. amp.init() without a type runs each device in its best one")
         if requested is None and own.dtype == FLOAT32 and name == "cpu" and lost_amx():
             warn_once(f"AMP stays in FP32, although bfloat16 could be several times as fast: {own.reason}. "
-                      f"{_AMX_REMEDIES[_isa.outcome()]}")
+                      f"{_AMX_REMEDIES[_machine.amx_outcome()]}")
     _logger.info("AMP runs %s", verdict(chosen))
     _logger.debug("AMP switched on: %s", rewrites)
     if "cpu" in chosen:
         native.say_what_is_missing()
-        misfit = _cpus.misfit()
+        misfit = _machine.threads_misfit()
         if misfit:
             _logger.warning("AMP: %s", misfit)
 

@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Mapping, NamedTuple
+from typing import Mapping, NamedTuple, Sequence
 
-from .._mxnet.invoke import Invocation
-from .._mxnet.operators import handle_of, registered_operators
+from .._mxnet.invoke import Invocation, handle_of, registered_operators
 from ..dtypes import BFLOAT16
 from ..graph.attrs import TYPE_FLAGS
-from ..rules import KEEP, Decision, Policy
+from ..rules import ANY_DEVICE, KEEP, Decision, Device, Policy
 from ..rules.decision import SWITCHED_OFF
 
 _ARITHMETIC = ("add", "sub", "mul", "div")
@@ -26,17 +25,17 @@ class Operator(NamedTuple):
 class EagerPolicy:
     """What a policy says of imperative calls."""
 
-    def __init__(self, policy: Policy, enabled: bool = True):
-        self.policy = policy
+    def __init__(self, policy: Policy, device: Device = ANY_DEVICE, enabled: bool = True):
+        self.policy, self.device = policy, device
         self.target = policy.target_dtype
         self.flag = TYPE_FLAGS[policy.target_dtype]
         names = set(registered_operators().values()) - _UNTOUCHED
         self.operators = {handle_of(name): self._operator(name) if enabled else Operator(name, SWITCHED_OFF, False)
-                          for name in names if not self._keeps(policy.fixed(name))}
+                          for name in names if not self._keeps(policy.fixed(name, device))}
         self.twins = twins()
 
     def _operator(self, name: str) -> Operator:
-        return Operator(name, self.policy.fixed(name), self.policy.may_lower(name))
+        return Operator(name, self.policy.fixed(name, self.device), self.policy.may_lower(name))
 
     def _keeps(self, rule: Decision | None) -> bool:
         # Operators that take inputs as they come know float16, but few know bfloat16.
@@ -46,7 +45,11 @@ class EagerPolicy:
         """Return the rule of a call."""
         if operator.rule is not None:
             return operator.rule
-        return self.policy.decide(operator.name, call.attrs(), call.inputs[0].shape)
+        return self.rule_of(operator.name, call.attrs(), call.inputs[0].shape)
+
+    def rule_of(self, op: str, attrs: Mapping[str, str], shape: Sequence[int] | None) -> Decision:
+        """Return what follows for an operator."""
+        return self.policy.decide(op, attrs, shape, self.device)
 
 
 @lru_cache(maxsize=1)

@@ -4,16 +4,16 @@ from __future__ import annotations
 import os
 from typing import Mapping
 
-from .. import _cuda
+from .. import _machine
 from ..dtypes import FLOAT16
 from ..rules import FP32, Policy
-from ..rules.tables.groups import arithmetic, layers
+from ..rules.tables import groups
 from .devices import warn_once
 
 SAFE_ACCUMULATION = "MXNET_SAFE_ACCUMULATION"  # 1: sums of float16 values are kept in FP32, those of FP32 in float64
 # MXNet's own kernels of these add up in the type of their data, unless the variable is set.
-_SUMMING = (*layers.SOFTMAX, *layers.NORMS, "softmin", *arithmetic.SUMS, *arithmetic.NUMPY_SUMS,
-            *arithmetic.NORMS_OF_TENSORS)
+_SUMMING = (*groups.SOFTMAX, *groups.NORMS, "softmin", *groups.SUMS, *groups.NUMPY_SUMS,
+            *groups.NORMS_OF_TENSORS)
 _before: dict[str, str | None] = {}  # what variables that this module has set were
 
 
@@ -23,11 +23,12 @@ def prepare(policies: Mapping[str, Policy]) -> None:
     on_gpus = [policy for device, policy in policies.items() if device.startswith("gpu")]
     if not on_gpus:
         return
-    problem = _cuda.fusion_problem(_cuda.driver_version(), _cuda.nvrtc_version())
-    if problem and os.environ.get(_cuda.NO_FUSION) != "0":
-        _put(_cuda.NO_FUSION, "0")
-        warn_once(f"{_cuda.NO_FUSION}=0 is set, so that elementwise operators on the GPU are not fused: {problem}, in "
-                  f"FP32 as well. Update NVIDIA's driver, or set {_cuda.NO_FUSION}=0 yourself for networks without AMP")
+    problem = _machine.fusion_problem(_machine.driver_version(), _machine.nvrtc_version())
+    if problem and os.environ.get(_machine.NO_FUSION) != "0":
+        _put(_machine.NO_FUSION, "0")
+        warn_once(f"{_machine.NO_FUSION}=0 is set, so that elementwise operators on the GPU are not fused: {problem}, "
+                  f"in FP32 as well. Update NVIDIA's driver, or set {_machine.NO_FUSION}=0 yourself for networks "
+                  "without AMP")
     if SAFE_ACCUMULATION not in os.environ and any(map(_sums_in_float16, on_gpus)):
         _put(SAFE_ACCUMULATION, "1")
 

@@ -7,9 +7,9 @@ import mxnet as mx
 
 from .._mxnet.invoke import Invoke, original_invoke
 from .._mxnet.symbols import marks
+from ..context import ContextStack
 from ..graph.attrs import REGION_OFF, REGION_ON
-from ..nested import Nested
-from ..rules import Policy
+from ..rules import ANY_DEVICE, Device, Policy
 from .eager_policy import EagerPolicy
 from .recent import remember
 from .state import State
@@ -28,7 +28,7 @@ class _InForce:
         self.invoke: Invoke = original_invoke  # MXNet's own way of running an operator, without casts
         self.states: dict[Any, State] = {}  # of regions, by their settings
         # The autocast regions that the code is in; None for one without AMP anywhere.
-        self.regions: Nested[State | None] = Nested("gluon_amp_regions")
+        self.regions: ContextStack[State | None] = ContextStack("gluon_amp_regions")
         self.session = 0  # how often AMP was switched on after it had been switched off
         self._ended = False  # whether it was switched off since
 
@@ -67,6 +67,11 @@ class _InForce:
             return None
         return current.eager_anywhere or current.eager(inputs)
 
+    def device(self, device: mx.Context) -> Device:
+        """Return what the state in force says of a device."""
+        state = self.current()
+        return ANY_DEVICE if state is None else state.device(state.key(device))
+
     def policy(self, device: mx.Context) -> Policy | None:
         """Return the policy in force for a device here, None where AMP is off."""
         state = self.current()
@@ -75,7 +80,7 @@ class _InForce:
     def runs_natively(self) -> bool:
         """Tell whether imperative calls made here may run operators in C++, as those in graphs do."""
         policy = self.policy(_CPU)
-        return policy is not None and policy.runs_native
+        return policy is not None and policy.runs_native(self.device(_CPU))
 
     def off(self) -> region:
         """Return a region without AMP."""

@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any, Mapping
 
 from .. import native, passes
-from .._mxnet.operators import parameters_of, registered_operators
+from .._mxnet.invoke import parameters_of, registered_operators
 from ..dtypes import BFLOAT16, FLOAT32, Support
-from ..rules import Policy, make_policy
-from .devices import choose, device_supports
+from ..rules import Device, Policy, make_policy
 
 custom_ops: dict[str, str] = {}  # by register_op: operator type to rule
 
@@ -24,23 +23,25 @@ def device_policies(chosen: Mapping[str, Support], disabled_passes: frozenset[st
 
 def _policy(support: Support, lists: Mapping[str, Any]) -> Policy:
     if support.dtype == FLOAT32:
-        return Policy(FLOAT32, reason=support.reason, channel_multiple=support.channel_multiple)
-    policy = make_policy(support.dtype, registered_operators(), parameters=parameters_of,
-                         custom_ops=custom_ops, imitated=support.imitated, **lists)
-    return replace(policy, channel_multiple=support.channel_multiple, amx=support.amx)
+        return Policy(FLOAT32)
+    return make_policy(support.dtype, registered_operators(), parameters=parameters_of, custom_ops=custom_ops, **lists)
 
 
-def rewrites(policies: Mapping[str, Policy]) -> str:
+def devices_of(chosen: Mapping[str, Support]) -> dict[str, Device]:
+    """Return what policies depend on of each kind of device."""
+    return {device: Device.of(each) for device, each in chosen.items()}
+
+
+def rewrites(policies: Mapping[str, Policy], devices: Mapping[str, Device]) -> str:
     """Name what makes networks faster under some policies, for people."""
-    used = {step.name for device, policy in policies.items() for step in passes.pipeline_of(
-        passes.Context(policy, native=native.is_available if device == "cpu" and native.any_is_available() else None))}
+    runs = native.is_available if native.any_is_available() else None
+    used = {step.name for kind, policy in policies.items() for step in passes.pipeline_of(
+        passes.Context(policy, devices[kind], native=runs if kind == "cpu" else None))}
     return ", ".join([name for name in passes.list_passes() if name in used] + ["faster updates"])
 
 
-def policies_of(policy: Policy) -> dict[str, Policy]:
-    """Fit a policy to the devices of this machine that run its type."""
+def policies_of(policy: Policy, chosen: Mapping[str, Support]) -> dict[str, Policy]:
+    """Fit a policy to the devices that run its type."""
     passes.checked(policy.disabled_passes, "policy.disabled_passes")
-    chosen = choose(policy.target_dtype, device_supports())
-    return {device: replace(_policy(each, {}), disabled_passes=policy.disabled_passes) if each.dtype == FLOAT32 else
-            replace(policy, imitated=each.imitated, channel_multiple=each.channel_multiple, amx=each.amx)
-            for device, each in chosen.items()}
+    fp32 = Policy(FLOAT32, disabled_passes=policy.disabled_passes)
+    return {device: fp32 if each.dtype == FLOAT32 else policy for device, each in chosen.items()}

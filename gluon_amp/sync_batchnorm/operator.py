@@ -1,29 +1,79 @@
 """The operator behind converted blocks: MXNet's BatchNorm kernels, with statistics summed over contexts and processes.
 
-The kernels normalize with given statistics; what they leave out of the gradient, the share of the statistics, is
-another call of theirs on the same data.
+The kernels normalize with given statistics. They leave the share of the statistics out of the gradient: another call of
+theirs on the same data computes it. MXNet runs the operator in a thread of its own for each context.
 """
 from __future__ import annotations
 
 import ast
 import itertools
+import threading
 import weakref
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
 from ..errors import StateError
+from ..parallel.groups import total_of
 from ..state.in_force import in_force
-from .meeting import Allreduce, Meeting
 
 OPERATOR = "gluon_amp_sync_batch_norm"
+Allreduce = Callable[..., NDArray]
+PATIENCE = 600.0  # seconds to wait for the other contexts, which may have most of a network to compute before
 
 _layers: weakref.WeakValueDictionary[str, Layer] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _USES_AT_ONCE = 8  # of one layer between forward and backward
+_ADVICE = ("In training every context must run the network, before any result is read: give convert_sync_batchnorm "
+           "their number as num_devices. CPU contexts need MXNET_CPU_TEMP_COPY above the number of operators in a step")
+
+
+class Meeting:
+    """Where the contexts of a process add up a vector each, again and again; the last one sums over processes."""
+
+    def __init__(self, name: str, num_devices: int, allreduce: Allreduce | None):
+        self.name = name
+        self._num_devices = num_devices
+        self._allreduce = allreduce
+        self._arrived: dict[str, NDArray] = {}
+        self._closed = 0  # meetings so far
+        self._total: NDArray | None = None  # of the last one; all have read it before the next can close
+        self._change = threading.Condition()
+
+    def sum(self, vector: NDArray, place: str) -> NDArray:
+        """Return the sum of the vectors of all contexts and processes, on this one's context."""
+        if self._num_devices == 1:
+            return self._over_processes(vector)
+        with self._change:
+            meeting = self._closed
+            if place in self._arrived:
+                raise StateError(f"{self.name}: {place} came twice before the others of "
+                                 f"num_devices={self._num_devices}. {_ADVICE}")
+            self._arrived[place] = vector
+            if len(self._arrived) == self._num_devices:
+                self._close()
+            elif not self._change.wait_for(lambda: self._closed > meeting, PATIENCE):
+                raise StateError(f"{self.name}: only {', '.join(self._arrived)} of num_devices={self._num_devices} "
+                                 f"came in {PATIENCE:.0f} seconds. {_ADVICE}")
+            if self._total is None:
+                raise StateError(f"{self.name}: the sum failed on another context, whose error says why")
+            return self._total.as_in_context(vector.context)
+
+    def _close(self) -> None:
+        vectors = [self._arrived[place] for place in sorted(self._arrived)]  # in one order: the same bits every time
+        self._arrived = {}
+        self._total = None
+        try:
+            self._total = self._over_processes(total_of(vectors))
+        finally:
+            self._closed += 1
+            self._change.notify_all()
+
+    def _over_processes(self, vector: NDArray) -> NDArray:
+        return vector if self._allreduce is None else self._allreduce(vector, name=self.name)
 
 
 class Layer:
@@ -44,13 +94,11 @@ class Layer:
 
     def prepare(self, channels: int) -> None:
         """Make the sums over processes known."""
-        if self._prepare is None:
-            return
-        with mx.engine.bulk(0):  # a cached op that is being run collects operators, the KVStore's too
-            self._prepare(self.mean.name, (channels + 1,))
-            self._prepare(self.variance.name, (channels,))
-            for meeting in self.gradients:
-                self._prepare(meeting.name, (2 * channels,))
+        if self._prepare is not None:
+            with mx.engine.bulk(0):  # a cached op that is being run collects operators, the KVStore's too
+                for meeting, size in ((self.mean, channels + 1), (self.variance, channels),
+                                      *((each, 2 * channels) for each in self.gradients)):
+                    self._prepare(meeting.name, (size,))
 
     @contextmanager
     def use(self, place: str) -> Iterator[Meeting]:
@@ -80,9 +128,6 @@ class _Property(mx.operator.CustomOpProp):
 
     def list_auxiliary_states(self) -> list[str]:
         return ["moving_mean", "moving_var"]
-
-    def list_outputs(self) -> list[str]:
-        return ["output"]
 
     def infer_shape(self, in_shape: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         data = in_shape[0]
@@ -114,10 +159,8 @@ class _Operator(mx.operator.CustomOp):
 
     def __init__(self, layer: Layer, place: str, axis: int, eps: float, momentum: float, fix_gamma: bool):
         super().__init__()
-        self._layer = layer
-        self._place = place
-        self._momentum = momentum
-        self._fix_gamma = fix_gamma
+        self._layer, self._place = layer, place
+        self._momentum, self._fix_gamma = momentum, fix_gamma
         self._given = {"axis": axis, "eps": eps, "fix_gamma": False}
         self._statistics: tuple[NDArray, NDArray] | None = None  # of the batch; None outside of training
         self._count = 1.0
@@ -131,12 +174,10 @@ class _Operator(mx.operator.CustomOp):
             if is_train:
                 with self._layer.use(self._place) as self._gradients:
                     self._statistics = self._measured(data)
-            if self._statistics is not None:
                 for moving, value in zip(aux, self._statistics):
                     moving[:] = self._momentum * moving + (1 - self._momentum) * value
-            mean, variance = self._statistics or aux
-            result = self._normalized(data, self._scale(gamma), beta, mean, variance)
-            self.assign(out_data[0], req[0], result)
+            self.assign(out_data[0], req[0],
+                        self._normalized(data, self._scale(gamma), beta, *(self._statistics or aux)))
 
     def backward(self, req: Sequence[str], out_grad: Sequence[NDArray], in_data: Sequence[NDArray],
                  out_data: Sequence[NDArray], in_grad: Sequence[NDArray], aux: Sequence[NDArray]) -> None:
@@ -178,12 +219,12 @@ class _Operator(mx.operator.CustomOp):
     def _with_statistics_held(self, gradient: NDArray, *inputs: NDArray) -> list[NDArray]:
         """Return the gradients of data, scale and shift as if the statistics did not depend on the data."""
         variables = [array.detach() for array in inputs[:3]]
-        gradients = [mx.nd.zeros_like(array) for array in variables]
-        autograd.mark_variables(variables, gradients)
+        for variable in variables:
+            variable.attach_grad()
         with autograd.record():
             result = self._normalized(*variables, *inputs[3:])
         result.backward(gradient)
-        return gradients
+        return [variable.grad for variable in variables]
 
     def _share_of_statistics(self, gradients: Sequence[NDArray], data: NDArray, scale: NDArray, mean: NDArray,
                              variance: NDArray) -> NDArray:

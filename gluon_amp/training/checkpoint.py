@@ -11,12 +11,11 @@ from mxnet import gluon
 
 from .. import checks
 from .._mxnet import optimizer_states, trainers
-from .._mxnet.optimizer_states import STATES_BEGIN, known_classes
-from .._mxnet.unpickling import unpickle
+from .._mxnet.optimizer_states import STATES_BEGIN, known_classes, unpickle
 from ..errors import StateError, expected
 from ..files import replacing
 from .loss_scaler import LossScaler, ScalerState
-from .trainer_scaler import TrainerScaler, UnscaledTrainer, attached_scalers
+from .trainer_scaler import TrainerScaler, attached_scalers
 
 _MAGIC = STATES_BEGIN + b"2\n"
 _PICKLED = STATES_BEGIN + b"1\n"  # as versions before wrote them
@@ -25,17 +24,9 @@ _PICKLED = STATES_BEGIN + b"1\n"  # as versions before wrote them
 def state_dict() -> dict[str, dict[str, float]]:
     """Return the state of every loss scaler in use, in the order of the trainers' ``init_trainer`` and their losses.
 
-    Returns
-    -------
-    dict
-        ``'loss_scaler0'``, ``'loss_scaler1'``, ... to the scaler's state; plain numbers, fit for JSON or pickle. A
-        scaler that several trainers share is there once. A trainer that was set up before the last :func:`init` or
-        :func:`initialize` is left out until it scales a loss again.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> amp.load_state_dict(amp.state_dict())
+    The names are ``'loss_scaler0'``, ``'loss_scaler1'``, ..., the states plain numbers, fit for JSON or pickle. A
+    scaler that several trainers share is there once. A trainer that was set up before the last :func:`init` or
+    :func:`initialize` is left out until it scales a loss again.
     """
     return {f"loss_scaler{number}": scaler.state_dict() for number, scaler in enumerate(_scalers())}
 
@@ -46,24 +37,9 @@ def _scalers() -> list[LossScaler]:
 
 
 def load_state_dict(state: Mapping[str, Mapping[str, float]]) -> None:
-    """Continue all loss scalers from what :func:`state_dict` returned.
-
-    Parameters
-    ----------
-    state : mapping
-        Of as many scalers as there are now.
-
-    Raises
-    ------
-    StateError
-        The numbers of scalers differ.
-    ValueError
-        A scaler's state is malformed; none is changed then.
-    """
+    """Continue all loss scalers, as many as now, from a result of :func:`state_dict`; none if it is malformed."""
     scalers = _scalers()
-    if not isinstance(state, Mapping):
-        raise ValueError(expected("what amp.state_dict() returned", "state", state))
-    if not all(isinstance(each, Mapping) for each in state.values()):
+    if not isinstance(state, Mapping) or not all(isinstance(each, Mapping) for each in state.values()):
         raise ValueError(expected("what amp.state_dict() returned", "state", state))
     if set(state) != {f"loss_scaler{number}" for number in range(len(scalers))}:
         names = ", ".join(map(str, state)) or "none"
@@ -83,29 +59,8 @@ def load_scalers(scalers: Sequence[LossScaler], states: Sequence[Mapping[str, fl
 def save_states(trainer: gluon.Trainer, fname: str | os.PathLike) -> None:
     """Write the optimizer, its states and the loss scalers' into one file, atomically.
 
-    The file holds JSON and arrays: reading it runs no code.
-
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        With or without a loss scaler.
-    fname : path
-        Overwritten on success, unchanged on failure.
-
-    Raises
-    ------
-    TypeError
-        The optimizer, or its scheduler, holds something that is neither a number, a text, an array nor an object of
-        such; the message says where.
-    StateError
-        The servers of a distributed KVStore hold the states.
-
-    Examples
-    --------
-    ::
-
-        net.save_parameters('net.params')
-        amp.save_states(trainer, 'trainer.states')
+    The file holds JSON and arrays: reading it runs no code. Raises TypeError where the optimizer, or its scheduler,
+    holds something that is neither a number, a text, an array nor an object of such; the message says where.
     """
     header = json.dumps([scaler.state_dict() for scaler in scalers_of(trainer)]).encode()
     content = b"".join((_MAGIC, header, b"\n", optimizer_states.write(trainers.optimizer_states(trainer))))
@@ -117,30 +72,17 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: ty
     """Read a file of :func:`save_states` or of plain ``Trainer.save_states``, completely or not at all.
 
     Files of ``Trainer.save_states`` are pickles, which can run any code. Here they may refer to MXNet's and NumPy's own
-    classes only, and to those that you name.
+    classes only, and to the classes that you name.
 
     Parameters
     ----------
     trainer : gluon.Trainer
-        Its optimizer, and its loss scalers where the file and the trainer have any, continue from the file.
+        Its optimizer, and its loss scalers where the file and the trainer have any, continue from the file. It has the
+        network, the optimizer and the number of losses of the trainer that was saved.
     fname : path
         The file.
     classes : type or sequence of type
         Classes of your own that the file may hold objects of, such as a scheduler of learning rates.
-
-    Raises
-    ------
-    StateError
-        The file is of a trainer with another network, another optimizer or another number of losses.
-    ValueError
-        The file is of neither kind, is damaged, or refers to other classes.
-
-    Examples
-    --------
-    ::
-
-        net.load_parameters('net.params')
-        amp.load_states(trainer, 'trainer.states')
     """
     scalers = scalers_of(trainer)
     own_classes = checks.one_or_several("classes", classes, type, "a class") if classes else []
@@ -156,18 +98,17 @@ def load_states(trainer: gluon.Trainer, fname: str | os.PathLike, *, classes: ty
     except Exception as error:  # pickles and arrays of damaged files raise anything
         raise ValueError(f"{os.fspath(fname)!r} holds no trainer states ({type(error).__name__}: {error}). Expected a "
                          "file written by amp.save_states or Trainer.save_states") from error
-    if scalers and states:
-        refuse_other_number(scalers, states, fname)
+    fit = fitting(scalers, states, fname)
     hand_over()
-    if scalers and states:
-        load_scalers(scalers, states)
+    load_scalers(scalers, fit)
 
 
-def refuse_other_number(scalers: Sequence[LossScaler], states: Sequence[Any], fname: str | os.PathLike) -> None:
-    """Raise StateError unless a file holds as many states as a trainer has scalers."""
-    if len(scalers) != len(states):
+def fitting(scalers: Sequence[LossScaler], states: Sequence[Any], fname: str | os.PathLike) -> Sequence[Any]:
+    """Return the states of a file, none where it or the trainer has none; raise StateError for another number."""
+    if scalers and states and len(scalers) != len(states):
         raise StateError(f"{os.fspath(fname)!r} holds the states of {len(states)} loss scalers, the trainer has "
                          f"{len(scalers)}: give amp.initialize the same num_losses")
+    return states if scalers else ()
 
 
 def _classes_of(trainer: gluon.Trainer) -> list[type]:
@@ -178,7 +119,7 @@ def _classes_of(trainer: gluon.Trainer) -> list[type]:
 
 
 def _parsed(content: bytes, classes: Collection[type]) -> tuple[list[Any], Callable[[], Any]]:
-    """Return the states of loss scalers, and a function that reads those of the optimizer."""
+    """Return the states of loss scalers, and a function that reads the optimizer's states."""
     for magic in (_MAGIC, _PICKLED):
         if content.startswith(magic):
             header, _, states = content[len(magic):].partition(b"\n")
@@ -192,4 +133,4 @@ def scalers_of(trainer: gluon.Trainer) -> list[LossScaler]:
     """Return the loss scalers of a trainer, none for one without AMP."""
     checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     attached = trainers.attached(trainer)
-    return attached.scalers if isinstance(attached, TrainerScaler) and not isinstance(attached, UnscaledTrainer) else []
+    return attached.scalers if isinstance(attached, TrainerScaler) and attached.skips else []

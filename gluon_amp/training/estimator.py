@@ -10,10 +10,10 @@ from mxnet.gluon.contrib.estimator import Estimator, GradientUpdateHandler, Trai
 from mxnet.gluon.contrib.estimator.batch_processor import BatchProcessor
 
 from .. import checks
-from .._mxnet.estimators import CheckpointEvents, data_and_labels
+from .._mxnet.trainers import CheckpointEvents, data_and_labels
 from ..files import replacing
 from ..session.autocast import autocast
-from .checkpoint import load_scalers, refuse_other_number, scalers_of
+from .checkpoint import fitting, load_scalers, scalers_of
 from .loss_scaler import LossScaler
 from .scaling import clip_global_norm, init_trainer, scale_loss
 
@@ -24,7 +24,7 @@ class AmpHandler(TrainBegin, TrainEnd, GradientUpdateHandler):
     """Make ``Estimator.fit`` train in mixed precision, with loss scaling; needs no ``amp.init``.
 
     Takes the place of the estimator's ``GradientUpdateHandler``. Training and the validation in the course of it run
-    under :class:`autocast`; what the estimator does before and after is not touched. A batch processor whose
+    under :class:`autocast`; work of the estimator before and after is not touched. A batch processor whose
     ``fit_batch`` is the user's own has to scale the loss itself, with :func:`scale_loss`, unless the scale is 1.
 
     Parameters
@@ -37,27 +37,6 @@ class AmpHandler(TrainBegin, TrainEnd, GradientUpdateHandler):
         Clip gradients to this 2-norm, in units of the gradient averaged over the batch; above 0.
     priority : float
         The lower the earlier at the end of a batch; by default the one of ``GradientUpdateHandler``.
-
-    Raises
-    ------
-    DTypeError
-        The type is unknown, or the machine cannot run it.
-    ValueError
-        ``max_norm`` is not above 0.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> from mxnet.gluon.contrib.estimator import Estimator
-    >>> net = mx.gluon.nn.Dense(2, in_units=4)
-    >>> net.initialize()
-    >>> samples = mx.gluon.data.ArrayDataset(mx.nd.ones((8, 4)), mx.nd.zeros(8))
-    >>> estimator = Estimator(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), train_metrics=mx.metric.Accuracy(),
-    ...                       trainer=mx.gluon.Trainer(net.collect_params(), 'sgd'))
-    >>> estimator.logger.disabled = True
-    >>> estimator.fit(mx.gluon.data.DataLoader(samples, 4), epochs=1, event_handlers=[amp.AmpHandler()])
-    >>> amp.deinit()
     """
 
     def __init__(self, dtype: object = None, loss_scaler: LossScaler | float | str | None = None,
@@ -81,14 +60,10 @@ class AmpHandler(TrainBegin, TrainEnd, GradientUpdateHandler):
 
     def batch_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
         """Update the parameters, unless a gradient is not finite."""
-        if self.max_norm is None:
-            super().batch_end(estimator, *args, **kwargs)
-            return
-        losses = kwargs["loss"] if isinstance(kwargs["loss"], list) else [kwargs["loss"]]
-        batch_size = sum(loss.shape[0] for loss in losses)
-        estimator.trainer.allreduce_grads()
-        clip_global_norm(estimator.trainer, self.max_norm * batch_size)
-        estimator.trainer.update(batch_size)
+        if self.max_norm is not None:
+            losses = kwargs["loss"] if isinstance(kwargs["loss"], list) else [kwargs["loss"]]
+            clip_global_norm(estimator.trainer, self.max_norm * sum(loss.shape[0] for loss in losses))
+        super().batch_end(estimator, *args, **kwargs)
 
     def train_end(self, estimator: Estimator, *args: Any, **kwargs: Any) -> None:
         """Give the estimator its batch processor back, and log the loss scale."""
@@ -135,13 +110,6 @@ class AmpCheckpointHandler(CheckpointEvents):
     ``<model_prefix>-epoch<n>batch<m>.scaler``, and read again with ``resume_from_checkpoint=True``; a checkpoint
     without such a file, from training without AMP, leaves the scaler as it is. Give it to ``fit`` together with
     :class:`AmpHandler`.
-
-    Examples
-    --------
-    ::
-
-        checkpoints = amp.AmpCheckpointHandler('checkpoints', 'digits', resume_from_checkpoint=True)
-        estimator.fit(train_data, epochs=20, event_handlers=[amp.AmpHandler(), checkpoints])
     """
 
     def saved(self, estimator: Estimator, stem: str) -> None:
@@ -153,10 +121,7 @@ class AmpCheckpointHandler(CheckpointEvents):
 
     def resumed(self, estimator: Estimator, stem: str) -> None:
         """Read the state of the trainer's loss scalers, if checkpoint and trainer have any."""
-        scalers = scalers_of(estimator.trainer)
-        if not scalers or not os.path.exists(stem + _SUFFIX):
-            return
-        with open(stem + _SUFFIX) as file:
-            states = json.load(file)
-        refuse_other_number(scalers, states, stem + _SUFFIX)
-        load_scalers(scalers, states)
+        scalers, path = scalers_of(estimator.trainer), stem + _SUFFIX
+        if scalers and os.path.exists(path):
+            with open(path) as file:
+                load_scalers(scalers, fitting(scalers, json.load(file), path))

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from .. import checks
 from ..errors import expected
 
 LEAST_SCALE, MOST_SCALE = 2.0 ** -126, 2.0 ** 127  # losses are multiplied in FP32
+SMALL_SCALE = 2.0 ** -24  # below it gradients of 1 are zero in float16
 
 
 def scale_of(name: str, value: Any) -> float:
@@ -20,15 +21,26 @@ def scale_of(name: str, value: Any) -> float:
     return float(value)
 
 
+def _count(name: str, value: float, least: int = 0) -> int:
+    """Return a whole number, which may come as a float."""
+    if not checks.is_number(value) or not (least <= value < 2 ** 63) or value % 1:
+        raise ValueError(expected(f"a whole number, {least} or above", name, value))
+    return int(value)
+
+
+def _one_or_more(name: str, value: float) -> int:
+    return _count(name, value, 1)
+
+
 @dataclass(frozen=True)
 class ScalerState:
     """Everything about a scaler that changes."""
 
-    scale: float  # what the loss is multiplied by
+    scale: float  # multiplies the loss
     good_steps: int = 0  # steps without overflow since the scale last changed
     bad_steps: int = 0  # steps skipped in a row
     num_skipped: int = 0  # all steps skipped so far
-    overflows: int = 0  # those that count for the hysteresis
+    overflows: int = 0  # overflows that count for the hysteresis
 
     @classmethod
     def of(cls, state: Mapping[str, float]) -> ScalerState:
@@ -75,6 +87,14 @@ _DEFAULT_RULE = ScalerRule()
 _NO_CHANGE = ScalerRule(growth_factor=1.0, backoff_factor=1.0)
 
 
+def _known_as(name: str, part: str, field: str, checked: Callable[[str, Any], Any]) -> property:
+    """Return a property under which scripts read, and set, a value that MXNet's own scaler holds."""
+    def put(self: LossScaler, value: Any) -> None:
+        setattr(self, part, replace(getattr(self, part), **{field: checked(name, value)}))
+        self._before = None
+    return property(lambda self: getattr(getattr(self, part), field), put)
+
+
 class LossScaler:
     """A loss scale that counts skipped steps; the base of the two kinds below.
 
@@ -86,11 +106,6 @@ class LossScaler:
         The first scale.
     rule : ScalerRule or None
         How the scale changes; None for never.
-
-    Examples
-    --------
-    >>> LossScaler().loss_scale
-    65536.0
     """
 
     def __init__(self, init_scale: float = 2.0 ** 16, rule: ScalerRule | None = _DEFAULT_RULE):
@@ -99,58 +114,14 @@ class LossScaler:
         self._iteration = 0  # counts the iterations of the trainers that share it
         self._before: ScalerState | None = None  # the state at the beginning of the iteration, None for not to be taken
 
-    def has_overflow(self, params: Iterable[Any]) -> bool:
-        """Check gradients and update the scale, for scripts that use a scaler as ``mxnet.contrib.amp``'s.
-
-        Parameters
-        ----------
-        params : iterable of Parameter
-            Those without gradients are passed over.
-        """
-        gradients = (array for parameter in params if parameter.grad_req != "null" for array in parameter.list_grad())
-        found_inf = not all(np.isfinite(array.asnumpy()).all() for array in gradients)
-        self.update(found_inf)
-        return found_inf
-
-    # The names under which scripts read, and set, what MXNet's own scaler holds.
-
-    @property
-    def _loss_scale(self) -> float:
-        return self._state.scale
-
-    @_loss_scale.setter
-    def _loss_scale(self, value: float) -> None:
-        self._state, self._before = replace(self._state, scale=scale_of("_loss_scale", value)), None
-
-    _next_loss_scale = _loss_scale  # a scale holds from the next backward on
-
-    @property
-    def _unskipped(self) -> int:
-        return self._state.good_steps
-
-    @_unskipped.setter
-    def _unskipped(self, value: int) -> None:
-        self._state = replace(self._state, good_steps=_count("_unskipped", value))
-
-    @property
-    def _scale_seq_len(self) -> int:
-        return self._rule.growth_interval
-
-    @_scale_seq_len.setter
-    def _scale_seq_len(self, value: int) -> None:
-        self._rule = replace(self._rule, growth_interval=_count("_scale_seq_len", value, 1))
-
-    @property
-    def _max_loss_scale(self) -> float:
-        return self._rule.max_scale
-
-    @_max_loss_scale.setter
-    def _max_loss_scale(self, value: float) -> None:
-        self._rule = replace(self._rule, max_scale=scale_of("_max_loss_scale", value))
+    _loss_scale = _next_loss_scale = _known_as("_loss_scale", "_state", "scale", scale_of)
+    _unskipped = _known_as("_unskipped", "_state", "good_steps", _count)
+    _scale_seq_len = _known_as("_scale_seq_len", "_rule", "growth_interval", _one_or_more)
+    _max_loss_scale = _known_as("_max_loss_scale", "_rule", "max_scale", scale_of)
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by in the next backward."""
+        """The factor of the loss in the next backward."""
         return self._state.scale
 
     @property
@@ -174,57 +145,28 @@ class LossScaler:
         return self._rule.backoff_factor == 1 or self.loss_scale <= self._rule.min_scale
 
     def state_dict(self) -> dict[str, float]:
-        """Return everything that changes, to be saved.
-
-        Examples
-        --------
-        >>> StaticLossScaler(8).state_dict()
-        {'scale': 8.0, 'good_steps': 0, 'bad_steps': 0, 'num_skipped': 0, 'overflows': 0}
-        """
+        """Return everything that changes, to be saved."""
         return asdict(self._state)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue from a state that :meth:`state_dict` returned.
-
-        Raises
-        ------
-        ValueError
-            The state lacks an entry, has a scale that is not a finite number above 0, or counts that are not whole
-            numbers of at least 0.
-        """
+        """Continue from a state that :meth:`state_dict` returned; raise ValueError for a malformed one."""
         self._state, self._before = ScalerState.of(state), None
 
+    def has_overflow(self, params: Iterable[Any]) -> bool:
+        """Check the gradients of parameters and update, for scripts that use a scaler as ``mxnet.contrib.amp``'s."""
+        gradients = (array for parameter in params if parameter.grad_req != "null" for array in parameter.list_grad())
+        found_inf = not all(np.isfinite(array.asnumpy()).all() for array in gradients)
+        self.update(found_inf)
+        return found_inf
+
     def update(self, found_inf: bool) -> None:
-        """Take note of a step.
-
-        Parameters
-        ----------
-        found_inf : bool
-            Whether a gradient was infinite or NaN, so that the step was skipped.
-
-        Examples
-        --------
-        >>> scaler = DynamicLossScaler(init_scale=1024)
-        >>> scaler.update(found_inf=True)
-        >>> scaler.loss_scale, scaler.step_was_skipped
-        (512.0, True)
-        """
+        """Take note of a step, and whether a gradient was infinite or NaN, so that it was skipped."""
         self._state = self._rule(self._state, found_inf)
 
     def take_report(self, found_inf: bool, last: int | None) -> int:
-        """Take note of the step of one of several trainers: those of one iteration count as one.
+        """Take note of the step of one of several trainers: steps of one iteration count as one; return its number.
 
-        Parameters
-        ----------
-        found_inf : bool
-            As for :meth:`update`.
-        last : int or None
-            What this returned for the trainer's step before: an iteration ends when a trainer reports again.
-
-        Returns
-        -------
-        int
-            The number of the iteration.
+        ``last`` is the number returned for the trainer's step before: an iteration ends when a trainer reports again.
         """
         if self._before is None or last == self._iteration:
             self._iteration += 1
@@ -256,28 +198,20 @@ class DynamicLossScaler(LossScaler):
         Megatron's rule.
     consecutive_hysteresis : bool
         Whether only overflows in a row count for ``hysteresis``, as with DeepSpeed's option of this name.
-
-    Raises
-    ------
-    ValueError
-        For a parameter outside its range.
-
-    Examples
-    --------
-    >>> DynamicLossScaler().loss_scale
-    65536.0
     """
 
     def __init__(self, init_scale: float = 2.0 ** 16, growth_factor: float = 2.0, backoff_factor: float = 0.5,
                  growth_interval: int = 2000, min_scale: float = 1.0, max_scale: float = 2.0 ** 24,
                  hysteresis: int = 1, consecutive_hysteresis: bool = False):
-        _in_range("growth_factor", growth_factor, 1.0, math.inf)
-        _in_range("backoff_factor", backoff_factor, 0.0, 1.0)
-        _in_range("max_scale", max_scale, scale_of("min_scale", min_scale), math.inf)
-        _in_range("init_scale", init_scale, min_scale, max_scale)
+        for name, value, low, high in (("growth_factor", growth_factor, 1.0, math.inf),
+                                       ("backoff_factor", backoff_factor, 0.0, 1.0),
+                                       ("max_scale", max_scale, scale_of("min_scale", min_scale), math.inf),
+                                       ("init_scale", init_scale, min_scale, max_scale)):
+            if not checks.is_number(value) or not low <= value <= high:
+                raise ValueError(expected(f"a number between {low} and {high}", name, value))
         super().__init__(init_scale, ScalerRule(
-            float(growth_factor), float(backoff_factor), _count("growth_interval", growth_interval, 1),
-            float(min_scale), min(float(max_scale), MOST_SCALE), _count("hysteresis", hysteresis, 1),
+            float(growth_factor), float(backoff_factor), _one_or_more("growth_interval", growth_interval),
+            float(min_scale), min(float(max_scale), MOST_SCALE), _one_or_more("hysteresis", hysteresis),
             checks.true_or_false("consecutive_hysteresis", consecutive_hysteresis)))
 
 
@@ -288,24 +222,7 @@ class StaticLossScaler(LossScaler):
     ----------
     value : float
         The scale. 1.0, bfloat16's default, leaves the loss as it is.
-
-    Examples
-    --------
-    >>> StaticLossScaler(128).loss_scale
-    128.0
     """
 
     def __init__(self, value: float = 1.0):
         super().__init__(value, None)
-
-
-def _count(name: str, value: float, least: int = 0) -> int:
-    """Return a whole number, which may come as a float."""
-    if not checks.is_number(value) or not (least <= value < 2 ** 63) or value % 1:
-        raise ValueError(expected(f"a whole number, {least} or above", name, value))
-    return int(value)
-
-
-def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if not checks.is_number(value) or not (low <= value <= high):
-        raise ValueError(expected(f"a number between {low} and {high}", name, value))

@@ -10,15 +10,15 @@ from mxnet.ndarray import NDArray
 
 from .. import checks
 from .._mxnet import trainers
+from ..aliases import answers
 from ..dtypes import FLOAT16
-from ..eager import scaled_losses
-from ..elsewhere import answers
+from ..eager.loss_scale import loss_scale
 from ..errors import StateError, expected, warn
 from ..session.autocast import active_dtype, is_active
 from ..state.blocks import block_settings
 from ..state.in_force import in_force
 from .loss_scaler import DynamicLossScaler, LossScaler, StaticLossScaler, scale_of
-from .trainer_scaler import TrainerScaler, attached_to, scale_steps_of
+from .trainer_scaler import TrainerScaler, attach, attached_to
 
 Loss = Union[NDArray, Sequence[NDArray]]
 
@@ -54,16 +54,6 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
         Divide gradients by it before those of several processes are added up, so that sums of float16 gradients do not
         overflow; powers of 2 lose nothing. The update makes up for it, and so do ``unscale`` and ``clip_global_norm``.
 
-    Raises
-    ------
-    StateError
-        AMP is off, the trainer updates on the KVStore, or it has another scaler already; the KVStore has no common
-        step, or needs processes that were started together.
-    ValueError
-        There is no such KVStore, or the factor is not a finite number above 0.
-    TypeError
-        ``trainer`` is not a ``gluon.Trainer``, or ``loss_scaler`` is none of the above.
-
     Examples
     --------
     >>> import gluon_amp as amp
@@ -92,57 +82,24 @@ def init_trainer(trainer: gluon.Trainer, loss_scaler: LossScaler | float | str |
         block_settings.level.take_on(trainer, warn_after, max_skipped, **reduction)
         return
     scaler = _make_scaler(loss_scaler, {active_dtype(context) for context in trainers.contexts(trainer)})
-    trainers.update_locally(trainer)
-    scale_steps_of(trainer, TrainerScaler(trainer, scaler, warn_after, max_skipped), **reduction)
+    attach(TrainerScaler(trainer, scaler, warn_after, max_skipped), **reduction)
 
 
 def _make_scaler(value: LossScaler | float | str | None, dtypes: set[str | None]) -> LossScaler:
-    if value is None:
-        return DynamicLossScaler() if FLOAT16 in dtypes else StaticLossScaler(1.0)
     if isinstance(value, LossScaler):
         return value
-    if value == "dynamic":
+    if value == "dynamic" or (value is None and FLOAT16 in dtypes):
         return DynamicLossScaler()
-    if checks.is_number(value):
-        return StaticLossScaler(scale_of("loss_scaler", value))
+    if value is None or checks.is_number(value):
+        return StaticLossScaler(1.0 if value is None else scale_of("loss_scaler", value))
     raise TypeError(expected("a LossScaler, a number, 'dynamic' or None", "loss_scaler", value))
 
 
 def get_loss_scaler(trainer: gluon.Trainer, loss_id: int = 0) -> LossScaler:
     """Return the loss scaler of a trainer: its scale, and how many steps were skipped.
 
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        After :func:`init_trainer`, :func:`initialize`, or the first ``step`` of a :class:`GradScaler`.
-    loss_id : int
-        Which of the trainer's scalers, where ``amp.initialize(num_losses=...)`` made one per loss.
-
-    Returns
-    -------
-    LossScaler
-        Its ``loss_scale``, ``step_was_skipped``, ``num_skipped`` and ``skipped_in_a_row`` change from step to step.
-
-    Raises
-    ------
-    StateError
-        The trainer has no loss scaler.
-    ValueError
-        ``loss_id`` is not below the trainer's number of scalers.
-
-    Examples
-    --------
-    >>> import gluon_amp as amp
-    >>> import mxnet as mx
-    >>> amp.init()
-    >>> net = mx.gluon.nn.Dense(1, in_units=2)
-    >>> net.initialize()
-    >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
-    >>> amp.init_trainer(trainer, loss_scaler=128)
-    >>> scaler = amp.get_loss_scaler(trainer)
-    >>> scaler.loss_scale, scaler.num_skipped
-    (128.0, 0)
-    >>> amp.deinit()
+    ``loss_id`` is the number of the loss where ``amp.initialize(num_losses=...)`` made a scaler for each. The scaler's
+    ``loss_scale``, ``step_was_skipped``, ``num_skipped`` and ``skipped_in_a_row`` change from step to step.
     """
     return attached_to(trainer, "get_loss_scaler").scaler_of(loss_id)
 
@@ -160,16 +117,15 @@ class _NotEntered(AbstractContextManager):
         return self._region.__exit__(*details)
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(self._advice(f"has no attribute {name!r}"))
+        raise AttributeError(f"what amp.scale_loss returns has no attribute {name!r}: {_ENTER}")
 
     def _refuse(self, *others: Any) -> Any:
-        raise TypeError(self._advice("is no loss"))
+        raise TypeError(f"what amp.scale_loss returns is no loss: {_ENTER}")
 
     __len__ = __iter__ = __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __truediv__ = __neg__ = _refuse
 
-    def _advice(self, fault: str) -> str:
-        return (f"what amp.scale_loss returns {fault}: write `with amp.scale_loss(loss, trainer) as scaled_loss:` and "
-                "autograd.backward(scaled_loss) inside")
+
+_ENTER = ("write `with amp.scale_loss(loss, trainer) as scaled_loss:` and autograd.backward(scaled_loss) inside")
 
 
 @answers(optimizer="the trainer stands in its place: amp.scale_loss(loss, trainer)",
@@ -201,15 +157,6 @@ def scale_loss(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], los
     NDArray or list of NDArray
         The scaled loss: a list for a list or tuple.
 
-    Raises
-    ------
-    StateError
-        The trainer has no loss scaler, its gradients were unscaled since the last step, or trainers disagree.
-    TypeError
-        ``loss`` or ``trainer`` is none of the above.
-    ValueError
-        ``loss_id`` is not below the trainer's number of scalers.
-
     Examples
     --------
     ::
@@ -237,18 +184,13 @@ def _scaling(loss: Loss, trainer: gluon.Trainer | Sequence[gluon.Trainer], loss_
         if len(scales) != 1:
             raise StateError(f"scale_loss: the trainers have different scales ({sorted(scales)}). Give them one "
                              "scaler: amp.init_trainer(trainer, loss_scaler=scaler) for each")
-        scale, before = scales.pop(), scaled_losses.passes()
+        scale, before = scales.pop(), loss_scale.passes
         yield scaled(loss, scale)
-        if scale != 1.0:
-            _warn_of_unscaled_backward(before, scaled_losses.passes(), scale)
-
-
-def _warn_of_unscaled_backward(before: tuple[int, int], after: tuple[int, int], scale: float) -> None:
-    """Warn where a loss was differentiated within ``scale_loss``, and none that is scaled."""
-    if after[0] == before[0] and after[1] > before[1]:
-        warn(f"inside scale_loss a loss was differentiated that is not scaled: its gradients will be divided by the "
-             f"scale {scale:g} all the same, so that weights hardly change. Call backward() on what scale_loss gives: "
-             "with amp.scale_loss(loss, trainer) as scaled_loss: scaled_loss.backward()")
+        after = loss_scale.passes
+        if scale != 1.0 and after.scaled == before.scaled and after.others > before.others:
+            warn("inside scale_loss a loss was differentiated that is not scaled: its gradients will be divided by the "
+                 f"scale {scale:g} all the same, so that weights hardly change. Call backward() on what scale_loss "
+                 "gives: with amp.scale_loss(loss, trainer) as scaled_loss: scaled_loss.backward()")
 
 
 def losses_in(name: str, value: Loss) -> list[NDArray]:
@@ -268,30 +210,13 @@ def scaled(loss: Any, scale: float) -> Any:
     if scale == 1.0:
         return loss
     with autograd.record(autograd.is_training()):
-        return scaled_losses.scaled(loss.astype("float32") if loss.dtype == np.float16 else loss, scale)
+        return loss_scale.scaled(loss.astype("float32") if loss.dtype == np.float16 else loss, scale)
 
 
 def unscale(trainer: gluon.Trainer) -> None:
-    """Divide the scale out of the gradients now, to read or clip them before ``trainer.step``.
+    """Divide the scale out of the gradients now, once a step, to read or change them before ``trainer.step``.
 
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        After the backward pass of :func:`scale_loss`; with several contexts after ``allreduce_grads`` or before.
-
-    Raises
-    ------
-    StateError
-        The gradients are not scaled: no :func:`scale_loss` since the last step, or unscaled already.
-
-    Examples
-    --------
-    ::
-
-        trainer.allreduce_grads()
-        amp.unscale(trainer)
-        gluon.utils.clip_global_norm(gradients, max_norm)
-        trainer.update(batch_size)
+    Gradients of several devices or processes are added up first, and ``trainer.step`` does not do so again.
     """
     attached_to(trainer, "unscale").unscale()
 
@@ -299,33 +224,11 @@ def unscale(trainer: gluon.Trainer) -> None:
 def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
     """Scale all gradients down so that their joint 2-norm is at most ``max_norm``, whatever loss scale they carry.
 
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        After the backward pass; with several contexts after ``trainer.allreduce_grads()``.
-    max_norm : float
-        The largest norm, in units of the unscaled gradients, above 0; ``float('inf')`` to read the norm alone.
+    Gradients of several devices or processes are added up first, and ``trainer.step`` does not do so again.
 
-    Returns
-    -------
-    float
-        The norm before clipping, without the loss scale. Infinite or NaN when the gradients are: they are left as they
-        are, and the step will be skipped.
-
-    Raises
-    ------
-    StateError
-        The trainer has no loss scaler.
-    ValueError
-        ``max_norm`` is not above 0.
-
-    Examples
-    --------
-    ::
-
-        trainer.allreduce_grads()
-        norm = amp.clip_global_norm(trainer, 1.0)
-        trainer.update(batch_size)
+    ``max_norm`` is in units of the unscaled gradients; ``float('inf')`` reads the norm alone. Returns the norm before
+    clipping, without the loss scale: infinite or NaN when the gradients are, which are then left as they are, and the
+    step will be skipped.
     """
     checks.above_zero("max_norm", max_norm)
     return attached_to(trainer, "clip_global_norm").clip(max_norm)
@@ -334,16 +237,14 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float) -> float:
 def master_params(trainer: gluon.Trainer) -> Iterator[NDArray]:
     """Yield the FP32 values that the trainer updates: masters of float16 parameters, other parameters themselves.
 
-    Parameters
-    ----------
-    trainer : gluon.Trainer
-        Masters exist from its first step on, with ``multi_precision=True``.
-
-    Examples
-    --------
-    ::
-
-        norm = sum((value ** 2).sum() for value in amp.master_params(trainer)).sqrt()
+    Masters exist from the first step on, with ``multi_precision=True``. Raises StateError between :func:`scale_loss`
+    and ``trainer.step`` where the gradients of these arrays are not those that the step will use: clip by
+    :func:`clip_global_norm`.
     """
     checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
+    scaler = trainers.attached(trainer)
+    if isinstance(scaler, TrainerScaler) and scaler.is_scaled and (scaler.carried != 1.0 or scaler.adds_up):
+        raise StateError("master_params was called between scale_loss and step: the gradients of these arrays carry "
+                         f"the loss scale {scaler.applied:g}, and are those of one device. To clip, call "
+                         "amp.clip_global_norm(trainer, max_norm); to read weights, call it after trainer.step")
     return trainers.master_arrays(trainer)

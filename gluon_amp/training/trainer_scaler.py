@@ -1,27 +1,42 @@
-"""What connects one ``gluon.Trainer`` with its loss scalers: which gradients carry which scale, and whether to step."""
+"""The decision on a trainer's step: which scale its gradients carry, whether to skip, and what a skipped step undoes.
+
+MXNet's trainer asks ``trainer._amp_loss_scaler.has_overflow(params)`` after the gradients are reduced, and leaves the
+update out when the answer is true. A :class:`TrainerScaler` is that attribute.
+"""
 from __future__ import annotations
 
 import gc
 import logging
 import math
-import weakref
+from collections import deque
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any, Callable, Iterator, Sequence
+from weakref import WeakValueDictionary
 
 from mxnet import gluon
 
 from .. import checks, native
-from .._mxnet import trainers, updaters
-from ..eager.written import written
+from .._mxnet import distribution, trainers, updaters
+from ..eager.running_stats import running_stats
 from ..errors import StateError, expected, some_of, warn
 from ..parallel import Reduction, distribute
 from ..state.in_force import in_force
-from .loss_scaler import LossScaler, StaticLossScaler
+from .loss_scaler import SMALL_SCALE, LossScaler, StaticLossScaler
 
+_RECENT = 50  # steps: where half of them were skipped a warning says so
 _logger = logging.getLogger("gluon_amp")
+_attached: WeakValueDictionary[int, TrainerScaler] = WeakValueDictionary()  # by their ids, in the order of init_trainer
 
-READY, SCALED, UNSCALED = "READY", "SCALED", "UNSCALED"
-_attached_scalers: list[weakref.ReferenceType[TrainerScaler]] = []
+
+class StepState(str, Enum):
+    """Where a trainer is between one step and the next."""
+
+    READY = "READY"  # no gradient at hand is to be used for a step
+    SCALED = "SCALED"  # gradients carry the scale of a loss
+    UNSCALED = "UNSCALED"  # the scale was divided out before the step
+    STEPPED = "STEPPED"  # the weights were updated
+    SKIPPED = "SKIPPED"  # they were not, and arrays that the step's forward passes wrote were put back
 
 
 def _of_first_scaler(name: str) -> property:
@@ -29,31 +44,49 @@ def _of_first_scaler(name: str) -> property:
 
 
 class TrainerScaler:
-    """Connects one trainer with its loss scalers; lives on the trainer as ``trainer._amp_loss_scaler``."""
+    """Connects one trainer with its loss scalers, and decides on its steps.
+
+    Without scalers the trainer trains as in plain FP32: losses are not scaled, and no step is skipped.
+    """
 
     def __init__(self, trainer: gluon.Trainer, scalers: LossScaler | Sequence[LossScaler], warn_after: int = 20,
                  max_skipped: int | None = None):
         self.trainer = trainer
-        self.scalers = [scalers] if isinstance(scalers, LossScaler) else list(scalers)
-        self.state = READY  # READY while no gradient at hand carries a scale, SCALED or UNSCALED
-        self.reduction: Reduction | None = None  # None for a trainer of this process alone
-        self.warn_after, self.max_skipped = warn_after, max_skipped  # skipped steps in a row
-        self.step_was_skipped = False  # whether the last step was
-        self._reports: dict[int, int] = {}  # by losses: the iteration of its scaler that was told of last
-        # told at every step whether it will be skipped, while the gradients are still there
-        self.listeners: list[Callable[[bool], None]] = []
+        self.skips = isinstance(scalers, LossScaler) or bool(scalers)
+        self.scalers = [scalers] if isinstance(scalers, LossScaler) else list(scalers) or [StaticLossScaler(1.0)]
+        self.state = StepState.READY
         self.applied = self.scaler.loss_scale  # the scale of the losses whose gradients are at hand
+        self.reduction: Reduction | None = None  # None for a trainer of this process alone
+        self.own_reduction = distribution.own_reduction(trainer)
         self.session = in_force.session  # the last one of init to deinit that it was used in
+        # Told at every step whether it will be skipped, while the gradients are still there.
+        self.listeners: list[Callable[[bool], None]] = []
+        self._reports: dict[int, int] = {}  # by losses: the iteration of its scaler that was told of last
         self._scaled: set[int] = set()  # the losses scaled since the last step
-        self._open: list[int] = []  # those whose backward is under way
-        self._overflowed: set[int] = set()  # those whose backward gave the step's first gradients that are not finite
+        self._open: list[int] = []  # losses whose backward is under way
+        self._overflowed: set[int] = set()  # losses whose backward gave the first gradients that are not finite
+        # By parameter and device: which gradients a backward pass had written when they were reduced. MXNet's marks are
+        # cleared then, so that gradients of another backward pass are seen.
+        self._fresh: list[list[bool]] | None = None
+        self._is_ahead = False  # whether gradients were reduced before the trainer was told to
+        self._awaited: Callable[[], bool] | None = None  # tells whether gradients are finite, until someone has asked
+        self._is_asked_later = False  # by the updaters, during an update
+        self._warn_after, self._max_skipped = warn_after, max_skipped  # skipped steps in a row
+        self._recent: deque[bool] = deque(maxlen=_RECENT)  # whether each of the last steps was skipped
+        self._told = {"skips": False, "scale": False}  # by a warning
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "listeners": []}  # they listen to the original
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _remember(self)
+        self.remember()
+
+    def remember(self) -> None:
+        """Count among :func:`attached_scalers`, and have running statistics kept for the trainer."""
+        if self.skips:
+            _attached[id(self)] = self
+            running_stats.watch(self.trainer)
 
     # Scripts read and set these on ``trainer._amp_loss_scaler``, which is MXNet's own scaler for them.
     _loss_scale, _next_loss_scale, _max_loss_scale, _scale_seq_len, _unskipped = map(
@@ -74,6 +107,37 @@ class TrainerScaler:
         """How many steps were skipped so far; one that several losses overflowed in counts for each."""
         return sum(scaler.num_skipped for scaler in self.scalers)
 
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the step just made was skipped."""
+        return self.state is StepState.SKIPPED
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a loss was scaled for the next step."""
+        return self.state in (StepState.SCALED, StepState.UNSCALED)
+
+    @property
+    def carried(self) -> float:
+        """The scale that the gradients at hand carry, of the loss and of their reduction."""
+        is_divided = self.reduction and self._fresh is not None and self.state is not StepState.UNSCALED
+        return self._scale_of_losses() / (self.reduction.factor if is_divided else 1.0)  # type: ignore[union-attr]
+
+    def _scale_of_losses(self) -> float:
+        return self.applied if self.state is StepState.SCALED else 1.0
+
+    def scaler_of(self, loss_id: int) -> LossScaler:
+        """Return the scaler of a loss; raise TypeError or ValueError for a number that no loss has."""
+        if not self.skips:
+            return self.scaler
+        if isinstance(loss_id, bool) or not isinstance(loss_id, int):
+            raise TypeError(expected("an int", "loss_id", loss_id))
+        if not 0 <= loss_id < len(self.scalers):
+            raise ValueError(expected(f"a number below num_losses={len(self.scalers)}", "loss_id", loss_id))
+        return self.scalers[loss_id]
+
+    # Before the step
+
     @contextmanager
     def scaling(self, loss_id: int = 0) -> Iterator[float]:
         """Give the scale for a loss whose backward runs in the body."""
@@ -81,71 +145,56 @@ class TrainerScaler:
         try:
             yield scale
         finally:
-            if len(self.scalers) > 1 and not self._overflowed and not check_gradients(self.trainer)():
+            if len(self.scalers) > 1 and not self._overflowed and not self._begin_check()():
                 self._overflowed = set(self._open)
             self._open.remove(loss_id)
 
-    def carry(self, scale: float) -> None:
-        """Take note that a loss was scaled without :meth:`scaling`, and its gradients carry this scale."""
-        self.applied, self.state = scale, SCALED
-
-    def forget(self) -> None:
-        """Take note that the gradients at hand will not be used for a step."""
-        self.state = READY
-
-    @property
-    def carried(self) -> float:
-        """The scale that the gradients at hand carry, of the loss and of their reduction."""
-        return (self.applied if self.state == SCALED else 1.0) / (self.reduction.divided if self.reduction else 1.0)
-
     def _begin(self, loss_id: int) -> float:
         scale = self.scaler_of(loss_id).loss_scale
-        written.scaled([self.trainer])
+        running_stats.scaled([self.trainer])
         self.session = in_force.session
-        if self.reduction is not None:
-            self.reduction.forget()
-        if self.state == UNSCALED:
-            self._begin_again()
-        if self.state == READY:
+        if self.state is StepState.UNSCALED:
+            if trainers.gradient_norm(self.trainer) != 0.0:
+                raise StateError("scale_loss was called after unscale and before step. Call unscale once, after the "
+                                 "last micro-batch; to drop a batch, call net.collect_params().zero_grad()")
+            self.forget()
+        self._refuse_to_add_to_sums()
+        self._fresh = None
+        if not self.is_scaled:
             self.applied = scale
         elif not self._open and scale != self.applied:
             # Gradients of another loss, in the same buffers or beside them, must carry the scale of this one.
             self._multiply(scale / self.applied)
             self.applied = scale
-        self.state = SCALED
+        self.state = StepState.SCALED
         self._scaled.add(loss_id)
         self._open.append(loss_id)
         return self.applied
 
-    def _begin_again(self) -> None:
-        """Forget a batch that was dropped after ``unscale``: its gradients are zero by now."""
-        if trainers.gradient_norm(self.trainer) != 0.0:
-            raise StateError("scale_loss was called after unscale and before step. Call unscale once, after the last "
-                             "micro-batch; to drop a batch, call net.collect_params().zero_grad()")
-        self.state = READY
-        self._scaled, self._overflowed = set(), set()
+    def carry(self, scale: float) -> None:
+        """Take note that a loss was scaled without :meth:`scaling`, and its gradients carry this scale."""
+        self.applied, self.state = scale, StepState.SCALED
 
-    def scaler_of(self, loss_id: int) -> LossScaler:
-        """Return the scaler of a loss; raise TypeError or ValueError for a number that no loss has."""
-        if isinstance(loss_id, bool) or not isinstance(loss_id, int):
-            raise TypeError(expected("an int", "loss_id", loss_id))
-        if not 0 <= loss_id < len(self.scalers):
-            raise ValueError(expected(f"a number below num_losses={len(self.scalers)}", "loss_id", loss_id))
-        return self.scalers[loss_id]
+    def forget(self, state: StepState = StepState.READY) -> None:
+        """Take note that no gradient at hand is to be used any more."""
+        self._scaled, self._overflowed, self._fresh, self._is_ahead = set(), set(), None, False
+        self.state = state
 
     def unscale(self) -> None:
         """Divide the gradients by the scale they carry."""
-        if self.state != SCALED:
-            cause = {READY: "no loss was scaled since the last step: use amp.scale_loss first",
-                     UNSCALED: "they are unscaled already: call unscale once per step"}[self.state]
+        if not self.skips:
+            return
+        if self.state is not StepState.SCALED:
+            cause = ("they are unscaled already: call unscale once per step" if self.state is StepState.UNSCALED else
+                     "no loss was scaled since the last step: use amp.scale_loss first")
             raise StateError(f"unscale: the trainer's gradients are not scaled; {cause}")
+        self._reduce_ahead("unscale")
         self._multiply(1.0 / self.carried)
-        self.state = UNSCALED
-        if self.reduction is not None:
-            self.reduction.divided = 1.0
+        self.state = StepState.UNSCALED
 
     def clip(self, max_norm: float) -> float:
         """Clip the gradients to a norm, in the scale that they carry; return the norm that they had without scale."""
+        self._reduce_ahead("clip_global_norm")
         norm = trainers.gradient_norm(self.trainer) / self.carried
         if math.isfinite(norm) and norm > max_norm:
             self._multiply(max_norm / norm)
@@ -155,135 +204,183 @@ class TrainerScaler:
         if factor != 1.0:
             trainers.scale_gradients(self.trainer, factor)
 
+    # The sums over devices and processes
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether a reduction changes the gradients: over devices, over processes, or in a way of the trainer's own."""
+        return (self.reduction is not None or len(trainers.contexts(self.trainer)) > 1
+                or not distribution.is_of_mxnet(self.own_reduction))
+
+    def _is_reduced(self) -> bool:
+        return self._fresh is not None and not any(map(any, distribution.fresh(self.trainer)))
+
+    def _reduce_ahead(self, caller: str) -> None:
+        """Add the gradients up now: in a later sum changes of one device's gradients would be lost."""
+        if self.adds_up and not self._is_reduced():
+            distribution.reduce_gradients(self.trainer, caller)
+            self._is_ahead = True
+
+    def reduce(self) -> None:
+        """Take the place of the trainer's own reduction: gradients are added up once after a backward pass."""
+        if self._is_reduced():
+            if not self._is_ahead:
+                raise StateError("the gradients are reduced already, and would be added up once more. After "
+                                 "trainer.allreduce_grads() call trainer.update(), not trainer.step()")
+            self._is_ahead = False
+            return
+        self._refuse_to_add_to_sums()
+        fresh = distribution.fresh(self.trainer)
+        (self.reduction.reduce if self.reduction else self.own_reduction)()
+        distribution.mark_fresh(self.trainer, fresh, value=False)
+        self._fresh = fresh
+
+    def _refuse_to_add_to_sums(self) -> None:
+        if (self._fresh is not None and any(distribution.accumulates(self.trainer))
+                and trainers.gradient_norm(self.trainer) != 0.0):
+            raise StateError("a backward pass after trainer.allreduce_grads() would add the gradients of one process "
+                             "to those of all. With gradient accumulation reduce once, after the last micro-batch")
+
+    def _agreed(self, finite: bool, reduction: Reduction) -> bool:
+        if self._fresh is None:
+            raise StateError("update: the gradients were not reduced over the processes. Call "
+                             "trainer.allreduce_grads() before trainer.update(), or trainer.step()")
+        finite, self._overflowed, written = reduction.agree(
+            finite, self._scale_of_losses(), self._overflowed, len(self.scalers), list(map(any, self._fresh)))
+        distribution.mark_fresh(self.trainer, [[flag] * len(flags) for flag, flags in zip(written, self._fresh)])
+        return finite
+
+    # The step
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Let the trainer's update in the body be prepared while gradients are computed and checked."""
+        with updaters.asking(self.trainer, self._is_skipped) as do_ask:
+            self._is_asked_later = do_ask and self.reduction is None
+            try:
+                yield
+            except UserWarning:  # MXNet's, of old gradients; a skipped update does not look at them
+                if self._awaited is None or not self._is_skipped():
+                    raise
+            finally:
+                self._is_asked_later = False
+                self._is_skipped()  # without any gradient to apply no updater asks
+
     def has_overflow(self, params: Any) -> bool:
         """Answer the trainer, which skips its update when this is true."""
-        self._refuse_unscaled_losses()
-        check = check_gradients(self.trainer)
-        if self.reduction is None and updaters.will_ask(self.trainer, lambda: self._decide(check())):
-            return False
-        return self._decide(check())
+        self.mark_fresh()
+        scale = self.scaler.loss_scale
+        is_forgotten = not self.is_scaled and scale != 1.0 and trainers.has_gradients(self.trainer)
+        if is_forgotten and not trainers.is_scaled_by_hand(self.trainer, scale):
+            raise StateError("step: no loss was scaled since the last step, so the gradients lack the loss scale. Use "
+                             "`with amp.scale_loss(loss, trainer) as scaled_loss:` for every backward pass")
+        self._awaited = self._begin_check()
+        return not self._is_asked_later and self._is_skipped()
 
-    def _decide(self, finite: bool) -> bool:
-        """Take note of whether all gradients are finite; tell whether to skip the update."""
+    def mark_fresh(self) -> None:
+        """Let MXNet know again which gradients were written."""
+        if self._fresh is not None:
+            distribution.mark_fresh(self.trainer, self._fresh)
+
+    def _begin_check(self) -> Callable[[], bool]:
+        """Begin to check whether every gradient is finite; return a function that waits, and answers."""
+        if not self.skips:
+            return lambda: True
+        has_check = native.is_available("_gluon_amp_all_finite")
+        return trainers.check_gradients(self.trainer, native.all_finite if has_check else None)
+
+    def _is_skipped(self) -> bool:
+        """Decide on the step, once; tell whether it is skipped."""
+        if self._awaited is not None:
+            awaited, self._awaited = self._awaited, None
+            self._decide(awaited())
+        return self.state is StepState.SKIPPED
+
+    def _decide(self, finite: bool) -> None:
         carried = self.carried
         if self.reduction is not None:
             finite = self._agreed(finite, self.reduction)
-        self._tell_listeners(skipped=not finite)
+        for listener in self.listeners:
+            listener(not finite)
         if finite and carried != 1.0:
             trainers.divide_rescaling(self.trainer, carried)
-        self._update(not finite)
-        written.decided(self.trainer, skipped=not finite)
-        self.state, self.step_was_skipped = READY, not finite
-        if not finite:
-            self._tell_of_many()
-            trainers.discard_gradients(self.trainer)
-        return not finite
+        self._end(StepState.STEPPED if finite else StepState.SKIPPED)
+        try:
+            self._warn_of_skips()
+        finally:
+            if not finite:
+                trainers.discard_gradients(self.trainer)
 
-    def _tell_listeners(self, skipped: bool) -> None:
-        for listener in self.listeners:
-            listener(skipped)
+    def end_without_step(self) -> None:
+        """Take note that the gradients at hand, which were unscaled, will not be used: they count for the scale."""
+        self._end(StepState.READY if self._begin_check()() else StepState.SKIPPED)
 
-    def _agreed(self, finite: bool, reduction: Reduction) -> bool:
-        scale = self.applied if self.state == SCALED else 1.0
-        finite, self._overflowed = reduction.agree(finite, scale, self._overflowed, len(self.scalers))
-        return finite
-
-    def _update(self, found_inf: bool) -> None:
-        """Tell the scalers of the step's losses how it went."""
+    def _end(self, state: StepState) -> None:
+        """Tell the scalers of the step's losses how it went, and have arrays put back that a skipped step wrote."""
+        is_skipped = state is StepState.SKIPPED
         taken = self._scaled or set(range(len(self.scalers)))
         # Processes must keep the same scales: where they cannot agree which losses overflowed, all of them did.
-        told = self._overflowed and (self.reduction or not trainers.reduces_over_processes(self.trainer))
+        told = self._overflowed and (self.reduction or distribution.is_of_mxnet(self.own_reduction))
         guilty = self._overflowed if told else taken
         for loss_id in sorted(taken):
-            scaler = self.scalers[loss_id]
+            scaler = self.scaler_of(loss_id)
             before = scaler.loss_scale
-            is_bad = found_inf and loss_id in guilty
-            self._reports[loss_id] = scaler.take_report(is_bad, self._reports.get(loss_id))
+            self._reports[loss_id] = scaler.take_report(is_skipped and loss_id in guilty, self._reports.get(loss_id))
             if scaler.loss_scale != before:
                 _logger.info("AMP: loss scale %g -> %g", before, scaler.loss_scale)
-        self._scaled, self._overflowed = set(), set()
+        running_stats.decided(self.trainer, skipped=is_skipped)
+        self._recent.append(is_skipped)
+        self.forget(state)
 
-    def _refuse_unscaled_losses(self) -> None:
-        scale = self.scaler.loss_scale
-        forgotten = self.state == READY and scale != 1.0 and trainers.has_gradients(self.trainer)
-        if forgotten and not trainers.is_scaled_by_hand(self.trainer, scale):
-            raise StateError("step: no loss was scaled since the last step, so the gradients lack the loss scale. Use "
-                             "`with amp.scale_loss(loss, trainer) as scaled_loss:` for every backward pass")
-
-    def _tell_of_many(self) -> None:
-        """Warn, or end the run, where many steps in a row were skipped."""
+    def _warn_of_skips(self) -> None:
+        """Warn, or end the run, where many steps were skipped, and where gradients vanish at the scale of now."""
+        smallest = min(scaler.loss_scale for scaler in self.scalers)
+        if smallest < SMALL_SCALE and not self._told["scale"]:
+            self._told["scale"] = True
+            warn(f"the loss scale is {smallest:g}. Below 2^-24 float16 rounds gradients of 1 to zero, so that good "
+                 f"batches hardly move weights any more. {self.num_skipped} steps were skipped so far: look for "
+                 "infinite or NaN values in the data and in the loss, then set the scale again: "
+                 "scaler.update(new_scale=65536.0) of a GradScaler, else amp.load_state_dict")
         scaler = max(self.scalers, key=lambda scaler: scaler.skipped_in_a_row)
-        skipped = scaler.skipped_in_a_row
-        is_last = self.max_skipped is not None and skipped >= self.max_skipped
-        if not is_last and skipped != self.warn_after:
+        in_a_row, of_late = scaler.skipped_in_a_row, sum(self._recent)
+        is_last = self._max_skipped is not None and in_a_row >= self._max_skipped
+        if not self.step_was_skipped:
             return
-        names = trainers.non_finite_parameters(self.trainer)
+        if is_last or in_a_row == self._warn_after:
+            count = f"{in_a_row} steps in a row"
+        elif of_late >= _RECENT // 2 and not self._told["skips"]:
+            count = f"{of_late} of the last {len(self._recent)} steps"
+        else:
+            return
+        self._told["skips"] = True
         advice = ("The loss scale is at its lowest: the loss or the data may be infinite or NaN themselves, or a layer "
                   "overflows; try a lower learning rate, or amp.exclude for the layers named"
                   if scaler.at_floor else "The loss scale keeps falling")
-        text = (f"{skipped} steps in a row were skipped, at loss scale {scaler.loss_scale:g}: gradients of "
-                f"{some_of(names)} are not finite. {advice}")
+        text = (f"{count} were skipped, at loss scale {scaler.loss_scale:g}: gradients of "
+                f"{some_of(trainers.non_finite_parameters(self.trainer))} are not finite. {advice}")
         if is_last:
-            trainers.discard_gradients(self.trainer)
-            raise StateError(f"{text}. The run ends here, as max_skipped={self.max_skipped} asks for")
+            raise StateError(f"{text}. The run ends here, as max_skipped={self._max_skipped} asks for")
         warn(text)
 
 
-class UnscaledTrainer(TrainerScaler):
-    """Stands on a trainer that is to train in plain FP32: losses are not scaled, and no step is skipped."""
+def attach(scaler: TrainerScaler, *, updates: bool = True, **reduction: Any) -> None:
+    """Put a scaler on its trainer, which updates locally from then on; the rest is for :func:`.parallel.distribute`.
 
-    def __init__(self, trainer: gluon.Trainer):
-        super().__init__(trainer, StaticLossScaler(1.0))
-
-    @contextmanager
-    def scaling(self, loss_id: int = 0) -> Iterator[float]:
-        """Give 1."""
-        yield 1.0
-
-    def unscale(self) -> None:
-        """Do nothing."""
-
-    def has_overflow(self, params: Any) -> bool:
-        """Let every step be taken."""
-        written.decided(self.trainer, skipped=False)
-        self._tell_listeners(skipped=False)
-        if self.reduction is not None:
-            trainers.divide_rescaling(self.trainer, self.carried)
-            self.reduction.agree(True, 1.0, (), 1)
-        return False
-
-
-def scale_steps_of(trainer: gluon.Trainer, scaler: TrainerScaler, allreduce_always_fp32: bool = False,
-           gradient_predivide_factor: float = 1.0) -> None:
-    """Put a scaler on its trainer, which updates locally, and remember it for :func:`attached_scalers`."""
-    # The other parameters are those of :func:`gluon_amp.parallel.distribute`.
-    scaler.reduction = distribute(trainer, allreduce_always_fp32, gradient_predivide_factor)
-    updaters.speed_up(trainer, native.update if native.is_available("_gluon_amp_adam") else None)
-    stand_by(trainer, scaler)
-
-
-def stand_by(trainer: gluon.Trainer, scaler: TrainerScaler) -> None:
-    """Put a scaler on its trainer, whose gradients are reduced as without it."""
+    With ``updates=False`` the trainer reduces and updates as without the scaler.
+    """
+    trainer = scaler.trainer
+    if updates:
+        trainers.update_locally(trainer)
+        scaler.reduction = distribute(trainer, **reduction)
+        updaters.speed_up(trainer, native.update if native.is_available("_gluon_amp_adam") else None)
     trainers.set_scaler(trainer, scaler)
-    _attached_scalers[:] = [reference for reference in _attached_scalers if reference() is not None]
-    if not isinstance(scaler, UnscaledTrainer):
-        _remember(scaler)
-
-
-def _remember(scaler: TrainerScaler) -> None:
-    """Count a scaler among those of :func:`attached_scalers`, and have kept what it may put back."""
-    _attached_scalers.append(weakref.ref(scaler))
-    written.watch(scaler.trainer)
-
-
-def check_gradients(trainer: gluon.Trainer) -> Callable[[], bool]:
-    """Begin to check whether every gradient of a trainer is finite; return what waits, and answers."""
-    has_check = native.is_available("_gluon_amp_all_finite")
-    return trainers.check_gradients(trainer, native.all_finite if has_check else None)
+    if scaler.adds_up:
+        distribution.replace_reduction(trainer, scaler.reduce)
+    scaler.remember()
 
 
 def attached_to(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
-    """Return what connects a trainer with its scalers; raise StateError for one without."""
+    """Return the trainer scaler of a trainer; raise StateError for one without."""
     checks.instance("trainer", trainer, gluon.Trainer, "a gluon.Trainer")
     scaler = trainers.attached(trainer)
     if not isinstance(scaler, TrainerScaler):
@@ -292,8 +389,7 @@ def attached_to(trainer: gluon.Trainer, caller: str) -> TrainerScaler:
 
 
 def attached_scalers() -> list[TrainerScaler]:
-    """Return what connects the living trainers in use with their scalers, in the order of ``init_trainer``."""
-    # Those of an earlier init may live on in a notebook, or in a script that trains twice.
+    """Return the trainer scalers of the living trainers in use, in the order of ``init_trainer``."""
+    # Trainers of an earlier init may live on in a notebook, or in a script that trains twice.
     gc.collect()  # a trainer and its parameters refer to each other: without this, dead ones would count by chance
-    living = [reference() for reference in _attached_scalers]
-    return [item for item in living if item is not None and item.session == in_force.session]
+    return [item for item in _attached.values() if item.session == in_force.session]

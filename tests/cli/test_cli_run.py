@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gluon_amp.cli import main
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -15,7 +17,7 @@ def run(tmp_path, script, *options):
     path = tmp_path / "script.py"
     path.write_text(script)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": ""}
-    return subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run", *options, str(path), "--epochs", "3"],
+    return subprocess.run([sys.executable, "-m", "gluon_amp", "run", *options, str(path), "--epochs", "3"],
                           capture_output=True, text=True, cwd=tmp_path, env=environment)
 
 
@@ -63,17 +65,16 @@ def test_the_exit_code_is_the_scripts(tmp_path):
     assert run(tmp_path, "raise SystemExit(3)\n").returncode == 3
 
 
-def test_a_script_is_needed():
-    done = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run"], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 1
-    assert "expected a Python script to run, as in `gluon-amp run train.py`" in done.stderr
-
-
-def test_a_script_that_does_not_exist_is_named(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "run", tmp_path / "train.py"], capture_output=True,
-                          text=True, cwd=ROOT)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"gluon-amp run: the script '{tmp_path / 'train.py'}' does not exist: expected a ")
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([], "expected a Python script to run, as in `gluon-amp run train.py`"),
+    (["none.py"], "the script 'none.py' does not exist: expected a Python file, or -m and a module"),
+    (["--dtype", "float8", __file__], "expected"),
+])
+def test_what_cannot_run_is_said_in_a_line(arguments, said, capsys):
+    assert main(["run", *arguments]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"gluon-amp run: {said}")
+    assert err.count("\n") == 1
 
 
 def test_threads_that_the_script_leaves_behind_run_with_amp(tmp_path):

@@ -1,4 +1,4 @@
-"""MXNet 2's tutorial of its AMP, as it is written but for sizes, the device and the weights that it downloads.
+"""MXNet 2's tutorial of its AMP, as it is written but for sizes, the device, its loop in FP32 and downloaded weights.
 
 ``gluon_amp.install()`` comes before it; tests/compat/test_newest_tutorial.py runs it.
 """
@@ -67,45 +67,6 @@ def get_network():
         net.reset_device(device)
     return net
 
-
-net = get_network()
-net.hybridize(static_alloc=True, static_shape=True)
-
-trainer = gluon.Trainer(
-    net.collect_params(), 'sgd',
-    {'learning_rate': lr, 'wd': wd, 'momentum': momentum})
-
-mbox_loss = gcv.loss.SSDMultiBoxLoss()
-
-for epoch in range(1):
-    ce_metric.reset()
-    smoothl1_metric.reset()
-    tic = time.time()
-    btic = time.time()
-    for i, batch in enumerate(train_data):
-        batch_size = batch[0].shape[0]
-        data = gluon.utils.split_and_load(batch[0], ctx_list=device, batch_axis=0)
-        cls_targets = gluon.utils.split_and_load(batch[1], ctx_list=device, batch_axis=0)
-        box_targets = gluon.utils.split_and_load(batch[2], ctx_list=device, batch_axis=0)
-        with autograd.record():
-            cls_preds = []
-            box_preds = []
-            for x in data:
-                cls_pred, box_pred, _ = net(x)
-                cls_preds.append(cls_pred)
-                box_preds.append(box_pred)
-            sum_loss, cls_loss, box_loss = mbox_loss(
-                cls_preds, box_preds, cls_targets, box_targets)
-            autograd.backward(sum_loss)
-        trainer.step(1)
-        ce_metric.update(0, [l * batch_size for l in cls_loss])
-        smoothl1_metric.update(0, [l * batch_size for l in box_loss])
-        if not (i + 1) % 2:
-            name1, loss1 = ce_metric.get()
-            name2, loss2 = smoothl1_metric.get()
-            logger.info('[Epoch {}][Batch {}], Speed: {:.3f} samples/sec, {}={:.3f}, {}={:.3f}'.format(
-                epoch, i, batch_size/(time.time()-btic), name1, loss1, name2, loss2))
-        btic = time.time()
 
 from mxnet import amp
 amp.init()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import mxnet as mx
 import numpy as np
@@ -100,6 +101,36 @@ def test_the_scale_has_the_bounds_of_float32():
         assert scaler.get_scale() == scale
 
 
+def test_good_batches_move_the_weights_after_many_bad_ones():
+    """142 skipped steps brought the scale to 2^-126, where gradients are zero in FP32, too."""
+    scaler, told = amp.GradScaler(), []
+    net, trainer = make()
+    net.weight.set_data(mx.nd.zeros((1, 2)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        for number in range(143):
+            scaler.scale(loss_of(net, [math.nan if number < 142 else 2.0 ** -30, 0.5])).backward()
+            scaler.step(trainer, 1)
+            scaler.update()
+            told.append((len(caught), scaler.get_scale()))
+    np.testing.assert_array_equal(weight_of(net), [-2.0 ** -32, -0.125])
+    texts = [str(each.message) for each in caught]
+    assert len(texts) == 2
+    assert "20 steps in a row" in texts[0]
+    assert "the loss scale is 2.98023e-08. Below 2^-24 float16" in texts[1]
+    assert told[40:42] == [(1, 2.0 ** -25), (2, 2.0 ** -26)]
+    assert told[-1] == (2, 2.0 ** -32)
+
+
+def test_a_scale_that_was_small_when_it_was_saved_is_told_of():
+    scaler = amp.GradScaler()
+    scaler.load_state_dict({**STATE, "scale": 2.0 ** -40})
+    net, trainer = make()
+    scaler.scale(loss_of(net, [1.0, 0.0])).backward()
+    with pytest.warns(UserWarning, match=r"the loss scale is 9\.09495e-13"):
+        scaler.step(trainer, 1)
+
+
 def test_an_overflow_that_only_unscale_saw_lowers_the_scale():
     scaler = amp.GradScaler(init_scale=8.0)
     net, trainer = make()
@@ -152,45 +183,24 @@ class TestMisuse:
         scaler.scale(loss_of(net, [1.0, 1.0])).backward()
         return scaler, net, trainer
 
-    def test_unscaling_twice(self, parts):
-        scaler, _, trainer = parts
-        scaler.unscale_(trainer)
-        with pytest.raises(amp.StateError, match=r"unscale_\(\) was called for this trainer already"):
-            scaler.unscale_(trainer)
-
-    def test_unscaling_after_the_step(self, parts):
-        scaler, _, trainer = parts
-        scaler.step(trainer, 1)
-        with pytest.raises(amp.StateError, match=r"unscale_\(\) is called after step\(\)"):
-            scaler.unscale_(trainer)
-
-    def test_two_steps(self, parts):
+    @pytest.mark.parametrize(("calls", "message"), [
+        (("unscale_", "unscale_"), r"unscale_\(\) was called for this trainer already"),
+        (("step", "unscale_"), r"unscale_\(\) is called after step\(\)"),
+        (("step", "step"), r"step\(\) was called for this trainer already"),
+        (("update",), "no trainer made a step"), (("step", "update", "update"), "no trainer made a step"),
+        (("step", "update", "unscale_"), "no loss was scaled"), (("step", "update", "step"), "no loss was scaled"),
+        (("step", "update", "scale", "the trainer's step"), "gradients lack the loss scale")])
+    def test_the_order_of_calls(self, calls, message, parts):
         scaler, net, trainer = parts
-        scaler.step(trainer, 1)
+        do = {"step": lambda: scaler.step(trainer, 1), "unscale_": lambda: scaler.unscale_(trainer),
+              "update": scaler.update, "the trainer's step": lambda: trainer.step(1),
+              "scale": lambda: scaler.scale(loss_of(net, [1.0, 1.0])).backward()}
+        for call in calls[:-1]:
+            do[call]()
         before = weight_of(net)
-        with pytest.raises(amp.StateError, match=r"step\(\) was called for this trainer already"):
-            scaler.step(trainer, 1)
+        with pytest.raises(amp.StateError, match=message):
+            do[calls[-1]]()
         np.testing.assert_array_equal(weight_of(net), before)
-
-    def test_an_update_without_a_step(self, parts):
-        with pytest.raises(amp.StateError, match="no trainer made a step"):
-            parts[0].update()
-
-    def test_a_step_without_a_loss(self, parts):
-        scaler, _, trainer = parts
-        scaler.step(trainer, 1)
-        scaler.update()
-        for call in (scaler.unscale_, lambda trainer: scaler.step(trainer, 1)):
-            with pytest.raises(amp.StateError, match="no loss was scaled"):
-                call(trainer)
-
-    def test_a_step_of_the_trainer_itself(self, parts):
-        scaler, net, trainer = parts
-        scaler.step(trainer, 1)
-        scaler.update()
-        scaler.scale(loss_of(net, [1.0, 1.0])).backward()
-        with pytest.raises(amp.StateError, match="gradients lack the loss scale"):
-            trainer.step(1)
 
     def test_a_trainer_with_another_scaler(self, parts):
         amp.init()

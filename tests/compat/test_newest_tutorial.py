@@ -17,7 +17,7 @@ TUTORIAL = Path(__file__).parent / "newest_tutorial.py"
 
 
 @pytest.mark.parametrize("how", [
-    ["-m", "gluon_amp.cli", "run", "--no-init", TUTORIAL],
+    ["-m", "gluon_amp", "run", "--no-init", TUTORIAL],
     pytest.param(["-c", "import gluon_amp, runpy, sys; gluon_amp.install(); runpy.run_path(sys.argv[1])", TUTORIAL],
                  marks=pytest.mark.slow)], ids=["run", "install"])
 def test_the_tutorial_runs_as_it_is_written(how):
@@ -25,7 +25,7 @@ def test_the_tutorial_runs_as_it_is_written(how):
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("Conversion and Inference completed successfully\n")
     losses = [list(map(float, found)) for found in re.findall(r"CrossEntropy=([\d.]+), SmoothL1=([\d.]+)", done.stderr)]
-    assert len(losses) == 2
+    assert len(losses) == 1
     assert np.isfinite(losses).all()
 
 

@@ -29,19 +29,6 @@ def test_the_module_of_scalers_is_there_without_install():
     assert amp.loss_scaler.LossScaler is amp.LossScaler
 
 
-def test_install_and_uninstall():
-    from mxnet.contrib import amp as theirs
-    amp.install()
-    amp.install()
-    from mxnet.contrib import amp as ours
-    assert ours is amp
-    assert theirs is not amp
-    amp.uninstall()
-    amp.uninstall()
-    from mxnet.contrib import amp as again
-    assert again is theirs
-
-
 MODULES = ["", ".amp", ".lists", ".lists.symbol_fp16", ".lists.symbol_bf16", ".loss_scaler"]
 
 
@@ -51,11 +38,14 @@ def test_every_submodule_is_replaced_and_restored():
     contents = {name: dict(vars(module)) for name, module in before.items()}
     own = set(vars(amp))
     amp.install()
+    amp.install()
     after = {name: importlib.import_module(name) for name in names}
     assert not set(map(id, before.values())) & set(map(id, after.values()))
     for name in names[1:]:
         parent, _, child = name.rpartition(".")
         assert getattr(after[parent], child) is after[name]
+    assert after["mxnet.contrib.amp"] is amp
+    amp.uninstall()
     amp.uninstall()
     assert {name: importlib.import_module(name) for name in names} == before
     assert {name: dict(vars(module)) for name, module in before.items()} == contents
@@ -155,29 +145,7 @@ def test_variables_that_scripts_read_follow_what_is_on():
 
 
 @pytest.mark.usefixtures("_installed")
-def test_scripts_may_set_up_the_scaler_of_a_trainer():
-    from mxnet.contrib.amp.loss_scaler import LossScaler
-    amp.init()
-    trainer = trainer_of(nn.Dense(2, in_units=4))
-    amp.init_trainer(trainer, LossScaler())
-    scaler = trainer._amp_loss_scaler
-    assert (scaler._scale_seq_len, scaler._max_loss_scale, scaler._unskipped) == (2000, 2.0 ** 24, 0)
-    scaler._scale_seq_len = 2
-    scaler._loss_scale = 8.0
-    scaler.scaler.update(found_inf=False)
-    assert (scaler._loss_scale, scaler._unskipped) == (8.0, 1)
-    scaler.scaler.update(found_inf=False)
-    assert (scaler.loss_scale, scaler._next_loss_scale, scaler._unskipped) == (16.0, 16.0, 0)
-    with pytest.raises(ValueError, match="_scale_seq_len"):
-        scaler._scale_seq_len = 0
-    static = amp.StaticLossScaler(4)
-    static._scale_seq_len = 1
-    static.update(found_inf=False)
-    assert static.loss_scale == 4
-
-
-@pytest.mark.usefixtures("_installed")
-def test_scripts_may_store_what_a_scaler_holds_and_put_it_back():
+def test_scripts_may_set_up_the_scaler_of_a_trainer_store_what_it_holds_and_put_it_back():
     from mxnet.contrib.amp.loss_scaler import LossScaler
     names = ["_loss_scale", "_next_loss_scale", "_max_loss_scale", "_scale_seq_len", "_unskipped"]  # all there is
     amp.init()
@@ -185,16 +153,25 @@ def test_scripts_may_store_what_a_scaler_holds_and_put_it_back():
     for trainer in trainers:
         amp.init_trainer(trainer, LossScaler())
     old, new = (trainer._amp_loss_scaler for trainer in trainers)
+    assert [getattr(old, name) for name in names] == [2.0 ** 16, 2.0 ** 16, 2.0 ** 24, 2000, 0]
     for found_inf in (True, False, False):
         old.scaler.update(found_inf)
     for name in names:
         setattr(new, name, getattr(old, name))
-    assert (new._loss_scale, new._unskipped) == (2.0 ** 15, 2)
     assert {name: getattr(new, name) for name in names} == {name: getattr(old, name) for name in names}
     for wrong in (-1, 0.5, "2", True):
         with pytest.raises(ValueError, match="_unskipped"):
             new._unskipped = wrong
-    assert new._unskipped == 2
+    assert (new._loss_scale, new._unskipped) == (2.0 ** 15, 2)
+    new._scale_seq_len, new._loss_scale = 3, 8.0
+    new.scaler.update(found_inf=False)
+    assert (new.loss_scale, new._next_loss_scale, new._unskipped) == (16.0, 16.0, 0)
+    with pytest.raises(ValueError, match="_scale_seq_len"):
+        new._scale_seq_len = 0
+    static = amp.StaticLossScaler(4)
+    static._scale_seq_len = 1
+    static.update(found_inf=False)
+    assert static.loss_scale == 4
 
 
 def test_a_scaler_checks_parameters_as_mxnets_own():

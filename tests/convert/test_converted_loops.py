@@ -7,7 +7,7 @@ import pytest
 from mxnet.gluon import HybridBlock
 
 import gluon_amp as amp
-from gluon_amp.cli.models import runnable
+from gluon_amp.cli.files import runnable
 
 SHAPES = ((6, 8, 8, 4), (1, 8, 8, 8), (2, 8, 8, 8), (6, 8, 8, 4))
 

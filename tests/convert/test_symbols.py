@@ -662,7 +662,7 @@ class TestParametersOfAnotherNetwork:
         _, args, aux = self.model(hidden=9)
         args["two_weight"] = args["two_weight"][:, :8]
         mx.model.save_checkpoint(str(tmp_path / "net"), 0, symbol, args, aux)
-        child = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "convert", str(tmp_path / "net-symbol.json"),
+        child = subprocess.run([sys.executable, "-m", "gluon_amp", "convert", str(tmp_path / "net-symbol.json"),
                                 str(tmp_path / "net-0000.params"), "-o", str(tmp_path / "out")], capture_output=True,
                                text=True, check=False)
         assert child.returncode != 0

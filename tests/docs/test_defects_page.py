@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gluon_amp.passes.defect_table import BARRIERS, DEFECTS
+from gluon_amp.passes.gradient_fixes import FIXES
+from gluon_amp.passes.identities import IDENTITIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "design" / "defects.md"
 SOURCE = "https://github.com/apache/mxnet/blob/1.9.1/src/"
@@ -16,12 +17,13 @@ SOURCE = "https://github.com/apache/mxnet/blob/1.9.1/src/"
 
 def written_anew(page):
     """Return the page with the tables as they are in code."""
-    defects = [f"| {names(row)} ({row.of}) | {row.why} | {row.remedy} | {source(row)} |" for row in DEFECTS]
-    barriers = [f"| {names(row)} | {row.of.value} | {row.why} | {source(row)} |" for row in BARRIERS]
+    fixes = [f"| {names(row)} ({', '.join(map(str, row.of))}) | {row.why} | {row.remedy} | {source(row)} |"
+             for row in FIXES]
+    identities = [f"| {names(row)} | {row.of.value} | {row.why} | {source(row)} |" for row in IDENTITIES]
     parts = page.split("|---|---|---|---|\n")
     assert len(parts) == 3
     written = [parts[0]]
-    for rows, part in zip((defects, barriers), parts[1:]):
+    for rows, part in zip((fixes, identities), parts[1:]):
         _, separator, rest = part.partition("\n\n")
         written.append("\n".join(["|---|---|---|---|", *rows]) + (separator + rest or "\n"))
     return "".join(written)

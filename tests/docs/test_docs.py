@@ -49,7 +49,7 @@ def test_the_two_scripts_of_the_readme_print_their_speed(side, tmp_path):
     code = (THREE_LINES / f"{side}.py").read_text().replace("resnet50_v1()", "resnet18_v1()").replace("224", "32")
     (tmp_path / "script.py").write_text(code)
     # On Python 3.12 MXNet alone cannot be imported: the README names this way.
-    runner = ["-m", "gluon_amp.cli", "run", "--no-init"] if side == "before" and sys.version_info >= (3, 12) else []
+    runner = ["-m", "gluon_amp", "run", "--no-init"] if side == "before" and sys.version_info >= (3, 12) else []
     done = subprocess.run([sys.executable, *runner, "script.py"], cwd=tmp_path, capture_output=True, text=True,
                           timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr

@@ -212,7 +212,7 @@ class TestThreeLines:
     def test_runs_as_it_is(self, side):
         # As the README says: MXNet alone cannot be imported on Python 3.12.
         alone = side == "before" and sys.version_info >= (3, 12)
-        command = ["-m", "gluon_amp.cli", "run", "--no-init"] if alone else []
+        command = ["-m", "gluon_amp", "run", "--no-init"] if alone else []
         speeds = numbers(r"step \d: ([\d.]+) images a second", run(f"three_lines/{side}.py", command=command))
         assert len(speeds) == 5
         assert min(speeds) > 0

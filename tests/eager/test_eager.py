@@ -18,7 +18,7 @@ from mxnet.ndarray import (
 from networks import BF16_EPS, NETWORKS, accumulated, gradients, outputs_of, ready, relative, worst
 
 import gluon_amp as amp
-from gluon_amp._mxnet.operators import handle_of
+from gluon_amp._mxnet.invoke import handle_of
 from gluon_amp.dtypes import BFLOAT16_DTYPE
 from gluon_amp.rules import Policy
 from gluon_amp.state.frame import frame
@@ -144,6 +144,29 @@ def test_numpy_operators_are_covered():
         found = net(x)
         assert isinstance(found, mx.np.ndarray)
         assert 0 < relative(expected, found.asnumpy()) < 4 * BF16_EPS
+
+
+class Widened(HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Dense(8, in_units=16)
+
+    def hybrid_forward(self, F, x):
+        value = self.layer(x)
+        return value.astype("float64"), value.astype("float32"), value
+
+
+@mx.util.use_np
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)])
+@pytest.mark.parametrize("flags", [{"active": False}, {}, {"static_alloc": True}], ids=str)
+def test_numpy_arrays_take_other_types_inside_of_blocks(flags, dtype):
+    amp.init(dtype)
+    net = Widened()
+    net.initialize(mx.init.One())
+    net.hybridize(**flags)
+    found = net(mx.np.ones((2, 16)))
+    assert [one.dtype for one in found] == [np.float64, np.float32, np.float32]
+    assert all(one.asnumpy().tolist() == np.full((2, 8), 16.0).tolist() for one in found)
 
 
 class TestArraysThatStayAsTheyAre:

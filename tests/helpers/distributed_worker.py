@@ -295,11 +295,12 @@ def accumulated(worker):
     for number in range(0, 6, 2):
         for batch in batches[number:number + 2]:
             backward(worker, net, trainer, batch, poison=number == 2 and worker.rank == 0)
-        trainer.allreduce_grads()
+        if number:
+            trainer.allreduce_grads()
         if number == 4:
             amp.unscale(trainer)
         norms.append(amp.clip_global_norm(trainer, 2.0 * BATCH) / BATCH)
-        trainer.update(worker.step_size())
+        (trainer.update if number else trainer.step)(worker.step_size())
         for parameter in net.collect_params().values():
             parameter.zero_grad()
     return {**weights(net), "norms": norms, "num_skipped": trainer._amp_loss_scaler.num_skipped}
@@ -385,11 +386,11 @@ def misuse(worker):
     batch = joint_batches(1)[0]
     backward(worker, net, trainer, batch)
     record("scales", lambda: trainer.step(1))
+    net.collect_params().setattr("grad_req", "add")
     backward(worker, net, trainer, batch)
     record("not_reduced", lambda: trainer.update(1))
     trainer.allreduce_grads()
     record("twice", lambda: trainer.step(1))
-    net.collect_params().setattr("grad_req", "add")
     record("mixed", lambda: backward(worker, net, trainer, batch))
     return found
 

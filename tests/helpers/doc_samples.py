@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Callable, Iterator
 
 import gluon_amp
-from gluon_amp.cli.main import _parser
+from gluon_amp.cli import parser
 
 ROOT = Path(gluon_amp.__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -103,7 +103,7 @@ def _check_python(words: list[str]) -> str | None:
 
 def _check_command_line(words: list[str]) -> str | None:
     try:
-        _parser().parse_args(words)
+        parser().parse_args(words)
     except SystemExit as error:
         return f"gluon-amp ends with {error.code}"
     return None

@@ -6,7 +6,7 @@ from collections.abc import Set
 from gluon_amp import passes
 from gluon_amp.graph import Entry, Graph, Node
 from gluon_amp.passes import Context, Facts
-from gluon_amp.rules import Policy
+from gluon_amp.rules import ANY_DEVICE, Policy
 
 
 def variable(name, shape=None, dtype="float32"):
@@ -45,12 +45,12 @@ def describe(result):
     return [*lines, f"out: {', '.join(map(name, result.heads))}"]
 
 
-def rewrite(graph, policy, **settings):
+def rewrite(graph, policy, device=ANY_DEVICE, **settings):
     """Run all passes but the last ones; settings are those of Facts and of Context.of."""
     facts = Facts(**{name: settings.pop(name) for name in Facts._fields if name in settings})
     if isinstance(settings.get("native"), Set):
         settings["native"] = settings["native"].__contains__ if settings["native"] else None
-    return passes.run(graph, Context.of(graph, policy, facts, **settings))
+    return passes.run(graph, Context.of(graph, policy, device, facts=facts, **settings))
 
 
 def plans_of(net):
@@ -59,7 +59,7 @@ def plans_of(net):
     return [plan for made in planner._made.values() for plan in made.plans.values()]
 
 
-def rewritten(target, *heads, accumulated=(), policy=None):
+def rewritten(target, *heads, accumulated=(), policy=None, device=ANY_DEVICE):
     result = graph(*heads)
-    rewrite(result, policy or Policy(target), accumulated=frozenset(accumulated), check=True)
+    rewrite(result, policy or Policy(target), device, accumulated=frozenset(accumulated), check=True)
     return describe(result)

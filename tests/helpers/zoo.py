@@ -21,7 +21,7 @@ from mxnet.gluon import nn
 from zoo_networks import DETECTS_IN_TRAINING_ONLY, NEED_STATISTICS, Task, flat, make_task
 
 from gluon_amp.graph import Graph, Node
-from gluon_amp.passes import assign_dtypes, fold_stride
+from gluon_amp.passes import alignment, precisions
 
 MODES: dict[str, dict[str, Any]] = {
     "eager": {"active": False},
@@ -160,10 +160,10 @@ def compare(bench: Bench, modes: list[str]) -> dict[str, Any]:
 def deciding_by_inputs() -> Iterator[None]:
     """Switch AMP on so that inputs decide every operator's precision and MXNet's own kernel runs it, in graphs too."""
     amp.init("bfloat16", disable_passes=["native_operators", "native_activations"])
-    fold, fold_stride.can_fold_stride = fold_stride.can_fold_stride, _never
-    joins, assign_dtypes._joins = assign_dtypes._joins, _none
+    fold, alignment.can_fold_stride = alignment.can_fold_stride, _never
+    joins, precisions._joins = precisions._joins, _none
     yield
-    fold_stride.can_fold_stride, assign_dtypes._joins = fold, joins
+    alignment.can_fold_stride, precisions._joins = fold, joins
     amp.deinit()
 
 

@@ -9,7 +9,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
 import gluon_amp as amp
-from gluon_amp._mxnet.finite import are_finite
+from gluon_amp._mxnet.arrays import are_finite
 
 GPU = mx.gpu(0)
 MODES = [{"active": False}, {"active": True}, {"active": True, "static_alloc": True, "static_shape": True}]

@@ -5,15 +5,15 @@ import pytest
 
 pytest.importorskip("mxnet")
 
+from audit.processes import NORMALLY, isolated
 from audit.samples import samples_of
 from operators import POLICY, conditions, dispatch
 
 from gluon_amp.rules import LOWER, NEUTRAL, WIDEST
-from gluon_amp.rules.tables import float16
-from gluon_amp.selftest.processes import NORMALLY, isolated
+from gluon_amp.rules.tables import table
 
 RULES = (LOWER, NEUTRAL, WIDEST)
-LOW = sorted(name for name, rules in float16.TABLE.items() if any(rule.rule in RULES for rule in rules))
+LOW = sorted(name for name, rules in table("float16").items() if any(rule.rule in RULES for rule in rules))
 SAMPLED = [op for op in LOW if any(POLICY.decide(op, item.attrs).rule in RULES for item in samples_of(op))]
 
 

@@ -68,14 +68,6 @@ class TestImport:
         done = subprocess.run(["sh", "-c", script], env=environ, capture_output=True, text=True, check=False)
         assert done.stdout == "1\n", done.stderr
 
-    def test_mxnet_alone_with_the_line_that_the_command_prints(self):
-        told = subprocess.run([sys.executable, "-m", "gluon_amp.cli", "env", "--library-path"],
-                              env=device.environment(), capture_output=True, text=True, check=True).stdout
-        script = f'{told}exec "{sys.executable}" -c "import mxnet; print(mxnet.context.num_gpus())"'
-        done = subprocess.run(["sh", "-c", script], env=device.environment(), capture_output=True, text=True,
-                              check=False)
-        assert done.stdout == "1\n", done.stderr
-
 
 class TestDrivers:
     @pytest.mark.parametrize(("code", "said"), [

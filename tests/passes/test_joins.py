@@ -7,7 +7,7 @@ import pytest
 from graphs import batch_norm, conv, graph, op, rewrite, rewritten, variable
 
 from gluon_amp.graph import Entry
-from gluon_amp.rules import Cause, Policy, Rule, make_policy
+from gluon_amp.rules import ANY_DEVICE, Cause, Device, Policy, Rule, make_policy
 
 LOW = "bfloat16"
 BIG = (2, 64, 32, 32)
@@ -35,9 +35,9 @@ def dense_block():
     return layer("out", join("join2", one, layer("c2", one)))
 
 
-def types(*heads, policy=None):
+def types(*heads, policy=None, device=ANY_DEVICE):
     result = graph(*heads)
-    rewrite(result, policy or Policy(LOW), check=True)
+    rewrite(result, policy or Policy(LOW), device, check=True)
     return {node.name: Entry(node).dtype for node in result.operators()}
 
 
@@ -58,33 +58,30 @@ def test_a_dense_block_casts_its_stem_once():
     ]
 
 
-@pytest.mark.parametrize(("policy", "expected"), [
-    (Policy(LOW), LOW), (Policy("float16"), "float32"), (Policy(LOW, imitated=True), "float32")])
-def test_only_bfloat16_has_the_range_for_it(policy, expected):
+@pytest.mark.parametrize(("target", "device", "expected"), [
+    (LOW, ANY_DEVICE, LOW), ("float16", ANY_DEVICE, "float32"), (LOW, Device(imitated=True), "float32")])
+def test_only_bfloat16_has_the_range_for_it(target, device, expected):
     probabilities = op("softmax", "p", variable("x", BIG), shape=BIG)
     joined = join("join", probabilities, layer("c1", variable("y", BIG)))
-    assert types(layer("out", joined), policy=policy)["join"] == expected
+    assert types(layer("out", joined), policy=Policy(target), device=device)["join"] == expected
 
 
-@pytest.mark.parametrize("reader", ["softmax", "output", "indirect"])
-def test_what_fp32_operators_and_outputs_read_is_not_rounded(reader):
+@pytest.mark.parametrize("user", ["softmax", "output", "indirect"])
+def test_what_fp32_operators_and_outputs_read_is_not_rounded(user):
     first = stem()
     joined = join("join", first, layer("c1", first))
     follower = op("Activation", "act", joined, act_type="relu", shape=(2, 128, 32, 32))
     heads = {"softmax": [op("softmax", "prob", joined, shape=(2, 128, 32, 32))], "output": [joined],
-             "indirect": [op("softmax", "prob", follower, shape=(2, 128, 32, 32))]}[reader]
+             "indirect": [op("softmax", "prob", follower, shape=(2, 128, 32, 32))]}[user]
     assert types(layer("out", joined), *heads)["join"] == "float32"
 
 
-def test_statistics_that_are_read_are_not_rounded():
+@pytest.mark.parametrize(("read", "expected"), [(False, LOW), (True, "float32")])
+def test_statistics_that_are_read_are_not_rounded(read, expected):
     first = stem()
     norm = batch_norm("bn", join("join", first, layer("c1", first)))
     norm.shapes = [BIG, (64,), (64,)]
-    assert types(layer("c2", Entry(norm)))["join"] == LOW
-    first = stem()
-    norm = batch_norm("bn", join("join", first, layer("c1", first)))
-    norm.shapes = [BIG, (64,), (64,)]
-    assert types(layer("c2", Entry(norm)), Entry(norm, 1))["join"] == "float32"
+    assert types(layer("c2", Entry(norm)), *([Entry(norm, 1)] if read else []))["join"] == expected
 
 
 def test_users_exclusions_and_lists_hold():

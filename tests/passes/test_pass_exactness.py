@@ -33,7 +33,7 @@ from gluon_amp._mxnet import blocks
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
 from gluon_amp.dtypes import cpu_support
 from gluon_amp.plan.cached_op import prepared_operations
-from gluon_amp.rules import Policy
+from gluon_amp.rules import Device, Policy
 
 # Half the distance from 1 to the next number of the type.
 ROUNDOFF = {"float32": 2.0 ** -24, "bfloat16": 2.0 ** -8, "float16": 2.0 ** -11}
@@ -102,28 +102,15 @@ def convolution(filters, kernel):
 
 @dataclass(frozen=True)
 class Case:
-    """A network that a pass acts on.
+    """A network that a pass acts on."""
 
-    Attributes
-    ----------
-    network : callable
-        Makes it, with all shapes given.
-    targets : tuple
-        The types in which the pass acts.
-    roundings : int
-        Roundings to the type on a path from an input to an output or gradient: of the input or the weight, of what each
-        operator gives.
-    sums : int
-        Terms of the sums on such a path, each rounded to FP32.
-    shape : tuple of int
-        Of its data.
-    """
-
-    network: Callable[[], HybridBlock]
-    targets: tuple
+    network: Callable[[], HybridBlock]  # makes it, with all shapes given
+    targets: tuple  # the types in which the pass acts
+    # Roundings to the type on a path from an input to an output or gradient: of the input or the weight, of what each
+    # operator gives.
     roundings: int
-    sums: int = 9 * 16 + 4
-    shape: tuple = (1, 16, 6, 6)
+    sums: int = 9 * 16 + 4  # terms of the sums on such a path, each rounded to FP32
+    shape: tuple = (1, 16, 6, 6)  # of its data
 
 
 # 20 output channels of one convolution, and 20 input channels of the next.
@@ -257,16 +244,15 @@ class TestAlone:
     def rewritten(self, name, symbol, case, net, grad_req):
         """Apply a pass to a symbol, as for a CPU with AMX, but put no casts in."""
         where = next(each for each in passes.PASSES if each.name == name).where
-        others = frozenset(each.name for each in passes.PASSES) - {"assign_dtypes", "barriers", name}
+        others = frozenset(each.name for each in passes.PASSES) - {"assign_dtypes", "identities", name}
         target = "float32" if case.targets[0] in (CORE, ONEDNN) else "bfloat16"
-        policy = Policy(target, amx=True, channel_multiple=32, training="training" in where,
-                        disabled_passes=others)
+        policy = Policy(target, training="training" in where, disabled_passes=others)
         graph = to_graph(symbol)
         shapes = {"data": case.shape, **{key: value.shape for key, value in net.collect_params().items()}}
         analyse(symbol, graph, dict.fromkeys(shapes, "float32"), shapes)
         before = outline(graph)
         guarded = frozenset(shapes) if grad_req == "add" else frozenset()
-        rewrite(graph, policy, accumulated=guarded, native=native.is_available, trains=True)
+        rewrite(graph, policy, Device(32, amx=True), accumulated=guarded, native=native.is_available, trains=True)
         assert outline(graph) != before
         return from_graph(graph, symbol)
 

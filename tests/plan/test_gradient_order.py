@@ -39,18 +39,18 @@ for _ in range(3):
     mx.nd.waitall()
 print(written() - before)
 """
-IN_THE_PROGRAMS_ORDER = "cached_op.cached_op = lambda plan, flags: cached_op.StockCachedOp(plan.runs, flags)"
+IN_THE_PROGRAMS_ORDER = "cached_op.cached_op = lambda plan, flags: cached_op.UpstreamCachedOp(plan.runs, flags)"
 
 
 def _graph():
-    """Three layers, of which the second runs in FP32, and the weight of the third is behind a guard."""
+    """Three layers, of which the second runs in FP32, and the weight of the third is behind an identity."""
     data, *weights = (Node("null", name, dtypes=["float32"]) for name in ("data", "one", "two", "three"))
     low = [cast(Entry(weight), "bfloat16", f"low_{weight.name}") for weight in (data, weights[0])]
-    guard = operator("_mul_scalar", "guard", [Entry(weights[2])], Entry(weights[2]), Role.GUARD, scalar=1.0)
+    identity = operator("_mul_scalar", "guard", [Entry(weights[2])], Entry(weights[2]), Role.IDENTITY, scalar=1.0)
     first = operator("dot", "first", low, low[0])
     second = operator("dot", "second", [cast(Entry(first), "float32", "wide"), Entry(weights[1])], low[0])
     third = operator("dot", "third", [cast(Entry(second), "bfloat16", "low_second"),
-                                      cast(Entry(guard), "bfloat16", "low_three")], low[0])
+                                      cast(Entry(identity), "bfloat16", "low_three")], low[0])
     return Graph([Entry(third)])
 
 
@@ -124,7 +124,7 @@ def test_training_gives_what_it_gives_in_the_programs_order(monkeypatch, flags, 
     amp.init("bfloat16")
     net, found = _trained(flags, request_)
     assert isinstance(_operation(net), OrderedCachedOp)
-    monkeypatch.setattr(cached_op, "cached_op", lambda plan, flags: cached_op.StockCachedOp(plan.runs, flags))
+    monkeypatch.setattr(cached_op, "cached_op", lambda plan, flags: cached_op.UpstreamCachedOp(plan.runs, flags))
     _, expected = _trained(flags, request_)
     for one, other in zip(found, expected):
         np.testing.assert_array_equal(one, other)

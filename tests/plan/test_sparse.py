@@ -11,7 +11,7 @@ from networks import relative
 
 import gluon_amp as amp
 from gluon_amp.graph import Role
-from gluon_amp.passes.sparse_tensors import readers
+from gluon_amp.passes.precisions import consumers_of_sparse
 
 pytestmark = pytest.mark.machine
 TYPES = ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.bf16)]
@@ -136,7 +136,7 @@ def test_which_operators_may_read_sparse_tensors():
     nodes["read"] = op("dot", "read", nodes["made"], w)
     nodes["plain"] = op("dot", "plain", nodes["unmade"], w)
     whole = graph(*nodes.values())
-    kept = readers(whole, {"x", "v"})
+    kept = consumers_of_sparse(whole, {"x", "v"})
     names = {node.name for node in whole.operators() if id(node) in kept}
     assert names == {"squared", "dense", "turned", "asked", "second", "other", "rows", "unmade", "read"}
-    assert not readers(graph(op("dot", "alone", w, w)), frozenset())
+    assert not consumers_of_sparse(graph(op("dot", "alone", w, w)), frozenset())

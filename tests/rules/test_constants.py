@@ -5,10 +5,10 @@ import pytest
 from mxnet.gluon import nn
 
 import gluon_amp as amp
-from gluon_amp._mxnet.operators import parameters_of
+from gluon_amp._mxnet.invoke import parameters_of
 from gluon_amp.dtypes import FORMATS
 from gluon_amp.rules import Policy
-from gluon_amp.rules.constants import _PARAMETERS
+from gluon_amp.rules.decision import _PARAMETERS
 
 HELD = [0.0, 1.0, -0.5, 0.1, 1e-3, 6.2e-5, 65504.0, float("inf"), float("-inf"), float("nan")]
 LOST = [1e-8, -1e-8, 2.9e-8, 1e-7, 1e-5, 65520.0, 1e6, -1e9, 3.4e38]

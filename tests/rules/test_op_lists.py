@@ -9,27 +9,25 @@ import pytest
 from audit.samples.excluded import is_backward
 
 from gluon_amp import DTypeError
-from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp.compat import views
 from gluon_amp.dtypes import BFLOAT16, BFLOAT16_DTYPE, FLOAT16
-from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, make_policy
-from gluon_amp.rules.tables import bfloat16, float16, groups
-from gluon_amp.rules.tables.rows import as_table
+from gluon_amp.rules import FP32, KEEP, LOWER, NEUTRAL, RULES, WIDEST, Policy, Rule, make_policy
+from gluon_amp.rules.tables import as_table, groups
+from gluon_amp.rules.tables import table as table_of
 
 # What the CUDA build registers beside those of the CPU one. In no table, they run in FP32; MXNet makes the fused ones
 # where no policy is asked any more.
 CUDA_ONLY = {"CuDNNBatchNorm", "_contrib_mrcnn_mask_target", "_FusedOp", "_FusedOpHelper", "_FusedOpOutHelper"}
 REGISTERED = {name for name in registered_operators().values() if not is_backward(name)}
 FORWARD = sorted(REGISTERED - CUDA_ONLY)
-DTYPES = [BFLOAT16, FLOAT16]
-both_tables = pytest.mark.parametrize("table", [bfloat16.TABLE, float16.TABLE], ids=DTYPES)
+DTYPES, RULE = [BFLOAT16, FLOAT16], Rule(FP32)
+both_tables = pytest.mark.parametrize("table", list(map(table_of, DTYPES)), ids=DTYPES)
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def group_members():
-    return [(f"{module.__name__}.{group}", name) for module in (groups.arithmetic, groups.layers, groups.shapes,
-                                                                groups.system)
-            for group, names in vars(module).items() if group.isupper() for name in names]
+    return [(group, name) for group, names in vars(groups).items() if isinstance(names, tuple) for name in names]
 
 
 class TestGroups:
@@ -78,7 +76,8 @@ class TestTables:
 
 def test_an_operator_in_two_rows_is_refused():
     with pytest.raises(ValueError, match="'relu' is in two rows"):
-        as_table(("relu", bfloat16.TABLE["relu"][0]), (("abs", "relu"), bfloat16.TABLE["abs"][0]))
+        as_table(("relu", RULE), (("abs", "relu"), RULE))
+    assert as_table(("relu", RULE), (("abs", "tan"), RULE)) == dict.fromkeys(("relu", "abs", "tan"), (RULE,))
 
 
 @pytest.mark.parametrize(("operator", "attributes", "channels", "low", "half"), [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gluon_amp import DTypeError, PolicyError, dtypes
-from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp.compat.views import list_lp16_ops
 from gluon_amp.rules import Policy, make_policy
 
@@ -163,7 +163,7 @@ class TestFiles:
         with pytest.raises(PolicyError, match=r"fp32_inputs of 'BatchNorm' lack \[1, 2, 3, 4\]"):
             Policy.from_json(self.text("BatchNorm"))
 
-    @pytest.mark.parametrize("changes", [{"excluded": "net_dense0"}, {"slow": [1]}, {"disabled_passes": "fuse"},
+    @pytest.mark.parametrize("changes", [{"excluded": "net_dense0"}, {"excluded": [1]}, {"disabled_passes": "fuse"},
                                          {"training": "false"}])
     def test_what_is_no_list_or_no_choice_is_refused(self, changes):
         with pytest.raises(PolicyError, match=f"expected .*, received {next(iter(changes))}="):
@@ -205,6 +205,6 @@ def test_a_policy_is_readable():
     assert repr(Policy("float16")) == "Policy('float16')"
     conditional = [("Activation", "act_type", ["relu"])]
     lists = make_policy("bfloat16", KNOWN, fp32_ops=["softmax"], conditional_fp32_ops=conditional)
-    found = repr(replace(lists, excluded=frozenset(map(str, range(9))), amx=True))
+    found = repr(replace(lists, excluded=frozenset(map(str, range(9))), training=False))
     assert found == ("Policy('bfloat16', overrides={'Activation': FP32, 'softmax': FP32}, "
-                     "excluded={'0', '1', '2', '3', '4', '5', and 3 more}, amx=True)")
+                     "excluded={'0', '1', '2', '3', '4', '5', and 3 more}, training=False)")

@@ -9,8 +9,9 @@ import pytest
 from cpu_kinds import run_on
 from graphs import conv, graph, op, rewrite, variable
 
-from gluon_amp.passes import Context, dilate_pointwise
-from gluon_amp.rules import Policy
+from gluon_amp.passes import Context
+from gluon_amp.passes.alignment import dilate_pointwise
+from gluon_amp.rules import ANY_DEVICE, Device, Policy
 from gluon_amp.rules.shapes import has_avx2_kernel, overruns_amx_tiles, pools_out_of_order
 
 # Maps of up to 16x16, not square, on which the kernel wrote into a guard page behind its output; each both ways round.
@@ -34,27 +35,30 @@ def test_other_convolutions_use_other_kernels(attrs):
     assert not overruns_amx_tiles(attrs, (1, 64, 6, 6))
 
 
-@pytest.mark.parametrize(("policy", "rule"), [
-    (Policy("bfloat16", amx=True), "FP32"), (Policy("bfloat16", training=False, amx=True), "LOWER"),
-    (Policy("bfloat16"), "LOWER"), (Policy("float16", amx=True), "LOWER")])
-def test_the_policy_heeds_it_where_amx_is_used(policy, rule):
-    assert policy.decide("Convolution", POINTWISE, (1, 64, 6, 6)).rule == rule
+AMX = Device(32, amx=True)
+
+
+@pytest.mark.parametrize(("policy", "device", "rule"), [
+    (Policy("bfloat16"), AMX, "FP32"), (Policy("bfloat16", training=False), AMX, "LOWER"),
+    (Policy("bfloat16"), ANY_DEVICE, "LOWER"), (Policy("float16"), AMX, "LOWER")])
+def test_the_policy_heeds_it_where_amx_is_used(policy, device, rule):
+    assert policy.decide("Convolution", POINTWISE, (1, 64, 6, 6), device).rule == rule
 
 
 @pytest.mark.parametrize(("amx", "training", "rule"), [
     (False, True, "FP32"), (False, False, "FP32"), (True, True, "FP32"), (True, False, "LOWER")])
 def test_few_channels_pay_in_inference_with_amx_only(amx, training, rule):
     attrs = {"kernel": "(7, 7)", "pad": "(3, 3)", "num_filter": "64"}
-    policy = Policy("bfloat16", amx=amx, training=training)
-    assert policy.decide("Convolution", attrs, (1, 3, 64, 64)).rule == rule
+    policy = Policy("bfloat16", training=training)
+    assert policy.decide("Convolution", attrs, (1, 3, 64, 64), Device(amx=amx)).rule == rule
 
 
-@pytest.mark.parametrize(("policy", "rule"), [
-    (Policy("bfloat16"), "FP32"), (Policy("bfloat16", amx=True), "LOWER"),
-    (Policy("bfloat16", amx=True, disabled_passes=frozenset({"fold_stride"})), "FP32")])
-def test_few_channels_pay_in_training_where_their_stride_is_folded(policy, rule):
+@pytest.mark.parametrize(("policy", "device", "rule"), [
+    (Policy("bfloat16"), ANY_DEVICE, "FP32"), (Policy("bfloat16"), AMX, "LOWER"),
+    (Policy("bfloat16", disabled_passes=frozenset({"fold_stride"})), AMX, "FP32")])
+def test_few_channels_pay_in_training_where_their_stride_is_folded(policy, device, rule):
     attrs = {"kernel": "(7, 7)", "stride": "(2, 2)", "pad": "(3, 3)", "num_filter": "64"}
-    assert policy.decide("Convolution", attrs, (1, 3, 64, 64)).rule == rule
+    assert policy.decide("Convolution", attrs, (1, 3, 64, 64), device).rule == rule
 
 
 @pytest.mark.parametrize("op", ["dot", "_np_dot"])
@@ -79,24 +83,24 @@ GLOBAL = {"global_pool": "True"}
     ({"kernel": "(3, 3)", "stride": "(2, 2)", "pad": "(1, 1)"}, (1, 64, 56, 56), False, False),
     ({"kernel": "(2, 2)", "stride": "(2, 2)"}, (1, 32, 3, 3), True, True)])
 def test_poolings_whose_gradient_is_out_of_order(attrs, shape, slow_with_amx, slow_without):
-    def rule(policy):
-        return policy.decide("Pooling", {"pool_type": "avg", **attrs}, shape).rule
+    def rule(target, amx, **settings):
+        return Policy(target, **settings).decide("Pooling", {"pool_type": "avg", **attrs}, shape, Device(amx=amx)).rule
 
     for amx, slow in ((True, slow_with_amx), (False, slow_without)):
         assert pools_out_of_order(attrs, shape, amx) == slow
-        assert rule(Policy("bfloat16", amx=amx)) == ("FP32" if slow else "NEUTRAL")
-        assert rule(Policy("bfloat16", amx=amx, training=False)) == rule(Policy("float16", amx=amx)) == "NEUTRAL"
+        assert rule("bfloat16", amx) == ("FP32" if slow else "NEUTRAL")
+        assert rule("bfloat16", amx, training=False) == rule("float16", amx) == "NEUTRAL"
 
 
 def test_a_graph_for_any_map_avoids_the_kernel():
     data = variable("data", (2, 32, 8, 8))
     low = conv("low", op("Activation", "act", data, shape=(2, 32, 8, 8)), 32, 32, kernel=1)
     wide = conv("wide", low, 32, 32, kernel=3, pad=(1, 1))
-    result, policy = graph(wide), Policy("bfloat16", training=False, amx=True)
-    rewrite(result, policy)
+    result, policy = graph(wide), Policy("bfloat16", training=False)
+    rewrite(result, policy, AMX)
     dilations = {node.name: node.attrs.get("dilate") for node in result.operators() if node.op == "Convolution"}
     assert dilations == {"low": "(2, 2)", "wide": None}
-    assert not dilate_pointwise.run(graph(variable("x")), Context(policy))
+    assert not dilate_pointwise(graph(variable("x")), Context(policy, AMX))
 
 
 PROGRAM = """

@@ -15,6 +15,7 @@ import gluon_amp as amp
 from gluon_amp._mxnet.symbols import analyse, from_graph, to_graph
 from gluon_amp.graph import Entry
 from gluon_amp.rules import Policy
+from gluon_amp.session import hooks
 
 pytestmark = pytest.mark.machine
 SHAPE = (4, 3, 16, 16)
@@ -142,14 +143,18 @@ class TestLifeCycle:
             amp.init(disable_passes=["shape_operands"])  # it has an effect on a CPU that stays in FP32, too
         assert amp.is_active()
 
-    def test_deinit_restores_every_replaced_name(self):
-        places = [(mx.ndarray, "CachedOp"), (gluon.HybridBlock, "_call_cached_op"), (mx.sym.Symbol, "bind"),
-                  (mx.sym.Symbol, "simple_bind")]
-        before = [getattr(*place) for place in places]
+    def test_each_name_of_mxnet_is_replaced_once_and_restored(self):
+        places = [(owner, name) for owner, name, _ in (*hooks._OF_CONVERTED, *hooks._REPLACEMENTS)]
+        assert len({(id(owner), name) for owner, name in places}) == len(places)
+
+        def found():
+            return [vars(owner).get(name) for owner, name in places]
+
+        before = found()
         amp.init()
-        assert [getattr(*place) for place in places] != before
+        assert all(one is not other for one, other in zip(found(), before))
         amp.deinit()
-        assert [getattr(*place) for place in places] == before
+        assert found() == before
         amp.deinit()
 
     def test_export_writes_the_fp32_model(self, tmp_path):

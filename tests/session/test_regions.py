@@ -15,7 +15,7 @@ from mxnet.ndarray import register
 from networks import BF16_EPS, relative
 
 import gluon_amp as amp
-from gluon_amp._mxnet.operators import handle_of
+from gluon_amp._mxnet.invoke import handle_of
 from gluon_amp.state.frame import frame
 
 pytestmark = pytest.mark.machine

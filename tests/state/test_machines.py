@@ -13,7 +13,8 @@ from networks import NETWORKS, conv_net, ready
 
 import gluon_amp as amp
 from gluon_amp import native
-from gluon_amp.cli import env, main
+from gluon_amp.cli import main
+from gluon_amp.cli.check import environment
 from gluon_amp.dtypes import FLOAT16, cpu_support, cuda_support
 from gluon_amp.state import devices
 
@@ -215,21 +216,10 @@ class TestConversion:
 
 
 class TestCommandLine:
-    @pytest.fixture(autouse=True)
-    def _asks_no_other_process(self, monkeypatch):
-        monkeypatch.setattr(env, "_onednn", list)
-
-    def test_env_begins_with_the_verdict(self, lesser, capsys):
-        assert main(["env"]) == 0
-        said = " ".join(capsys.readouterr().out.split())
+    def test_check_begins_with_the_verdict(self, lesser):
+        said = environment()["verdict"]
         assert said.startswith("amp.init() runs float32 on the cpu, because this CPU has no BF16 instructions")
         assert lesser in said
-
-    def test_env_in_json(self, lesser, capsys):
-        assert main(["env", "--json", "-"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert next(iter(found)) == "verdict"
-        assert found["chosen"]["cpu"]["dtype"] == "float32"
 
     def test_convert_says_the_same(self, lesser, tmp_path, capsys):
         net, data = ready(conv_net(), NETWORKS["conv"][1])

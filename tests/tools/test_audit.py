@@ -12,13 +12,11 @@ import audit_runners
 import mxnet as mx
 import numpy as np
 import pytest
-from audit import modes, page, results, runner, values, verdicts
+from audit import modes, page, processes, results, runner, values, verdicts
 from audit.judge import Judge, message_of
 from audit.samples import FAMILIES, reason_of, sampled_operators, samples_of
 from audit.samples.excluded import CUDA_ONLY, is_backward
 from audit.samples.sample import low, sample
-
-from gluon_amp.selftest import processes
 
 ROOT = Path(__file__).parents[2]
 JSON, MARKDOWN = ROOT / "docs" / "operator_audit.json", ROOT / "docs" / "operator_audit.md"

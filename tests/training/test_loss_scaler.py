@@ -21,19 +21,19 @@ def scales(scaler, overflows):
     return found
 
 
-def test_the_scale_halves_at_once_and_doubles_after_the_interval():
-    scaler = DynamicLossScaler(init_scale=1024, growth_interval=3)
-    assert scales(scaler, [1, 1, 0, 0, 0, 0, 0, 1]) == [512, 256, 256, 256, 512, 512, 512, 256]
-    assert (scaler.num_skipped, scaler.step_was_skipped) == (3, True)
-
-
-def test_an_overflow_starts_the_interval_anew():
-    assert scales(DynamicLossScaler(8, growth_interval=2), [0, 1, 0, 0]) == [8, 4, 4, 8]
-
-
-def test_the_scale_stays_within_its_bounds():
-    assert scales(DynamicLossScaler(4, min_scale=2), [1, 1, 1]) == [2, 2, 2]
-    assert scales(DynamicLossScaler(4, max_scale=8, growth_interval=1), [0, 0, 0]) == [8, 8, 8]
+@pytest.mark.parametrize(("options", "overflows", "expected"), [
+    ({"init_scale": 1024, "growth_interval": 3}, [1, 1, 0, 0, 0, 0, 0, 1], [512, 256, 256, 256, 512, 512, 512, 256]),
+    ({"init_scale": 8, "growth_interval": 2}, [0, 1, 0, 0], [8, 4, 4, 8]),  # an overflow starts the interval anew
+    ({"init_scale": 4, "min_scale": 2}, [1, 1, 1], [2, 2, 2]),
+    ({"init_scale": 4, "max_scale": 8, "growth_interval": 1}, [0, 0, 0], [8, 8, 8]),
+    ({"init_scale": 8, "growth_interval": 2.0, "hysteresis": 1.0}, [0, 0, 1], [8, 16, 8]),  # whole floats are taken
+    ({"init_scale": 16, "hysteresis": 2}, [1, 0, 1, 1, 1], [16, 16, 8, 4, 2]),
+    ({"init_scale": 16, "hysteresis": 2, "consecutive_hysteresis": True}, [1, 0, 1, 1, 1], [16, 16, 16, 8, 4]),
+    ({"init_scale": 16, "hysteresis": 2, "growth_interval": 2}, [1, 1, 0, 0, 1, 1], [16, 8, 8, 16, 16, 8])])
+def test_the_scale_by_hand(options, overflows, expected):
+    scaler = DynamicLossScaler(**options)
+    assert scales(scaler, overflows) == expected
+    assert (scaler.num_skipped, scaler.step_was_skipped) == (sum(overflows), bool(overflows[-1]))
 
 
 class DeepSpeed:
@@ -80,13 +80,6 @@ class Megatron:
 
 
 class TestHysteresis:
-    def test_by_hand(self):
-        assert scales(DynamicLossScaler(16, hysteresis=2), [1, 0, 1, 1, 1]) == [16, 16, 8, 4, 2]
-        in_a_row = DynamicLossScaler(16, hysteresis=2, consecutive_hysteresis=True)
-        assert scales(in_a_row, [1, 0, 1, 1, 1]) == [16, 16, 16, 8, 4]
-        grown = DynamicLossScaler(16, hysteresis=2, growth_interval=2)
-        assert scales(grown, [1, 1, 0, 0, 1, 1]) == [16, 8, 8, 16, 16, 8]
-
     def test_as_deepspeed_and_megatron(self):
         random = np.random.RandomState(0)
         for _ in range(10_000):
@@ -102,30 +95,21 @@ class TestHysteresis:
                 assert [each.loss_scale for each in ours] == [each.scale for each in theirs]
                 assert ours[0].loss_scale == megatron.scale
 
-    def test_it_goes_through_states(self):
-        first = DynamicLossScaler(16, hysteresis=2)
+    def test_it_goes_through_states_and_states_without_it_are_read(self):
+        first, second = (DynamicLossScaler(16, hysteresis=2) for _ in range(2))
         first.update(True)
-        second = DynamicLossScaler(16, hysteresis=2)
         second.load_state_dict(first.state_dict())
         second.update(True)
         assert second.loss_scale == 8
-
-    def test_states_without_it_are_read(self):
-        scaler = DynamicLossScaler()
-        scaler.load_state_dict({"scale": 8.0, "good_steps": 1, "bad_steps": 0, "num_skipped": 3})
-        assert (scaler.loss_scale, scaler.num_skipped) == (8, 3)
-
-
-@pytest.mark.parametrize("scaler", [StaticLossScaler(128), LossScaler(128, None)], ids=["static", "no rule"])
-def test_a_static_scale_never_changes_but_counts(scaler):
-    assert scales(scaler, [1, 0, 1]) == [128, 128, 128]
-    assert (scaler.num_skipped, scaler.step_was_skipped) == (2, True)
+        second.load_state_dict({"scale": 8.0, "good_steps": 1, "bad_steps": 0, "num_skipped": 3})
+        assert (second.loss_scale, second.num_skipped) == (8, 3)
 
 
 @pytest.mark.parametrize("scale", [0.25, 128, 2.0**30])
-def test_a_static_scale_may_be_outside_of_the_bounds_of_dynamic_ones(scale):
-    scaler = StaticLossScaler(scale)
-    assert set(scales(scaler, [1, *[0] * 2001, 1])) == {scale}
+def test_a_static_scale_never_changes_but_counts(scale):
+    for scaler in (StaticLossScaler(scale), LossScaler(scale, None)):
+        assert set(scales(scaler, [1, *[0] * 2001, 1])) == {scale}
+        assert (scaler.num_skipped, scaler.step_was_skipped) == (2, True)
 
 
 def test_a_scale_that_cannot_fall_is_at_its_floor():
@@ -133,10 +117,6 @@ def test_a_scale_that_cannot_fall_is_at_its_floor():
     assert DynamicLossScaler(128, backoff_factor=1).at_floor
     assert DynamicLossScaler(1).at_floor
     assert not DynamicLossScaler(128).at_floor
-
-
-def test_counts_may_be_whole_floats():
-    assert scales(DynamicLossScaler(8, growth_interval=2.0, hysteresis=1.0), [0, 0, 1]) == [8, 16, 8]
 
 
 @given(RULES, st.lists(st.booleans(), max_size=60))

@@ -16,6 +16,9 @@ import gluon_amp as amp
 
 pytestmark = pytest.mark.machine
 ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
+INF = float("inf")
+BOTH = pytest.mark.parametrize("contexts", [ONE, TWO], ids=["one", "two"])
+GRAD_REQS = pytest.mark.parametrize("grad_req", ["write", "add"])
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +26,13 @@ def _amp_on(_amp_off):
     amp.init()
 
 
-def make(contexts=ONE, scaler=None, momentum=0.9, **trainer_arguments):
+def make(contexts=ONE, scaler=None, momentum=0.9, grad_req="write", **trainer_arguments):
     mx.random.seed(4)
     net = nn.HybridSequential()
     net.add(nn.Dense(16, in_units=8, activation="relu"), nn.Dense(2, in_units=16))
     net.initialize(mx.init.Xavier(), ctx=contexts)
     net.hybridize()
+    net.collect_params().setattr("grad_req", grad_req)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": momentum},
                             **trainer_arguments)
     if scaler is not False:
@@ -36,7 +40,13 @@ def make(contexts=ONE, scaler=None, momentum=0.9, **trainer_arguments):
     return net, trainer
 
 
-def backward(net, trainer, contexts=ONE, poison=None, scaled=True):
+def plain(contexts=ONE, **options):
+    """Return a network and a trainer that scales nothing."""
+    return make(contexts, False, update_on_kvstore=False, **options)
+
+
+def backward(net, trainer, contexts=ONE, poison=None):
+    """Compute gradients, scaled where the trainer has a scaler, of data with an infinity on one context."""
     generator = np.random.RandomState(5)
     losses = []
     with autograd.record():
@@ -45,62 +55,82 @@ def backward(net, trainer, contexts=ONE, poison=None, scaled=True):
             if number == poison:
                 data[0, 0] = np.inf
             losses.append((net(data) ** 2).mean())
-        if scaled:
+        if hasattr(trainer, "_amp_loss_scaler"):
             with amp.scale_loss(losses, trainer) as scaled_losses:
                 autograd.backward(scaled_losses)
         else:
             autograd.backward(losses)
 
 
+def step(net, trainer, contexts=ONE, poison=None):
+    backward(net, trainer, contexts, poison)
+    trainer.step(4 * len(contexts))
+
+
 def weights(net, context=ONE[0]):
     return [parameter.data(context).asnumpy() for parameter in net.collect_params().values()]
+
+
+def gradients(net):
+    return [parameter.grad().asnumpy() for parameter in net.collect_params().values()]
 
 
 def same(first, second):
     return all((a == b).all() for a, b in zip(first, second))
 
 
-@pytest.mark.parametrize("contexts", [ONE, TWO], ids=["one", "two"])
+def told(caught):
+    return [str(item.message) for item in caught if "skipped" in str(item.message)]
+
+
+@BOTH
 @pytest.mark.parametrize("scale", [None, 1024.0, "dynamic"])
 def test_a_scaled_step_is_the_unscaled_one(contexts, scale):
     # Powers of two scale exactly, so that not a bit may differ.
-    scaled, trainer = make(contexts, scale)
-    plain, reference = make(contexts, False, update_on_kvstore=False)
-    for _ in range(3):
-        backward(scaled, trainer, contexts)
-        trainer.step(4 * len(contexts))
-        backward(plain, reference, contexts, scaled=False)
-        reference.step(4 * len(contexts))
-    assert same(weights(scaled), weights(plain))
+    pairs = make(contexts, scale), plain(contexts)
+    for net, trainer in pairs:
+        for _ in range(3):
+            step(net, trainer, contexts)
+    (scaled, _), (reference, _) = pairs
+    assert same(weights(scaled), weights(reference))
     assert all(same(weights(scaled), weights(scaled, context)) for context in contexts)
 
 
 @pytest.mark.parametrize("poison", [0, 1])
 def test_an_overflow_on_any_context_skips_the_step_on_all(poison):
     net, trainer = make(TWO, amp.DynamicLossScaler(init_scale=256))
-    backward(net, trainer, TWO)
-    trainer.step(8)
+    step(net, trainer, TWO)
     before, updates = weights(net), trainer.optimizer.num_update
-    backward(net, trainer, TWO, poison=poison)
-    trainer.step(8)
+    step(net, trainer, TWO, poison)
     assert all(same(before, weights(net, context)) for context in TWO)
     assert trainer.optimizer.num_update == updates
-    scaler = trainer._amp_loss_scaler.scaler
+    scaler = amp.get_loss_scaler(trainer)
     assert (scaler.step_was_skipped, scaler.num_skipped, scaler.loss_scale) == (True, 1, 128)
-    backward(net, trainer, TWO)
-    trainer.step(8)
+    step(net, trainer, TWO)
     assert not scaler.step_was_skipped
     assert not same(before, weights(net))
+
+
+@pytest.mark.parametrize(("layer", "value", "skips"), [
+    (1, np.inf, True), (1, -np.inf, True), (1, np.nan, True), (0, 1e30, False)])
+def test_one_bad_value_is_found_and_large_ones_are_none(layer, value, skips):
+    """Their sum of squares overflows, the gradients do not."""
+    net, trainer = make()
+    assert trainer._amp_loss_scaler.loss_scale == 1  # bfloat16 and FP32 need none
+    backward(net, trainer)
+    net[layer].bias.grad()[1] = value
+    trainer.step(1e30)
+    assert trainer._amp_loss_scaler.step_was_skipped == skips
+    assert trainer._amp_loss_scaler.loss_scale == 1
 
 
 def test_an_inf_of_a_skipped_step_is_gone_when_the_next_step_does_not_use_its_layer():
     net, other = (nn.Dense(1, in_units=2) for _ in range(2))
     for block in (net, other):
         block.initialize()
-    parameters = {**net.collect_params(), **other.collect_params()}
-    trainer = gluon.Trainer(parameters, "sgd", {"learning_rate": 0.1})
+    trainer = gluon.Trainer({**net.collect_params(), **other.collect_params()}, "sgd", {"learning_rate": 0.1})
     amp.init_trainer(trainer, 4.0)
-    for blocks, factor in (((net, other), float("inf")), ((net,), 1.0)):
+    for blocks, factor in (((net, other), INF), ((net,), 1.0)):
         with autograd.record():
             loss = sum((block(mx.nd.ones((1, 2))) * factor).sum() for block in blocks)
             with amp.scale_loss(loss, trainer) as scaled:
@@ -111,53 +141,6 @@ def test_an_inf_of_a_skipped_step_is_gone_when_the_next_step_does_not_use_its_la
     assert same(kept, weights(other))
 
 
-def test_the_norm_of_float16_gradients_may_be_beyond_float16():
-    net = nn.Dense(1, in_units=4, use_bias=False)
-    net.cast("float16")
-    net.initialize(mx.init.Zero())
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
-    amp.init_trainer(trainer, 1.0)
-    net.weight.grad()[:] = 4e4
-    assert amp.clip_global_norm(trainer, 1e9) == pytest.approx(8e4, rel=1e-3)
-
-
-def test_bfloat16_is_not_scaled_but_skips():
-    net, trainer = make()
-    assert trainer._amp_loss_scaler.loss_scale == 1.0
-    before = weights(net)
-    backward(net, trainer, poison=0)
-    trainer.step(4)
-    assert same(before, weights(net))
-    assert trainer._amp_loss_scaler.loss_scale == 1.0
-
-
-def test_large_finite_gradients_are_no_overflow():
-    # Their sum of squares overflows, the gradients do not.
-    net, trainer = make(scaler=1.0)
-    backward(net, trainer)
-    net[0].weight.grad()[:] = 1e30
-    trainer.step(1e30)
-    assert not trainer._amp_loss_scaler.scaler.step_was_skipped
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_one_bad_value_is_found(value):
-    net, trainer = make()
-    backward(net, trainer)
-    net[1].bias.grad()[1] = value
-    trainer.step(4)
-    assert trainer._amp_loss_scaler.scaler.step_was_skipped
-
-
-def test_an_overflow_clears_accumulated_gradients():
-    net, trainer = make()
-    for parameter in net.collect_params().values():
-        parameter.grad_req = "add"
-    backward(net, trainer, poison=0)
-    trainer.step(4)
-    assert all((parameter.grad().asnumpy() == 0).all() for parameter in net.collect_params().values())
-
-
 def test_row_sparse_and_missing_gradients_are_handled():
     net = nn.HybridSequential()
     net.add(nn.Embedding(50, 4, sparse_grad=True), nn.Dense(2, in_units=12))
@@ -166,7 +149,7 @@ def test_row_sparse_and_missing_gradients_are_handled():
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     amp.init_trainer(trainer)
     before = net[0].weight.data().asnumpy()
-    for fill, moved in ((1.0, True), (np.inf, False)):
+    for fill, moved in ((1.0, True), (INF, False)):
         with autograd.record(), amp.scale_loss((net(mx.nd.array([[1, 2, 3]])) * fill).sum(), trainer) as loss:
             loss.backward()
         assert net[0].weight.grad().stype == "row_sparse"
@@ -194,12 +177,7 @@ def test_numpy_style_parameters_are_handled():
 
 
 def test_a_trainer_without_gradients_is_no_error():
-    net = nn.Dense(2, in_units=2)
-    net.initialize()
-    net.collect_params().setattr("grad_req", "null")
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    amp.init_trainer(trainer)
-    trainer.step(1)
+    make(grad_req="null")[1].step(1)
 
 
 def test_the_trainers_own_rescaling_is_kept():
@@ -212,19 +190,17 @@ def test_the_trainers_own_rescaling_is_kept():
 
 
 def test_unscale_gives_true_gradients_and_the_same_step():
-    plain, reference = make(scaler=False, update_on_kvstore=False)
-    backward(plain, reference, scaled=False)
-    net, trainer = make(scaler=4096.0)
+    (reference, its), (net, trainer) = plain(), make(scaler=4096.0)
+    backward(reference, its)
     backward(net, trainer)
     amp.unscale(trainer)
-    assert same([p.grad().asnumpy() for p in net.collect_params().values()],
-                [p.grad().asnumpy() for p in plain.collect_params().values()])
+    assert same(gradients(net), gradients(reference))
     trainer.step(4)
-    reference.step(4)
-    assert same(weights(net), weights(plain))
+    its.step(4)
+    assert same(weights(net), weights(reference))
 
 
-@pytest.mark.parametrize("contexts", [ONE, TWO], ids=["one", "two"])
+@BOTH
 @pytest.mark.parametrize("max_norm", [None, 0.5], ids=["unscale", "clip"])
 def test_row_sparse_gradients_are_unscaled_and_clipped(max_norm, contexts):
     net = nn.Embedding(10, 4, sparse_grad=True)
@@ -237,7 +213,6 @@ def test_row_sparse_gradients_are_unscaled_and_clipped(max_norm, contexts):
             losses = [(net(mx.nd.array(words, ctx=context)) ** 2).sum() for context in contexts]
             with amp.scale_loss(losses, trainer) as scaled_losses:
                 autograd.backward(scaled_losses)
-        trainer.allreduce_grads()
         gradient = np.zeros_like(weight)
         np.add.at(gradient, words, len(contexts) * 2 * weight[words])
         if max_norm is None:
@@ -246,24 +221,20 @@ def test_row_sparse_gradients_are_unscaled_and_clipped(max_norm, contexts):
             norm = amp.clip_global_norm(trainer, max_norm)
             assert np.isclose(norm, np.linalg.norm(gradient), rtol=1e-5)
             gradient *= min(1.0, max_norm / norm)
-        trainer.update(1)
+        trainer.step(1)
         weight = weight - 0.1 * gradient
         for context in contexts:
             np.testing.assert_allclose(net.weight.data(context).asnumpy(), weight, rtol=1e-5, atol=1e-7)
 
 
-def test_a_single_loss_and_a_tuple():
-    _, trainer = make(scaler=8.0)
-    with amp.scale_loss(mx.nd.ones(3), trainer) as scaled:
-        assert (scaled.asnumpy() == 8).all()
-    with amp.scale_loss((mx.nd.ones(1), mx.nd.ones(1)), trainer) as scaled:
-        assert [value.asscalar() for value in scaled] == [8, 8]
-
-
-def test_float16_losses_are_scaled_in_fp32():
-    _, trainer = make(scaler=2.0**16)
-    with amp.scale_loss(mx.nd.array([3.0], dtype="float16"), trainer) as scaled:
-        assert scaled.asscalar() == 3 * 2**16
+def test_losses_of_every_form():
+    _, trainer = make(scaler=2.0 ** 16)
+    for loss in (mx.nd.ones(3) * 3, (mx.nd.array([3.0]), mx.nd.array([3.0], dtype="float16"))):
+        with amp.scale_loss(loss, trainer) as scaled:  # float16 losses in FP32
+            for one in scaled if isinstance(scaled, list) else [scaled]:
+                assert (one.asnumpy() == 3 * 2 ** 16).all()
+    with amp.scale_loss(mx.nd.ones(1), trainer, enabled=False) as scaled:
+        assert scaled.asscalar() == 1
 
 
 def test_scaling_outside_of_record_still_reaches_the_loss():
@@ -276,18 +247,15 @@ def test_scaling_outside_of_record_still_reaches_the_loss():
 
 
 def test_updates_that_began_on_the_kvstore_move_to_the_trainer_with_their_state():
-    net, trainer = make(TWO, False)
-    other, reference = make(TWO, False, update_on_kvstore=False)
-    for one, its in ((net, trainer), (other, reference)):
-        backward(one, its, TWO, scaled=False)
-        its.step(8)
-    assert trainer._update_on_kvstore
-    amp.init_trainer(trainer)
-    for one, its in ((net, trainer), (other, reference)):
-        backward(one, its, TWO, scaled=False)
-        its.step(8)
-    assert not trainer._update_on_kvstore
-    assert all(np.allclose(a, b, rtol=1e-6) for a, b in zip(weights(net), weights(other)))
+    pairs = make(TWO, False), plain(TWO)
+    for net, trainer in pairs:
+        step(net, trainer, TWO)
+    assert pairs[0][1]._update_on_kvstore
+    amp.init_trainer(pairs[0][1])
+    for net, trainer in pairs:
+        step(net, trainer, TWO)
+    assert not pairs[0][1]._update_on_kvstore
+    assert all(np.allclose(a, b, rtol=1e-6) for a, b in zip(*(weights(net) for net, _ in pairs)))
 
 
 class TestSeveral:
@@ -309,36 +277,46 @@ class TestSeveral:
     def test_the_scale_that_a_gradient_carries_is_the_one_divided_out(self):
         # Two trainers share a scaler; the first one's overflow must not change what the second divides by.
         scaler = amp.DynamicLossScaler(init_scale=64)
-        net, first = make(scaler=scaler, momentum=0)
-        other, second = make(scaler=scaler, momentum=0)
-        plain, reference = make(scaler=False, momentum=0, update_on_kvstore=False)
+        (net, first), (other, second) = (make(scaler=scaler, momentum=0) for _ in range(2))
+        reference, its = plain(momentum=0)
         backward(net, first, poison=0)
         backward(other, second)
-        backward(plain, reference, scaled=False)
+        backward(reference, its)
         first.step(4)
         assert scaler.loss_scale == 32
         second.step(4)
-        reference.step(4)
-        assert same(weights(other), weights(plain))
+        its.step(4)
+        assert same(weights(other), weights(reference))
 
     def test_several_losses_on_one_trainer(self):
-        net, trainer = make(scaler=16.0)
-        for parameter in net.collect_params().values():
-            parameter.grad_req = "add"
-        plain, reference = make(scaler=False, update_on_kvstore=False)
-        for parameter in plain.collect_params().values():
-            parameter.grad_req = "add"
-        for _ in range(2):
+        pairs = make(scaler=16.0, grad_req="add"), plain(grad_req="add")
+        for net, trainer in pairs:
             backward(net, trainer)
-            backward(plain, reference, scaled=False)
-        trainer.step(4)
-        reference.step(4)
-        assert same(weights(net), weights(plain))
+            step(net, trainer)
+        assert same(*(weights(net) for net, _ in pairs))
 
-    def test_switched_off(self):
-        _, trainer = make(scaler=16.0)
-        with amp.scale_loss(mx.nd.ones(1), trainer, enabled=False) as scaled:
-            assert scaled.asscalar() == 1
+    def test_losses_may_be_scaled_in_several_threads(self):
+        (net, trainer), (reference, its) = make(TWO, 32.0), plain(TWO)
+        start = threading.Barrier(2)
+
+        def work(context):
+            start.wait()  # both trace the network at once
+            with autograd.record():
+                loss = (net(mx.nd.ones((4, 8), ctx=context)) ** 2).mean()
+                with amp.scale_loss(loss, trainer) as scaled:
+                    scaled.backward()
+
+        threads = [threading.Thread(target=work, args=(context,)) for context in TWO]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with autograd.record():
+            losses = [(reference(mx.nd.ones((4, 8), ctx=context)) ** 2).mean() for context in TWO]
+        autograd.backward(losses)
+        trainer.step(8)
+        its.step(8)
+        assert same(weights(net), weights(reference))
 
 
 class AveragingTrainer(gluon.Trainer):
@@ -355,82 +333,155 @@ class AveragingTrainer(gluon.Trainer):
 
 
 def test_subclasses_that_reduce_in_their_own_way_are_fine():
-    net, plain = make(scaler=False, update_on_kvstore=False)
-    other, _ = make(scaler=False)
+    (net, its), (other, _) = plain(), make(scaler=False)
     trainer = AveragingTrainer(other.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
     amp.init_trainer(trainer, 256.0)
     for _ in range(2):
-        backward(net, plain, scaled=False)
-        plain.step(4)
-        backward(other, trainer)
-        trainer.step(4)
+        step(net, its)
+        step(other, trainer)
     assert same(weights(net), weights(other))
 
 
-def test_losses_may_be_scaled_in_several_threads():
-    net, trainer = make(TWO, 32.0)
-    plain, reference = make(TWO, False, update_on_kvstore=False)
+def clip(net, trainer):
+    assert amp.clip_global_norm(trainer, 0.125) > 0.25
 
-    start = threading.Barrier(2)
 
-    def work(number):
-        data = mx.nd.ones((4, 8), ctx=TWO[number])
-        start.wait()  # both trace the network at once
-        with autograd.record():
-            loss = (net(data) ** 2).mean()
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
+def clip_by_hand(net, trainer):
+    for context in TWO:
+        gluon.utils.clip_global_norm([p.grad(context) for p in net.collect_params().values()], 0.125)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    with autograd.record():
-        losses = [(plain(mx.nd.ones((4, 8), ctx=context)) ** 2).mean() for context in TWO]
-    autograd.backward(losses)
-    trainer.step(8)
-    reference.step(8)
-    assert same(weights(net), weights(plain))
+
+LINES = {"clip": clip, "unscale": lambda net, trainer: amp.unscale(trainer), "clip by hand": clip_by_hand,
+         "reduce": lambda net, trainer: trainer.allreduce_grads(),
+         "step": lambda net, trainer: trainer.step(1), "update": lambda net, trainer: trainer.update(1)}
 
 
 class TestClipping:
+    @BOTH
     @pytest.mark.parametrize("scale", [None, 4096.0])
-    @pytest.mark.parametrize("contexts", [ONE, TWO], ids=["one", "two"])
     def test_it_is_the_clipping_of_unscaled_gradients(self, scale, contexts):
-        plain, reference = make(contexts, False, update_on_kvstore=False)
-        backward(plain, reference, contexts, scaled=False)
-        reference.allreduce_grads()
-        gradients = [parameter.grad(contexts[0]).asnumpy() for parameter in plain.collect_params().values()]
-        expected = np.sqrt(sum((gradient.astype("float64") ** 2).sum() for gradient in gradients))
+        reference, its = plain(contexts)
+        backward(reference, its, contexts)
+        its.allreduce_grads()
+        wanted = [parameter.grad(contexts[0]).asnumpy() for parameter in reference.collect_params().values()]
+        expected = np.sqrt(sum((gradient.astype("float64") ** 2).sum() for gradient in wanted))
         net, trainer = make(contexts, scale)
+        before = weights(net)
         backward(net, trainer, contexts)
-        trainer.allreduce_grads()
-        norm = amp.clip_global_norm(trainer, expected / 2)
-        assert np.isclose(norm, expected, rtol=1e-5)
-        trainer.update(1)
-        start = weights(make(contexts, False)[0])
-        for before, parameter, gradient in zip(start, net.collect_params().values(), gradients):
+        assert np.isclose(amp.clip_global_norm(trainer, expected / 2), expected, rtol=1e-5)
+        trainer.step(1)
+        for start, parameter, gradient in zip(before, net.collect_params().values(), wanted):
             for context in contexts:
-                moved = parameter.data(context).asnumpy() - before
+                moved = parameter.data(context).asnumpy() - start
                 assert np.allclose(moved, -0.1 * gradient / 2, rtol=1e-4, atol=1e-7)
 
-    def test_small_gradients_are_left_alone(self):
-        net, trainer = make(scaler=8.0)
+    def moved_by(self, net, trainer, lines, contexts=TWO):
+        """Run lines of a training loop twice; check that the weights move by the norm, alike on all devices."""
+        trainer.set_learning_rate(1.0)
+        for _ in range(2):
+            net.collect_params().zero_grad()
+            before = weights(net)
+            lines()
+            moved = np.sqrt(sum(((one - other) ** 2).sum() for one, other in zip(weights(net), before)))
+            assert moved == pytest.approx(0.125, rel=1e-4)
+            assert all(same(weights(net), weights(net, context)) for context in contexts)
+
+    def run(self, net, trainer, lines, contexts=TWO):
+        def loop():
+            backward(net, trainer, contexts)
+            for line in lines.split(", "):
+                LINES[line](net, trainer)
+        self.moved_by(net, trainer, loop, contexts)
+
+    @GRAD_REQS
+    @pytest.mark.parametrize("lines", ["clip, step", "unscale, clip, step", "clip, reduce, update",
+                                       "reduce, clip, update", "unscale, clip by hand, step"])
+    def test_gradients_of_several_devices_are_added_up_first(self, lines, grad_req):
+        """As in the lines of Apex and torch, which do not know of ``allreduce_grads``."""
+        self.run(*make(TWO, 256.0, momentum=0, grad_req=grad_req), lines)
+
+    @GRAD_REQS
+    def test_and_those_of_trainers_that_scale_nothing(self, grad_req):
+        net, trainer = plain(TWO, momentum=0, grad_req=grad_req)
+        amp.deinit()
+        amp.initialize(net, trainer, "O0", verbosity=0)
+        self.run(net, trainer, "clip, step")
+
+    def test_and_those_of_trainers_that_reduce_in_their_own_way(self):
+        net, _ = plain()
+        trainer = AveragingTrainer(net.collect_params(), "sgd")
+        trainer._scale *= 2
+        amp.init_trainer(trainer, 256.0)
+        self.run(net, trainer, "clip, step", ONE)
+
+    @GRAD_REQS
+    def test_and_those_of_a_grad_scaler(self, grad_req):
+        net, trainer = make(TWO, False, momentum=0, grad_req=grad_req)
+        scaler = amp.GradScaler()
+
+        def loop():
+            with autograd.record():
+                losses = [(net(mx.nd.ones((4, 8), ctx=context)) ** 2).sum() for context in TWO]
+            autograd.backward(scaler.scale(losses))
+            scaler.unscale_(trainer)
+            clip(net, trainer)
+            scaler.step(trainer, 1)
+            scaler.update()
+        self.moved_by(net, trainer, loop)
+
+    def test_adding_up_twice_is_refused(self):
+        net, trainer = make(TWO, 256.0)
+        backward(net, trainer, TWO)
+        trainer.allreduce_grads()
+        amp.clip_global_norm(trainer, 1.0)
+        with pytest.raises(amp.StateError, match=r"call trainer.update\(\), not trainer.step"):
+            trainer.step(1)
+
+    @BOTH
+    def test_a_batch_may_be_dropped_after_the_norm_was_read(self, contexts):
+        pairs = make(contexts, 256.0), make(contexts, 256.0)
+        backward(*pairs[0], contexts, poison=len(contexts) - 1)
+        assert not np.isfinite(amp.clip_global_norm(pairs[0][1], 1.0))
+        for net, trainer in pairs:
+            backward(net, trainer, contexts)
+            amp.clip_global_norm(trainer, 1.0)
+            trainer.step(1)
+        assert same(*(weights(net) for net, _ in pairs))
+
+    def test_updates_on_the_kvstore_cannot_be_clipped(self):
+        net, trainer = make(TWO, False)
+        amp.deinit()
+        amp.initialize(net, trainer, enabled=False)
+        backward(net, trainer, TWO)
+        with pytest.raises(amp.StateError, match=r"clip_global_norm: expected a trainer that updates locally"):
+            amp.clip_global_norm(trainer, 1.0)
+
+    @pytest.mark.parametrize(("contexts", "scale"), [(ONE, 128.0), (TWO, 1.0)], ids=["scaled", "several"])
+    def test_gradients_of_masters_are_not_those_to_clip(self, contexts, scale):
+        net, trainer = make(contexts, scale)
+        assert len(list(amp.master_params(trainer))) == 4
+        backward(net, trainer, contexts)
+        with pytest.raises(amp.StateError, match=r"To clip, call amp\.clip_global_norm"):
+            amp.master_params(trainer)
+        trainer.step(1)
+        assert len(list(amp.master_params(trainer))) == 4
+
+    @pytest.mark.parametrize("max_norm", [1e6, INF])
+    def test_small_gradients_are_left_alone(self, max_norm):
+        net, trainer = make(scaler=256.0)
         backward(net, trainer)
-        before = [parameter.grad().asnumpy() for parameter in net.collect_params().values()]
-        amp.clip_global_norm(trainer, 1e6)
-        assert same(before, [parameter.grad().asnumpy() for parameter in net.collect_params().values()])
+        before = gradients(net)
+        norm = np.linalg.norm(np.concatenate([gradient.ravel() for gradient in before])) / 256
+        assert amp.clip_global_norm(trainer, max_norm) == pytest.approx(norm, rel=1e-5)
+        assert same(before, gradients(net))
 
     def test_the_published_pattern_with_the_threshold_times_the_scale(self):
-        net, trainer = make(scaler=512.0)
+        (net, trainer), (other, ours) = make(scaler=512.0), make(scaler=512.0)
         backward(net, trainer)
         trainer.allreduce_grads()
         gluon.utils.clip_global_norm([parameter.grad() for parameter in net.collect_params().values()],
                                      0.01 * trainer._amp_loss_scaler.loss_scale)
-        other, ours = make(scaler=512.0)
         backward(other, ours)
-        ours.allreduce_grads()
         amp.clip_global_norm(ours, 0.01)
         trainer.update(4)
         ours.update(4)
@@ -444,6 +495,15 @@ class TestClipping:
         trainer.step(4)
         assert same(before, weights(net))
 
+    def test_the_norm_of_float16_gradients_may_be_beyond_float16(self):
+        net = nn.Dense(1, in_units=4, use_bias=False)
+        net.cast("float16")
+        net.initialize(mx.init.Zero())
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
+        amp.init_trainer(trainer, 1.0)
+        net.weight.grad()[:] = 4e4
+        assert amp.clip_global_norm(trainer, 1e9) == pytest.approx(8e4, rel=1e-3)
+
     @pytest.mark.parametrize("max_norm", [0, -1, float("nan")])
     def test_a_wrong_norm(self, max_norm):
         with pytest.raises(ValueError, match="expected a number above 0, received max_norm="):
@@ -452,11 +512,8 @@ class TestClipping:
 
 class TestAccumulation:
     def run(self, scale, batches, poison=None):
-        net, trainer = make(scaler=scale, momentum=0)
-        for parameter in net.collect_params().values():
-            parameter.grad_req = "add"
-        generator = np.random.RandomState(8)
-        data = generator.randn(12, 8).astype("float32")
+        net, trainer = make(scaler=scale, momentum=0, grad_req="add")
+        data = np.random.RandomState(8).randn(12, 8).astype("float32")
         for number, part in enumerate(np.split(data, batches)):
             part = mx.nd.array(part)
             if number == poison:
@@ -476,28 +533,65 @@ class TestAccumulation:
         for before, one, many in zip(start, weights(large), weights(small)):
             assert np.abs((one - before) - (many - before)).max() <= 2.0**-7 * np.abs(one - before).max()
 
-    def test_an_overflow_in_the_middle_of_the_window_skips_all_of_it(self):
-        net, trainer = self.run(1024.0, 4, poison=1)
+    @pytest.mark.parametrize("scale", [None, 1024.0])
+    @pytest.mark.parametrize(("batches", "poison"), [(1, 0), (4, 1)])
+    def test_an_overflow_skips_and_clears_the_whole_window(self, scale, batches, poison):
+        net, trainer = self.run(scale, batches, poison)
         assert trainer._amp_loss_scaler.step_was_skipped
         assert same(weights(net), weights(make(scaler=False)[0]))
-        assert all((parameter.grad().asnumpy() == 0).all() for parameter in net.collect_params().values())
+        assert not any(gradient.any() for gradient in gradients(net))
 
 
-def test_a_warning_names_the_parameters_after_many_skips_and_says_what_to_try():
-    net, trainer = make(scaler=False)
-    amp.init_trainer(trainer, amp.DynamicLossScaler(init_scale=4), warn_after=3)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(5):
-            backward(net, trainer)
-            net[1].bias.grad()[0] = np.nan
-            trainer.step(4)
-    messages = [str(item.message) for item in caught if "in a row" in str(item.message)]
-    assert len(messages) == 1
-    assert "3 steps in a row were skipped" in messages[0]
-    assert net[1].bias.name in messages[0]
-    assert net[0].weight.name not in messages[0]
-    assert "learning rate" in messages[0]
+class TestManySkippedSteps:
+    def test_a_warning_names_the_parameters_and_says_what_to_try(self):
+        net, trainer = make(scaler=False)
+        amp.init_trainer(trainer, amp.DynamicLossScaler(init_scale=4), warn_after=3)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(5):
+                backward(net, trainer)
+                net[1].bias.grad()[0] = np.nan
+                trainer.step(4)
+        (message,) = told(caught)
+        assert message.startswith("3 steps in a row were skipped")
+        assert net[1].bias.name in message
+        assert net[0].weight.name not in message
+        assert "learning rate" in message
+
+    @pytest.mark.parametrize("scaler", [None, "dynamic", 8.0])
+    @pytest.mark.parametrize(("period", "good", "warns"), [(4, 2, 1), (2, 1, 1), (3, 2, 0)])
+    def test_half_of_the_last_ones_is_told_once(self, period, good, warns, scaler):
+        net, trainer = make(scaler=scaler)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for number in range(110):
+                step(net, trainer, poison=None if number % period < good else 0)
+        assert len(told(caught)) == warns
+        assert all(text.startswith("25 of the last 50 steps were skipped") for text in told(caught))
+
+    def test_a_run_ends(self):
+        net, trainer = make(scaler=False)
+        amp.init_trainer(trainer, 8.0, max_skipped=3)
+        kept = weights(net)
+        for _ in range(2):
+            step(net, trainer, poison=0)
+        with pytest.raises(amp.StateError, match=r"3 steps in a row were skipped.*max_skipped=3"):
+            step(net, trainer, poison=0)
+        assert same(kept, weights(net))
+        assert not any(gradient.any() for gradient in gradients(net))
+
+    def test_a_good_step_begins_again(self):
+        net, trainer = make(scaler=False)
+        amp.init_trainer(trainer, 8.0, max_skipped=2)
+        for poison in (0, None, 0, None):
+            step(net, trainer, poison=poison)
+        assert amp.get_loss_scaler(trainer).num_skipped == 2
+
+    @pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
+    def test_bad_numbers(self, value):
+        _, trainer = make(scaler=False)
+        with pytest.raises((ValueError, TypeError), match="max_skipped"):
+            amp.init_trainer(trainer, max_skipped=value)
 
 
 def test_the_scale_is_shown_on_the_trainer_as_long_as_amp_is_on():
@@ -509,16 +603,15 @@ def test_the_scale_is_shown_on_the_trainer_as_long_as_amp_is_on():
 
 def test_scripts_that_scale_by_hand_still_work():
     net, trainer = make(scaler=128.0, momentum=0)
-    plain, reference = make(scaler=False, momentum=0, update_on_kvstore=False)
-    data = mx.nd.ones((2, 8))
-    for one, its, scale in ((net, trainer, trainer._amp_loss_scaler.loss_scale), (plain, reference, 1)):
+    reference, its = plain(momentum=0)
+    for one, each, scale in ((net, trainer, trainer._amp_loss_scaler.loss_scale), (reference, its, 1)):
         with autograd.record():
-            loss = (one(data) ** 2).mean() * scale
+            loss = (one(mx.nd.ones((2, 8))) ** 2).mean() * scale
         loss.backward()
         if scale != 1:
-            its._scale = its._amp_original_scale / scale
-        its.step(2)
-    assert same(weights(net), weights(plain))
+            each._scale = each._amp_original_scale / scale
+        each.step(2)
+    assert same(weights(net), weights(reference))
 
 
 def test_master_params_are_the_fp32_values_that_are_updated():
@@ -531,10 +624,8 @@ def test_master_params_are_the_fp32_values_that_are_updated():
         half.initialize()
         low = gluon.Trainer(half.collect_params(), optimizer, {"multi_precision": True})
         amp.init_trainer(low, 1.0)
-        half.weight.grad()[:] = 1
-        half.bias.grad()[:] = 1
-        low.step(1, ignore_stale_grad=True)
         for parameter in half.collect_params().values():
+            parameter.grad()[:] = 1
             parameter.data()._fresh_grad = True
         low.step(1)
         masters = list(amp.master_params(low))
@@ -543,18 +634,13 @@ def test_master_params_are_the_fp32_values_that_are_updated():
                    for value, (_, parameter) in zip(masters, sorted(half.collect_params().items())))
 
 
-def test_trainers_stay_picklable():
-    _, trainer = make()
-    again = pickle.loads(pickle.dumps(trainer))
-    assert again.learning_rate == trainer.learning_rate
-    assert again._amp_loss_scaler.trainer is again
-
-
 class TestMisuse:
     def test_a_step_without_a_scaled_loss(self):
         net, trainer = make(scaler=64.0)
         before = weights(net)
-        backward(net, trainer, scaled=False)
+        with autograd.record():
+            loss = net(mx.nd.ones((1, 8))).sum()
+        loss.backward()
         with pytest.raises(amp.StateError, match=r"step: no loss was scaled.*amp\.scale_loss"):
             trainer.step(4)
         assert same(before, weights(net))
@@ -573,18 +659,37 @@ class TestMisuse:
                 loss.backward(retain_graph=True)
                 scaled_loss.backward()
 
-    def test_init_trainer_before_init(self):
+    @pytest.mark.parametrize(("options", "error", "message"), [
+        ({"update_on_kvstore": True}, amp.StateError, r"update_on_kvstore=True.*update_on_kvstore=False"),
+        ({"contexts": TWO, "compression_params": {"type": "2bit", "threshold": 0.5}}, amp.StateError,
+         "turns an infinite gradient into a finite one"),
+        ({"scaler": "static"}, TypeError, "expected a LossScaler, a number, 'dynamic' or None"),
+        ({"scaler": -1.0}, ValueError, "expected a finite number above 0")])
+    def test_trainers_and_scalers_that_do_not_fit(self, options, error, message):
+        with pytest.raises(error, match=message):
+            make(**options)
+
+    def test_calls_at_the_wrong_time(self):
+        _, bare = make(scaler=False)
+        for call in (lambda: amp.scale_loss(mx.nd.ones(1), bare).__enter__(), lambda: amp.unscale(bare),
+                     lambda: amp.clip_global_norm(bare, 1), lambda: amp.get_loss_scaler(bare)):
+            with pytest.raises(amp.StateError, match=r"call amp.init_trainer\(trainer\) first"):
+                call()
+        net, trainer = make(scaler=8.0)
+        amp.init_trainer(trainer)
+        with pytest.raises(amp.StateError, match="once per trainer"):
+            amp.init_trainer(trainer, 8.0)
+        with pytest.raises(amp.StateError, match="no loss was scaled"):
+            amp.unscale(trainer)
+        backward(net, trainer)
+        amp.unscale(trainer)
+        with pytest.raises(amp.StateError, match="unscaled already"):
+            amp.unscale(trainer)
+        with pytest.raises(amp.StateError, match="after the last micro-batch"):
+            backward(net, trainer)
         amp.deinit()
         with pytest.raises(amp.StateError, match=r"call amp.init\(\) before"):
             make()
-
-    def test_updates_on_the_kvstore(self):
-        with pytest.raises(amp.StateError, match=r"update_on_kvstore=True.*update_on_kvstore=False"):
-            make(update_on_kvstore=True)
-
-    def test_compressed_gradients(self):
-        with pytest.raises(amp.StateError, match=r"turns an infinite gradient into a finite one"):
-            make(TWO, compression_params={"type": "2bit", "threshold": 0.5})
 
     def test_no_trainer(self):
         with pytest.raises(TypeError, match=r"expected a gluon\.Trainer, received trainer='sgd'"):
@@ -592,77 +697,48 @@ class TestMisuse:
         with pytest.raises(TypeError, match=r"expected a gluon\.Trainer"), amp.scale_loss(mx.nd.ones(1), None):
             pass
 
-    def test_an_unusable_scaler(self):
-        with pytest.raises(TypeError, match="expected a LossScaler, a number, 'dynamic' or None"):
-            make(scaler="static")
-        with pytest.raises(ValueError, match="expected a finite number above 0"):
-            make(scaler=-1.0)
-
-    def test_a_second_scaler(self):
-        _, trainer = make()
-        amp.init_trainer(trainer)
-        with pytest.raises(amp.StateError, match="once per trainer"):
-            amp.init_trainer(trainer, 8.0)
-
-    def test_scale_loss_before_init_trainer(self):
-        _, trainer = make(scaler=False)
-        with pytest.raises(amp.StateError, match=r"call amp.init_trainer\(trainer\) first"), \
-                amp.scale_loss(mx.nd.ones(1), trainer):
-            pass
-
-    def test_unscale_twice_or_without_a_scaled_loss(self):
-        net, trainer = make(scaler=8.0)
-        with pytest.raises(amp.StateError, match="no loss was scaled"):
-            amp.unscale(trainer)
-        backward(net, trainer)
-        amp.unscale(trainer)
-        with pytest.raises(amp.StateError, match="unscaled already"):
-            amp.unscale(trainer)
-
-    @pytest.mark.parametrize("grad_req", ["write", "add"])
-    def test_a_batch_may_be_dropped_after_unscale(self, grad_req):
+    @BOTH
+    @GRAD_REQS
+    def test_a_batch_may_be_dropped_after_unscale(self, grad_req, contexts):
         found = []
         for drop in (False, True):
-            net, trainer = make(scaler=64.0)
-            net.collect_params().setattr("grad_req", grad_req)
+            net, trainer = make(contexts, 64.0, grad_req=grad_req)
             if drop:
-                backward(net, trainer)
+                backward(net, trainer, contexts)
                 amp.unscale(trainer)
                 with pytest.raises(amp.StateError, match="zero_grad"):
-                    backward(net, trainer)
+                    backward(net, trainer, contexts)
                 net.collect_params().zero_grad()
-            net.collect_params().zero_grad()
-            backward(net, trainer)
+            backward(net, trainer, contexts)
             amp.unscale(trainer)
             trainer.step(1)
             found.append(weights(net))
         assert same(*found)
-
-    def test_unscale_inside_an_accumulation_window(self):
-        net, trainer = make(scaler=8.0)
-        backward(net, trainer)
-        amp.unscale(trainer)
-        with pytest.raises(amp.StateError, match="after the last micro-batch"):
-            backward(net, trainer)
 
 
 class TestAnotherTrainersScale:
     """A loss that was scaled for some of the trainers whose parameters it reaches."""
 
     def nets(self, scaler=128.0):
-        (body, first), (head, second) = make(scaler=scaler), (nn.Dense(1, in_units=2), None)
+        (body, first), head = make(scaler=scaler), nn.Dense(1, in_units=2)
         head.initialize(mx.init.One())
-        second = gluon.Trainer(head.collect_params(), "sgd", {"learning_rate": 0.1})
-        return body, head, first, second
+        return body, head, first, gluon.Trainer(head.collect_params(), "sgd", {"learning_rate": 0.1})
 
-    def backward(self, body, head, trainer):
+    def backward(self, body, head, trainer=None):
+        """Differentiate a loss of both networks, or of one: scaled for trainers, or not."""
         with autograd.record():
-            loss = head(body(mx.nd.ones((4, 8)))).mean()
-            with amp.scale_loss(loss, trainer) as scaled_loss:
+            out = mx.nd.ones((4, 8)) if body is not None else mx.nd.ones((4, 2))
+            for net in filter(None, (body, head)):
+                out = net(out)
+            loss = out.mean()
+            with amp.scale_loss(loss, trainer, enabled=trainer is not None) as scaled_loss:
                 autograd.backward(scaled_loss)
 
-    def test_the_one_left_out_is_named(self):
+    @pytest.mark.parametrize("own", [None, 1.0], ids=["no scaler", "a scale of 1"])
+    def test_the_one_left_out_is_named(self, own):
         body, head, first, second = self.nets()
+        if own:
+            amp.init_trainer(second, own)
         self.backward(body, head, first)
         first.step(1)
         with pytest.warns(UserWarning, match=rf"{head.bias.name}, {head.weight.name} carry the loss scale 128 of ano"):
@@ -671,14 +747,6 @@ class TestAnotherTrainersScale:
             warnings.simplefilter("error", UserWarning)
             self.backward(body, head, first)
             second.step(1)  # told once
-
-    @pytest.mark.parametrize("scale", [None, 1.0])
-    def test_one_with_a_scaler_of_its_own_that_does_not_scale(self, scale):
-        body, head, first, second = self.nets()
-        amp.init_trainer(second, loss_scaler=scale or 1)
-        self.backward(body, head, first)
-        with pytest.warns(UserWarning, match="carry the loss scale 128"):
-            second.step(1)
 
     def test_several_losses_in_a_list(self):
         body, head, first, second = self.nets()
@@ -690,58 +758,25 @@ class TestAnotherTrainersScale:
         with pytest.warns(UserWarning, match="carry the loss scale 128"):
             second.step(1)
 
-    def silent(self, body, head, first, second):
+    @pytest.mark.parametrize("case", ["divided out", "scale of 1", "a loss of its own", "overwritten", "not reached",
+                                      "deinit"])
+    def test_nothing_is_said(self, case):
+        body, head, first, second = self.nets(1.0 if case == "scale of 1" else 128.0)
+        if case == "divided out":
+            amp.init_trainer(second, loss_scaler=amp.get_loss_scaler(first))
+        if case == "a loss of its own":
+            self.backward(None, head)
+        self.backward(body, None if case in ("a loss of its own", "not reached") else head,
+                      [first, second] if case == "divided out" else first)
+        if case == "overwritten":
+            self.backward(None, head)
+        if case == "deinit":
+            amp.deinit()
+            amp.init()
         first.step(1)
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
-            second.step(1)
-
-    def test_nothing_is_said_where_the_scale_is_divided_out(self):
-        body, head, first, second = self.nets()
-        amp.init_trainer(second, loss_scaler=amp.get_loss_scaler(first))
-        self.backward(body, head, [first, second])
-        self.silent(body, head, first, second)
-
-    def test_nothing_is_said_of_a_scale_of_one(self):
-        nets = self.nets(1.0)
-        self.backward(*nets[:3])
-        self.silent(*nets)
-
-    def test_nothing_is_said_of_gradients_of_a_loss_of_its_own(self):
-        body, head, first, second = self.nets()
-        with autograd.record():
-            other = head(mx.nd.ones((4, 2))).mean()
-        other.backward()
-        with autograd.record():
-            loss = body(mx.nd.ones((4, 8))).mean()
-            with amp.scale_loss(loss, first) as scaled_loss:
-                autograd.backward(scaled_loss)
-        self.silent(body, head, first, second)
-
-    def test_nothing_is_said_where_another_pass_may_have_overwritten_it(self):
-        body, head, first, second = self.nets()
-        self.backward(body, head, first)
-        with autograd.record():
-            other = head(mx.nd.ones((4, 2))).mean()
-        other.backward()
-        self.silent(body, head, first, second)
-
-    def test_nothing_is_said_of_parameters_that_the_loss_does_not_reach(self):
-        body, _, first, second = self.nets()
-        with autograd.record():
-            loss = body(mx.nd.ones((4, 8))).mean()
-            with amp.scale_loss(loss, first) as scaled_loss:
-                autograd.backward(scaled_loss)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)
-            second.step(1, ignore_stale_grad=True)
-
-    def test_nothing_is_remembered_after_deinit(self):
-        body, head, first, second = self.nets()
-        self.backward(body, head, first)
-        amp.deinit()
-        amp.init()
-        self.silent(body, head, first, second)
+            second.step(1, ignore_stale_grad=case == "not reached")
 
 
 class TestSharedScaler:
@@ -771,24 +806,19 @@ class TestSharedScaler:
             scales.append(scaler.loss_scale)
         return scales, scaler, trainers
 
-    def test_one_overflow_is_one_event(self):
-        scales, scaler, _ = self.steps([np.inf, 1, 1, 1, 1])
+    @pytest.mark.parametrize("bad", [INF, (1, 0), (0, 1), (0, 0)])
+    def test_one_overflow_is_one_event_in_whichever_trainer(self, bad):
+        scales, scaler, trainers = self.steps([bad, (1, 1), (1, 1), (1, 1), (1, 1)])
         assert scales == [512, 512, 512, 512, 1024]
         assert scaler.num_skipped == 1
-
-    @pytest.mark.parametrize("bad", [(1, 0), (0, 1), (0, 0)])
-    def test_in_whichever_trainer(self, bad):
-        scales, scaler, _ = self.steps([bad, (1, 1), (1, 1), (1, 1), (1, 1)])
-        assert scales == [512, 512, 512, 512, 1024]
-        assert scaler.num_skipped == 1
+        assert [trainer._amp_loss_scaler.step_was_skipped for trainer in trainers] == [False, False]
 
     def test_a_trainer_knows_its_own_step(self):
         _, _, trainers = self.steps([(1, 0)])
         assert [trainer._amp_loss_scaler.step_was_skipped for trainer in trainers] == [False, True]
 
     def test_a_trainer_alone(self):
-        scales, _, _ = self.steps([np.inf, np.inf, 1, 1, 1, 1], several=1)
-        assert scales == [512, 256, 256, 256, 256, 512]
+        assert self.steps([INF, INF, 1, 1, 1, 1], several=1)[0] == [512, 256, 256, 256, 256, 512]
 
     def test_one_that_steps_more_often_ends_the_iteration(self):
         scaler = amp.DynamicLossScaler(init_scale=1024, growth_interval=2)
@@ -797,68 +827,23 @@ class TestSharedScaler:
         assert scaler.loss_scale == 1024  # grown in the second, fallen in the third
 
 
-class TestCopies:
-    @pytest.mark.parametrize("again", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))],
-                             ids=["deepcopy", "pickle"])
-    @pytest.mark.parametrize(("name", "options"), [
-        ("sgd", {}), ("sgd", {"momentum": 0.9}), ("nag", {"momentum": 0.9}), ("adam", {}), ("lamb", {})])
-    @pytest.mark.parametrize("before", [0, 2])
-    def test_they_train_on_as_the_original(self, name, options, before, again):
-        def step(net, trainer):
-            with autograd.record():
-                loss = (net(mx.nd.ones((2, 4))) ** 2).sum()
-                with amp.scale_loss(loss, trainer) as scaled:
-                    scaled.backward()
-            trainer.step(1)
-
-        net = nn.Dense(4, in_units=4)
-        net.initialize()
-        trainer = gluon.Trainer(net.collect_params(), name, {"learning_rate": 0.1, **options})
-        amp.init_trainer(trainer, amp.DynamicLossScaler(init_scale=8))
-        for _ in range(before):
-            step(net, trainer)
-        mx.nd.waitall()
-        other, its = again((net, trainer))
-        other.collect_params().reset_ctx(mx.cpu())  # MXNet's copies have no gradients before
-        for _ in range(3):
-            step(net, trainer)
-            step(other, its)
-        np.testing.assert_array_equal(net.weight.data().asnumpy(), other.weight.data().asnumpy())
-        assert amp.get_loss_scaler(its) is not amp.get_loss_scaler(trainer)
-
-
-class TestManySkippedSteps:
-    def test_a_run_ends(self):
-        net, trainer = make(scaler=False)
-        amp.init_trainer(trainer, 8.0, max_skipped=3)
-        kept = weights(net)
-        for _ in range(2):
-            backward(net, trainer, poison=0)
-            trainer.step(1)
-        backward(net, trainer, poison=0)
-        with pytest.raises(amp.StateError, match=r"3 steps in a row were skipped.*max_skipped=3"):
-            trainer.step(1)
-        assert same(kept, weights(net))
-
-    def test_a_good_step_begins_again(self):
-        net, trainer = make(scaler=False)
-        amp.init_trainer(trainer, 8.0, max_skipped=2)
-        for poison in (0, None, 0, None):
-            backward(net, trainer, poison=poison)
-            trainer.step(1)
-        assert amp.get_loss_scaler(trainer).num_skipped == 2
-
-    @pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
-    def test_bad_numbers(self, value):
-        _, trainer = make(scaler=False)
-        with pytest.raises((ValueError, TypeError), match="max_skipped"):
-            amp.init_trainer(trainer, max_skipped=value)
-
-
-def test_the_norm_is_read_without_clipping():
-    net, trainer = make(scaler=256.0)
-    backward(net, trainer)
-    gradients = np.concatenate([parameter.grad().asnumpy().ravel() for parameter in net.collect_params().values()])
-    assert amp.clip_global_norm(trainer, float("inf")) == pytest.approx(np.linalg.norm(gradients) / 256, rel=1e-5)
-    after = np.concatenate([parameter.grad().asnumpy().ravel() for parameter in net.collect_params().values()])
-    np.testing.assert_array_equal(gradients, after)
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))],
+                         ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(("name", "options"), [
+    ("sgd", {}), ("sgd", {"momentum": 0.9}), ("nag", {"momentum": 0.9}), ("adam", {}), ("lamb", {})])
+@pytest.mark.parametrize("before", [0, 2])
+def test_copies_train_on_as_the_original(name, options, before, again):
+    net, _ = make(scaler=False)
+    trainer = gluon.Trainer(net.collect_params(), name, {"learning_rate": 0.1, **options})
+    amp.init_trainer(trainer, amp.DynamicLossScaler(init_scale=8))
+    for _ in range(before):
+        step(net, trainer)
+    mx.nd.waitall()
+    other, its = again((net, trainer))
+    other.collect_params().reset_ctx(mx.cpu())  # MXNet's copies have no gradients before
+    assert its._amp_loss_scaler.trainer is its
+    for _ in range(3):
+        step(net, trainer)
+        step(other, its)
+    assert same(weights(net), weights(other))
+    assert amp.get_loss_scaler(its) is not amp.get_loss_scaler(trainer)

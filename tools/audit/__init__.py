@@ -6,6 +6,6 @@ committed audit. Every operator runs in a process of its own, because some low-p
 ``samples``    inputs and attributes of every operator; ``values`` says what the inputs are filled with
 ``modes``      the ways in which a sample runs; ``program`` builds the graph around the operator and runs it
 ``judge``      runs samples and FP32 references; ``verdicts`` says how far apart they are
-``runner``     runs them in processes that may crash, and makes an operator's entry of what comes back
+``runner``     runs them in ``processes`` that may crash, and makes an operator's entry of what comes back
 ``results``    the JSON file; ``page`` makes the readable page of it
 """

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from dataclasses import replace
 from typing import Collection
 
@@ -10,11 +11,9 @@ import mxnet as mx
 import numpy as np
 
 from gluon_amp import native
-from gluon_amp._mxnet.invoke import invoke
-from gluon_amp._mxnet.operators import parameters_of
+from gluon_amp._mxnet.invoke import invoke, parameters_of
 from gluon_amp._mxnet.symbols import dtype_name
 from gluon_amp.dtypes import FLOAT32
-from gluon_amp.selftest.isolation import message_of
 
 from .modes import Mode, modes_for
 from .program import Program
@@ -122,3 +121,12 @@ def _drain() -> None:
     """Finish all work, so that pending errors are raised here and not in the next mode."""
     with contextlib.suppress(mx.MXNetError):
         mx.nd.waitall()
+
+
+def message_of(error: Exception) -> str:
+    """Return the line of an engine's message that says what is wrong, without paths and addresses."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("Traceback", "Stack trace", "File ", "[bt]"))]
+    telling = [line for line in lines if "Error in operator" in line or "Check failed" in line or "could not" in line]
+    text = (telling or lines or [repr(error)])[-1].split("src/")[-1]
+    return re.sub(r"0x[0-9a-f]+", "0x...", text)[:240]

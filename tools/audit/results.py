@@ -24,8 +24,8 @@ import mxnet as mx
 import numpy as np
 
 from gluon_amp import native
-from gluon_amp._isa import cpu_name
-from gluon_amp._mxnet.operators import registered_operators
+from gluon_amp._machine import cpu_name
+from gluon_amp._mxnet.invoke import registered_operators
 from gluon_amp.dtypes import cpu_isa
 from gluon_amp.files import replacing
 

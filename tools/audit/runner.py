@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Sequence
 
 from gluon_amp.dtypes import BFLOAT16, FLOAT32
-from gluon_amp.selftest.processes import NORMALLY, TIMED_OUT, Outcome, isolated
 
 from .judge import Key, run_samples
 from .modes import modes_for
+from .processes import NORMALLY, TIMED_OUT, Outcome, isolated
 from .samples import family_of, samples_of
 from .samples.sample import Sample
 from .verdicts import CRASH, ERROR, OK, TIMEOUT, UNUSABLE, WRONG, Result, overall

@@ -17,7 +17,7 @@ from ..._mxnet.arrays import cast_arrays, map_arrays
 from ...dtypes import FLOAT32, LOW_PRECISION
 from ...eager.casts import returns_fp32
 from ...errors import StateError
-from ...rules.own_gradients import IGNORE_GRADIENT
+from ...rules.tables.groups import IGNORE_GRADIENT
 from ...session.functions import custom_fwd
 from ...state.in_force import in_force
 from ...state.state import State

@@ -12,7 +12,7 @@ from ...dtypes import FLOAT32, LOW_PRECISION
 from ...graph import Role
 from ...rules import KEEP, Decision, precision
 
-_TRANSPARENT = (Role.CAST, Role.ROUNDING, Role.GUARD)  # what AMP inserts without changing values but for rounding
+_TRANSPARENT = (Role.CAST, Role.ROUNDING, Role.IDENTITY)  # what AMP inserts without changing values but for rounding
 FLOATS = (FLOAT32, *LOW_PRECISION, "float64")
 
 

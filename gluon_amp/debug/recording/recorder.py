@@ -18,8 +18,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Seque
 from mxnet.gluon import Block
 from mxnet.ndarray import NDArray
 
-from ..._mxnet.invoke import PAST_INVOKE, Invocation, Invoke
-from ..._mxnet.operators import handle_of, registered_operators
+from ..._mxnet.invoke import PAST_INVOKE, Invocation, Invoke, handle_of, registered_operators
 from ...graph import CAST, Role
 from ...plan.cached_op import RewritingCachedOp
 from ...rules import Decision, Policy
@@ -30,7 +29,7 @@ from ...state.in_force import in_force
 
 Compute = Callable[[Sequence[NDArray]], Sequence[NDArray]]
 
-_ROLES = {CAST: Role.CAST, "_mul_scalar": Role.GUARD}  # of what the eager applier inserts
+_ROLES = {CAST: Role.CAST, "_mul_scalar": Role.IDENTITY}  # of what the eager applier inserts
 
 
 class Call(NamedTuple):
@@ -210,4 +209,4 @@ def _decision(eager: EagerPolicy, op: str, made: Invocation) -> Decision:
     operator = eager.operators.get(made.handle)
     if operator is not None and made.inputs:
         return eager.decide(operator, made)
-    return eager.policy.decide(op, made.attrs(), made.inputs[0].shape if made.inputs else None)
+    return eager.rule_of(op, made.attrs(), made.inputs[0].shape if made.inputs else None)

@@ -19,7 +19,7 @@ from ...errors import DTypeError, StateError, expected
 from ...rules import Policy
 from ...state.devices import choose, device_supports, verdict, warn_if_slow
 from ...state.in_force import in_force, under
-from ...state.policies import device_policies, policies_of
+from ...state.policies import device_policies, devices_of, policies_of
 from ...state.state import State
 from .events import Event, is_float
 from .tape import Tape, taped
@@ -104,12 +104,13 @@ def mixed_state(dtype: object = None, policy: Policy | None = None) -> State:
     current = in_force.current()
     if policy is not None:
         checks.instance("policy", policy, Policy, "a Policy")
-        return State(policies_of(policy))
+        chosen = choose(policy.target_dtype, device_supports())
+        return State(policies_of(policy, chosen), devices_of(chosen))
     if dtype is None and current is not None and current.enabled and current.lowers:
         return current
     chosen = choose(None if dtype is None else normalize(dtype), device_supports())
     warn_if_slow(chosen)
-    made = State(device_policies(chosen))
+    made = State(device_policies(chosen), devices_of(chosen))
     if not made.lowers:
         raise DTypeError(f"nothing runs in low precision: this machine runs {verdict(chosen)}. "
                          "Give target_dtype='float16', which is imitated, or 'bfloat16' on CPUs with AVX512")

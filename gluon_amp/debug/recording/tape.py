@@ -17,13 +17,13 @@ from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ..._mxnet.blocks import Owners
-from ..._mxnet.invoke import StockCachedOp, original_invoke, run_operator
+from ..._mxnet.invoke import UpstreamCachedOp, original_invoke, run_operator
 from ..._mxnet.symbols import NumpySymbol, dtype_name, from_graph
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ...eager.own_gradients import loss_scale
+from ...eager.loss_scale import loss_scale
 from ...graph import CAST, Entry, Graph, Node
 from ...graph.attrs import parameters
-from ...passes.carry_scale import is_scale
+from ...passes.gradients import is_scale
 from ...plan.cached_op import RewritingCachedOp
 from .events import Event, Rerun, Source, is_float
 from .recorder import Call, Compute, recording
@@ -223,7 +223,7 @@ def _cached(node: Node) -> Compute:
     alone = Node(node.op, node.name, node.attrs, inputs, node.num_outputs, node.extra)
     symbol = from_graph(Graph([Entry(alone, i) for i in range(node.num_outputs)]), mx.sym.Variable("like"))
     order = [int(name[len("input"):]) for name in symbol.list_inputs()]
-    operation = StockCachedOp(symbol)
+    operation = UpstreamCachedOp(symbol)
 
     def compute(arrays: Sequence[NDArray]) -> Sequence[NDArray]:
         outputs = operation(*(arrays[i] for i in order))

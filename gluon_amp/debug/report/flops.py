@@ -11,17 +11,15 @@ from typing import Callable, Mapping, Sequence
 
 from ...graph import Node
 from ...graph.attrs import is_set
-from ...rules.tables import bfloat16
-from ...rules.tables.groups import layers, system
-from ...rules.tables.rows import as_table
+from ...rules.tables import as_table, bfloat16, groups
 
 Shape = Sequence[int]
 Count = Callable[[Node], int]
 
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
-_MOVES_DATA = frozenset((*as_table(*bfloat16.SHAPES), *system.CASTS, *system.CREATION, *layers.EMBEDDINGS,
-                         *layers.SEQUENCES))
+_MOVES_DATA = frozenset((*as_table(*bfloat16.SHAPES), *groups.CASTS, *groups.CREATION, *groups.EMBEDDINGS,
+                         *groups.SEQUENCES))
 
 
 class _UnknownShape(Exception):

@@ -136,7 +136,7 @@ def _add_backward(outputs: Sequence[Output], by_name: Mapping[_Key, list[Ran]], 
 
 def _judge(ran: Sequence[Ran], reported: Mapping[int, str | None]) -> None:
     """Say what was planned and observed for the operators of a graph."""
-    # An operator whose type is imitated computes in FP32; a cast behind it rounds (see ``passes/imitate.py``).
+    # An operator whose type is imitated computes in FP32; a cast behind it rounds (see ``passes/float16.py``).
     rounding = {id(record.node.inputs[0].node): record for record in ran
                 if record.imitation and record.node.dtypes[0] != FLOAT32}
     for record in ran:

@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet.gluon import Block
 
 from ... import checks
-from ...dtypes import INT8, LOW_PRECISION
+from ...dtypes import FLOAT16, INT8, LOW_PRECISION
 from ...errors import expected
 from ...state.in_force import in_force
 from ..console import fitted, print_table
@@ -78,12 +78,12 @@ def report(net: Block | mx.sym.Symbol, data: Any, *, train: bool = False, time: 
     operators, inserted = make_rows(captured.ran, net if isinstance(net, Block) else None)
     is_on, device = in_force.is_on(), captured.device or mx.cpu()
     policies = [record.policy for record in captured.ran if record.policy is not None and is_on]
-    current = in_force.policy(device)
     return Report(tuple(operators), tuple(inserted), train, time, captured.other_milliseconds,
                   tuple(sorted({policy.target_dtype for policy in policies if policy.lowers})),
-                  any(policy.imitated for policy in policies), device.device_type,
+                  device.device_type != "gpu" and any(policy.target_dtype == FLOAT16 for policy in policies),
+                  device.device_type,
                   tuple(sorted({name for policy in policies for name in policy.disabled_passes})),
-                  current.reason if current is not None else "", device.device_id)
+                  in_force.device(device).reason if in_force.policy(device) is not None else "", device.device_id)
 
 
 @dataclass(frozen=True, repr=False)

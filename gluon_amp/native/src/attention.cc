@@ -18,18 +18,14 @@
 //
 // Scores are float32. Backward computes the weights again, which takes no longer than to write and read them.
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <sstream>
 #include <string>
 #include <utility>
 
 #include "dropping.h"
-#include "families.h"
-#include "operator.h"
-#include "product.h"
-#include "softmax.h"
-#include "vector.h"
+#include "exponential.h"
+#include "onednn.h"
 
 namespace gluon_amp {
 
@@ -142,19 +138,18 @@ INLINED void add_rows(const T* values, float* sums, int64_t sums_step, int64_t r
   }
 }
 
-#define KERNELS(T)                                                                                            \
-  VECTORIZED void weights_kernel(const Head& head, float* scores, T* weights) {                               \
-    write_weights(head, scores, weights);                                                                     \
-  }                                                                                                           \
-  VECTORIZED void scores_kernel(const Head& head, const float* shares, float* weight_grads, T* score_grads) { \
-    write_score_grads(head, shares, weight_grads, score_grads);                                               \
-  }                                                                                                           \
-  VECTORIZED void add_kernel(const T* values, float* sums, int64_t sums_step, int64_t rows, int64_t width) {  \
-    add_rows(values, sums, sums_step, rows, width);                                                           \
-  }
-KERNELS(float)
-KERNELS(bfloat16)
-#undef KERNELS
+VECTORIZED void make_weights(const Head& head, float* scores, const Matrices& weights, int64_t offset) {
+  IN_TYPE(weights.type, write_weights(head, scores + offset, weights.as<T>() + offset));
+}
+VECTORIZED void make_score_grads(const Head& head, const float* shares, float* weight_grads,
+                                 const Matrices& score_grads, int64_t offset) {
+  IN_TYPE(score_grads.type,
+          write_score_grads(head, shares + offset, weight_grads + offset, score_grads.as<T>() + offset));
+}
+VECTORIZED void add_to(float* sums, int64_t sums_step, const Matrices& values, int64_t offset, int64_t rows,
+                       int64_t width) {
+  IN_TYPE(values.type, add_rows(values.as<const T>() + offset, sums, sums_step, rows, width));
+}
 
 enum class Layout { kJoined, kInterleaved, kSeparate };
 enum Part { kQueries, kKeys, kValues, kMixed };
@@ -164,8 +159,8 @@ enum Extra { kBias = 3, kMask, kLengths, kBits, kAll };
 struct Settings {
   explicit Settings(const Attributes& attributes)
       : heads(attributes.integer("heads", 0)),
-        scale(static_cast<float>(attributes.number("scale", 1))),
-        masked(static_cast<float>(attributes.number("masked", -1e30))) {
+        scale(attributes.real("scale", 1)),
+        masked(attributes.real("masked", -1e30)) {
     const std::string text = attributes.text("layout");
     if (text == "joined")
       layout = Layout::kJoined;
@@ -223,8 +218,7 @@ Matrices heads_of(const Settings& s, const Tensor& tensor, Part part) {
   const int64_t row = tensor.dim(2), parts = part == kMixed ? 1 : s.parts(part);
   const int64_t units = row / parts, width = units / s.heads;
   const int64_t offset = part == kMixed ? 0 : s.position(part) * (is_interleaved ? width : units);
-  const int64_t bytes = tensor.type == kBfloat16 ? 2 : 4;
-  return {tensor.as<char>() + offset * bytes,
+  return {tensor.as<char>() + offset * tensor.item(),
           tensor.type,
           {batch, s.heads, length, width},
           {is_interleaved ? row : length * row, is_interleaved ? parts * width : width,
@@ -236,7 +230,7 @@ struct Samples {
   int64_t begin, count;
   Matrices of(const Matrices& all) const {
     Matrices result = all;
-    result.data = static_cast<char*>(all.data) + begin * all.strides[0] * (all.type == kBfloat16 ? 2 : 4);
+    result.data = static_cast<char*>(all.data) + begin * all.strides[0] * all.item();
     result.dims[0] = count;
     return result;
   }
@@ -301,7 +295,7 @@ struct Inputs : Arrays {
   // Run a function for every head, on all threads, with what is done to its scores and where they begin.
   template <class Run>
   void for_heads(const Samples& samples, const Run& run) const {
-    parallel_ranges(samples.count * sizes.heads, 1, [&](int64_t index, int64_t) {
+    for_pieces(samples.count * sizes.heads, 1, 1, [&](int64_t index) {
       const int64_t sample = samples.begin + index / sizes.heads;
       const uint64_t first_row = static_cast<uint64_t>((samples.begin * sizes.heads + index) * sizes.queries);
       float* factors = dropping.drops ? static_cast<float*>(scratch<Factors>(sizes.keys * sizeof(float))) : nullptr;
@@ -321,16 +315,14 @@ struct Inputs : Arrays {
   }
 
   // Write the weights of some samples, and the shares that they are made of, into memory of the thread.
-  template <class T>
   std::pair<Matrices, float*> weights(const Samples& samples) const {
     const int64_t count = samples.count * sizes.sample();
     const auto scores = static_cast<float*>(scratch<Scores>(count * sizeof(float)));
-    const auto result = static_cast<T*>(scratch<Weights>(count * sizeof(T)));
+    const Matrices result = sizes.matrices(scratch<Weights>(count * sizeof(float)), queries.type, samples.count);
     multiply(samples.of(queries), samples.of(keys).transposed(), sizes.matrices(scores, kFloat32, samples.count),
              scale);
-    for_heads(samples,
-              [&](const Head& head, int64_t offset) { weights_kernel(head, scores + offset, result + offset); });
-    return {sizes.matrices(result, queries.type, samples.count), scores};
+    for_heads(samples, [&](const Head& head, int64_t offset) { make_weights(head, scores, result, offset); });
+    return {result, scores};
   }
 
   Sizes sizes;
@@ -340,62 +332,47 @@ struct Inputs : Arrays {
 };
 
 // Add what all heads give to the gradient of a bias or a mask.
-template <class T>
-void add_heads(const Sizes& sizes, const Samples& samples, const T* values, const Rows& sums) {
-  parallel_ranges(samples.count, 1, [&](int64_t sample, int64_t) {
+void add_heads(const Sizes& sizes, const Samples& samples, const Matrices& values, const Rows& sums) {
+  for_pieces(samples.count, 1, 1, [&](int64_t sample) {
     for (int64_t i = 0; i < sizes.heads; ++i)
-      add_kernel(values + sample * sizes.sample() + i * sizes.queries * sizes.keys, sums.of(samples.begin + sample),
-                 sums.step, sizes.queries, sizes.keys);
-  });
-}
-
-template <class T>
-void forward_as(const Settings& s, const Tensors& inputs, const Tensors& outputs) {
-  const Inputs from(s, inputs, 0);
-  const Matrices mixed = heads_of(s, outputs[0], kMixed);
-  from.sizes.for_samples([&](const Samples& samples) {
-    multiply(from.weights<T>(samples).first, samples.of(from.values), samples.of(mixed));
-  });
-}
-
-void fill_with_zeros(const Tensor& tensor) {
-  if (tensor.size()) std::memset(tensor.data, 0, tensor.size() * 4);
-}
-
-template <class T>
-void backward_as(const Settings& s, const Tensors& inputs, const Tensors& outputs) {
-  const Inputs from(s, inputs, 1);
-  const Arrays grads(s, outputs);
-  const Matrices mixed_grad = heads_of(s, inputs[0], kMixed);
-  for (int extra : {kBias, kMask, kLengths, kBits})
-    if (s.has(extra)) fill_with_zeros(s.of(outputs, extra));
-  const Sizes& sizes = from.sizes;
-  sizes.for_samples([&](const Samples& samples) {
-    const std::pair<Matrices, float*> made = from.weights<T>(samples);
-    const Matrices& weights = made.first;
-    multiply(weights.transposed(), samples.of(mixed_grad), samples.of(grads.values));
-    const int64_t count = samples.count * sizes.sample();
-    const auto weight_grads = static_cast<float*>(scratch<WeightGrads>(count * sizeof(float)));
-    const auto score_grads = static_cast<T*>(scratch<ScoreGrads>(count * sizeof(T)));
-    multiply(samples.of(mixed_grad), samples.of(from.values).transposed(),
-             sizes.matrices(weight_grads, kFloat32, samples.count));
-    from.for_heads(samples, [&](const Head& head, int64_t offset) {
-      scores_kernel(head, made.second + offset, weight_grads + offset, score_grads + offset);
-    });
-    if (s.has(kBias)) add_heads(sizes, samples, score_grads, grads.bias);
-    if (s.has(kMask)) add_heads(sizes, samples, weight_grads, grads.mask);
-    const Matrices scores = sizes.matrices(score_grads, weights.type, samples.count);
-    multiply(scores, samples.of(from.keys), samples.of(grads.queries), s.scale);
-    multiply(scores.transposed(), samples.of(from.queries), samples.of(grads.keys), s.scale);
+      add_to(sums.of(samples.begin + sample), sums.step, values,
+             sample * sizes.sample() + i * sizes.queries * sizes.keys, sizes.queries, sizes.keys);
   });
 }
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (outputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(Settings(attributes), inputs, outputs);
+  const Settings s(attributes);
+  const Inputs from(s, inputs, 0);
+  const Matrices mixed = heads_of(s, outputs[0], kMixed);
+  from.sizes.for_samples([&](const Samples& samples) {
+    multiply(from.weights(samples).first, samples.of(from.values), samples.of(mixed));
+  });
 }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(Settings(attributes), inputs, outputs);
+  const Settings s(attributes);
+  const Inputs from(s, inputs, 1);
+  const Arrays grads(s, outputs);
+  const Matrices mixed_grad = heads_of(s, inputs[0], kMixed);
+  for (int extra : {kBias, kMask, kLengths, kBits})
+    if (s.has(extra)) clear(s.of(outputs, extra));
+  const Sizes& sizes = from.sizes;
+  sizes.for_samples([&](const Samples& samples) {
+    const auto [weights, shares] = from.weights(samples);
+    multiply(weights.transposed(), samples.of(mixed_grad), samples.of(grads.values));
+    const int64_t bytes = samples.count * sizes.sample() * static_cast<int64_t>(sizeof(float));
+    const Matrices weight_grads = sizes.matrices(scratch<WeightGrads>(bytes), kFloat32, samples.count);
+    const Matrices score_grads = sizes.matrices(scratch<ScoreGrads>(bytes), weights.type, samples.count);
+    multiply(samples.of(mixed_grad), samples.of(from.values).transposed(), weight_grads);
+    const float* made = shares;
+    from.for_heads(samples, [&](const Head& head, int64_t offset) {
+      make_score_grads(head, made, weight_grads.as<float>(), score_grads, offset);
+    });
+    if (s.has(kBias)) add_heads(sizes, samples, score_grads, grads.bias);
+    if (s.has(kMask)) add_heads(sizes, samples, weight_grads, grads.mask);
+    multiply(score_grads, samples.of(from.keys), samples.of(grads.queries), s.scale);
+    multiply(score_grads.transposed(), samples.of(from.queries), samples.of(grads.keys), s.scale);
+  });
 }
 
 void types(const Attributes& attributes, Types& inputs, Types& outputs) {

@@ -7,9 +7,7 @@
 #include <limits>
 #include <memory>
 
-#include "families.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -19,10 +17,10 @@ constexpr int64_t kBlock = 32;  // channels whose sums fit into registers
 
 struct Settings {
   explicit Settings(const Attributes& attributes)
-      : eps(static_cast<float>(attributes.number("eps", 1e-3))),
-        momentum(static_cast<float>(attributes.number("momentum", 0.9))),
-        low(static_cast<float>(attributes.number("a_min", -std::numeric_limits<double>::infinity()))),
-        high(static_cast<float>(attributes.number("a_max", std::numeric_limits<double>::infinity()))),
+      : eps(attributes.real("eps", 1e-3)),
+        momentum(attributes.real("momentum", 0.9)),
+        low(attributes.real("a_min", -std::numeric_limits<double>::infinity())),
+        high(attributes.real("a_max", std::numeric_limits<double>::infinity())),
         rectifies(attributes.flag("rectifies", false)),
         is_gamma_one(attributes.flag("fix_gamma", true)),
         adds(attributes.flag("adds", false)) {}
@@ -37,7 +35,18 @@ template <class T>
 struct Rows {
   const T* data;
   int64_t count, width;
-  const T* others = nullptr;  // of the map to add
+  const T* others;  // of the map to add
+};
+
+// The same of any type, and where they begin in memory.
+struct Piece {
+  template <class T>
+  INLINED Rows<T> as() const {
+    return {data.as<const T>() + begin, count, width, others ? others->as<const T>() + begin : nullptr};
+  }
+  const Tensor& data;
+  const Tensor* others;
+  int64_t begin, count, width;
 };
 
 // What the values of every channel are computed with, and the limits of all.
@@ -150,48 +159,48 @@ INLINED void differentiate_rows(const T* grad, const Rows<T>& rows, const Channe
     }
 }
 
-#define KERNELS(T)                                                                                                   \
-  VECTORIZED void measure(const Rows<T>& rows, float* means, float* squares) { measure_rows(rows, means, squares); } \
-  VECTORIZED void normalize(const Rows<T>& rows, const Channels& channels, T* out) {                                 \
-    rows.others ? normalize_rows<true>(rows, channels, out) : normalize_rows<false>(rows, channels, out);            \
-  }                                                                                                                  \
-  VECTORIZED void add_up(const T* grad, const Rows<T>& rows, const Channels& channels, float* grads,                 \
-                         float* products) {                                                                          \
-    rows.others ? add_up_rows<true>(grad, rows, channels, grads, products)                                           \
-                : add_up_rows<false>(grad, rows, channels, grads, products);                                         \
-  }                                                                                                                  \
-  VECTORIZED void differentiate(const T* grad, const Rows<T>& rows, const Channels& channels, const float* shift,    \
-                                const float* slope, T* data_grad, T* other_grad) {                                   \
-    rows.others ? differentiate_rows<true>(grad, rows, channels, shift, slope, data_grad, other_grad)                \
-                : differentiate_rows<false>(grad, rows, channels, shift, slope, data_grad, other_grad);              \
-  }
-KERNELS(float)
-KERNELS(bfloat16)
-#undef KERNELS
+VECTORIZED void measure(const Piece& piece, float* means, float* squares) {
+  IN_TYPE(piece.data.type, measure_rows(piece.as<T>(), means, squares));
+}
+VECTORIZED void normalize(const Piece& piece, const Channels& channels, const Tensor& out) {
+  IN_TYPE(out.type, T* begin = out.as<T>() + piece.begin; piece.others
+                                                              ? normalize_rows<true>(piece.as<T>(), channels, begin)
+                                                              : normalize_rows<false>(piece.as<T>(), channels, begin));
+}
+VECTORIZED void add_up(const Tensor& grad, const Piece& piece, const Channels& channels, float* grads,
+                       float* products) {
+  IN_TYPE(grad.type, const T* begin = grad.as<const T>() + piece.begin;
+          piece.others ? add_up_rows<true>(begin, piece.as<T>(), channels, grads, products)
+                       : add_up_rows<false>(begin, piece.as<T>(), channels, grads, products));
+}
+VECTORIZED void differentiate(const Tensor& grad, const Piece& piece, const Channels& channels, const float* shift,
+                              const float* slope, const Tensor& data_grad, const Tensor* other_grad) {
+  IN_TYPE(grad.type, const T* begin = grad.as<const T>() + piece.begin; T* to = data_grad.as<T>() + piece.begin;
+          other_grad ? differentiate_rows<true>(begin, piece.as<T>(), channels, shift, slope, to,
+                                                other_grad->as<T>() + piece.begin)
+                     : differentiate_rows<false>(begin, piece.as<T>(), channels, shift, slope, to, to));
+}
 
-// All rows, in ranges that fit into a core's first cache, with two values a channel for each range.
-template <class T>
-class Ranges {
+// All rows, in pieces that fit into a core's first cache, with two values a channel for each piece.
+class Pieces {
  public:
-  explicit Ranges(const Tensor& data, const Tensor* others = nullptr)
+  explicit Pieces(const Tensor& data, const Tensor* others)
       : width(data.dim(-1)),
         count(width ? data.size() / width : 0),
-        data_(data.as<const T>()),
-        others_(others ? others->as<const T>() : nullptr),
+        data_(data),
+        others_(others),
         at_once_(std::max<int64_t>(16, 8192 / std::max<int64_t>(width, 1))),
         parts_(new float[(count / at_once_ + 1) * 2 * width]) {}
 
-  // Calls a function with some rows, where they begin in memory, and their two values a channel.
+  // Calls a function with a piece and its two values a channel.
   template <class Body>
   void each(const Body& body) const {
     parallel_ranges(count, at_once_, [&](int64_t begin, int64_t end) {
-      const T* others = others_ ? others_ + begin * width : nullptr;
-      body(Rows<T>{data_ + begin * width, end - begin, width, others}, begin * width, first(begin),
-           first(begin) + width);
+      body(Piece{data_, others_, begin * width, end - begin, width}, first(begin), first(begin) + width);
     });
   }
 
-  // The mean and the variance of each channel, of those that the ranges have, always in the same order.
+  // The mean and the variance of each channel, of those that the pieces have, always in the same order.
   void combine(float* means, float* variances) const {
     parallel_ranges(width, kBlock, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -219,7 +228,8 @@ class Ranges {
  private:
   float* first(int64_t begin) const { return &parts_[begin / at_once_ * 2 * width]; }
 
-  const T *data_, *others_;
+  const Tensor& data_;
+  const Tensor* others_;
   const int64_t at_once_;
   const std::unique_ptr<float[]> parts_;
 };
@@ -229,67 +239,53 @@ void scale_channels(const Settings& s, const Tensor& gamma, const float* inverse
     scale[i] = (s.is_gamma_one ? 1.f : gamma.as<float>()[i]) * inverse_deviation[i];
 }
 
-template <class T>
-void forward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  const Ranges<T> ranges(inputs[0], s.adds ? &inputs[5] : nullptr);
-  if (!ranges.count) return;
+  const Pieces pieces(inputs[0], s.adds ? &inputs[5] : nullptr);
+  if (!pieces.count) return;
   float *mean = outputs[1].as<float>(), *inverse_deviation = outputs[2].as<float>();
-  ranges.each([](const Rows<T>& rows, int64_t, float* means, float* squares) { measure(rows, means, squares); });
-  const std::unique_ptr<float[]> variance(new float[2 * ranges.width]);
-  ranges.combine(mean, variance.get());
+  pieces.each([](const Piece& piece, float* means, float* squares) { measure(piece, means, squares); });
+  const std::unique_ptr<float[]> variance(new float[2 * pieces.width]);
+  pieces.combine(mean, variance.get());
   float *moving_mean = inputs[3].as<float>(), *moving_variance = inputs[4].as<float>();
-  for (int64_t i = 0; i < ranges.width; ++i) {
+  for (int64_t i = 0; i < pieces.width; ++i) {
     moving_mean[i] = moving_mean[i] * s.momentum + mean[i] * (1 - s.momentum);
     moving_variance[i] = moving_variance[i] * s.momentum + variance[i] * (1 - s.momentum);
     inverse_deviation[i] = 1 / std::sqrt(variance[i] + s.eps);
   }
-  float* scale = &variance[ranges.width];
+  float* scale = &variance[pieces.width];
   scale_channels(s, inputs[1], inverse_deviation, scale);
   const Channels channels{mean, scale, inputs[2].as<float>(), s.low, s.high, s.rectifies};
-  ranges.each([&](const Rows<T>& rows, int64_t begin, float*, float*) {
-    normalize(rows, channels, outputs[0].as<T>() + begin);
-  });
+  pieces.each([&](const Piece& piece, float*, float*) { normalize(piece, channels, outputs[0]); });
 }
 
-template <class T>
-void backward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
   const Tensor &out_grad = inputs[0], &gamma = inputs[4];  // inputs 1 and 2: the gradients of the statistics
-  const Ranges<T> ranges(inputs[3], s.adds ? &inputs[8] : nullptr);
+  const Pieces pieces(inputs[3], s.adds ? &inputs[8] : nullptr);
   const size_t statistics = s.adds ? 10 : 9;
-  for (int i = 1; i < 5; ++i) std::fill_n(outputs[i].as<float>(), ranges.width, 0.f);
-  if (!ranges.count) return;
+  for (int i = 1; i < 5; ++i) std::fill_n(outputs[i].as<float>(), pieces.width, 0.f);
+  if (!pieces.count) return;
   const float *mean = inputs[statistics].as<float>(), *inverse_deviation = inputs[statistics + 1].as<float>();
-  const std::unique_ptr<float[]> memory(new float[3 * ranges.width]);
-  float *scale = memory.get(), *shift = scale + ranges.width, *slope = shift + ranges.width;
+  const std::unique_ptr<float[]> memory(new float[3 * pieces.width]);
+  float *scale = memory.get(), *shift = scale + pieces.width, *slope = shift + pieces.width;
   scale_channels(s, gamma, inverse_deviation, scale);
   const Channels channels{mean, scale, inputs[5].as<float>(), s.low, s.high, s.rectifies};
-  ranges.each([&](const Rows<T>& rows, int64_t begin, float* grads, float* products) {
-    add_up(out_grad.as<const T>() + begin, rows, channels, grads, products);
-  });
-  const std::unique_ptr<double[]> sums(new double[2 * ranges.width]());
-  ranges.add_up_parts(sums.get());
-  for (int64_t i = 0; i < ranges.width; ++i) {
-    const double count = static_cast<double>(ranges.count), inverse = inverse_deviation[i];
-    const double grad = sums[i], product = sums[i + ranges.width];
+  pieces.each(
+      [&](const Piece& piece, float* grads, float* products) { add_up(out_grad, piece, channels, grads, products); });
+  const std::unique_ptr<double[]> sums(new double[2 * pieces.width]());
+  pieces.add_up_parts(sums.get());
+  for (int64_t i = 0; i < pieces.width; ++i) {
+    const double count = static_cast<double>(pieces.count), inverse = inverse_deviation[i];
+    const double grad = sums[i], product = sums[i + pieces.width];
     if (!s.is_gamma_one) outputs[1].as<float>()[i] = static_cast<float>(product * inverse);
     outputs[2].as<float>()[i] = static_cast<float>(grad);
     shift[i] = static_cast<float>(scale[i] * grad / count);
     slope[i] = static_cast<float>(scale[i] * product * inverse * inverse / count);
   }
-  ranges.each([&](const Rows<T>& rows, int64_t begin, float*, float*) {
-    differentiate(out_grad.as<const T>() + begin, rows, channels, shift, slope, outputs[0].as<T>() + begin,
-                  s.adds ? outputs[5].as<T>() + begin : nullptr);
+  pieces.each([&](const Piece& piece, float*, float*) {
+    differentiate(out_grad, piece, channels, shift, slope, outputs[0], s.adds ? &outputs[5] : nullptr);
   });
-}
-
-void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(attributes, inputs, outputs);
-}
-
-void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[3].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(attributes, inputs, outputs);
 }
 
 constexpr const char* kNames[] = {"data", "gamma", "beta", "moving_mean", "moving_var", "the map to add"};

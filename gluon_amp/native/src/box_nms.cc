@@ -4,9 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "families.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -16,8 +14,8 @@ constexpr int64_t kRange = 65536;
 
 struct Settings {
   explicit Settings(const Attributes& attributes)
-      : most_overlap(static_cast<float>(attributes.number("overlap_thresh", 0.5))),
-        least_score(static_cast<float>(attributes.number("valid_thresh", 0))),
+      : most_overlap(attributes.real("overlap_thresh", 0.5)),
+        least_score(attributes.real("valid_thresh", 0)),
         most(attributes.integer("topk", -1)),
         box(attributes.integer("coord_start", 2)),
         score(attributes.integer("score_index", 1)),
@@ -110,29 +108,24 @@ void for_kept(const Settings& s, const Tensor& data, const Tensor& filled, float
   if (!size) return;
   float* out = filled.as<float>();
   parallel_ranges(size, kRange, [&](int64_t begin, int64_t end) { std::fill(out + begin, out + end, value); });
-  parallel_ranges(size / (count * width), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t first = begin * count * width; first < end * count * width; first += count * width) {
-      int64_t place = first;
-      for (const int64_t row : kept_rows(s, data.as<const float>() + first, count, width)) {
-        run(first + row * width, place, width);
-        place += width;
-      }
+  for_pieces(size / (count * width), 1, 1, [&](int64_t sample) {
+    const int64_t first = sample * count * width;
+    int64_t place = first;
+    for (const int64_t row : kept_rows(s, data.as<const float>() + first, count, width)) {
+      run(first + row * width, place, width);
+      place += width;
     }
   });
 }
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const float* data = inputs[0].as<const float>();
-  float* out = outputs[0].as<float>();
   for_kept(Settings(attributes), inputs[0], outputs[0], -1,
-           [&](int64_t from, int64_t to, int64_t width) { std::copy_n(data + from, width, out + to); });
+           [&](int64_t from, int64_t to, int64_t width) { copy(inputs[0], from, outputs[0], to, width); });
 }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const float* out_grad = inputs[0].as<const float>();
-  float* grad = outputs[0].as<float>();
   for_kept(Settings(attributes), inputs[1], outputs[0], 0,
-           [&](int64_t to, int64_t from, int64_t width) { std::copy_n(out_grad + from, width, grad + to); });
+           [&](int64_t to, int64_t from, int64_t width) { copy(inputs[0], from, outputs[0], to, width); });
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
@@ -148,6 +141,6 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
 
 }  // namespace
 
-const Operator box_nms{"_gluon_amp_box_nms", one_to_one, float32_types, shapes, forward, backward};
+const Operator box_nms{"_gluon_amp_box_nms", takes<1>, float32_types, shapes, forward, backward};
 
 }  // namespace gluon_amp

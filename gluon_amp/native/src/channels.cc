@@ -3,9 +3,7 @@
 // broadcast_mul does with factors of shape (N, C, 1, 1). Means have the type of the data, factors are float32.
 #include <algorithm>
 
-#include "families.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -24,12 +22,10 @@ template <class Run>
 void for_blocks(const Tensor& map, const Run& run) {
   const int64_t images = map.dim(0), pixels = map.dim(1) * map.dim(2), width = map.dim(3);
   const int64_t blocks = (width + kBlock - 1) / kBlock;
-  parallel_ranges(images * blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t image = i / blocks, channel = i % blocks * kBlock;
-      run(Block{image * pixels * width + channel, image * width + channel, pixels, std::min(kBlock, width - channel),
-                width});
-    }
+  for_pieces(images * blocks, 1, 1, [&](int64_t i) {
+    const int64_t image = i / blocks, channel = i % blocks * kBlock;
+    run(Block{image * pixels * width + channel, image * width + channel, pixels, std::min(kBlock, width - channel),
+              width});
   });
 }
 
@@ -82,75 +78,30 @@ INLINED void differentiate(const T* out_grad, const T* data, const float* factor
   std::copy_n(sums, block.channels, factor_grads);
 }
 
-#define KERNELS(T)                                                                                                     \
-  VECTORIZED void average_kernel(const T* data, T* means, const Block& block) { average(data, means, block); }         \
-  VECTORIZED void spread_kernel(const T* grads, T* data_grad, const Block& block) { spread(grads, data_grad, block); } \
-  VECTORIZED void multiply_kernel(const T* data, const float* factors, T* out, const Block& block) {                   \
-    multiply(data, factors, out, block);                                                                               \
-  }                                                                                                                    \
-  VECTORIZED void differentiate_kernel(const T* out_grad, const T* data, const float* factors, T* data_grad,           \
-                                       float* factor_grads, const Block& block) {                                      \
-    differentiate(out_grad, data, factors, data_grad, factor_grads, block);                                            \
-  }
-KERNELS(float)
-KERNELS(bfloat16)
-#undef KERNELS
-
-template <class T>
-void average_as(const Tensors& inputs, const Tensors& outputs) {
-  for_blocks(inputs[0], [&](const Block& block) {
-    average_kernel(inputs[0].as<const T>() + block.first, outputs[0].as<T>() + block.number, block);
-  });
+VECTORIZED void average_block(const Tensors& in, const Tensors& out, const Block& block) {
+  IN_TYPE(in[0].type, average(in[0].as<const T>() + block.first, out[0].as<T>() + block.number, block));
+}
+VECTORIZED void spread_block(const Tensors& in, const Tensors& out, const Block& block) {
+  IN_TYPE(in[0].type, spread(in[0].as<const T>() + block.number, out[0].as<T>() + block.first, block));
+}
+VECTORIZED void multiply_block(const Tensors& in, const Tensors& out, const Block& block) {
+  IN_TYPE(in[0].type, multiply(in[0].as<const T>() + block.first, in[1].as<float>() + block.number,
+                               out[0].as<T>() + block.first, block));
+}
+VECTORIZED void differentiate_block(const Tensors& in, const Tensors& out, const Block& block) {
+  IN_TYPE(in[0].type, differentiate(in[0].as<const T>() + block.first, in[1].as<const T>() + block.first,
+                                    in[2].as<float>() + block.number, out[0].as<T>() + block.first,
+                                    out[1].as<float>() + block.number, block));
 }
 
-template <class T>
-void spread_as(const Tensors& inputs, const Tensors& outputs) {
-  for_blocks(outputs[0], [&](const Block& block) {
-    spread_kernel(inputs[0].as<const T>() + block.number, outputs[0].as<T>() + block.first, block);
-  });
+// Run a kernel for the blocks of a map: the input or the output of a number.
+template <void (*kernel)(const Tensors&, const Tensors&, const Block&), int kMap, bool kOfOutputs = false>
+void compute(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
+  for_blocks((kOfOutputs ? outputs : inputs)[kMap], [&](const Block& block) { kernel(inputs, outputs, block); });
 }
 
-template <class T>
-void multiply_as(const Tensors& inputs, const Tensors& outputs) {
-  for_blocks(inputs[0], [&](const Block& block) {
-    multiply_kernel(inputs[0].as<const T>() + block.first, inputs[1].as<float>() + block.number,
-                    outputs[0].as<T>() + block.first, block);
-  });
-}
-
-template <class T>
-void differentiate_as(const Tensors& inputs, const Tensors& outputs) {
-  for_blocks(inputs[1], [&](const Block& block) {
-    differentiate_kernel(inputs[0].as<const T>() + block.first, inputs[1].as<const T>() + block.first,
-                         inputs[2].as<float>() + block.number, outputs[0].as<T>() + block.first,
-                         outputs[1].as<float>() + block.number, block);
-  });
-}
-
-bool is_low(const Tensor& tensor) { return tensor.type == kBfloat16; }
-
-void mean_forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
-  (is_low(inputs[0]) ? average_as<bfloat16> : average_as<float>)(inputs, outputs);
-}
-
-void mean_backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
-  (is_low(inputs[0]) ? spread_as<bfloat16> : spread_as<float>)(inputs, outputs);
-}
-
-void scale_forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
-  (is_low(inputs[0]) ? multiply_as<bfloat16> : multiply_as<float>)(inputs, outputs);
-}
-
-void scale_backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
-  (is_low(inputs[1]) ? differentiate_as<bfloat16> : differentiate_as<float>)(inputs, outputs);
-}
-
-void mean_types(const Attributes&, Types& inputs, Types& outputs) {
-  outputs[0] = inputs[0] = data_type(inputs[0], "data");
-}
-
-void scale_types(const Attributes&, Types& inputs, Types& outputs) {
-  outputs[0] = inputs[0] = data_type(inputs[0], "data");
+void scale_types(const Attributes& attributes, Types& inputs, Types& outputs) {
+  data_types(attributes, inputs, outputs);
   expect_type(inputs[1], kFloat32, "the factors");
 }
 
@@ -168,13 +119,13 @@ void scale_shapes(const Attributes&, Shapes& inputs, Shapes& outputs) {
   outputs[0] = inputs[0];
 }
 
-Arity scale_arity(const Attributes&) { return {2, 1}; }
-
 }  // namespace
 
 const Operator channel_means{
-    "_gluon_amp_channel_means", one_to_one, mean_types, mean_shapes, mean_forward, mean_backward};
+    "_gluon_amp_channel_means",    takes<1>, data_types, mean_shapes, compute<average_block, 0>,
+    compute<spread_block, 0, true>};
 const Operator scale_channels{
-    "_gluon_amp_scale_channels", scale_arity, scale_types, scale_shapes, scale_forward, scale_backward};
+    "_gluon_amp_scale_channels",    takes<2>, scale_types, scale_shapes, compute<multiply_block, 0>,
+    compute<differentiate_block, 1>};
 
 }  // namespace gluon_amp

@@ -3,10 +3,7 @@
 // that it likes, rounded to the type of the data, which the output has, too.
 #include <algorithm>
 
-#include "families.h"
 #include "onednn.h"
-#include "operator.h"
-#include "product.h"
 
 namespace gluon_amp {
 
@@ -145,10 +142,7 @@ void find_weight_grad(const Problem& p, const Tensor& out_grad, const Tensor& da
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Tensor &out_grad = inputs[0], &data = inputs[1], &weight = inputs[2];
   const Tensor* bias_grad = outputs.size() > 2 ? &outputs[2] : nullptr;
-  if (!out_grad.size() || !data.size()) {
-    for (size_t i = 1; i < outputs.size(); ++i) std::fill_n(outputs[i].as<float>(), outputs[i].size(), 0.f);
-    return;
-  }
+  if (!out_grad.size() || !data.size()) return clear(outputs, 1);
   const Problem p(attributes, data, weight, out_grad);
   find_data_grad(p, out_grad, weight, outputs[0]);
   if (p.is_dense(weight))
@@ -156,12 +150,6 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
            bias_grad ? bias_grad->as<float>() : nullptr);
   else
     find_weight_grad(p, out_grad, data, outputs[1], bias_grad);
-}
-
-void types(const Attributes&, Types& inputs, Types& outputs) {
-  outputs[0] = inputs[0] = data_type(inputs[0], "data");
-  expect_type(inputs[1], kFloat32, "weight");
-  if (inputs.size() > 2) expect_type(inputs[2], kFloat32, "bias");
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
@@ -189,6 +177,6 @@ Arity arity(const Attributes& attributes) { return {Settings(attributes).is_bias
 
 }  // namespace
 
-const Operator convolution{"_gluon_amp_convolution", arity, types, shapes, forward, backward};
+const Operator convolution{"_gluon_amp_convolution", arity, layer_types, shapes, forward, backward};
 
 }  // namespace gluon_amp

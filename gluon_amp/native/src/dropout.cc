@@ -2,9 +2,7 @@
 #include <algorithm>
 
 #include "dropping.h"
-#include "families.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -29,36 +27,32 @@ INLINED void drop_rows(const Dropping& dropping, const T* data, T* out, int64_t 
   }
 }
 
-#define KERNELS(T)                                                                                           \
-  VECTORIZED void drop_kernel(const Dropping& dropping, const T* data, T* out, int64_t begin, int64_t end) { \
-    drop_rows(dropping, data, out, begin, end);                                                              \
-  }
-KERNELS(float)
-KERNELS(bfloat16)
-#undef KERNELS
+VECTORIZED void drop_range(const Dropping& dropping, const Tensor& data, const Tensor& out, int64_t begin,
+                           int64_t end) {
+  IN_TYPE(data.type, drop_rows(dropping, data.as<const T>(), out.as<T>(), begin, end));
+}
 
-template <class T>
 void drop(const Attributes& attributes, const Tensor& data, const Tensor& bits, const Tensor& out) {
   const Dropping dropping(drop_probability(attributes), bits);
   parallel_ranges(data.size(), kRange, [&](int64_t begin, int64_t end) {
     if (dropping.drops)
-      drop_kernel(dropping, data.as<const T>(), out.as<T>(), begin, end);
+      drop_range(dropping, data, out, begin, end);
     else
-      std::copy(data.as<const T>() + begin, data.as<const T>() + end, out.as<T>() + begin);
+      copy(data, begin, out, begin, end - begin);
   });
 }
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? drop<bfloat16> : drop<float>)(attributes, inputs[0], inputs[1], outputs[0]);
+  drop(attributes, inputs[0], inputs[1], outputs[0]);
 }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? drop<bfloat16> : drop<float>)(attributes, inputs[0], inputs[2], outputs[0]);
-  std::fill_n(outputs[1].as<float>(), outputs[1].size(), 0.f);
+  drop(attributes, inputs[0], inputs[2], outputs[0]);
+  clear(outputs[1]);
 }
 
-void types(const Attributes&, Types& inputs, Types& outputs) {
-  outputs[0] = inputs[0] = data_type(inputs[0], "data");
+void types(const Attributes& attributes, Types& inputs, Types& outputs) {
+  data_types(attributes, inputs, outputs);
   expect_type(inputs[1], kFloat32, "the random bits");
 }
 
@@ -69,10 +63,8 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   outputs[0] = inputs[0];
 }
 
-Arity arity(const Attributes&) { return {2, 1}; }
-
 }  // namespace
 
-const Operator dropout{"_gluon_amp_dropout", arity, types, shapes, forward, backward};
+const Operator dropout{"_gluon_amp_dropout", takes<2>, types, shapes, forward, backward};
 
 }  // namespace gluon_amp

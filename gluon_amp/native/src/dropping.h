@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 

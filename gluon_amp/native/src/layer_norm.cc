@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "families.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -66,18 +64,17 @@ INLINED void backward_rows(const T* out_grad, const T* data, const float* gamma,
   }
 }
 
-#define KERNELS(T)                                                                                               \
-  VECTORIZED void forward_kernel(const T* data, const float* gamma, const float* beta, T* out, int64_t rows,     \
-                                 int64_t width, float eps) {                                                     \
-    forward_rows(data, gamma, beta, out, rows, width, eps);                                                      \
-  }                                                                                                              \
-  VECTORIZED void backward_kernel(const T* out_grad, const T* data, const float* gamma, T* data_grad,            \
-                                  float* gamma_grad, float* beta_grad, int64_t rows, int64_t width, float eps) { \
-    backward_rows(out_grad, data, gamma, data_grad, gamma_grad, beta_grad, rows, width, eps);                    \
-  }
-KERNELS(float)
-KERNELS(bfloat16)
-#undef KERNELS
+VECTORIZED void forward_range(const Tensors& in, const Tensor& out, int64_t begin, int64_t rows, int64_t width,
+                              float eps) {
+  IN_TYPE(out.type, forward_rows(in[0].as<const T>() + begin * width, in[1].as<float>(), in[2].as<float>(),
+                                 out.as<T>() + begin * width, rows, width, eps));
+}
+VECTORIZED void backward_range(const Tensors& in, const Tensor& data_grad, float* parts, int64_t begin, int64_t rows,
+                               int64_t width, float eps) {
+  IN_TYPE(data_grad.type,
+          backward_rows(in[0].as<const T>() + begin * width, in[1].as<const T>() + begin * width, in[2].as<float>(),
+                        data_grad.as<T>() + begin * width, parts, parts + width, rows, width, eps));
+}
 
 struct Rows {
   explicit Rows(const Tensor& data)
@@ -87,15 +84,13 @@ struct Rows {
   int64_t width, count, at_once;
 };
 
-float epsilon(const Attributes& attributes) { return static_cast<float>(attributes.number("eps", 1e-5)); }
+float epsilon(const Attributes& attributes) { return attributes.real("eps", 1e-5); }
 
-template <class T>
-void forward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Rows rows(inputs[0]);
   const float eps = epsilon(attributes);
   parallel_ranges(rows.count, rows.at_once, [&](int64_t begin, int64_t end) {
-    forward_kernel(inputs[0].as<const T>() + begin * rows.width, inputs[1].as<float>(), inputs[2].as<float>(),
-                   outputs[0].as<T>() + begin * rows.width, end - begin, rows.width, eps);
+    forward_range(inputs, outputs[0], begin, end - begin, rows.width, eps);
   });
 }
 
@@ -110,35 +105,23 @@ void add_up(const float* parts, int64_t count, int64_t width, float* sums) {
   });
 }
 
-template <class T>
-void backward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const Tensor &out_grad = inputs[0], &data = inputs[1], &gamma = inputs[2];
-  const Rows rows(data);
+void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  const Rows rows(inputs[1]);
   const float eps = epsilon(attributes);
   const int64_t ranges = (rows.count + rows.at_once - 1) / rows.at_once;
   // For each range of rows the gradients of gamma, then those of beta.
   const std::unique_ptr<float[]> parts(new float[ranges * 2 * rows.width]);
   parallel_ranges(rows.count, rows.at_once, [&](int64_t begin, int64_t end) {
-    const int64_t offset = begin * rows.width;
     float* part = &parts[begin / rows.at_once * 2 * rows.width];
     std::fill_n(part, 2 * rows.width, 0.f);
-    backward_kernel(out_grad.as<const T>() + offset, data.as<const T>() + offset, gamma.as<float>(),
-                    outputs[0].as<T>() + offset, part, part + rows.width, end - begin, rows.width, eps);
+    backward_range(inputs, outputs[0], part, begin, end - begin, rows.width, eps);
   });
   add_up(parts.get(), ranges, rows.width, outputs[1].as<float>());
   add_up(parts.get() + rows.width, ranges, rows.width, outputs[2].as<float>());
 }
 
-void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(attributes, inputs, outputs);
-}
-
-void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[1].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(attributes, inputs, outputs);
-}
-
-void types(const Attributes&, Types& inputs, Types& outputs) {
-  outputs[0] = inputs[0] = data_type(inputs[0], "data");
+void types(const Attributes& attributes, Types& inputs, Types& outputs) {
+  data_types(attributes, inputs, outputs);
   expect_type(inputs[1], kFloat32, "gamma");
   expect_type(inputs[2], kFloat32, "beta");
 }
@@ -153,10 +136,8 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   outputs[0] = inputs[0];
 }
 
-Arity arity(const Attributes&) { return {3, 1}; }
-
 }  // namespace
 
-const Operator layer_norm{"_gluon_amp_layer_norm", arity, types, shapes, forward, backward};
+const Operator layer_norm{"_gluon_amp_layer_norm", takes<3>, types, shapes, forward, backward};
 
 }  // namespace gluon_amp

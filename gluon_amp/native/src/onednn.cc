@@ -15,43 +15,10 @@ Functions look_up() {
   void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (!library) fail("oneDNN is not there: ", dlerror());
   Functions f;
-#define LOOK_UP(name)                                                         \
+#define LOOK_UP(result, name, parameters)                                     \
   f.name = reinterpret_cast<decltype(f.name)>(dlsym(library, "dnnl_" #name)); \
-  if (!f.name) fail("expected oneDNN 3, received ", kLibrary, " without dnnl_", #name)
-  LOOK_UP(version);
-  LOOK_UP(engine_create);
-  LOOK_UP(stream_create);
-  LOOK_UP(stream_wait);
-  LOOK_UP(stream_destroy);
-  LOOK_UP(memory_desc_create_with_strides);
-  LOOK_UP(memory_desc_create_with_tag);
-  LOOK_UP(memory_desc_destroy);
-  LOOK_UP(memory_desc_get_size);
-  LOOK_UP(memory_desc_equal);
-  LOOK_UP(memory_create);
-  LOOK_UP(memory_destroy);
-  LOOK_UP(primitive_attr_create);
-  LOOK_UP(primitive_attr_set_scratchpad_mode);
-  LOOK_UP(primitive_attr_set_post_ops);
-  LOOK_UP(primitive_attr_destroy);
-  LOOK_UP(post_ops_create);
-  LOOK_UP(post_ops_append_eltwise);
-  LOOK_UP(post_ops_append_sum);
-  LOOK_UP(post_ops_destroy);
-  LOOK_UP(primitive_desc_query_md);
-  LOOK_UP(primitive_desc_query);
-  LOOK_UP(primitive_desc_next_impl);
-  LOOK_UP(primitive_desc_destroy);
-  LOOK_UP(primitive_create);
-  LOOK_UP(primitive_destroy);
-  LOOK_UP(primitive_execute);
-  LOOK_UP(reorder_primitive_desc_create);
-  LOOK_UP(matmul_primitive_desc_create);
-  LOOK_UP(inner_product_forward_primitive_desc_create);
-  LOOK_UP(inner_product_backward_weights_primitive_desc_create);
-  LOOK_UP(convolution_forward_primitive_desc_create);
-  LOOK_UP(convolution_backward_data_primitive_desc_create);
-  LOOK_UP(convolution_backward_weights_primitive_desc_create);
+  if (!f.name) fail("expected oneDNN 3, received ", kLibrary, " without dnnl_", #name);
+  FOR_FUNCTIONS(LOOK_UP)
 #undef LOOK_UP
   const auto* version = f.version();
   if (version->major != 3) fail("expected oneDNN 3, received ", version->major, ".", version->minor);

@@ -1,5 +1,5 @@
-// oneDNN 3 by its C interface, looked up in libdnnl.so.3 at run time: it need not be there when the library is built or
-// loaded. libmxnet.so has a oneDNN of its own, another version.
+// oneDNN 3 by its C interface, and products of matrices by it. It is looked up in libdnnl.so.3 at run time: it need not
+// be there when the library is built or loaded. libmxnet.so has a oneDNN of its own, another version.
 #pragma once
 
 #include <functional>
@@ -23,6 +23,9 @@ struct PrimitiveHandle;
 struct PostOps;
 struct Attr;
 using Md = const MemoryDesc*;
+struct Version {
+  int major, minor, patch;
+};
 struct Argument {
   int kind;
   Memory* memory;
@@ -45,54 +48,56 @@ enum Kind {
   kDiffBias = 169,
 };
 
-// Results of functions are 0 where they succeed.
+// The functions that are used: result, name, parameters. Results are 0 where they succeed.
+#define FOR_FUNCTIONS(F)                                                                                           \
+  F(const Version*, version, ())                                                                                   \
+  F(int, engine_create, (Engine**, int kind, size_t index))                                                        \
+  F(int, stream_create, (Stream**, Engine*, unsigned flags))                                                       \
+  F(int, stream_wait, (Stream*))                                                                                   \
+  F(int, stream_destroy, (Stream*))                                                                                \
+  F(int, memory_desc_create_with_strides,                                                                          \
+    (MemoryDesc**, int ndims, const int64_t* dims, int type, const int64_t* strides))                              \
+  F(int, memory_desc_create_with_tag, (MemoryDesc**, int ndims, const int64_t* dims, int type, int tag))           \
+  F(int, memory_desc_destroy, (MemoryDesc*))                                                                       \
+  F(size_t, memory_desc_get_size, (Md))                                                                            \
+  F(int, memory_desc_equal, (Md, Md))                                                                              \
+  F(int, memory_create, (Memory**, Md, Engine*, void* data))                                                       \
+  F(int, memory_destroy, (Memory*))                                                                                \
+  F(int, primitive_attr_create, (Attr**))                                                                          \
+  F(int, primitive_attr_set_scratchpad_mode, (Attr*, int mode))                                                    \
+  F(int, primitive_attr_set_post_ops, (Attr*, const PostOps*))                                                     \
+  F(int, primitive_attr_destroy, (Attr*))                                                                          \
+  F(int, post_ops_create, (PostOps**))                                                                             \
+  F(int, post_ops_append_eltwise, (PostOps*, int algorithm, float alpha, float beta))                              \
+  F(int, post_ops_append_sum, (PostOps*, float scale, int32_t zero_point, int type))                               \
+  F(int, post_ops_destroy, (PostOps*))                                                                             \
+  F(Md, primitive_desc_query_md, (const PrimitiveDesc*, int what, int index))                                      \
+  F(int, primitive_desc_query, (const PrimitiveDesc*, int what, int index, void* result))                          \
+  F(int, primitive_desc_next_impl, (PrimitiveDesc*))                                                               \
+  F(int, primitive_desc_destroy, (PrimitiveDesc*))                                                                 \
+  F(int, primitive_create, (PrimitiveHandle**, const PrimitiveDesc*))                                              \
+  F(int, primitive_destroy, (PrimitiveHandle*))                                                                    \
+  F(int, primitive_execute, (const PrimitiveHandle*, Stream*, int count, const Argument*))                         \
+  F(int, reorder_primitive_desc_create, (PrimitiveDesc**, Md from, Engine*, Md to, Engine*, const Attr*))          \
+  F(int, matmul_primitive_desc_create, (PrimitiveDesc**, Engine*, Md, Md, Md bias, Md, const Attr*))               \
+  F(int, inner_product_forward_primitive_desc_create,                                                              \
+    (PrimitiveDesc**, Engine*, int prop, Md, Md, Md bias, Md, const Attr*))                                        \
+  F(int, inner_product_backward_weights_primitive_desc_create,                                                     \
+    (PrimitiveDesc**, Engine*, Md, Md, Md bias, Md, const PrimitiveDesc*, const Attr*))                            \
+  F(int, convolution_forward_primitive_desc_create,                                                                \
+    (PrimitiveDesc**, Engine*, int prop, int algorithm, Md, Md, Md bias, Md, const int64_t* strides,               \
+     const int64_t* dilates, const int64_t* pads, const int64_t* end_pads, const Attr*))                           \
+  F(int, convolution_backward_data_primitive_desc_create,                                                          \
+    (PrimitiveDesc**, Engine*, int algorithm, Md, Md, Md, const int64_t*, const int64_t*, const int64_t*,          \
+     const int64_t*, const PrimitiveDesc*, const Attr*))                                                           \
+  F(int, convolution_backward_weights_primitive_desc_create,                                                       \
+    (PrimitiveDesc**, Engine*, int algorithm, Md, Md, Md bias, Md, const int64_t*, const int64_t*, const int64_t*, \
+     const int64_t*, const PrimitiveDesc*, const Attr*))
+
 struct Functions {
-  struct Version {
-    int major, minor, patch;
-  };
-  const Version* (*version)();
-  int (*engine_create)(Engine**, int kind, size_t index);
-  int (*stream_create)(Stream**, Engine*, unsigned flags);
-  int (*stream_wait)(Stream*);
-  int (*stream_destroy)(Stream*);
-  int (*memory_desc_create_with_strides)(MemoryDesc**, int ndims, const int64_t* dims, int type,
-                                         const int64_t* strides);
-  int (*memory_desc_create_with_tag)(MemoryDesc**, int ndims, const int64_t* dims, int type, int tag);
-  int (*memory_desc_destroy)(MemoryDesc*);
-  size_t (*memory_desc_get_size)(Md);
-  int (*memory_desc_equal)(Md, Md);
-  int (*memory_create)(Memory**, Md, Engine*, void* data);
-  int (*memory_destroy)(Memory*);
-  int (*primitive_attr_create)(Attr**);
-  int (*primitive_attr_set_scratchpad_mode)(Attr*, int mode);
-  int (*primitive_attr_set_post_ops)(Attr*, const PostOps*);
-  int (*primitive_attr_destroy)(Attr*);
-  int (*post_ops_create)(PostOps**);
-  int (*post_ops_append_eltwise)(PostOps*, int algorithm, float alpha, float beta);
-  int (*post_ops_append_sum)(PostOps*, float scale, int32_t zero_point, int type);
-  int (*post_ops_destroy)(PostOps*);
-  Md (*primitive_desc_query_md)(const PrimitiveDesc*, int what, int index);
-  int (*primitive_desc_query)(const PrimitiveDesc*, int what, int index, void* result);
-  int (*primitive_desc_next_impl)(PrimitiveDesc*);
-  int (*primitive_desc_destroy)(PrimitiveDesc*);
-  int (*primitive_create)(PrimitiveHandle**, const PrimitiveDesc*);
-  int (*primitive_destroy)(PrimitiveHandle*);
-  int (*primitive_execute)(const PrimitiveHandle*, Stream*, int count, const Argument*);
-  int (*reorder_primitive_desc_create)(PrimitiveDesc**, Md from, Engine*, Md to, Engine*, const Attr*);
-  int (*matmul_primitive_desc_create)(PrimitiveDesc**, Engine*, Md, Md, Md bias, Md, const Attr*);
-  int (*inner_product_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, Md, Md, Md bias, Md,
-                                                     const Attr*);
-  int (*inner_product_backward_weights_primitive_desc_create)(PrimitiveDesc**, Engine*, Md, Md, Md bias, Md,
-                                                              const PrimitiveDesc*, const Attr*);
-  int (*convolution_forward_primitive_desc_create)(PrimitiveDesc**, Engine*, int prop, int algorithm, Md, Md, Md bias,
-                                                   Md, const int64_t* strides, const int64_t* dilates,
-                                                   const int64_t* pads, const int64_t* end_pads, const Attr*);
-  int (*convolution_backward_data_primitive_desc_create)(PrimitiveDesc**, Engine*, int algorithm, Md, Md, Md,
-                                                         const int64_t*, const int64_t*, const int64_t*, const int64_t*,
-                                                         const PrimitiveDesc*, const Attr*);
-  int (*convolution_backward_weights_primitive_desc_create)(PrimitiveDesc**, Engine*, int algorithm, Md, Md, Md bias,
-                                                            Md, const int64_t*, const int64_t*, const int64_t*,
-                                                            const int64_t*, const PrimitiveDesc*, const Attr*);
+#define DECLARE(result, name, parameters) result(*name) parameters;
+  FOR_FUNCTIONS(DECLARE)
+#undef DECLARE
 };
 
 // oneDNN's functions; fails where it cannot be loaded or is another version.
@@ -160,3 +165,43 @@ const void* reordered(const Dims& key, Md from, const void* values, Md to, void*
 inline DataType data_type_of(int type) { return type == kBfloat16 ? kBf16 : kF32; }
 
 }  // namespace gluon_amp::onednn
+
+namespace gluon_amp {
+
+// A pile of matrices: equal leading dimensions, then rows and columns, anywhere in an array.
+struct Matrices {
+  Matrices(void* start, int kind, onednn::Dims sizes, onednn::Dims steps)
+      : data(start), type(kind), dims(std::move(sizes)), strides(std::move(steps)) {}
+  // Row-major ones, all leading dimensions taken together.
+  explicit Matrices(const Tensor& tensor);
+
+  int64_t rows() const { return dims[dims.size() - 2]; }
+  int64_t columns() const { return dims.back(); }
+  Matrices transposed() const;
+  Matrices transposed_if(bool wanted) const { return wanted ? transposed() : *this; }
+
+  int64_t item() const { return type == kBfloat16 ? 2 : 4; }  // bytes of a value
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+
+  void* data;
+  int type;
+  onednn::Dims dims, strides;
+};
+
+// The data of a layer, or what it gives, as one matrix.
+Matrices as_matrix(const Tensor& tensor, int64_t columns);
+
+// Write alpha * a * b. The piles have equal leading dimensions; a and b are of one type.
+void multiply(const Matrices& a, const Matrices& b, const Matrices& product, float alpha = 1);
+
+// Write a * b, of one pair of matrices of which b is float32 and rounded to the type of a. A bias, in float32, is added
+// to every row.
+void multiply_rounded(const Matrices& a, const Matrices& b, const Matrices& product, const float* bias = nullptr);
+
+// Write the gradients of a dense layer's float32 weight, columns of grad times columns of data, and of its bias.
+void add_up(const Matrices& grad, const Matrices& data, float* weight_grad, float* bias_grad);
+
+}  // namespace gluon_amp

@@ -26,10 +26,30 @@ double parse(const std::string& text, const char* name) {
 
 }  // namespace
 
+const std::vector<const Operator*>& operators() {
+  static const std::vector<const Operator*> all{
+      &layer_norm,     &clip,       &scale_rows,   &dropout,       &gelu,           &prelu,       &softmax_op,
+      &log_softmax_op, &sgd,        &sgd_momentum, &nag,           &adam,           &adamw,       &lamb,
+      &attention,      &batch_dot,  &dense,        &rnn,           &batch_norm,     &convolution, &pooling,
+      &resize,         &all_finite, &hard_swish,   &channel_means, &scale_channels, &box_nms,     &sum_op};
+  return all;
+}
+
 int64_t Tensor::size() const {
   int64_t product = 1;
   for (int i = 0; i < ndim; ++i) product *= shape[i];
   return product;
+}
+
+void copy(const Tensor& from, int64_t from_begin, const Tensor& to, int64_t to_begin, int64_t count) {
+  const char* first = from.as<const char>() + from_begin * from.item();
+  std::copy_n(first, count * from.item(), to.as<char>() + to_begin * from.item());
+}
+
+void clear(const Tensor& array) { std::fill_n(array.as<char>(), array.size() * array.item(), 0); }
+
+void clear(const Tensors& arrays, size_t first) {
+  for (size_t i = first; i < arrays.size(); ++i) clear(arrays[i]);
 }
 
 const char* Attributes::find(const char* name) const {
@@ -117,11 +137,19 @@ void expect_type(int& type, int expected, const char* name) {
   type = expected;
 }
 
-Arity one_to_one(const Attributes&) { return {1, 1}; }
-
 void float32_types(const Attributes&, Types& inputs, Types& outputs) {
   expect_type(inputs[0], kFloat32, "data");
   outputs[0] = kFloat32;
+}
+
+void data_types(const Attributes&, Types& inputs, Types& outputs) {
+  outputs[0] = inputs[0] = data_type(inputs[0], "data");
+}
+
+void layer_types(const Attributes& attributes, Types& inputs, Types& outputs) {
+  data_types(attributes, inputs, outputs);
+  expect_type(inputs[1], kFloat32, "weight");
+  if (inputs.size() > 2) expect_type(inputs[2], kFloat32, "bias");
 }
 
 void expect_shape(Shape& shape, const Shape& expected, const char* name) {

@@ -1,6 +1,7 @@
-// What an operator of this library is made of. interface.cc shows operators to MXNet, library.cc lists them.
+// What an operator of this library is made of. interface.cc shows operators to MXNet, operator.cc lists them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -9,6 +10,8 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "vector.h"
 
 namespace gluon_amp {
 
@@ -24,6 +27,7 @@ struct Tensor {
   size_t version;  // how often MXNet has written the array; 0 says that this is a temporary copy of it
 
   int64_t size() const;
+  int64_t item() const { return type == kBfloat16 ? 2 : 4; }  // bytes of a value
   int64_t dim(int axis) const { return shape[axis < 0 ? axis + ndim : axis]; }
   template <class T>
   T* as() const {
@@ -32,6 +36,12 @@ struct Tensor {
 };
 
 using Tensors = std::vector<Tensor>;
+
+// Copy values of an array into one of its type, and set all values of an array, or of arrays from one on, to 0.
+void copy(const Tensor& from, int64_t from_begin, const Tensor& to, int64_t to_begin, int64_t count);
+void clear(const Tensor& array);
+void clear(const Tensors& arrays, size_t first = 0);
+
 using Shape = std::vector<uint32_t>;
 using Shapes = std::vector<Shape>;
 using Types = std::vector<int>;
@@ -45,6 +55,8 @@ class Attributes {
   // Values in any of Python's spellings. The second argument is the default; without one the attribute is required.
   double number(const char* name) const;
   double number(const char* name, double otherwise) const;
+  float real(const char* name) const { return static_cast<float>(number(name)); }
+  float real(const char* name, double otherwise) const { return static_cast<float>(number(name, otherwise)); }
   int integer(const char* name, int otherwise) const;
   int count(const char* name) const;  // at least 1, the default
   bool flag(const char* name, bool otherwise) const;
@@ -87,6 +99,10 @@ struct Operator {
   std::vector<int> (*mutated)(const Attributes&) = nullptr;
 };
 
+// The operators of the library; the last ones need oneDNN when they run.
+extern const Operator layer_norm, dropout, gelu, prelu, softmax_op, log_softmax_op, clip, hard_swish, channel_means,
+    scale_channels, scale_rows, batch_norm, pooling, resize, all_finite, box_nms, sum_op, sgd, sgd_momentum, nag, adam,
+    adamw, lamb, attention, batch_dot, convolution, dense, rnn;
 const std::vector<const Operator*>& operators();
 
 // Throw an error made of all arguments.
@@ -104,9 +120,16 @@ std::string describe_type(int type);
 int data_type(int type, const char* name);
 // Let an input have a type, or fail when it has another one.
 void expect_type(int& type, int expected, const char* name);
-// The arity of an operator with one input and one output, and the types of one that takes float32 only.
-Arity one_to_one(const Attributes&);
+// The arity of an operator with one output, and the types of one with one input, in float32 or in both types.
+template <int kInputs>
+Arity takes(const Attributes&) {
+  return {kInputs, 1};
+}
 void float32_types(const Attributes&, Types& inputs, Types& outputs);
+void data_types(const Attributes&, Types& inputs, Types& outputs);
+// The types of a layer: data, and a float32 weight and maybe bias.
+void layer_types(const Attributes&, Types& inputs, Types& outputs);
+
 // Let an input have a shape, or fail when it has another one.
 void expect_shape(Shape& shape, const Shape& expected, const char* name);
 // Fail unless all dimensions are known.
@@ -126,5 +149,32 @@ void* scratch(size_t bytes) {
 
 // Run a function for every range of [0, count), on all threads. The ranges do not depend on the number of threads.
 void parallel_ranges(int64_t count, int64_t range, const std::function<void(int64_t begin, int64_t end)>& run);
+
+// Run a function for every piece of so many values, on all threads, each of which takes about `range` values at once.
+template <class Run>
+void for_pieces(int64_t count, int64_t values, int64_t range, const Run& run) {
+  parallel_ranges(count, std::max<int64_t>(1, range / std::max<int64_t>(1, values)), [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) run(piece);
+  });
+}
+
+// How many values lie behind one along an axis: 1 for the last one.
+inline int64_t values_behind(const Tensor& data, int axis) {
+  int64_t product = 1;
+  for (int i = (axis < 0 ? axis + data.ndim : axis) + 1; i < data.ndim; ++i) product *= data.shape[i];
+  return product;
+}
+
+// Run a function for up to `width` of the columns along an axis at a time, so that memory is read in order, with where
+// they begin and how many they are. A column has `length` values that are `distance` apart.
+template <class Run>
+void for_columns(const Tensor& data, int64_t length, int64_t distance, int64_t width, int64_t range, const Run& run) {
+  if (!data.size()) return;
+  const int64_t slices = data.size() / (length * distance), blocks = (distance + width - 1) / width;
+  for_pieces(slices * blocks, length * std::min(width, distance), range, [&](int64_t i) {
+    const int64_t first = i % blocks * width;
+    run(i / blocks * length * distance + first, std::min(width, distance - first));
+  });
+}
 
 }  // namespace gluon_amp

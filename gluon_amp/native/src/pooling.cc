@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "families.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -88,6 +86,18 @@ INLINED void give(const float* values, const float* most, float* left, float* gr
   }
 }
 
+// In a window of NaN and -inf no value is above kLowest: its gradient goes to the window's first place, as in oneDNN,
+// and nowhere where that is padding.
+INLINED void give_to_first(const Windows& w, int64_t y, const float* most, float* left, float* grads) {
+  const int64_t row = y * w.rows.stride - w.rows.pad, first = w.columns.first(0), last = w.columns.last(0);
+  for (int64_t x = 0; x < w.columns.windows; ++x) {
+    if (most[x] > kLowest) continue;
+    if (row >= 0 && first <= x && x < last)
+      grads[row * w.columns.size + x * w.columns.stride - w.columns.pad] += left[x];
+    left[x] = 0;
+  }
+}
+
 // The compiler makes other instructions where it knows the stride.
 #define FOR_STRIDE(LOOP, COUNT, STRIDE, ...) \
   do {                                       \
@@ -130,6 +140,7 @@ INLINED void backward_maxima_loop(const Windows& w, const float* out_grads, cons
   const Axis& columns = w.columns;
   for (int64_t y = 0; y < w.rows.windows; ++y, out += columns.windows, out_grads += columns.windows) {
     std::copy_n(out_grads, columns.windows, left);
+    give_to_first(w, y, out, left, grads);
     for (int64_t from = w.rows.begin(y); from < w.rows.end(y); ++from)
       for (int64_t x = 0; x < columns.kernel; ++x) {
         const int64_t first = columns.first(x), count = columns.last(x) - first;
@@ -167,11 +178,7 @@ void for_channels(const Tensor& data, const Tensor& out, const Run& run) {
   const int64_t channels = data.dim(0) * data.dim(1);
   if (!channels) return;
   const int64_t values = data.size() / channels, results = out.size() / channels;
-  parallel_ranges(channels, std::max<int64_t>(1, kRange / std::max<int64_t>(1, values)),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t channel = begin; channel < end; ++channel)
-                      run(channel * values, values, channel * results);
-                  });
+  for_pieces(channels, values, kRange, [&](int64_t channel) { run(channel * values, values, channel * results); });
 }
 
 Windows windows_of(const Settings& s, const Tensor& data, const Tensor& out) {
@@ -235,6 +242,6 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
 
 }  // namespace
 
-const Operator pooling{"_gluon_amp_pooling", one_to_one, float32_types, shapes, forward, backward};
+const Operator pooling{"_gluon_amp_pooling", takes<1>, float32_types, shapes, forward, backward};
 
 }  // namespace gluon_amp

@@ -2,9 +2,7 @@
 // one slope, or one for each channel, the second axis; slopes and their gradients are float32.
 #include <algorithm>
 
-#include "families.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -14,17 +12,14 @@ constexpr int64_t kRange = 16384;
 constexpr int64_t kNarrow = 16;  // values of a channel below which they do not fill a vector
 constexpr int64_t kParts = 32;   // into which rows are cut, each with sums of its own
 
-template <class T>
-INLINED void forward_loop(const T* data, float slope, T* out, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = to_float(data[i]);
-    store(value > 0 ? value : value * slope, &out[i]);
-  }
-}
+// One slope for all values.
+struct One {
+  float slope;
+  INLINED float operator[](int64_t) const { return slope; }
+};
 
-template <class T>
-INLINED void forward_each_loop(const T* data, const float* slopes, T* out, int64_t count) {
+template <class T, class Slopes>
+INLINED void forward_loop(const T* data, Slopes slopes, T* out, int64_t count) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
     const float value = to_float(data[i]);
@@ -56,23 +51,25 @@ INLINED void backward_each_loop(const T* out_grad, const T* data, const float* s
   }
 }
 
-#define KERNELS(T)                                                                                               \
-  VECTORIZED void forward_kernel(const T* data, float slope, T* out, int64_t count) {                            \
-    forward_loop(data, slope, out, count);                                                                       \
-  }                                                                                                              \
-  VECTORIZED void forward_each_kernel(const T* data, const float* slopes, T* out, int64_t count) {               \
-    forward_each_loop(data, slopes, out, count);                                                                 \
-  }                                                                                                              \
-  VECTORIZED float backward_kernel(const T* out_grad, const T* data, float slope, T* data_grad, int64_t count) { \
-    return backward_loop(out_grad, data, slope, data_grad, count);                                               \
-  }                                                                                                              \
-  VECTORIZED void backward_each_kernel(const T* out_grad, const T* data, const float* slopes, T* data_grad,      \
-                                       float* sums, int64_t count) {                                             \
-    backward_each_loop(out_grad, data, slopes, data_grad, sums, count);                                          \
-  }
-KERNELS(float)
-KERNELS(bfloat16)
-#undef KERNELS
+VECTORIZED void forward_range(const Tensor& data, const Tensor& out, int64_t begin, float slope, int64_t count) {
+  IN_TYPE(data.type, forward_loop(data.as<const T>() + begin, One{slope}, out.as<T>() + begin, count));
+}
+VECTORIZED void forward_rows(const Tensor& data, const Tensor& out, int64_t begin, int64_t end, const float* slopes,
+                             int64_t row) {
+  IN_TYPE(data.type, for (int64_t i = begin * row; i < end * row; i += row)
+                         forward_loop(data.as<const T>() + i, slopes, out.as<T>() + i, row));
+}
+VECTORIZED float backward_range(const Tensors& in, const Tensor& data_grad, int64_t begin, float slope, int64_t count) {
+  float sum;
+  IN_TYPE(in[0].type, sum = backward_loop(in[0].as<const T>() + begin, in[1].as<const T>() + begin, slope,
+                                          data_grad.as<T>() + begin, count));
+  return sum;
+}
+VECTORIZED void backward_rows(const Tensors& in, const Tensor& data_grad, int64_t begin, int64_t end,
+                              const float* slopes, float* sums, int64_t row) {
+  IN_TYPE(in[0].type, for (int64_t i = begin * row; i < end * row; i += row) backward_each_loop(
+                          in[0].as<const T>() + i, in[1].as<const T>() + i, slopes, data_grad.as<T>() + i, sums, row));
+}
 
 // The data as rows of channels, of some values each.
 struct Layout {
@@ -87,6 +84,7 @@ struct Layout {
     size = data.size();
   }
   bool is_narrow() const { return channels > 1 && width < kNarrow; }
+  int64_t row() const { return channels * width; }
   int64_t count(int64_t piece) const { return std::min(width, size - piece * width); }
 
   int64_t rows, channels, width, size;
@@ -103,15 +101,6 @@ float* expanded(const Layout& layout, const float* slopes) {
   return made;
 }
 
-// Run a function for ranges of pieces, which have one slope each.
-template <class Run>
-void for_pieces(const Layout& layout, const Run& run) {
-  parallel_ranges(layout.rows * layout.channels, std::max<int64_t>(1, kRange / std::max<int64_t>(1, layout.width)),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t piece = begin; piece < end; ++piece) run(piece, piece % layout.channels);
-                  });
-}
-
 // Run a function for each part of the rows, all of which are as long but the last.
 template <class Run>
 void for_parts(const Layout& layout, const Run& run) {
@@ -119,22 +108,17 @@ void for_parts(const Layout& layout, const Run& run) {
   parallel_ranges(layout.rows, rows, [&](int64_t begin, int64_t end) { run(begin / rows, begin, end); });
 }
 
-template <class T>
-void forward_as(const Tensors& inputs, const Tensors& outputs) {
+void forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
   const Layout layout(inputs[0], inputs[1]);
-  const T* data = inputs[0].as<const T>();
   const float* slopes = inputs[1].as<const float>();
-  T* out = outputs[0].as<T>();
-  const int64_t row = layout.channels * layout.width;
+  const int64_t row = layout.row();
   if (layout.is_narrow()) {
     const float* each = expanded(layout, slopes);
-    for_parts(layout, [&](int64_t, int64_t begin, int64_t end) {
-      for (int64_t i = begin * row; i < end * row; i += row) forward_each_kernel(data + i, each, out + i, row);
-    });
+    for_parts(layout,
+              [&](int64_t, int64_t begin, int64_t end) { forward_rows(inputs[0], outputs[0], begin, end, each, row); });
   } else {
-    for_pieces(layout, [&](int64_t piece, int64_t channel) {
-      const int64_t i = piece * layout.width;
-      forward_kernel(data + i, slopes[channel], out + i, layout.count(piece));
+    for_pieces(layout.rows * layout.channels, layout.width, kRange, [&](int64_t piece) {
+      forward_range(inputs[0], outputs[0], piece * layout.width, slopes[piece % layout.channels], layout.count(piece));
     });
   }
 }
@@ -149,43 +133,31 @@ void add_up(const float* sums, int64_t groups, const Layout& layout, int64_t val
   }
 }
 
-template <class T>
-void backward_as(const Tensors& inputs, const Tensors& outputs) {
+void backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
   const Layout layout(inputs[1], inputs[2]);
-  const T *out_grad = inputs[0].as<const T>(), *data = inputs[1].as<const T>();
   const float* slopes = inputs[2].as<const float>();
-  T* data_grad = outputs[0].as<T>();
   float* slope_grad = outputs[1].as<float>();
-  const int64_t row = layout.channels * layout.width;
+  const int64_t row = layout.row(), pieces = layout.rows * layout.channels;
   if (layout.is_narrow()) {
     const float* each = expanded(layout, slopes);
     float* sums = static_cast<float*>(scratch<Sums>(kParts * row * sizeof(float)));
     std::fill_n(sums, kParts * row, 0.0f);
     for_parts(layout, [&](int64_t part, int64_t begin, int64_t end) {
-      for (int64_t i = begin * row; i < end * row; i += row)
-        backward_each_kernel(out_grad + i, data + i, each, data_grad + i, sums + part * row, row);
+      backward_rows(inputs, outputs[0], begin, end, each, sums + part * row, row);
     });
     add_up(sums, kParts, layout, layout.width, slope_grad);
   } else {
-    float* sums = static_cast<float*>(scratch<Sums>(layout.rows * layout.channels * sizeof(float)));
-    for_pieces(layout, [&](int64_t piece, int64_t channel) {
-      const int64_t i = piece * layout.width;
-      sums[piece] = backward_kernel(out_grad + i, data + i, slopes[channel], data_grad + i, layout.count(piece));
+    float* sums = static_cast<float*>(scratch<Sums>(pieces * sizeof(float)));
+    for_pieces(pieces, layout.width, kRange, [&](int64_t piece) {
+      sums[piece] = backward_range(inputs, outputs[0], piece * layout.width, slopes[piece % layout.channels],
+                                   layout.count(piece));
     });
     add_up(sums, layout.rows, layout, 1, slope_grad);
   }
 }
 
-void forward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(inputs, outputs);
-}
-
-void backward(const Attributes&, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[1].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(inputs, outputs);
-}
-
-void types(const Attributes&, Types& inputs, Types& outputs) {
-  outputs[0] = inputs[0] = data_type(inputs[0], "data");
+void types(const Attributes& attributes, Types& inputs, Types& outputs) {
+  data_types(attributes, inputs, outputs);
   expect_type(inputs[1], kFloat32, "the slopes");
 }
 
@@ -200,10 +172,8 @@ void shapes(const Attributes&, Shapes& inputs, Shapes& outputs) {
   outputs[0] = data;
 }
 
-Arity arity(const Attributes&) { return {2, 1}; }
-
 }  // namespace
 
-const Operator prelu{"_gluon_amp_prelu", arity, types, shapes, forward, backward};
+const Operator prelu{"_gluon_amp_prelu", takes<2>, types, shapes, forward, backward};
 
 }  // namespace gluon_amp

@@ -2,9 +2,7 @@
 // one after the other, the columns of the given map first: there are fewer of its rows where maps grow.
 #include <algorithm>
 
-#include "families.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -39,12 +37,16 @@ struct Sources {
   std::vector<float> share;  // of the next value
 };
 
-template <class T>
-INLINED void blend_columns_loop(const T* row, const int32_t* first, const int32_t* next, const float* share, float* out,
-                                int64_t count) {
+VECTORIZED void blend_columns(const float* row, const Sources& from, float* out, int64_t count) {
+  const int32_t *first = from.first.data(), *next = from.next.data();
+  const float* share = from.share.data();
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i)
-    out[i] = (1 - share[i]) * to_float(row[first[i]]) + share[i] * to_float(row[next[i]]);
+  for (int64_t i = 0; i < count; ++i) out[i] = (1 - share[i]) * row[first[i]] + share[i] * row[next[i]];
+}
+
+VECTORIZED void load(const bfloat16* row, float* values, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) values[i] = to_float(row[i]);
 }
 
 template <class T>
@@ -65,53 +67,59 @@ INLINED void store_row_loop(const float* sums, T* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store(sums[i], &out[i]);
 }
 
-#define KERNELS(T)                                                                                           \
-  VECTORIZED void blend_columns(const T* row, const int32_t* first, const int32_t* next, const float* share, \
-                                float* out, int64_t count) {                                                 \
-    blend_columns_loop(row, first, next, share, out, count);                                                 \
-  }                                                                                                          \
-  VECTORIZED void blend_rows(const float* first, const float* next, float share, T* out, int64_t count) {    \
-    blend_rows_loop(first, next, share, out, count);                                                         \
-  }                                                                                                          \
-  VECTORIZED void add_row(const T* grad, float share, float* sums, int64_t count) {                          \
-    add_row_loop(grad, share, sums, count);                                                                  \
-  }                                                                                                          \
-  VECTORIZED void store_row(const float* sums, T* out, int64_t count) { store_row_loop(sums, out, count); }
-KERNELS(float)
-KERNELS(bfloat16)
-#undef KERNELS
+VECTORIZED void blend_rows(const float* first, const float* next, float share, const Tensor& out, int64_t begin,
+                           int64_t count) {
+  IN_TYPE(out.type, blend_rows_loop(first, next, share, out.as<T>() + begin, count));
+}
+VECTORIZED void add_row(const Tensor& grad, int64_t begin, float share, float* sums, int64_t count) {
+  IN_TYPE(grad.type, add_row_loop(grad.as<const T>() + begin, share, sums, count));
+}
+VECTORIZED void store_row(const float* sums, const Tensor& out, int64_t begin, int64_t count) {
+  IN_TYPE(out.type, store_row_loop(sums, out.as<T>() + begin, count));
+}
 
 struct Rows {};
 struct Sums {};
 
-// Run a function for every map, on all threads, with the number of values in it and in a resized one.
+// Run a function for every map, on all threads, with where it begins and where a resized one does.
 template <class Run>
 void for_maps(const Tensor& given, const Tensor& made, const Run& run) {
   const int64_t maps = given.dim(0) * given.dim(1);
   if (!given.size() || !made.size()) return;
-  parallel_ranges(maps, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t map = begin; map < end; ++map) run(map * (given.size() / maps), map * (made.size() / maps));
-  });
+  for_pieces(maps, 1, 1, [&](int64_t map) { run(map * (given.size() / maps), map * (made.size() / maps)); });
 }
 
-template <class T>
-void forward_as(const Settings& s, const Tensor& data, const Tensor& out) {
+// Copy maps that keep their size, as MXNet does: 0 times an infinity beside a value would make it NaN.
+bool copied(const Tensor& from, const Tensor& to) {
+  if (from.dim(2) != to.dim(2) || from.dim(3) != to.dim(3)) return false;
+  copy(from, 0, to, 0, from.size());
+  return true;
+}
+
+void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  const Settings s(attributes);
+  const Tensor &data = inputs[0], &out = outputs[0];
+  if (copied(data, out)) return;
   const int64_t height = data.dim(2), width = data.dim(3);
   const Sources down(height, s.height, s.aligns_corners), across(width, s.width, s.aligns_corners);
   for_maps(data, out, [&](int64_t from, int64_t to) {
     const auto rows = static_cast<float*>(scratch<Rows>(height * s.width * sizeof(float)));
-    const T* map = data.as<const T>() + from;
-    for (int64_t i = 0; i < height; ++i)
-      blend_columns(map + i * width, across.first.data(), across.next.data(), across.share.data(), rows + i * s.width,
-                    s.width);
+    const auto loaded = static_cast<float*>(scratch<Sums>(width * sizeof(float)));
+    for (int64_t i = 0; i < height; ++i) {
+      const int64_t begin = from + i * width;
+      if (data.type == kBfloat16) load(data.as<bfloat16>() + begin, loaded, width);
+      blend_columns(data.type == kBfloat16 ? loaded : data.as<float>() + begin, across, rows + i * s.width, s.width);
+    }
     for (int64_t i = 0; i < s.height; ++i)
-      blend_rows(rows + down.first[i] * s.width, rows + down.next[i] * s.width, down.share[i],
-                 out.as<T>() + to + i * s.width, s.width);
+      blend_rows(rows + down.first[i] * s.width, rows + down.next[i] * s.width, down.share[i], out, to + i * s.width,
+                 s.width);
   });
 }
 
-template <class T>
-void backward_as(const Settings& s, const Tensor& out_grad, const Tensor& data_grad) {
+void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
+  const Settings s(attributes);
+  const Tensor &out_grad = inputs[0], &data_grad = outputs[0];
+  if (copied(out_grad, data_grad)) return;
   const int64_t height = data_grad.dim(2), width = data_grad.dim(3);
   const Sources down(height, s.height, s.aligns_corners), across(width, s.width, s.aligns_corners);
   for_maps(data_grad, out_grad, [&](int64_t to, int64_t from) {
@@ -119,9 +127,9 @@ void backward_as(const Settings& s, const Tensor& out_grad, const Tensor& data_g
     const auto sums = static_cast<float*>(scratch<Sums>(width * sizeof(float)));
     std::fill_n(rows, height * s.width, 0.f);
     for (int64_t i = 0; i < s.height; ++i) {
-      const T* grad = out_grad.as<const T>() + from + i * s.width;
-      add_row(grad, 1 - down.share[i], rows + down.first[i] * s.width, s.width);
-      add_row(grad, down.share[i], rows + down.next[i] * s.width, s.width);
+      const int64_t grad = from + i * s.width;
+      add_row(out_grad, grad, 1 - down.share[i], rows + down.first[i] * s.width, s.width);
+      add_row(out_grad, grad, down.share[i], rows + down.next[i] * s.width, s.width);
     }
     for (int64_t i = 0; i < height; ++i) {
       const float* row = rows + i * s.width;
@@ -130,21 +138,10 @@ void backward_as(const Settings& s, const Tensor& out_grad, const Tensor& data_g
         sums[across.first[j]] += (1 - across.share[j]) * row[j];
         sums[across.next[j]] += across.share[j] * row[j];
       }
-      store_row(sums, data_grad.as<T>() + to + i * width, width);
+      store_row(sums, data_grad, to + i * width, width);
     }
   });
 }
-
-void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(Settings(attributes), inputs[0], outputs[0]);
-}
-
-void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const bool is_low = outputs[0].type == kBfloat16;
-  (is_low ? backward_as<bfloat16> : backward_as<float>)(Settings(attributes), inputs[0], outputs[0]);
-}
-
-void types(const Attributes&, Types& inputs, Types& outputs) { outputs[0] = inputs[0] = data_type(inputs[0], "data"); }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
   const Settings s(attributes);
@@ -156,6 +153,6 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
 
 }  // namespace
 
-const Operator resize{"_gluon_amp_resize", one_to_one, types, shapes, forward, backward};
+const Operator resize{"_gluon_amp_resize", takes<1>, data_types, shapes, forward, backward};
 
 }  // namespace gluon_amp

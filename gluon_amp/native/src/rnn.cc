@@ -4,14 +4,9 @@
 //
 // Between layers the values are multiplied by masks that are inputs: MXNet's Dropout of ones makes them, which knows
 // whether this is training. When training, the last output keeps what backward needs.
-#include <algorithm>
-#include <cstring>
+#include "rnn.h"
 
-#include "buffer.h"
-#include "families.h"
-#include "operator.h"
-#include "rnn_layer.h"
-#include "vector.h"
+#include <algorithm>
 
 namespace gluon_amp {
 
@@ -20,11 +15,6 @@ namespace {
 VECTORIZED void to_floats(const bfloat16* from, float* to, int64_t count) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i]);
-}
-
-VECTORIZED void to_bfloat16(const float* from, bfloat16* to, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) store(from[i], &to[i]);
 }
 
 template <class T>
@@ -149,10 +139,7 @@ class Call {
 float* at(const Tensor* tensor, size_t element) { return tensor ? tensor->as<float>() + element : nullptr; }
 
 void apply_mask(const Settings& s, const Tensor& mask, const void* values, void* products) {
-  if (s.type == kBfloat16)
-    multiply(static_cast<const bfloat16*>(values), mask.as<float>(), static_cast<bfloat16*>(products), mask.size());
-  else
-    multiply(static_cast<const float*>(values), mask.as<float>(), static_cast<float*>(products), mask.size());
+  IN_TYPE(s.type, multiply(static_cast<const T*>(values), mask.as<float>(), static_cast<T*>(products), mask.size()));
 }
 
 // The arrays of layer i. The operator's inputs and outputs are `in` and `out`.
@@ -170,7 +157,7 @@ LayerArrays arrays_of(const Settings& s, const Call& call, int i, const Tensor* 
 
 // Without a step, states stay what they are, and so do their gradients.
 void copy_states(const Settings& s, const Tensor* from, const Tensor* to) {
-  for (int i = 0; i <= s.lstm(); ++i) std::copy_n(from[i].as<float>(), from[i].size(), to[i].as<float>());
+  for (int i = 0; i <= s.lstm(); ++i) copy(from[i], 0, to[i], 0, from[i].size());
 }
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
@@ -198,15 +185,13 @@ Buffer as_floats(const Tensor& values) {
   return floats;
 }
 
-void clear(const Tensor& array) { std::fill_n(array.as<char>(), array.size() * (array.type == kBfloat16 ? 2 : 4), 0); }
-
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
   if (!s.training) fail("expected training=True for a gradient, received training=False");
   const Tensor *grads = inputs.data(), *in = grads + s.outputs(), *out = in + s.inputs();
   const int state = s.state();
   if (!out[0].size()) {
-    std::for_each(outputs.begin(), outputs.end(), clear);
+    clear(outputs);
     return copy_states(s, &grads[1], &outputs[state]);
   }
   const Call call(s, in[0]);
@@ -230,10 +215,7 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
     }
     out_grad = std::move(data_grad);
   }
-  if (s.type == kBfloat16)
-    to_bfloat16(out_grad.as<float>(), outputs[0].as<bfloat16>(), outputs[0].size());
-  else
-    std::copy_n(out_grad.as<float>(), outputs[0].size(), outputs[0].as<float>());
+  IN_TYPE(s.type, convert(out_grad.as<float>(), outputs[0].as<T>(), outputs[0].size()));
 }
 
 Arity arity(const Attributes& attributes) {

@@ -1,6 +1,5 @@
-#include "rnn_cells.h"
-
 #include "exponential.h"
+#include "rnn.h"
 
 namespace gluon_amp {
 
@@ -146,38 +145,29 @@ INLINED void plain_gradient(const RowGradient<T>& r) {
   }
 }
 
-#define KERNELS_OF(T)                                                             \
-  VECTORIZED void lstm_row(const Row<T>& r) { lstm(r); }                          \
-  VECTORIZED void gru_row(const Row<T>& r) { gru(r); }                            \
-  VECTORIZED void tanh_row(const Row<T>& r) { plain<false>(r); }                  \
-  VECTORIZED void relu_row(const Row<T>& r) { plain<true>(r); }                   \
-  VECTORIZED void lstm_row(const RowGradient<T>& r) { lstm_gradient(r); }         \
-  VECTORIZED void gru_row(const RowGradient<T>& r) { gru_gradient(r); }           \
-  VECTORIZED void tanh_row(const RowGradient<T>& r) { plain_gradient<false>(r); } \
-  VECTORIZED void relu_row(const RowGradient<T>& r) { plain_gradient<true>(r); }
-KERNELS_OF(float)
-KERNELS_OF(bfloat16)
-#undef KERNELS_OF
+template <class T>
+INLINED void forward(Cell cell, const Row<T>& r) {
+  cell == Cell::kLstm ? lstm(r) : cell == Cell::kGru ? gru(r) : cell == Cell::kTanh ? plain<false>(r) : plain<true>(r);
+}
 
-template <class Sequence>
-void run(Cell cell, const Sequence& row) {
-  switch (cell) {
-    case Cell::kLstm:
-      return lstm_row(row);
-    case Cell::kGru:
-      return gru_row(row);
-    case Cell::kTanh:
-      return tanh_row(row);
-    case Cell::kRelu:
-      return relu_row(row);
-  }
+template <class T>
+INLINED void backward(Cell cell, const RowGradient<T>& r) {
+  cell == Cell::kLstm   ? lstm_gradient(r)
+  : cell == Cell::kGru  ? gru_gradient(r)
+  : cell == Cell::kTanh ? plain_gradient<false>(r)
+                        : plain_gradient<true>(r);
 }
 
 }  // namespace
 
-void forward_row(Cell cell, const Row<float>& row) { run(cell, row); }
-void forward_row(Cell cell, const Row<bfloat16>& row) { run(cell, row); }
-void backward_row(Cell cell, const RowGradient<float>& row) { run(cell, row); }
-void backward_row(Cell cell, const RowGradient<bfloat16>& row) { run(cell, row); }
+VECTORIZED void forward_row(Cell cell, const Row<float>& row) { forward(cell, row); }
+VECTORIZED void forward_row(Cell cell, const Row<bfloat16>& row) { forward(cell, row); }
+VECTORIZED void backward_row(Cell cell, const RowGradient<float>& row) { backward(cell, row); }
+VECTORIZED void backward_row(Cell cell, const RowGradient<bfloat16>& row) { backward(cell, row); }
+
+VECTORIZED void convert(const float* from, bfloat16* to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) store(from[i], &to[i]);
+}
 
 }  // namespace gluon_amp

@@ -1,9 +1,7 @@
-#include "rnn_layer.h"
-
 #include <algorithm>
 #include <type_traits>
 
-#include "buffer.h"
+#include "rnn.h"
 
 namespace gluon_amp {
 
@@ -12,13 +10,6 @@ namespace {
 using namespace onednn;
 
 constexpr int64_t kLeastToShare = 4096;  // values of a step from which on threads share it
-
-VECTORIZED void convert(const float* from, bfloat16* to, int64_t count) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) store(from[i], &to[i]);
-}
-
-void convert(const float* from, float* to, int64_t count) { std::copy_n(from, count, to); }
 
 // A product of matrices, rows x inner by inner x columns.
 struct Product {
@@ -46,12 +37,11 @@ struct Kind {
   explicit Kind(const LayerShape& s) : type(data_type_of(s.type)) {}
   Desc plain(int64_t rows, int64_t columns) const { return {{rows, columns}, type}; }
   Desc transposed(int64_t rows, int64_t columns) const { return {{columns, rows}, type, {1, columns}}; }
-  Desc packed(int64_t rows, int64_t columns) const { return Desc::any({rows, columns}, type); }
   static Desc sums(int64_t rows, int64_t columns) { return {{rows, columns}, kF32}; }
   // A product with weights that lie as described, in the order that oneDNN likes; as they are where that is a plain
   // one, and they need not be rounded.
   Product with_weights(const Desc& a, const Desc& lie, int64_t inner, int64_t columns, const Desc& c, bool adds) const {
-    Product liked(a, packed(inner, columns), c, adds);
+    Product liked(a, Desc::any({inner, columns}, type), c, adds);
     const bool is_plain = type == kF32 && are_equal(liked.order(), plain(inner, columns));
     return is_plain ? Product(a, lie, c, adds) : liked;
   }
@@ -105,11 +95,8 @@ INLINED void add_rows_loop(const T* values, int64_t rows, int64_t columns, float
   }
 }
 
-VECTORIZED void add_rows(const float* values, int64_t rows, int64_t columns, float* sums) {
-  add_rows_loop(values, rows, columns, sums);
-}
-VECTORIZED void add_rows(const bfloat16* values, int64_t rows, int64_t columns, float* sums) {
-  add_rows_loop(values, rows, columns, sums);
+VECTORIZED void add_rows(const void* values, int type, int64_t rows, int64_t columns, float* sums) {
+  IN_TYPE(type, add_rows_loop(static_cast<const T*>(values), rows, columns, sums));
 }
 
 void reorder(Md from, const void* source, Md to, void* target) {
@@ -248,8 +235,8 @@ void backward_direction(const LayerShape& s, const Parameters& parameters, const
                 g.data);
   products->to_data_weights.run(to_data.data(), a.data, parameter_gradients.weights[2 * direction]);
   products->to_state_weights.run(to_state, before.data(), parameter_gradients.weights[2 * direction + 1]);
-  add_rows(to_data.as<T>(), products->rows, sums, parameter_gradients.biases[2 * direction]);
-  add_rows(to_state, products->rows, sums, parameter_gradients.biases[2 * direction + 1]);
+  add_rows(to_data.data(), s.type, products->rows, sums, parameter_gradients.biases[2 * direction]);
+  add_rows(to_state, s.type, products->rows, sums, parameter_gradients.biases[2 * direction + 1]);
 }
 
 }  // namespace
@@ -260,20 +247,14 @@ void forward_layer(const LayerShape& s, const Parameters& parameters, const Laye
   const Buffer own(s.training ? 0 : kept_values(s) * sizeof(float));
   for (int64_t direction = 0; direction < s.directions; ++direction) {
     float* gates = s.training ? static_cast<float*>(arrays.kept) + direction * kept_values(s) : own.as<float>();
-    if (s.type == kBfloat16)
-      forward_direction<bfloat16>(s, parameters, arrays, direction, gates);
-    else
-      forward_direction<float>(s, parameters, arrays, direction, gates);
+    IN_TYPE(s.type, forward_direction<T>(s, parameters, arrays, direction, gates));
   }
 }
 
 void backward_layer(const LayerShape& s, const Parameters& parameters, const LayerArrays& arrays,
                     const Parameters& parameter_gradients, const LayerGradients& gradients) {
   for (int64_t direction = 0; direction < s.directions; ++direction)
-    if (s.type == kBfloat16)
-      backward_direction<bfloat16>(s, parameters, arrays, parameter_gradients, gradients, direction);
-    else
-      backward_direction<float>(s, parameters, arrays, parameter_gradients, gradients, direction);
+    IN_TYPE(s.type, backward_direction<T>(s, parameters, arrays, parameter_gradients, gradients, direction));
 }
 
 }  // namespace gluon_amp

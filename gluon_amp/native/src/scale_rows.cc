@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "families.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -64,27 +62,6 @@ INLINED void backward_rows(const T* out_grads, const T* data, const float* facto
   }
 }
 
-#define KERNELS(T)                                                                                                 \
-  VECTORIZED void forward_kernel(const T* data, const float* factors, const T* added, bool rectifies, T* out,      \
-                                 int64_t rows, int64_t width) {                                                    \
-    forward_rows(data, factors, added, rectifies, out, rows, width);                                               \
-  }                                                                                                                \
-  VECTORIZED void backward_kernel(const T* out_grad, const T* data, const float* factors, const T* rectified,      \
-                                  T* data_grad, float* factor_grads, T* added_grad, int64_t rows, int64_t width) { \
-    backward_rows(out_grad, data, factors, rectified, data_grad, factor_grads, added_grad, rows, width);           \
-  }
-KERNELS(float)
-KERNELS(bfloat16)
-#undef KERNELS
-
-// Run a function for ranges of rows, on all threads, with their width.
-template <class Run>
-void for_rows(const Tensor& data, const Tensor& factors, const Run& run) {
-  const int64_t rows = factors.size(), width = rows ? data.size() / rows : 0;
-  parallel_ranges(rows, std::max<int64_t>(1, kRange / std::max<int64_t>(1, width)),
-                  [&](int64_t begin, int64_t end) { run(begin, end - begin, width); });
-}
-
 // Which input is which, and what is done to the product.
 struct Settings {
   explicit Settings(const Attributes& attributes)
@@ -96,37 +73,42 @@ struct Settings {
   bool adds, rectifies;
 };
 
-template <class T>
-void forward_as(const Settings& s, const Tensors& inputs, const Tensor& out) {
-  const Tensor &data = inputs[s.data], &factors = inputs[s.factors];
-  const T* added = s.adds ? inputs[2].as<const T>() : nullptr;
-  for_rows(data, factors, [&](int64_t first, int64_t rows, int64_t width) {
-    const int64_t begin = first * width;
-    forward_kernel(data.as<const T>() + begin, factors.as<float>() + first, moved(added, begin), s.rectifies,
-                   out.as<T>() + begin, rows, width);
-  });
+VECTORIZED void forward_range(const Settings& s, const Tensors& in, const Tensor& out, int64_t first, int64_t rows,
+                              int64_t width) {
+  const int64_t begin = first * width;
+  IN_TYPE(out.type,
+          forward_rows(in[s.data].as<const T>() + begin, in[s.factors].as<float>() + first,
+                       s.adds ? in[2].as<const T>() + begin : nullptr, s.rectifies, out.as<T>() + begin, rows, width));
+}
+VECTORIZED void backward_range(const Settings& s, const Tensors& in, const Tensors& out, int64_t first, int64_t rows,
+                               int64_t width) {
+  const int64_t begin = first * width;
+  IN_TYPE(in[0].type,
+          backward_rows(in[0].as<const T>() + begin, in[1 + s.data].as<const T>() + begin,
+                        in[1 + s.factors].as<float>() + first, s.rectifies ? in[4].as<const T>() + begin : nullptr,
+                        out[s.data].as<T>() + begin, out[s.factors].as<float>() + first,
+                        s.adds ? out[2].as<T>() + begin : nullptr, rows, width));
 }
 
-template <class T>
-void backward_as(const Settings& s, const Tensors& inputs, const Tensors& outputs) {
-  const Tensor &out_grad = inputs[0], &data = inputs[1 + s.data], &factors = inputs[1 + s.factors];
-  const T* rectified = s.rectifies ? inputs[4].as<const T>() : nullptr;
-  T* added_grad = s.adds ? outputs[2].as<T>() : nullptr;
-  for_rows(data, factors, [&](int64_t first, int64_t rows, int64_t width) {
-    const int64_t begin = first * width;
-    backward_kernel(out_grad.as<const T>() + begin, data.as<const T>() + begin, factors.as<float>() + first,
-                    moved(rectified, begin), outputs[s.data].as<T>() + begin, outputs[s.factors].as<float>() + first,
-                    moved(added_grad, begin), rows, width);
-  });
+// Run a function for ranges of rows, on all threads, with their width.
+template <class Run>
+void for_rows(const Tensor& data, const Tensor& factors, const Run& run) {
+  const int64_t rows = factors.size(), width = rows ? data.size() / rows : 0;
+  parallel_ranges(rows, std::max<int64_t>(1, kRange / std::max<int64_t>(1, width)),
+                  [&](int64_t begin, int64_t end) { run(begin, end - begin, width); });
 }
 
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
   const Settings s(attributes);
-  (inputs[s.data].type == kBfloat16 ? forward_as<bfloat16> : forward_as<float>)(s, inputs, outputs[0]);
+  for_rows(inputs[s.data], inputs[s.factors], [&](int64_t first, int64_t rows, int64_t width) {
+    forward_range(s, inputs, outputs[0], first, rows, width);
+  });
 }
 
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? backward_as<bfloat16> : backward_as<float>)(Settings(attributes), inputs, outputs);
+  const Settings s(attributes);
+  for_rows(inputs[1 + s.data], inputs[1 + s.factors],
+           [&](int64_t first, int64_t rows, int64_t width) { backward_range(s, inputs, outputs, first, rows, width); });
 }
 
 void types(const Attributes& attributes, Types& inputs, Types& outputs) {

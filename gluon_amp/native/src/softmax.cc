@@ -1,14 +1,10 @@
 // Softmax and its logarithm over an axis, as MXNet computes them, with a temperature and, over the last axis, with
 // lengths of rows: what is behind a row's length is 0 and has no gradient.
-#include "softmax.h"
-
 #include <algorithm>
 #include <cmath>
 
-#include "columns.h"
-#include "families.h"
+#include "exponential.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -88,29 +84,31 @@ constexpr int64_t kColumns = 64;
 template <class T>
 INLINED void forward_columns(const T* data, T* out, int64_t length, int64_t distance, int64_t columns,
                              float temperature, bool is_log) {
-  float most[kColumns], sums[kColumns];
+  float most[kColumns], sums[kColumns], loaded[kColumns];
 #pragma omp simd
   for (int64_t i = 0; i < columns; ++i) {
     most[i] = -std::numeric_limits<float>::infinity();
     sums[i] = 0;
   }
-  for (int64_t row = 0; row < length; ++row)
+  for (int64_t row = 0; row < length; ++row) {
+    const float* values = as_floats(data + row * distance, loaded, columns);
 #pragma omp simd
-    for (int64_t i = 0; i < columns; ++i) {
-      const float value = to_float(data[row * distance + i]);
-      most[i] = value > most[i] ? value : most[i];
-    }
-  for (int64_t row = 0; row < length; ++row)
+    for (int64_t i = 0; i < columns; ++i) most[i] = values[i] > most[i] ? values[i] : most[i];
+  }
+  for (int64_t row = 0; row < length; ++row) {
+    const float* values = as_floats(data + row * distance, loaded, columns);
 #pragma omp simd
-    for (int64_t i = 0; i < columns; ++i)
-      sums[i] += exp_of_negative((to_float(data[row * distance + i]) - most[i]) / temperature);
+    for (int64_t i = 0; i < columns; ++i) sums[i] += exp_of_negative((values[i] - most[i]) / temperature);
+  }
   for (int64_t i = 0; i < columns; ++i) sums[i] = is_log ? std::log(sums[i]) : 1 / sums[i];
-  for (int64_t row = 0; row < length; ++row)
+  for (int64_t row = 0; row < length; ++row) {
+    const float* values = as_floats(data + row * distance, loaded, columns);
 #pragma omp simd
     for (int64_t i = 0; i < columns; ++i) {
-      const float value = (to_float(data[row * distance + i]) - most[i]) / temperature;
+      const float value = (values[i] - most[i]) / temperature;
       store(is_log ? value - sums[i] : exp_of_negative(value) * sums[i], &out[row * distance + i]);
     }
+  }
 }
 
 template <class T>
@@ -132,31 +130,21 @@ INLINED void backward_columns(const T* out_grad, const T* out, T* data_grad, int
     }
 }
 
-#define KERNELS(T)                                                                                                 \
-  VECTORIZED void forward_kernel(const T* data, T* out, float* values, int64_t length, int64_t width,              \
-                                 float temperature, bool is_log) {                                                 \
-    forward_row(data, out, values, length, width, temperature, is_log);                                            \
-  }                                                                                                                \
-  VECTORIZED void backward_kernel(const T* out_grad, const T* out, T* data_grad, int64_t length, int64_t width,    \
-                                  float factor, bool is_log) {                                                     \
-    backward_row(out_grad, out, data_grad, length, width, factor, is_log);                                         \
-  }                                                                                                                \
-  VECTORIZED void forward_columns_kernel(const T* data, T* out, int64_t length, int64_t distance, int64_t columns, \
-                                         float temperature, bool is_log) {                                         \
-    forward_columns(data, out, length, distance, columns, temperature, is_log);                                    \
-  }                                                                                                                \
-  VECTORIZED void backward_columns_kernel(const T* out_grad, const T* out, T* data_grad, int64_t length,           \
-                                          int64_t distance, int64_t columns, float factor, bool is_log) {          \
-    backward_columns(out_grad, out, data_grad, length, distance, columns, factor, is_log);                         \
-  }
-KERNELS(float)
-KERNELS(bfloat16)
-#undef KERNELS
+VECTORIZED void forward_columns_at(const Tensor& data, const Tensor& out, int64_t begin, int64_t length,
+                                   int64_t distance, int64_t columns, float temperature, bool is_log) {
+  IN_TYPE(data.type, forward_columns(data.as<const T>() + begin, out.as<T>() + begin, length, distance, columns,
+                                     temperature, is_log));
+}
+VECTORIZED void backward_columns_at(const Tensor& out_grad, const Tensor& out, const Tensor& data_grad, int64_t begin,
+                                    int64_t length, int64_t distance, int64_t columns, float factor, bool is_log) {
+  IN_TYPE(out.type, backward_columns(out_grad.as<const T>() + begin, out.as<const T>() + begin,
+                                     data_grad.as<T>() + begin, length, distance, columns, factor, is_log));
+}
 
 struct Settings {
   explicit Settings(const Attributes& attributes)
       : has_lengths(attributes.flag("use_length", false)),
-        temperature(static_cast<float>(attributes.number("temperature", 1))),
+        temperature(attributes.real("temperature", 1)),
         axis(attributes.integer("axis", -1)) {
     if (!(temperature > 0)) fail("expected a temperature above 0, received temperature=", temperature);
     if (has_lengths && axis != -1) fail("expected axis=-1 with lengths, received axis=", axis);
@@ -176,71 +164,61 @@ struct Lengths {
   const int32_t* values;
 };
 
-// Run a function for every row, on all threads.
+VECTORIZED void forward_rows(const Settings& s, const Lengths& lengths, const Tensor& data, const Tensor& out,
+                             int64_t begin, int64_t end, int64_t width, float* values, bool is_log) {
+  IN_TYPE(data.type, for (int64_t row = begin; row < end; ++row)
+                         forward_row(data.as<const T>() + row * width, out.as<T>() + row * width, values,
+                                     lengths.of(row, width), width, s.temperature, is_log));
+}
+VECTORIZED void backward_rows(const Settings& s, const Lengths& lengths, const Tensor& out_grad, const Tensor& out,
+                              const Tensor& data_grad, int64_t begin, int64_t end, int64_t width, bool is_log) {
+  IN_TYPE(out.type, for (int64_t row = begin; row < end; ++row) backward_row(
+                        out_grad.as<const T>() + row * width, out.as<const T>() + row * width,
+                        data_grad.as<T>() + row * width, lengths.of(row, width), width, 1 / s.temperature, is_log));
+}
+
+// Run a function for ranges of rows, on all threads.
 template <class Run>
-void for_rows(const Tensor& data, int axis, const Run& run) {
-  const int64_t width = data.dim(axis), rows = width ? data.size() / width : 0;
-  parallel_ranges(rows, std::max<int64_t>(1, width ? kRange / width : 1), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) run(row, width);
-  });
+void for_rows(const Tensor& data, int64_t width, const Run& run) {
+  parallel_ranges(width ? data.size() / width : 0, std::max<int64_t>(1, width ? kRange / width : 1), run);
 }
 
 struct Values {};
 
-template <class T, bool is_log>
-void forward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const Settings s(attributes);
-  const int64_t distance = values_behind(inputs[0], s.axis);
-  if (distance != 1) {
-    const int64_t length = inputs[0].dim(s.axis);
-    for_columns(inputs[0], length, distance, kColumns, kRange, [&](int64_t first, int64_t columns) {
-      forward_columns_kernel(inputs[0].as<const T>() + first, outputs[0].as<T>() + first, length, distance, columns,
-                             s.temperature, is_log);
-    });
-    return;
-  }
-  const Lengths lengths(s, inputs, 0);
-  for_rows(inputs[0], s.axis, [&](int64_t row, int64_t width) {
-    const auto values = static_cast<float*>(scratch<Values>(width * sizeof(float)));
-    forward_kernel(inputs[0].as<const T>() + row * width, outputs[0].as<T>() + row * width, values,
-                   lengths.of(row, width), width, s.temperature, is_log);
-  });
-}
-
-template <class T, bool is_log>
-void backward_as(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  const Settings s(attributes);
-  const Tensor& out = inputs.back();
-  const int64_t distance = values_behind(out, s.axis);
-  if (distance != 1) {
-    const int64_t length = out.dim(s.axis);
-    for_columns(out, length, distance, kColumns, kRange, [&](int64_t first, int64_t columns) {
-      backward_columns_kernel(inputs[0].as<const T>() + first, out.as<const T>() + first, outputs[0].as<T>() + first,
-                              length, distance, columns, 1 / s.temperature, is_log);
-    });
-    return;
-  }
-  const Lengths lengths(s, inputs, 1);
-  for_rows(out, s.axis, [&](int64_t row, int64_t width) {
-    backward_kernel(inputs[0].as<const T>() + row * width, out.as<const T>() + row * width,
-                    outputs[0].as<T>() + row * width, lengths.of(row, width), width, 1 / s.temperature, is_log);
-  });
-  if (s.has_lengths) std::fill_n(outputs[1].as<int32_t>(), outputs[1].size(), 0);
-}
-
 template <bool is_log>
 void forward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[0].type == kBfloat16 ? forward_as<bfloat16, is_log> : forward_as<float, is_log>)(attributes, inputs, outputs);
+  const Settings s(attributes);
+  const Tensor &data = inputs[0], &out = outputs[0];
+  const int64_t distance = values_behind(data, s.axis), length = data.dim(s.axis);
+  if (distance != 1)
+    return for_columns(data, length, distance, kColumns, kRange, [&](int64_t first, int64_t columns) {
+      forward_columns_at(data, out, first, length, distance, columns, s.temperature, is_log);
+    });
+  const Lengths lengths(s, inputs, 0);
+  for_rows(data, length, [&](int64_t begin, int64_t end) {
+    const auto values = static_cast<float*>(scratch<Values>(length * sizeof(float)));
+    forward_rows(s, lengths, data, out, begin, end, length, values, is_log);
+  });
 }
 
 template <bool is_log>
 void backward(const Attributes& attributes, const Tensors& inputs, const Tensors& outputs) {
-  (inputs[1].type == kBfloat16 ? backward_as<bfloat16, is_log> : backward_as<float, is_log>)(attributes, inputs,
-                                                                                             outputs);
+  const Settings s(attributes);
+  const Tensor &out = inputs.back(), &data_grad = outputs[0];
+  const int64_t distance = values_behind(out, s.axis), length = out.dim(s.axis);
+  if (distance != 1)
+    return for_columns(out, length, distance, kColumns, kRange, [&](int64_t first, int64_t columns) {
+      backward_columns_at(inputs[0], out, data_grad, first, length, distance, columns, 1 / s.temperature, is_log);
+    });
+  const Lengths lengths(s, inputs, 1);
+  for_rows(out, length, [&](int64_t begin, int64_t end) {
+    backward_rows(s, lengths, inputs[0], out, data_grad, begin, end, length, is_log);
+  });
+  if (s.has_lengths) clear(outputs[1]);
 }
 
 void types(const Attributes& attributes, Types& inputs, Types& outputs) {
-  outputs[0] = inputs[0] = data_type(inputs[0], "data");
+  data_types(attributes, inputs, outputs);
   if (Settings(attributes).has_lengths) expect_type(inputs[1], kInt32, "the lengths");
 }
 

@@ -2,10 +2,7 @@
 // results: over another axis than the last it takes ten times as long as memory does.
 #include <algorithm>
 
-#include "columns.h"
-#include "families.h"
 #include "operator.h"
-#include "vector.h"
 
 namespace gluon_amp {
 
@@ -37,7 +34,7 @@ void forward(const Attributes& attributes, const Tensors& inputs, const Tensors&
   const Tensor &data = inputs[0], &out = outputs[0];
   const int axis = axis_of(attributes, data.ndim);
   const int64_t length = data.dim(axis), distance = values_behind(data, axis);
-  if (!length) std::fill_n(out.as<float>(), out.size(), 0.f);
+  if (!length) clear(out);
   for_columns(data, length, distance, kColumns, kRange, [&](int64_t first, int64_t columns) {
     const int64_t slice = first / (length * distance);
     forward_kernel(data.as<const float>() + first, out.as<float>() + slice * distance + first % distance, length,
@@ -50,11 +47,8 @@ void backward(const Attributes& attributes, const Tensors& inputs, const Tensors
   if (!data.size()) return;
   const int axis = axis_of(attributes, data.ndim);
   const int64_t length = data.dim(axis), distance = values_behind(data, axis);
-  parallel_ranges(data.size() / distance, std::max<int64_t>(1, kRange / distance), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      std::copy_n(out_grad.as<const float>() + row / length * distance, distance,
-                  outputs[0].as<float>() + row * distance);
-  });
+  for_pieces(data.size() / distance, distance, kRange,
+             [&](int64_t row) { copy(out_grad, row / length * distance, outputs[0], row * distance, distance); });
 }
 
 void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
@@ -70,6 +64,6 @@ void shapes(const Attributes& attributes, Shapes& inputs, Shapes& outputs) {
 
 }  // namespace
 
-const Operator sum_op{"_gluon_amp_sum", one_to_one, float32_types, shapes, forward, backward};
+const Operator sum_op{"_gluon_amp_sum", takes<1>, float32_types, shapes, forward, backward};
 
 }  // namespace gluon_amp

@@ -1,8 +1,8 @@
 // Code that the compiler turns into vector instructions, once for each instruction set; the fastest one that the CPU
 // has is chosen when the library is loaded.
 //
-// A kernel is a loop in a template that is always inlined, and one function marked VECTORIZED for every type that
-// the operator knows: attributes of templates do not reach the copies for each instruction set.
+// A kernel is a loop in a template that is always inlined, and a function marked VECTORIZED that calls it IN_TYPE:
+// attributes of templates do not reach the copies for each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,17 @@
 #define VECTORIZED
 #endif
 #define INLINED inline __attribute__((always_inline))
+// Run a statement with T for bfloat16 or float.
+#define IN_TYPE(type, ...)     \
+  do {                         \
+    if ((type) == kBfloat16) { \
+      using T = bfloat16;      \
+      __VA_ARGS__;             \
+    } else {                   \
+      using T = float;         \
+      __VA_ARGS__;             \
+    }                          \
+  } while (false)
 
 namespace gluon_amp {
 

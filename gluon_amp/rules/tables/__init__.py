@@ -5,15 +5,56 @@ share a fate they share a row, under a name of :mod:`~gluon_amp.rules.tables.gro
 """
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Any, Mapping, Tuple
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
-from . import bfloat16, float16
-from .rows import Table
+from ..decision import KEEP, Rule
+from . import bfloat16, float16, groups
 
-__all__ = ["table"]
+Table = Mapping[str, Tuple[Rule, ...]]
 
-_TABLES: Mapping[str, Table] = {BFLOAT16: bfloat16.TABLE, FLOAT16: float16.TABLE, FLOAT32: {}}
+
+def as_table(*rows: tuple[Any, ...]) -> Table:
+    """Return ``{name: (Rule, ...)}`` of rows: names, or one name, and their rules in order of precedence."""
+    found: dict[str, tuple[Rule, ...]] = {}
+    for names, *rules in rows:
+        for name in (names,) if isinstance(names, str) else names:
+            if name in found:
+                raise ValueError(f"the operator {name!r} is in two rows of the table")
+            found[name] = tuple(rules)
+    return found
+
+
+# Operators that take their inputs as the program gives them, whatever the target type.
+_KEPT = (
+    (groups.CASTS, Rule(KEEP, safe=False, note="the program chooses the type")),
+    ((*groups.CREATION, *groups.RANDOM), Rule(KEEP, safe=False, note="makes tensors of the type it names")),
+    (groups.IMAGES, Rule(KEEP, safe=False, note="prepares data, outside the network")),
+    (groups.OPTIMIZERS, Rule(KEEP, safe=False, note="updates weights in place; its inputs' types are its contract")),
+    (groups.IN_PLACE, Rule(KEEP, safe=False, note="writes into an array that has its type already")),
+    (groups.SPARSE_STORAGE, Rule(KEEP, safe=False, note="handles storage: sparse tensors are never cast")),
+    (groups.MACHINERY, Rule(KEEP, safe=False, note="inserted by MXNet where types are settled")),
+    (groups.INTEGER_ARITHMETIC, Rule(KEEP, safe=False, note="for integers only")),
+)
+_TABLES: Mapping[str, Table] = {
+    BFLOAT16: as_table(*bfloat16.ROWS, *_KEPT), FLOAT16: as_table(*float16.ROWS, *_KEPT), FLOAT32: {}}
+# What trains in FP32 where neither oneDNN nor an operator in C++ takes the place of MXNet's own bfloat16 kernel.
+# Converted graphs keep the table's rules: oneDNN fuses a clip with the convolution before it if both run in bfloat16.
+SLOW_IN_TRAINING = as_table(*bfloat16.SLOW_IN_TRAINING)
+
+# Operators that run in low precision beside the tables' own when a network is cast as a whole. The tables keep them in
+# FP32 for resolution, not because a kernel is missing, wrong or slow. In a network that is cast they follow their data,
+# and widen to FP32 where some of it is FP32: anchors, indices and lengths keep their resolution. Sums, norms, losses,
+# samples and positions are left out: MXNet adds them up, or counts, in the type that it is given.
+WHOLE_NETWORK: Mapping[str, frozenset[str]] = {
+    # MXNet's own kernels for elementwise arithmetic truncate bfloat16, and are slow: with them a training step of
+    # MobileNetV3 takes 2.5 times as long. Only oneDNN's softmax is left.
+    BFLOAT16: frozenset(groups.SOFTMAX),
+    # softmax stays in FP32: it adds its exponentials up in float16, unless MXNET_SAFE_ACCUMULATION says otherwise.
+    FLOAT16: frozenset((
+        "Activation", "LeakyReLU", *groups.EXPONENTIALS, *groups.POWERS, "_npi_hypot", *groups.STEEP, "_npi_arctan2",
+        *groups.DIVISIONS, *groups.NUMPY_DIVISIONS)),
+}
 
 
 def table(target_dtype: str) -> Table:

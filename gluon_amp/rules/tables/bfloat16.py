@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from ...graph.attrs import CHANNELS_LAST
 from ..decision import FP32, LOWER, NEUTRAL, WIDEST, Cause, Rule
-from .groups import arithmetic, layers, shapes, system
-from .kept import KEPT
-from .rows import Rows, as_table
+from . import groups
 
 _NATIVE = Rule(NEUTRAL, note="native bfloat16 kernel")
 _NATIVE_SUM = Rule(WIDEST, note="native bfloat16 kernel; mixed inputs widen")
@@ -27,7 +25,7 @@ _POSITIONS = Rule(FP32, safe=False, note="positions and counts are exact up to 2
 _CHANNELS_LAST = Rule(FP32, when=("layout", CHANNELS_LAST), safe=False, cause=Cause.LAYOUT,
                       note="oneDNN is not used for this layout, and MXNet has no other bfloat16 kernel")
 
-LAYERS: Rows = (
+LAYERS = (
     ("Convolution", _CHANNELS_LAST,
      Rule(LOWER, min_channels=16, note="bfloat16 convolutions run about 2x as fast as FP32 from 16 input channels on"),
      Rule(FP32, cause=Cause.CHANNELS,
@@ -37,90 +35,88 @@ LAYERS: Rows = (
     ("Deconvolution",
      Rule(FP32, safe=False,
           note="its backward ends the process when the weight is not a parameter itself, as behind a cast")),
-    (("RNN", *layers.ATTENTION, *layers.DEFORMABLE_CONVOLUTIONS), _NO_KERNEL),
-    (layers.ONEDNN_SUBGRAPHS, Rule(FP32, safe=False, note="fused for FP32 and eight-bit inference")),
-    (layers.BATCH_NORMS,
+    (("RNN", *groups.ATTENTION, *groups.DEFORMABLE_CONVOLUTIONS), _NO_KERNEL),
+    (groups.ONEDNN_SUBGRAPHS, Rule(FP32, safe=False, note="fused for FP32 and eight-bit inference")),
+    (groups.BATCH_NORMS,
      Rule(NEUTRAL, fp32_inputs=(1, 2, 3, 4),
           note="oneDNN normalises bfloat16 data with FP32 scale, shift and statistics")),
-    (("_contrib_SyncBatchNorm", *layers.NORMS), _NO_KERNEL),
+    (("_contrib_SyncBatchNorm", *groups.NORMS), _NO_KERNEL),
     ("Activation", Rule(FP32, when=("act_type", ("softsign",)), safe=False, note=_NO_KERNEL.note), _NATIVE),
     ("LeakyReLU", Rule(FP32, when=("act_type", ("prelu", "selu", "rrelu")), safe=False, note=_NO_KERNEL.note), _NATIVE),
     ("Pooling", Rule(FP32, when=("pool_type", ("sum", "lp")), safe=False, note=_NO_KERNEL.note), _CHANNELS_LAST,
      _NATIVE),
     ("LRN", _NATIVE),
-    (layers.RELU, _MOVES),
-    (layers.SIGMOIDS, _TRUNCATES),
-    ((*layers.PIECEWISE_SIGMOIDS, "Dropout", "UpSampling"), _NO_KERNEL),
+    (groups.RELU, _MOVES),
+    (groups.SIGMOIDS, _TRUNCATES),
+    ((*groups.PIECEWISE_SIGMOIDS, "Dropout", "UpSampling"), _NO_KERNEL),
     (("_contrib_AdaptiveAvgPooling2D", "_contrib_BilinearResize2D"), _WRONG),
-    (layers.OLD_LAYERS, Rule(FP32, safe=False, note="superseded: nothing shows that it is right in bfloat16")),
-    (layers.SOFTMAX,
+    (groups.OLD_LAYERS, Rule(FP32, safe=False, note="superseded: nothing shows that it is right in bfloat16")),
+    (groups.SOFTMAX,
      Rule(FP32, when=("dtype", ("float32", "float64", "float16")), safe=False,
           note="MXNet's bfloat16 kernel does not convert types"),
      Rule(FP32, when=("use_length", ("True", "1")), safe=False, note=_NO_KERNEL.note),
      _LOSS),
-    ((*layers.OTHER_SOFTMAX, *layers.LOSS_OUTPUTS, *layers.LOSSES), Rule(FP32, safe=False, note=_LOSS.note)),
-    (layers.EMBEDDINGS, _WRONG),
-    (layers.SEQUENCES,
+    ((*groups.OTHER_SOFTMAX, *groups.LOSS_OUTPUTS, *groups.LOSSES), Rule(FP32, safe=False, note=_LOSS.note)),
+    (groups.EMBEDDINGS, _WRONG),
+    (groups.SEQUENCES,
      Rule(NEUTRAL, fp32_inputs=(1,),
           note="moves data only; lengths stay FP32: bfloat16 counts exactly up to 256 only")),
-    ((*layers.BOXES, *layers.REGIONS, *layers.GRIDS), _NO_KERNEL),
+    ((*groups.BOXES, *groups.REGIONS, *groups.GRIDS), _NO_KERNEL),
 )
 
-ARITHMETIC: Rows = (
-    ((*arithmetic.PLAIN_PRODUCTS, *arithmetic.BATCHED_PRODUCTS, "_npi_einsum", *arithmetic.GEMM,
-      *arithmetic.LINEAR_ALGEBRA, "khatri_rao", *arithmetic.TRANSFORMS), _NO_KERNEL),
+ARITHMETIC = (
+    ((*groups.PLAIN_PRODUCTS, *groups.BATCHED_PRODUCTS, "_npi_einsum", *groups.GEMM,
+      *groups.LINEAR_ALGEBRA, "khatri_rao", *groups.TRANSFORMS), _NO_KERNEL),
     ("clip", _MOVES),
-    ((*arithmetic.ABSOLUTE, *arithmetic.NEGATION, *arithmetic.SIGNS, *arithmetic.ROUNDING,
-      *arithmetic.SCALAR_SELECTION, *arithmetic.SELECTION, *arithmetic.EXTREMES, *arithmetic.SCALAR_COMPARISONS,
-      *arithmetic.COMPARISONS, *arithmetic.PREDICATES, "_npi_around", *arithmetic.SPARSE_ARITHMETIC), _PLAIN),
-    (arithmetic.ELEMWISE_ADDITIONS, _NATIVE_SUM),
-    ((*arithmetic.NUMPY_DIVISIONS, "_npi_true_divide_scalar", "_npi_hypot", "_npi_arctan2",
-      *arithmetic.NUMPY_SUMS, *arithmetic.SCALAR_COPYSIGN, "_npi_nan_to_num", "_contrib_allclose"), _NO_KERNEL),
-    (arithmetic.OTHER_REDUCTIONS, _UNSOUND),
-    ((*arithmetic.BOUNDED, *arithmetic.EXPONENTIALS, *arithmetic.POWERS, *arithmetic.STEEP,
-      *arithmetic.DIVISIONS, *arithmetic.SCALAR_ARITHMETIC, *arithmetic.ADDITIONS, "_grad_add"), _TRUNCATES),
-    ((*arithmetic.SUMS, *arithmetic.NORMS_OF_TENSORS, "_np_cumsum", *arithmetic.REMAINDERS), _WRONG),
-    (arithmetic.HISTOGRAMS, _POSITIONS),
+    ((*groups.ABSOLUTE, *groups.NEGATION, *groups.SIGNS, *groups.ROUNDING,
+      *groups.SCALAR_SELECTION, *groups.SELECTION, *groups.EXTREMES, *groups.SCALAR_COMPARISONS,
+      *groups.COMPARISONS, *groups.PREDICATES, "_npi_around", *groups.SPARSE_ARITHMETIC), _PLAIN),
+    (groups.ELEMWISE_ADDITIONS, _NATIVE_SUM),
+    ((*groups.NUMPY_DIVISIONS, "_npi_true_divide_scalar", "_npi_hypot", "_npi_arctan2",
+      *groups.NUMPY_SUMS, *groups.SCALAR_COPYSIGN, "_npi_nan_to_num", "_contrib_allclose"), _NO_KERNEL),
+    (groups.OTHER_REDUCTIONS, _UNSOUND),
+    ((*groups.BOUNDED, *groups.EXPONENTIALS, *groups.POWERS, *groups.STEEP,
+      *groups.DIVISIONS, *groups.SCALAR_ARITHMETIC, *groups.ADDITIONS, "_grad_add"), _TRUNCATES),
+    ((*groups.SUMS, *groups.NORMS_OF_TENSORS, "_np_cumsum", *groups.REMAINDERS), _WRONG),
+    (groups.HISTOGRAMS, _POSITIONS),
 )
 
-SHAPES: Rows = (
-    ((*shapes.IDENTITIES, *shapes.FLATTENING, "SwapAxis", *shapes.REVERSALS, *shapes.BLOCKS, *shapes.SPLITS,
+SHAPES = (
+    ((*groups.IDENTITIES, *groups.FLATTENING, "SwapAxis", *groups.REVERSALS, *groups.BLOCKS, *groups.SPLITS,
       "slice_axis"), _MOVES),
-    (shapes.JOINS, _JOINS),
+    (groups.JOINS, _JOINS),
     ("slice_like", Rule(NEUTRAL, note="moves data only; of the other tensor it reads the shape")),
     ("where", Rule(WIDEST, fp32_inputs=(0,), note=_JOINS.note)),
-    ((*shapes.RESHAPES, "reshape_like", "slice"), _BLOCKED),
+    ((*groups.RESHAPES, "reshape_like", "slice"), _BLOCKED),
     ("transpose", _CORRUPTS),
-    (("_npi_where", *shapes.NUMPY_WHERE_SCALAR, "Crop", "Pad", *shapes.PATCHES, "_npi_broadcast_to"), _NO_KERNEL),
-    ((*shapes.SORTING, *shapes.GATHERS), _UNSOUND),
-    ((*shapes.REPETITIONS, "broadcast_like"), _TRUNCATES),
-    ((*shapes.MOVED_AXES, *shapes.DIAGONALS, *shapes.FILLED_LIKE, "_npi_pad", *shapes.SCATTERS, "_npi_full_like"),
+    (("_npi_where", *groups.NUMPY_WHERE_SCALAR, "Crop", "Pad", *groups.PATCHES, "_npi_broadcast_to"), _NO_KERNEL),
+    ((*groups.SORTING, *groups.GATHERS), _UNSOUND),
+    ((*groups.REPETITIONS, "broadcast_like"), _TRUNCATES),
+    ((*groups.MOVED_AXES, *groups.DIAGONALS, *groups.FILLED_LIKE, "_npi_pad", *groups.SCATTERS, "_npi_full_like"),
      _PLAIN),
     ("pick", Rule(FP32, note="reads few values, most often of a loss")),
     ("take", _WRONG),
-    ((*shapes.ARGMAX, *shapes.INDICES, "_contrib_arange_like"), _POSITIONS),
+    ((*groups.ARGMAX, *groups.INDICES, "_contrib_arange_like"), _POSITIONS),
     ("_rnn_param_concat", Rule(FP32, note="the recurrent layer that it feeds runs in FP32")),
-    (shapes.INSERTIONS, Rule(FP32, note="rare in networks: FP32 is safe and costs little")),
+    (groups.INSERTIONS, Rule(FP32, note="rare in networks: FP32 is safe and costs little")),
     ("_shuffle", Rule(FP32, safe=False, note="random: nothing shows that it is right in bfloat16")),
-    (shapes.SHAPES, Rule(NEUTRAL, note="reads shapes, or which elements are zero: any precision is exact")),
+    (groups.SHAPES, Rule(NEUTRAL, note="reads shapes, or which elements are zero: any precision is exact")),
 )
 
-SYSTEM: Rows = (
-    (system.GRADIENT_CHECKS, _NO_KERNEL),
-    ((*system.SAMPLES, *system.DENSITIES),
+SYSTEM = (
+    (groups.GRADIENT_CHECKS, _NO_KERNEL),
+    ((*groups.SAMPLES, *groups.DENSITIES),
      Rule(FP32, safe=False, note="distributions and their parameters need FP32's resolution")),
-    (system.QUANTIZED, Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")),
-    (system.CONTROL_FLOW,
+    (groups.QUANTIZED, Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")),
+    (groups.CONTROL_FLOW,
      Rule(FP32, safe=False, note="its subgraph was built for the precision that the program gives it")),
-    (system.USER_CODE, Rule(FP32, note="written for FP32 unless its author says otherwise")),
+    (groups.USER_CODE, Rule(FP32, note="written for FP32 unless its author says otherwise")),
 )
 
-TABLE = as_table(*LAYERS, *ARITHMETIC, *SHAPES, *SYSTEM, *KEPT)
+ROWS = (*LAYERS, *ARITHMETIC, *SHAPES, *SYSTEM)
 
-# What trains in FP32 where neither oneDNN nor an operator in C++ takes the place of MXNet's own kernel. Converted
-# graphs keep the table's rules: oneDNN fuses a clip with the convolution before it if both run in bfloat16.
-SLOW_IN_TRAINING = as_table(
-    (("clip", *layers.RELU),
+SLOW_IN_TRAINING = (
+    (("clip", *groups.RELU),
      Rule(FP32, note="MXNet's bfloat16 kernel takes one element at a time, longer than FP32 with its casts")),
     ("LRN", Rule(FP32, note="its gradient takes three times as long in bfloat16 as in FP32")),
 )

@@ -6,9 +6,7 @@ sharing their code with the CPU raise there.
 from __future__ import annotations
 
 from ..decision import FP32, KEEP, LOWER, NEUTRAL, WIDEST, Rule
-from .groups import arithmetic, layers, shapes, system
-from .kept import KEPT
-from .rows import Rows, as_table
+from . import groups
 
 # Which library call an operator ends in, and in which type it adds up, was read off MXNet's sources and off what the
 # CUDA wheel sends to a device. cuBLAS 11 uses Tensor Cores for float16 wherever it can, from 7.0 on.
@@ -43,77 +41,77 @@ _USER_CODE = Rule(FP32, note="written for FP32 unless its author says otherwise"
 _SUBGRAPHS = Rule(FP32, safe=False, note="its subgraph was built for the precision that the program gives it")
 _INTEGERS = Rule(FP32, safe=False, note="eight-bit arithmetic with ranges in FP32")
 
-LAYERS: Rows = (
+LAYERS = (
     (("Convolution", "Deconvolution"), _CONVOLUTION),
     ("FullyConnected", _DENSE),
-    (layers.ATTENTION, _ATTENTION),
+    (groups.ATTENTION, _ATTENTION),
     ("RNN", _NO_TENSOR_CORES),
-    (layers.ONEDNN_SUBGRAPHS, Rule(FP32, safe=False, note="exists on the CPU only")),
-    (layers.DEFORMABLE_CONVOLUTIONS, _COORDINATES),
-    (layers.BATCH_NORMS,
+    (groups.ONEDNN_SUBGRAPHS, Rule(FP32, safe=False, note="exists on the CPU only")),
+    (groups.DEFORMABLE_CONVOLUTIONS, _COORDINATES),
+    (groups.BATCH_NORMS,
      Rule(NEUTRAL, fp32_inputs=(1, 2, 3, 4),
           note="cuDNN normalises float16 data with FP32 scale, shift and statistics")),
     ("_contrib_SyncBatchNorm", _NO_KERNEL),
-    ((*layers.NORMS, "LRN", "_contrib_AdaptiveAvgPooling2D"), _REDUCES),
+    ((*groups.NORMS, "LRN", "_contrib_AdaptiveAvgPooling2D"), _REDUCES),
     ("Activation", Rule(FP32, when=("act_type", ("softrelu",)), note=_RANGE.note), _ELEMENTWISE),
     ("LeakyReLU", Rule(FP32, when=("act_type", ("elu", "selu")), note=_RANGE.note),
      Rule(WIDEST, when=("act_type", ("prelu",)), note=_MIXES.note),
      _ELEMENTWISE),
-    ((*layers.RELU, *layers.SIGMOIDS, *layers.PIECEWISE_SIGMOIDS, "Dropout", "Pooling", *layers.RESIZING),
+    ((*groups.RELU, *groups.SIGMOIDS, *groups.PIECEWISE_SIGMOIDS, "Dropout", "Pooling", *groups.RESIZING),
      _ELEMENTWISE),
-    (layers.OLD_LAYERS, Rule(FP32, note="superseded: its float16 kernels are not kept up")),
-    ((*layers.SOFTMAX, *layers.OTHER_SOFTMAX, *layers.LOSS_OUTPUTS, *layers.LOSSES), _LOSS),
+    (groups.OLD_LAYERS, Rule(FP32, note="superseded: its float16 kernels are not kept up")),
+    ((*groups.SOFTMAX, *groups.OTHER_SOFTMAX, *groups.LOSS_OUTPUTS, *groups.LOSSES), _LOSS),
     ("_contrib_SparseEmbedding", _SPARSE_GRADIENT),
     ("Embedding",
      Rule(NEUTRAL, fp32_inputs=(0,), note="reads rows of its weight, in the weight's precision; indices stay FP32")),
-    (layers.SEQUENCES, _INDEXED),
-    ((*layers.BOXES, *layers.REGIONS), _BOXES),
-    (layers.GRIDS, _COORDINATES),
+    (groups.SEQUENCES, _INDEXED),
+    ((*groups.BOXES, *groups.REGIONS), _BOXES),
+    (groups.GRIDS, _COORDINATES),
 )
 
-ARITHMETIC: Rows = (
-    (arithmetic.PLAIN_PRODUCTS, _PRODUCT),
-    (arithmetic.BATCHED_PRODUCTS, _ADDS_IN_FLOAT16),
+ARITHMETIC = (
+    (groups.PLAIN_PRODUCTS, _PRODUCT),
+    (groups.BATCHED_PRODUCTS, _ADDS_IN_FLOAT16),
     ("_npi_einsum", _OWN_KERNEL),
-    ((*arithmetic.GEMM, *arithmetic.LINEAR_ALGEBRA, "khatri_rao"), _NO_KERNEL),
-    ((*arithmetic.BOUNDED, *arithmetic.SCALAR_ARITHMETIC, "_npi_true_divide_scalar"), _ELEMENTWISE),
-    ((*arithmetic.ABSOLUTE, "clip", *arithmetic.NEGATION, *arithmetic.SIGNS, *arithmetic.ROUNDING,
-      *arithmetic.SCALAR_SELECTION, *arithmetic.SCALAR_COPYSIGN, *arithmetic.SCALAR_COMPARISONS,
-      *arithmetic.PREDICATES, "_npi_nan_to_num", *arithmetic.EXTREMES), _SELECTS),
-    ((*arithmetic.EXPONENTIALS, *arithmetic.POWERS, "_npi_hypot", *arithmetic.DIVISIONS,
-      *arithmetic.NUMPY_DIVISIONS), _RANGE),
-    ((*arithmetic.STEEP, "_npi_arctan2", *arithmetic.REMAINDERS, "_npi_around"), _STEEP),
-    ((*arithmetic.ELEMWISE_ADDITIONS, *arithmetic.ADDITIONS, "_grad_add", *arithmetic.SELECTION,
-      *arithmetic.COMPARISONS), _MIXES),
-    ((*arithmetic.SUMS, *arithmetic.NUMPY_SUMS, *arithmetic.NORMS_OF_TENSORS, "_np_cumsum",
-      *arithmetic.OTHER_REDUCTIONS, *arithmetic.TRANSFORMS), _REDUCES),
-    (arithmetic.HISTOGRAMS, _POSITIONS),
-    (("_contrib_allclose", *arithmetic.SPARSE_ARITHMETIC), _RARE),
+    ((*groups.GEMM, *groups.LINEAR_ALGEBRA, "khatri_rao"), _NO_KERNEL),
+    ((*groups.BOUNDED, *groups.SCALAR_ARITHMETIC, "_npi_true_divide_scalar"), _ELEMENTWISE),
+    ((*groups.ABSOLUTE, "clip", *groups.NEGATION, *groups.SIGNS, *groups.ROUNDING,
+      *groups.SCALAR_SELECTION, *groups.SCALAR_COPYSIGN, *groups.SCALAR_COMPARISONS,
+      *groups.PREDICATES, "_npi_nan_to_num", *groups.EXTREMES), _SELECTS),
+    ((*groups.EXPONENTIALS, *groups.POWERS, "_npi_hypot", *groups.DIVISIONS,
+      *groups.NUMPY_DIVISIONS), _RANGE),
+    ((*groups.STEEP, "_npi_arctan2", *groups.REMAINDERS, "_npi_around"), _STEEP),
+    ((*groups.ELEMWISE_ADDITIONS, *groups.ADDITIONS, "_grad_add", *groups.SELECTION,
+      *groups.COMPARISONS), _MIXES),
+    ((*groups.SUMS, *groups.NUMPY_SUMS, *groups.NORMS_OF_TENSORS, "_np_cumsum",
+      *groups.OTHER_REDUCTIONS, *groups.TRANSFORMS), _REDUCES),
+    (groups.HISTOGRAMS, _POSITIONS),
+    (("_contrib_allclose", *groups.SPARSE_ARITHMETIC), _RARE),
 )
 
-SHAPES: Rows = (
-    ((*shapes.IDENTITIES, *shapes.RESHAPES, *shapes.FLATTENING, "transpose", "SwapAxis", *shapes.MOVED_AXES,
-      *shapes.REVERSALS, *shapes.BLOCKS, *shapes.SPLITS, "slice_axis", "slice", *shapes.REPETITIONS,
-      "_npi_broadcast_to", "Pad", "_npi_pad", *shapes.DIAGONALS, *shapes.PATCHES,
-      *shapes.FILLED_LIKE), _MOVES),
+SHAPES = (
+    ((*groups.IDENTITIES, *groups.RESHAPES, *groups.FLATTENING, "transpose", "SwapAxis", *groups.MOVED_AXES,
+      *groups.REVERSALS, *groups.BLOCKS, *groups.SPLITS, "slice_axis", "slice", *groups.REPETITIONS,
+      "_npi_broadcast_to", "Pad", "_npi_pad", *groups.DIAGONALS, *groups.PATCHES,
+      *groups.FILLED_LIKE), _MOVES),
     (("slice_like", "reshape_like", "broadcast_like"), _SHAPED),
-    ((*shapes.JOINS, "_rnn_param_concat"), _MIXES),
+    ((*groups.JOINS, "_rnn_param_concat"), _MIXES),
     (("where", "_npi_where"), _CHOOSES),
-    (shapes.NUMPY_WHERE_SCALAR, Rule(NEUTRAL, fp32_inputs=(0,), note=_MOVES.note)),
-    (("pick", "take", *shapes.GATHERS), _INDEXED),
-    (shapes.SCATTERS, Rule(WIDEST, fp32_inputs=(1,), note=_INDEXED.note)),
+    (groups.NUMPY_WHERE_SCALAR, Rule(NEUTRAL, fp32_inputs=(0,), note=_MOVES.note)),
+    (("pick", "take", *groups.GATHERS), _INDEXED),
+    (groups.SCATTERS, Rule(WIDEST, fp32_inputs=(1,), note=_INDEXED.note)),
     (("Crop", "_shuffle"), _NO_KERNEL),
-    ((*shapes.SORTING, *shapes.ARGMAX, *shapes.INDICES, "_contrib_arange_like"), _POSITIONS),
-    ((*shapes.INSERTIONS, "_npi_full_like"), _RARE),
-    (shapes.SHAPES, Rule(NEUTRAL, note="reads shapes, or which elements are zero: any precision is exact")),
+    ((*groups.SORTING, *groups.ARGMAX, *groups.INDICES, "_contrib_arange_like"), _POSITIONS),
+    ((*groups.INSERTIONS, "_npi_full_like"), _RARE),
+    (groups.SHAPES, Rule(NEUTRAL, note="reads shapes, or which elements are zero: any precision is exact")),
 )
 
-SYSTEM: Rows = (
-    (system.GRADIENT_CHECKS, Rule(KEEP, note="looks at gradients as they are")),
-    ((*system.SAMPLES, *system.DENSITIES), _RANDOM),
-    (system.QUANTIZED, _INTEGERS),
-    (system.CONTROL_FLOW, _SUBGRAPHS),
-    (system.USER_CODE, _USER_CODE),
+SYSTEM = (
+    (groups.GRADIENT_CHECKS, Rule(KEEP, note="looks at gradients as they are")),
+    ((*groups.SAMPLES, *groups.DENSITIES), _RANDOM),
+    (groups.QUANTIZED, _INTEGERS),
+    (groups.CONTROL_FLOW, _SUBGRAPHS),
+    (groups.USER_CODE, _USER_CODE),
 )
 
-TABLE = as_table(*LAYERS, *ARITHMETIC, *SHAPES, *SYSTEM, *KEPT)
+ROWS = (*LAYERS, *ARITHMETIC, *SHAPES, *SYSTEM)

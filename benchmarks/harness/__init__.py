@@ -1,1 +1,0 @@
-"""How the benchmarks measure and report."""

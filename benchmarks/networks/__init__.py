@@ -1,1 +1,0 @@
-"""The benchmarked networks, with their data and their training."""

@@ -1,1 +1,0 @@
-"""Training and evaluation of an SSD on a directory in Pascal VOC's format."""

@@ -1,0 +1,118 @@
+"""Calls of operators whose gradient MXNet gets wrong: they run what :mod:`~gluon_amp.passes.gradient_fixes` says.
+
+Gradients of gradients MXNet has of dense layers in FP32, but neither of casts nor in low precision. While a network
+runs nobody knows that its gradients will be differentiated. A sign of it is that its data has a gradient buffer, as for
+gradient penalties: dense layers that MXNet could differentiate twice keep FP32 then.
+"""
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+from mxnet import autograd
+from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
+
+from .._mxnet.arrays import is_recorded
+from .._mxnet.invoke import Invocation, Invoke, handle_of, registered_operators
+from .._mxnet.symbols import dtype_name
+from ..graph import VARIABLE, Node
+from ..passes.gradient_fixes import calls_to_fix, fixed_call, is_call_concerned
+
+NOT_TWICE = ("AMP is on, and MXNet differentiates neither casts nor operators in low precision twice. For gradients of "
+             "gradients run the network and autograd.grad inside `with amp.autocast(enabled=False):`, and do not "
+             "hybridize it: MXNet has none of hybridized networks")
+TWICE_DIFFERENTIABLE = frozenset(("FullyConnected", "dot", "batch_dot"))
+
+
+class _Operand(NamedTuple):
+    """An array, as far as steps depend on it."""
+
+    asked: bool  # whether its gradient is asked for
+    has_gradient: bool  # whether it has a buffer for it
+    dtype: str | None  # None of sparse ones
+    shape: tuple[int, ...]
+
+
+class _Step(NamedTuple):
+    """One of the operators that run in place of a call."""
+
+    handle: int
+    operands: Sequence[tuple[int, int]]  # inputs of the call and steps, in one count, and which of their outputs
+    keys: Sequence[str]
+    values: Sequence[str]
+
+
+def make_fixing_invoke(original: Invoke, is_on: Callable[[], bool]) -> Invoke:
+    """Make a function that runs operators as ``original`` does, where their gradients are right before AMP's casts."""
+    def invoke(handle: int, inputs: Sequence[NDArray], keys: Sequence[str], values: Sequence[Any], out: Any,
+               is_np_op: bool, output_is_list: bool) -> Any:
+        op = served.get(handle)
+        if op is None or out is not None or not autograd.is_recording() or not is_on():
+            return original(handle, inputs, keys, values, out, is_np_op, output_is_list)
+        return _run(original, op, Invocation(handle, inputs, keys, values, out, is_np_op, output_is_list),
+                    behind_casts=False)
+
+    served = {handle_of(op): op for op in calls_to_fix(behind_casts=False)}
+    return invoke
+
+
+def fixing_invocations() -> Mapping[int, Callable[[Invoke, Invocation], Any]]:
+    """Return how to run imperative calls whose gradients are wrong behind AMP's casts, by the operators' handles."""
+    def run_of(op: str) -> Callable[[Invoke, Invocation], Any]:
+        return lambda invoke, call: _run(invoke, op, call, behind_casts=True)
+
+    known = set(registered_operators().values())
+    return {handle_of(op): run_of(op) for op in calls_to_fix(behind_casts=True) if op in known}
+
+
+def _run(invoke: Invoke, op: str, call: Invocation, behind_casts: bool) -> Any:
+    """Run a call, operator by operator where the table says that others have to stand around it."""
+    steps = _fixed(op, call, behind_casts)
+    if not steps:
+        return invoke(*call)
+    made = [[array] for array in call.inputs]
+    for step in steps[:-1]:
+        operands = [made[number][output] for number, output in step.operands]
+        made.append(invoke(step.handle, operands, step.keys, step.values, None, call.is_np_op, True))
+    last = steps[-1]
+    operands = [made[number][output] for number, output in last.operands]
+    return invoke(last.handle, operands, last.keys, last.values, call.out, call.is_np_op, call.output_is_list)
+
+
+def _fixed(op: str, call: Invocation, behind_casts: bool) -> Sequence[_Step]:
+    """Return the steps to run in place of a call; none where that is the operator."""
+    def is_asked(position: int) -> bool:
+        if position not in asked:
+            asked[position] = is_recorded(call.inputs[position])
+        return asked[position]
+
+    asked: dict[int, bool] = {}
+    evaluates = not autograd.is_training()
+    if not is_call_concerned(op, len(call.inputs), is_asked, evaluates, behind_casts):
+        return ()
+    operands = tuple(_Operand(is_asked(i), array.grad is not None, None if isinstance(array, BaseSparseNDArray) else
+                              dtype_name(array.dtype), array.shape) for i, array in enumerate(call.inputs))
+    return _steps(op, tuple(call.attrs().items()), operands, evaluates, behind_casts)
+
+
+@lru_cache(maxsize=256)
+def _steps(op: str, attrs: tuple[tuple[str, str], ...], operands: tuple[_Operand, ...], evaluates: bool,
+           behind_casts: bool) -> Sequence[_Step]:
+    # A user's own array is a variable, and has a gradient where one is asked for.
+    inputs = [Node(VARIABLE if each.has_gradient or not each.asked else "computed", str(position), dtypes=[each.dtype],
+                   shapes=[each.shape]) for position, each in enumerate(operands)]
+    graph = fixed_call(op, dict(attrs), inputs, lambda position: operands[position].asked, evaluates, behind_casts)
+    if graph is None:
+        return ()
+    made = [node for node in graph.nodes() if node.inputs]
+    number = {id(node): position for position, node in enumerate([*inputs, *made])}
+    return [_Step(handle_of(node.op), [(number[id(entry.node)], entry.output) for entry in node.inputs],
+                  list(node.attrs), list(node.attrs.values())) for node in made]
+
+
+def are_recorded(data: Sequence[Any]) -> bool:
+    """Tell whether gradients are recorded for an array among the data, or in a list in it."""
+    return autograd.is_recording() and any(
+        array.grad is not None if isinstance(array, NDArray) else isinstance(array, (list, tuple)) and
+        are_recorded(array) for array in data)

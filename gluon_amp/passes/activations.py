@@ -1,0 +1,164 @@
+"""Activations on faster kernels: oneDNN's, or one in C++.
+
+``hard_swish`` fuses x * hard_sigmoid(x), as in MobileNet v3, into one operator in C++: each of MXNet's four operators,
+and of the five of the gradient, reads and writes a whole map. It takes maps in any order of axes, so that it may stand
+in chains with the channels last::
+
+    x * (clip(x + 3, 0, 6) / 6)   ->   _gluon_amp_hard_swish(x)
+
+``native_activations`` runs rectifiers in bfloat16, and in FP32 training ``sigmoid`` and ``tanh``, by oneDNN's kernels::
+
+    relu(x)   ->   Activation(x, act_type=relu)        tanh(x)   ->   Activation(x, act_type=tanh)
+
+In bfloat16 MXNet's own ``relu`` takes one element at a time, fifty times as long as ``Activation``; values and
+gradients are the same. ``clip`` has no kernel of oneDNN: where no operator in C++ took its place it trains in FP32,
+between casts, as all of ``SLOW_IN_TRAINING`` in :mod:`~gluon_amp.rules.tables`. Branches that cannot be predicted cost
+it most: behind BatchNorm one with the lower bound 0 gets a rectifier before it, which takes them away, and a quarter of
+the time. At exactly 0 the gradient is then 0, as that of ReLU, where clip's is 1::
+
+    clip(BatchNorm(x), 0, 6)   ->   clip(Activation(BatchNorm(x), act_type=relu), 0, 6)
+
+In FP32 ``sigmoid`` and ``tanh`` as ``Activation`` are two to ten times as fast and equal up to rounding. ``relu`` is as
+fast as ``Activation`` there, and lets a NaN through, which that takes for 0; ``clip`` is faster than a maximum and a
+minimum.
+"""
+from __future__ import annotations
+
+from math import prod
+from typing import Iterator, NamedTuple
+
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..graph import Consumers, Entry, Graph, Node, operator
+from ..graph.attrs import symbol_attributes
+from ..graph.decision import WISHES
+from ..rules import NEUTRAL, Cause, Rule
+from ..rules.tables import SLOW_IN_TRAINING
+from ..rules.tables.groups import BATCH_NORMS, RELU
+from .context import Context
+from .precisions import plan_outputs, propagate_dtypes, unknown_forward
+
+HARD_SWISH = "_gluon_amp_hard_swish"
+_LEAST = 16384  # values of a map, as of a clip
+_PRODUCTS = ("elemwise_mul", "broadcast_mul", "_npi_multiply")
+_SUMS = ("_plus_scalar", "_npi_add_scalar")
+_FACTORS = ("_mul_scalar", "_npi_multiply_scalar")
+_QUOTIENTS = ("_div_scalar", "_npi_true_divide_scalar")
+_LIMITS = ("clip", "_npi_clip")
+_RULE = Rule(NEUTRAL, note="native bfloat16 kernel")
+
+
+class _Swish(NamedTuple):
+    """A product of values and their hard sigmoid."""
+
+    last: Node  # gives its result
+    data: Entry
+    within: list[Node]  # the other operators, of the hard sigmoid
+    attrs: dict[str, str]
+
+
+def may_fuse(context: Context) -> bool:
+    """Tell whether there are operators in C++ for the device, in a type that they compute in."""
+    return context.native is not None and context.target != FLOAT16
+
+
+def hard_swish(graph: Graph, context: Context) -> int:
+    """Fuse such products of large maps; return how many."""
+    unknown = unknown_forward(graph)
+    found = [each for each in _products(graph, Consumers(graph))
+             if _is_worth_it(each, context) and each.data.node not in unknown]
+    if not found or not context.runs_natively(HARD_SWISH):
+        return 0
+    for each in found:
+        node = each.last
+        node.inputs = [each.data]
+        node.replaced, node.op = node.op, HARD_SWISH
+        node.attrs = {**symbol_attributes(node.attrs), **each.attrs}
+        if not context.converted:
+            node.decision = _RULE.decision
+    if context.target == BFLOAT16 and not context.converted:
+        propagate_dtypes(graph, context)
+    return len(found)
+
+
+def _products(graph: Graph, consumers: Consumers) -> Iterator[_Swish]:
+    for node in graph.operators():
+        if node.op in _PRODUCTS:
+            for data, gate in (node.inputs, node.inputs[::-1]):
+                made = _hard_sigmoid(gate, data, consumers)
+                if made is not None:
+                    yield _Swish(node, data, *made)
+                    break
+
+
+def _hard_sigmoid(entry: Entry, data: Entry, consumers: Consumers) -> tuple[list[Node], dict[str, str]] | None:
+    """Return the operators of a hard sigmoid of ``data``, which nothing else reads, and their constants."""
+    within = []
+    for ops in (_QUOTIENTS + _FACTORS, _LIMITS, _SUMS):
+        if entry.node.op not in ops or not consumers.is_read_once(entry):
+            return None
+        within.append(entry.node)
+        entry = entry.node.inputs[0]
+    scaled, limits, moved = (node.attrs for node in within)
+    factor = float(scaled["scalar"])
+    if entry.key != data.key or factor == 0 or "None" in (limits.get("a_min", "None"), limits.get("a_max", "None")):
+        return None
+    divisor = factor if within[0].op in _QUOTIENTS else 1 / factor
+    return within, {"shift": moved["scalar"], "a_min": limits["a_min"], "a_max": limits["a_max"],
+                    "divisor": repr(divisor)}
+
+
+def _is_worth_it(found: _Swish, context: Context) -> bool:
+    """Tell whether a map is large, all of it in one type, and the user wants none of it in another."""
+    nodes = (found.last, *found.within)
+    types = {found.data.node.dtypes[found.data.output], *(node.dtypes[0] for node in nodes)}
+    is_free = context.converted or not any(node.decided.cause in WISHES for node in nodes)
+    return (is_free and len(types) == 1 and types <= {FLOAT32, BFLOAT16} and found.data.shape is not None
+            and prod(found.data.shape) >= _LEAST)
+
+
+_FP32_ACTIVATIONS = {"sigmoid": "sigmoid", "_npx_sigmoid": "sigmoid", "tanh": "tanh", "_npi_tanh": "tanh"}
+_MOST_DIMENSIONS = 5  # of oneDNN's kernel; MXNet's own one does not take bfloat16
+
+
+def are_onednns(context: Context) -> bool:
+    """Tell whether activations run in bfloat16, on oneDNN's kernels, or train in FP32."""
+    if context.target == FLOAT32:
+        return context.policy.training
+    return context.target == BFLOAT16 and not context.device.imitated
+
+
+def native_activations(graph: Graph, context: Context) -> int:
+    """Replace or help the activations that run in the target type; return how many."""
+    lowered = [node for node in graph.operators() if Entry(node).dtype == context.target]
+    if context.target == FLOAT32:
+        replaced = [node for node in lowered if node.op in _FP32_ACTIVATIONS and _has_kernel(Entry(node))
+                    and node.decided.cause is not Cause.STORAGE]
+    else:
+        replaced = [node for node in lowered if node.op in RELU and _has_kernel(Entry(node))]
+    for node in replaced:
+        node.op, node.attrs = "Activation", {**node.attrs, "act_type": _FP32_ACTIVATIONS.get(node.op, "relu")}
+    if context.target == FLOAT32:
+        return len(replaced)
+    for node in lowered:
+        if (node.op == "clip" and float(node.attrs["a_min"]) == 0 and node.inputs[0].node.op in BATCH_NORMS
+                and _has_kernel(Entry(node))):
+            _rectify_input(graph, node, context)
+    slow = [node for node in lowered if context.policy.training and node.op in SLOW_IN_TRAINING
+            and node.decided.cause is Cause.TABLE]
+    for node in slow:
+        node.decision = SLOW_IN_TRAINING[node.op][0].decision
+        plan_outputs(node, context)
+    propagate_dtypes(graph, context)
+    return len(replaced) + len(slow)
+
+
+def _has_kernel(entry: Entry) -> bool:
+    return entry.shape is not None and 0 < len(entry.shape) <= _MOST_DIMENSIONS and all(entry.shape)
+
+
+def _rectify_input(graph: Graph, clip: Node, context: Context) -> None:
+    (source,) = clip.inputs
+    relu = operator("Activation", graph.new_name(f"{clip.name}_relu"), [source], source, act_type="relu")
+    relu.dtypes, relu.planned = [FLOAT32], [BFLOAT16]
+    relu.decision = context.decide(relu.op, relu.attrs, source.shape)
+    clip.inputs = [Entry(relu)]

@@ -1,0 +1,299 @@
+"""Convolutions in the form that the fast kernels need, and without work before them that is of no use.
+
+``align_channels`` pads channels to the multiple of the kernels with filters of zeros, inside the graph: parameters,
+gradients and files keep the user's shapes, and the values are exact. oneDNN falls back to slow kernels for bfloat16
+convolutions of channels that are no multiples of 16 (of 32 where it uses AMX tiles), and in FP32 to a matrix product of
+copied windows where they are no multiples of 8::
+
+    Convolution(x, w)   ->   slice_axis(Convolution(x, Concat(w, zeros)))
+
+Input channels are padded in bfloat16 training without AMX: such a convolution runs as a matrix product and leaves its
+output in plain layout, for which oneDNN's BatchNorm takes ten times as long.
+
+``fold_stride`` turns a convolution of few channels with stride 2, such as a network's first, into one of four times the
+channels without a stride. 3 channels fill neither AMX tiles nor the layout of the kernels behind them. A convolution
+with zeros and ones puts the four pixels of every 2x2 square side by side as channels, and adds channels of zeros up to
+the multiple; it is exact. In FP32 such a convolution is as slow, and the largest maps of the network take twice the
+memory::
+
+    Convolution(x, w, stride=2)   ->   Convolution(squares(x), squares(w), stride=1)
+
+``dilate_pointwise`` keeps converted graphs, which meet maps of any size, away from an AMX kernel for one by one filters
+that writes beyond its output for some (:func:`gluon_amp.rules.shapes.overruns_amx_tiles`). Dilation means nothing to a
+filter of one element, but that kernel refuses it, and oneDNN takes the general one, up to a fifth slower::
+
+    Convolution(x, w, kernel=1)   ->   Convolution(x, w, kernel=1, dilate=2)
+
+``fold_padding`` lets convolutions pad with zeros themselves. Xception and others that follow TensorFlow pad by an
+operator, which copies every map, forward and backward, and hands plain arrays on::
+
+    Convolution(Pad(x))   ->   Convolution(x, pad=...)
+
+``shape_operands`` cuts a tensor that is computed for its shape only, an idiom of GluonCV's detectors, whose gradient is
+zeros of the size of a feature map::
+
+    slice_like(anchors, x * 0)   ->   slice_like(anchors, BlockGrad(x))
+"""
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..graph import Consumers, Entry, Graph, Node, operator, redirect
+from ..graph.attrs import SHAPE, integer, integers, is_channels_last, region_of
+from ..rules.shapes import can_fold_stride, is_pointwise
+from ..rules.tables.groups import BATCH_NORMS
+from .context import Context
+from .gradients import with_plain_gradient
+
+_MULTIPLE = {BFLOAT16: 16, FLOAT16: 8, FLOAT32: 16}
+_WIDE = 256
+# In FP32 forward and backward of a 3x3 convolution of SSD's sizes take 1.05 to 2.5 times as long without padding, with
+# AVX512 and with AVX2. There is no gain where no windows are copied (1x1), where the product is small (fewer input
+# channels), and where padding the weight takes as long as the convolution (few places on the map). Multiples of 8 are
+# padded to those of 16, too: by itself the AVX2 kernel is as fast, but it leaves gradients in blocks of 8 channels, and
+# with data in blocks of 16 BatchNorm's gradient runs oneDNN's reference kernel, a tenth of a step of SSD.
+_FP32_INPUT_CHANNELS, _FP32_PLACES = 128, 256
+
+
+def may_align(context: Context) -> bool:
+    """Tell whether convolutions may gain: in low precision, and in FP32 in training."""
+    return context.policy.lowers or context.policy.training
+
+
+def _multiple_of(context: Context) -> int:
+    return context.device.channel_multiple or _MULTIPLE[context.target]
+
+
+def align_channels(graph: Graph, context: Context) -> int:
+    """Pad every convolution of the target type that needs it and whose shapes are known; return how many."""
+    if context.device.imitated:
+        return 0
+    nodes = graph.nodes()
+    consumers = Consumers(graph)
+    padded = {Entry(node).key: _pad(graph, node, extra) for node in nodes
+              for extra in [_missing_channels(node, context)] if extra and not _is_normalised(node, consumers, context)}
+    redirect(graph, padded)
+    widened = [(node, extra) for node in nodes for extra in [_missing_inputs(node, context)] if extra]
+    for node, extra in widened:
+        _widen(graph, node, extra)
+    return len(padded) + len(widened)
+
+
+def _is_convolution(node: Node, context: Context) -> bool:
+    """Tell whether a node is a convolution in the target type, without groups, of channels in front of the map."""
+    return (node.op == "Convolution" and Entry(node).dtype == context.target
+            and integer(node.attrs, "num_group", 1) == 1 and not is_channels_last(node.attrs))
+
+
+def _missing_channels(node: Node, context: Context) -> int:
+    """Return how many output channels to add, 0 for none."""
+    if (not _is_convolution(node, context) or not all(entry.node.is_variable for entry in node.inputs[1:])
+            or (context.target == FLOAT32 and not _gains_in_fp32(node))):
+        return 0
+    weight, multiple = node.inputs[1].shape, _multiple_of(context)
+    # Fewer output channels than half a block would more than double the arithmetic. In inference the cut also keeps an
+    # activation from being fused, and forward kernels mind the multiple less: only wide layers gain.
+    least = multiple // 2 if context.policy.training else _WIDE
+    if weight is None or 0 in weight or weight[0] < least:
+        return 0
+    return -weight[0] % multiple
+
+
+def _gains_in_fp32(node: Node) -> bool:
+    """Tell whether an FP32 convolution of images was measured to train faster with more output channels."""
+    output, weight = node.shapes[0], node.inputs[1].shape
+    if output is None or weight is None or len(weight) != 4:
+        return False
+    _, channels, *kernel = weight
+    return (prod(kernel) > 1 and channels >= _FP32_INPUT_CHANNELS
+            and output[0] * prod(output[2:]) >= _FP32_PLACES)
+
+
+def _is_normalised(node: Node, consumers: Consumers, context: Context) -> bool:
+    """Tell whether the cut would cost more than it gains: with AMX kernels, in training, before BatchNorm."""
+    # A cut leaves its output in plain layout, for which oneDNN has a slow kernel of BatchNorm only. Without AMX odd
+    # channel counts fall back to kernels that are far slower.
+    return (context.device.amx and context.policy.training
+            and any(consumer.op in BATCH_NORMS for consumer in consumers.of(Entry(node))))
+
+
+def _pad(graph: Graph, node: Node, extra: int) -> Entry:
+    """Pad a convolution in place and return its output cut back to the user's channels."""
+    channels = node.shapes[0]
+    filters = int(node.attrs["num_filter"])
+    cut = operator("slice_axis", graph.new_name(f"{node.name}_unpad"), [Entry(node)], Entry(node), axis=1, begin=0,
+                   end=filters)
+    cut.stands_for = node.name
+    node.attrs = {**node.attrs, "num_filter": str(filters + extra)}
+    if channels is not None:
+        node.shapes = [(channels[0], filters + extra, *channels[2:])]
+    node.inputs = [node.inputs[0], *(_appended(graph, entry, 0, extra, "padded") for entry in node.inputs[1:])]
+    return Entry(cut)
+
+
+def _missing_inputs(node: Node, context: Context) -> int:
+    """Return how many input channels to add, 0 for none. Nothing was measured with AMX."""
+    if (not context.policy.training or context.target != BFLOAT16 or context.device.amx
+            or not _is_convolution(node, context)):
+        return 0
+    data, weight, multiple = node.inputs[0].shape, node.inputs[1].shape, _multiple_of(context)
+    if data is None or weight is None or not all((*data, *weight)) or len(data) != 4 or data[1] < multiple:
+        return 0
+    return -data[1] % multiple
+
+
+def _widen(graph: Graph, node: Node, extra: int) -> None:
+    """Append channels of zeros to a convolution's data, and to its weight."""
+    data, weight = node.inputs[:2]
+    if data.node.is_variable:  # a monitor hears of every operator that reads a variable
+        data = Entry(operator("_copy", graph.new_name(f"{data.node.name}_read"), [data], data))
+    # Zeros like some of the channels fit images of any number and size: one plan serves several.
+    some = operator("slice_axis", graph.new_name(f"{data.node.name}_some"), [data], data, axis=1, begin=0, end=extra)
+    zeros = operator("zeros_like", graph.new_name(f"{data.node.name}_zeros"), [Entry(some)], data)
+    joined = _concatenated(graph, data, zeros, 1, extra, "widened")
+    plain = with_plain_gradient(graph, joined, node.name)
+    node.inputs = [Entry(plain), _appended(graph, weight, 1, extra, "widened"), *node.inputs[2:]]
+
+
+def _appended(graph: Graph, entry: Entry, axis: int, extra: int, suffix: str) -> Entry:
+    """Append zeros to a weight or bias on an axis."""
+    shape = entry.shape or ()
+    zeros = operator("_zeros", graph.new_name(f"{entry.node.name}_zeros"), [], entry,
+                     shape=(*shape[:axis], extra, *shape[axis + 1:]), dtype=entry.dtype)
+    return _concatenated(graph, entry, zeros, axis, extra, suffix)
+
+
+def _concatenated(graph: Graph, entry: Entry, zeros: Node, axis: int, extra: int, suffix: str) -> Entry:
+    """Append zeros on an axis."""
+    shape, name = entry.shape or (), graph.new_name(f"{entry.node.name}_{suffix}")
+    if entry.node.is_variable:  # MXNet infers its shape wrongly when a symbol is bound or reshaped: say it
+        entry.node.attrs = {**entry.node.attrs, SHAPE: str(shape)}
+    zeros.shapes = [(*shape[:axis], extra, *shape[axis + 1:])]
+    joined = operator("Concat", name, [entry, Entry(zeros)], entry, dim=axis, num_args=2)
+    joined.shapes = [(*shape[:axis], shape[axis] + extra, *shape[axis + 1:])]
+    return Entry(joined)
+
+
+def folds_strides(context: Context) -> bool:
+    """Tell whether convolutions of few channels are faster without a stride."""
+    return context.policy.trains_on_amx(context.device)
+
+
+def fold_stride(graph: Graph, context: Context) -> int:
+    """Fold the stride of every low-precision convolution that is faster without; return how many."""
+    convolutions = [node for node in graph.operators()
+                    if node.op == "Convolution" and Entry(node).dtype == context.target
+                    and node.inputs[1].dtype == FLOAT32 and node.inputs[1].shape
+                    and can_fold_stride(node.attrs, node.inputs[1].shape[1])]
+    for node in convolutions:
+        _fold(graph, node, context)
+    return len(convolutions)
+
+
+def _fold(graph: Graph, node: Node, context: Context) -> None:
+    data, weight, *bias = node.inputs
+    filters, channels, size, _ = weight.shape or ()
+    squares = _squares(graph, node, channels, context)
+    odd = size % 2  # odd filters get a last row and column of zeros
+    pad = (integers(node.attrs, "pad") or [0])[0]
+    folded_data = _folded(graph, node, data, squares, f"{node.name}_squares", pad + odd)
+    folded_weight = _folded(graph, node, weight, squares, f"{weight.node.name}_squares", odd)
+    halved = ((size + odd) // 2,) * 2
+    folded_weight.node.shapes = [(filters, (squares.shape or ())[0], *halved)]
+    node.inputs = [folded_data, folded_weight, *bias]
+    node.attrs = {**node.attrs, "kernel": str(halved), "stride": "(1, 1)", "pad": "(0, 0)"}
+
+
+def _squares(graph: Graph, node: Node, channels: int, context: Context) -> Entry:
+    """Return filters that take the four pixels of a square apart, one each; the surplus ones give zeros."""
+    weight, width = node.inputs[1], _multiple_of(context)
+
+    def add(op: str, inputs: list[Entry], made_shape: tuple[int, ...], **attrs: Any) -> Entry:
+        made = operator(op, graph.new_name(f"{node.name}_select"), inputs, weight, **attrs)
+        made.shapes = [made_shape]
+        return Entry(made)
+
+    shape: tuple[int, ...] = (width, channels, 2, 2)
+    squares = add("_eye", [], (width, 4 * channels), N=width, M=4 * channels, k=0, dtype=weight.dtype)
+    squares = add("Reshape", [squares], shape, shape=shape)
+    if (weight.shape or ())[2] % 2 == 0:
+        return squares
+    # With a row and a column of zeros before them they find the last square of maps of even and of odd size.
+    return add("Pad", [squares], (width, channels, 3, 3), mode="constant", pad_width=(0, 0, 0, 0, 1, 0, 1, 0))
+
+
+def _folded(graph: Graph, node: Node, entry: Entry, squares: Entry, name: str, pad: int) -> Entry:
+    """Return a tensor with its 2x2 squares as channels, in the precision of the convolution that reads it."""
+    width, _, size, _ = squares.shape or ()
+    folded = operator("Convolution", graph.new_name(name), [entry, squares], squares, kernel=(size, size),
+                      stride=(2, 2), pad=(pad, pad), num_filter=width, no_bias=True)
+    folded.shapes, folded.planned = [None], list(node.planned)
+    return Entry(folded)
+
+
+def meets_any_map_on_amx(context: Context) -> bool:
+    """Tell whether graphs run on maps of any size, with kernels that are wrong for some."""
+    return context.device.amx and not context.policy.training
+
+
+def dilate_pointwise(graph: Graph, context: Context) -> int:
+    """Dilate the pointwise convolutions that run in low precision; return how many."""
+    convolutions = [node for node in graph.operators()
+                    if node.op == "Convolution" and Entry(node).dtype == context.target and is_pointwise(node.attrs)]
+    for node in convolutions:
+        node.attrs = {**node.attrs, "dilate": str((2,) * len(integers(node.attrs, "kernel")))}
+    return len(convolutions)
+
+
+def fold_padding(graph: Graph, context: Context) -> int:
+    """Drop the paddings that convolutions alone read, and that they can do; return how many."""
+    consumers, count = Consumers(graph), 0
+    for node in graph.operators():
+        convolutions, widths = consumers.of(Entry(node)), integers(node.attrs, "pad_width")[4::2]
+        if (_pads_evenly(node) and not consumers.is_head(Entry(node)) and convolutions
+                and all(_may_pad(each, node, len(widths)) for each in convolutions)):
+            for each in convolutions:
+                given = integers(each.attrs, "pad") or [0] * len(widths)
+                each.attrs = {**each.attrs, "pad": str(tuple(map(sum, zip(given, widths))))}
+                each.inputs = [node.inputs[0], *each.inputs[1:]]
+            count += 1
+    return count
+
+
+def _pads_evenly(node: Node) -> bool:
+    """Tell whether an operator puts as many zeros before the axes of maps as behind them, and leaves the others."""
+    if node.op != "Pad" or node.attrs.get("mode") != "constant" or float(node.attrs.get("constant_value", 0)) != 0:
+        return False
+    widths = integers(node.attrs, "pad_width")
+    return not any(widths[:4]) and widths[::2] == widths[1::2]
+
+
+def _may_pad(node: Node, pad: Node, axes: int) -> bool:
+    """Tell whether a user is a convolution, with channels first, that reads the padded maps as its data."""
+    return (node.op == "Convolution" and not is_channels_last(node.attrs)
+            and len(integers(node.attrs, "kernel")) == axes and all(entry.node is not pad for entry in node.inputs[1:]))
+
+
+_SHAPE_OPERANDS = {"slice_like": 1, "reshape_like": 1, "broadcast_like": 1, "_contrib_BilinearResize2D": 1}
+_KEEPS_SHAPE_AND_TYPE = {"_mul_scalar", "_plus_scalar", "_minus_scalar"}
+
+
+def shape_operands(graph: Graph, context: Context) -> int:
+    """Replace operands that give only their shape by a cheap tensor of that shape; return how many."""
+    count = 0
+    for node in graph.operators():
+        position = _SHAPE_OPERANDS.get(node.op)
+        if position is None or position >= len(node.inputs):
+            continue
+        source = operand = node.inputs[position]
+        while source.node.op in _KEEPS_SHAPE_AND_TYPE and source.node.inputs[0].dtype == operand.dtype:
+            source = source.node.inputs[0]
+        if source.dtype is None or source is operand:
+            continue
+        block = operator("BlockGrad", graph.new_name(f"{node.name}_shape"), [source], source)
+        block.attrs = region_of(node.attrs)
+        node.inputs[position] = Entry(block)
+        count += 1
+    return count

@@ -1,0 +1,219 @@
+"""Put operators that change nothing between an operator and a tensor that MXNet gets wrong side by side.
+
+The rows of :data:`IDENTITIES` say which operators must not read some tensors themselves. A multiplication by 1, which
+oneDNN does not run, stands between::
+
+    amp_cast(weight)   ->   amp_cast(_mul_scalar(weight, scalar=1))
+
+In the bodies of loops and branches every variable is such a tensor: all steps add to its gradient.
+
+The body of a loop reads and writes one part of an array in each step, forward and backward. An operator of oneDNN
+writes such a part, or the gradient of one, in a layout of its own, where a part cannot lie: the step fails ("Check
+failed: !is_view"), or gradients before the loop are wrong without a word. There, too, an identity stands between.
+
+Up to seven gradients of a tensor's consumers MXNet adds by an operator of its own. Of more, it asks those that give
+them to add to what is there, one after the other. Operators of libraries are not told, and casts do not do it: either
+would leave its own gradient alone. Before it makes gradients, MXNet puts one operator in the place of equal ones, so
+that those have the consumers of all.
+"""
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Callable, Collection, Mapping
+
+from ..dtypes import FLOAT32, FLOAT64, LOW_PRECISION
+from ..graph import BODIES, CAST, Entry, Graph, Node, has_control_flow, identity, redirect, set_subgraphs, subgraphs_of
+from ..graph.attrs import integer, integers
+from .context import Context
+from .native_operators import NATIVE
+
+_FLOATS = (FLOAT32, *LOW_PRECISION)
+_LIMIT = "MXNET_EXEC_INPLACE_GRAD_SUM_CAP"  # MXNet's: from how many gradients on it asks for additions
+_DEFAULT_LIMIT = 8
+APART = "__gluon_amp_guard__"  # the attribute in which operators differ that MXNet is not to make one of
+
+
+class Tensor(Enum):
+    """Kinds of tensors that some operators must not read themselves."""
+
+    ADDED = "added"  # MXNet asks its consumers to add their gradients to what is there
+    ADDED_VARIABLE = "added variable"  # a variable of that kind; beside loops and branches every variable
+    GROUPED_WEIGHT = "grouped weight"  # the weight of a convolution in groups
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What goes wrong where an operator reads a tensor, and does not where a multiplication by 1 stands between."""
+
+    ops: tuple[str, ...]  # the operators, by registered name
+    of: Tensor  # what they must not read
+    why: str  # what goes wrong
+    upstream: str  # where MXNet shows it: a file below https://github.com/apache/mxnet/blob/1.9.1/src/
+    states: tuple[int, ...] = ()  # positions of inputs that the operators write, which nothing may stand before
+
+
+_NORM = "_gluon_amp_batch_norm"
+_NOT_TOLD = ("MXNet does not tell operators of libraries that a gradient is to be added to what is there",
+             "c_api/c_api.cc")
+
+IDENTITIES: tuple[Identity, ...] = (
+    Identity(tuple(sorted(NATIVE - {_NORM})), Tensor.ADDED, *_NOT_TOLD),
+    Identity((_NORM,), Tensor.ADDED, *_NOT_TOLD, states=(3, 4)),
+    Identity((CAST,), Tensor.ADDED, "on CPUs the gradient of a cast is lost where it is to be added to "
+             "what is there, as under `grad_req='add'` and from the eighth consumer on", "operator/tensor/amp_cast.h"),
+    Identity((CAST,), Tensor.GROUPED_WEIGHT, "the cast fails on a weight that inference in FP32 has left in "
+             "oneDNN's five-dimensional layout", "operator/tensor/amp_cast.h"),
+    Identity(("elemwise_add",), Tensor.ADDED_VARIABLE, "the gradient of a sum shares its array with those of "
+             "what it adds, and what is written there is lost", "operator/tensor/elemwise_binary_op_basic.cc"),
+    Identity((
+        "clip", "mean", "_npi_mean", "moments", "_npi_norm", "_np_cumsum", "Crop", "_split_v2", "reverse",
+        "_contrib_boolean_mask", "_linalg_gemm", "_linalg_gemm2", "_linalg_inverse", "_linalg_trmm", "_linalg_trsm",
+        "_npi_solve", "_npi_tensorinv", "_npi_rot90", "_npi_flip", "_np_trace", "_npi_hsplit", "_npi_dsplit",
+        "_npi_diff", "_npi_tensordot", "_npi_where", "SoftmaxOutput", "SVMOutput", "LinearRegressionOutput",
+        "LogisticRegressionOutput", "MAERegressionOutput", "_contrib_box_nms", "_contrib_box_iou",
+        "_contrib_DeformableConvolution", "SpatialTransformer", "amp_multicast"), Tensor.ADDED,
+        "the gradient is written, wholly or in part, where it is to be added to what is there",
+        "operator/tensor/matrix_op.cc"),
+)
+
+
+def may_lose_gradients(context: Context) -> bool:
+    """Tell whether something may be lost: a converted graph has the identities of inference already."""
+    return not context.converted or context.facts.recorded
+
+
+def identities(graph: Graph, context: Context) -> int:
+    """Follow the table; return how many operators were put in."""
+    holders = _holders(graph) if context.facts.recorded else []
+    shared = SharedIdentities(lambda entry: identity(entry, graph.new_name(f"{entry.label}_guard")))
+    _put_between(graph, _kinds(graph, context), shared)
+    return shared.count + sum(_put_into_body(node, has_types=True) for node in holders)
+
+
+class SharedIdentities:
+    """Makes identities, each of which as many consumers share as MXNet adds gradients of itself."""
+
+    def __init__(self, make: Callable[[Entry], Entry]):
+        self._make, self._most = make, _most_summed()
+        self._latest: dict[tuple[int, int], tuple[Entry, int]] = {}  # the last of a tensor, and who reads it
+        self.count = 0
+
+    def before(self, entry: Entry) -> Entry:
+        """Return what one more operator is to read."""
+        made, consumers = self._latest.get(entry.key, (entry, self._most))
+        if consumers == self._most:
+            made, consumers = self._make(entry), 0
+            made.node.attrs[APART] = made.node.name  # beside others of this tensor, or of one that MXNet takes for it
+            self.count += 1
+        self._latest[entry.key] = made, consumers + 1
+        return made
+
+
+_Tells = Mapping[Tensor, Callable[[Entry], bool]]  # whether a tensor is of a kind
+
+
+def _put_between(graph: Graph, kinds: _Tells, shared: SharedIdentities) -> None:
+    nodes = graph.operators()
+    for row in IDENTITIES:
+        is_of_kind = kinds[row.of]
+        for node in nodes:
+            if node.op in row.ops:
+                node.inputs = [shared.before(entry) if position not in row.states and is_of_kind(entry) else entry
+                               for position, entry in enumerate(node.inputs)]
+
+
+def _kinds(graph: Graph, context: Context) -> _Tells:
+    accumulated = context.facts.accumulated if context.facts.recorded else frozenset()
+    read_often = _read_often(graph) if context.facts.recorded else set()
+    everywhere = context.facts.recorded and has_control_flow(graph)
+    added = set(context.variables) if everywhere else accumulated
+    grouped = _grouped_weights(graph)
+    return {Tensor.ADDED: lambda entry: ((entry.key in read_often and entry.dtype in (*_FLOATS, FLOAT64))
+                                         or _is_variable_of(entry, accumulated)),
+            Tensor.ADDED_VARIABLE: lambda entry: _is_variable_of(entry, added),
+            Tensor.GROUPED_WEIGHT: lambda entry: _is_variable_of(entry, grouped)}
+
+
+def _is_variable_of(entry: Entry, names: Collection[str]) -> bool:
+    return entry.node.is_variable and entry.node.name in names
+
+
+def _read_often(graph: Graph) -> set[tuple[int, int]]:
+    """Return the tensors whose consumers are so many that MXNet asks for additions; equal casts become one of them."""
+    number, most = _numbers(graph), _most_summed()
+    operators = graph.operators()
+    casts = {number[id(node)]: node.inputs[0] for node in operators if node.op == CAST}
+    reads = [entry for node in operators if node.op != CAST for entry in node.inputs]
+    counts = Counter((number[id(entry.node)], entry.output) for entry in (*reads, *casts.values(), *graph.heads))
+    return {(id(node), output) for node in graph.nodes() for output in range(node.num_outputs)
+            if counts[number[id(node)], output] > most}
+
+
+def _numbers(graph: Graph) -> dict[int, int]:
+    """Give nodes of equal operators and inputs equal numbers: MXNet makes one of them."""
+    made: dict[int, int] = {}
+    known: dict[Any, int] = {}
+    for node in graph.nodes():
+        inputs = tuple((made[id(entry.node)], entry.output) for entry in node.inputs)
+        key = id(node) if not inputs else (node.op, frozenset(node.attrs.items()), inputs)
+        made[id(node)] = known.setdefault(key, len(known))
+    return made
+
+
+def _most_summed() -> int:
+    """Return how many gradients MXNet adds by an operator of its own."""
+    try:
+        return max(1, min(int(os.environ.get(_LIMIT, _DEFAULT_LIMIT)), _DEFAULT_LIMIT) - 1)
+    except ValueError:
+        return 1
+
+
+def _grouped_weights(graph: Graph) -> set[str]:
+    weights = [node.inputs[1].node for node in graph.operators()
+               if node.op == "Convolution" and integer(node.attrs, "num_group", 1) > 1]
+    return {(weight.inputs[0].node if weight.op == CAST else weight).name for weight in weights}
+
+
+def _put_into_body(node: Node, has_types: bool) -> int:
+    """Put identities into the bodies of a loop or branch, and those within; of a loop within one no types are known."""
+    graphs = subgraphs_of(node)
+    bodies = [graphs[position] for position in BODIES[node.op]]
+    count = _put_at_parts(node, bodies[0]) if has_types else 0
+    count += sum(map(_put_between_sums, bodies))
+    if count:
+        set_subgraphs(node, graphs)
+    return count
+
+
+def _put_at_parts(node: Node, body: Graph) -> int:
+    """Put one behind the parts that a loop's body reads, and behind those that it gives; branches have none."""
+    read = integers(node.attrs, "in_data_locs")  # where its body reads parts of the first inputs; none for a while_loop
+    variables = body.variables()
+    moved = {}
+    for location, entry in zip(read, node.inputs):
+        if entry.dtype in _FLOATS:
+            moved[Entry(variables[location]).key] = _behind(body, Entry(variables[location]))
+    written = [position for position in range(integer(node.attrs, "num_out_data", 0))
+               if node.dtypes[position] in _FLOATS]
+    for position in written:
+        body.heads[position] = _behind(body, body.heads[position])
+    redirect(body, moved)
+    return len(moved) + len(written)
+
+
+def _put_between_sums(body: Graph) -> int:
+    shared = SharedIdentities(lambda entry: _behind(body, entry))
+    _put_between(body, {**dict.fromkeys(Tensor, lambda entry: entry.node.is_variable),
+                        Tensor.GROUPED_WEIGHT: lambda entry: False}, shared)
+    return shared.count + sum(_put_into_body(node, has_types=False) for node in _holders(body))
+
+
+def _holders(graph: Graph) -> list[Node]:
+    return [node for node in graph.operators() if node.op in BODIES]
+
+
+def _behind(body: Graph, entry: Entry) -> Entry:
+    return identity(entry, body.new_name(f"{entry.node.name}_whole"))

@@ -1,0 +1,314 @@
+"""Passes of conversions: graphs that are not trained any more, with their parameters at hand.
+
+``drop_training`` drops Dropout in its training mode, and identities. What stops or replaces gradients goes only where
+there are none to ask for, because operators are to be fused::
+
+    relu(Dropout(x))   ->   relu(x)
+
+``fold_batch_norm`` is exact in inference, up to rounding (https://arxiv.org/abs/1712.05877, section 3.2). With
+``s = gamma / sqrt(var + eps)`` the normalised output is ``s * (w x + b - mean) + beta``::
+
+    BatchNorm(Convolution(x, w, b))   ->   Convolution(x, s * w, s * (b - mean) + beta)
+
+``cast_params_offline`` computes once what passes put behind parameters: casts, and the filters of zeros of
+``align_channels``::
+
+    Convolution(x, amp_cast(w))   ->   Convolution(x, w_bfloat16)
+
+``fuse`` lets oneDNN fuse convolutions and dense layers with activations and sums. MXNet's fusion takes a layer together
+with its user, whoever else reads the layer: where that is an output of the network, or read twice, users get the fused
+result, or the graph does not fit. An operator that reads one tensor twice counts once, and outputs move behind
+identities to where they do not belong. ``fuse`` puts operators that the fusion does not know in its way there, and
+``unshield`` takes them out of what MXNet made::
+
+    Activation(Convolution(x, w) + y)   ->   _sg_mkldnn_conv(x, w, y)
+
+``prepare_int8`` brings rectifiers and flattened maps into the form that MXNet's INT8 quantizer runs well, and right::
+
+    FullyConnected(relu(x), w)   ->   FullyConnected(Flatten(Activation(x, act_type=relu)), w)
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Iterator, Sequence
+
+import numpy as np
+
+from ..dtypes import AVX2_VALUES, FLOAT32, FLOAT64, LOW_PRECISION
+from ..graph import CAST, VARIABLE, Consumers, Entry, Graph, Node, Role, identity, operator, redirect
+from ..graph.attrs import DTYPE, INFERENCE, MADE, TYPE_FLAGS, integer, integers, is_channels_last, is_set, region
+from ..rules.shapes import has_avx2_kernel
+from ..rules.tables.groups import RELU
+from .context import Context, Weights
+
+_DROPOUT, _IDENTITY, _STOPS = "Dropout", "_copy", ("BlockGrad", "make_loss")
+
+
+def drop_training(graph: Graph, context: Context) -> int:
+    """Let the users of operators that do nothing read their input; return how many were dropped."""
+    heads = {id(head.node) for head in graph.heads}
+    dropped = [node for node in graph.operators() if _does_nothing(node, context) and id(node) not in heads]
+    redirect(graph, {Entry(node).key: node.inputs[0] for node in dropped})
+    dropouts = [node.name for node in dropped if node.op == _DROPOUT]
+    for node in graph.variables() if dropouts else ():
+        if context.weights is not None and node.name in context.weights:
+            node.attrs = {**node.attrs, INFERENCE: f"the Dropout {dropouts[0]} is left out"}
+    return len(dropped)
+
+
+def _does_nothing(node: Node, context: Context) -> bool:
+    if node.op == _DROPOUT:
+        return node.attrs.get("mode", "training") == "training"
+    return node.op == _IDENTITY or (node.op in _STOPS and not context.facts.recorded)
+
+
+LAYERS = ("Convolution", "FullyConnected")  # oneDNN 2.4 adds the bias of a Deconvolution slower than a BatchNorm runs
+_DEFAULT_EPS = 1e-3  # of MXNet's operator
+
+
+def fold_batch_norm(graph: Graph, context: Context) -> int:
+    """Fold every BatchNorm that is the only consumer of a layer with trained parameters; return how many."""
+    # An excluded BatchNorm is folded only into a layer that is excluded as well.
+    weights = context.weights
+    if weights is None:
+        return 0
+    consumers = Consumers(graph)
+    folding = _Folding(graph, weights)
+    moved: dict[tuple[int, int], Entry] = {}
+    for norm in graph.operators():
+        if norm.op == "BatchNorm" and _is_foldable(norm, consumers, weights):
+            layer = norm.inputs[0].node
+            if _settings(norm, context) != _settings(layer, context):
+                continue
+            folding.fold(norm, layer)
+            moved[Entry(norm).key] = Entry(layer)
+            layer.name = norm.name  # users find tensors by their names, and this is BatchNorm's
+    redirect(graph, moved)
+    return len(moved)
+
+
+def _is_foldable(norm: Node, consumers: Consumers, weights: Weights) -> bool:
+    layer = norm.inputs[0].node
+    if layer.op not in LAYERS or not consumers.is_read_once(Entry(layer)):
+        return False
+    trained = (*norm.inputs[1:], *layer.inputs[1:])
+    return (consumers.is_first_only(norm) and _axis_fits(norm, layer)
+            and all(entry.node.is_variable and entry.node.name in weights for entry in trained))
+
+
+def _settings(node: Node, context: Context) -> tuple[bool, str | None]:
+    return node.name in context.policy.excluded, region(node.attrs)
+
+
+def _axis_fits(norm: Node, layer: Node) -> bool:
+    """Tell whether BatchNorm normalises over the layer's output channels."""
+    axis = integer(norm.attrs, "axis", 1)
+    if layer.op == "FullyConnected":
+        return axis == (1 if is_set(layer.attrs, "flatten", default=True) else -1)
+    dimensions = 2 + len(integers(layer.attrs, "kernel"))
+    return axis in ((dimensions - 1, -1) if is_channels_last(layer.attrs) else (1,))
+
+
+@dataclass(frozen=True)
+class _Folding:
+    """Changes the parameters of layers."""
+
+    graph: Graph
+    weights: Weights
+
+    @np.errstate(invalid="ignore")  # of values that are not finite the caller has been warned
+    def fold(self, norm: Node, layer: Node) -> None:
+        """Let a layer compute what the BatchNorm behind it gives."""
+        gamma, beta, mean, variance = map(self._values, norm.inputs[1:])
+        if is_set(norm.attrs, "fix_gamma", default=True):
+            gamma = np.ones_like(gamma)
+        scale = gamma / np.sqrt(variance + float(norm.attrs.get("eps", _DEFAULT_EPS)))
+        data, weight, *biases = layer.inputs
+        values = self._values(weight)
+        along = scale.reshape(-1, *[1] * (values.ndim - 1))
+        shift = ((self._values(biases[0]) if biases else 0.0) - mean) * scale + beta
+        prefix = norm.inputs[1].node.name.rpartition("gamma")[0] or f"{norm.name}_"
+        layer.inputs = [data, self._made(f"{prefix}weight", values * along, [weight], norm),
+                        self._made(f"{prefix}bias", shift, biases or [weight], norm)]
+        layer.attrs = {**layer.attrs, "no_bias": "False"}
+
+    def _values(self, entry: Entry) -> np.ndarray:
+        return self.weights.read(entry.node.name).astype(np.float64)
+
+    def _made(self, name: str, values: np.ndarray, sources: Sequence[Entry], norm: Node) -> Entry:
+        """Make a parameter, in the type of the one that it is made of, at least FP32; under a name of its own."""
+        name, (source, *_) = self.graph.new_name(name), sources
+        dtype = FLOAT64 if source.dtype == FLOAT64 else FLOAT32
+        self.weights.write(name, values.astype(dtype))
+        return Entry(Node(VARIABLE, name, {MADE: f"{source.node.name} and the BatchNorm {norm.name}"}, dtypes=[dtype],
+                          shapes=[values.shape]))
+
+
+def cast_params_offline(graph: Graph, context: Context) -> int:
+    """Replace inserted operators that depend on parameters only by their results; return how many were stored."""
+    # A parameter that is cast, and is read nowhere else, keeps its name; every other result gets one of its own.
+    weights = context.weights
+    if weights is None:
+        return 0
+    constant = _constants(graph, weights)
+    consumers = Consumers(graph)
+    moved: dict[tuple[int, int], Entry] = {}
+    for node in graph.operators():
+        if id(node) in constant and any(id(consumer) not in constant for consumer in consumers.of(Entry(node))):
+            variable = _variable(node, consumers)
+            weights.rename(node.name, variable.name)
+            moved[Entry(node).key] = Entry(variable)
+    redirect(graph, moved)
+    return len(moved) + _store_what_the_program_casts(graph, weights, context.target)
+
+
+def _constants(graph: Graph, weights: Weights) -> dict[int, str]:
+    """Compute nodes that depend on parameters only; return each, and the name of its value."""
+    constants: dict[int, str] = {}
+    for node in graph.nodes():
+        if node.is_variable:
+            if node.name in weights:
+                constants[id(node)] = node.name
+        elif node.role is not Role.OWN and all(id(entry.node) in constants for entry in node.inputs):
+            weights.compute(node.name, node.op, node.attrs, [constants[id(entry.node)] for entry in node.inputs])
+            constants[id(node)] = node.name
+    return constants
+
+
+def _store_what_the_program_casts(graph: Graph, weights: Weights, target: str) -> int:
+    """Store parameters in low precision where only the program's own casts to it read them; return how many."""
+    # The casts stay, and do nothing: they may be outputs.
+    consumers, count = Consumers(graph), 0
+    for node in graph.variables():
+        reading = consumers.of(Entry(node))
+        if (node.name in weights and node.dtypes == [FLOAT32] and reading and not consumers.is_head(Entry(node))
+                and all(consumer.op == CAST and consumer.dtypes == [target] for consumer in reading)):
+            weights.compute(reading[0].name, CAST, {"dtype": target}, [node.name])
+            weights.rename(reading[0].name, node.name)
+            node.dtypes, node.attrs = [target], {**node.attrs, DTYPE: str(TYPE_FLAGS[target])}
+            count += 1
+    return count
+
+
+def _variable(node: Node, consumers: Consumers) -> Node:
+    """Make the variable that stands for a result."""
+    source, dtype = next(_sources(node), node), node.dtypes[0]
+    # Behind a cast MXNet cannot infer the type of a variable: say it.
+    attrs = {DTYPE: str(TYPE_FLAGS[dtype])} if dtype in LOW_PRECISION else {}
+    variable = Node(VARIABLE, node.name, attrs, dtypes=list(node.dtypes), shapes=list(node.shapes))
+    if node.shapes == source.shapes and consumers.is_read_once(Entry(source)):
+        variable.name, variable.attrs = source.name, {**source.attrs, **attrs}
+    else:
+        variable.attrs[MADE] = source.attrs.get(MADE, source.name)
+    return variable
+
+
+def _sources(node: Node) -> Iterator[Node]:
+    """Yield the parameters that a result depends on: one, and zeros beside it."""
+    if node.is_variable:
+        yield node
+    for entry in node.inputs:
+        yield from _sources(entry.node)
+
+
+_FUSED = "_sg_mkldnn"  # the names of fused operators begin so
+# Their input must not be fused with them: MXNet folds BatchNorm in bfloat16 arithmetic, a percent off per layer, and
+# loses which output of an operator an identity read.
+_KEPT_APART = ("BatchNorm", "_copy", "Dropout")
+_SHIELD = "__gluon_amp_shield__"
+
+
+def fuse(graph: Graph, context: Context) -> int:
+    """Insert identities that stop the fusion where it must not happen, or does not gain; return how many."""
+    # Each user gets one of its own, so that no fused operator has the same input twice.
+    consumers = Consumers(graph)
+    spares_products = context.int8 is None and context.device.channel_multiple == AVX2_VALUES
+    places = [(node, position) for node in graph.operators() for position, entry in enumerate(node.inputs)
+              if ((position == 0 and node.op in _KEPT_APART) or _is_read_elsewhere(entry, node, consumers)
+                  or (spares_products and _is_product(entry.node)) or _stays_apart(node, context))]
+    for node, position in places:
+        node.inputs[position] = shield = identity(node.inputs[position], graph.new_name(f"{node.name}_shield"))
+        shield.node.attrs[_SHIELD] = node.name
+    return len(places)
+
+
+def unshield(graph: Graph) -> int:
+    """Remove the identities that ``fuse`` inserted from a fused graph; return how many fused operators it has."""
+    operators = graph.operators()
+    redirect(graph, {Entry(node).key: node.inputs[0] for node in operators if _SHIELD in node.attrs})
+    return sum(node.op.startswith(_FUSED) for node in operators)
+
+
+def is_fusible(graph: Graph) -> bool:
+    """Tell whether there is a layer in a graph that the fusion begins with."""
+    return any(node.op in LAYERS for node in graph.operators())
+
+
+def _is_product(node: Node) -> bool:
+    """Tell whether oneDNN computes a convolution as a product of matrices without AVX512.
+
+    A sum that it fuses with the product takes 10 ns for each value, 25 times its own operator's.
+    """
+    return node.op == "Convolution" and not has_avx2_kernel(node.attrs, node.inputs[0].shape, node.shapes[0])
+
+
+def _is_read_elsewhere(entry: Entry, consumer: Node, consumers: Consumers) -> bool:
+    """Tell whether a tensor has several consumers; of variables only sums matter, the fusion begins behind them."""
+    if entry.node.is_variable and consumer.op != "elemwise_add":
+        return False
+    return not consumers.is_read_once(entry)
+
+
+FLATTEN = "Flatten"
+# The operators that may run in INT8 between layers: MXNet computes these right, and others wrong.
+_BETWEEN = ("Pooling", "Concat", FLATTEN, "elemwise_add", "Activation", "BatchNorm")
+_WITH_RECTIFIER = (*LAYERS, "BatchNorm", "elemwise_add")  # a rectifier behind them is fused
+
+
+def has_int8(context: Context) -> bool:
+    """Tell whether layers are to run in INT8."""
+    return context.int8 is not None
+
+
+def prepare_int8(graph: Graph, context: Context) -> int:
+    """Rename rectifiers, and flatten maps before dense layers; return how many nodes changed."""
+    relus = [node for node in graph.operators()
+             if node.op in RELU and node.inputs[0].node.op in _WITH_RECTIFIER and Entry(node).dtype == FLOAT32]
+    for node in relus:  # MXNet fuses Activation with what is before it, and not relu, which differs for NaN only
+        node.op, node.attrs = "Activation", {**node.attrs, "act_type": "relu"}
+    dense = [node for node in graph.operators()
+             if context.int8 is not None and node.name in context.int8.layers and _reads_maps(node)]
+    for node in dense:
+        _flatten(graph, node)
+    return len(relus) + len(dense)
+
+
+def between(graph: Graph) -> frozenset[str]:
+    """Name the FP32 operators that may run in INT8 between layers."""
+    return frozenset(
+        node.name for node in graph.operators() if node.op in _BETWEEN
+        and not (node.op == "Concat" and integer(node.attrs, "dim", 1) < 1)  # axes that MXNet does not know in INT8
+        and all(entry.dtype == FLOAT32 for entry in (Entry(node), *node.inputs)))
+
+
+def _stays_apart(node: Node, context: Context) -> bool:
+    """Tell whether an operator must not be fused with a layer that runs in INT8."""
+    if context.int8 is None:
+        return False
+    excluded = context.policy.excluded
+    return node.name in context.int8.wide or (node.name in excluded and any(
+        entry.node.name not in excluded for entry in node.inputs if not entry.node.is_variable))
+
+
+def _reads_maps(node: Node) -> bool:
+    return (node.op == "FullyConnected" and is_set(node.attrs, "flatten", default=True)
+            and len(node.inputs[0].shape or ()) != 2 and node.inputs[0].node.op != FLATTEN)
+
+
+def _flatten(graph: Graph, dense: Node) -> None:
+    """Flatten maps before a dense layer: in INT8 MXNet fails on what lies in oneDNN's layout (mkldnn_fc.cc)."""
+    data = dense.inputs[0]
+    made = operator(FLATTEN, graph.new_name(f"{dense.name}_flat"), [data], data)
+    made.shapes = [None if data.shape is None else (data.shape[0], prod(data.shape[1:]))]
+    dense.inputs = [Entry(made), *dense.inputs[1:]]

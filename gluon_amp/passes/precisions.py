@@ -1,0 +1,276 @@
+"""Give every operator a precision, by propagation from the inputs to the outputs, and cast where two of them meet.
+
+::
+
+    Convolution(x, w)   ->   amp_cast(Convolution(amp_cast(x), amp_cast(w)))
+
+A join of FP32 with low precision, as of a network's stem with its first dense block, runs in FP32 by its rule, and so
+do the operators behind it. In bfloat16 it is lowered where all its users are lowered too: they would round its inputs.
+"""
+from __future__ import annotations
+
+import operator as arithmetic
+from dataclasses import replace
+from typing import Callable, Collection, Mapping, MutableMapping, Sequence
+
+from ..dtypes import BFLOAT16, FLOAT32, FORMATS
+from ..graph import CAST, Consumers, Entry, Graph, Node, cast, redirect
+from ..graph.attrs import REGION_ON, integer, integers, is_set, region
+from ..rules import KEEP, LOWER, NEUTRAL, WIDEST, Cause, Decision, precision
+from ..rules.decision import (
+    BEHIND_LOOP,
+    EXCLUDED,
+    IN_INT8,
+    OUTSIDE,
+    READS_SPARSE,
+    SWITCHED_OFF,
+    constants_of,
+    in_fp32,
+    may_lower,
+    number,
+)
+from .context import Context
+
+
+def assign_dtypes(graph: Graph, context: Context) -> int:
+    """Write each operator's decision and the data types of its outputs; return how many give low precision."""
+    nodes, lowered = graph.operators(), 0
+    sparse = consumers_of_sparse(graph, context.facts.sparse)
+    shapeless = _behind_loops(graph) if context.facts.bound else ()
+    for node in nodes:
+        node.decision = READS_SPARSE if id(node) in sparse else decide(node, context)
+        if id(node) in shapeless and may_lower(node.decided):
+            node.decision = BEHIND_LOOP
+    joins = _joins(graph, nodes) if context.target == BFLOAT16 and not context.device.imitated else ()
+    for node in nodes:
+        if id(node) in joins and {FLOAT32, context.target} <= {entry.dtype for entry in node.inputs}:
+            node.decision = replace(node.decided, rule=LOWER, cause=Cause.CONSUMERS,
+                                    note="all that reads it is lowered")
+        lowered += plan_outputs(node, context)
+    return lowered
+
+
+def _joins(graph: Graph, nodes: Sequence[Node]) -> set[int]:
+    """Return the ids of joins that only operators in low precision read, also through operators that follow them."""
+    kept = {id(head.node) for head in graph.heads}  # read as they are
+    joins = set()
+    for node in reversed(nodes):  # its users first
+        decision, follows = node.decided, id(node) not in kept
+        if follows and decision.rule == WIDEST and decision.cause is Cause.TABLE:
+            joins.add(id(node))
+        lowers = decision.rule == LOWER or id(node) in joins
+        kept.update(id(entry.node) for position, entry in enumerate(node.inputs) if position in decision.fp32_inputs
+                    or not (lowers or (follows and decision.rule == NEUTRAL and position == 0)))
+    return joins
+
+
+def propagate_dtypes(graph: Graph, context: Context) -> None:
+    """Let operators take the precision of their data again, after others have changed theirs."""
+    for node in graph.operators():
+        if node.decision is not None and node.decision.rule in (NEUTRAL, WIDEST):
+            plan_outputs(node, context)
+
+
+def decide(node: Node, context: Context) -> Decision:
+    """Return the precision of a node by its region and the user's exclusions, else by the policy."""
+    setting = region(node.attrs)
+    if setting is None and not context.everywhere:
+        return OUTSIDE
+    if setting not in (None, REGION_ON, context.target):
+        return SWITCHED_OFF
+    if node.name in context.policy.excluded:
+        return EXCLUDED
+    if context.int8 is not None and node.name in context.int8.layers:
+        return IN_INT8
+    decision = context.decide(node.op, node.attrs, _data_shape(node))
+    for position, entry in enumerate(node.inputs) if may_lower(decision) else ():
+        value = _constant(entry) if position not in decision.fp32_inputs and context.is_float(entry) else None
+        if value is not None and not FORMATS[context.target].holds(value):
+            return in_fp32(decision, f"{context.target} cannot hold the constant {value:g} that it reads")
+    return decision
+
+
+def _data_shape(node: Node) -> tuple[int, ...] | None:
+    """Return the shape of a node's data; of a convolution at least the channels, which its weight tells."""
+    shape = node.inputs[0].shape if node.inputs else None
+    weight = node.inputs[1].shape if node.op == "Convolution" and len(node.inputs) > 1 else None
+    if shape is None and weight is not None and len(weight) > 1:  # a variable may state any shape, a wrong one too
+        return 0, weight[1] * integer(node.attrs, "num_group", 1)
+    return shape
+
+
+def _data_precision(node: Node, context: Context) -> str | None:
+    """Return the precision that a node's floating-point data takes; None when it has no such data."""
+    if node.decided.rule == KEEP:
+        return None
+    return precision(node.decided, [entry.dtype for entry in node.inputs], FLOAT32, context.target)
+
+
+def plan_outputs(node: Node, context: Context) -> bool:
+    """Give the outputs of a node the types that follow from its decision; return whether that lowers one of them."""
+    node.planned = []
+    if _data_precision(node, context) != context.target:
+        return False
+    # The hidden outputs of operators with FP32 inputs (BatchNorm's mean and variance) are FP32 as well.
+    count = 1 if node.decided.fp32_inputs else len(node.dtypes)
+    node.planned = [context.target if dtype == FLOAT32 and index < count else dtype
+                    for index, dtype in enumerate(node.dtypes)]
+    return node.planned != node.dtypes
+
+
+def input_dtypes(node: Node, context: Context) -> list[str | None]:
+    """Return the type that each input must have; None where the input is left as it is."""
+    if node.decided.rule == KEEP:
+        return [FLOAT32 if entry.is_lowered else None for entry in node.inputs]
+    wanted = _data_precision(node, context)
+    return [None if not context.is_float(entry)
+            else FLOAT32 if position in node.decided.fp32_inputs
+            else wanted
+            for position, entry in enumerate(node.inputs)]
+
+
+def place_casts(graph: Graph, context: Context) -> int:
+    """Cast tensors, once for each type, to the types that users need; outputs keep theirs. Return how many casts."""
+    made: dict[tuple[tuple[int, int], str], Entry] = {}
+
+    def to(entry: Entry, dtype: str) -> Entry:
+        if entry.dtype == dtype:
+            return entry
+        key = (entry.key, dtype)
+        if key not in made:
+            made[key] = cast(entry, dtype, graph.new_name(f"{entry.label}_{dtype}"))
+        return made[key]
+
+    nodes = graph.nodes()
+    asked = [_wanted(node, context) for node in nodes]
+    for node, types in zip(nodes, asked):
+        for position, wanted in enumerate(types):
+            if wanted is not None:
+                entry = node.inputs[position]
+                if node.decision is not None and position in node.decision.rounded_inputs:
+                    entry = to(entry, context.target)
+                node.inputs[position] = to(entry, wanted)
+    graph.heads = [to(head, FLOAT32) if dtype == FLOAT32 else head for head, dtype in zip(graph.heads, context.outputs)]
+    return len(made)
+
+
+def _wanted(node: Node, context: Context) -> list[str | None]:
+    if node.decision is not None:
+        return input_dtypes(node, context)
+    # A pass that puts a node in may have planned its precision.
+    return [node.planned[0]] * len(node.inputs) if node.planned else []
+
+
+# In converted graphs casts are in their places already: passes that put operators in C++ into them place their own.
+Made = MutableMapping["tuple[tuple[int, int], str]", Entry]  # casts by tensor and type
+
+
+def in_type(graph: Graph, entry: Entry, dtype: str, made: Made, consumers: Consumers) -> Entry:
+    """Return a tensor in a type: as it was before it was widened, by a cast that is there, or by a new one."""
+    if entry.dtype == dtype:
+        return entry
+    if dtype == BFLOAT16 and is_widened(entry):
+        return entry.node.inputs[0]
+    key = (entry.key, dtype)
+    if key not in made:
+        found = next((node for node in consumers.of(entry) if node.op == CAST and node.dtypes == [dtype]), None)
+        made[key] = Entry(found) if found is not None else cast(
+            entry, dtype, graph.new_name(f"{entry.node.name}_{dtype}"))
+    return made[key]
+
+
+def is_widened(entry: Entry) -> bool:
+    """Tell whether a tensor is one in bfloat16, cast to FP32."""
+    return entry.node.op == CAST and entry.dtype == FLOAT32 and entry.node.inputs[0].dtype == BFLOAT16
+
+
+def give_low(graph: Graph, node: Node) -> None:
+    """Let a node give its first output in bfloat16; users that need FP32 read a cast."""
+    consumers = Consumers(graph).of(Entry(node))
+    node.dtypes[0] = BFLOAT16
+    redirect(graph, {Entry(node).key: cast(Entry(node), FLOAT32, graph.new_name(f"{node.name}_{FLOAT32}"))})
+    redirect(graph, {Entry(consumer).key: Entry(node) for consumer in consumers
+                     if consumer.op == CAST and consumer.dtypes == [BFLOAT16]})
+
+
+_FILLED: Mapping[str, float] = {**dict.fromkeys(("_ones", "_npi_ones", "ones_like"), 1.0),
+                                **dict.fromkeys(("_zeros", "_npi_zeros", "zeros_like"), 0.0)}
+_FILLED_WITH = ("_full", "_npi_full_like")
+_ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
+    **dict.fromkeys(("_plus_scalar", "_npi_add_scalar"), arithmetic.add),
+    **dict.fromkeys(("_minus_scalar", "_npi_subtract_scalar"), arithmetic.sub),
+    **dict.fromkeys(("_mul_scalar", "_npi_multiply_scalar"), arithmetic.mul),
+    **dict.fromkeys(("_div_scalar", "_npi_true_divide_scalar"), lambda value, by: value / by if by else value)}
+_PASSING = ("Reshape", "_np_reshape", "_npx_reshape", "expand_dims", "squeeze", "broadcast_to", "broadcast_like",
+            "_npi_broadcast_to", "tile", "negative", "BlockGrad", "_copy")
+
+
+def _constant(entry: Entry) -> float | None:
+    """Return the value of a tensor that is one constant, its sign aside; None for all others."""
+    node = entry.node
+    if node.op in _FILLED:
+        return _FILLED[node.op]
+    if node.op in _FILLED_WITH:
+        return number(node.attrs.get(constants_of(node.op)[0]))
+    if node.op in _PASSING:
+        return _constant(node.inputs[0])
+    if node.op in _ARITHMETIC:
+        first, second = _constant(node.inputs[0]), number(node.attrs.get("scalar"))
+        return None if first is None or second is None else _ARITHMETIC[node.op](first, second)
+    return None
+
+
+# Their results are dense whatever they read. Of others a result may be sparse: they are the safer guess.
+_GIVE_DENSE = {"FullyConnected", "Embedding", "_contrib_SparseEmbedding", "sum", "mean", "norm", "take"}
+_MAKES_SPARSE, _DENSE = "cast_storage", "default"
+
+
+def consumers_of_sparse(graph: Graph, variables: Collection[str]) -> set[int]:
+    """Return the ids of operators that may read a sparse tensor: casts would make it, and its gradient, dense."""
+    found: set[int] = set()
+    sparse = {id(node) for node in graph.variables() if node.name in variables}
+    for node in graph.operators():
+        reads = [id(entry.node) in sparse for entry in node.inputs]
+        if any(reads):
+            found.add(id(node))
+        if node.op == _MAKES_SPARSE:
+            gives = node.attrs.get("stype") != _DENSE
+        else:
+            gives = any(reads) and node.op not in _GIVE_DENSE and not (node.op == "dot" and _is_dense_dot(node, reads))
+        if gives:
+            sparse.add(id(node))
+    return found
+
+
+def _is_dense_dot(node: Node, reads: list[bool]) -> bool:
+    """Tell whether a product of a sparse tensor is dense: that comes first, as it is, and nothing else is asked for."""
+    return reads[0] and not is_set(node.attrs, "transpose_a") and node.attrs.get("forward_stype", "None") == "None"
+
+
+WITHOUT_SHAPES = "_while_loop"  # with it in a graph MXNet knows no shapes behind it before it runs the operators
+_OF_ONE_SHAPE = ("elemwise_add", "elemwise_sub", "elemwise_mul", "elemwise_div", "add_n")  # taken from any input
+_OF_DATA = ("RNN",)  # says the shapes of its other inputs, as of its first states, by that of its data
+
+
+def unknown_forward(graph: Graph) -> set[Node]:
+    """Return the operators whose outputs have no known shape before MXNet infers shapes backward.
+
+    The first state of an unrolled recurrent cell is ``zeros(shape=(0, 50))``, whose batch MXNet finds from its users.
+    Operators of libraries are asked for shapes on the way forward, once, and see none of their outputs.
+    """
+    unknown: set[Node] = set()
+    for node in graph.operators():
+        lacking = [entry.node in unknown for entry in node.inputs[:1 if node.op in _OF_DATA else None]]
+        is_open = not node.inputs and "shape" in node.attrs and min(integers(node.attrs, "shape"), default=0) <= 0
+        if is_open or (all(lacking) and lacking if node.op in _OF_ONE_SHAPE else any(lacking)):
+            unknown.add(node)
+    return unknown
+
+
+def _behind_loops(graph: Graph) -> set[int]:
+    """Return the ids of operators that read a while_loop's results, also through others."""
+    found: set[int] = set()
+    for node in graph.operators():
+        if any(entry.node.op == WITHOUT_SHAPES or id(entry.node) in found for entry in node.inputs):
+            found.add(id(node))
+    return found

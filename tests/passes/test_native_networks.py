@@ -1,0 +1,351 @@
+"""Networks with operators in C++ against MXNet's own operators, in training."""
+from __future__ import annotations
+
+import threading
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd
+from mxnet.gluon import HybridBlock, SymbolBlock, Trainer, nn, rnn
+from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
+from native_cases import assert_close, kinds, requires_core, results_of_batches
+from native_networks import FLAGS, LENGTH, UNITS, distance, inputs, network, requires_onednn, train
+
+import gluon_amp as amp
+from gluon_amp import native
+from gluon_amp.graph import Entry
+from gluon_amp.plan.cached_op import prepared_operations
+
+pytestmark = requires_core
+RUN = {"everything": {"_gluon_amp_layer_norm", "_gluon_amp_clip"},
+       "joint": {"_gluon_amp_layer_norm", "_gluon_amp_dense"},
+       "apart": {"_gluon_amp_attention", "_gluon_amp_layer_norm", "_gluon_amp_dense"},
+       "lengths": {"_gluon_amp_attention"}, "mask": {"_gluon_amp_attention"}, "memory": {"_gluon_amp_attention"},
+       "softmax": {"_gluon_amp_softmax", "_gluon_amp_log_softmax"}}
+CELLS = ["lengths", "mask", "memory"]
+TYPES = ["float32", pytest.param("bfloat16", marks=pytest.mark.bf16)]
+several_flags = pytest.mark.parametrize("flags", FLAGS, ids=["dynamic", "static memory", "static"])
+
+
+def needs_onednn(*kinds):
+    return [pytest.param(kind, marks=requires_onednn) if kind != "everything" else kind for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", needs_onednn(*RUN))
+@several_flags
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_values_and_gradients_are_mxnets(kind, flags, grad_req):
+    expected = train(network(kind, grad_req, flags), kind, grad_req)
+    amp.init("float32")
+    net = network(kind, grad_req, flags)
+    for one, other in zip(train(net, kind, grad_req), expected):
+        assert_close(one, other, 2e-6 if kind in ("everything", "softmax") else 5e-6)  # of several operators in a chain
+    assert RUN[kind] <= kinds(net)
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("kind", needs_onednn("apart", *CELLS))
+@several_flags
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_in_bfloat16(kind, flags, grad_req):
+    expected = train(network(kind, grad_req, flags), kind, grad_req)
+    amp.init("bfloat16")
+    net = network(kind, grad_req, flags)
+    assert distance(train(net, kind, grad_req), expected) <= 0.05
+    assert RUN[kind] - {"_gluon_amp_layer_norm"} <= kinds(net)
+
+
+@pytest.mark.bf16
+def test_operators_take_the_type_of_their_data_where_they_know_it():
+    amp.init("bfloat16")
+    net = network(flags={"static_alloc": True})
+    with autograd.record():
+        net(*inputs()).backward()
+    (operation,) = [operation for _, operation in prepared_operations(net)]
+    found = [(node.kind, Entry(node).dtype) for node in operation.latest.graph.operators() if node.replaced]
+    assert ("LayerNorm", "bfloat16") in found
+    assert {kind for kind, dtype in found if dtype == "bfloat16"} <= {"LayerNorm", "RNN", "clip"}
+    assert {dtype for kind, dtype in found if kind == "RNN"} <= {"bfloat16"}
+
+
+@pytest.mark.parametrize("kind", needs_onednn(*CELLS))
+@pytest.mark.parametrize("flags", FLAGS[::2], ids=["dynamic", "static"])
+class TestDropout:
+    def test_it_follows_the_seed(self, kind, flags):
+        amp.init("float32")
+        net = network(kind, flags=flags, dropout=0.4)
+        one, same, other = (train(net, kind, seed=seed) for seed in (1, 1, 2))
+        for first, second in zip(one, same):
+            np.testing.assert_array_equal(first, second)
+        assert any((first != second).any() for first, second in zip(one, other))
+
+    def test_it_keeps_the_mean_and_does_nothing_in_inference(self, kind, flags):
+        x, extra = inputs(kind, 8)
+        extra = {"lengths": mx.nd.full((8, LENGTH), LENGTH), "mask": mx.nd.ones((8, LENGTH, LENGTH))}.get(kind, extra)
+        expected = network(kind, flags=flags, dropout=0.4)(x, extra).asnumpy()
+        amp.init("float32")
+        net = network(kind, flags=flags, dropout=0.4)
+        assert_close(net(x, extra).asnumpy(), expected, 5e-6)
+        with autograd.record(train_mode=False):
+            assert_close(net(x, extra).asnumpy(), expected, 5e-6)
+        total = 0
+        for _ in range(60):
+            with autograd.record():
+                total = total + net(x, extra)
+        assert np.linalg.norm(total.asnumpy() / 60 - expected) < 0.2 * np.linalg.norm(expected)
+        assert "_gluon_amp_attention" in kinds(net)
+
+
+@requires_onednn
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_products_of_numpy(grad_req):
+    random = np.random.RandomState(2)
+    values = [random.normal(size=shape).astype(np.float32) for shape in ((16, 128, 64), (64, 64))]
+
+    def results():
+        net = nn.HybridLambda(lambda F, x, w: F.np.matmul(F.np.matmul(x, w), F.np.swapaxes(x, 1, 2)))
+        net.hybridize()
+        x, w = map(mx.np.array, values)
+        for array in (x, w):
+            array.attach_grad(grad_req)
+        for _ in range(2):
+            with autograd.record():
+                out = net(x, w)
+            out.backward()
+        return net, [array.asnumpy() for array in (out, x.grad, w.grad)]
+
+    mx.npx.set_np()
+    try:
+        _, expected = results()
+        amp.init("float32")
+        net, received = results()
+        assert "_gluon_amp_batch_dot" in kinds(net)
+    finally:
+        amp.deinit()
+        mx.npx.reset_np()
+    for one, other in zip(received, expected):
+        assert_close(one, other, 2e-6)
+
+
+def test_eight_gradients_of_one_tensor():
+    """From eight gradients on MXNet lets operators add to what is there."""
+    def many(F, x):
+        y = F.tanh(x)
+        return sum(F.clip(y * (1 / 3), -i / 10, i / 10) + F.clip(y, -i / 10, i / 10) for i in range(1, 12))
+
+    def gradient():
+        net = nn.HybridLambda(many)
+        net.hybridize()
+        (x,) = inputs(batch=64)
+        x.attach_grad()
+        with autograd.record():
+            out = net(x)
+        out.backward()
+        return x.grad.asnumpy()
+
+    expected = gradient()
+    amp.init("float32")
+    assert_close(gradient(), expected, 1e-6)
+
+
+def test_frozen_parameters_and_data_without_gradient():
+    def gradients():
+        net = network(flags={"static_alloc": True})
+        net.first.collect_params().setattr("grad_req", "null")
+        net.lstm.collect_params(".*l0.*").setattr("grad_req", "null")
+        with autograd.record():
+            out = net(*inputs())
+        out.backward()
+        return [p.grad().asnumpy() for p in net.collect_params().values() if p.grad_req != "null"]
+
+    expected = gradients()
+    amp.init("float32")
+    for one, other in zip(gradients(), expected):
+        assert_close(one, other, 2e-6)
+
+
+def test_threads():
+    net = network(flags={"static_alloc": False})
+    amp.init("float32")
+    batches = [inputs(seed=seed)[0] for seed in range(4)]
+    expected = [net(x).asnumpy() for x in batches]
+    received = [None] * len(batches)
+
+    def work(index):
+        for _ in range(5):
+            received[index] = net(batches[index]).asnumpy()
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(received, expected):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_without_a_batch():
+    net = nn.HybridSequential()
+    net.add(nn.LayerNorm(in_channels=64), nn.HybridLambda(lambda F, x: F.clip(x, -1, 1)))
+    net.initialize()
+    net.hybridize()
+    amp.init("float32")
+    with mx.util.np_shape(True):
+        for count in (512, 0, 512):
+            x = mx.nd.ones((count, 64))
+            x.attach_grad()
+            with autograd.record():
+                out = net(x)
+            out.backward()
+            assert out.shape == x.grad.shape == (count, 64)
+    assert "_gluon_amp_layer_norm" in kinds(net)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("how", ["executor", "block"])
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_weight_that_many_dense_layers_share(dtype, how, grad_req, transposed):
+    x, weight = mx.sym.var("x"), mx.sym.var("w", shape=(512, 512))
+    for step in range(17):
+        used = mx.sym.transpose(weight) if transposed else weight
+        x = mx.sym.tanh(mx.sym.FullyConnected(x, used, num_hidden=512, no_bias=True, name=f"fc{step}"))
+    generator = np.random.RandomState(3)
+    values = {"x": generator.normal(size=(16, 512)), "w": generator.normal(size=(512, 512)) / 23}
+
+    def gradients():
+        if how == "executor":
+            executor = x.simple_bind(mx.cpu(), grad_req, x=(16, 512), w=(512, 512))
+            executor.copy_params_from({name: mx.nd.array(value) for name, value in values.items()})
+            for _ in range(2):
+                executor.forward(is_train=True)
+                executor.backward(mx.nd.ones((16, 512)))
+            return [executor.grad_dict[name].asnumpy() for name in values]
+        net = SymbolBlock(x, [mx.sym.var("x")])
+        net.initialize()
+        shared = net.collect_params()["w"]
+        shared.set_data(mx.nd.array(values["w"]))
+        shared.grad_req = grad_req
+        net.hybridize(static_alloc=True)
+        data = mx.nd.array(values["x"])
+        data.attach_grad(grad_req)
+        for _ in range(2):
+            with autograd.record():
+                out = net(data)
+            out.backward()
+        return [data.grad.asnumpy(), shared.grad().asnumpy()]
+
+    expected = gradients()
+    amp.init(dtype)
+    assert distance(gradients(), expected) < (1e-5 if dtype == "float32" else 0.05)
+
+
+@pytest.mark.skipif(not native.is_available("_gluon_amp_dense"), reason=native.load()[1].missing)
+@pytest.mark.parametrize("width", [4, 16])  # too few for a recurrent layer in C++, and enough
+def test_a_dense_layer_behind_a_recurrent_one_is_in_cpp(width):
+    net = nn.HybridSequential()
+    net.add(rnn.LSTM(512, input_size=width), nn.Dense(512, flatten=False, in_units=512))
+    net.initialize(mx.init.Xavier())
+    x = mx.nd.random.uniform(shape=(16, 1, width))
+    expected = results_of_batches(net, "write", [x])
+    net.hybridize(static_alloc=True)
+    amp.init("float32")
+    for one, other in zip(results_of_batches(net, "write", [x]), expected):
+        assert_close(one, other, 1e-5)
+    in_cpp = {row.op for row in amp.report(net, x, train=True).operators if row.native}
+    assert in_cpp == {"FullyConnected"} | ({"RNN"} if width > 4 else set())
+
+
+@pytest.mark.parametrize("target", TYPES)
+def test_an_unrolled_cell_has_a_first_state_without_a_batch(target):
+    class Unrolled(HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.cell = rnn.LSTMCell(512, input_size=32)
+
+        def hybrid_forward(self, F, x):
+            return self.cell.unroll(2, x, layout="NTC", merge_outputs=True)[0]
+
+    net = Unrolled()
+    net.initialize(mx.init.Xavier())
+    x = mx.nd.random.uniform(shape=(64, 2, 32))
+    expected = net(x).asnumpy()
+    net.hybridize()
+    amp.init(target)
+    with autograd.record():
+        received = net(x)
+    received.backward()
+    assert_close(received.asnumpy(), expected, 1e-6 if target == "float32" else 0.02)
+    symbol = net(mx.sym.var("data"))
+    arrays = {name: each.data() for name, each in net.collect_params().items()}
+    assert_close(symbol.eval(data=x, **arrays)[0].asnumpy(), expected, 1e-6 if target == "float32" else 0.02)
+
+
+def test_sparse_arguments_keep_mxnets_operators():
+    net = nn.HybridLambda(lambda F, x: F.clip(x, -1, 6))
+    net.hybridize()
+    dense = mx.nd.ones((300, 100)) * 9
+    amp.init("float32")
+    assert net(dense).asnumpy().max() == 6
+    assert net(dense.tostype("row_sparse")).asnumpy().max() == 6
+
+
+def test_the_variable_of_the_environment_is_read_with_the_library(monkeypatch):
+    for name in ("_core", "_onednn"):
+        monkeypatch.setattr(native.loader, name, lambda: native.Library("core", frozenset(), "switched off"))
+    amp.init("float32")
+    net = network(flags={"static_alloc": True})
+    net(*inputs())
+    assert not any(kind.startswith("_gluon_amp") for kind in kinds(net))
+
+
+@pytest.mark.parametrize(("kind", "operators"), [
+    ("everything", {"LayerNorm", "clip"}), pytest.param("softmax", {"softmax", "log_softmax"}, marks=requires_onednn)])
+def test_a_report_says_which_ran(kind, operators):
+    amp.init("float32")
+    net, arrays = network(kind, flags={"static_alloc": True}), inputs(kind)
+    found = amp.report(net, arrays, train=True)
+    rows = {row.name: row for row in found.operators if row.native}
+    assert {row.op for row in rows.values()} >= operators
+    assert f"{len(rows)} of the operators ran in C++" in found.summary
+    assert all(row.flops and row.observed == "float32" and row.shape for row in rows.values())
+    amp.deinit()
+    amp.init("float32", disable_passes=["native_operators"])
+    assert not any(row.native for row in amp.report(net, arrays).operators)
+
+
+@pytest.mark.bf16
+@pytest.mark.slow
+@requires_onednn
+def test_an_encoder_reaches_the_loss_of_fp32():
+    expected = np.array(losses())
+    amp.init("bfloat16")
+    received = np.array(losses())
+    assert expected[-50:].mean() < 0.5 * expected[:10].mean()
+    assert abs(received[-50:].mean() - expected[-50:].mean()) < 0.1 * expected[:10].mean()
+
+
+def losses(steps=300, batch=16, classes=8):
+    """Train to find the most frequent direction of noisy vectors; return the losses."""
+    net = nn.HybridSequential()
+    mx.random.seed(3)
+    body, head = network("joint", flags={}), nn.Dense(classes, in_units=UNITS)
+    head.initialize(mx.init.Xavier())
+    net.add(body, head)
+    trainer = Trainer(net.collect_params(), "adam", {"learning_rate": 1e-3})
+    if amp.is_active():
+        amp.init_trainer(trainer)
+    random, loss_of, found = np.random.RandomState(5), SoftmaxCrossEntropyLoss(), []
+    directions, bias = random.normal(size=(classes, UNITS)), mx.nd.zeros((batch, 1, LENGTH))
+    for _ in range(steps):
+        labels = random.randint(classes, size=batch)
+        chosen = np.where(random.uniform(size=(batch, LENGTH)) < 0.4, labels[:, None],
+                          random.randint(classes, size=(batch, LENGTH)))
+        x = mx.nd.array(directions[chosen] + random.normal(size=(batch, LENGTH, UNITS)))
+        with autograd.record():
+            loss = loss_of(head(body(x, bias).mean(axis=1)), mx.nd.array(labels))
+        loss.backward()
+        trainer.step(batch)
+        found.append(float(loss.mean().asscalar()))
+    return found
